@@ -1,0 +1,1 @@
+"""The suites that a driver author runs."""

@@ -1,0 +1,334 @@
+"""The public conformance data: models with inputs and expected outputs, read, built and judged.
+
+Owns the data's format, how a test becomes a ``Model`` and arguments, and the comparison with its tolerances. How a model is run
+is the caller's business.
+
+Source: the README beside the data; tolerances of the CTS test harness.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from aionn.errors import InvalidArgument
+from aionn.hal import (
+    ChannelQuant,
+    DataLocation,
+    Memory,
+    Model,
+    Operand,
+    OperandLifeTime,
+    OperandType,
+    Operation,
+    OperationType,
+    Subgraph,
+    is_scalar_type,
+    operand_dtype,
+)
+
+__all__ = [
+    "CtsOperand",
+    "CtsSubgraph",
+    "CtsTest",
+    "CtsTolerance",
+    "Mismatch",
+    "build_model",
+    "check_shapes",
+    "compare",
+    "expected_outputs",
+    "load_tests",
+    "main_inputs",
+    "operation_types",
+    "test_files",
+]
+
+_HALF = 5 * 2.0**-10
+_SINGLE_ATOL = 1e-5
+_SINGLE_RTOL = 5 * 2.0**-23
+
+
+class CtsTolerance(msgspec.Struct, frozen=True):
+    """Which tolerances a test asks for."""
+
+    float32: str
+    quant8_atol: int
+    multinomial: float | None = None
+
+
+class CtsChannelQuant(msgspec.Struct, frozen=True):
+    """Per-channel scales in the data."""
+
+    scales: tuple[float, ...]
+    channel_dim: int
+
+
+class CtsOperand(msgspec.Struct, frozen=True):
+    """An operand in the data; see the data's README."""
+
+    name: str | None
+    type: str
+    dimensions: tuple[int, ...]
+    scale: float
+    zero_point: int
+    channel_quant: CtsChannelQuant | None
+    lifetime: str
+    is_ignored: bool
+    data: bytes | None
+
+
+class CtsOperation(msgspec.Struct, frozen=True):
+    """An operation in the data."""
+
+    type: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+class CtsSubgraph(msgspec.Struct, frozen=True):
+    """A subgraph in the data."""
+
+    name: str | None
+    operands: tuple[CtsOperand, ...]
+    operations: tuple[CtsOperation, ...]
+    input_indexes: tuple[int, ...]
+    output_indexes: tuple[int, ...]
+
+
+class CtsTest(msgspec.Struct, frozen=True):
+    """One test: a model, its inputs and what must come out."""
+
+    name: str
+    spec: str
+    version: str
+    min_feature_level: str | None
+    is_relaxed: bool
+    expect_failure: bool
+    tolerance: CtsTolerance
+    main: CtsSubgraph
+    referenced: tuple[CtsSubgraph, ...]
+
+
+_DECODER = msgspec.msgpack.Decoder(list[CtsTest], strict=False)
+
+
+def test_files(folder: Path) -> list[Path]:
+    """All data files below a folder, in a fixed order.
+
+    Raises:
+        InvalidArgument: There is none.
+    """
+    files = sorted(folder.glob("*/*.msgpack.gz")) or sorted(folder.glob("*.msgpack.gz"))
+    if not files:
+        raise InvalidArgument(f"conformance data: no *.msgpack.gz files in {folder}")
+    return files
+
+
+def load_tests(path: Path) -> list[CtsTest]:
+    """The tests of one data file."""
+    try:
+        return _DECODER.decode(gzip.decompress(path.read_bytes()))
+    except (OSError, EOFError, msgspec.MsgspecError) as e:
+        raise InvalidArgument(f"conformance data: {path} cannot be read: {e}") from e
+
+
+def operation_types(test: CtsTest) -> set[str]:
+    """The operation types of all subgraphs, the ADDs that make inputs internal left out."""
+    types = set()
+    for subgraph in (test.main, *test.referenced):
+        for operation in subgraph.operations:
+            names = {subgraph.operands[i].name for i in operation.inputs}
+            if not (operation.type == "ADD" and any(n and n.startswith("placeholder") for n in names)):
+                types.add(operation.type)
+    return types
+
+
+class _Values:
+    """Collects the bytes of constants."""
+
+    def __init__(self) -> None:
+        self.copied = bytearray()
+        self.referenced = bytearray()
+
+    def place(self, lifetime: OperandLifeTime, data: bytes) -> DataLocation:
+        into = self.copied if lifetime == OperandLifeTime.CONSTANT_COPY else self.referenced
+        into.extend(b"\0" * (-len(into) % 64))
+        location = DataLocation(0, len(into), len(data))
+        into.extend(data)
+        return location
+
+
+def build_model(test: CtsTest, *, with_dynamic_outputs: bool = False) -> Model:
+    """The test's model.
+
+    Args:
+        test: What to build.
+        with_dynamic_outputs: Sets every extent of every operation's output to unknown, the rank kept.
+    """
+    values = _Values()
+    main, *referenced = [_subgraph(s, values, with_dynamic_outputs) for s in (test.main, *test.referenced)]
+    pools = []
+    if values.referenced:
+        pool = Memory.create(len(values.referenced))
+        pool.array[:] = np.frombuffer(bytes(values.referenced), dtype=np.uint8)
+        pools.append(pool)
+    return Model(
+        main=main,
+        referenced=tuple(referenced),
+        operand_values=bytes(values.copied),
+        pools=tuple(pools),
+        relax_computation_float32_to_float16=test.is_relaxed,
+    )
+
+
+def _subgraph(subgraph: CtsSubgraph, values: _Values, with_dynamic_outputs: bool) -> Subgraph:
+    written = {index for operation in subgraph.operations for index in operation.outputs}
+    operands = []
+    for index, operand in enumerate(subgraph.operands):
+        lifetime = OperandLifeTime[operand.lifetime]
+        location = DataLocation()
+        dimensions = operand.dimensions
+        if lifetime == OperandLifeTime.SUBGRAPH:
+            location = DataLocation(0, int.from_bytes(operand.data or b"", "little"), 0)
+        elif lifetime in (OperandLifeTime.CONSTANT_COPY, OperandLifeTime.CONSTANT_REFERENCE):
+            location = values.place(lifetime, operand.data or b"")
+        elif with_dynamic_outputs and index in written:
+            dimensions = (0,) * len(dimensions)
+        quant = operand.channel_quant
+        operands.append(
+            Operand(
+                type=OperandType[operand.type],
+                dimensions=dimensions,
+                scale=operand.scale,
+                zero_point=operand.zero_point,
+                lifetime=lifetime,
+                location=location,
+                channel_quant=None if quant is None else ChannelQuant(quant.scales, quant.channel_dim),
+            )
+        )
+    operations = tuple(Operation(OperationType[o.type], o.inputs, o.outputs) for o in subgraph.operations)
+    return Subgraph(tuple(operands), operations, subgraph.input_indexes, subgraph.output_indexes)
+
+
+def _array(operand: CtsOperand) -> npt.NDArray[Any]:
+    code = OperandType[operand.type]
+    flat = np.frombuffer(operand.data or b"", dtype=operand_dtype(code))
+    return flat.reshape(() if is_scalar_type(code) else operand.dimensions)
+
+
+def main_inputs(test: CtsTest) -> list[npt.NDArray[Any] | None]:
+    """The inputs in the order of the model's arguments; None for one that is left out."""
+    operands = [test.main.operands[i] for i in test.main.input_indexes]
+    return [None if not operand.data else _array(operand) for operand in operands]
+
+
+def expected_outputs(test: CtsTest) -> list[npt.NDArray[Any]]:
+    """The expected outputs in the order of the model's results."""
+    return [_array(test.main.operands[i]) for i in test.main.output_indexes]
+
+
+class Mismatch(msgspec.Struct, frozen=True):
+    """The first difference that a test does not allow.
+
+    Attributes:
+        output: Index of the output.
+        index: Index of the element; empty where the shape differs.
+        expected: Expected value or shape.
+        got: Value or shape that came.
+        tolerance: What was allowed, as text.
+    """
+
+    output: int
+    index: tuple[int, ...]
+    expected: str
+    got: str
+    tolerance: str
+
+    def __str__(self) -> str:
+        place = f"output {self.output}" + (f", element {list(self.index)}" if self.index else "")
+        return f"{place}: expected {self.expected}, got {self.got} (tolerance {self.tolerance})"
+
+
+def check_shapes(test: CtsTest, shapes: Sequence[tuple[int, ...]]) -> Mismatch | None:
+    """Compares reported output shapes with the expected ones."""
+    for output, (index, got) in enumerate(zip(test.main.output_indexes, shapes, strict=True)):
+        operand = test.main.operands[index]
+        if not operand.is_ignored and tuple(got) != operand.dimensions:
+            return Mismatch(output, (), f"shape {list(operand.dimensions)}", f"shape {list(got)}", "exact")
+    return None
+
+
+def _tolerance(test: CtsTest, operand: CtsOperand) -> tuple[float, float]:
+    match operand.type:
+        case "TENSOR_FLOAT32" | "FLOAT32":
+            return (_HALF, _HALF) if test.tolerance.float32 == "half" else (_SINGLE_ATOL, _SINGLE_RTOL)
+        case "TENSOR_FLOAT16" | "FLOAT16":
+            return _HALF, _HALF
+        case "TENSOR_BOOL8" | "BOOL":
+            return 0.0, 0.0
+        case "TENSOR_QUANT8_ASYMM" | "TENSOR_QUANT8_ASYMM_SIGNED" | "TENSOR_QUANT8_SYMM":
+            return float(test.tolerance.quant8_atol), 0.0
+        case _:
+            return 1.0, 0.0
+
+
+def compare(test: CtsTest, outputs: Sequence[npt.NDArray[Any]]) -> Mismatch | None:
+    """Judges results as the CTS does; None when they are right.
+
+    Args:
+        test: Holds the expectation.
+        outputs: One array per output, in the order of the model's results.
+    """
+    wrong_shape = check_shapes(test, [array.shape for array in outputs])
+    if wrong_shape is not None:
+        return wrong_shape
+    if test.tolerance.multinomial is not None:
+        return _compare_multinomial(test, outputs[0])
+    for output, (index, got) in enumerate(zip(test.main.output_indexes, outputs, strict=True)):
+        operand = test.main.operands[index]
+        if operand.is_ignored:
+            continue
+        expected = _array(operand).astype(np.float64)
+        actual = got.astype(np.float64)
+        atol, rtol = _tolerance(test, operand)
+        with np.errstate(invalid="ignore"):
+            right = np.abs(actual - expected) <= atol + rtol * np.abs(expected)
+        # Equal infinities differ by NaN.
+        right |= (actual == expected) & ~np.isnan(actual)
+        if not right.all():
+            where = tuple(int(i) for i in np.argwhere(~right)[0])
+            return Mismatch(
+                output,
+                where,
+                repr(float(expected[where])),
+                repr(float(actual[where])),
+                f"{atol:g} + {rtol:g}*|x|",
+            )
+    return None
+
+
+def _compare_multinomial(test: CtsTest, samples: npt.NDArray[Any]) -> Mismatch | None:
+    (logits,) = [a for a in main_inputs(test)[:1] if a is not None]
+    row = logits.astype(np.float64).reshape(-1)
+    shares = np.exp(row) / np.exp(row).sum()
+    limit = test.tolerance.multinomial or 0.0
+    for index, share in enumerate(shares):
+        got = float(np.count_nonzero(samples == index)) / max(1, math.prod(samples.shape))
+        if not abs(got - share) <= limit:
+            return Mismatch(0, (index,), f"share {share:.4f}", f"share {got:.4f}", f"{limit:g}")
+    return None
+
+
+def iterate_tests(folder: Path, *, contains: str = "") -> Iterator[CtsTest]:
+    """All tests below a folder whose name contains a text, in a fixed order."""
+    for path in test_files(folder):
+        for test in load_tests(path):
+            if contains in test.name:
+                yield test

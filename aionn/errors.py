@@ -1,0 +1,163 @@
+"""Exceptions and the status codes they stand for.
+
+Owns the mapping between the HAL's ``ErrorStatus`` and Python exceptions, in both directions. The class of an exception tells
+the caller what to do next: fix the call (``InvalidArgument``), try again (``transient``), choose another device
+(``DeviceUnavailable``), reconnect (``DeadObject``).
+
+Invariants:
+1. Every status but ``NONE`` has exactly one exception class, and ``error_for_status(s).status == s``.
+2. A message says where, what was expected, what came, and whose fault it is.
+
+Source: ``ErrorStatus`` of the NN HAL 1.3; ``DEAD_OBJECT`` is the canonical interface's addition for a peer that is gone.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "DeadObject",
+    "DeviceUnavailable",
+    "Error",
+    "ErrorStatus",
+    "GeneralFailure",
+    "InvalidArgument",
+    "InvalidModel",
+    "MissedDeadline",
+    "OutputInsufficientSize",
+    "ResourceExhausted",
+    "error_for_status",
+    "status_of",
+]
+
+
+class ErrorStatus(enum.IntEnum):
+    """The HAL's status codes. 5 to 8 exist from version 1.3 on; older peers see ``GENERAL_FAILURE`` instead."""
+
+    NONE = 0
+    DEVICE_UNAVAILABLE = 1
+    GENERAL_FAILURE = 2
+    OUTPUT_INSUFFICIENT_SIZE = 3
+    INVALID_ARGUMENT = 4
+    MISSED_DEADLINE_TRANSIENT = 5
+    MISSED_DEADLINE_PERSISTENT = 6
+    RESOURCE_EXHAUSTED_TRANSIENT = 7
+    RESOURCE_EXHAUSTED_PERSISTENT = 8
+    DEAD_OBJECT = 10000
+
+
+class Error(Exception):
+    """Base of all errors that aionn raises on purpose.
+
+    Attributes:
+        status: The HAL status that this error stands for.
+    """
+
+    status: ErrorStatus = ErrorStatus.GENERAL_FAILURE
+
+
+class GeneralFailure(Error):
+    """Something went wrong that has no status of its own."""
+
+
+class InvalidArgument(Error, ValueError):
+    """The caller's mistake: the call must change before it can succeed."""
+
+    status = ErrorStatus.INVALID_ARGUMENT
+
+
+class InvalidModel(InvalidArgument):
+    """The model, or the file it was read from, breaks a rule."""
+
+
+class DeviceUnavailable(Error):
+    """The device cannot be used now: missing, refused, offline, or its engine cannot be loaded."""
+
+    status = ErrorStatus.DEVICE_UNAVAILABLE
+
+
+class DeadObject(Error):
+    """The driver process that held this object is gone. Compile again: a new driver is started."""
+
+    status = ErrorStatus.DEAD_OBJECT
+
+
+class OutputInsufficientSize(Error):
+    """An output buffer is too small.
+
+    Attributes:
+        output_shapes: ``(dimensions, is_sufficient)`` per output, as far as known; 0 stands for an unknown extent.
+    """
+
+    status = ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
+
+    def __init__(self, message: str, output_shapes: Sequence[tuple[tuple[int, ...], bool]] = ()) -> None:
+        super().__init__(message)
+        self.output_shapes = tuple(output_shapes)
+
+
+class MissedDeadline(Error, TimeoutError):
+    """The deadline passed, or cannot be kept.
+
+    Attributes:
+        transient: True when the same call may succeed at another time; False when even an idle device could not make it,
+            or the deadline had passed before the start.
+    """
+
+    def __init__(self, message: str, *, transient: bool = True) -> None:
+        super().__init__(message)
+        self.transient = transient
+        self.status = (
+            ErrorStatus.MISSED_DEADLINE_TRANSIENT if transient else ErrorStatus.MISSED_DEADLINE_PERSISTENT
+        )
+
+
+class ResourceExhausted(Error):
+    """A bounded resource is full.
+
+    Attributes:
+        transient: True when the resource may become free by itself.
+    """
+
+    def __init__(self, message: str, *, transient: bool = True) -> None:
+        super().__init__(message)
+        self.transient = transient
+        self.status = (
+            ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
+            if transient
+            else ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT
+        )
+
+
+def error_for_status(status: ErrorStatus, message: str) -> Error:
+    """Returns (does not raise) the exception for a status.
+
+    Raises:
+        ValueError: ``status`` is ``NONE``, which is no error.
+    """
+    match status:
+        case ErrorStatus.NONE:
+            raise ValueError("status NONE is no error")
+        case ErrorStatus.DEVICE_UNAVAILABLE:
+            return DeviceUnavailable(message)
+        case ErrorStatus.GENERAL_FAILURE:
+            return GeneralFailure(message)
+        case ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
+            return OutputInsufficientSize(message)
+        case ErrorStatus.INVALID_ARGUMENT:
+            return InvalidArgument(message)
+        case ErrorStatus.MISSED_DEADLINE_TRANSIENT | ErrorStatus.MISSED_DEADLINE_PERSISTENT:
+            return MissedDeadline(message, transient=status == ErrorStatus.MISSED_DEADLINE_TRANSIENT)
+        case ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT | ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT:
+            return ResourceExhausted(message, transient=status == ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT)
+        case ErrorStatus.DEAD_OBJECT:
+            return DeadObject(message)
+
+
+def status_of(error: BaseException) -> ErrorStatus:
+    """The status that an exception stands for; anything that is not ours is a ``GENERAL_FAILURE``."""
+    return error.status if isinstance(error, Error) else ErrorStatus.GENERAL_FAILURE

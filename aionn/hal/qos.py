@@ -1,0 +1,78 @@
+"""Quality of service: preference, priority, deadlines and loop timeouts.
+
+Owns the words and the limits. A deadline is an absolute time in nanoseconds of CLOCK_MONOTONIC (the HIDL interfaces' clock),
+None where there is none; a duration is in nanoseconds, None where there is none.
+
+Source: ``ExecutionPreference`` (1.1), ``Priority`` and ``OptionalTimePoint`` (1.3), ``LoopTimeoutDurationNs`` (1.3).
+"""
+
+from __future__ import annotations
+
+import enum
+
+from aionn.errors import InvalidArgument
+
+__all__ = [
+    "LOOP_TIMEOUT_DEFAULT_NS",
+    "LOOP_TIMEOUT_MAX_NS",
+    "TIME_MAX_NS",
+    "ExecutionPreference",
+    "Priority",
+    "check_deadline_ns",
+    "check_duration_ns",
+    "effective_loop_timeout_ns",
+]
+
+LOOP_TIMEOUT_DEFAULT_NS = 2_000_000_000
+"""What a WHILE may take where the caller says nothing; the spec's number."""
+
+LOOP_TIMEOUT_MAX_NS = 15_000_000_000
+"""The most that a WHILE may take; longer wishes are clamped to it; the spec's number."""
+
+TIME_MAX_NS = 2**63 - 1
+"""The end of time: times and durations fit a signed 64-bit integer, as on the HAL's wire."""
+
+
+class ExecutionPreference(enum.IntEnum):
+    """What a compilation should be good at."""
+
+    LOW_POWER = 0
+    FAST_SINGLE_ANSWER = 1
+    SUSTAINED_SPEED = 2
+
+
+class Priority(enum.IntEnum):
+    """Who goes first when several executions wait for one device."""
+
+    LOW = 0
+    MEDIUM = 1
+    HIGH = 2
+
+
+def check_deadline_ns(deadline_ns: int | None, *, where: str) -> int | None:
+    """Returns the deadline when it is legal.
+
+    Raises:
+        InvalidArgument: It is negative or does not fit 64 bits.
+    """
+    return _check_time(deadline_ns, where=where, what="deadline")
+
+
+def check_duration_ns(duration_ns: int | None, *, where: str) -> int | None:
+    """Returns the duration when it is legal.
+
+    Raises:
+        InvalidArgument: It is negative or does not fit 64 bits.
+    """
+    return _check_time(duration_ns, where=where, what="duration")
+
+
+def _check_time(value_ns: int | None, *, where: str, what: str) -> int | None:
+    if value_ns is not None and not 0 <= value_ns <= TIME_MAX_NS:
+        raise InvalidArgument(f"{where}: {what} must be from 0 to 2**63 - 1 ns or None, got {value_ns} ns")
+    return value_ns
+
+
+def effective_loop_timeout_ns(loop_timeout_ns: int | None) -> int:
+    """The time that a WHILE may take: the default when None, never more than the maximum."""
+    return LOOP_TIMEOUT_DEFAULT_NS if loop_timeout_ns is None else min(loop_timeout_ns, LOOP_TIMEOUT_MAX_NS)

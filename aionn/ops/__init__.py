@@ -1,0 +1,114 @@
+"""What each operation means: documented contract, validator, shape rule and numpy kernel together, one file a family.
+
+``CONTRACTS`` joins the families' tables; each operation stands in exactly one of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from aionn.errors import InvalidModel
+from aionn.hal import Model, Operand, Operation, OperationType, constant_array, operation_type_name
+from aionn.ops.signature import Array, Call, Check, OperationContract, Shape, Tensor
+
+__all__ = [
+    "CONTRACTS",
+    "FAMILIES",
+    "Array",
+    "Call",
+    "Check",
+    "OperationContract",
+    "Shape",
+    "Tensor",
+    "validate_operation",
+]
+
+FAMILIES = (
+    "activation",
+    "arithmetic",
+    "comparison",
+    "control_flow",
+    "conversion",
+    "convolution",
+    "detection",
+    "elementwise",
+    "logical",
+    "lookup",
+    "lstm",
+    "matmul",
+    "normalization",
+    "padding",
+    "pooling",
+    "quantized_lstm",
+    "reduction",
+    "resize",
+    "rnn",
+    "roi",
+    "sampling",
+    "shape",
+    "slicing",
+    "softmax",
+    "space",
+    "svdf",
+)
+"""The family modules of this package; each has a tuple ``OPERATIONS`` of contracts."""
+
+
+def _join() -> dict[OperationType, OperationContract]:
+    contracts: dict[OperationType, OperationContract] = {}
+    for family in FAMILIES:
+        for contract in importlib.import_module(f"aionn.ops.{family}").OPERATIONS:
+            if contract.type in contracts:
+                raise RuntimeError(
+                    f"operation {contract.type.name} is defined twice, the second time in {family}"
+                )
+            contracts[contract.type] = contract
+    missing = [t.name for t in OperationType if t not in contracts and t != OperationType.OEM_OPERATION]
+    if missing:
+        raise RuntimeError(f"operations without a definition: {', '.join(missing)}")
+    return contracts
+
+
+CONTRACTS: Mapping[OperationType, OperationContract] = MappingProxyType(_join())
+"""Every operation's contract by its type."""
+
+
+def validate_operation(
+    model: Model, operands: tuple[Operand, ...], operation: Operation, *, where: str
+) -> int:
+    """Checks one operation of a model against its contract.
+
+    The operand indexes must be in range, and constants must lie inside of the model's memory.
+
+    Args:
+        model: Gives the values of constants.
+        operands: The operands of the operation's subgraph.
+        operation: What to check.
+        where: Begins every message, such as ``subgraph 0, operation 4``.
+
+    Returns:
+        The lowest feature level that can express the operation.
+
+    Raises:
+        InvalidModel: The contract is broken, or there is no such operation.
+    """
+    contract = CONTRACTS.get(operation.type)  # type: ignore[call-overload]
+    if contract is None:
+        raise InvalidModel(
+            f"{where}: expected an operation of the spec, got {operation_type_name(operation.type)}"
+        )
+
+    def constant(operand: Operand) -> Array | None:
+        return constant_array(model, operand) if operand.is_constant else None
+
+    check = Check(
+        operation.type,
+        [operands[i] for i in operation.inputs],
+        [operands[i] for i in operation.outputs],
+        where=where,
+        constant=constant,
+    )
+    contract.validate(check)
+    return check.level

@@ -1,0 +1,166 @@
+"""Fixed-point arithmetic of quantised operations, exact to the last bit.
+
+The only home of integer multipliers, rounding and requantisation. All functions work on whole arrays in 64-bit integers, so that
+no step can overflow where the spec's 32-bit arithmetic does not.
+
+Invariants:
+1. ``multiply_by_quantized_multiplier`` equals the spec's two-step rounding: a doubling high product rounded half away from
+   zero (saturating), then a rounding right shift, half away from zero.
+2. Nothing here knows an operation.
+
+Source: the gemmlowp fixed-point primitives that the NN HAL's CPU operations and TensorFlow Lite's reference kernels use.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aionn.hal import FusedActivation, Operand, OperandType, operand_dtype
+
+__all__ = [
+    "activation_range",
+    "dequantize",
+    "float_activation",
+    "multiply_by_quantized_multiplier",
+    "multipliers_of",
+    "quantize",
+    "quantize_multiplier",
+    "quantized_range",
+    "rounding_divide_by_pot",
+    "saturating_rounding_doubling_high_mul",
+    "saturating_round_cast",
+]
+
+Int64Array = npt.NDArray[np.int64]
+
+
+def quantize_multiplier(real: float) -> tuple[int, int]:
+    """A positive real number as ``m * 2**(shift - 31)`` with ``m`` in [2**30, 2**31), or (0, 0) when it is too small.
+
+    Returns:
+        ``(m, shift)``; a positive shift multiplies.
+    """
+    if real == 0.0:
+        return 0, 0
+    fraction, shift = math.frexp(real)
+    multiplier = math.floor(fraction * (1 << 31) + 0.5)
+    if multiplier == 1 << 31:
+        multiplier //= 2
+        shift += 1
+    if shift < -31:
+        return 0, 0
+    return multiplier, shift
+
+
+def multipliers_of(reals: npt.ArrayLike) -> tuple[Int64Array, Int64Array]:
+    """``quantize_multiplier`` of every entry: arrays of multipliers and of shifts, of the same shape."""
+    values = np.asarray(reals, dtype=np.float64)
+    pairs = [quantize_multiplier(float(v)) for v in values.reshape(-1)]
+    multipliers = np.array([m for m, _ in pairs], dtype=np.int64).reshape(values.shape)
+    shifts = np.array([s for _, s in pairs], dtype=np.int64).reshape(values.shape)
+    return multipliers, shifts
+
+
+def saturating_rounding_doubling_high_mul(a: npt.ArrayLike, b: npt.ArrayLike) -> Int64Array:
+    """The high half of ``2 * a * b`` of 32-bit integers, rounded to nearest, half away from zero; saturates at -2**31 squared."""
+    product = np.asarray(a, dtype=np.int64) * np.asarray(b, dtype=np.int64)
+    nudged = product + np.where(product >= 0, 1 << 30, 1 - (1 << 30))
+    # C's division truncates towards zero, numpy's shift floors: shift the magnitude.
+    result = np.where(nudged >= 0, nudged >> 31, -((-nudged) >> 31))
+    return np.minimum(result, (1 << 31) - 1)
+
+
+def rounding_divide_by_pot(x: npt.ArrayLike, exponent: npt.ArrayLike) -> Int64Array:
+    """``x / 2**exponent`` rounded to nearest, half away from zero."""
+    values = np.asarray(x, dtype=np.int64)
+    exponents = np.asarray(exponent, dtype=np.int64)
+    mask = (np.int64(1) << exponents) - 1
+    threshold = (mask >> 1) + (values < 0)
+    return (values >> exponents) + ((values & mask) > threshold)
+
+
+def multiply_by_quantized_multiplier(
+    x: npt.ArrayLike, multiplier: npt.ArrayLike, shift: npt.ArrayLike
+) -> Int64Array:
+    """``x * multiplier * 2**(shift - 31)`` with the spec's rounding. Arguments broadcast."""
+    shifts = np.asarray(shift, dtype=np.int64)
+    left = np.asarray(x, dtype=np.int64) << np.maximum(shifts, 0)
+    return rounding_divide_by_pot(
+        saturating_rounding_doubling_high_mul(left, multiplier), np.maximum(-shifts, 0)
+    )
+
+
+def quantized_range(operand_type: int) -> tuple[int, int]:
+    """Least and largest value of a quantised type's element."""
+    info = np.iinfo(operand_dtype(operand_type))
+    return int(info.min), int(info.max)
+
+
+def saturating_round_cast(values: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Rounds to nearest, half away from zero (C's ``round``, not numpy's half to even), saturates, and casts to an integer type."""
+    info = np.iinfo(np.dtype(dtype))
+    rounded = np.trunc(values + np.copysign(0.5, values))
+    return np.clip(rounded, info.min, info.max).astype(dtype)
+
+
+def quantize(values: npt.NDArray[Any], operand: Operand) -> npt.NDArray[Any]:
+    """Real values as quantised values of an operand's type, scale and zero point: ``round(x / scale) + zero_point``, saturated.
+
+    Computed in float32 as the spec's kernels do; ``round`` is half away from zero.
+    """
+    scaled = np.asarray(values, dtype=np.float32) / np.float32(operand.scale)
+    rounded = np.trunc(scaled + np.copysign(np.float32(0.5), scaled))
+    # x + 0.5 is inexact for the largest float32 below 0.5: the sum rounds up to 1.
+    rounded = np.where(np.abs(scaled) < np.float32(0.5), np.float32(0), rounded)
+    low, high = quantized_range(operand.type)
+    shifted = rounded.astype(np.float64) + operand.zero_point
+    return np.clip(shifted, low, high).astype(operand_dtype(operand.type))
+
+
+def dequantize(array: npt.NDArray[Any], operand: Operand) -> npt.NDArray[np.float32]:
+    """Quantised values as float32: ``(q - zero_point) * scale``, per channel where the type is."""
+    if operand.type == OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL:
+        assert operand.channel_quant is not None, "the validator demands channel_quant of this type"
+        shape = [1] * array.ndim
+        shape[operand.channel_quant.channel_dim] = -1
+        scales = np.asarray(operand.channel_quant.scales, dtype=np.float32).reshape(shape)
+        return array.astype(np.float32) * scales
+    shifted = array.astype(np.int32) - np.int32(operand.zero_point)
+    return shifted.astype(np.float32) * np.float32(operand.scale)
+
+
+def activation_range(activation: int, operand: Operand) -> tuple[int, int]:
+    """The quantised bounds that a fused activation leaves of an output operand's range."""
+    low, high = quantized_range(operand.type)
+
+    def quantized(real: float) -> int:
+        # float32 division and C's round, as the spec's kernels compute it.
+        ratio = float(np.float32(real) / np.float32(operand.scale))
+        return operand.zero_point + int(math.copysign(math.floor(abs(ratio) + 0.5), ratio))
+
+    match FusedActivation(activation):
+        case FusedActivation.NONE:
+            return low, high
+        case FusedActivation.RELU:
+            return max(low, quantized(0.0)), high
+        case FusedActivation.RELU1:
+            return max(low, quantized(-1.0)), min(high, quantized(1.0))
+        case FusedActivation.RELU6:
+            return max(low, quantized(0.0)), min(high, quantized(6.0))
+
+
+def float_activation(values: npt.NDArray[Any], activation: int) -> npt.NDArray[Any]:
+    """Applies a fused activation to real values."""
+    match FusedActivation(activation):
+        case FusedActivation.NONE:
+            return values
+        case FusedActivation.RELU:
+            return np.maximum(values, 0)
+        case FusedActivation.RELU1:
+            return np.clip(values, -1, 1)
+        case FusedActivation.RELU6:
+            return np.clip(values, 0, 6)
