@@ -1,0 +1,35 @@
+"""Sync fences for asyncio: awaitable by tasks and threads, chained by plain calls, exportable as file descriptors."""
+
+from fences.fence import ChainedFence, SyncFence, now_ns, set_clock
+from fences.merging import first, merge
+from fences.passing import recv_fence, send_fence
+from fences.state import (
+    FenceError,
+    FenceState,
+    FenceStateError,
+    FenceStatus,
+    ForeignFenceError,
+    NotAFenceError,
+    RemoteCause,
+)
+from fences.timeline import PointFence, Timeline
+
+__all__ = [
+    "ChainedFence",
+    "FenceError",
+    "FenceState",
+    "FenceStateError",
+    "FenceStatus",
+    "ForeignFenceError",
+    "NotAFenceError",
+    "PointFence",
+    "RemoteCause",
+    "SyncFence",
+    "Timeline",
+    "first",
+    "merge",
+    "now_ns",
+    "recv_fence",
+    "send_fence",
+    "set_clock",
+]
