@@ -1,0 +1,42 @@
+"""Fast message queues between processes: a ring buffer and an event flag in shared memory.
+
+Start with `MessageQueue.create` and send `queue.descriptor` and `queue.fds` to the peer (`fmq.passing`), which calls
+`MessageQueue.attach`; await it with the functions of `fmq.aio`. README.md beside this file tells the rest.
+"""
+
+from fmq import aio, passing
+from fmq.descriptor import Flavour, Grantor, GrantorDescriptor, MQDescriptor
+from fmq.errors import (
+    ClosedQueue,
+    CorruptQueue,
+    Error,
+    InterruptedQueue,
+    InvalidArgument,
+    InvalidDescriptor,
+    Overflow,
+)
+from fmq.event_flag import EventFlag, Notification
+from fmq.queue import MessageQueue
+from fmq.statistics import Statistics
+from fmq.transaction import Transaction
+
+__all__ = [
+    "ClosedQueue",
+    "CorruptQueue",
+    "Error",
+    "EventFlag",
+    "Flavour",
+    "Grantor",
+    "GrantorDescriptor",
+    "InterruptedQueue",
+    "InvalidArgument",
+    "InvalidDescriptor",
+    "MQDescriptor",
+    "MessageQueue",
+    "Notification",
+    "Overflow",
+    "Statistics",
+    "Transaction",
+    "aio",
+    "passing",
+]

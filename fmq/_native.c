@@ -25,6 +25,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -806,7 +807,7 @@ static int misuse(const char *message)
     return -1;
 }
 
-PyDoc_STRVAR(commit_write_doc, "commit_write(count)\n--\n\nPublishes the first count elements of the begun write.");
+PyDoc_STRVAR(commit_write_doc, "_commit_write(count)\n--\n\nPublishes the first count elements of the begun write.");
 static PyObject *ring_commit_write(Ring *r, PyObject *count)
 {
     if (usable(r) < 0)
@@ -842,7 +843,7 @@ static PyObject *ring_begin_read(Ring *r, PyObject *count)
     return open_read(r, bytes, 0, bytes);
 }
 
-PyDoc_STRVAR(commit_read_doc, "commit_read(count)\n--\n\nGives back the first count elements of the begun read.");
+PyDoc_STRVAR(commit_read_doc, "_commit_read(count)\n--\n\nGives back the first count elements of the begun read.");
 static PyObject *ring_commit_read(Ring *r, PyObject *count)
 {
     if (usable(r) < 0)
@@ -1049,7 +1050,7 @@ static PyObject *ring_reserve_message(Ring *r, PyObject *size)
     return views;
 }
 
-PyDoc_STRVAR(commit_message_doc, "commit_message(size_bytes)\n--\n\nPublishes the first size_bytes of the reserved "
+PyDoc_STRVAR(commit_message_doc, "_commit_message(size_bytes)\n--\n\nPublishes the first size_bytes of the reserved "
                                  "message.");
 static PyObject *ring_commit_message(Ring *r, PyObject *size)
 {
@@ -1087,7 +1088,7 @@ static PyObject *ring_peek_message(Ring *r, PyObject *unused)
     return views;
 }
 
-PyDoc_STRVAR(release_message_doc, "release_message()\n--\n\nTakes the peeked message out of the queue.");
+PyDoc_STRVAR(release_message_doc, "_release_message()\n--\n\nTakes the peeked message out of the queue.");
 static PyObject *ring_release_message(Ring *r, PyObject *unused)
 {
     if (usable(r) < 0)
@@ -1346,7 +1347,7 @@ failed:
 
 static void ring_dealloc(Ring *r)
 {
-    PyTypeObject *type = Py_TYPE(r);
+    PyTypeObject *type = Py_TYPE((PyObject *)r);
     ring_release(r);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(r);
@@ -1366,10 +1367,6 @@ static PyMethodDef ring_methods[] = {
     METHOD(read_message, METH_NOARGS),
     METHOD(write_message_blocking, METH_FASTCALL),
     METHOD(read_message_blocking, METH_O),
-    METHOD(commit_write, METH_O),
-    METHOD(commit_read, METH_O),
-    METHOD(commit_message, METH_O),
-    METHOD(release_message, METH_NOARGS),
     METHOD(available_to_read, METH_NOARGS),
     METHOD(available_to_write, METH_NOARGS),
     METHOD(wait_readable, METH_FASTCALL),
@@ -1377,6 +1374,10 @@ static PyMethodDef ring_methods[] = {
     METHOD(interrupt, METH_NOARGS),
     {"_begin_write", (PyCFunction)ring_begin_write, METH_O, begin_write_doc},
     {"_begin_read", (PyCFunction)ring_begin_read, METH_O, begin_read_doc},
+    {"_commit_write", (PyCFunction)ring_commit_write, METH_O, commit_write_doc},
+    {"_commit_read", (PyCFunction)ring_commit_read, METH_O, commit_read_doc},
+    {"_commit_message", (PyCFunction)ring_commit_message, METH_O, commit_message_doc},
+    {"_release_message", (PyCFunction)ring_release_message, METH_NOARGS, release_message_doc},
     {"_reserve_message", (PyCFunction)ring_reserve_message, METH_O, reserve_message_doc},
     {"_peek_message", (PyCFunction)ring_peek_message, METH_NOARGS, peek_message_doc},
     {"_arm", (PyCFunction)(void (*)(void))ring_arm, METH_FASTCALL, arm_doc},
@@ -1471,9 +1472,9 @@ static PyObject *flag_wake(FlagWord *f, PyObject *object)
 
 /* The bits of mask that are set; consumed if asked for. 0 when none came until the deadline, or at a spurious return
  * without retry. -1 with an exception. */
-static int64_t flag_wait_bits(FlagWord *f, uint32_t mask, int64_t deadline, int retry, int consume)
+static int64_t flag_wait_bits(FlagWord *f, uint32_t mask, int64_t deadline, int retry, int consume,
+                              unsigned interruptions)
 {
-    unsigned interruptions = f->interruptions;
     for (;;) {
         if (flag_usable(f) < 0)
             return -1;
@@ -1482,7 +1483,7 @@ static int64_t flag_wait_bits(FlagWord *f, uint32_t mask, int64_t deadline, int 
         if (before & mask)
             return before & mask;
         int64_t now = now_ns();
-        if (now >= deadline || f->interruptions != interruptions)
+        if (now >= deadline || (!consume && f->interruptions != interruptions))
             return 0;
         int64_t until = deadline - now > PARK_SLICE_NS ? now + PARK_SLICE_NS : deadline;
         f->inside++;
@@ -1518,22 +1519,26 @@ static PyObject *flag_wait(FlagWord *f, PyObject *args, PyObject *kwargs)
     int64_t deadline = deadline_from(timeout);
     if (deadline < 0)
         return NULL;
-    int64_t bits = flag_wait_bits(f, (uint32_t)mask, deadline, retry, 1);
+    int64_t bits = flag_wait_bits(f, (uint32_t)mask, deadline, retry, 1, 0);
     return bits < 0 ? NULL : PyLong_FromLongLong(bits);
 }
 
-PyDoc_STRVAR(flag_watch_doc, "_watch(mask, timeout_ns)\n--\n\nAs wait, without consuming; 0 also when interrupted.");
+PyDoc_STRVAR(flag_watch_doc, "_watch(mask, timeout_ns, interruptions)\n--\n\nAs wait, without consuming; 0 also when "
+                             "there have been more interruptions than given.");
 static PyObject *flag_watch(FlagWord *f, PyObject *const *args, Py_ssize_t nargs)
 {
-    if (nargs != 2) {
-        wrong_arguments("_watch", 2, nargs);
+    if (nargs != 3) {
+        wrong_arguments("_watch", 3, nargs);
         return NULL;
     }
     int64_t mask = mask_from(args[0]);
     int64_t deadline = mask < 0 ? -1 : deadline_from(args[1]);
     if (deadline < 0)
         return NULL;
-    int64_t bits = flag_wait_bits(f, (uint32_t)mask, deadline, 1, 0);
+    unsigned interruptions = (unsigned)PyLong_AsUnsignedLong(args[2]);
+    if (PyErr_Occurred())
+        return NULL;
+    int64_t bits = flag_wait_bits(f, (uint32_t)mask, deadline, 1, 0, interruptions);
     return bits < 0 ? NULL : PyLong_FromLongLong(bits);
 }
 
@@ -1566,6 +1571,8 @@ static PyObject *flag_value(FlagWord *f, void *unused)
     return PyLong_FromUnsignedLong(atomic_load_explicit(f->word, memory_order_acquire));
 }
 
+static PyObject *flag_interruptions(FlagWord *f, void *unused) { return PyLong_FromUnsignedLong(f->interruptions); }
+
 static int flag_init(FlagWord *f, PyObject *args, PyObject *kwargs)
 {
     PyObject *memory;
@@ -1587,7 +1594,7 @@ static int flag_init(FlagWord *f, PyObject *args, PyObject *kwargs)
 
 static void flag_dealloc(FlagWord *f)
 {
-    PyTypeObject *type = Py_TYPE(f);
+    PyTypeObject *type = Py_TYPE((PyObject *)f);
     flag_release(f);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(f);
@@ -1604,6 +1611,7 @@ static PyMethodDef flag_methods[] = {
 };
 
 static PyGetSetDef flag_getset[] = {
+    {"_interruptions", (getter)flag_interruptions, NULL, "How often _interrupt() was called.", NULL},
     {"value", (getter)flag_value, NULL, "The bits set now.", NULL},
     {NULL},
 };

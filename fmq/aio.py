@@ -1,0 +1,283 @@
+"""Awaiting a queue or an event flag in asyncio.
+
+Owns the meeting of a queue's eventfds with an event loop, and the bridge to an event flag's futex (which cannot be
+polled). Refuses to own the queue: functions take it and leave it open.
+
+Invariants:
+1. Nothing is taken or written before the last await of a call, so a cancelled call has had no effect.
+2. The loop is woken through an eventfd only while a task here has declared itself asleep; otherwise the peer makes no
+   system call.
+3. One task at a time waits on either side of an endpoint; a second one is refused, since messages have one order.
+4. A waiting task looks again every WAIT_SLICE_S, so a peer that dies between publishing and waking costs delay only.
+
+Works on asyncio's own loops and uvloop. Calls that need not wait do not yield to the loop, as `asyncio.Queue`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from typing import TYPE_CHECKING, Final
+
+from fmq._native import HEADER_BYTES, MESSAGE_ALIGNMENT, drain_eventfd
+from fmq.errors import ClosedQueue, InvalidArgument
+from fmq.event_flag import EventFlag
+from fmq.queue import MessageQueue
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = [
+    "read",
+    "read_into",
+    "read_many",
+    "read_many_into",
+    "read_message",
+    "wait_event_flag",
+    "wait_readable",
+    "wait_writable",
+    "write",
+    "write_many",
+    "write_message",
+]
+
+WAIT_SLICE_S: Final = 0.25
+
+
+class _Watch:
+    """One side of one endpoint on one loop: the eventfd's reader, and the task that waits."""
+
+    __slots__ = ("fd", "loop", "reader", "timer", "waiter")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, fd: int, reader: bool) -> None:
+        self.loop = loop
+        self.fd = fd
+        self.reader = reader
+        self.waiter: asyncio.Future[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        loop.add_reader(fd, self._readable)
+
+    def _readable(self) -> None:
+        drain_eventfd(self.fd)
+        waiter = self.waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _slice_over(self) -> None:
+        self.timer = None
+        if self.waiter is not None:
+            self._readable()
+
+    async def sleep(self, queue: MessageQueue, need_bytes: int) -> None:
+        """Returns when there may be something to do; spurious returns are allowed."""
+        if self.waiter is not None:
+            side = "read" if self.reader else "write"
+            raise InvalidArgument(
+                f"queue: expected one task to {side} this endpoint at a time, got a second one"
+            )
+        if not queue._arm(self.reader, need_bytes):
+            return
+        self.waiter = self.loop.create_future()
+        if self.timer is None:
+            # Left running when the wait ends early: one timer a slice, not one a message.
+            self.timer = self.loop.call_later(WAIT_SLICE_S, self._slice_over)
+        try:
+            await self.waiter
+        except asyncio.CancelledError:
+            queue._disarm(self.reader)
+            raise
+        finally:
+            self.waiter = None
+
+    def stop(self, fd: int) -> None:
+        """Lets go of the eventfd and closes it, in the loop's thread; a waiting task raises ClosedQueue."""
+        try:
+            running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        if running is self.loop or not self.loop.is_running():
+            self._detach(fd)
+        else:
+            try:
+                self.loop.call_soon_threadsafe(self._detach, fd)
+            except RuntimeError:  # closed between the question and the call
+                os.close(fd)
+
+    def _detach(self, fd: int) -> None:
+        if not self.loop.is_closed():
+            self.loop.remove_reader(fd)
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_exception(ClosedQueue("queue: the endpoint was closed while a task waited"))
+        os.close(fd)
+
+
+def _watch(queue: MessageQueue, reader: bool) -> _Watch:
+    loop = asyncio.get_running_loop()
+    watch = queue._watches.get(reader)
+    if isinstance(watch, _Watch) and watch.loop is loop:
+        return watch
+    if isinstance(watch, _Watch) and watch.loop.is_running():
+        raise InvalidArgument("queue: expected one event loop to wait on this endpoint, got a second one")
+    descriptor = queue.descriptor
+    index = descriptor.reader_event_index if reader else descriptor.writer_event_index
+    if queue.closed:
+        raise ClosedQueue("queue: the endpoint is closed")
+    if index < 0:
+        raise InvalidArgument(
+            "queue: waiting in asyncio needs the synchronized flavour and an event flag, got a queue without"
+        )
+    if isinstance(watch, _Watch) and not watch.loop.is_closed():
+        watch.loop.remove_reader(watch.fd)
+    made = _Watch(loop, queue.fds[index], reader)
+    queue._watches[reader] = made
+    return made
+
+
+def _message_bytes(size_bytes: int) -> int:
+    return HEADER_BYTES + (size_bytes + MESSAGE_ALIGNMENT - 1) // MESSAGE_ALIGNMENT * MESSAGE_ALIGNMENT
+
+
+async def read_message(queue: MessageQueue) -> bytes:
+    """Takes the next message, waiting for it. Cancelled, it has taken nothing.
+
+    Raises:
+        InterruptedQueue, ClosedQueue, CorruptQueue: See there; also when that happens while waiting.
+        InvalidArgument: The quantum is not 1, or another task waits to read this endpoint.
+    """
+    while (message := queue.read_message()) is None:
+        await _watch(queue, True).sleep(queue, HEADER_BYTES)
+    return message
+
+
+async def write_message(queue: MessageQueue, payload: Buffer) -> None:
+    """Appends a message, waiting for room. Cancelled, it has written nothing.
+
+    Raises:
+        As `read_message`; InvalidArgument also if the message could never fit.
+    """
+    while not queue.write_message(payload):
+        await _watch(queue, False).sleep(queue, _message_bytes(memoryview(payload).nbytes))
+
+
+async def read(queue: MessageQueue) -> bytes:
+    """Takes one element, waiting for it. Cancelled, it has taken nothing. Raises as `read_message`."""
+    while (element := queue.read()) is None:
+        await _watch(queue, True).sleep(queue, queue.quantum_bytes)
+    return element
+
+
+async def read_many(queue: MessageQueue, count: int) -> bytes:
+    """Takes exactly `count` elements, waiting for them. Cancelled, it has taken nothing. Raises as `read_message`."""
+    while (elements := queue.read_many(count)) is None:
+        await _watch(queue, True).sleep(queue, count * queue.quantum_bytes)
+    return elements
+
+
+async def read_into(queue: MessageQueue, buffer: Buffer) -> None:
+    """Takes one element into a buffer, waiting for it. Cancelled, it has taken nothing. Raises as `read_message`."""
+    while not queue.read_into(buffer):
+        await _watch(queue, True).sleep(queue, queue.quantum_bytes)
+
+
+async def read_many_into(queue: MessageQueue, buffer: Buffer) -> None:
+    """Fills a buffer with elements, waiting for all. Cancelled, it has taken nothing. Raises as `read_message`."""
+    while not queue.read_many_into(buffer):
+        await _watch(queue, True).sleep(queue, memoryview(buffer).nbytes)
+
+
+async def write(queue: MessageQueue, element: Buffer) -> None:
+    """Appends one element, waiting for room. Cancelled, it has written nothing. Raises as `read_message`."""
+    while not queue.write(element):
+        await _watch(queue, False).sleep(queue, queue.quantum_bytes)
+
+
+async def write_many(queue: MessageQueue, elements: Buffer) -> None:
+    """Appends all elements of a buffer at once, waiting for room. Cancelled, it has written nothing.
+
+    Raises:
+        As `read_message`; InvalidArgument also for more than the capacity.
+    """
+    while not queue.write_many(elements):
+        await _watch(queue, False).sleep(queue, memoryview(elements).nbytes)
+
+
+async def wait_readable(queue: MessageQueue, count: int = 1) -> None:
+    """Waits until `count` elements (at most the capacity) can be read; takes nothing. Raises as `read_message`."""
+    _check_count(queue, count)
+    while not queue.wait_readable(count, 0):
+        await _watch(queue, True).sleep(queue, count * queue.quantum_bytes)
+
+
+async def wait_writable(queue: MessageQueue, count: int = 1) -> None:
+    """Waits until `count` elements (at most the capacity) can be written; writes nothing. Raises as `read_message`."""
+    _check_count(queue, count)
+    while not queue.wait_writable(count, 0):
+        await _watch(queue, False).sleep(queue, count * queue.quantum_bytes)
+
+
+def _check_count(queue: MessageQueue, count: int) -> None:
+    if not 0 <= count <= queue.count:
+        raise InvalidArgument(f"queue: expected a count of 0 to {queue.count} elements, got {count}")
+
+
+async def wait_event_flag(flag: EventFlag, mask: int, timeout_ns: int | None = None) -> int:
+    """Takes bits of an event flag, waiting for at least one of `mask`.
+
+    A thread watches the futex for as long as the wait takes and consumes nothing; the bits are taken here, after the
+    last await, so a cancelled wait has taken none. Dearer than a queue's own awaits by the starting of that thread.
+
+    Returns:
+        The bits taken; 0 at the timeout (None: never; 0: look once).
+
+    Raises:
+        InvalidArgument: A mask of 0 or of more than 32 bits.
+        ClosedQueue: The flag is closed.
+    """
+    bits = flag.wait(mask, 0)
+    loop = asyncio.get_running_loop()
+    deadline_s = None if timeout_ns is None else loop.time() + timeout_ns / 1e9
+    while bits == 0 and (deadline_s is None or loop.time() < deadline_s):
+        remaining_ns = None if deadline_s is None else max(0, round((deadline_s - loop.time()) * 1e9))
+        await _watched_by_thread(loop, flag, mask, remaining_ns)
+        bits = flag.wait(mask, 0)
+    return bits
+
+
+async def _watched_by_thread(
+    loop: asyncio.AbstractEventLoop, flag: EventFlag, mask: int, timeout_ns: int | None
+) -> None:
+    over = loop.create_future()
+    interruptions = flag._interruptions
+
+    def finish() -> None:
+        if not over.done():
+            over.set_result(None)
+
+    def watch() -> None:
+        try:
+            flag._watch(mask, timeout_ns, interruptions)
+        except ClosedQueue:
+            pass  # the consuming wait says so in the task
+        finally:
+            try:
+                loop.call_soon_threadsafe(finish)
+            except RuntimeError:
+                pass  # the loop was closed under the task
+
+    thread = threading.Thread(target=watch, name="fmq event flag watch", daemon=True)
+    thread.start()
+    cancelled: asyncio.CancelledError | None = None
+    while not over.done():
+        try:
+            await asyncio.shield(over)
+        except asyncio.CancelledError as error:
+            # The thread leaves at once, or at its next slice if it was between looking and sleeping.
+            cancelled = error
+            flag._interrupt()
+    thread.join()
+    if cancelled is not None:
+        raise cancelled
