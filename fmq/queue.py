@@ -387,7 +387,7 @@ class MessageQueue(Ring):
             InvalidArgument: More than the capacity, no event flag, the unsynchronized flavour, or no bit to wait for.
             InterruptedQueue, ClosedQueue, CorruptQueue: See there.
         """
-        if read_notification is write_notification is event_flag is None and not self._by_flag:
+        if (read_notification, write_notification, event_flag) == (None, None, None) and not self._by_flag:
             if self.write_many(elements):
                 return True
             size_bytes = memoryview(elements).nbytes
@@ -426,7 +426,7 @@ class MessageQueue(Ring):
         Raises:
             As `write_blocking`.
         """
-        if read_notification is write_notification is event_flag is None and not self._by_flag:
+        if (read_notification, write_notification, event_flag) == (None, None, None) and not self._by_flag:
             if not self.wait_readable(count, timeout_ns):
                 return None
             return self.read_many(count)
