@@ -177,9 +177,7 @@ def _bilinear(call: Call, image: Array, height: int, width: int) -> Array:
         left, right, fixed_x = _fixed_corners(in_width, width, align, half)
         dy, dx = fixed_y[:, None, None], fixed_x[:, None]
         a, b, c, d = _corner_images(image.astype(np.int64), (top, bottom), (left, right))
-        total = (
-            a * (_ONE - dy) * (_ONE - dx) + b * dy * (_ONE - dx) + c * (_ONE - dy) * dx + d * dy * dx
-        )
+        total = a * (_ONE - dy) * (_ONE - dx) + b * dy * (_ONE - dx) + c * (_ONE - dy) * dx + d * dy * dx
         # Half away from zero: C's division truncates, so round the magnitude.
         magnitude = (np.abs(total) + (1 << (2 * _FRACTION_BITS - 1))) >> (2 * _FRACTION_BITS)
         return np.where(total < 0, -magnitude, magnitude).astype(np.int8)
