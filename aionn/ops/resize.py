@@ -180,15 +180,16 @@ def _bilinear(call: Call, image: Array, height: int, width: int) -> Array:
         total = a * (_ONE - dy) * (_ONE - dx) + b * dy * (_ONE - dx) + c * (_ONE - dy) * dx + d * dy * dx
         # Half away from zero: C's division truncates, so round the magnitude.
         magnitude = (np.abs(total) + (1 << (2 * _FRACTION_BITS - 1))) >> (2 * _FRACTION_BITS)
-        return np.where(total < 0, -magnitude, magnitude).astype(np.int8)
+        signed: Array = np.where(total < 0, -magnitude, magnitude).astype(np.int8)
+        return signed
     top, bottom, float_y = _float_corners(in_height, height, align, half)
     left, right, float_x = _float_corners(in_width, width, align, half)
     y, x = float_y[:, None, None], float_x[:, None]
     a, b, c, d = _corner_images(image.astype(np.float32, copy=False), (top, bottom), (left, right))
     # The order of these products and sums is the spec's: a uint8 result is truncated.
-    result = a * (1 - y) * (1 - x) + b * y * (1 - x) + c * (1 - y) * x + d * y * x
+    result: Array = a * (1 - y) * (1 - x) + b * y * (1 - x) + c * (1 - y) * x + d * y * x
     if operand_type == OperandType.TENSOR_QUANT8_ASYMM:
-        return result.astype(np.uint8)
+        return np.asarray(result, dtype=np.uint8)
     return float_result(result, call.outputs[0])
 
 

@@ -18,6 +18,19 @@ import numpy as np
 import numpy.typing as npt
 
 from aionn.hal import Operand, OperandType, OperationType, operand_dtype
+from aionn.ops.boxes import (
+    BOX_LENGTH,
+    BOX_SCALE,
+    QUANTIZED_TENSORS,
+    SCORE_LEVELS,
+    Float32Array,
+    as_float32,
+    boxes_type,
+    from_float32,
+    require_all,
+    require_box_quantization,
+    require_rank,
+)
 from aionn.ops.fixed_point import (
     dequantize,
     multiply_by_quantized_multiplier,
@@ -25,51 +38,11 @@ from aionn.ops.fixed_point import (
     quantized_range,
     saturating_round_cast,
 )
-from aionn.ops.signature import (
-    Array,
-    Call,
-    Check,
-    OperationContract,
-    Shape,
-    float_result,
-    scalar_type_for,
-)
+from aionn.ops.signature import Array, Call, Check, OperationContract, Shape, scalar_type_for
 
 __all__ = ["OPERATIONS"]
 
-_INPUT_LEVELS = {
-    OperandType.TENSOR_FLOAT32: 3,
-    OperandType.TENSOR_FLOAT16: 3,
-    OperandType.TENSOR_QUANT8_ASYMM: 3,
-    OperandType.TENSOR_QUANT8_ASYMM_SIGNED: 4,
-}
-_QUANTIZED = (OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED)
-_BOX_SCALE = 0.125
-Float32Array = npt.NDArray[np.float32]
 Int64Array = npt.NDArray[np.int64]
-
-
-# --- what the three operations share: regions and layout
-
-
-def _boxes_type(tensor_type: OperandType) -> OperandType:
-    return OperandType.TENSOR_QUANT16_ASYMM if tensor_type in _QUANTIZED else tensor_type
-
-
-def _require_box_quantization(check: Check, what: str, operand: Operand) -> None:
-    """Boxes are quantised in eighths of a pixel and start at 0."""
-    if operand.type == OperandType.TENSOR_QUANT16_ASYMM:
-        check.require(
-            operand.scale == _BOX_SCALE and operand.zero_point == 0,
-            what,
-            f"scale {_BOX_SCALE} and zero point 0",
-            f"scale {operand.scale} and zero point {operand.zero_point}",
-        )
-
-
-def _require_all(check: Check) -> None:
-    for index in range(len(check.inputs)):
-        check.require(not check.is_omitted(index), f"input {index}", "a value", "an operand that is left out")
 
 
 def _require_constant_at_least(check: Check, index: int, least: int) -> None:
@@ -93,13 +66,6 @@ def _image(call: Call, is_nchw: bool) -> Array:
     return call.array(0).transpose(0, 2, 3, 1) if is_nchw else call.array(0)
 
 
-def _require_rank(call: Call, index: int, rank: int) -> Shape:
-    shape = call.tensor(index).shape
-    if len(shape) != rank:
-        call.refuse(f"input {index}: expected rank {rank}, got shape {list(shape)}")
-    return shape
-
-
 def _require_extent(call: Call, index: int, axis: int, expected: int) -> None:
     shape = call.tensor(index).shape
     if shape[axis] != expected:
@@ -113,11 +79,11 @@ def _validate_pooling_arguments(check: Check, sampling: int) -> OperandType:
     """What ROI_ALIGN and ROI_POOLING have in common; ``sampling`` arguments stand before the last."""
     check.needs(3)
     check.counts(8 + sampling)
-    _require_all(check)
-    tensor_type = check.input_type(0, _INPUT_LEVELS)
+    require_all(check)
+    tensor_type = check.input_type(0, SCORE_LEVELS)
     scalar = scalar_type_for(tensor_type)
     check.input_types(
-        _boxes_type(tensor_type),
+        boxes_type(tensor_type),
         OperandType.TENSOR_INT32,
         OperandType.INT32,
         OperandType.INT32,
@@ -130,10 +96,10 @@ def _validate_pooling_arguments(check: Check, sampling: int) -> OperandType:
     check.output_types(tensor_type)
     check.input_rank(0, 4)
     check.input_rank(1, 2)
-    check.extent("input 1", check.inputs[1], 1, 4)
+    check.extent("input 1", check.inputs[1], 1, BOX_LENGTH)
     check.input_rank(2, 1)
     check.output_rank(0, 4)
-    _require_box_quantization(check, "input 1", check.inputs[1])
+    require_box_quantization(check, "input 1", check.inputs[1])
     for index in (3, 4):
         _require_constant_at_least(check, index, 1)
     for index in (5, 6):
@@ -149,18 +115,18 @@ def _validate_align(check: Check) -> None:
 
 def _validate_pooling(check: Check) -> None:
     tensor_type = _validate_pooling_arguments(check, sampling=0)
-    if tensor_type in _QUANTIZED:
+    if tensor_type in QUANTIZED_TENSORS:
         check.same_quantization("output 0", check.inputs[0], check.outputs[0])
 
 
 def _pooled_shapes(call: Call, layout_index: int) -> list[Shape]:
     is_nchw = bool(call.scalar(layout_index))
-    shape = _as_nhwc(_require_rank(call, 0, 4), is_nchw)
+    shape = _as_nhwc(require_rank(call, 0, 4), is_nchw)
     if min(shape) == 0:
         call.refuse(f"input 0: expected no extent of 0, got shape {list(call.tensor(0).shape)}")
-    (roi_count, _) = _require_rank(call, 1, 2)
-    _require_extent(call, 1, 1, 4)
-    _require_rank(call, 2, 1)
+    (roi_count, _) = require_rank(call, 1, 2)
+    _require_extent(call, 1, 1, BOX_LENGTH)
+    require_rank(call, 2, 1)
     _require_extent(call, 2, 0, roi_count)
     height, width = int(call.scalar(3)), int(call.scalar(4))
     for index, extent in ((3, height), (4, width)):
@@ -192,8 +158,8 @@ def _mapped_regions(call: Call, height: int, width: int) -> Float32Array:
     scales[0::2] = np.float32(1) / np.float32(call.scalar(6))
     scales[1::2] = np.float32(1) / np.float32(call.scalar(5))
     if boxes.type == OperandType.TENSOR_QUANT16_ASYMM:
-        if call.tensor(0).type in _QUANTIZED and len(call.inputs) == 10:
-            regions = boxes.array.astype(np.float32) * scales * np.float32(_BOX_SCALE)
+        if call.tensor(0).type in QUANTIZED_TENSORS and len(call.inputs) == 10:
+            regions = boxes.array.astype(np.float32) * scales * np.float32(BOX_SCALE)
         else:
             regions = dequantize(boxes.array, boxes.operand) * scales
     else:
@@ -248,7 +214,7 @@ def _execute_align(call: Call) -> list[Array]:
     image = _image(call, is_nchw)
     regions = _mapped_regions(call, image.shape[1], image.shape[2])
     tensor = call.tensor(0)
-    is_quantized = tensor.type in _QUANTIZED
+    is_quantized = tensor.type in QUANTIZED_TENSORS
     result = np.empty((roi_count, out_height, out_width, depth), dtype=operand_dtype(tensor.type))
     for roi in range(roi_count):
         x1, y1, x2, y2 = regions[roi]
@@ -298,11 +264,11 @@ def _align_quantized(
 ) -> Array:
     """Weights are quantised to 1/255; the sum is scaled by an integer multiplier."""
     weight_scale = np.float32(1) / np.float32(255)
-    samples = 0
+    samples = np.zeros((len(rows[0]), len(columns[0]), source.shape[2]), dtype=np.int64)
     for pixels, weight in _corners(source, rows, columns):
         quantized_weight = saturating_round_cast(weight / weight_scale, np.int32).astype(np.int64)
-        samples = samples + quantized_weight * (pixels.astype(np.int64) - operand.zero_point)
-    total = _sum_bins(np.asarray(samples), rows[3], columns[3])
+        samples += quantized_weight * (pixels.astype(np.int64) - operand.zero_point)
+    total = _sum_bins(samples, rows[3], columns[3])
     real = (
         np.float32(operand.scale) * weight_scale / np.float32(output.scale) / np.float32(rows[3] * columns[3])
     )
@@ -361,45 +327,30 @@ def _execute_pooling(call: Call) -> list[Array]:
 def _validate_heatmap(check: Check) -> None:
     check.needs(3)
     check.counts(3, 2)
-    _require_all(check)
-    tensor_type = check.input_type(0, _INPUT_LEVELS)
-    check.input_types(_boxes_type(tensor_type), OperandType.BOOL, start=1)
-    check.output_types(tensor_type, _boxes_type(tensor_type))
+    require_all(check)
+    tensor_type = check.input_type(0, SCORE_LEVELS)
+    check.input_types(boxes_type(tensor_type), OperandType.BOOL, start=1)
+    check.output_types(tensor_type, boxes_type(tensor_type))
     check.input_rank(0, 4)
     check.input_rank(1, 2)
-    check.extent("input 1", check.inputs[1], 1, 4)
+    check.extent("input 1", check.inputs[1], 1, BOX_LENGTH)
     check.output_rank(0, 2)
     check.output_rank(1, 3)
     check.extent("output 1", check.outputs[1], 2, 2)
-    _require_box_quantization(check, "input 1", check.inputs[1])
-    _require_box_quantization(check, "output 1", check.outputs[1])
+    require_box_quantization(check, "input 1", check.inputs[1])
+    require_box_quantization(check, "output 1", check.outputs[1])
 
 
 def _heatmap_shapes(call: Call) -> list[Shape]:
     is_nchw = bool(call.scalar(2))
-    shape = _require_rank(call, 0, 4)
+    shape = require_rank(call, 0, 4)
     box_count, height, width, keypoint_count = _as_nhwc(shape, is_nchw)
     if height != width or height < 2:
         call.refuse(f"input 0: expected square heatmaps of at least 2 pixels, got shape {list(shape)}")
-    _require_rank(call, 1, 2)
+    require_rank(call, 1, 2)
     _require_extent(call, 1, 0, box_count)
-    _require_extent(call, 1, 1, 4)
+    _require_extent(call, 1, 1, BOX_LENGTH)
     return [(box_count, keypoint_count), (box_count, keypoint_count, 2)]
-
-
-def _as_float32(call: Call, index: int) -> Float32Array:
-    tensor = call.tensor(index)
-    if tensor.type in (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16):
-        return tensor.array.astype(np.float32, copy=False)
-    return dequantize(tensor.array, tensor.operand)
-
-
-def _from_float32(values: Float32Array, output: Operand) -> Array:
-    """To the output's type; quantised as round(x / scale + zero point), the sum in float32 before the rounding."""
-    if output.type in (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16):
-        return float_result(values, output)
-    shifted = values / np.float32(output.scale) + np.float32(output.zero_point)
-    return saturating_round_cast(shifted.astype(np.float64), operand_dtype(output.type))
 
 
 def _refine(grid: Float32Array, tolerance: np.float32) -> tuple[Float32Array, Float32Array, Float32Array]:
@@ -435,11 +386,11 @@ def _refine(grid: Float32Array, tolerance: np.float32) -> tuple[Float32Array, Fl
 
 
 def _execute_heatmap(call: Call) -> list[Array]:
-    heatmap = _as_float32(call, 0)
+    heatmap = as_float32(call, 0)
     if bool(call.scalar(2)):
         heatmap = heatmap.transpose(0, 2, 3, 1)
     box_count, size, _, keypoint_count = heatmap.shape
-    boxes = _as_float32(call, 1)
+    boxes = as_float32(call, 1)
     is_legal = (boxes[:, 0] <= boxes[:, 2]) & (boxes[:, 1] <= boxes[:, 3])
     if not is_legal.all():
         first = int(np.argmin(is_legal))
@@ -466,7 +417,7 @@ def _execute_heatmap(call: Call) -> list[Array]:
         ],
         axis=-1,
     )
-    return [_from_float32(score, call.outputs[0]), _from_float32(keypoints, call.outputs[1])]
+    return [from_float32(score, call.outputs[0]), from_float32(keypoints, call.outputs[1])]
 
 
 _REGION_INPUTS = """Inputs: 0: feature map [batches, height, width, depth], or [batches, depth, height, width].
