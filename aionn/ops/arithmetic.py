@@ -17,14 +17,14 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from aionn.hal import FusedActivation, Operand, OperandType, OperationType, operand_dtype
+from aionn.hal import FusedActivation, OperandType, OperationType, operand_dtype
 from aionn.ops.broadcasting import broadcast_shape_rule, byte_pairs, require_broadcast
 from aionn.ops.fixed_point import (
     activation_range,
     float_activation,
     multiply_by_quantized_multiplier,
     quantize_multiplier,
-    quantized_range,
+    requantize,
 )
 from aionn.ops.signature import Array, Call, Check, OperationContract, float_result
 
@@ -231,17 +231,6 @@ def _validate_extremum(check: Check) -> None:
     require_broadcast(check)
 
 
-def _requantized(array: Array, source: Operand, target: Operand) -> Array:
-    """8-bit values in another operand's scale and zero point: float64, rounded half away from zero, saturated."""
-    real = (
-        (array.astype(np.int32) - source.zero_point).astype(np.float32) * np.float32(source.scale)
-    ).astype(np.float64)
-    low, high = quantized_range(target.type)
-    scaled = np.clip(real / target.scale + target.zero_point, low, high)
-    rounded = np.copysign(np.floor(np.abs(scaled) + 0.5), scaled)
-    return rounded.astype(operand_dtype(target.type))
-
-
 def _execute_extremum(call: Call, choose: FloatFunction) -> list[Array]:
     first, second, output = call.tensor(0), call.tensor(1), call.outputs[0]
     if first.type not in _QUANT8_TYPES:
@@ -249,9 +238,7 @@ def _execute_extremum(call: Call, choose: FloatFunction) -> list[Array]:
     return [
         byte_pairs(
             call,
-            lambda a, b: choose(
-                _requantized(a, first.operand, output), _requantized(b, second.operand, output)
-            ),
+            lambda a, b: choose(requantize(a, first.operand, output), requantize(b, second.operand, output)),
         )
     ]
 

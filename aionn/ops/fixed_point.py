@@ -31,6 +31,7 @@ __all__ = [
     "quantize_multiplier",
     "quantized_range",
     "rounding_divide_by_pot",
+    "requantize",
     "saturating_rounding_doubling_high_mul",
     "saturating_round_cast",
 ]
@@ -164,3 +165,15 @@ def float_activation(values: npt.NDArray[Any], activation: int) -> npt.NDArray[A
             return np.clip(values, -1, 1)
         case FusedActivation.RELU6:
             return np.clip(values, 0, 6)
+def requantize(array: npt.NDArray[Any], source: Operand, target: Operand) -> npt.NDArray[Any]:
+    """Quantised values of one operand in another's type, scale and zero point, saturated.
+
+    The real value is computed in float32; its quotient by the scale, the zero point and the rounding, half away from zero, in
+    float64.
+    """
+    low, high = quantized_range(target.type)
+    scaled = dequantize(array, source).astype(np.float64) / target.scale + target.zero_point
+    scaled = np.clip(scaled, low, high)
+    return np.copysign(np.floor(np.abs(scaled) + 0.5), scaled).astype(operand_dtype(target.type))
+
+
