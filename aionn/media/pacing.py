@@ -1,0 +1,114 @@
+"""When an item is due, and what happens to it when the consumer is slow.
+
+Owns the arithmetic of presenting and the queue between a source and its consumer. Refuses to own the clock, the tasks and the
+waiting: everything here is synchronous and takes the time as an argument (`source.py` is the shell around it).
+
+Invariants:
+1. Items leave the queue in the order in which they entered; none leaves twice.
+2. The queue never holds more than its capacity; ``put`` on a full ``keep="all"`` queue is our own mistake, not the caller's.
+3. ``presented == delivered + dropped + queued``.
+"""
+
+from __future__ import annotations
+
+import collections
+from typing import Generic, Literal, TypeVar, get_args
+
+from aionn.errors import InvalidArgument
+from aionn.media.records import SourceStatistics
+
+__all__ = ["Keep", "PresentationQueue", "captured_at_ns", "checked_keep", "checked_queue_max"]
+
+Keep = Literal["all", "latest", "oldest"]
+
+# A deeper queue only hides a consumer that cannot keep up, and 1,024 frames of 1080p are 6 GiB.
+QUEUE_MAX = 1024
+
+# Event loops wait in whole milliseconds, rounded up (epoll_wait takes nothing finer): so late may an idle loop's timer be.
+TIMER_GRAIN_NS = 1_000_000
+
+T = TypeVar("T")
+
+
+def checked_keep(keep: str, where: str) -> Keep:
+    """Returns ``keep`` if it is one of the three policies, else raises `InvalidArgument`."""
+    for policy in get_args(Keep):
+        if keep == policy:
+            return policy  # type: ignore[no-any-return]
+    raise InvalidArgument(f"{where}: keep: expected one of {', '.join(get_args(Keep))}, got {keep!r}")
+
+
+def checked_queue_max(queue_max: int, name: str, where: str) -> int:
+    """Returns ``queue_max`` if it is between 1 and `QUEUE_MAX`, else raises `InvalidArgument`."""
+    if not 1 <= queue_max <= QUEUE_MAX:
+        raise InvalidArgument(f"{where}: {name}: expected 1 to {QUEUE_MAX}, got {queue_max}")
+    return queue_max
+
+
+def captured_at_ns(due_ns: int, handed_out_ns: int, ready_ns: int, held_until_ns: int) -> int:
+    """The moment that an item counts as presented.
+
+    It is the time at which it was handed out, at most `TIMER_GRAIN_NS` after it was due: what a busy event loop delays it by is
+    part of the latency that a consumer sees, for a camera would not wait either. It is later only if the item did not exist yet,
+    or if the source was held back.
+
+    Args:
+        due_ns: When the item is due by its place in the medium.
+        handed_out_ns: When it is handed out.
+        ready_ns: When it was decoded.
+        held_until_ns: When the queue last had room again after holding this item or an earlier one; 0 when it never did.
+    """
+    return max(min(handed_out_ns, due_ns + TIMER_GRAIN_NS), ready_ns, held_until_ns)
+
+
+class PresentationQueue(Generic[T]):
+    """Items that were presented and not yet taken, under one of three policies.
+
+    ``"latest"`` holds one item, the newest; a newer one takes its place. ``"oldest"`` holds up to ``capacity`` items and drops
+    those that come while it is full. ``"all"`` drops nothing: while it is full, the source must wait.
+    """
+
+    def __init__(self, keep: Keep, capacity: int) -> None:
+        assert capacity >= 1
+        self._keep = keep
+        self._capacity = 1 if keep == "latest" else capacity
+        self._items: collections.deque[T] = collections.deque()
+        self._presented = self._delivered = self._dropped = self._held_back = self._late = 0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def must_wait(self) -> bool:
+        """True while the source may present nothing."""
+        return self._keep == "all" and len(self._items) >= self._capacity
+
+    def put(self, item: T, *, held_back: bool = False, late: bool = False) -> None:
+        """Presents an item; drops one if the policy says so."""
+        assert not self.must_wait
+        self._presented += 1
+        self._held_back += held_back
+        self._late += late
+        if len(self._items) >= self._capacity:
+            self._dropped += 1
+            if self._keep == "oldest":
+                return
+            self._items.popleft()
+        self._items.append(item)
+
+    def take(self) -> T:
+        """Removes and returns the item that was presented first. The queue must not be empty."""
+        item = self._items.popleft()
+        self._delivered += 1
+        return item
+
+    def statistics(self) -> SourceStatistics:
+        """The account so far."""
+        return SourceStatistics(
+            presented=self._presented,
+            delivered=self._delivered,
+            dropped=self._dropped,
+            queued=len(self._items),
+            held_back=self._held_back,
+            late=self._late,
+        )

@@ -1,0 +1,97 @@
+"""The one door to PyAV.
+
+Owns loading PyAV when it is first needed and turning its errors into ours. Refuses to own decoding.
+
+Invariants:
+1. ``import aionn.media`` loads no PyAV; it is the optional extra ``media``.
+2. An error of FFmpeg leaves here as `InvalidArgument`, which names the file.
+
+Source: PyAV 14 to 19; only what all of them have is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from typing import Any
+
+from aionn.errors import DeviceUnavailable, InvalidArgument
+
+__all__ = ["checked_path", "load", "open_container", "promised_packets"]
+
+
+def checked_path(path: str | os.PathLike[str], where: str) -> str:
+    """Returns the path as text if a file is there, else raises `InvalidArgument`.
+
+    FFmpeg would also take a URL or a directory; a source reads files only.
+    """
+    text = os.fspath(path)
+    try:
+        mode = os.stat(text).st_mode
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise InvalidArgument(f"{where}: expected a media file at {text!r}, got: {reason}") from error
+    if stat.S_ISDIR(mode):
+        raise InvalidArgument(f"{where}: expected a media file at {text!r}, got a directory")
+    return text
+
+
+def load(where: str) -> Any:
+    """Returns the module ``av``.
+
+    Raises:
+        DeviceUnavailable: It is not installed, or cannot be loaded.
+    """
+    try:
+        import av
+        import av.error
+        import av.video.reformatter
+    except ImportError as error:
+        raise DeviceUnavailable(
+            f"{where}: needs PyAV, which cannot be loaded here ({error}): pip install 'aionn[media]'"
+        ) from error
+    return av
+
+
+@contextlib.contextmanager
+def open_container(path: str, kind: str, where: str) -> Iterator[tuple[Any, Any]]:
+    """Opens a media file; yields ``(container, stream)`` with its first stream of the kind, and closes it at the end.
+
+    Errors of FFmpeg inside the block become `InvalidArgument` as well.
+
+    Args:
+        path: A file.
+        kind: ``"video"`` or ``"audio"``.
+        where: Who asks, for messages.
+
+    Raises:
+        InvalidArgument: Not a media file, no stream of the kind, or damaged.
+        DeviceUnavailable: PyAV is missing.
+    """
+    av = load(where)
+    checked_path(path, where)
+    opened = False
+    try:
+        with av.open(path) as container:
+            streams = getattr(container.streams, kind)
+            if not streams:
+                kinds = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
+                raise InvalidArgument(f"{where}: expected {path!r} to hold a {kind} stream, got {kinds}")
+            opened = True
+            yield container, streams[0]
+    except av.error.FFmpegError as error:
+        problem = f"data that cannot be decoded ({error.strerror}); the file is damaged or cut short"
+        if not opened:
+            problem = f"no media file, or one cut short ({error.strerror})"
+        raise InvalidArgument(f"{where}: expected {path!r} to hold {kind}, got {problem}") from error
+
+
+def promised_packets(container: Any, stream: Any) -> int:
+    """How many packets the header says there are; 0 when it does not say so reliably.
+
+    FFmpeg reads a file of the MP4 family that was cut short to its end without a word, but such a header has a table of all
+    packets.
+    """
+    return int(stream.frames) if "mp4" in container.format.name else 0

@@ -1,0 +1,137 @@
+"""Video files as sources of frames.
+
+Owns decoding a file and scaling its frames. Refuses to own pace and queues (`source.py`).
+
+Invariants:
+1. All calls of PyAV happen in the source's worker thread, the import of PyAV included.
+2. A file that ends before its header says so is an error, never a short video.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Generator
+from typing import Any, Literal
+
+from aionn.errors import InvalidArgument
+from aionn.media.pacing import Keep, checked_queue_max
+from aionn.media.pyav import load, open_container, promised_packets
+from aionn.media.records import Frame
+from aionn.media.source import Source
+
+__all__ = ["Interpolation", "video_file"]
+
+Interpolation = Literal["fast_bilinear", "bilinear", "bicubic", "area", "lanczos", "point"]
+INTERPOLATIONS: tuple[Interpolation, ...] = (
+    "fast_bilinear",
+    "bilinear",
+    "bicubic",
+    "area",
+    "lanczos",
+    "point",
+)
+
+# 8K twice over; beyond that a size is a mistake, and 16,384 squared already is 800 MB a frame.
+SIZE_MAX = 16_384
+
+
+def checked_size(size: tuple[int, int], where: str) -> tuple[int, int]:
+    """Returns ``(width, height)`` if both are between 1 and `SIZE_MAX`, else raises `InvalidArgument`."""
+    width, height = size
+    if not (1 <= width <= SIZE_MAX and 1 <= height <= SIZE_MAX):
+        raise InvalidArgument(f"{where}: size: expected width and height of 1 to {SIZE_MAX}, got {size}")
+    return width, height
+
+
+def video_file(
+    path: str | os.PathLike[str],
+    *,
+    size: tuple[int, int] | None = None,
+    pace: bool = True,
+    keep: Keep = "latest",
+    queue_frames_max: int = 4,
+    interpolation: Interpolation = "fast_bilinear",
+    now: Callable[[], int] = time.monotonic_ns,
+) -> Source[Frame]:
+    """The frames of a video file, as a camera would give them: ``async with video_file(path) as frames: async for frame in
+    frames``.
+
+    Frame i is presented at its own time after the first, which is presented when the file is open. Decoding and scaling happen
+    ahead, in a worker thread. Rotation marks in the file are not followed.
+
+    Args:
+        path: A file that FFmpeg can read; its first video stream is taken.
+        size: ``(width, height)`` to scale to, without regard to the proportions; None leaves the size of the file.
+        pace: False presents the frames as fast as they are decoded and taken, and drops none.
+        keep: What a slow consumer gets: the ``"latest"`` frame, the ``"oldest"`` ones, or ``"all"``, which holds the source back;
+            it then catches up as fast as the consumer takes (`SourceStatistics.held_back`).
+        queue_frames_max: How many frames wait for the consumer under ``"all"`` and ``"oldest"``.
+        interpolation: How swscale scales. The default gives the best answers on the shapes video at the lowest price; it looks at
+            few neighbours, so ``"bilinear"`` or ``"area"`` are better for pictures with fine patterns that shrink by much.
+        now: The time in ns; it must agree with the event loop's clock.
+
+    Returns:
+        A source of `Frame`, uint8 ``[height, width, 3]`` RGB. Entering it raises `InvalidArgument` when the file is missing, is
+        no media file or has no video, and `DeviceUnavailable` without PyAV; iterating raises `InvalidArgument` where the file is
+        damaged or cut short.
+
+    Raises:
+        InvalidArgument: An argument is out of range.
+    """
+    where = "aionn.media.video_file"
+    if size is not None:
+        size = checked_size(size, where)
+    checked_queue_max(queue_frames_max, "queue_frames_max", where)
+    if interpolation not in INTERPOLATIONS:
+        raise InvalidArgument(
+            f"{where}: interpolation: expected one of {', '.join(INTERPOLATIONS)}, got {interpolation!r}"
+        )
+    frames = _frames(os.fspath(path), size, interpolation, where)
+    return Source(frames, name=where, pace=pace, keep=keep, queue_max=queue_frames_max, now=now)
+
+
+def _frames(
+    path: str, size: tuple[int, int] | None, interpolation: str, where: str
+) -> Generator[tuple[int, Frame], None, None]:
+    reformatter_module = load(where).video.reformatter
+    method = reformatter_module.Interpolation[interpolation.upper()]
+    # One reformatter for the whole video: it keeps swscale's tables, which a frame of its own would build anew.
+    reformatter = reformatter_module.VideoReformatter()
+    with open_container(path, "video", where) as (container, stream):
+        promised = promised_packets(container, stream)
+        packets = index = 0
+        clock = _MediaClock(stream)
+        for packet in container.demux(stream):
+            packets += packet.size > 0
+            for picture in packet.decode():
+                width, height = size or (picture.width, picture.height)
+                scaled = reformatter.reformat(picture, width, height, "rgb24", interpolation=method)
+                offset_ns = clock.offset_ns(picture.pts, index)
+                # to_ndarray copies, so the frame owns its pixels and the decoder may use its buffer again.
+                yield offset_ns, Frame(scaled.to_ndarray(), 0, index, offset_ns / 1e9)
+                index += 1
+        if packets < promised:
+            raise InvalidArgument(
+                f"{where}: expected {path!r} to hold {promised} frames, as its header says, got {packets}; the file is cut short"
+            )
+
+
+class _MediaClock:
+    """Where frames lie in time, from 0, never backwards."""
+
+    def __init__(self, stream: Any) -> None:
+        self._time_base = stream.time_base
+        # Raw streams have no time stamps; 25 frames/s is FFmpeg's own guess where a stream does not say.
+        self._rate = stream.average_rate or 25
+        self._origin: int | None = None
+        self._last_ns = 0
+
+    def offset_ns(self, pts: int | None, index: int) -> int:
+        if pts is None or self._time_base is None:
+            offset_ns = int(index * 1_000_000_000 / self._rate)
+        else:
+            self._origin = pts if self._origin is None else self._origin
+            offset_ns = int((pts - self._origin) * self._time_base * 1_000_000_000)
+        self._last_ns = max(self._last_ns, offset_ns)
+        return self._last_ns

@@ -1,0 +1,108 @@
+"""Which samples make which window.
+
+Owns the cutting of a stream of samples into windows that overlap (or leave gaps). Refuses to own where the samples come from and
+when a window is presented.
+
+Invariants:
+1. Window k holds the samples ``[k * hop, k * hop + window)``, whatever the sizes of the blocks in which they arrived.
+2. A window is handed out as soon as its last sample is there; a window that the stream does not fill is not handed out.
+3. The cutter keeps at most one window and one block.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from aionn.errors import InvalidArgument
+
+__all__ = ["WindowCutter", "WindowPlan"]
+
+Samples = npt.NDArray[np.float32]
+
+# 60 s at 192 kHz is 46 MB a window; beyond that a window is not meant for a network.
+WINDOW_S_MAX = 60.0
+SAMPLE_RATE_HZ_MAX = 192_000
+
+
+class WindowPlan(msgspec.Struct, frozen=True):
+    """Windows in samples.
+
+    Attributes:
+        window_samples: Length of a window.
+        hop_samples: Distance between the starts of neighbours.
+        sample_rate_hz: Samples per second.
+    """
+
+    window_samples: int
+    hop_samples: int
+    sample_rate_hz: int
+
+    @classmethod
+    def of(cls, window_s: float, hop_s: float, sample_rate_hz: int, where: str) -> WindowPlan:
+        """Rounds both lengths to whole samples.
+
+        Raises:
+            InvalidArgument: A length is below one sample or above a minute, or the rate is not between 1 and 192,000.
+        """
+        if not 1 <= sample_rate_hz <= SAMPLE_RATE_HZ_MAX:
+            raise InvalidArgument(
+                f"{where}: sample_rate_hz: expected 1 to {SAMPLE_RATE_HZ_MAX}, got {sample_rate_hz}"
+            )
+        for name, length_s in (("window_s", window_s), ("hop_s", hop_s)):
+            # Written so that a NaN fails as well.
+            if not 1.0 <= length_s * sample_rate_hz <= WINDOW_S_MAX * sample_rate_hz:
+                raise InvalidArgument(
+                    f"{where}: {name}: expected one sample (1/{sample_rate_hz} s) to {WINDOW_S_MAX:g} s, got {length_s}"
+                )
+        return cls(round(window_s * sample_rate_hz), round(hop_s * sample_rate_hz), sample_rate_hz)
+
+    def start(self, index: int) -> int:
+        """Number of the first sample of a window."""
+        return index * self.hop_samples
+
+    def stop(self, index: int) -> int:
+        """Number of the first sample after a window."""
+        return index * self.hop_samples + self.window_samples
+
+    def start_s(self, index: int) -> float:
+        """Position of a window in the medium."""
+        return self.start(index) / self.sample_rate_hz
+
+    def captured_after_ns(self, index: int) -> int:
+        """How long after the start of the medium the last sample of a window is captured."""
+        return self.stop(index) * 1_000_000_000 // self.sample_rate_hz
+
+    def count(self, samples: int) -> int:
+        """How many windows a medium of so many samples fills."""
+        return max(0, (samples - self.window_samples) // self.hop_samples + 1)
+
+
+class WindowCutter:
+    """Turns blocks of samples into windows."""
+
+    def __init__(self, plan: WindowPlan) -> None:
+        self._plan = plan
+        self._kept: Samples = np.empty(0, np.float32)
+        self._kept_start = 0
+        self._next_index = 0
+
+    def push(self, block: Samples) -> list[tuple[int, Samples]]:
+        """Takes the next samples, ``[n]``; returns ``(index, samples)`` of every window that they complete, in order.
+
+        Every window is an array of its own.
+        """
+        plan = self._plan
+        kept = np.concatenate((self._kept, block))
+        end = self._kept_start + kept.size
+        windows = []
+        while plan.stop(self._next_index) <= end:
+            first = plan.start(self._next_index) - self._kept_start
+            windows.append((self._next_index, kept[first : first + plan.window_samples].copy()))
+            self._next_index += 1
+        # With gaps between windows the next one may start beyond what has arrived: then nothing is kept.
+        spent = min(plan.start(self._next_index) - self._kept_start, kept.size)
+        self._kept = kept[spent:].copy()
+        self._kept_start += spent
+        return windows
