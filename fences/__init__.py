@@ -1,5 +1,6 @@
 """Sync fences for asyncio: awaitable by tasks and threads, chained by plain calls, exportable as file descriptors."""
 
+from fences.chain import Chain
 from fences.fence import ChainedFence, SyncFence, now_ns, set_clock
 from fences.merging import first, merge
 from fences.passing import recv_fence, send_fence
@@ -15,6 +16,7 @@ from fences.state import (
 from fences.timeline import PointFence, Timeline
 
 __all__ = [
+    "Chain",
     "ChainedFence",
     "FenceError",
     "FenceState",

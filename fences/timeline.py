@@ -45,7 +45,7 @@ class Timeline:
         self._value = _checked_point(value)
         self._clock = now_ns if clock is None else clock
         self._lock = threading.RLock()
-        self._advanced_at_ns = self._clock()
+        self._advanced_at_ns: int | None = self._clock()  # None while a chain is moving it.
         self._failure: Failure | None = None
         self._pending: dict[int, PointFence] = {}
         self._heap: list[int] = []  # The keys of `_pending`, each once.
@@ -87,14 +87,16 @@ class Timeline:
         _checked_point(point)
         with self._lock:
             if point <= self._value:
-                return SyncFence.finished(self._advanced_at_ns, self._name)
+                return SyncFence.signalled(self._advanced_at_ns, self._name)
             if self._failure is not None:
                 return SyncFence.finished(self._failure, self._name)
             fence = self._pending.get(point)
             if fence is None:
                 fence = self._pending[point] = PointFence(self, point)
                 heapq.heappush(self._heap, point)
-            return fence
+        if point <= self._value:  # Reached just now by a chain, which takes no lock to move on.
+            self._reach(point)
+        return fence
 
     def advance(self, point: int, at_ns: int | None = None) -> None:
         """Move to a point ahead and signal the fences up to it, in the order of their points.
@@ -109,7 +111,6 @@ class Timeline:
         """
         _checked_point(point)
         time_ns = self._clock() if at_ns is None else checked_time(at_ns)
-        reached: list[SyncFence] = []
         with self._lock:
             if self._failure is not None:
                 raise FenceStateError(f"cannot advance {self.name} to {point}: it has failed: {self._failure.message}")
@@ -117,10 +118,7 @@ class Timeline:
                 raise FenceStateError(f"cannot advance {self.name} to {point}: expected more than its value, {self._value}")
             self._value = point
             self._advanced_at_ns = time_ns
-            while self._heap and self._heap[0] <= point:
-                reached.append(self._pending.pop(heapq.heappop(self._heap)))
-        if reached:
-            finish_together(reached, time_ns)
+        self._reach(point, time_ns)
 
     def fail(self, cause: BaseException | str, *, origin: str | None = None, at_ns: int | None = None) -> None:
         """Fail all points ahead of the value, for ever. Arguments as those of :meth:`SyncFence.fail`; the origin is this timeline.
@@ -128,7 +126,19 @@ class Timeline:
         Raises:
             FenceStateError: it has failed already; nothing is changed.
         """
-        failure = failure_of(cause, self.name, origin, self._clock() if at_ns is None else checked_time(at_ns))
+        self._fail_with(failure_of(cause, self.name, origin, self._clock() if at_ns is None else checked_time(at_ns)))
+
+    def _reach(self, point: int, at_ns: int | None = None) -> None:
+        """Move to a point, unless further already, and signal the fences up to it."""
+        reached: list[SyncFence] = []
+        with self._lock:
+            self._value = max(self._value, point)
+            while self._heap and self._heap[0] <= point:
+                reached.append(self._pending.pop(heapq.heappop(self._heap)))
+        if reached:
+            finish_together(reached, self._clock() if at_ns is None else at_ns)
+
+    def _fail_with(self, failure: Failure) -> None:
         with self._lock:
             if self._failure is not None:
                 raise FenceStateError(f"cannot fail {self.name} twice: {self._failure.message}")

@@ -65,6 +65,12 @@ class LoopWaiters:
         self._port: Port | None = None
         self._number = -1
 
+    def __len__(self) -> int:
+        return len(self._futures)
+
+    def __bool__(self) -> bool:
+        return True
+
     def watch(self, port: Port) -> None:
         """Register an imported fence's descriptor with the loop, once."""
         if self._port is None:
