@@ -4,8 +4,8 @@ The only home of integer multipliers, rounding and requantisation. All functions
 no step can overflow where the spec's 32-bit arithmetic does not.
 
 Invariants:
-1. ``multiply_by_quantized_multiplier`` equals the spec's two-step rounding: a doubling high product rounded half away from
-   zero (saturating), then a rounding right shift, half away from zero.
+1. ``multiply_by_quantized_multiplier`` equals the spec's two-step rounding: a doubling high product rounded half up
+   (saturating), then a rounding right shift, half away from zero.
 2. Nothing here knows an operation.
 
 Source: the gemmlowp fixed-point primitives that the NN HAL's CPU operations and TensorFlow Lite's reference kernels use.
@@ -22,6 +22,7 @@ import numpy.typing as npt
 from aionn.hal import FusedActivation, Operand, OperandType, operand_dtype
 
 __all__ = [
+    "Requantization",
     "activation_range",
     "dequantize",
     "float_activation",
@@ -30,8 +31,8 @@ __all__ = [
     "quantize",
     "quantize_multiplier",
     "quantized_range",
-    "rounding_divide_by_pot",
     "requantize",
+    "rounding_divide_by_pot",
     "saturating_rounding_doubling_high_mul",
     "saturating_round_cast",
 ]
@@ -67,12 +68,12 @@ def multipliers_of(reals: npt.ArrayLike) -> tuple[Int64Array, Int64Array]:
 
 
 def saturating_rounding_doubling_high_mul(a: npt.ArrayLike, b: npt.ArrayLike) -> Int64Array:
-    """The high half of ``2 * a * b`` of 32-bit integers, rounded to nearest, half away from zero; saturates at -2**31 squared."""
+    """The high half of ``2 * a * b`` of 32-bit integers, rounded to nearest, half up; saturates at -2**31 squared.
+
+    The spec nudges negative products by ``1 - 2**30`` and truncates; that is the floor with a nudge of ``2**30`` for either sign.
+    """
     product = np.asarray(a, dtype=np.int64) * np.asarray(b, dtype=np.int64)
-    nudged = product + np.where(product >= 0, 1 << 30, 1 - (1 << 30))
-    # C's division truncates towards zero, numpy's shift floors: shift the magnitude.
-    result = np.where(nudged >= 0, nudged >> 31, -((-nudged) >> 31))
-    return np.minimum(result, (1 << 31) - 1)
+    return np.minimum((product + (1 << 30)) >> 31, (1 << 31) - 1)
 
 
 def rounding_divide_by_pot(x: npt.ArrayLike, exponent: npt.ArrayLike) -> Int64Array:
@@ -93,6 +94,77 @@ def multiply_by_quantized_multiplier(
     return rounding_divide_by_pot(
         saturating_rounding_doubling_high_mul(left, multiplier), np.maximum(-shifts, 0)
     )
+
+
+class Requantization:
+    """32-bit sums of products as quantised values: bias, multiplier with the spec's two roundings, zero point, bounds.
+
+    Equal to ``multiply_by_quantized_multiplier(sums + bias, ...) + zero_point``, clipped, in few passes: with the first rounding
+    ``high = (sum * m + 2**30) >> 31`` (half up: what the doubling high product amounts to for either sign), the second,
+    ``(high + 2**(e-1) - (high < 0)) >> e``, joins it in one shift by ``31 + e`` because a floor of a floor is one floor.
+
+    Args:
+        reals: The real multiplier of each channel, or one for all.
+        bias: Added to the sums: one per channel.
+        zero_point: The output's.
+        low: Least result.
+        high: Largest result.
+        repeats: How often the channels stand in one row of the sums; long rows are quicker.
+    """
+
+    __slots__ = ("_away", "_half", "_high", "_low", "_multiplier", "_nudge", "_shift", "_zero_point")
+
+    def __init__(
+        self,
+        reals: npt.ArrayLike,
+        bias: npt.NDArray[Any],
+        zero_point: int,
+        low: int,
+        high: int,
+        *,
+        repeats: int = 1,
+    ) -> None:
+        channels = np.broadcast_to(np.asarray(reals, dtype=np.float64), bias.shape)
+        multiplier, exponent = multipliers_of(channels)
+        # A left shift, which the spec applies before the product, shortens the right shift after it.
+        right = np.maximum(-exponent, 0)
+        left = np.clip(exponent, 0, 30)
+        nudge = bias.astype(np.int64) * multiplier + (np.int64(1) << (30 - left))
+        half = np.where(right > 0, np.int64(1) << (30 + right), 0)
+        self._low, self._high, self._zero_point = low - zero_point, high - zero_point, zero_point
+        self._multiplier = np.tile(multiplier, repeats)
+        self._shift = np.tile(31 - left + right, repeats)
+        self._away: Int64Array | None = None
+        self._half: Int64Array | None = None
+        if low >= zero_point:
+            # Negative results end at the lower bound, however they are rounded.
+            self._nudge = np.tile(nudge + half, repeats)
+        else:
+            self._nudge = np.tile(nudge, repeats)
+            self._half = np.tile(half, repeats)
+            self._away = np.tile(np.where(right > 0, -(np.int64(1) << 31), 0), repeats)
+
+    def __call__(self, sums: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+        """Writes the results.
+
+        Args:
+            sums: Integers in any element type; the last axis has the channels (times ``repeats``).
+            out: Of the same shape; its element type holds the bounds.
+        """
+        wide = sums.astype(np.int64)
+        wide *= self._multiplier
+        wide += self._nudge
+        if self._away is not None:
+            away = wide >> 63
+            away &= self._away
+            wide += away
+            wide += self._half
+        wide >>= self._shift
+        np.maximum(wide, self._low, out=wide)
+        np.minimum(wide, self._high, out=wide)
+        if self._zero_point:
+            wide += self._zero_point
+        np.copyto(out, wide, casting="unsafe")
 
 
 def quantized_range(operand_type: int) -> tuple[int, int]:
@@ -134,6 +206,18 @@ def dequantize(array: npt.NDArray[Any], operand: Operand) -> npt.NDArray[np.floa
     return shifted.astype(np.float32) * np.float32(operand.scale)
 
 
+def requantize(array: npt.NDArray[Any], source: Operand, target: Operand) -> npt.NDArray[Any]:
+    """Quantised values of one operand in another's type, scale and zero point, saturated.
+
+    The real value is computed in float32; its quotient by the scale, the zero point and the rounding, half away from zero, in
+    float64.
+    """
+    low, high = quantized_range(target.type)
+    scaled = dequantize(array, source).astype(np.float64) / target.scale + target.zero_point
+    scaled = np.clip(scaled, low, high)
+    return np.copysign(np.floor(np.abs(scaled) + 0.5), scaled).astype(operand_dtype(target.type))
+
+
 def activation_range(activation: int, operand: Operand) -> tuple[int, int]:
     """The quantised bounds that a fused activation leaves of an output operand's range."""
     low, high = quantized_range(operand.type)
@@ -165,15 +249,3 @@ def float_activation(values: npt.NDArray[Any], activation: int) -> npt.NDArray[A
             return np.clip(values, -1, 1)
         case FusedActivation.RELU6:
             return np.clip(values, 0, 6)
-def requantize(array: npt.NDArray[Any], source: Operand, target: Operand) -> npt.NDArray[Any]:
-    """Quantised values of one operand in another's type, scale and zero point, saturated.
-
-    The real value is computed in float32; its quotient by the scale, the zero point and the rounding, half away from zero, in
-    float64.
-    """
-    low, high = quantized_range(target.type)
-    scaled = dequantize(array, source).astype(np.float64) / target.scale + target.zero_point
-    scaled = np.clip(scaled, low, high)
-    return np.copysign(np.floor(np.abs(scaled) + 0.5), scaled).astype(operand_dtype(target.type))
-
-
