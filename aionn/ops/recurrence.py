@@ -99,7 +99,7 @@ def check_extents(
     outputs: Mapping[int, Axes] | None = None,
     *,
     optional: Collection[int] = (),
-) -> None:
+) -> dict[str, int]:
     """Refuses the model where the extents that it states contradict each other.
 
     Args:
@@ -108,6 +108,9 @@ def check_extents(
         outputs: Names of the axes of outputs.
         optional: Inputs that may be left out. Where that is for the request to say, their shapes are left to the execution:
             models state shapes like [0] for them.
+
+    Returns:
+        The extents that are known by name.
     """
     bound: dict[str, int] = {}
     for what, operands, table in (("input", check.inputs, axes), ("output", check.outputs, outputs or {})):
@@ -125,6 +128,7 @@ def check_extents(
                     bound,
                     check.refuse,
                 )
+    return bound
 
 
 def extents(call: Call, axes: Mapping[int, Axes], *, optional: Collection[int] = ()) -> dict[str, int]:
