@@ -114,7 +114,9 @@ def _execute_transform(call: Call) -> list[Array]:
             f"box {first}: expected a batch below {len(image_sizes)}, x1 <= x2 and y1 <= y2, "
             f"got batch {int(batches[first])} and {boxes[first].tolist()}"
         )
-    result = transform_boxes(boxes, deltas.reshape(len(boxes), -1, BOX_LENGTH), image_sizes[batches])
+    result = transform_boxes(
+        boxes, deltas.reshape(len(boxes), deltas.shape[1] // BOX_LENGTH, BOX_LENGTH), image_sizes[batches]
+    )
     return [from_float32(result.reshape(deltas.shape), call.outputs[0])]
 
 
@@ -182,9 +184,9 @@ def _execute_nms(call: Call) -> list[Array]:
     decay = _nms_decay(call)
     count_max = int(call.scalar(4))
     # Rows of one batch stand together: a group is a run of equal batches.
-    starts = np.flatnonzero(np.diff(batches, prepend=-1))
+    edges = np.append(np.flatnonzero(np.diff(batches, prepend=-1)), len(batches))
     selected = [np.zeros(0, dtype=np.int64)]
-    for start, end in zip(starts, [*starts[1:], len(batches)], strict=True):
+    for start, end in zip(edges[:-1], edges[1:], strict=True):
         kept = suppress_by_class(
             scores[start:end],
             boxes[start:end],
