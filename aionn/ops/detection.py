@@ -12,6 +12,7 @@ Source: ``GenerateProposals`` of the NN HAL's CPU operations, which contains all
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -186,7 +187,7 @@ def _execute_nms(call: Call) -> list[Array]:
     # Rows of one batch stand together: a group is a run of equal batches.
     edges = np.append(np.flatnonzero(np.diff(batches, prepend=-1)), len(batches))
     selected = [np.zeros(0, dtype=np.int64)]
-    for start, end in zip(edges[:-1], edges[1:], strict=True):
+    for start, end in itertools.pairwise(edges):
         kept = suppress_by_class(
             scores[start:end],
             boxes[start:end],
