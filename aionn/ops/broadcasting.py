@@ -82,4 +82,5 @@ def byte_pairs(
         return compute(values[:, None], values[None, :]).reshape(-1)
 
     pairs = (a.view(np.uint8).astype(np.uint16) << 8) | b.view(np.uint8)
-    return call.kept("byte pairs", (), table)[pairs]
+    result: Array = call.kept("byte pairs", (), table)[pairs]
+    return result

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -91,29 +92,34 @@ def _execute_any(call: Call) -> list[Array]:
     return _reduce(call, lambda array, axes: np.any(array, axis=axes))
 
 
-def _limits(dtype: np.dtype[np.generic]) -> tuple[float, float]:
-    info = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
-    return info.min, info.max
+def _execute_extremum(call: Call, choose: Callable[..., Any], initial: float) -> list[Array]:
+    def function(array: Array, axes: tuple[int, ...]) -> Array:
+        return np.asarray(choose(array, axis=axes, initial=initial), dtype=array.dtype)
+
+    return _reduce(call, function)
+
+
+def _finite_range(operand_type: int) -> tuple[float, float]:
+    if operand_type in _QUANT8_TYPES:
+        return quantized_range(operand_type)
+    largest = float(
+        np.finfo(np.float16).max if operand_type == T.TENSOR_FLOAT16 else np.finfo(np.float32).max
+    )
+    return -largest, largest
 
 
 def _execute_max(call: Call) -> list[Array]:
     # Of no elements, the least value of the type.
-    def function(array: Array, axes: tuple[int, ...]) -> Array:
-        return np.asarray(np.max(array, axis=axes, initial=_limits(array.dtype)[0]), dtype=array.dtype)
-
-    return _reduce(call, function)
+    return _execute_extremum(call, np.max, _finite_range(call.tensor(0).type)[0])
 
 
 def _execute_min(call: Call) -> list[Array]:
-    def function(array: Array, axes: tuple[int, ...]) -> Array:
-        return np.asarray(np.min(array, axis=axes, initial=_limits(array.dtype)[1]), dtype=array.dtype)
-
-    return _reduce(call, function)
+    return _execute_extremum(call, np.min, _finite_range(call.tensor(0).type)[1])
 
 
 def _execute_prod(call: Call) -> list[Array]:
     def function(array: Array, axes: tuple[int, ...]) -> Array:
-        product = np.prod(array, axis=axes, dtype=np.float64)
+        product = np.asarray(np.prod(array, axis=axes, dtype=np.float64))
         # A factor of zero wins over an infinite one, which would make NaN.
         return float_result(np.where(np.any(array == 0, axis=axes), 0.0, product), call.outputs[0])
 
@@ -123,7 +129,9 @@ def _execute_prod(call: Call) -> list[Array]:
 def _execute_sum(call: Call) -> list[Array]:
     return _reduce(
         call,
-        lambda array, axes: float_result(np.sum(array, axis=axes, dtype=np.float64), call.outputs[0]),
+        lambda array, axes: float_result(
+            np.asarray(np.sum(array, axis=axes, dtype=np.float64)), call.outputs[0]
+        ),
     )
 
 

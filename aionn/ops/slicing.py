@@ -257,7 +257,8 @@ def _requantization_table(source: Operand, output: Operand) -> Array:
     real = np.arange(256, dtype=np.float32) * scale + bias
     # Half an ulp below 0.5 the sum with 0.5 would round up in float32, so the rounding is in float64.
     rounded = np.copysign(np.floor(np.abs(real.astype(np.float64)) + 0.5), real) + output.zero_point
-    return np.clip(rounded, low, high).astype(operand_dtype(output.type))
+    table: Array = np.clip(rounded, low, high).astype(operand_dtype(output.type))
+    return table
 
 
 def _execute_concatenation(call: Call) -> list[Array]:
