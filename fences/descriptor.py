@@ -134,9 +134,12 @@ class Port:
         if not record:
             return Failure(self.origin(), "ended without finishing its fence: it died or dropped it", clock())
         try:
-            return outcome_of(decode(record))
+            outcome = outcome_of(decode(record))
         except NotAFenceError as error:
             return Failure(self.origin(), error, clock())
+        if outcome is None:  # It can never be taken back, so a reader that took it for pending would be woken for ever.
+            return Failure(self.origin(), "sent a record that says pending", clock())
+        return outcome
 
     def origin(self) -> str:
         """Names the process that made the pair, which the kernel remembers, for failures that carry no name."""
@@ -203,10 +206,10 @@ class Port:
         if self._sending is not None:
             message = "dropped while pending, without being signalled, failed or closed"
             self.publish(Failure(process_name(), message, 0))
-        if not self._closing:
-            warnings.warn("a fence was dropped with its descriptor open; close it", ResourceWarning, stacklevel=2)
-        self._holder_count = 0
+        dropped, self._holder_count = not self._closing, 0
         self.close()
+        if dropped:  # Last: the warning may be set to raise.
+            warnings.warn("a fence was dropped with its descriptor open; close it", ResourceWarning, stacklevel=2)
 
 
 def create_port() -> Port:

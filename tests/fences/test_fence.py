@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import logging
 import pickle
 import sys
@@ -349,7 +350,7 @@ def test_fence_signalled_in_a_callback_runs_its_waiters_after_that_callback():
 def test_callbacks_that_signal_each_other_do_not_nest():
     length = 50_000
     row = [SyncFence() for _ in range(length + 1)]
-    for before, after in zip(row, row[1:]):
+    for before, after in itertools.pairwise(row):
         before.add_callback(lambda _, after=after: after.signal())
     row[0].signal()
     assert row[-1].status is FenceStatus.SIGNALLED
