@@ -25,9 +25,11 @@ __all__ = [
     "Requantization",
     "activation_range",
     "dequantize",
+    "exp_on_negative_values",
     "float_activation",
     "multiply_by_quantized_multiplier",
     "multipliers_of",
+    "one_over_one_plus_x",
     "quantize",
     "quantize_multiplier",
     "quantized_range",
@@ -191,7 +193,8 @@ def quantize(values: npt.NDArray[Any], operand: Operand) -> npt.NDArray[Any]:
     rounded = np.where(np.abs(scaled) < np.float32(0.5), np.float32(0), rounded)
     low, high = quantized_range(operand.type)
     shifted = rounded.astype(np.float64) + operand.zero_point
-    return np.clip(shifted, low, high).astype(operand_dtype(operand.type))
+    # In this order a NaN becomes the largest value, as it does in the spec's kernels.
+    return np.fmax(np.fmin(shifted, high), low).astype(operand_dtype(operand.type))
 
 
 def dequantize(array: npt.NDArray[Any], operand: Operand) -> npt.NDArray[np.float32]:
@@ -249,3 +252,56 @@ def float_activation(values: npt.NDArray[Any], activation: int) -> npt.NDArray[A
             return np.clip(values, -1, 1)
         case FusedActivation.RELU6:
             return np.clip(values, 0, 6)
+
+
+_EXP_FACTORS = (1672461947, 1302514674, 790015084, 290630308, 39332535, 720401, 242)
+"""exp(-2**k) for k from -2 to 4, with 31 fractional bits."""
+
+
+def exp_on_negative_values(x: npt.ArrayLike, integer_bits: int) -> Int64Array:
+    """exp(x) for x <= 0 as the spec's kernels approximate it.
+
+    A polynomial covers [-1/4, 0); the rest of x is taken apart into powers of two, each with its factor.
+
+    Args:
+        x: Fixed-point numbers with ``integer_bits`` integer bits (5 at most) and 31 - ``integer_bits`` fractional bits.
+        integer_bits: See ``x``.
+
+    Returns:
+        Fixed-point numbers with 31 fractional bits; 1 is 2**31 - 1.
+    """
+    values = np.asarray(x, dtype=np.int64)
+    fraction_bits = 31 - integer_bits
+    quarter = np.int64(1) << (fraction_bits - 2)
+    in_quarter = (values & (quarter - 1)) - quarter
+    result = _exp_in_last_quarter(in_quarter << integer_bits)
+    remainder = in_quarter - values
+    for exponent, factor in zip(range(-2, integer_bits), _EXP_FACTORS, strict=False):
+        is_set = (remainder & (np.int64(1) << (fraction_bits + exponent))) != 0
+        result = np.where(is_set, saturating_rounding_doubling_high_mul(result, factor), result)
+    return np.where(values == 0, (1 << 31) - 1, result)
+
+
+def _exp_in_last_quarter(x: Int64Array) -> Int64Array:
+    """exp on [-1/4, 0), 31 fractional bits: a Taylor polynomial around -1/8."""
+    product = saturating_rounding_doubling_high_mul
+    exp_minus_eighth, third = 1895147668, 715827883
+    y = x + (1 << 28)
+    y2 = product(y, y)
+    y3 = product(y2, y)
+    y4 = product(y2, y2)
+    inner = product(rounding_divide_by_pot(y4, 2) + y3, third) + y2
+    return exp_minus_eighth + product(exp_minus_eighth, y + rounding_divide_by_pot(inner, 1))
+
+
+def one_over_one_plus_x(x: npt.ArrayLike) -> Int64Array:
+    """1 / (1 + x) for x in [0, 1] by three steps of Newton and Raphson; argument and result have 31 fractional bits."""
+    product = saturating_rounding_doubling_high_mul
+    least, largest = -(1 << 31), (1 << 31) - 1
+    half_denominator = (np.asarray(x, dtype=np.int64) + largest + 1) >> 1
+    # 48/17 and -32/17 with 29 fractional bits: the best linear start.
+    estimate = 1515870810 + product(half_denominator, -1010580540)
+    for _ in range(3):
+        error = (1 << 29) - product(half_denominator, estimate)
+        estimate = estimate + np.clip(product(estimate, error) << 2, least, largest)
+    return np.clip(estimate << 1, least, largest)
