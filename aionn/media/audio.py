@@ -16,6 +16,7 @@ import os
 import time
 import wave
 from collections.abc import Callable, Generator, Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -137,7 +138,8 @@ def _pyav_blocks(path: str, sample_rate_hz: int, where: str) -> Generator[Sample
     with open_container(path, "audio", where) as (container, stream):
         promised = promised_packets(container, stream)
         packets = 0
-        resampler = av.AudioResampler(format="flt", layout="mono", rate=sample_rate_hz)
+        # The layout stays: swresample mixes floats without scaling, so that two loud channels would be clipped.
+        resampler = av.AudioResampler(format="fltp", rate=sample_rate_hz)
         for packet in container.demux(stream):
             packets += packet.size > 0
             for sound in packet.decode():
@@ -151,7 +153,7 @@ def _pyav_blocks(path: str, sample_rate_hz: int, where: str) -> Generator[Sample
             yield _mono(part)
 
 
-def _mono(part: object) -> Samples:
+def _mono(part: Any) -> Samples:
     # Lossy codecs and the resampler's filter overshoot a little.
-    samples: Samples = part.to_ndarray()[0].clip(-1.0, 1.0)  # type: ignore[attr-defined]
+    samples: Samples = part.to_ndarray().mean(axis=0).clip(-1.0, 1.0)
     return samples

@@ -78,7 +78,7 @@ def open_container(path: str, kind: str, where: str) -> Iterator[tuple[Any, Any]
             streams = getattr(container.streams, kind)
             if not streams:
                 kinds = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
-                raise InvalidArgument(f"{where}: expected {path!r} to hold a {kind} stream, got {kinds}")
+                raise InvalidArgument(f"{where}: expected {path!r} to hold {kind}, got {kinds}")
             opened = True
             yield container, streams[0]
     except av.error.FFmpegError as error:

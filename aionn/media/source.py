@@ -217,8 +217,14 @@ class Source(Generic[T]):
             self._close_step()
             return
         # A limiter of its own: closing must not queue behind a step that was abandoned past the shield.
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self._close_step, limiter=anyio.CapacityLimiter(1))
+        try:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(self._close_step, limiter=anyio.CapacityLimiter(1))
+        except BaseException:
+            # A second cancellation by asyncio passes the shield. Closing twice is harmless, not closing is not; this waits for
+            # one step at the most.
+            self._close_step()
+            raise
 
     async def _make_ahead(self, first: Made[T] | None, send: MemoryObjectSendStream[Made[T]]) -> None:
         with send:
