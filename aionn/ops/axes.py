@@ -1,18 +1,23 @@
-"""Axes as arguments of operations: numbers that may count from the end.
+"""Axes and extents as arguments of operations: axes may count from the end, extents must leave a tensor that can exist.
 
-Owns the rule that turns an axis from ``[-rank, rank)`` into one from ``[0, rank)``, and its check in a model and at run time.
-Knows no operation.
+Owns the rule that turns an axis from ``[-rank, rank)`` into one from ``[0, rank)``, with its check in a model and at run time, and
+the bound on shapes that come of run-time values. Knows no operation.
 
-Source: ``handleNegativeAxis`` of the NN HAL's CPU operations.
+Source: ``handleNegativeAxis`` and the 32-bit sizes of operands of the NN HAL's CPU operations.
 """
 
 from __future__ import annotations
 
-from aionn.errors import InvalidArgument
-from aionn.hal import Operand
-from aionn.ops.signature import Call, Check
+import math
 
-__all__ = ["axes_of", "axis_of", "known_rank", "require_axes", "resolve_axis"]
+from aionn.errors import InvalidArgument
+from aionn.hal import Operand, operand_dtype
+from aionn.ops.signature import Call, Check, Shape
+
+__all__ = ["axes_of", "axis_of", "bounded_shape", "known_rank", "require_axes", "resolve_axis"]
+
+_OPERAND_BYTES_MAX = 2**32 - 1
+"""Sizes of operands have 32 bits in the HAL."""
 
 
 def resolve_axis(axis: int, rank: int, what: str) -> int:
@@ -42,6 +47,26 @@ def axes_of(call: Call, index: int, rank: int) -> tuple[int, ...]:
     if array.ndim != 1:
         call.refuse(f"input {index}: expected a list of axes of rank 1, got shape {list(array.shape)}")
     return tuple(sorted({resolve_axis(int(axis), rank, f"input {index}") for axis in array}))
+
+
+def bounded_shape(call: Call, what: str, shape: Shape) -> Shape:
+    """The shape of output 0, when it can exist: computed from run-time values, it may be nonsense of any size.
+
+    Args:
+        call: The execution.
+        what: Names the arguments that the shape comes of, such as ``input 1``.
+        shape: What they make.
+
+    Raises:
+        InvalidArgument: An extent is negative, or the tensor's size in bytes does not fit 32 bits.
+    """
+    size_bytes = math.prod(shape) * operand_dtype(call.outputs[0].type).itemsize
+    if any(extent < 0 for extent in shape) or size_bytes > _OPERAND_BYTES_MAX:
+        call.refuse(
+            f"{what}: expected an output of no negative extent and at most {_OPERAND_BYTES_MAX} bytes, "
+            f"got shape {list(shape)}"
+        )
+    return shape
 
 
 def known_rank(operand: Operand) -> int | None:

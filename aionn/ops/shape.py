@@ -23,15 +23,13 @@ from aionn.hal import (
     dimensions_are_known,
     operand_dtype,
 )
-from aionn.ops.axes import axes_of, axis_of, known_rank, require_axes
+from aionn.ops.axes import axes_of, axis_of, bounded_shape, known_rank, require_axes
 from aionn.ops.signature import Array, Call, Check, OperationContract, Shape
 
 __all__ = ["OPERATIONS"]
 
 T = OperandType
 _QUANT8_TYPES = (T.TENSOR_QUANT8_ASYMM, T.TENSOR_QUANT8_ASYMM_SIGNED)
-_ELEMENTS_MAX = 2**32 - 1
-"""No operand of the HAL has more bytes, so no more elements: larger shapes come from nonsense in run-time values."""
 
 
 def _validate_moved(check: Check, levels: Mapping[OperandType, int]) -> OperandType:
@@ -301,10 +299,7 @@ def _validate_fill(check: Check) -> None:
 
 
 def _filled(call: Call) -> list[Shape]:
-    shape = _list_of(call, 0)
-    if any(extent < 0 for extent in shape) or math.prod(shape) > _ELEMENTS_MAX:
-        call.refuse(f"input 0: expected extents of 0 or more, of less than 2**32 elements, got {shape}")
-    return [tuple(shape)]
+    return [bounded_shape(call, "input 0", tuple(_list_of(call, 0)))]
 
 
 def _execute_fill(call: Call) -> list[Array]:

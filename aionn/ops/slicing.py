@@ -11,14 +11,13 @@ Source: the operations' validators and CPU operations of the NN HAL, one file of
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
 
 from aionn.hal import Operand, OperandType, OperationType, combine_dimensions, operand_dtype
-from aionn.ops.axes import axis_of, known_rank, require_axes
+from aionn.ops.axes import axis_of, bounded_shape, known_rank, require_axes
 from aionn.ops.fixed_point import quantized_range
 from aionn.ops.signature import Array, Call, Check, OperationContract, Shape
 
@@ -26,8 +25,6 @@ __all__ = ["OPERATIONS"]
 
 T = OperandType
 _QUANT8_TYPES = (T.TENSOR_QUANT8_ASYMM, T.TENSOR_QUANT8_ASYMM_SIGNED)
-_ELEMENTS_MAX = 2**32 - 1
-"""No operand of the HAL has more bytes, so no more elements: larger shapes come from nonsense in run-time values."""
 _LEVELS_FROM_3 = {
     T.TENSOR_FLOAT32: 3,
     T.TENSOR_FLOAT16: 3,
@@ -332,10 +329,10 @@ def _validate_tile(check: Check) -> None:
 
 def _tiled(call: Call) -> list[Shape]:
     multiples = _per_axis(call, 1)
+    if any(multiple < 0 for multiple in multiples):
+        call.refuse(f"input 1: expected multiples of 0 or more, got {multiples}")
     shape = tuple(extent * m for extent, m in zip(call.tensor(0).shape, multiples, strict=True))
-    if any(m < 0 for m in multiples) or math.prod(shape) > _ELEMENTS_MAX:
-        call.refuse(f"input 1: expected multiples of 0 or more, of less than 2**32 elements, got {multiples}")
-    return [shape]
+    return [bounded_shape(call, "input 1", shape)]
 
 
 def _execute_tile(call: Call) -> list[Array]:

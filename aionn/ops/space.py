@@ -12,20 +12,18 @@ Source: ``Reshape`` of the NN HAL's validators, ``depthToSpacePrepare`` and its 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import numpy as np
 
 from aionn.hal import OperandType, OperationType
+from aionn.ops.axes import bounded_shape
 from aionn.ops.signature import Array, Call, Check, OperationContract, Shape
 
 __all__ = ["OPERATIONS"]
 
 T = OperandType
 _QUANT8_TYPES = (T.TENSOR_QUANT8_ASYMM, T.TENSOR_QUANT8_ASYMM_SIGNED)
-_ELEMENTS_MAX = 2**32 - 1
-"""No operand of the HAL has more bytes, so no more elements: larger shapes come from nonsense in run-time values."""
 
 
 def _validate_image(
@@ -70,9 +68,7 @@ def _image(call: Call, layout_index: int) -> Array:
 
 def _shape_of(call: Call, layout_index: int, shape: Shape) -> list[Shape]:
     """The shape [batch, height, width, depth] in the call's layout."""
-    if math.prod(shape) > _ELEMENTS_MAX:
-        call.refuse(f"input 1: expected an output of less than 2**32 elements, got shape {list(shape)}")
-    batch, height, width, depth = shape
+    batch, height, width, depth = bounded_shape(call, "input 1", shape)
     return [(batch, depth, height, width) if _is_nchw(call, layout_index) else shape]
 
 
