@@ -42,6 +42,7 @@ from fences.state import (
     FenceStateError,
     FenceStatus,
     ForeignFenceError,
+    NotAFenceError,
     Outcome,
     failure_of,
     outcome_of,
@@ -139,10 +140,9 @@ class SyncFence:
             OSError: as :meth:`from_fd`.
         """
         outcome = outcome_of(state)
-        if outcome is None and fd is None:
-            raise ForeignFenceError("fence record: pending, but no descriptor came with it")
         if outcome is None:
-            assert fd is not None
+            if fd is None:
+                raise NotAFenceError("fence record: pending, but no descriptor came with it")
             return cls.from_fd(fd, name)
         return SyncFence.finished(outcome, name)
 

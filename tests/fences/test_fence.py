@@ -153,9 +153,9 @@ def test_negative_timeout_is_refused_in_every_state(make):
 def test_dependent_fence_is_finished_by_what_it_depends_on_alone():
     source = SyncFence()
     for fence in (source.then(lambda: None), fences.merge([source]), fences.first([source]), fences.Timeline().fence(1)):
-        for finish in (fence.signal, fence.try_signal, lambda fence=fence: fence.fail("x"), lambda fence=fence: fence.try_fail("x")):
+        for finish, *arguments in ((fence.signal,), (fence.try_signal,), (fence.fail, "x"), (fence.try_fail, "x")):
             with pytest.raises(FenceStateError):
-                finish()
+                finish(*arguments)
         assert fence.status is FenceStatus.PENDING
 
 
