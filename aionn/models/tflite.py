@@ -1,0 +1,216 @@
+"""Imports TensorFlow Lite files: ``load_tflite`` makes a ``hal.Model`` of a file.
+
+Owns the order of the work and what the caller learns beside the model: names, signatures, where each operation comes from. Reading
+is in ``tflite_schema``, writing in ``tflite_graph``, the meaning of operators in ``tflite_operators``.
+
+Invariants:
+1. A file either becomes a model that keeps the HAL's rules or is refused with one ``InvalidModel``, whatever its bytes are.
+2. When operators cannot be expressed, the one error lists all of them with their counts.
+3. The model holds its own copy of the constants; the file is not needed afterwards.
+
+Source: the public TensorFlow Lite schema; the contracts in ``aionn.ops``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from aionn.errors import InvalidModel
+from aionn.hal import Model, Operand, Subgraph, operation_type_name
+from aionn.models.tflite_folding import fold
+from aionn.models.tflite_graph import Inexpressible, ModelWriter, SubgraphWriter
+from aionn.models.tflite_operators import CONVERSIONS, operator_name
+from aionn.models.tflite_schema import Signature, TfliteFile, TfliteOperator, read_file
+
+__all__ = ["TfliteArgument", "TfliteModel", "TfliteSignature", "load_tflite"]
+
+
+class TfliteArgument(msgspec.Struct, frozen=True):
+    """An input or output of an imported model.
+
+    Attributes:
+        name: The tensor's name in the file.
+        operand: Its operand in ``model.main``: ``type``, ``dimensions``, ``scale`` and ``zero_point``.
+    """
+
+    name: str
+    operand: Operand
+
+
+class TfliteSignature(msgspec.Struct, frozen=True):
+    """Names that the file gives to the inputs and outputs.
+
+    Attributes:
+        key: The signature's name.
+        inputs: Name and position among the model's inputs.
+        outputs: Name and position among the model's outputs.
+    """
+
+    key: str
+    inputs: tuple[tuple[str, int], ...]
+    outputs: tuple[tuple[str, int], ...]
+
+
+class TfliteModel(msgspec.Struct, frozen=True):
+    """An imported file.
+
+    Attributes:
+        model: What a device prepares.
+        inputs: The main subgraph's inputs in the order of the arguments.
+        outputs: The main subgraph's outputs in the order of the results.
+        signatures: Those of the main subgraph.
+        operation_names: For the main subgraph and then each referenced one, a name per operation, such as
+            ``CONV_2D of operator 3 CONV_2D``.
+    """
+
+    model: Model
+    inputs: tuple[TfliteArgument, ...]
+    outputs: tuple[TfliteArgument, ...]
+    signatures: tuple[TfliteSignature, ...]
+    operation_names: tuple[tuple[str, ...], ...]
+
+
+def load_tflite(source: str | os.PathLike[str] | bytes | bytearray | memoryview) -> TfliteModel:
+    """Imports a file.
+
+    Args:
+        source: Its path, or its bytes.
+
+    Raises:
+        InvalidModel: The file is damaged, or has operators that the HAL cannot express; all of these are listed.
+        OSError: The path cannot be read.
+    """
+    data = bytes(source) if isinstance(source, bytes | bytearray | memoryview) else Path(source).read_bytes()
+    file = read_file(data)
+    return _Import(file).run()
+
+
+class _Import:
+    """One import: the subgraphs in the order in which they are found, and what could not be expressed."""
+
+    def __init__(self, file: TfliteFile) -> None:
+        self._file = file
+        self._model = ModelWriter(file)
+        self._failures: dict[str, tuple[int, str]] = {}
+        self._names: list[tuple[str, ...]] = []
+        self._references: list[set[int]] = []
+
+    def run(self) -> TfliteModel:
+        subgraphs = [self._subgraph(0, len(self._file.subgraphs[0].outputs))]
+        done = 0
+        while done < len(self._model.wanted):
+            subgraphs.append(self._subgraph(*self._model.wanted[done]))
+            done += 1
+        if self._failures:
+            raise InvalidModel(self._complaint())
+        self._check_acyclic()
+        written = [s for s in subgraphs if s is not None]
+        assert len(written) == len(subgraphs), "what is missing is a failure"
+        model = self._model.finish(written)
+        return TfliteModel(
+            model=model,
+            inputs=self._arguments(self._file.subgraphs[0].inputs, model.main.inputs),
+            outputs=self._arguments(self._file.subgraphs[0].outputs, model.main.outputs),
+            signatures=tuple(self._signature(s) for s in self._file.signatures if s.subgraph_index == 0),
+            operation_names=tuple(self._names),
+        )
+
+    def _subgraph(self, index: int, output_count: int) -> Subgraph | None:
+        before = len(self._model.wanted)
+        try:
+            g = SubgraphWriter(self._model, index)
+        except Inexpressible as e:
+            self._fail("input", e)
+            return None
+        for position, operator in enumerate(self._file.subgraphs[index].operators):
+            self._operator(g, position, operator)
+        self._references.append(g.references)
+        try:
+            subgraph = g.finish(output_count)
+        except Inexpressible as e:
+            self._fail("output", e)
+            return None
+        assert len(self._model.wanted) >= before
+        self._names.append(
+            tuple(
+                f"{operation_type_name(operation.type)} of {origin}"
+                for operation, origin in zip(subgraph.operations, g.sources, strict=True)
+            )
+        )
+        return subgraph
+
+    def _operator(self, g: SubgraphWriter, position: int, operator: TfliteOperator) -> None:
+        name = operator_name(operator)
+        g.source = f"operator {position} {name}"
+        for tensor_index in operator.inputs:
+            if tensor_index >= 0 and not g.is_written(tensor_index):
+                g.refuse(
+                    operator,
+                    "inputs",
+                    "inputs, constants and what earlier operators wrote",
+                    f"tensor {tensor_index} ({g.tensors[tensor_index].name!r})",
+                )
+        conversion = CONVERSIONS.get(operator.code)
+        try:
+            if fold(g, operator):
+                return
+            if conversion is None:
+                raise Inexpressible("no such operator is known")
+            if conversion.convert is None:
+                raise Inexpressible(conversion.how)
+            conversion.convert(g, operator)
+        except Inexpressible as e:
+            self._fail(name, e)
+            g.bind_anything(operator)
+
+    def _fail(self, name: str, reason: Inexpressible) -> None:
+        count, first = self._failures.get(name, (0, str(reason)))
+        self._failures[name] = count + 1, first
+
+    def _complaint(self) -> str:
+        count = sum(count for count, _ in self._failures.values())
+        listed = "; ".join(f"{n} x {name}: {why}" for name, (n, why) in self._failures.items())
+        return f"tflite: expected operators that the HAL can express, got {count} that it cannot: {listed}"
+
+    def _check_acyclic(self) -> None:
+        """Demands that no subgraph refers to itself by any way. ``_references`` has the main subgraph first."""
+        state = [0] * len(self._references)
+        for start in range(len(state)):
+            stack = [start]
+            while stack:
+                index = stack[-1]
+                if state[index] == 0:
+                    state[index] = 1
+                    for target in self._references[index]:
+                        if state[target + 1] == 1:
+                            raise InvalidModel(
+                                "tflite: expected subgraphs that do not refer to themselves, got a cycle"
+                            )
+                        if state[target + 1] == 0:
+                            stack.append(target + 1)
+                else:
+                    state[index] = 2
+                    stack.pop()
+
+    def _arguments(self, tensors: Sequence[int], operands: Sequence[Operand]) -> tuple[TfliteArgument, ...]:
+        names = self._file.subgraphs[0].tensors
+        return tuple(TfliteArgument(names[t].name, o) for t, o in zip(tensors, operands, strict=True))
+
+    def _signature(self, signature: Signature) -> TfliteSignature:
+        main = self._file.subgraphs[0]
+        positions = []
+        for what, entries, tensors in (
+            ("input", signature.inputs, main.inputs),
+            ("output", signature.outputs, main.outputs),
+        ):
+            for name, tensor in entries:
+                if tensor not in tensors:
+                    raise InvalidModel(
+                        f"tflite, signature {signature.key!r}: expected {what} {name!r} to be one of the model's, got tensor {tensor}"
+                    )
+            positions.append(tuple((name, tensors.index(tensor)) for name, tensor in entries))
+        return TfliteSignature(signature.key, positions[0], positions[1])

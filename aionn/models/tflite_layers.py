@@ -1,0 +1,403 @@
+"""Layers with weights, pooling, means and changes of quantisation: the operators whose HAL form depends on the quantisation.
+
+Owns how their arguments become HAL arguments, and the exact integer compositions where the HAL has no direct form:
+a mean whose output has another scale, a fully connected layer with scales per channel, and a change of scale between integers.
+
+Invariant: for integer types the compositions compute the same sums and the same fixed-point multiplication as TensorFlow Lite's
+reference kernels.
+
+Source: the TensorFlow Lite operators' documentation and reference kernels; the contracts in ``aionn.ops``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from aionn.hal import ChannelQuant, FusedActivation, Operand, OperandType, OperationType, Padding
+from aionn.models.tflite_graph import Convert, Inexpressible, SubgraphWriter, is_known
+from aionn.models.tflite_schema import ActivationFunctionType, TensorType, TfliteOperator
+
+__all__ = [
+    "average_pool_2d",
+    "batch_matmul",
+    "conv_2d",
+    "depthwise_conv_2d",
+    "dequantize",
+    "fully_connected",
+    "pool_2d",
+    "quantize",
+    "reduce_mean",
+    "reduce_sum",
+    "reduction_axes",
+    "requantize_to",
+    "transpose_conv",
+    "with_activation",
+]
+
+_ACTIVATION = "fused_activation_function"
+
+
+def _padding(g: SubgraphWriter, op: TfliteOperator, table: str) -> int:
+    # The file counts SAME and VALID from 0, the HAL from 1.
+    code = op.integer(table, "padding") + 1
+    if code not in tuple(Padding):
+        g.refuse(op, "padding", "0 (SAME) or 1 (VALID)", code - 1)
+    return code
+
+
+def with_activation(
+    g: SubgraphWriter,
+    op: TfliteOperator,
+    table: str,
+    output: int,
+    emit: Callable[[int, int], None],
+) -> None:
+    """Writes an operation with the operator's fused activation.
+
+    Args:
+        g: Where to.
+        op: Has the activation among its options.
+        table: Its kind of options.
+        output: Where the activated result goes.
+        emit: Writes the operation to an operand with a HAL activation code.
+    """
+    activation = op.integer(table, _ACTIVATION)
+    if activation in tuple(FusedActivation):
+        emit(output, activation)
+    elif activation == ActivationFunctionType.TANH and not g.is_quantized(output):
+        raw = g.like(output)
+        emit(raw, FusedActivation.NONE)
+        g.emit(OperationType.TANH, [raw], [output])
+    else:
+        raise Inexpressible(f"fused activation {activation}")
+
+
+def _weights(g: SubgraphWriter, op: TfliteOperator, position: int, data: int) -> int:
+    """The operand of weights; weights of a smaller type than float data become floats first."""
+    index = g.input(op, position)
+    operand = g.operands[index]
+    if g.type_of(data) != OperandType.TENSOR_FLOAT32 or operand.type == OperandType.TENSOR_FLOAT32:
+        return index
+    floats = g.temporary(OperandType.TENSOR_FLOAT32, operand.dimensions)
+    half = operand.type == OperandType.TENSOR_FLOAT16
+    g.emit(OperationType.CAST if half else OperationType.DEQUANTIZE, [index], [floats])
+    return floats
+
+
+def _bias(g: SubgraphWriter, op: TfliteOperator, position: int, data: int, weights: int, count: int) -> int:
+    """The operand of a bias with ``count`` entries; zeros where the operator has none."""
+    operand, filter_ = g.operands[data], g.operands[weights]
+    is_float = not g.is_quantized(data)
+    kind = OperandType(operand.type) if is_float else OperandType.TENSOR_INT32
+    # float32 arithmetic, as everybody who checks this computes it; 0 where the filter has scales per channel.
+    scale = 0.0 if is_float else float(np.float32(operand.scale) * np.float32(filter_.scale))
+    if not g.has(op, position):
+        return g.zeros(kind, (count,), scale=scale)
+    tensor = g.input_tensor(op, position)
+    if is_float:
+        return _weights(g, op, position, data)
+    if tensor.type != TensorType.INT32:
+        raise Inexpressible(f"a bias of type {tensor.type.name}")
+    return g.constant_view(tensor, Operand(kind, tensor.shape, scale))
+
+
+def conv_2d(g: SubgraphWriter, op: TfliteOperator) -> None:
+    """CONV_2D, or GROUPED_CONV_2D where the filter has fewer channels than the input."""
+    table = "Conv2DOptions"
+    data = g.input(op, 0)
+    filter_ = _weights(g, op, 1, data)
+    _check_channel_axis(g, filter_, 0)
+    in_shape, filter_shape = g.dimensions(data), g.dimensions(filter_)
+    _check_rank(g, op, 4, data, filter_)
+    bias = _bias(g, op, 2, data, filter_, filter_shape[0])
+    strides = [g.int32(op.integer(table, "stride_w")), g.int32(op.integer(table, "stride_h"))]
+    padding = g.int32(_padding(g, op, table))
+    dilations = [op.integer(table, "dilation_w_factor"), op.integer(table, "dilation_h_factor")]
+    groups = in_shape[3] // filter_shape[3] if in_shape[3] and filter_shape[3] else 1
+
+    def emit(output: int, activation: int) -> None:
+        inputs = [data, filter_, bias, padding, *strides]
+        if groups > 1:
+            if dilations != [1, 1]:
+                raise Inexpressible("a grouped convolution with dilation")
+            inputs += [g.int32(groups), g.int32(activation), g.boolean(False)]
+            g.emit(OperationType.GROUPED_CONV_2D, inputs, [output])
+            return
+        g.emit(OperationType.CONV_2D, [*inputs, g.int32(activation), *_dilation(g, dilations)], [output])
+
+    with_activation(g, op, table, g.output(op), emit)
+
+
+def depthwise_conv_2d(g: SubgraphWriter, op: TfliteOperator) -> None:
+    """DEPTHWISE_CONV_2D; the depth multiplier follows from the shapes, as in TensorFlow Lite's kernels."""
+    table = "DepthwiseConv2DOptions"
+    data = g.input(op, 0)
+    filter_ = _weights(g, op, 1, data)
+    _check_channel_axis(g, filter_, 3)
+    _check_rank(g, op, 4, data, filter_)
+    depth_in, depth_out = g.dimensions(data)[3], g.dimensions(filter_)[3]
+    if not depth_in or depth_out % depth_in:
+        g.refuse(op, "input 1", f"a multiple of {depth_in} channels", f"shape {list(g.dimensions(filter_))}")
+    bias = _bias(g, op, 2, data, filter_, depth_out)
+    strides = [g.int32(op.integer(table, "stride_w")), g.int32(op.integer(table, "stride_h"))]
+    inputs = [data, filter_, bias, g.int32(_padding(g, op, table)), *strides, g.int32(depth_out // depth_in)]
+    dilations = [op.integer(table, "dilation_w_factor"), op.integer(table, "dilation_h_factor")]
+
+    def emit(output: int, activation: int) -> None:
+        arguments = [*inputs, g.int32(activation), *_dilation(g, dilations)]
+        g.emit(OperationType.DEPTHWISE_CONV_2D, arguments, [output])
+
+    with_activation(g, op, table, g.output(op), emit)
+
+
+def _dilation(g: SubgraphWriter, dilations: Sequence[int]) -> list[int]:
+    """The trailing arguments, which only a dilated convolution needs: data layout NHWC, and the factors."""
+    return [] if list(dilations) == [1, 1] else [g.boolean(False), *map(g.int32, dilations)]
+
+
+def _check_channel_axis(g: SubgraphWriter, filter_: int, axis: int) -> None:
+    quant = g.operands[filter_].channel_quant
+    if quant is not None and quant.channel_dim != axis:
+        raise Inexpressible(f"filter scales along axis {quant.channel_dim} instead of {axis}")
+
+
+def _check_rank(g: SubgraphWriter, op: TfliteOperator, rank: int, *operands: int) -> None:
+    for position, index in enumerate(operands):
+        if len(g.dimensions(index)) != rank:
+            g.refuse(op, f"input {position}", f"rank {rank}", f"shape {list(g.dimensions(index))}")
+
+
+def transpose_conv(g: SubgraphWriter, op: TfliteOperator) -> None:
+    """TRANSPOSE_CONV_2D in its form with implicit padding; the output's shape must be known."""
+    table = "TransposeConvOptions"
+    data = g.input(op, 2)
+    filter_ = _weights(g, op, 1, data)
+    _check_channel_axis(g, filter_, 0)
+    output = g.output(op)
+    shape: Sequence[int] = g.dimensions(output)
+    if not is_known(tuple(shape)):
+        shape = g.integers_of(op, 0, "output shape")
+    bias = _bias(g, op, 3, data, filter_, g.dimensions(filter_)[0])
+    padding = g.int32(_padding(g, op, table))
+    strides = [g.int32(op.integer(table, "stride_w")), g.int32(op.integer(table, "stride_h"))]
+
+    def emit(target: int, activation: int) -> None:
+        inputs = [data, filter_, bias, g.int32s(shape), padding, *strides]
+        g.emit(OperationType.TRANSPOSE_CONV_2D, [*inputs, g.int32(activation), g.boolean(False)], [target])
+
+    with_activation(g, op, table, output, emit)
+
+
+def pool_2d(kind: OperationType) -> Convert:
+    """AVERAGE_POOL_2D, MAX_POOL_2D or L2_POOL_2D with implicit padding."""
+
+    def convert(g: SubgraphWriter, op: TfliteOperator) -> None:
+        table = "Pool2DOptions"
+        names = ("stride_w", "stride_h", "filter_width", "filter_height")
+        inputs = [g.input(op, 0), g.int32(_padding(g, op, table))]
+        inputs += [g.int32(op.integer(table, name)) for name in names]
+
+        def emit(output: int, activation: int) -> None:
+            g.emit(kind, [*inputs, g.int32(activation)], [output])
+
+        with_activation(g, op, table, g.output(op), emit)
+
+    return convert
+
+
+average_pool_2d = pool_2d(OperationType.AVERAGE_POOL_2D)
+
+
+def fully_connected(g: SubgraphWriter, op: TfliteOperator) -> None:
+    """FULLY_CONNECTED; a 1 x 1 CONV_2D where the weights have scales per channel, which the HAL has for convolutions alone."""
+    table = "FullyConnectedOptions"
+    if op.integer(table, "weights_format"):
+        raise Inexpressible("shuffled weights")
+    data = g.input(op, 0)
+    weights = _weights(g, op, 1, data)
+    shape = g.dimensions(weights)
+    if len(shape) != 2 or not is_known(shape):
+        g.refuse(op, "input 1", "a matrix of weights", f"shape {list(shape)}")
+    units, depth = shape
+    output = g.output(op)
+    if g.operands[weights].channel_quant is not None:
+        _fully_connected_per_channel(g, op, table, data, output, (units, depth))
+        return
+    bias = _bias(g, op, 2, data, weights, units)
+    if len(g.dimensions(data)) < 2:
+        data = g.reshaped(data, (-1, depth))
+
+    def emit(target: int, activation: int) -> None:
+        out_shape = g.dimensions(target)
+        if len(out_shape) == 2:
+            g.emit(OperationType.FULLY_CONNECTED, [data, weights, bias, g.int32(activation)], [target])
+            return
+        batch = math.prod(out_shape[:-1])
+        matrix = g.like(target, (batch, units))
+        g.emit(OperationType.FULLY_CONNECTED, [data, weights, bias, g.int32(activation)], [matrix])
+        g.reshape(matrix, target)
+
+    with_activation(g, op, table, output, emit)
+
+
+def _fully_connected_per_channel(
+    g: SubgraphWriter, op: TfliteOperator, table: str, data: int, output: int, shape: tuple[int, int]
+) -> None:
+    units, depth = shape
+    tensor = g.input_tensor(op, 1)
+    quant = g.describe(tensor).channel_quant
+    assert quant is not None, "the caller looked"
+    if quant.channel_dim != 0:
+        raise Inexpressible(f"weight scales along axis {quant.channel_dim} instead of 0")
+    described = Operand(
+        OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL,
+        (units, 1, 1, depth),
+        channel_quant=ChannelQuant(quant.scales, 0),
+    )
+    filter_ = g.constant_view(tensor, described)
+    bias = _bias(g, op, 2, data, filter_, units)
+    pixels = g.reshaped(data, (-1, 1, 1, depth))
+    one, valid = g.int32(1), g.int32(Padding.VALID)
+
+    def emit(target: int, activation: int) -> None:
+        wide = g.like(target, (g.dimensions(pixels)[0], 1, 1, units))
+        g.emit(OperationType.CONV_2D, [pixels, filter_, bias, valid, one, one, g.int32(activation)], [wide])
+        g.reshape(wide, target)
+
+    with_activation(g, op, table, output, emit)
+
+
+def batch_matmul(g: SubgraphWriter, op: TfliteOperator) -> None:
+    """BATCH_MATMUL."""
+    table = "BatchMatMulOptions"
+    flags = [g.boolean(bool(op.integer(table, name))) for name in ("adj_x", "adj_y")]
+    data = g.input(op, 0)
+    g.emit_to(op, OperationType.BATCH_MATMUL, [data, _weights(g, op, 1, data), *flags])
+
+
+def reduce_mean(g: SubgraphWriter, op: TfliteOperator) -> None:
+    """MEAN; a DEPTHWISE_CONV_2D with a filter of ones where the output has another scale, which the HAL's MEAN forbids."""
+    _reduce(g, op, OperationType.MEAN)
+
+
+def reduce_sum(g: SubgraphWriter, op: TfliteOperator) -> None:
+    """REDUCE_SUM of floats; of 8-bit integers a DEPTHWISE_CONV_2D with a filter of ones."""
+    _reduce(g, op, OperationType.REDUCE_SUM)
+
+
+def _reduce(g: SubgraphWriter, op: TfliteOperator, kind: OperationType) -> None:
+    is_mean = kind == OperationType.MEAN
+    data = g.input(op, 0)
+    rank = len(g.dimensions(data))
+    axes = reduction_axes(g, op, rank)
+    keep = bool(op.integer("ReducerOptions", "keep_dims"))
+    output = g.output(op)
+    if not axes:
+        g.emit(OperationType.CAST, [data], [output])
+        return
+    a, b = g.operands[data], g.operands[output]
+    is_same = (a.scale, a.zero_point) == (b.scale, b.zero_point)
+    if not g.is_quantized(data) or (is_mean and is_same):
+        flag = g.int32(int(keep)) if is_mean else g.boolean(keep)
+        g.emit(kind, [data, g.int32s(axes), flag], [output])
+        return
+    if axes != list(range(axes[0], axes[0] + len(axes))):
+        raise Inexpressible(f"a change of scale over the axes {axes}, which are not neighbours")
+    shape = g.dimensions(data)
+    if 0 in shape[axes[0] :]:
+        raise Inexpressible(f"a change of scale over shape {list(shape)}, which must be known")
+    count = math.prod(shape[axes[0] : axes[-1] + 1])
+    depth = math.prod(shape[axes[-1] + 1 :])
+    pixels = g.reshaped(data, (-1, count, 1, depth))
+    summed = g.like(output, (g.dimensions(pixels)[0], 1, 1, depth))
+    scale = float(np.float32(1.0 / count)) if is_mean else 1.0
+    filter_ = g.full(OperandType(a.type), (1, count, 1, depth), 1, scale=scale)
+    _depthwise(g, pixels, filter_, depth, summed)
+    g.reshape(summed, output)
+
+
+def reduction_axes(g: SubgraphWriter, op: TfliteOperator, rank: int) -> list[int]:
+    """The axes of a reduction: sorted, each once, none negative."""
+    axes = set()
+    for axis in g.integers_of(op, 1, "axes"):
+        if not -rank <= axis < rank:
+            g.refuse(op, "input 1 (axes)", f"axes from {-rank} to {rank - 1}", axis)
+        axes.add(axis % rank)
+    return sorted(axes)
+
+
+def _depthwise(
+    g: SubgraphWriter,
+    pixels: int,
+    filter_: int,
+    depth: int,
+    output: int,
+    activation: int = FusedActivation.NONE,
+) -> None:
+    """A depthwise convolution whose filter is as large as the input's pixels."""
+    a, f = g.operands[pixels], g.operands[filter_]
+    bias_scale = float(np.float32(a.scale) * np.float32(f.scale))
+    bias = g.zeros(OperandType.TENSOR_INT32, (depth,), scale=bias_scale)
+    one, valid = g.int32(1), g.int32(Padding.VALID)
+    arguments = [pixels, filter_, bias, valid, one, one, one, g.int32(activation)]
+    g.emit(OperationType.DEPTHWISE_CONV_2D, arguments, [output])
+
+
+def quantize(g: SubgraphWriter, op: TfliteOperator) -> None:
+    """QUANTIZE of floats; of integers a change of scale (see ``requantize_to``)."""
+    data = g.input(op, 0)
+    output = g.output(op)
+    if not g.is_quantized(data):
+        g.emit(OperationType.QUANTIZE, [data], [output])
+    else:
+        requantize_to(g, data, output)
+
+
+def dequantize(g: SubgraphWriter, op: TfliteOperator) -> None:
+    """DEQUANTIZE; CAST where the file only widens float16."""
+    data = g.input(op, 0)
+    half = g.type_of(data) == OperandType.TENSOR_FLOAT16
+    g.emit_to(op, OperationType.CAST if half else OperationType.DEQUANTIZE, [data])
+
+
+def requantize_to(
+    g: SubgraphWriter, source: int, target: int, activation: int = FusedActivation.NONE
+) -> None:
+    """Writes a value with another scale, zero point or 8-bit type: exact in integers.
+
+    Between the 8-bit types with one scale, through floats, which is exact; to another scale by a depthwise convolution with the
+    1 x 1 filter [1], whose fixed-point multiplication is TensorFlow Lite's.
+    """
+    a, b = g.operands[source], g.operands[target]
+    if not (g.is_quantized(source) and g.is_quantized(target)):
+        raise Inexpressible("a change of scale needs 8-bit types on both sides")
+    if a.type != b.type:
+        if activation != FusedActivation.NONE:
+            raise Inexpressible("an activation between different 8-bit types")
+        shift = 128 if b.type == OperandType.TENSOR_QUANT8_ASYMM else -128
+        is_shift = a.scale == b.scale and a.zero_point + shift == b.zero_point
+        moved = (
+            target
+            if is_shift
+            else g.temporary(b.type, a.dimensions, scale=a.scale, zero_point=a.zero_point + shift)
+        )
+        reals = g.temporary(OperandType.TENSOR_FLOAT32, a.dimensions)
+        g.emit(OperationType.DEQUANTIZE, [source], [reals])
+        g.emit(OperationType.QUANTIZE, [reals], [moved])
+        if is_shift:
+            return
+        source = moved
+    if activation == FusedActivation.NONE and (a.scale, g.operands[source].zero_point) == (
+        b.scale,
+        b.zero_point,
+    ):
+        g.emit(OperationType.CAST, [source], [target])
+        return
+    pixels = g.reshaped(source, (1, -1, 1, 1))
+    scaled = g.like(target, (1, g.dimensions(pixels)[1], 1, 1))
+    filter_ = g.full(OperandType(b.type), (1, 1, 1, 1), 1, scale=1.0)
+    _depthwise(g, pixels, filter_, 1, scaled, activation)
+    g.reshape(scaled, target)
