@@ -74,6 +74,15 @@ class OperationBench:
         (result,) = self.run_all(operation, inputs, [output], kept=kept)
         return result
 
+    def fixed_point_product(self, x: int, multiplier: int, shift: int) -> int:
+        """The fixed-point product as C computes it, one number at a time, for shifts that are not positive."""
+        product = x * multiplier
+        nudged = product + (2**30 if product >= 0 else 1 - 2**30)
+        high = abs(nudged) // 2**31 * (1 if nudged >= 0 else -1)
+        exponent = -shift
+        remainder, threshold = high % 2**exponent, (2**exponent - 1) // 2 + (high < 0)
+        return high // 2**exponent + (remainder > threshold)
+
 
 @pytest.fixture
 def bench() -> OperationBench:

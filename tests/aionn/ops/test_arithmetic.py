@@ -26,28 +26,23 @@ def quantize_multiplier(real: float) -> tuple[int, int]:
     return round(fraction * 2**31), shift
 
 
-def multiply(x: int, multiplier: int, shift: int) -> int:
-    """The fixed-point product as C computes it, one number at a time, for shifts that are not positive."""
-    product = x * multiplier
-    nudged = product + (2**30 if product >= 0 else 1 - 2**30)
-    high = abs(nudged) // 2**31 * (1 if nudged >= 0 else -1)
-    exponent = -shift
-    remainder, threshold = high % 2**exponent, (2**exponent - 1) // 2 + (high < 0)
-    return high // 2**exponent + (remainder > threshold)
-
-
-def plain_sum(a: int, b: int, sign: int, x: Operand, y: Operand, z: Operand) -> int:
+def plain_sum(bench: Any, a: int, b: int, sign: int, x: Operand, y: Operand, z: Operand) -> int:
     twice = 2 * max(x.scale, y.scale)
     m1, s1 = quantize_multiplier(x.scale / twice)
     m2, s2 = quantize_multiplier(y.scale / twice)
     m, s = quantize_multiplier(twice / (2**20 * z.scale))
-    total = multiply((a - x.zero_point) * 2**20, m1, s1) + multiply((b - y.zero_point) * 2**20, sign * m2, s2)
-    return multiply(total, m, s) + z.zero_point
+    total = bench.fixed_point_product((a - x.zero_point) * 2**20, m1, s1) + bench.fixed_point_product(
+        (b - y.zero_point) * 2**20, sign * m2, s2
+    )
+    return bench.fixed_point_product(total, m, s) + z.zero_point
 
 
-def plain_product(a: int, b: int, x: Operand, y: Operand, z: Operand) -> int:
+def plain_product(bench: Any, a: int, b: int, x: Operand, y: Operand, z: Operand) -> int:
     real = np.float32(x.scale) * np.float32(y.scale) / np.float32(z.scale)
-    return multiply((a - x.zero_point) * (b - y.zero_point), *quantize_multiplier(float(real))) + z.zero_point
+    return (
+        bench.fixed_point_product((a - x.zero_point) * (b - y.zero_point), *quantize_multiplier(float(real)))
+        + z.zero_point
+    )
 
 
 def random_operands(rng: np.random.Generator, kind: OperandType) -> tuple[list[Operand], int, int]:
@@ -73,9 +68,9 @@ def test_quantised_kernels_equal_the_definition_to_the_last_bit(
         assert got.dtype == dtype
         for p, q, value in zip(a.tolist(), b.tolist(), got.tolist(), strict=True):
             if operation == O.MUL:
-                plain = plain_product(p, q, x, y, z)
+                plain = plain_product(bench, p, q, x, y, z)
             else:
-                plain = plain_sum(p, q, 1 if operation == O.ADD else -1, x, y, z)
+                plain = plain_sum(bench, p, q, 1 if operation == O.ADD else -1, x, y, z)
             assert value == min(max(plain, low), high)
 
 
