@@ -326,6 +326,17 @@ static int still_whole(Ring *r)
     return overflow(r, write);
 }
 
+/* Nobody but this endpoint writes its counter: another value is corruption, or a second reader. */
+static inline int own_read_counter(Ring *r)
+{
+    if (r->flavour != SYNCHRONIZED)
+        return 0;
+    uint64_t own = atomic_load_explicit(r->read_counter, memory_order_relaxed);
+    if (__builtin_expect(own == r->read_index, 1))
+        return 0;
+    return corrupt(r, "own read counter changed by another", r->read_index, own);
+}
+
 /* 1 if `need` bytes can be read now, 0 if not, -1 with an exception. */
 static inline int readable(Ring *r, uint64_t need)
 {
@@ -333,9 +344,8 @@ static inline int readable(Ring *r, uint64_t need)
         return -1;
     if (r->flavour != SYNCHRONIZED)
         return look_for_broadcast(r, need);
-    uint64_t own = atomic_load_explicit(r->read_counter, memory_order_relaxed);
-    if (__builtin_expect(own != r->read_index, 0))
-        return corrupt(r, "own read counter changed by another", r->read_index, own);
+    if (__builtin_expect(own_read_counter(r) < 0, 0))
+        return -1;
     return r->seen_write - r->read_index >= need ? 1 : look_for_data(r, need);
 }
 
@@ -820,6 +830,8 @@ static PyObject *ring_commit_write(Ring *r, PyObject *count)
         return NULL;
     }
     r->write_open = 0;
+    if (writable(r, 0) < 0)
+        return NULL;
     if (bytes)
         publish_write(r, bytes);
     Py_RETURN_NONE;
@@ -856,7 +868,7 @@ static PyObject *ring_commit_read(Ring *r, PyObject *count)
         return NULL;
     }
     r->read_open = 0;
-    if (publish_read(r, bytes) < 0)
+    if (own_read_counter(r) < 0 || publish_read(r, bytes) < 0)
         return NULL;
     Py_RETURN_NONE;
 }
@@ -1064,6 +1076,8 @@ static PyObject *ring_commit_message(Ring *r, PyObject *size)
         return NULL;
     }
     r->write_open = r->write_message_open = 0;
+    if (writable(r, 0) < 0)
+        return NULL;
     uint64_t whole = padded((uint64_t)length);
     put_header(r, (uint64_t)length);
     pad(r, (uint64_t)length, whole);
@@ -1098,7 +1112,7 @@ static PyObject *ring_release_message(Ring *r, PyObject *unused)
         return NULL;
     }
     r->read_open = r->read_message_open = 0;
-    if (publish_read(r, r->begun_read) < 0)
+    if (own_read_counter(r) < 0 || publish_read(r, r->begun_read) < 0)
         return NULL;
     Py_RETURN_NONE;
 }
@@ -1109,6 +1123,8 @@ PyDoc_STRVAR(available_to_read_doc, "available_to_read()\n--\n\nElements written
                                     "the counters are impossible.");
 static PyObject *ring_available_to_read(Ring *r, PyObject *unused)
 {
+    if (r->state == CORRUPT)
+        return PyLong_FromLong(0);
     if (usable(r) < 0)
         return NULL;
     uint64_t write = atomic_load_explicit(r->write_counter, memory_order_acquire);
@@ -1124,6 +1140,8 @@ PyDoc_STRVAR(available_to_write_doc, "available_to_write()\n--\n\nElements that 
                                      "the counters are impossible.");
 static PyObject *ring_available_to_write(Ring *r, PyObject *unused)
 {
+    if (r->state == CORRUPT)
+        return PyLong_FromLong(0);
     if (usable(r) < 0)
         return NULL;
     uint64_t write = r->writing ? r->write_index : atomic_load_explicit(r->write_counter, memory_order_acquire);

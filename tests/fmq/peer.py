@@ -1,0 +1,81 @@
+"""The second process of the queue tests: evaluates one expression a line and answers with one line.
+
+Run as a script with the queues' descriptors as hexadecimal bytes and their file descriptors (inherited) as arguments:
+`peer.py HEX:FD,FD,.. HEX:FD,..`. The queues are `queue` and `queues` in the expressions. An answer is the repr of the
+value, or `!` and the name of the exception with its text.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import fmq
+
+
+def pattern(count: int, start: int = 0) -> bytes:
+    """`count` 32-bit numbers counting up from `start`, as the original's test service writes them."""
+    return b"".join((start + i).to_bytes(4, "little") for i in range(count))
+
+
+def repeat(call: object, times: int) -> int:
+    """Calls something so many times; how often it answered with something true (or a non-empty bytes)."""
+    assert callable(call)
+    return sum(1 for _ in range(times) if call())
+
+
+def flood(queue: fmq.MessageQueue, count: int) -> int:
+    """Writes so many elements of 256 bytes, each 32 times its own number, as fast as it can."""
+    for number in range(1, count + 1):
+        element = number.to_bytes(8, "little") * 32
+        if not queue.write(element):
+            assert queue.write_blocking(element, 20_000_000_000)
+    return count
+
+
+def read_repeatedly(queue: fmq.MessageQueue, count: int, times: int, timeout_ns: int) -> int:
+    """Blocking reads of `count` elements each; how many of them brought data."""
+    return repeat(lambda: queue.read_blocking(count, timeout_ns), times)
+
+
+def read_all(queue: fmq.MessageQueue, count: int) -> bytes | None:
+    """What the original's test service reads: exactly `count` elements, or None; an overflow is None as well."""
+    try:
+        return queue.read_many(count)
+    except fmq.Overflow:
+        return None
+
+
+def wait_all(queue: fmq.MessageQueue, first: int, size: int, timeout_ns: int) -> int:
+    """Echoes messages until one is empty; how many there were."""
+    echoed = 0
+    back = first
+    while message := queue.read_message_blocking(timeout_ns):
+        assert queues[back].write_message_blocking(message[:size], timeout_ns)
+        echoed += 1
+    return echoed
+
+
+queues: list[fmq.MessageQueue] = []
+
+
+def main() -> None:
+    for argument in sys.argv[1:]:
+        text, fds = argument.split(":")
+        numbers = [int(fd) for fd in fds.split(",")]
+        queues.append(fmq.MessageQueue.attach(fmq.MQDescriptor.from_bytes(bytes.fromhex(text)), numbers))
+    names = dict(globals())
+    if queues:
+        names["queue"] = queues[0]
+    print("ready", flush=True)
+    for line in sys.stdin:
+        try:
+            answer = repr(eval(line, names))
+        except Exception as error:
+            answer = f"!{type(error).__name__} {error}"
+        print(answer, flush=True)
+    for queue in queues:
+        queue.close()
+
+
+if __name__ == "__main__":
+    main()
