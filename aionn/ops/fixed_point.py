@@ -112,6 +112,7 @@ class Requantization:
         low: Least result.
         high: Largest result.
         repeats: How often the channels stand in one row of the sums; long rows are quicker.
+        rounds_once: Rounds half up after the shift alone.
     """
 
     __slots__ = ("_away", "_half", "_high", "_low", "_multiplier", "_nudge", "_shift", "_zero_point")
@@ -125,20 +126,24 @@ class Requantization:
         high: int,
         *,
         repeats: int = 1,
+        rounds_once: bool = False,
     ) -> None:
         channels = np.broadcast_to(np.asarray(reals, dtype=np.float64), bias.shape)
         multiplier, exponent = multipliers_of(channels)
         # A left shift, which the spec applies before the product, shortens the right shift after it.
         right = np.maximum(-exponent, 0)
         left = np.clip(exponent, 0, 30)
-        nudge = bias.astype(np.int64) * multiplier + (np.int64(1) << (30 - left))
+        nudge = bias.astype(np.int64) * multiplier
+        nudge += np.int64(1) << (30 - left + (right if rounds_once else 0))
         half = np.where(right > 0, np.int64(1) << (30 + right), 0)
         self._low, self._high, self._zero_point = low - zero_point, high - zero_point, zero_point
         self._multiplier = np.tile(multiplier, repeats)
         self._shift = np.tile(31 - left + right, repeats)
         self._away: Int64Array | None = None
         self._half: Int64Array | None = None
-        if low >= zero_point:
+        if rounds_once:
+            self._nudge = np.tile(nudge, repeats)
+        elif low >= zero_point:
             # Negative results end at the lower bound, however they are rounded.
             self._nudge = np.tile(nudge + half, repeats)
         else:

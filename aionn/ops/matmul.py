@@ -67,7 +67,7 @@ def _fully_connected_shapes(call: Call) -> Sequence[Shape]:
 def _fully_connected(call: Call) -> Sequence[Array]:
     def prepare() -> tuple[Array, Finish]:
         values, totals = weight_values(call.tensor(0), call.tensor(1), (1,))
-        return values.T, finisher(call, 3, totals, rounds_product=True)
+        return values.T, finisher(call, 3, totals, rounds_product=True, rounds_once=True)
 
     weights, finish = call.kept("weights", (1, 2, 3), prepare)
     rows = call.array(0).reshape(-1, len(weights)).astype(weights.dtype, copy=False)
@@ -157,7 +157,8 @@ out[b, u] = activation(bias[u] + sum over s of in[b, s] * weights[u, s]).
 Inputs: 0 data, rank 2 to 4, taken as [batch, size] with size from the weights; 1 weights [units, size]; 2 bias [units];
 3 INT32 activation (0 NONE, 1 RELU, 2 RELU1, 3 RELU6).
 Output: [batch, units].
-Quantisation: as for CONV_2D, without per-channel weights; the product of the scales is rounded to float32.
+Quantisation: as for CONV_2D, without per-channel weights; the product of the scales is rounded to float32, and the result is rounded
+once, half up, as in LiteRT's reference kernel (AOSP rounds after the product too; that differs by one in some results).
 Types: float32, quant8 asymm (output scale <= input scale * weights scale needs level 3); from level 3 float16; from level 4 quant8
 asymm signed. Only the batch may be 0.
 Source: FullyConnected.cpp of the NN HAL; FullyConnected of TensorFlow Lite's reference kernels.

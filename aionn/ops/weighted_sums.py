@@ -7,7 +7,7 @@ Invariants:
 1. Quantised sums are exact: they are computed in float32 where no partial sum can reach 2**24, else in float64.
 2. Values enter as they are stored; ``Sums.finish`` takes the input's zero point out, so padding must be filled with ``fill``.
 
-Source: the NN HAL's CPU operations; multipliers of signed and per-channel types as TensorFlow Lite's reference kernels compute them.
+Source: the NN HAL's CPU operations; multipliers of signed and per-channel types as TensorFlow Lite's reference kernels have them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ DATA_LEVELS = {
 QUANT8 = (OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED)
 
 SCRATCH_ROW = 1024
-"""Elements of a row that is long enough: numpy's cost per row is then small, and the row's parameters stay in the first-level cache."""
+"""Elements of a row that is long enough: numpy's cost per row is then small, and a row's parameters stay in the nearest cache."""
 
 _EXACT_FLOAT32 = 1 << 24
 
@@ -135,6 +135,7 @@ def finisher(
     *,
     repeats: int = 1,
     rounds_product: bool = False,
+    rounds_once: bool = False,
     keeps_zero_point: bool = True,
 ) -> Finish:
     """What makes outputs of sums: ``finish(sums, out)`` with the channels (times ``repeats``) on the last axis.
@@ -145,6 +146,7 @@ def finisher(
         totals: The sum of each channel's weights.
         repeats: How often the channels stand in a row.
         rounds_product: Whether the product of two single scales is rounded to float32, as it is for unsigned data anyway.
+        rounds_once: Whether results are rounded once, half up, instead of after product and shift.
         keeps_zero_point: Whether the data were weighted as stored, its zero point not taken out.
 
     Raises:
@@ -162,7 +164,9 @@ def finisher(
         constant -= totals.astype(np.int64) * data.zero_point
     low, high = activation_range(code, output)
     reals = _real_multipliers(data, weights, output, rounds_product)
-    return Requantization(reals, constant, output.zero_point, low, high, repeats=repeats)
+    return Requantization(
+        reals, constant, output.zero_point, low, high, repeats=repeats, rounds_once=rounds_once
+    )
 
 
 def _real_multipliers(data: Tensor, weights: Tensor, output: Operand, rounds_product: bool) -> Array:
