@@ -210,7 +210,8 @@ class _Import:
             for name, tensor in entries:
                 if tensor not in tensors:
                     raise InvalidModel(
-                        f"tflite, signature {signature.key!r}: expected {what} {name!r} to be one of the model's, got tensor {tensor}"
+                        f"tflite, signature {signature.key!r}: expected {what} {name!r} to be one of the model's, "
+                        f"got tensor {tensor}"
                     )
             positions.append(tuple((name, tensors.index(tensor)) for name, tensor in entries))
         return TfliteSignature(signature.key, positions[0], positions[1])

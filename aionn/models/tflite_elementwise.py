@@ -1,6 +1,6 @@
 """Operators that work element by element: arithmetic, activations, comparisons, choice, changes of type.
 
-Owns their HAL forms and the compositions of those that the HAL lacks. Broadcasting that the HAL's SELECT does not do is written out.
+Owns their HAL forms and the compositions of those that the HAL lacks. Broadcasting that SELECT does not do is written out.
 
 Source: the TensorFlow Lite operators' documentation and reference kernels; the contracts in ``aionn.ops``.
 """
@@ -113,7 +113,7 @@ def relu_0_to_1(g: SubgraphWriter, op: TfliteOperator) -> None:
 
 
 def leaky_relu(g: SubgraphWriter, op: TfliteOperator) -> None:
-    """PRELU with one alpha. Quantised, alpha is its scale times a stored 1 or -1, so that the multiplier is the reference kernel's."""
+    """PRELU with one alpha. Quantised, alpha is its scale times a stored 1 or -1: that gives the reference kernel's multiplier."""
     data = g.input(op, 0)
     alpha = op.option("LeakyReluOptions", "alpha")
     if not g.is_quantized(data):

@@ -112,7 +112,7 @@ def _gather(g: SubgraphWriter, op: TfliteOperator, values: list[Array]) -> Array
     data, indices = values[0], values[-1]
     if len(values) != 2 or data.ndim != 1 or op.integer("GatherOptions", "batch_dims"):
         return None
-    if indices.size and not (0 <= indices.min() and indices.max() < data.size):
+    if indices.size and not (indices.min() >= 0 and indices.max() < data.size):
         return None
     return np.asarray(data[indices])
 

@@ -1,7 +1,7 @@
 """Writes HAL subgraphs from the file's operators: operands, constants, checks, shapes.
 
-Owns where values go (one pool for large constants, ``operand_values`` for small ones), how a tensor becomes an operand, and the check
-of every operation that is written against its contract. What an operator becomes is in the ``tflite_*`` operator modules.
+Owns where values go (one pool for large constants, ``operand_values`` for small ones), how a tensor becomes an operand, and the
+check of every operation that is written against its contract. What an operator becomes is in the ``tflite_*`` operator modules.
 
 Invariants:
 1. An operation that is written fulfils its contract; where it would not, the operator counts as ``Inexpressible``.

@@ -18,6 +18,7 @@ import numpy as np
 
 from aionn.hal import ChannelQuant, FusedActivation, Operand, OperandType, OperationType, Padding
 from aionn.models.tflite_graph import Convert, Inexpressible, SubgraphWriter, is_known
+from aionn.models.tflite_rounding import MeanFilter, mean_filter
 from aionn.models.tflite_schema import ActivationFunctionType, TensorType, TfliteOperator
 
 __all__ = [
@@ -313,9 +314,9 @@ def _reduce(g: SubgraphWriter, op: TfliteOperator, kind: OperationType) -> None:
     depth = math.prod(shape[axes[-1] + 1 :])
     pixels = g.reshaped(data, (-1, count, 1, depth))
     summed = g.like(output, (g.dimensions(pixels)[0], 1, 1, depth))
-    scale = float(np.float32(1.0 / count)) if is_mean else 1.0
-    filter_ = g.full(OperandType(a.type), (1, count, 1, depth), 1, scale=scale)
-    _depthwise(g, pixels, filter_, depth, summed)
+    rule = mean_filter(a, b, count) if is_mean else MeanFilter(1, 1.0, 0, is_exact=True)
+    filter_ = g.full(OperandType(a.type), (1, count, 1, depth), rule.weight, scale=rule.scale)
+    _depthwise(g, pixels, filter_, depth, summed, bias=rule.bias)
     g.reshape(summed, output)
 
 
@@ -335,14 +336,16 @@ def _depthwise(
     filter_: int,
     depth: int,
     output: int,
+    *,
     activation: int = FusedActivation.NONE,
+    bias: int = 0,
 ) -> None:
-    """A depthwise convolution whose filter is as large as the input's pixels."""
+    """A depthwise convolution whose filter is as large as the input's pixels, with one bias for all channels."""
     a, f = g.operands[pixels], g.operands[filter_]
     bias_scale = float(np.float32(a.scale) * np.float32(f.scale))
-    bias = g.zeros(OperandType.TENSOR_INT32, (depth,), scale=bias_scale)
+    biases = g.full(OperandType.TENSOR_INT32, (depth,), bias, scale=bias_scale)
     one, valid = g.int32(1), g.int32(Padding.VALID)
-    arguments = [pixels, filter_, bias, valid, one, one, one, g.int32(activation)]
+    arguments = [pixels, filter_, biases, valid, one, one, one, g.int32(activation)]
     g.emit(OperationType.DEPTHWISE_CONV_2D, arguments, [output])
 
 
@@ -399,5 +402,5 @@ def requantize_to(
     pixels = g.reshaped(source, (1, -1, 1, 1))
     scaled = g.like(target, (1, g.dimensions(pixels)[1], 1, 1))
     filter_ = g.full(OperandType(b.type), (1, 1, 1, 1), 1, scale=1.0)
-    _depthwise(g, pixels, filter_, 1, scaled, activation)
+    _depthwise(g, pixels, filter_, 1, scaled, activation=activation)
     g.reshape(scaled, target)
