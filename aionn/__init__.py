@@ -1,0 +1,110 @@
+"""An asyncio runtime for neural networks with the execution model of the Android NN HAL.
+
+``async with aionn.open() as runtime`` finds devices; ``runtime.compile`` makes a model ready; ``execute``, ``execute_fenced`` and ``burst``
+run it, with priorities and deadlines. Names are imported when first used, so that ``import aionn`` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aionn.errors import (
+        DeadObject,
+        DeviceUnavailable,
+        Error,
+        ErrorStatus,
+        GeneralFailure,
+        InvalidArgument,
+        InvalidModel,
+        MissedDeadline,
+        OutputInsufficientSize,
+        ResourceExhausted,
+    )
+    from aionn.hal import ExecutionPreference, Model, Priority
+    from aionn.runtime.arguments import TensorSpec, image_writer, value_writer
+    from aionn.runtime.burst import Burst, Stream, StreamResult
+    from aionn.runtime.clock import after, now_ns
+    from aionn.runtime.compilation import Compilation, Placement
+    from aionn.runtime.execution import Execution, Result
+    from aionn.runtime.runtime import Runtime, RuntimeDevice
+    from aionn.runtime.runtime import open_runtime as open
+
+__version__ = "0.1.0"
+
+_HOME_BY_NAME = {
+    "Burst": "aionn.runtime.burst",
+    "Compilation": "aionn.runtime.compilation",
+    "DeadObject": "aionn.errors",
+    "DeviceUnavailable": "aionn.errors",
+    "Error": "aionn.errors",
+    "ErrorStatus": "aionn.errors",
+    "Execution": "aionn.runtime.execution",
+    "ExecutionPreference": "aionn.hal",
+    "GeneralFailure": "aionn.errors",
+    "InvalidArgument": "aionn.errors",
+    "InvalidModel": "aionn.errors",
+    "MissedDeadline": "aionn.errors",
+    "Model": "aionn.hal",
+    "OutputInsufficientSize": "aionn.errors",
+    "Placement": "aionn.runtime.compilation",
+    "Priority": "aionn.hal",
+    "ResourceExhausted": "aionn.errors",
+    "Result": "aionn.runtime.execution",
+    "Runtime": "aionn.runtime.runtime",
+    "RuntimeDevice": "aionn.runtime.runtime",
+    "Stream": "aionn.runtime.burst",
+    "StreamResult": "aionn.runtime.burst",
+    "TensorSpec": "aionn.runtime.arguments",
+    "after": "aionn.runtime.clock",
+    "image_writer": "aionn.runtime.arguments",
+    "now_ns": "aionn.runtime.clock",
+    "value_writer": "aionn.runtime.arguments",
+}
+
+__all__ = [
+    "Burst",
+    "Compilation",
+    "DeadObject",
+    "DeviceUnavailable",
+    "Error",
+    "ErrorStatus",
+    "Execution",
+    "ExecutionPreference",
+    "GeneralFailure",
+    "InvalidArgument",
+    "InvalidModel",
+    "MissedDeadline",
+    "Model",
+    "OutputInsufficientSize",
+    "Placement",
+    "Priority",
+    "ResourceExhausted",
+    "Result",
+    "Runtime",
+    "RuntimeDevice",
+    "Stream",
+    "StreamResult",
+    "TensorSpec",
+    "after",
+    "image_writer",
+    "now_ns",
+    "open",
+    "value_writer",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "open":
+        value = importlib.import_module("aionn.runtime.runtime").open_runtime
+    elif name in _HOME_BY_NAME:
+        value = getattr(importlib.import_module(_HOME_BY_NAME[name]), name)
+    else:
+        raise AttributeError(f"module 'aionn' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

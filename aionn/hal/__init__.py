@@ -13,3 +13,4 @@ from aionn.hal.operand import *  # noqa: F403
 from aionn.hal.operation import *  # noqa: F403
 from aionn.hal.qos import *  # noqa: F403
 from aionn.hal.request import *  # noqa: F403
+from aionn.hal.reusable import *  # noqa: F403

@@ -7,8 +7,8 @@ GENERAL_FAILURE.
 Obligations of a driver, for every method:
 1. Every argument is hostile and is checked before it is used.
 2. A call that fails changes nothing that a later call can see.
-3. A deadline is absolute, in nanoseconds of CLOCK_MONOTONIC. One that has passed before the start is MISSED_DEADLINE_PERSISTENT, one
-   that passes while running is MISSED_DEADLINE_TRANSIENT.
+3. A deadline is absolute, in nanoseconds of CLOCK_MONOTONIC. One that has passed before the start is
+   MISSED_DEADLINE_PERSISTENT, one that passes while running is MISSED_DEADLINE_TRANSIENT.
 4. A cancelled call (the coroutine's cancellation) gives up waiting; the device may go on, and keeps its slot until it is done.
 5. Nothing is written outside of the areas that the request names.
 
@@ -17,7 +17,7 @@ Source: ``IDevice``, ``IPreparedModel``, ``IBurst``, ``IBuffer`` of the NN HAL 1
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -82,7 +82,7 @@ class BufferRole(msgspec.Struct, frozen=True, array_like=True):
 ExecutionCallback = Callable[[ErrorStatus, Sequence[OutputShape], Timing], None]
 """Called exactly once with the status, the output shapes (empty unless NONE or OUTPUT_INSUFFICIENT_SIZE) and the timing."""
 
-FencedExecutionInfo = Callable[[], tuple[ErrorStatus, FencedTiming]]
+FencedExecutionInfo = Callable[[], Awaitable[tuple[ErrorStatus, FencedTiming]]]
 """Before completion: GENERAL_FAILURE. After: the execution's status, and the timings if they were measured."""
 
 

@@ -1,0 +1,195 @@
+"""The client's end of a burst: an awaitable execution over two queues.
+
+Owns the waiting; what is said is in ``packets``, what is allowed in ``session``.
+
+Invariants:
+1. A request that was sent is never sent again, on no path: the work may have run.
+2. If the caller is cancelled while a request is in flight, its result is read and thrown away before the next request is sent.
+3. When the driver's death is reported, the pending call ends at once with DEAD_OBJECT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+import anyio
+
+import fmq
+from aionn.burst.packets import PACKET_BYTES_MAX, BurstResult, decode_result, encode_request
+from aionn.burst.session import BurstState, MemorySlots, next_state
+from aionn.errors import (
+    DeadObject,
+    Error,
+    ErrorStatus,
+    GeneralFailure,
+    InvalidArgument,
+    ResourceExhausted,
+    error_for_status,
+)
+from aionn.hal import ExecutionResult, Memory, Request
+
+__all__ = ["QUEUE_BYTES", "BurstController"]
+
+QUEUE_BYTES = 1 << 16
+"""Capacity of each queue: the 1,024 datums of the spec's users, at some 20 bytes each, fit three times."""
+
+assert QUEUE_BYTES <= PACKET_BYTES_MAX
+
+
+class BurstController:
+    """The client's end of one burst.
+
+    Args:
+        requests: Queue that the driver reads; owned by this object from now on.
+        results: Queue that the driver writes; owned by this object from now on.
+        free_slot: Tells the driver that a memory slot is free.
+        end: Tells the driver that the burst is over.
+    """
+
+    def __init__(
+        self,
+        requests: fmq.MessageQueue,
+        results: fmq.MessageQueue,
+        *,
+        free_slot: Callable[[int], Awaitable[None]],
+        end: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._requests = requests
+        self._results = results
+        self._free_slot = free_slot
+        self._end = end
+        self._slots = MemorySlots()
+        self._state = BurstState.IDLE
+        self._unread_count = 0
+        self._temporary: list[int] = []
+        self._waiting: anyio.CancelScope | None = None
+        self._why_dead = ""
+
+    @property
+    def state(self) -> BurstState:
+        """What this end is doing."""
+        return self._state
+
+    def memories(self, slots: Sequence[int]) -> list[Memory]:
+        """Answers the driver's question for memories. Raises as ``MemorySlots.memories``."""
+        return self._slots.memories(slots)
+
+    async def execute_synchronously(
+        self,
+        request: Request,
+        memory_identifiers: Sequence[int],
+        *,
+        measure: bool = False,
+        deadline_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
+    ) -> ExecutionResult:
+        """See ``aionn.hal.Burst``. A packet carries neither deadline nor loop time-out: the caller keeps the deadline, and a
+        loop time-out is refused."""
+        if loop_timeout_ns is not None:
+            raise InvalidArgument("burst: a request with a loop time-out must go through the prepared model")
+        if self._state == BurstState.DEAD:
+            raise DeadObject(f"burst: {self._why_dead}")
+        self._state = next_state(self._state, "send")
+        try:
+            await self._settle()
+            slots = self._request_slots(request, memory_identifiers)
+            result = await self._exchange(encode_request(request, slots, measure=measure))
+            await self._settle()
+        finally:
+            if self._state == BurstState.IN_FLIGHT:
+                self._state = next_state(self._state, "result")
+        return _execution_result(result)
+
+    async def _settle(self) -> None:
+        """Reads what a cancelled caller left in flight, then gives back the slots that were for one execution alone."""
+        while self._unread_count:
+            await self._read()
+        while self._temporary:
+            # The driver forgets the slot before it can mean another memory.
+            await self._free_slot(self._temporary[-1])
+            self._slots.free_slot(self._temporary.pop())
+
+    def _request_slots(self, request: Request, memory_identifiers: Sequence[int]) -> list[int]:
+        if len(memory_identifiers) != len(request.pools) or any(i < -1 for i in memory_identifiers):
+            raise InvalidArgument(
+                f"burst: expected {len(request.pools)} memory identifiers of at least -1, got {list(memory_identifiers)}"
+            )
+        slots: list[int] = []
+        for index, (pool, identifier) in enumerate(zip(request.pools, memory_identifiers, strict=True)):
+            if not isinstance(pool, Memory):
+                raise InvalidArgument(f"burst: pool {index} is a device memory; use the prepared model")
+            if identifier == -1:
+                slots.append(self._slots.temporary_slot(pool))
+                self._temporary.append(slots[-1])
+            else:
+                slots.append(self._slots.slot(identifier, pool))
+        return slots
+
+    async def _exchange(self, packet: bytes) -> BurstResult:
+        try:
+            sent = self._requests.write_message(packet)
+        except fmq.Error as e:
+            raise ResourceExhausted(f"burst: the request does not fit the queue: {e}", transient=False) from e
+        if not sent:
+            raise ResourceExhausted("burst: the request queue is full", transient=True)
+        self._unread_count += 1
+        return decode_result(await self._read())
+
+    async def _read(self) -> bytes:
+        """One result packet.
+
+        Raises:
+            DeadObject: The driver died.
+        """
+        with anyio.CancelScope() as scope:
+            self._waiting = scope
+            try:
+                payload = await fmq.aio.read_message(self._results)
+            except fmq.Error as e:
+                raise GeneralFailure(f"burst: the result cannot be read: {e}") from e
+            finally:
+                self._waiting = None
+            self._unread_count -= 1
+            return payload
+        raise DeadObject(f"burst: {self._why_dead}")
+
+    def peer_died(self, why: str) -> None:
+        """Ends the pending call, and every later one, with DEAD_OBJECT. Call it in the event loop's thread."""
+        self._why_dead = why
+        self._state = next_state(self._state, "peer died")
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    async def release_memory_resource(self, memory_identifier: int) -> None:
+        """See ``aionn.hal.Burst``."""
+        if memory_identifier < -1:
+            raise InvalidArgument(
+                f"burst: expected a memory identifier of at least -1, got {memory_identifier}"
+            )
+        slot = self._slots.release(memory_identifier)
+        if slot is not None and self._state not in (BurstState.DEAD, BurstState.CLOSED):
+            await self._free_slot(slot)
+
+    async def aclose(self) -> None:
+        """Ends the burst and closes both queues. Idempotent."""
+        if self._state == BurstState.CLOSED:
+            return
+        was_dead = self._state == BurstState.DEAD
+        self._state = next_state(self._state, "close")
+        try:
+            if not was_dead:
+                with anyio.CancelScope(shield=True):
+                    await self._end()
+        except Error:
+            pass  # The driver went away meanwhile: what this call wants has happened.
+        finally:
+            self._requests.close()
+            self._results.close()
+
+
+def _execution_result(result: BurstResult) -> ExecutionResult:
+    if result.status == ErrorStatus.NONE:
+        return ExecutionResult(True, result.output_shapes, result.timing)
+    if result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
+        return ExecutionResult(False, result.output_shapes)
+    raise error_for_status(result.status, f"burst: the driver answered {result.status.name}")

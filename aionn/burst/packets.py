@@ -1,0 +1,381 @@
+"""Burst packets: requests and results as lists of datums, and back.
+
+Owns the datums (with the spec's tags), their order, their MessagePack form and all checks of what a peer sent. No I/O.
+
+Invariants:
+1. What is read is a private copy; nothing here looks at shared memory.
+2. A packet is either wholly well-formed or refused with ``MalformedPacket``; a count in it is compared with the datums that are there before
+   anything is allocated for it.
+3. A result that fails carries no shapes and no timing.
+
+Source: ``FmqRequestDatum``, ``FmqResultDatum`` of the NN HAL 1.2 and the order of the datums in its burst protocol. One packet is one
+MessagePack array of datums, published by one commit; the spec's unions, with their padding to clear, do not arise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from aionn.errors import ErrorStatus, InvalidArgument
+from aionn.hal import (
+    NO_TIMING,
+    DataLocation,
+    ExecutionResult,
+    OutputShape,
+    Request,
+    RequestArgument,
+    Timing,
+)
+
+__all__ = [
+    "PACKET_BYTES_MAX",
+    "RANK_MAX",
+    "BurstRequest",
+    "BurstResult",
+    "FmqRequestDatum",
+    "FmqResultDatum",
+    "MalformedPacket",
+    "decode_request",
+    "decode_result",
+    "deserialize_request",
+    "deserialize_result",
+    "encode_request",
+    "encode_result",
+    "failed_result",
+    "serialize_request",
+    "serialize_result",
+]
+
+PACKET_BYTES_MAX = 1 << 20
+"""Largest packet that is looked at: a request of 1,024 datums, the spec's users' queue length, takes some 20 KiB."""
+
+RANK_MAX = 64
+"""Most dimensions of one argument: numpy's own limit."""
+
+_UINT32_MAX = 2**32 - 1
+_D = TypeVar("_D")
+_K = TypeVar("_K")
+
+
+class MalformedPacket(InvalidArgument):
+    """The peer sent something that is no packet."""
+
+
+class PacketInformation(msgspec.Struct, frozen=True, array_like=True, tag=0):
+    """First datum of a request. ``packet_size`` counts datums, itself included."""
+
+    packet_size: int
+    input_operand_count: int
+    output_operand_count: int
+    pool_count: int
+
+
+class InputOperandInformation(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """One input; its dimension values follow."""
+
+    has_no_value: bool
+    location: DataLocation
+    dimension_count: int
+
+
+class InputOperandDimensionValue(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """One extent of the input before it."""
+
+    value: int
+
+
+class OutputOperandInformation(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """One output; its dimension values follow."""
+
+    has_no_value: bool
+    location: DataLocation
+    dimension_count: int
+
+
+class OutputOperandDimensionValue(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """One extent of the output before it."""
+
+    value: int
+
+
+class PoolIdentifier(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """The memory slot of one pool."""
+
+    slot: int
+
+
+class MeasureTiming(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """Last datum of a request."""
+
+    measure: bool
+
+
+FmqRequestDatum = (
+    PacketInformation
+    | InputOperandInformation
+    | InputOperandDimensionValue
+    | OutputOperandInformation
+    | OutputOperandDimensionValue
+    | PoolIdentifier
+    | MeasureTiming
+)
+
+
+class ResultPacketInformation(msgspec.Struct, frozen=True, array_like=True, tag=0):
+    """First datum of a result."""
+
+    packet_size: int
+    error_status: int
+    operand_count: int
+
+
+class ResultOperandInformation(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """One output; its dimension values follow."""
+
+    is_sufficient: bool
+    dimension_count: int
+
+
+class ResultOperandDimensionValue(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """One extent of the output before it."""
+
+    value: int
+
+
+class ExecutionTiming(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """Last datum of a result."""
+
+    timing: Timing
+
+
+FmqResultDatum = (
+    ResultPacketInformation | ResultOperandInformation | ResultOperandDimensionValue | ExecutionTiming
+)
+
+
+class BurstRequest(NamedTuple):
+    """What a request packet says.
+
+    Attributes:
+        inputs: One per input of the model.
+        outputs: One per output of the model.
+        slots: The memory slot of each pool.
+        measure: Whether timings are wanted.
+    """
+
+    inputs: tuple[RequestArgument, ...]
+    outputs: tuple[RequestArgument, ...]
+    slots: tuple[int, ...]
+    measure: bool
+
+
+class BurstResult(NamedTuple):
+    """What a result packet says; shapes and timing are empty unless ``status`` allows them."""
+
+    status: ErrorStatus
+    output_shapes: tuple[OutputShape, ...]
+    timing: Timing
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_REQUEST_DECODER = msgspec.msgpack.Decoder(list[FmqRequestDatum])
+_RESULT_DECODER = msgspec.msgpack.Decoder(list[FmqResultDatum])
+
+
+def serialize_request(request: Request, slots: Sequence[int], *, measure: bool) -> list[FmqRequestDatum]:
+    """A request as datums; ``slots`` has one memory slot per pool."""
+    datums: list[FmqRequestDatum] = []
+    for argument in request.inputs:
+        dimensions = argument.dimensions
+        datums.append(InputOperandInformation(argument.has_no_value, argument.location, len(dimensions)))
+        datums.extend(InputOperandDimensionValue(extent) for extent in dimensions)
+    for argument in request.outputs:
+        dimensions = argument.dimensions
+        datums.append(OutputOperandInformation(argument.has_no_value, argument.location, len(dimensions)))
+        datums.extend(OutputOperandDimensionValue(extent) for extent in dimensions)
+    datums.extend(PoolIdentifier(slot) for slot in slots)
+    datums.append(MeasureTiming(measure))
+    information = PacketInformation(len(datums) + 1, len(request.inputs), len(request.outputs), len(slots))
+    return [information, *datums]
+
+
+def deserialize_request(datums: Sequence[FmqRequestDatum]) -> BurstRequest:
+    """A request from datums.
+
+    Raises:
+        MalformedPacket: A datum is missing, too many, of the wrong kind or out of range.
+    """
+    reader = _Reader(datums)
+    information = reader.next(PacketInformation)
+    reader.check_size(information.packet_size)
+    reader.check_count("inputs", information.input_operand_count)
+    reader.check_count("outputs", information.output_operand_count)
+    reader.check_count("pools", information.pool_count)
+    inputs = tuple(
+        reader.argument(InputOperandInformation, InputOperandDimensionValue)
+        for _ in range(information.input_operand_count)
+    )
+    outputs = tuple(
+        reader.argument(OutputOperandInformation, OutputOperandDimensionValue)
+        for _ in range(information.output_operand_count)
+    )
+    slots = tuple(reader.next(PoolIdentifier).slot for _ in range(information.pool_count))
+    if any(not 0 <= slot < 2**31 for slot in slots):
+        raise MalformedPacket(f"burst request: expected slots from 0 to 2**31 - 1, got {list(slots)}")
+    measure = reader.next(MeasureTiming).measure
+    reader.end()
+    return BurstRequest(inputs, outputs, slots, measure)
+
+
+def serialize_result(result: BurstResult) -> list[FmqResultDatum]:
+    """A result as datums."""
+    datums: list[FmqResultDatum] = []
+    for shape in result.output_shapes:
+        datums.append(ResultOperandInformation(shape.is_sufficient, len(shape.dimensions)))
+        datums.extend(ResultOperandDimensionValue(extent) for extent in shape.dimensions)
+    datums.append(ExecutionTiming(result.timing))
+    information = ResultPacketInformation(len(datums) + 1, int(result.status), len(result.output_shapes))
+    return [information, *datums]
+
+
+def deserialize_result(datums: Sequence[FmqResultDatum]) -> BurstResult:
+    """A result from datums.
+
+    Raises:
+        MalformedPacket: A datum is missing, too many, of the wrong kind or out of range, or shapes or timing stand where the status
+            forbids them.
+    """
+    reader = _Reader(datums)
+    information = reader.next(ResultPacketInformation)
+    reader.check_size(information.packet_size)
+    reader.check_count("outputs", information.operand_count)
+    try:
+        status = ErrorStatus(information.error_status)
+    except ValueError as e:
+        raise MalformedPacket(f"burst result: {e}") from e
+    shapes = []
+    for _ in range(information.operand_count):
+        operand = reader.next(ResultOperandInformation)
+        dimensions = reader.dimensions(ResultOperandDimensionValue, operand.dimension_count)
+        shapes.append(OutputShape(dimensions, operand.is_sufficient))
+    timing = reader.next(ExecutionTiming).timing
+    reader.end()
+    if status != ErrorStatus.NONE and timing != NO_TIMING:
+        raise MalformedPacket(f"burst result: expected no timing with status {status.name}, got {timing}")
+    if shapes and status not in (ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE):
+        raise MalformedPacket(
+            f"burst result: expected no shapes with status {status.name}, got {len(shapes)}"
+        )
+    if (status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE) != any(not s.is_sufficient for s in shapes):
+        raise MalformedPacket(f"burst result: status {status.name} contradicts the output shapes")
+    return BurstResult(status, tuple(shapes), timing)
+
+
+def encode_request(request: Request, slots: Sequence[int], *, measure: bool) -> bytes:
+    """A request packet's bytes."""
+    return _ENCODER.encode(serialize_request(request, slots, measure=measure))
+
+
+def encode_result(result: BurstResult) -> bytes:
+    """A result packet's bytes."""
+    return _ENCODER.encode(serialize_result(result))
+
+
+def decode_request(payload: bytes) -> BurstRequest:
+    """A request from a packet's bytes.
+
+    Raises:
+        MalformedPacket: The bytes are no request packet.
+    """
+    return deserialize_request(_decode(_REQUEST_DECODER, payload))
+
+
+def decode_result(payload: bytes) -> BurstResult:
+    """A result from a packet's bytes.
+
+    Raises:
+        MalformedPacket: The bytes are no result packet.
+    """
+    return deserialize_result(_decode(_RESULT_DECODER, payload))
+
+
+def failed_result(status: ErrorStatus) -> BurstResult:
+    """A result without shapes and timing."""
+    return BurstResult(status, (), NO_TIMING)
+
+
+def result_of(result: ExecutionResult) -> BurstResult:
+    """An execution's result as a packet's content."""
+    status = ErrorStatus.NONE if result.output_sufficient_size else ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
+    return BurstResult(status, result.output_shapes, result.timing)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[list[_D]], payload: bytes) -> list[_D]:
+    if len(payload) > PACKET_BYTES_MAX:
+        raise MalformedPacket(f"burst packet: expected at most {PACKET_BYTES_MAX} bytes, got {len(payload)}")
+    try:
+        return decoder.decode(payload)
+    except (msgspec.MsgspecError, RecursionError) as e:
+        raise MalformedPacket(f"burst packet: {e}") from e
+
+
+class _Reader(Generic[_D]):
+    """A cursor over datums that demands kinds."""
+
+    def __init__(self, datums: Sequence[_D]) -> None:
+        self._datums = datums
+        self._position = 0
+
+    def next(self, kind: type[_K]) -> _K:
+        if self._position >= len(self._datums):
+            raise MalformedPacket(f"burst packet: expected {kind.__name__} at {self._position}, got the end")
+        datum = self._datums[self._position]
+        if type(datum) is not kind:
+            raise MalformedPacket(
+                f"burst packet: expected {kind.__name__} at {self._position}, got {type(datum).__name__}"
+            )
+        self._position += 1
+        return datum
+
+    def check_size(self, claimed: int) -> None:
+        if claimed != len(self._datums):
+            raise MalformedPacket(f"burst packet: claims {claimed} datums, has {len(self._datums)}")
+
+    def check_count(self, what: str, count: int) -> None:
+        if not 0 <= count < len(self._datums):
+            raise MalformedPacket(f"burst packet: claims {count} {what} in {len(self._datums)} datums")
+
+    def dimensions(
+        self,
+        kind: type[InputOperandDimensionValue]
+        | type[OutputOperandDimensionValue]
+        | type[ResultOperandDimensionValue],
+        count: int,
+    ) -> tuple[int, ...]:
+        if not 0 <= count <= RANK_MAX:
+            raise MalformedPacket(f"burst packet: expected from 0 to {RANK_MAX} dimensions, got {count}")
+        values = tuple(self.next(kind).value for _ in range(count))
+        if any(not 0 <= value <= _UINT32_MAX for value in values):
+            raise MalformedPacket(f"burst packet: expected extents of 32 bits, got {list(values)}")
+        return values
+
+    def argument(
+        self,
+        kind: type[InputOperandInformation] | type[OutputOperandInformation],
+        dimension_kind: type[InputOperandDimensionValue] | type[OutputOperandDimensionValue],
+    ) -> RequestArgument:
+        information = self.next(kind)
+        location = information.location
+        numbers = (location.pool_index, location.offset, location.length, location.padding)
+        if any(not 0 <= number <= _UINT32_MAX for number in numbers):
+            raise MalformedPacket(f"burst packet: expected a location of 32-bit numbers, got {list(numbers)}")
+        return RequestArgument(
+            information.has_no_value, location, self.dimensions(dimension_kind, information.dimension_count)
+        )
+
+    def end(self) -> None:
+        if self._position != len(self._datums):
+            raise MalformedPacket(f"burst packet: expected {self._position} datums, got {len(self._datums)}")

@@ -1,0 +1,251 @@
+"""``aionn demo``: a video and a recording at the same time, at their natural pace, through two bursts into a driver process.
+
+Owns the demo's ground truth and its summary.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+import anyio
+import msgspec
+from cyclopts import Parameter
+
+import aionn
+from aionn.cli.output import console, print_json
+from aionn.cli.streaming import (
+    Account,
+    Latency,
+    Recognised,
+    show_live,
+    stream_into_account,
+    warm_up,
+)
+from aionn.errors import InvalidArgument
+from aionn.media import AudioWindow, Frame, audio_file, log_mel, video_file
+from aionn.runtime.arguments import Array, image_writer, value_writer
+
+__all__ = ["demo", "run_demo"]
+
+VIDEO_WITHIN_NS = 33_000_000
+"""A frame is on time when its answer is there before the next frame is."""
+
+AUDIO_WITHIN_NS = 100_000_000
+"""A window is on time when its answer is there before the next window is."""
+
+CENTRED_S = 0.2
+"""A window belongs to a word when their middles are at most this far apart."""
+
+PROBABILITY_MIN = 0.5
+"""A word counts as heard above this probability."""
+
+
+_T = TypeVar("_T")
+
+
+class Shapes(msgspec.Struct, frozen=True):
+    """Ground truth of the video."""
+
+    fps: float
+    classes: tuple[str, ...]
+    labels: tuple[str, ...]
+
+
+class Word(msgspec.Struct, frozen=True):
+    """One spoken word."""
+
+    word: str
+    start_s: float
+    end_s: float
+
+
+class Digits(msgspec.Struct, frozen=True):
+    """Ground truth of the recording."""
+
+    classes: tuple[str, ...]
+    words: tuple[Word, ...]
+
+
+class VideoReport(msgspec.Struct, frozen=True):
+    """What became of the video."""
+
+    frames: int
+    on_time: int
+    late: int
+    dropped: int
+    accuracy: float
+    fps: float
+    latency_ms: Latency
+
+
+class AudioReport(msgspec.Struct, frozen=True):
+    """What became of the recording."""
+
+    windows: int
+    on_time: int
+    late: int
+    dropped: int
+    words_expected: int
+    words_found: int
+    latency_ms: Latency
+
+
+class DemoReport(msgspec.Struct, frozen=True):
+    """The demo's result."""
+
+    video: VideoReport
+    audio: AudioReport
+    driver_pids: tuple[int, ...]
+    device: str
+
+
+def demo(
+    *,
+    device: str = "reference",
+    precision: Literal["float", "int8", "uint8"] = "int8",
+    data: Path | None = None,
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Recognise shapes in a video and digits in a recording, both live, and show how late and how right the answers were.
+
+    Args:
+        device: Which device runs the models.
+        precision: Which form of the models.
+        data: Folder with the models and media; by default the examples' data beside the package.
+        json: Print one JSON object instead of tables.
+    """
+    report = anyio.run(run_demo, device, precision, data or _data_folder(), not json)
+    if json:
+        print_json(report)
+    else:
+        _print_summary(report)
+    return 0
+
+
+def _data_folder() -> Path:
+    return Path(__file__).resolve().parents[2] / "examples" / "data"
+
+
+async def run_demo(device: str, precision: str, data: Path, live: bool) -> DemoReport:
+    """Runs the demo.
+
+    Raises:
+        InvalidArgument: A file is missing or not what it should be.
+        Error: The device fails.
+    """
+    shapes = _read(data / "shapes.json", Shapes)
+    digits = _read(data / "digits.json", Digits)
+    async with aionn.open() as runtime:
+        seeing = await runtime.compile(data / f"shapes_{precision}.tflite", devices=device, priority="high")
+        hearing = await runtime.compile(data / f"digits_{precision}.tflite", devices=device, priority="medium")
+        video: Account[Frame] = Account("video", shapes.classes)
+        audio: Account[AudioWindow] = Account("audio", digits.classes)
+        _, height, width, _ = seeing.inputs[0].dimensions
+        write_picture = image_writer(seeing.inputs[0])
+        write_values = value_writer(hearing.inputs[0])
+
+        def write_features(window: AudioWindow, view: Array) -> None:
+            write_values(log_mel(window.samples), view)
+
+        async with seeing.burst() as seen, hearing.burst() as heard:
+            await warm_up(seen, seeing.inputs[0])
+            await warm_up(heard, hearing.inputs[0])
+            pids = tuple(d.pid for d in runtime.devices if d.pid is not None)
+            running = 2
+
+            async def see() -> None:
+                nonlocal running
+                await stream_into_account(
+                    video,
+                    video_file(data / "shapes.mp4", size=(width, height), keep="latest"),
+                    seen,
+                    into=lambda frame, view: write_picture(frame.data, view),
+                    output=seeing.outputs[0],
+                    within_ns=VIDEO_WITHIN_NS,
+                    on_late="deliver",
+                )
+                running -= 1
+
+            async def hear() -> None:
+                nonlocal running
+                await stream_into_account(
+                    audio,
+                    audio_file(data / "digits.wav", keep="latest"),
+                    heard,
+                    into=write_features,
+                    output=hearing.outputs[0],
+                    within_ns=AUDIO_WITHIN_NS,
+                    on_late="deliver",
+                )
+                running -= 1
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(see)
+                tasks.start_soon(hear)
+                if live:
+                    title = f"aionn demo on {device}, driver process {', '.join(map(str, pids)) or 'none'}"
+                    tasks.start_soon(lambda: show_live(title, (video, audio), finished=lambda: running == 0))
+    return DemoReport(_video_report(video, shapes), _audio_report(audio, digits), pids, device)
+
+
+def _read(path: Path, kind: type[_T]) -> _T:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except OSError as e:
+        raise InvalidArgument(f"demo: {path}: {e.strerror}; --data names the folder of the demo's data") from e
+    except msgspec.MsgspecError as e:
+        raise InvalidArgument(f"demo: {path}: {e}") from e
+
+
+def _video_report(account: Account[Frame], truth: Shapes) -> VideoReport:
+    right = sum(
+        truth.classes[r.label] == truth.labels[r.index]
+        for r in account.recognised
+        if r.index < len(truth.labels)
+    )
+    return VideoReport(
+        frames=account.presented,
+        on_time=account.on_time,
+        late=account.late,
+        dropped=account.dropped,
+        accuracy=round(right / max(1, len(account.recognised)), 4),
+        fps=round(account.per_second, 2),
+        latency_ms=account.latency_ms,
+    )
+
+
+def _audio_report(account: Account[AudioWindow], truth: Digits) -> AudioReport:
+    return AudioReport(
+        windows=account.presented,
+        on_time=account.on_time,
+        late=account.late,
+        dropped=account.dropped,
+        words_expected=len(truth.words),
+        words_found=sum(_is_found(word, account.recognised, truth.classes) for word in truth.words),
+        latency_ms=account.latency_ms,
+    )
+
+
+def _is_found(word: Word, windows: list[Recognised], classes: tuple[str, ...]) -> bool:
+    """Whether the most confident of the windows that are centred on the word says it."""
+    middle_s = (word.start_s + word.end_s) / 2
+    centred = [w for w in windows if abs(w.time_s + 0.5 - middle_s) <= CENTRED_S]
+    best = max(centred, key=lambda w: w.probability, default=None)
+    return best is not None and best.probability > PROBABILITY_MIN and classes[best.label] == word.word
+
+
+def _print_summary(report: DemoReport) -> None:
+    screen = console()
+    video, audio = report.video, report.audio
+    screen.print(f"[bold]device[/bold] {report.device}, driver process {', '.join(map(str, report.driver_pids))}")
+    screen.print(
+        f"[bold]video [/bold] {video.frames} frames at {video.fps:.1f}/s: {video.on_time} on time (33 ms), {video.late} late, "
+        f"{video.dropped} dropped; {video.accuracy:.1%} right; "
+        f"latency p50 {video.latency_ms.p50:.1f} ms, p99 {video.latency_ms.p99:.1f} ms"
+    )
+    screen.print(
+        f"[bold]audio [/bold] {audio.windows} windows: {audio.on_time} on time (100 ms), {audio.late} late, "
+        f"{audio.dropped} dropped; {audio.words_found} of {audio.words_expected} words found; "
+        f"latency p50 {audio.latency_ms.p50:.1f} ms, p99 {audio.latency_ms.p99:.1f} ms"
+    )

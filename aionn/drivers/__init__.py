@@ -1,0 +1,1 @@
+"""Things that implement ``aionn.hal.Device``. Nothing is imported before it is asked for: see ``registry``."""

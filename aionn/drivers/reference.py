@@ -1,0 +1,70 @@
+"""The CPU reference driver: every operation of the spec, by the interpreter.
+
+It is the definition that other devices are compared with, and the device of a machine that has no other. Its performance numbers are
+1.0 by definition.
+
+Source: the NN HAL's ``nnapi-reference`` device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from aionn.drivers.arguments import Array, OutputArea
+from aionn.drivers.blocking import BlockingDevice, BlockingPreparedModel
+from aionn.hal import (
+    CancelCapability,
+    DeviceInfo,
+    DeviceType,
+    ExecutionPreference,
+    FeatureLevel,
+    Model,
+    OutputShape,
+    Priority,
+    uniform_capabilities,
+)
+from aionn.interpreter import Interpreter, RunControl
+from aionn.ops import CONTRACTS
+
+__all__ = ["INFO", "ReferenceDevice"]
+
+INFO = DeviceInfo(
+    name="reference",
+    type=DeviceType.CPU,
+    version="1",
+    feature_level=FeatureLevel.LEVEL_7,
+    capabilities=uniform_capabilities(1.0, 1.0),
+    cancel=CancelCapability.BETWEEN_OPERATIONS,
+)
+
+
+class ReferenceDevice(BlockingDevice):
+    """Runs any valid model without extensions, one execution at a time."""
+
+    def __init__(self, name: str = INFO.name) -> None:
+        super().__init__(msgspec.structs.replace(INFO, name=name))
+
+    def supports(self, model: Model) -> Sequence[bool]:
+        """True for every operation of the spec; False for vendor extensions and the deprecated OEM operation."""
+        return [operation.type in CONTRACTS for operation in model.main.operations]
+
+    def prepare(
+        self, model: Model, *, preference: ExecutionPreference, priority: Priority, deadline_ns: int | None
+    ) -> ReferencePreparedModel:
+        return ReferencePreparedModel(self, model, priority)
+
+
+class ReferencePreparedModel(BlockingPreparedModel):
+    """A model with its constants decoded."""
+
+    def __init__(self, device: ReferenceDevice, model: Model, priority: Priority) -> None:
+        super().__init__(device, model, priority)
+        self._interpreter = Interpreter(model)
+
+    def run(
+        self, inputs: Sequence[Array | None], outputs: Sequence[OutputArea], control: RunControl
+    ) -> Sequence[OutputShape]:
+        results = self._interpreter.run(inputs, control)
+        return [area.store(array) for area, array in zip(outputs, results, strict=True)]

@@ -1,0 +1,65 @@
+"""Which drivers there are: names to factories, nothing imported until it is asked for.
+
+Drivers of others register in the entry-point group ``aionn.drivers``: name -> a callable that takes the device's name and returns an
+``aionn.hal.Device``. One that cannot be loaded is listed as unavailable with its reason; the rest works.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from collections.abc import Callable
+from typing import cast
+
+import msgspec
+
+from aionn.errors import DeviceUnavailable, InvalidArgument
+from aionn.hal import Device, DeviceInfo
+
+__all__ = ["BUILT_IN", "ENTRY_POINT_GROUP", "DriverFactory", "built_in_info", "driver_names", "load_factory"]
+
+ENTRY_POINT_GROUP = "aionn.drivers"
+
+DriverFactory = Callable[[str], Device]
+"""Makes the device that shall have the given name."""
+
+BUILT_IN = {
+    "reference": "aionn.drivers.reference:ReferenceDevice",
+}
+"""Our own drivers. The reference device comes last in every listing, as the HAL has it."""
+
+
+def driver_names() -> tuple[str, ...]:
+    """All registered drivers, those of others first, the reference driver last."""
+    others = {e.name for e in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)} - BUILT_IN.keys()
+    return (*sorted(others), *(name for name in BUILT_IN if name != "reference"), "reference")
+
+
+def load_factory(name: str) -> DriverFactory:
+    """Imports a driver.
+
+    Raises:
+        InvalidArgument: No such driver.
+        DeviceUnavailable: It cannot be imported; the message says why.
+    """
+    if name in BUILT_IN:
+        target = BUILT_IN[name]
+    else:
+        found = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP, name=name)
+        if not found:
+            raise InvalidArgument(f"driver {name!r}: expected one of {', '.join(driver_names())}")
+        target = next(iter(found)).value
+    module_name, _, attribute = target.partition(":")
+    try:
+        return cast(DriverFactory, getattr(importlib.import_module(module_name), attribute))
+    except Exception as e:
+        raise DeviceUnavailable(f"driver {name!r} cannot be loaded: {type(e).__name__}: {e}") from e
+
+
+def built_in_info(driver: str, name: str) -> DeviceInfo | None:
+    """What is known of one of our own drivers without starting it; None for drivers of others, which must be asked."""
+    if driver not in BUILT_IN:
+        return None
+    module = importlib.import_module(BUILT_IN[driver].partition(":")[0])
+    info: DeviceInfo = module.INFO
+    return msgspec.structs.replace(info, name=name)

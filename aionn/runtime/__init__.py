@@ -1,0 +1,1 @@
+"""What an application uses: devices, compilations, executions, bursts."""

@@ -1,0 +1,382 @@
+"""Bursts as an application sees them: one execution after the other, or a stream of frames.
+
+Owns request memory in slots (while one request runs, the next is filled), the order of results, and what happens to frames that are late.
+
+Invariants:
+1. Results of a stream come in the order of its source.
+2. A slot is used again only when both the device and the consumer are done with it.
+3. Nothing of a stream outlives its burst: closing the burst ends the stream's task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
+
+import anyio
+import msgspec
+
+from aionn.errors import Error, InvalidArgument, MissedDeadline
+from aionn.hal import (
+    Burst as HalBurst,
+)
+from aionn.hal import (
+    ExecutionResult,
+    PreparedModel,
+    Priority,
+    Timing,
+    check_deadline_ns,
+    dimensions_are_known,
+)
+from aionn.runtime.arguments import Array, RequestArea, TensorSpec, Writer, check_inputs
+from aionn.runtime.execution import Execution, Result
+
+if TYPE_CHECKING:
+    from aionn.runtime.runtime import Runtime, RuntimeDevice
+
+__all__ = ["Burst", "Stream", "StreamResult", "StreamStatistics"]
+
+SLOTS_MAX = 64
+"""Most request memories of one burst: frames that wait in a burst only get older."""
+
+CLOSE_S_MAX = 2.0
+"""How long closing waits for a running execution before it ends the burst anyway."""
+
+_T = TypeVar("_T")
+
+
+class _Slot:
+    """One request's memory and how many still use it."""
+
+    def __init__(self, identifier: int, area: RequestArea) -> None:
+        self.identifier = identifier
+        self.area = area
+        self.users = 0
+
+
+class Burst:
+    """Repeated executions of one compilation. Use it with ``async with``; made by ``Compilation.burst``."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        device: RuntimeDevice,
+        prepared: PreparedModel,
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[TensorSpec],
+        priority: Priority,
+        slots: int,
+    ) -> None:
+        if not 1 <= slots <= SLOTS_MAX:
+            raise InvalidArgument(f"burst: expected from 1 to {SLOTS_MAX} slots, got {slots}")
+        for spec in (*inputs, *outputs):
+            if not dimensions_are_known(spec.type, spec.dimensions):
+                raise InvalidArgument(f"burst: expected known shapes, got {spec}")
+        self._runtime = runtime
+        self._device = device
+        self._prepared = prepared
+        self._inputs = tuple(inputs)
+        self._outputs = tuple(outputs)
+        self._priority = priority
+        self._slot_count = slots
+        self._slots: list[_Slot] = []
+        self._free = anyio.Semaphore(0)
+        self._in_flight = anyio.Lock()
+        self._hal: HalBurst | None = None
+        self._streams: list[Stream[Any]] = []
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        if self._hal is not None or self._closed:
+            raise InvalidArgument("burst: can be entered once")
+        self._hal = await self._prepared.configure_execution_burst()
+        shapes = [spec.dimensions for spec in self._inputs]
+        for identifier in range(self._slot_count):
+            self._slots.append(_Slot(identifier, RequestArea(self._inputs, self._outputs, shapes)))
+            self._free.release()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def _take(self) -> _Slot:
+        if self._hal is None or self._closed:
+            raise InvalidArgument("burst: not open; use it with async with")
+        await self._free.acquire()
+        slot = next(s for s in self._slots if s.users == 0)
+        slot.users = 1
+        return slot
+
+    def _leave(self, slot: _Slot) -> None:
+        slot.users -= 1
+        if slot.users == 0:
+            self._free.release()
+
+    def _begin(
+        self, slot: _Slot, deadline_ns: int | None, priority: Priority, measure: bool, *, copy: bool
+    ) -> Execution:
+        hal = self._hal
+        assert hal is not None, "a slot is only had from an open burst"
+        slot.users += 1
+
+        async def run() -> tuple[RequestArea, ExecutionResult]:
+            async with self._in_flight:
+                result = await hal.execute_synchronously(
+                    slot.area.request, (slot.identifier,), measure=measure, deadline_ns=deadline_ns
+                )
+            return slot.area, result
+
+        execution = Execution(
+            run,
+            dispatcher=self._device.dispatcher,
+            device=self._device.name,
+            priority=priority,
+            deadline_ns=deadline_ns,
+            copy=copy,
+            finish=lambda area: self._leave(slot),
+        )
+        execution.start(self._runtime.tasks)
+        return execution
+
+    async def execute(
+        self,
+        inputs: Sequence[Any],
+        *,
+        deadline: int | None = None,
+        priority: str | Priority | None = None,
+        measure: bool = False,
+    ) -> Result:
+        """Executes once. Waits for a free slot first; arguments, result and errors are those of ``Compilation.execute``."""
+        check_deadline_ns(deadline, where="burst")
+        values = check_inputs(self._inputs, inputs)
+        slot = await self._take()
+        try:
+            slot.area.write(values)
+            execution = self._begin(slot, deadline, self._priority_of(priority), measure, copy=True)
+            try:
+                return await execution
+            except BaseException:
+                execution.cancel()
+                raise
+        finally:
+            self._leave(slot)
+
+    def stream(
+        self,
+        source: AsyncIterable[_T],
+        *,
+        into: Writer | None = None,
+        deadline: Callable[[_T], int] | None = None,
+        on_late: Literal["drop", "deliver"] = "drop",
+        priority: str | Priority | None = None,
+        measure: bool = False,
+    ) -> Stream[_T]:
+        """Executes every item of a source; iterate over the result with ``async for``.
+
+        Args:
+            source: Gives arrays for the model's only input, or anything that ``into`` can write.
+            into: Writes an item straight into shared memory, as ``into(item, view)``; None copies arrays. See ``image_writer``.
+            deadline: From an item to its absolute deadline in nanoseconds; None for no deadlines.
+            on_late: ``drop``: an item that is late, or becomes late while running, gives a result without outputs, at its deadline.
+                ``deliver``: it is executed all the same and its result is marked late.
+            priority: Against other executions; None takes the compilation's.
+            measure: Whether ``timing`` is wanted.
+
+        Returns:
+            An iterator of ``StreamResult`` in the source's order. Errors of the source, and of the device, are raised from it.
+
+        Raises:
+            InvalidArgument: The model has several inputs, or an argument is illegal.
+        """
+        if len(self._inputs) != 1:
+            raise InvalidArgument(f"stream: expected a model with one input, got {len(self._inputs)}")
+        if on_late not in ("drop", "deliver"):
+            raise InvalidArgument(f"on_late: expected drop or deliver, got {on_late!r}")
+        if not hasattr(source, "__aiter__"):
+            raise InvalidArgument(f"stream: expected an async iterable, got a {type(source).__name__}")
+        stream = Stream(
+            self,
+            source,
+            into or _array_writer(self._inputs[0]),
+            deadline,
+            on_late,
+            self._priority_of(priority),
+            measure,
+        )
+        self._streams.append(stream)
+        return stream
+
+    def _priority_of(self, priority: str | Priority | None) -> Priority:
+        from aionn.runtime.compilation import priority_of
+
+        return self._priority if priority is None else priority_of(priority)
+
+    async def aclose(self) -> None:
+        """Ends its streams and frees it at the driver. A running execution is waited for, but not for ever. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        for stream in self._streams:
+            stream.cancel()
+        hal = self._hal
+        if hal is None:
+            return
+        with anyio.CancelScope(shield=True):
+            with anyio.move_on_after(CLOSE_S_MAX):
+                async with self._in_flight:
+                    pass
+            await hal.aclose()
+        self._slots.clear()
+
+
+def _array_writer(spec: TensorSpec) -> Writer:
+    def write(value: Any, view: Array) -> None:
+        (array,) = check_inputs([spec], [value])
+        if array is None:
+            raise InvalidArgument(f"stream: expected an array for {spec.name}, got None")
+        view[...] = array
+
+    return write
+
+
+class StreamResult(msgspec.Struct, Generic[_T], frozen=True):
+    """What became of one item of a stream.
+
+    Attributes:
+        item: The item.
+        outputs: Read-only views of shared memory, valid until the next result is asked for; copy to keep. Empty when dropped.
+        status: ``on_time``, ``late`` (executed, but after its deadline) or ``dropped`` (not there at its deadline).
+        finished_ns: When its result was here, or when it was dropped.
+        deadline_ns: Its deadline, None for none.
+        timing: What the device measured.
+    """
+
+    item: _T
+    outputs: tuple[Array, ...]
+    status: Literal["on_time", "late", "dropped"]
+    finished_ns: int
+    deadline_ns: int | None
+    timing: Timing
+
+
+class StreamStatistics(msgspec.Struct, frozen=True):
+    """What became of a stream's items so far."""
+
+    on_time: int
+    late: int
+    dropped: int
+
+
+class Stream(AsyncIterator[StreamResult[_T]]):
+    """The results of a stream; made by ``Burst.stream``."""
+
+    def __init__(
+        self,
+        burst: Burst,
+        source: AsyncIterable[_T],
+        write: Writer,
+        deadline: Callable[[_T], int] | None,
+        on_late: str,
+        priority: Priority,
+        measure: bool,
+    ) -> None:
+        self._burst = burst
+        self._source = source
+        self._write = write
+        self._deadline = deadline
+        self._drop_late = on_late == "drop"
+        self._priority = priority
+        self._measure = measure
+        self._scope = anyio.CancelScope()
+        self._send, self._receive = anyio.create_memory_object_stream[
+            tuple[_T, _Slot, Execution, int | None] | Exception
+        ](burst._slot_count)
+        self._started = False
+        self._held: _Slot | None = None
+        self._counts = {"on_time": 0, "late": 0, "dropped": 0}
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def _feed(self) -> None:
+        """Takes items, writes them into slots and starts them; the consumer reads the results."""
+        with self._send, self._scope:
+            try:
+                async for item in self._source:
+                    slot = await self._burst._take()
+                    try:
+                        (view,) = slot.area.inputs
+                        assert view is not None, "a burst's inputs are all there"
+                        self._write(item, view)
+                        deadline_ns = None if self._deadline is None else self._deadline(item)
+                        check_deadline_ns(deadline_ns, where="stream")
+                        limit_ns = deadline_ns if self._drop_late else None
+                        execution = self._burst._begin(slot, limit_ns, self._priority, self._measure, copy=False)
+                    except BaseException:
+                        self._burst._leave(slot)
+                        raise
+                    await self._send.send((item, slot, execution, deadline_ns))
+            except anyio.BrokenResourceError:
+                pass  # The consumer has closed the stream.
+            except Exception as e:
+                try:
+                    await self._send.send(e)
+                except anyio.BrokenResourceError:
+                    pass
+
+    async def __anext__(self) -> StreamResult[_T]:
+        if not self._started:
+            self._started = True
+            self._burst._runtime.tasks.start_soon(self._feed)
+        self._let_go()
+        try:
+            entry = await self._receive.receive()
+        except (anyio.EndOfStream, anyio.ClosedResourceError):
+            raise StopAsyncIteration from None
+        if isinstance(entry, Exception):
+            self.cancel()
+            raise entry
+        item, slot, execution, deadline_ns = entry
+        self._held = slot
+        outputs: tuple[Array, ...] = ()
+        timing = Timing()
+        try:
+            result = await execution
+            outputs, timing = result.outputs, result.timing
+            late = deadline_ns is not None and execution.finished_ns > deadline_ns
+            status: Literal["on_time", "late", "dropped"] = "late" if late else "on_time"
+        except MissedDeadline:
+            status = "dropped"
+        except Error:
+            self.cancel()
+            raise
+        self._counts[status] += 1
+        return StreamResult(item, outputs, status, execution.finished_ns, deadline_ns, timing)
+
+    def _let_go(self) -> None:
+        slot, self._held = self._held, None
+        if slot is not None:
+            self._burst._leave(slot)
+
+    def cancel(self) -> None:
+        """Ends the stream: no further item is taken, nothing more is delivered. Idempotent."""
+        self._scope.cancel()
+        self._let_go()
+        try:
+            while True:
+                entry = self._receive.receive_nowait()
+                if not isinstance(entry, Exception):
+                    entry[2].cancel()
+                    self._burst._leave(entry[1])
+        except (anyio.WouldBlock, anyio.EndOfStream, anyio.ClosedResourceError):
+            pass
+        self._receive.close()
+        if not self._started:
+            self._send.close()
+
+    def statistics(self) -> StreamStatistics:
+        """Counts so far."""
+        return StreamStatistics(**self._counts)

@@ -1,0 +1,44 @@
+"""The time that deadlines are told in: integer nanoseconds on the event loop's clock.
+
+On a real loop that is CLOCK_MONOTONIC, which driver processes share; under a virtual clock it is the virtual time.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+
+import anyio
+
+from aionn.errors import InvalidArgument
+from aionn.hal import TIME_MAX_NS
+
+__all__ = ["after", "now_ns", "to_ns"]
+
+
+def now_ns() -> int:
+    """The time now: the running loop's, or CLOCK_MONOTONIC outside of a loop."""
+    try:
+        return int(anyio.current_time() * 1e9)
+    except RuntimeError:  # anyio's NoEventLoopError: called from a thread without a loop
+        return time.monotonic_ns()
+
+
+def to_ns(seconds: float, *, what: str) -> int:
+    """A duration in seconds as nanoseconds; larger than 64 bits saturates.
+
+    Raises:
+        InvalidArgument: It is negative or no number.
+    """
+    if not isinstance(seconds, int | float) or math.isnan(seconds) or seconds < 0:
+        raise InvalidArgument(f"{what}: expected seconds of at least 0, got {seconds!r}")
+    return min(int(seconds * 1e9), TIME_MAX_NS) if math.isfinite(seconds) else TIME_MAX_NS
+
+
+def after(seconds: float) -> int:
+    """The deadline that lies ``seconds`` from now: absolute nanoseconds, as every ``deadline=`` expects.
+
+    Raises:
+        InvalidArgument: ``seconds`` is negative or no number.
+    """
+    return min(now_ns() + to_ns(seconds, what="after"), TIME_MAX_NS)

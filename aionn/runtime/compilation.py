@@ -1,0 +1,281 @@
+"""A model made ready on a device, and the ways to execute it.
+
+Owns request memory that is used again, the choice of the path (plain, fenced, burst), and the growth of outputs whose size only the
+device knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from aionn.errors import InvalidArgument, OutputInsufficientSize
+from aionn.hal import (
+    ExecutionResult,
+    Model,
+    PreparedModel,
+    Priority,
+    check_deadline_ns,
+    operation_type_name,
+)
+from aionn.runtime.arguments import Array, RequestArea, TensorSpec, check_inputs
+from aionn.runtime.burst import Burst
+from aionn.runtime.clock import to_ns
+from aionn.runtime.execution import Execution, Result, check_fences
+from fences import SyncFence
+
+if TYPE_CHECKING:
+    from aionn.runtime.runtime import Runtime, RuntimeDevice
+
+__all__ = ["Compilation", "Placement", "priority_of"]
+
+AREAS_KEPT_MAX = 8
+"""Request memories that a compilation keeps for the next execution; more are given back."""
+
+GROWTH_TRIES_MAX = 8
+"""How often an execution is repeated with larger outputs; each try at least doubles those that were too small."""
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """Where one operation of the main subgraph runs.
+
+    Attributes:
+        operation: Its index.
+        type: Its name.
+        device: The device's name.
+        reason: Why there.
+    """
+
+    operation: int
+    type: str
+    device: str
+    reason: str
+
+
+def priority_of(value: str | Priority) -> Priority:
+    """A priority by name or value.
+
+    Raises:
+        InvalidArgument: There is no such priority.
+    """
+    try:
+        return Priority[value.upper()] if isinstance(value, str) else Priority(value)
+    except (KeyError, ValueError):
+        names = ", ".join(p.name.lower() for p in Priority)
+        raise InvalidArgument(f"priority: expected one of {names}, got {value!r}") from None
+
+
+class Compilation:
+    """A model made ready. Close it with ``aclose`` or ``async with``; the runtime closes what is left.
+
+    Attributes:
+        model: The model.
+        inputs: What it takes.
+        outputs: What it gives.
+        device: Where it runs.
+        placement: Which operation runs where, and why.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        device: RuntimeDevice,
+        prepared: PreparedModel,
+        model: Model,
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[TensorSpec],
+        priority: Priority,
+        reason: str,
+    ) -> None:
+        self._runtime = runtime
+        self.device = device
+        self._prepared = prepared
+        self.model = model
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+        self._priority = priority
+        self._areas: list[RequestArea] = []
+        self._output_bytes: list[int] | None = None
+        self._bursts: set[Burst] = set()
+        self._closed = False
+        self.placement = tuple(
+            Placement(index, operation_type_name(operation.type), device.name, reason)
+            for index, operation in enumerate(model.main.operations)
+        )
+
+    async def execute(
+        self,
+        inputs: Sequence[Any],
+        *,
+        deadline: int | None = None,
+        priority: str | Priority | None = None,
+        measure: bool = False,
+        loop_timeout: float | None = None,
+    ) -> Result:
+        """Executes the model once.
+
+        Args:
+            inputs: One array (or buffer, or DLPack object) per input; None for an optional input that is left out.
+            deadline: Absolute nanoseconds, see ``aionn.after``; None for none.
+            priority: Against other executions; None takes the compilation's.
+            measure: Whether ``timing`` is wanted.
+            loop_timeout: Seconds for every WHILE; None for the default.
+
+        Returns:
+            The result, with arrays of the caller's own.
+
+        Raises:
+            InvalidArgument: An input does not fit; nothing was sent.
+            MissedDeadline: The deadline passed, before or while running. The device may still be busy with it.
+            DeadObject: The driver process is gone.
+            Error: Any other failure.
+
+        Cancelled while waiting: the execution never runs. Cancelled while running: the device keeps its slot until it is done.
+        """
+        execution = self._start(inputs, deadline, priority, measure, loop_timeout)
+        try:
+            return await execution
+        except BaseException:
+            execution.cancel()
+            raise
+
+    def execute_fenced(
+        self,
+        inputs: Sequence[Any],
+        *,
+        wait_for: Sequence[SyncFence] = (),
+        deadline: int | None = None,
+        duration: float | None = None,
+        priority: str | Priority | None = None,
+        measure: bool = False,
+        loop_timeout: float | None = None,
+    ) -> Execution:
+        """Starts an execution that begins when all fences have signalled, and returns at once.
+
+        The inputs are read when the fences have signalled, so they may be filled by the executions that are waited for.
+
+        Args:
+            inputs: As for ``execute``.
+            wait_for: Fences to wait for; one that fails later fails this execution.
+            deadline: As for ``execute``.
+            duration: Seconds allowed from the moment that the last fence signals; None for no limit.
+            priority: As for ``execute``.
+            measure: As for ``execute``.
+            loop_timeout: As for ``execute``.
+
+        Returns:
+            The execution: ``.fence`` for others to wait for, awaitable for the result.
+
+        Raises:
+            InvalidArgument: An input does not fit, or a fence has failed already.
+        """
+        check_fences(wait_for)
+        duration_ns = None if duration is None else to_ns(duration, what="duration")
+        return self._start(inputs, deadline, priority, measure, loop_timeout, wait_for, duration_ns)
+
+    def _start(
+        self,
+        inputs: Sequence[Any],
+        deadline: int | None,
+        priority: str | Priority | None,
+        measure: bool,
+        loop_timeout: float | None,
+        wait_for: Sequence[SyncFence] = (),
+        duration_ns: int | None = None,
+    ) -> Execution:
+        self._check_open()
+        check_deadline_ns(deadline, where="execute")
+        values = check_inputs(self.inputs, inputs)
+        loop_timeout_ns = None if loop_timeout is None else to_ns(loop_timeout, what="loop_timeout")
+
+        async def run() -> tuple[RequestArea, ExecutionResult]:
+            return await self._run(values, measure, execution.deadline_ns, loop_timeout_ns)
+
+        execution = Execution(
+            run,
+            dispatcher=self.device.dispatcher,
+            device=self.device.name,
+            priority=self._priority if priority is None else priority_of(priority),
+            deadline_ns=deadline,
+            duration_ns=duration_ns,
+            wait_for=wait_for,
+            finish=self._give_back,
+        )
+        execution.start(self._runtime.tasks)
+        return execution
+
+    async def _run(
+        self,
+        values: list[Array | None],
+        measure: bool,
+        deadline_ns: int | None,
+        loop_timeout_ns: int | None,
+    ) -> tuple[RequestArea, ExecutionResult]:
+        for _ in range(GROWTH_TRIES_MAX):
+            area = self._area(values)
+            area.write(values)
+            result = await self._prepared.execute_synchronously(
+                area.request, measure=measure, deadline_ns=deadline_ns, loop_timeout_ns=loop_timeout_ns
+            )
+            if result.output_sufficient_size:
+                return area, result
+            self._output_bytes = area.larger_outputs(result.output_shapes)
+            self._areas.clear()
+        raise OutputInsufficientSize(
+            f"execute: the outputs did not fit after {GROWTH_TRIES_MAX} tries",
+            [(s.dimensions, s.is_sufficient) for s in result.output_shapes],
+        )
+
+    def _area(self, values: Sequence[Array | None]) -> RequestArea:
+        shapes = [None if value is None else value.shape for value in values]
+        for index, area in enumerate(self._areas):
+            if [None if view is None else view.shape for view in area.inputs] == shapes:
+                return self._areas.pop(index)
+        return RequestArea(self.inputs, self.outputs, shapes, self._output_bytes)
+
+    def _give_back(self, area: RequestArea | None) -> None:
+        if area is not None and len(self._areas) < AREAS_KEPT_MAX and not self._closed:
+            self._areas.append(area)
+
+    def burst(self, *, slots: int = 2) -> Burst:
+        """Repeated executions at low cost; use it with ``async with``.
+
+        Args:
+            slots: How many requests' memory the burst has: while one runs, the others can be filled.
+
+        Raises:
+            InvalidArgument: The model's inputs or outputs have unknown shapes, or ``slots`` is below 1.
+        """
+        self._check_open()
+        burst = Burst(self._runtime, self.device, self._prepared, self.inputs, self.outputs, self._priority, slots)
+        self._bursts.add(burst)
+        return burst
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvalidArgument("compilation: closed")
+
+    async def aclose(self) -> None:
+        """Ends its bursts and frees it at the device. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        for burst in self._bursts:
+            await burst.aclose()
+        self._areas.clear()
+        await self._prepared.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"on {self.device.name}"
+        return f"<Compilation of {len(self.model.main.operations)} operations, {state}>"

@@ -1,0 +1,235 @@
+"""One execution: wait for fences, wait for a slot, run on the device, finish a fence.
+
+Owns the life of an execution from the call to its result, and the rule that a slot is held until the device has really finished.
+
+Invariants:
+1. The fence of an execution is finished exactly once; the first answer wins, a later one is thrown away.
+2. The caller hears of a missed deadline at the deadline, not when the device is done.
+3. A slot is given back exactly once, after the device answered or died, whoever cancelled meanwhile.
+
+Source: execution model of the NN HAL 1.3; "late" is defined at the caller because no engine stops at once.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from typing import Any
+
+import anyio
+import anyio.abc
+import msgspec
+
+from aionn.errors import Error, ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline
+from aionn.hal import NO_TIMING, ExecutionResult, Priority, Timing
+from aionn.runtime.arguments import Array, RequestArea
+from aionn.runtime.clock import now_ns
+from aionn.scheduler.dispatcher import Dispatcher
+from fences import FenceStatus, SyncFence, merge
+
+__all__ = ["Execution", "ExecutionState", "Result"]
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What an execution gave.
+
+    Attributes:
+        outputs: One array per output. From ``execute`` they are the caller's own; from a stream they are read-only views of shared
+            memory, valid until the next result is asked for.
+        timing: What the device measured, None entries where it was not asked.
+        status: NONE; a result of another status is an exception instead.
+        device: Name of the device that ran it.
+        queued_ns: From the call until the device's slot was had, dependencies included.
+        total_ns: From the call until the result was here.
+    """
+
+    outputs: tuple[Array, ...]
+    timing: Timing = NO_TIMING
+    status: ErrorStatus = ErrorStatus.NONE
+    device: str = ""
+    queued_ns: int = 0
+    total_ns: int = 0
+
+
+class ExecutionState(enum.Enum):
+    """Where an execution is in its life."""
+
+    WAITING_FOR_FENCES = "waiting for fences"
+    WAITING_FOR_SLOT = "waiting for the device"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Execution:
+    """An execution under way. Awaiting it gives its ``Result`` or raises; cancelling an await leaves it as it is.
+
+    Attributes:
+        fence: Finished with the execution; others may wait for it.
+        state: Where it is.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[], Awaitable[tuple[RequestArea, ExecutionResult]]],
+        *,
+        dispatcher: Dispatcher,
+        device: str,
+        priority: Priority,
+        deadline_ns: int | None,
+        duration_ns: int | None = None,
+        wait_for: Sequence[SyncFence] = (),
+        copy: bool = True,
+        finish: Callable[[RequestArea | None], None] = lambda area: None,
+    ) -> None:
+        self._run_on_device = run
+        self._dispatcher = dispatcher
+        self._device = device
+        self._priority = priority
+        self._deadline_ns = deadline_ns
+        self._duration_ns = duration_ns
+        self._wait_for = wait_for
+        self._copy = copy
+        self._finish = finish
+        self._asked_ns = now_ns()
+        self._queued_ns = 0
+        self._scope: anyio.CancelScope | None = None
+        self._tasks: anyio.abc.TaskGroup
+        self._result: Result | None = None
+        self.fence = SyncFence("execution")
+        self.finished_ns = 0
+        self.state = ExecutionState.WAITING_FOR_FENCES if wait_for else ExecutionState.WAITING_FOR_SLOT
+
+    @property
+    def deadline_ns(self) -> int | None:
+        """Absolute limit: the deadline, or the allowance after the fences where that ends sooner; None for none."""
+        return self._deadline_ns
+
+    def start(self, tasks: anyio.abc.TaskGroup) -> None:
+        """Starts the work in a task group that outlives the caller."""
+        self._tasks = tasks
+        tasks.start_soon(self._run)
+        if self._deadline_ns is not None:
+            tasks.start_soon(self._expire, self._deadline_ns)
+
+    async def _expire(self, limit_ns: int) -> None:
+        with anyio.move_on_after(max(0.0, (limit_ns - now_ns()) / 1e9)):
+            try:
+                await self.fence
+            except Exception:
+                pass
+            return
+        if self.fence.status == FenceStatus.PENDING:
+            where = self.state.value
+            self._fail(MissedDeadline(f"execution: the deadline passed while {where}", transient=True))
+            self._stop_waiting()
+
+    async def _run(self) -> None:
+        area: RequestArea | None = None
+        try:
+            with anyio.CancelScope() as self._scope:
+                if self._wait_for:
+                    await self._wait_for_fences()
+                area = await self._take_turn()
+        except Error as e:
+            self._fail(e)
+        except Exception as e:
+            failure = GeneralFailure(f"execution: {type(e).__name__}: {e}")
+            failure.__cause__ = e
+            self._fail(failure)
+        finally:
+            self.state = ExecutionState.FINISHED
+            self.fence.try_fail(GeneralFailure("execution: cancelled"))
+            self._finish(area)
+
+    async def _wait_for_fences(self) -> None:
+        try:
+            await merge([*self._wait_for])
+        except Exception as e:
+            failure = GeneralFailure(f"execution: a fence that it waits for has failed: {e}")
+            raise failure from e
+        if self._duration_ns is not None:
+            limit_ns = now_ns() + self._duration_ns
+            if self._deadline_ns is None or limit_ns < self._deadline_ns:
+                self._deadline_ns = limit_ns
+                self._tasks.start_soon(self._expire, limit_ns)
+
+    async def _take_turn(self) -> RequestArea:
+        self.state = ExecutionState.WAITING_FOR_SLOT
+        await self._dispatcher.acquire(priority=self._priority, deadline_ns=self._deadline_ns)
+        try:
+            self.state = ExecutionState.RUNNING
+            self._queued_ns = now_ns() - self._asked_ns
+            # From here on the device works: whoever gives up, the slot is held until it has answered.
+            with anyio.CancelScope(shield=True):
+                area, result = await self._run_on_device()
+        finally:
+            self._dispatcher.release()
+        self._complete(area, result)
+        return area
+
+    def _complete(self, area: RequestArea, result: ExecutionResult) -> None:
+        self.finished_ns = now_ns()
+        if self.fence.status != FenceStatus.PENDING:
+            return
+        views = area.outputs(result.output_shapes)
+        outputs = tuple(view.copy() for view in views) if self._copy else views
+        self._result = Result(
+            outputs,
+            result.timing,
+            ErrorStatus.NONE,
+            self._device,
+            self._queued_ns,
+            self.finished_ns - self._asked_ns,
+        )
+        self.fence.try_signal()
+
+    def _fail(self, error: Error) -> None:
+        if self.fence.status == FenceStatus.PENDING:
+            self.finished_ns = now_ns()
+            self.fence.try_fail(error)
+
+    def _stop_waiting(self) -> None:
+        if self.state != ExecutionState.RUNNING and self._scope is not None:
+            self._scope.cancel()
+
+    def cancel(self) -> None:
+        """Gives the execution up: one that waits never runs; one that runs keeps its slot until the device is done, and its
+        result is thrown away."""
+        self._fail(GeneralFailure("execution: cancelled"))
+        self._stop_waiting()
+
+    async def wait(self) -> Result:
+        """Waits for the result.
+
+        Raises:
+            Error: Why there is none.
+        """
+        try:
+            await self.fence
+        except Exception:
+            raise self._error() from None
+        assert self._result is not None, "a signalled execution has a result"
+        return self._result
+
+    def _error(self) -> Error:
+        error = self.fence.error
+        cause: BaseException | None = error.__cause__ if error is not None else None
+        if isinstance(cause, Error):
+            return cause
+        return GeneralFailure(str(error))
+
+    def __await__(self) -> Generator[Any, None, Result]:
+        return self.wait().__await__()
+
+
+def check_fences(wait_for: Sequence[SyncFence]) -> None:
+    """Refuses fences that have failed already.
+
+    Raises:
+        InvalidArgument: One has, or is no fence.
+    """
+    for index, fence in enumerate(wait_for):
+        if not isinstance(fence, SyncFence):
+            raise InvalidArgument(f"wait_for, fence {index}: expected a SyncFence, got a {type(fence).__name__}")
+        if fence.status == FenceStatus.FAILED:
+            raise InvalidArgument(f"wait_for, fence {index}: has failed already: {fence.error}")

@@ -1,0 +1,326 @@
+"""The runtime: devices found, models compiled, everything closed at the end.
+
+Owns the devices with their dispatchers, and the task group in which executions and connections live.
+
+Invariants:
+1. A driver process is started when its device is first needed, and none is left when the runtime has closed.
+2. Closing ends in bounded time: what waits is cancelled, what runs in a driver process ends with it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+import msgspec
+
+from aionn.drivers import registry
+from aionn.errors import DeviceUnavailable, Error, InvalidArgument
+from aionn.hal import (
+    Capabilities,
+    Device,
+    DeviceInfo,
+    DeviceStatus,
+    DeviceType,
+    ExecutionPreference,
+    FeatureLevel,
+    Model,
+    Priority,
+    check_deadline_ns,
+    operation_type_name,
+)
+from aionn.models.tflite import load_tflite
+from aionn.runtime.arguments import TensorSpec, tensor_spec
+from aionn.runtime.clock import now_ns
+from aionn.runtime.compilation import Compilation, priority_of
+from aionn.scheduler.dispatcher import Dispatcher
+from aionn.service.client import RemoteDevice
+
+__all__ = ["Runtime", "RuntimeDevice", "Unavailable", "open_runtime"]
+
+Isolation = Literal["process", "in_process"]
+
+
+class Unavailable(msgspec.Struct, frozen=True):
+    """A driver that cannot be used.
+
+    Attributes:
+        name: The device's name.
+        reason: Why.
+    """
+
+    name: str
+    reason: str
+
+
+class RuntimeDevice:
+    """A device of a runtime.
+
+    Attributes:
+        name: Its name, unique in the runtime.
+        driver: Registered name of its driver.
+        hal: The driver contract's side of it.
+        dispatcher: Its slots.
+    """
+
+    def __init__(self, name: str, driver: str, hal: Device) -> None:
+        self.name = name
+        self.driver = driver
+        self.hal = hal
+        self.dispatcher = Dispatcher(hal.info.slots, now=now_ns)
+
+    @property
+    def info(self) -> DeviceInfo:
+        """What never changes for a build of its driver."""
+        return self.hal.info
+
+    @property
+    def type(self) -> DeviceType:
+        """What kind of hardware it is."""
+        return self.info.type
+
+    @property
+    def version(self) -> str:
+        """The driver's version."""
+        return self.info.version
+
+    @property
+    def feature_level(self) -> FeatureLevel:
+        """The highest level that the driver answers for."""
+        return self.info.feature_level
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Performance by operand type."""
+        return self.info.capabilities
+
+    @property
+    def pid(self) -> int | None:
+        """Its driver process; None when it has none, or none runs."""
+        return self.hal.pid if isinstance(self.hal, RemoteDevice) else None
+
+    async def status(self) -> DeviceStatus:
+        """Asks the driver, and starts it if it does not run."""
+        return await self.hal.status()
+
+    def __repr__(self) -> str:
+        return f"<Device {self.name}: {self.type.name}, driver {self.driver} {self.version}>"
+
+
+def open_runtime(
+    *, drivers: Mapping[str, str] | Sequence[str] | None = None, isolation: Isolation = "process"
+) -> Runtime:
+    """Opens a runtime; use it with ``async with``.
+
+    Args:
+        drivers: Which devices there shall be: device names to driver names, or driver names alone; None takes every registered driver.
+        isolation: ``process`` runs each driver in a process of its own, so that no crash, hang or GIL-holding engine can hurt the
+            application; ``in_process`` runs them here.
+
+    Raises:
+        InvalidArgument: A name is empty or used twice, or there is no such isolation.
+    """
+    if isolation not in ("process", "in_process"):
+        raise InvalidArgument(f"isolation: expected process or in_process, got {isolation!r}")
+    if drivers is None:
+        drivers = registry.driver_names()
+    wanted = dict(drivers) if isinstance(drivers, Mapping) else {name: name for name in drivers}
+    if not isinstance(drivers, Mapping) and len(wanted) != len(drivers):
+        raise InvalidArgument(f"drivers: expected different names, got {list(drivers)}; give a mapping to name devices")
+    return Runtime(wanted, isolation)
+
+
+class Runtime:
+    """Devices and compilations. Made by ``aionn.open``.
+
+    Attributes:
+        devices: What can be used, in order of preference.
+        unavailable: What cannot, and why.
+        tasks: Where executions and connections live.
+    """
+
+    def __init__(self, drivers: Mapping[str, str], isolation: Isolation) -> None:
+        self._drivers = drivers
+        self._isolation = isolation
+        self.devices: tuple[RuntimeDevice, ...] = ()
+        self.unavailable: tuple[Unavailable, ...] = ()
+        self.tasks: anyio.abc.TaskGroup
+        self._compilations: list[Compilation] = []
+        self._open = False
+
+    async def __aenter__(self) -> Self:
+        self.tasks = anyio.create_task_group()
+        await self.tasks.__aenter__()
+        try:
+            await self._find_devices()
+        except BaseException as e:
+            await self._close_devices()
+            await self.tasks.__aexit__(type(e), e, e.__traceback__)
+            raise
+        self._open = True
+        return self
+
+    async def _find_devices(self) -> None:
+        devices: list[RuntimeDevice] = []
+        unavailable: list[Unavailable] = []
+        for name, driver in self._drivers.items():
+            try:
+                devices.append(RuntimeDevice(name, driver, await self._make(driver, name)))
+            except DeviceUnavailable as e:
+                unavailable.append(Unavailable(name, str(e)))
+            self.devices = tuple(devices)
+        self.unavailable = tuple(unavailable)
+
+    async def _make(self, driver: str, name: str) -> Device:
+        if self._isolation == "in_process":
+            return registry.load_factory(driver)(name)
+        info = registry.built_in_info(driver, name)
+        if info is None and driver not in registry.driver_names():
+            registry.load_factory(driver)  # raises: names what there is
+        device = RemoteDevice(driver, name, self.tasks, info=info)
+        if info is None:
+            await device.connect()
+        return device
+
+    def device(self, name: str) -> RuntimeDevice:
+        """The device of a name.
+
+        Raises:
+            InvalidArgument: There is none.
+            DeviceUnavailable: There is, but it cannot be used.
+        """
+        for device in self.devices:
+            if device.name == name:
+                return device
+        for missing in self.unavailable:
+            if missing.name == name:
+                raise DeviceUnavailable(f"device {name!r} is unavailable: {missing.reason}")
+        known = ", ".join(device.name for device in self.devices) or "none"
+        raise InvalidArgument(f"device: expected one of {known}; got {name!r}")
+
+    async def compile(
+        self,
+        model: Model | str | os.PathLike[str],
+        *,
+        devices: str | Sequence[str] | None = None,
+        preference: str | ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER,
+        priority: str | Priority = Priority.MEDIUM,
+        deadline: int | None = None,
+    ) -> Compilation:
+        """Makes a model ready on the first of the devices that supports all of it.
+
+        Args:
+            model: A model, or the path of a .tflite file.
+            devices: A device's name, or several in order of preference; None for all.
+            preference: ``low_power``, ``fast_single_answer`` or ``sustained_speed``.
+            priority: ``low``, ``medium`` or ``high``, for executions that do not say otherwise.
+            deadline: Absolute nanoseconds for the compilation itself; None for none.
+
+        Raises:
+            InvalidArgument: The model, the file or an argument is wrong, or no device supports every operation (all are listed).
+            MissedDeadline: The deadline passed.
+            DeviceUnavailable: The driver cannot be started.
+            Error: Any other failure.
+        """
+        if not self._open:
+            raise InvalidArgument("compile: the runtime is not open; use it with async with")
+        check_deadline_ns(deadline, where="compile")
+        wanted_priority = priority_of(priority)
+        wanted_preference = _preference_of(preference)
+        candidates = self._candidates(devices)
+        loaded, inputs, outputs = await _load(model)
+        device = await _choose(loaded, candidates)
+        prepared = await device.hal.prepare_model(
+            loaded, preference=wanted_preference, priority=wanted_priority, deadline_ns=deadline
+        )
+        reason = "the only device asked for" if len(candidates) == 1 else "first device that supports every operation"
+        compilation = Compilation(self, device, prepared, loaded, inputs, outputs, wanted_priority, reason)
+        self._compilations.append(compilation)
+        return compilation
+
+    def _candidates(self, devices: str | Sequence[str] | None) -> list[RuntimeDevice]:
+        if devices is None:
+            if not self.devices:
+                reasons = "; ".join(f"{u.name}: {u.reason}" for u in self.unavailable) or "none is registered"
+                raise DeviceUnavailable(f"compile: no device can be used ({reasons})")
+            return list(self.devices)
+        names = [devices] if isinstance(devices, str) else list(devices)
+        if not names or len(set(names)) != len(names):
+            raise InvalidArgument(f"devices: expected different names, at least one, got {names}")
+        return [self.device(name) for name in names]
+
+    async def aclose(self) -> None:
+        """Closes every compilation, ends every driver process. Idempotent."""
+        if self._open:
+            await self.__aexit__(None, None, None)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if not self._open:
+            return
+        self._open = False
+        with anyio.CancelScope(shield=True):
+            for compilation in self._compilations:
+                try:
+                    await compilation.aclose()
+                except Error:
+                    pass  # Its driver is gone, and with it everything that this would have freed.
+        await self._close_devices()
+        self.tasks.cancel_scope.cancel()
+        # The group's own cancellation is no error of the caller's; errors of the body pass through unchanged.
+        await self.tasks.__aexit__(None, None, None)
+
+    async def _close_devices(self) -> None:
+        with anyio.CancelScope(shield=True):
+            for device in self.devices:
+                await device.hal.aclose()
+
+
+def _preference_of(value: str | ExecutionPreference) -> ExecutionPreference:
+    try:
+        return ExecutionPreference[value.upper()] if isinstance(value, str) else ExecutionPreference(value)
+    except (KeyError, ValueError):
+        names = ", ".join(p.name.lower() for p in ExecutionPreference)
+        raise InvalidArgument(f"preference: expected one of {names}, got {value!r}") from None
+
+
+async def _load(
+    model: Model | str | os.PathLike[str],
+) -> tuple[Model, tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    if isinstance(model, Model):
+        main = model.main
+        inputs = tuple(tensor_spec(operand, f"input{i}") for i, operand in enumerate(main.inputs))
+        outputs = tuple(tensor_spec(operand, f"output{i}") for i, operand in enumerate(main.outputs))
+        return model, inputs, outputs
+    if not isinstance(model, str | os.PathLike):
+        raise InvalidArgument(f"model: expected a path or a Model, got a {type(model).__name__}")
+    # Reading a file and decoding it takes milliseconds: not on the event loop.
+    loaded = await anyio.to_thread.run_sync(load_tflite, Path(model))
+    main = loaded.model.main
+    inputs = tuple(tensor_spec(o, s.name) for s, o in zip(loaded.inputs, main.inputs, strict=True))
+    outputs = tuple(tensor_spec(o, s.name) for s, o in zip(loaded.outputs, main.outputs, strict=True))
+    return loaded.model, inputs, outputs
+
+
+async def _choose(model: Model, candidates: Sequence[RuntimeDevice]) -> RuntimeDevice:
+    missing: list[str] = []
+    for device in candidates:
+        supported = await device.hal.supported_operations(model)
+        if all(supported):
+            return device
+        names = sorted(
+            {
+                operation_type_name(o.type)
+                for o, ok in zip(model.main.operations, supported, strict=True)
+                if not ok
+            }
+        )
+        missing.append(f"{device.name} lacks {', '.join(names)}")
+    raise InvalidArgument(f"compile: no device supports every operation of the model: {'; '.join(missing)}")

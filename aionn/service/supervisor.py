@@ -1,0 +1,104 @@
+"""Starts and ends driver processes.
+
+Owns the process, its socket and the notice of its death. What is said over the socket is the client's (``client.py``).
+
+Invariants:
+1. A process that was started is always reaped, and killed if it does not end by itself in time.
+2. Everything inherited is the one end of the socket pair and the standard streams.
+3. The process is its own session: a terminal's Ctrl-C reaches the application alone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from aionn.errors import DeviceUnavailable
+
+__all__ = ["DriverProcess"]
+
+END_S_MAX = 2.0
+"""How long a process may take to end once its client let go; the host itself ends within half a second."""
+
+_THREADS_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""How the common matrix libraries learn their number of threads; one each, unless the user says otherwise: a driver process shares the
+cores with the application, and a thread pool that spins between calls would take them away."""
+
+
+class DriverProcess:
+    """One driver process.
+
+    Attributes:
+        pid: Its process id.
+        socket: Our end of the connection; the one who takes it closes it.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], sock: socket.socket) -> None:
+        self._process = process
+        self.pid = process.pid
+        self.socket = sock
+        self._pidfd = os.pidfd_open(process.pid)
+
+    @classmethod
+    async def start(cls, driver: str, name: str) -> DriverProcess:
+        """Starts a process for a registered driver.
+
+        Raises:
+            DeviceUnavailable: The process cannot be started.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            # Forking is quick but not instant; exec waits for the file system.
+            process = await anyio.to_thread.run_sync(_spawn, driver, name, theirs)
+            return cls(process, ours)
+        except OSError as e:
+            ours.close()
+            raise DeviceUnavailable(f"device {name!r}: its process cannot be started: {e}") from e
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+
+    async def wait(self) -> int:
+        """Waits until the process has ended, and returns its exit status (negative: the signal)."""
+        if self._process.returncode is None:
+            await anyio.wait_readable(self._pidfd)
+            self._process.wait()
+        return self._process.returncode
+
+    async def aclose(self) -> None:
+        """Waits for the process to end, and kills it when that takes too long. The socket must have been shut down. Idempotent."""
+        if self._pidfd < 0:
+            return
+        with anyio.CancelScope(shield=True):
+            with anyio.move_on_after(END_S_MAX):
+                await self.wait()
+            if self._process.returncode is None:
+                self._process.send_signal(signal.SIGKILL)
+                await self.wait()
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+
+def _spawn(driver: str, name: str, theirs: socket.socket) -> subprocess.Popen[bytes]:
+    environment = dict(os.environ)
+    package_root = str(Path(__file__).resolve().parents[2])
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (package_root, environment.get("PYTHONPATH"))))
+    for variable in _THREADS_VARIABLES:
+        environment.setdefault(variable, "1")
+    command = [sys.executable, "-m", "aionn.service.host", "--fd", str(theirs.fileno())]
+    return subprocess.Popen(
+        [*command, "--driver", driver, "--name", name],
+        stdin=subprocess.DEVNULL,
+        pass_fds=(theirs.fileno(),),
+        env=environment,
+        start_new_session=True,
+    )

@@ -1,0 +1,144 @@
+"""What holds for every test: a watchdog on what may hang, and a check that nothing is left behind.
+
+A test that ends with more descriptors, threads, child processes or shared-memory mappings than it began with has failed, whatever else
+it showed. The check runs after all fixtures of the test are torn down, its event loop included.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+SHARED = REPOSITORY.parent / "shared"
+
+WATCHDOG_S = 120
+WATCHDOG_LONG_S = 3600
+
+SETTLE_S_MAX = 2.0
+"""How long what is left may take to go: a thread that was told to end needs a moment to be scheduled."""
+
+_stderr = os.dup(sys.__stderr__.fileno()) if sys.__stderr__ is not None else 2
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="also run the long forms of fuzzers, soaks and data suites")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--long"):
+        return
+    for item in items:
+        if item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.skip(reason="long form: run with --long"))
+
+
+class Belongings:
+    """What this process holds now."""
+
+    def __init__(self) -> None:
+        self.descriptors = Counter(_descriptors())
+        self.threads = Counter(thread.name for thread in threading.enumerate())
+        self.children = _children()
+        self.mappings = Counter(_shared_mappings())
+
+    def more_than(self, before: Belongings) -> list[str]:
+        """One line per thing that was not there before."""
+        lines = [f"descriptor of {target}" for target in (self.descriptors - before.descriptors).elements()]
+        lines += [f"thread {name}" for name in (self.threads - before.threads).elements()]
+        lines += [f"child process {pid}" for pid in sorted(self.children - before.children)]
+        lines += [f"mapping of {name}" for name in (self.mappings - before.mappings).elements()]
+        return lines
+
+
+def _descriptors() -> Iterator[str]:
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            continue
+        if not target.endswith("/fd") and "/proc/" not in target:
+            yield target.split(":[")[0] if ":[" in target else target
+
+
+def _children() -> set[int]:
+    pids: set[int] = set()
+    for task in os.listdir("/proc/self/task"):
+        try:
+            pids.update(int(pid) for pid in Path(f"/proc/self/task/{task}/children").read_text().split())
+        except OSError:
+            continue
+    return pids
+
+
+def _shared_mappings() -> Iterator[str]:
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if "/memfd:" in line or "/dev/shm/" in line:
+            yield line.split(None, 5)[-1]
+
+
+def _left_over(before: Belongings) -> list[str]:
+    left = Belongings().more_than(before)
+    if left:
+        gc.collect()
+        end = time.monotonic() + SETTLE_S_MAX
+        while (left := Belongings().more_than(before)) and time.monotonic() < end:
+            time.sleep(0.01)
+    return left
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    seconds = WATCHDOG_LONG_S if item.get_closest_marker("long") else WATCHDOG_S
+    faulthandler.dump_traceback_later(seconds, exit=True, file=_stderr)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+_before = pytest.StashKey[Belongings]()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    item.stash[_before] = Belongings()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    result = yield
+    left = _left_over(item.stash[_before])
+    if left:
+        pytest.fail("left behind: " + "; ".join(left), pytrace=False)
+    return result
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The root of the repository."""
+    return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def example_data(repository: Path) -> Path:
+    """The small models and media that are shipped."""
+    return repository / "examples" / "data"
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The shared data beside the repository; the test is skipped where they are not."""
+    if not SHARED.is_dir():
+        pytest.skip("the shared data are not beside the repository")
+    return SHARED
