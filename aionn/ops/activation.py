@@ -2,7 +2,7 @@
 
 Owns the functions. Quantised functions of one value are tables with an entry for each of the 256 stored values.
 
-Source: ``Activation.cpp``, ``Elu.cpp``, ``PRelu.cpp`` of the NN HAL's CPU operations; quantised LOGISTIC and TANH as TensorFlow Lite's
+Source: ``Activation.cpp``, ``Elu.cpp``, ``PRelu.cpp`` of the NN HAL's CPU operations; quantised LOGISTIC and TANH as LiteRT's
 reference kernels tabulate them.
 """
 
@@ -103,7 +103,9 @@ def _sigmoid(function: Callable[[Array], Array]) -> Callable[[Call], Sequence[Ar
     def table(data: Operand, output: Operand) -> Array:
         real = function(_stored_values(data) * float(data.scale)) / float(output.scale)
         rounded = np.trunc(real + np.copysign(0.5, real)) + output.zero_point
-        return np.clip(rounded, *quantized_range(output.type)).astype(operand_dtype(output.type))
+        low, high = quantized_range(output.type)
+        clipped: Array = rounded.clip(low, high)
+        return clipped.astype(operand_dtype(output.type))
 
     def execute(call: Call) -> Sequence[Array]:
         if call.tensor(0).type in QUANT8:
@@ -154,7 +156,8 @@ def _hard_swish_table(data: Operand, output: Operand) -> Array:
     product = np.where(product < 0, -((-product) >> 15), product >> 15)
     result = rounding_divide_by_pot(product, max(-output_shift, 0)) << max(output_shift, 0)
     low, high = quantized_range(output.type)
-    return np.clip(result + output.zero_point, low, high).astype(operand_dtype(output.type))
+    clipped: Array = (result + output.zero_point).clip(low, high)
+    return clipped.astype(operand_dtype(output.type))
 
 
 def _multiplier_16(real: float) -> tuple[int, int]:
@@ -261,9 +264,9 @@ def _sigmoid_contract(
         _sigmoid(function),
         f"\nout = {formula}.\n"
         + _ELEMENT_TYPES.format(rank="rank 1 to 4", types=types)
-        + f"""Quantisation: the output has scale 1/{steps} and zero point {zero_point} (signed: {zero_point - 128}). Results are the real
-function's values rounded to nearest, half away from zero, as in LiteRT's reference kernel; AOSP's fixed-point form differs by one in
-some.
+        + f"""Quantisation: the output has scale 1/{steps} and zero point {zero_point} (signed: {zero_point - 128}). Results are the
+real function's values rounded to nearest, half away from zero, as in LiteRT's reference kernel; some differ by one from AOSP's
+fixed-point form.
 Source: Activation.cpp of the NN HAL.
 """,
     )

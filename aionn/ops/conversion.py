@@ -89,7 +89,7 @@ def _cast(call: Call) -> Sequence[Array]:
         return [values.copy()]
     if dtype.kind == "f":
         return [values.astype(dtype)]
-    info = np.iinfo(dtype)
+    info = np.iinfo(dtype.name)
     # float64 holds every bound of the integer types; C's conversion truncates, out of range it is ours to saturate.
     wide = np.trunc(np.nan_to_num(values.astype(np.float64), posinf=np.inf, neginf=-np.inf))
     return [np.clip(wide, info.min, info.max).astype(dtype)]
@@ -102,12 +102,12 @@ OPERATIONS: tuple[OperationContract, ...] = (
         _same_shape,
         _quantize,
         """
-out = round(in / scale) + zero point, clipped to the type's range; scale and zero point are the output's, halves are rounded away from
-zero.
+out = round(in / scale) + zero point, clipped to the type's range; scale and zero point are the output's, halves are rounded away
+from zero.
 
 Inputs: 0 a tensor of any rank, float32 or float16 (computed in float32).
 Output: quant8 asymm or, from level 4, quant8 asymm signed, of the input's shape. Level 3.
-A NaN becomes the zero point; the spec does not say.
+A NaN becomes the largest value, as in AOSP; the spec does not say.
 Source: Quantize.cpp of the NN HAL.
 """,
     ),
@@ -133,8 +133,8 @@ Source: Dequantize.cpp of the NN HAL.
         """
 out = in, converted to the output's element type. Scale and zero point are not looked at.
 
-Inputs: 0 a tensor of any rank: float16, float32, int32, quant8 asymm (level 3) become any of these; from level 4 bool8, quant16 asymm,
-quant16 symm, quant8 asymm signed and quant8 symm become themselves.
+Inputs: 0 a tensor of any rank: float16, float32, int32, quant8 asymm (level 3) become any of these; from level 4 bool8, quant16
+asymm, quant16 symm, quant8 asymm signed and quant8 symm become themselves.
 Output: of the input's shape.
 Floats are truncated towards zero; what does not fit saturates, a NaN becomes 0 (the spec leaves both open).
 Source: Cast.cpp of the NN HAL.

@@ -249,9 +249,10 @@ def _windows(image: Array, plan: _Plan) -> Array:
 
 def _convolve(image: Array, out: Array, plan: _Plan) -> None:
     windows = _windows(image, plan)
-    weights, groups, repeats = plan.weights, plan.groups, plan.repeats
+    weights, groups = plan.weights, plan.groups
     batch, height, width, channels = out.shape
     inner = weights.shape[-2] * groups
+    columns: Array
     for images, rows in blocks(batch, height, width * max(inner // 4, channels)):
         part = windows[images, rows]
         target = out[images, rows].reshape(-1, channels)
@@ -460,8 +461,8 @@ Stricter than AOSP: scalars that the model fixes are checked when it is validate
 """
 
 _WINDOW_FORMS = """
-Padding, implicit form: {first} scheme (1 SAME, 2 VALID). Explicit form: {first}, +1, +2, +3 left, right, top, bottom, each less than
-the dilated window.
+Padding, implicit form: {first} scheme (1 SAME, 2 VALID). Explicit form: {first}, +1, +2, +3 left, right, top, bottom, each less
+than the dilated window.
 Then INT32 stride width, stride height{extras}, activation (0 NONE, 1 RELU, 2 RELU1, 3 RELU6){tail}.
 """
 
@@ -519,8 +520,8 @@ The gradient of CONV_2D: every pixel in[b, y, x] adds in[b, y, x, c] * filter[o,
 o]; then bias and activation. Level 3.
 
 Inputs: 0 image as for CONV_2D; 1 filter [depth out, height, width, depth in]; 2 bias [depth out].
-Implicit form: 3 output shape TENSOR_INT32 [4], 4 scheme (1 SAME, 2 VALID). Explicit form: 3, 4, 5, 6 left, right, top, bottom; right
-and bottom may be negative, which adds outputs.
+Implicit form: 3 output shape TENSOR_INT32 [4], 4 scheme (1 SAME, 2 VALID). Explicit form: 3, 4, 5, 6 left, right, top, bottom;
+right and bottom may be negative, which adds outputs.
 Then INT32 stride width, stride height, activation, BOOL true for NCHW.
 Output: height = (height in - 1) * stride + window - top - bottom, width likewise. The shape of input 3 decides SAME padding alone.
 """

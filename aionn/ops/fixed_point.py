@@ -75,7 +75,8 @@ def saturating_rounding_doubling_high_mul(a: npt.ArrayLike, b: npt.ArrayLike) ->
     The spec nudges negative products by ``1 - 2**30`` and truncates; that is the floor with a nudge of ``2**30`` for either sign.
     """
     product = np.asarray(a, dtype=np.int64) * np.asarray(b, dtype=np.int64)
-    return np.minimum((product + (1 << 30)) >> 31, (1 << 31) - 1)
+    high: Int64Array = np.minimum((product + (1 << 30)) >> 31, (1 << 31) - 1)
+    return high
 
 
 def rounding_divide_by_pot(x: npt.ArrayLike, exponent: npt.ArrayLike) -> Int64Array:
@@ -161,7 +162,7 @@ class Requantization:
         wide = sums.astype(np.int64)
         wide *= self._multiplier
         wide += self._nudge
-        if self._away is not None:
+        if self._away is not None and self._half is not None:
             away = wide >> 63
             away &= self._away
             wide += away
@@ -176,15 +177,15 @@ class Requantization:
 
 def quantized_range(operand_type: int) -> tuple[int, int]:
     """Least and largest value of a quantised type's element."""
-    info = np.iinfo(operand_dtype(operand_type))
+    info = np.iinfo(operand_dtype(operand_type).name)
     return int(info.min), int(info.max)
 
 
 def saturating_round_cast(values: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Rounds to nearest, half away from zero (C's ``round``, not numpy's half to even), saturates, and casts to an integer type."""
-    info = np.iinfo(np.dtype(dtype))
-    rounded = np.trunc(values + np.copysign(0.5, values))
-    return np.clip(rounded, info.min, info.max).astype(dtype)
+    info = np.iinfo(np.dtype(dtype).name)
+    rounded: npt.NDArray[Any] = np.trunc(values + np.copysign(0.5, values))
+    return rounded.clip(info.min, info.max).astype(dtype)
 
 
 def quantize(values: npt.NDArray[Any], operand: Operand) -> npt.NDArray[Any]:
@@ -252,11 +253,11 @@ def float_activation(values: npt.NDArray[Any], activation: int) -> npt.NDArray[A
         case FusedActivation.NONE:
             return values
         case FusedActivation.RELU:
-            return np.maximum(values, 0)
+            return values.clip(0)
         case FusedActivation.RELU1:
-            return np.clip(values, -1, 1)
+            return values.clip(-1, 1)
         case FusedActivation.RELU6:
-            return np.clip(values, 0, 6)
+            return values.clip(0, 6)
 
 
 _EXP_FACTORS = (1672461947, 1302514674, 790015084, 290630308, 39332535, 720401, 242)
@@ -309,4 +310,4 @@ def one_over_one_plus_x(x: npt.ArrayLike) -> Int64Array:
     for _ in range(3):
         error = (1 << 29) - product(half_denominator, estimate)
         estimate = estimate + np.clip(product(estimate, error) << 2, least, largest)
-    return np.clip(estimate << 1, least, largest)
+    return (estimate << 1).clip(least, largest)

@@ -38,7 +38,7 @@ __all__ = [
     "window_axes",
 ]
 
-BLOCK_ELEMENTS = 1 << 15
+BLOCK_ELEMENTS = 1 << 16
 """Elements of a block's largest temporary: with 8 bytes each they fit into a second-level cache."""
 
 

@@ -135,9 +135,10 @@ def _batch_matmul(call: Call) -> Sequence[Array]:
     tensors = call.tensor(0), call.tensor(1)
     low, high = quantized_range(output.type)
     dtype = exact_float((high - low) ** 2 * left.shape[-1])
-    sums = np.matmul(
-        left.astype(dtype) - dtype(tensors[0].zero_point), right.astype(dtype) - dtype(tensors[1].zero_point)
-    )
+    left, right = left.astype(dtype), right.astype(dtype)
+    left -= tensors[0].zero_point
+    right -= tensors[1].zero_point
+    sums = np.matmul(left, right)
     real = float(np.float32(tensors[0].scale) * np.float32(tensors[1].scale)) / float(output.scale)
     requantize = Requantization(real, np.zeros(1, dtype=np.int64), output.zero_point, low, high)
     out = np.empty(sums.shape, dtype=np.int8)
@@ -157,8 +158,8 @@ out[b, u] = activation(bias[u] + sum over s of in[b, s] * weights[u, s]).
 Inputs: 0 data, rank 2 to 4, taken as [batch, size] with size from the weights; 1 weights [units, size]; 2 bias [units];
 3 INT32 activation (0 NONE, 1 RELU, 2 RELU1, 3 RELU6).
 Output: [batch, units].
-Quantisation: as for CONV_2D, without per-channel weights; the product of the scales is rounded to float32, and the result is rounded
-once, half up, as in LiteRT's reference kernel (AOSP rounds after the product too; that differs by one in some results).
+Quantisation: as for CONV_2D, without per-channel weights; the product of the scales is rounded to float32, and the result is
+rounded once, half up, as in LiteRT's reference kernel (AOSP rounds after the product too; that differs by one in some results).
 Types: float32, quant8 asymm (output scale <= input scale * weights scale needs level 3); from level 3 float16; from level 4 quant8
 asymm signed. Only the batch may be 0.
 Source: FullyConnected.cpp of the NN HAL; FullyConnected of TensorFlow Lite's reference kernels.

@@ -136,7 +136,8 @@ def _validate_local_response_normalization(check: Check) -> None:
     _check_axis(check, 5)
     radius = check.constant(1)
     if radius is not None:
-        check.require(radius.reshape(()) >= 0, "input 1", "a radius of at least 0", int(radius.reshape(())))
+        value = int(radius.reshape(()))
+        check.require(value >= 0, "input 1", "a radius of at least 0", value)
 
 
 def _local_response_normalization(call: Call) -> Sequence[Array]:
@@ -196,9 +197,10 @@ out[i] = in[i] / max(1e-6, sqrt(sum over j of in[j]**2)), along one axis.
 
 Inputs: 0 a tensor of rank 1 to 4; optional 1 INT32 axis, negative from the end (level 3); the last where it is left out.
 Output: of the input's shape and type.
-Types: float32; from level 3 float16, quant8 asymm; from level 4 quant8 asymm signed. Without an axis a rank other than 4 needs level 3.
-Quantisation: the output has scale 1/128 and zero point 128 (signed: 0). The inverse square root is a 31-bit integer and a shift, found
-by five steps of Newton and Raphson.
+Types: float32; from level 3 float16, quant8 asymm; from level 4 quant8 asymm signed. Without an axis a rank other than 4 needs
+level 3.
+Quantisation: the output has scale 1/128 and zero point 128 (signed: 0). The inverse square root is a 31-bit integer and a shift,
+found by five steps of Newton and Raphson.
 Source: L2Normalization.cpp of the NN HAL.
 """,
     ),
@@ -210,8 +212,8 @@ Source: L2Normalization.cpp of the NN HAL.
         """
 out[i] = in[i] / (bias + alpha * sum over j from i - radius to i + radius of in[j]**2)**beta, along one axis, inside of the tensor.
 
-Inputs: 0 a tensor of rank 1 to 4; 1 INT32 radius of at least 0; 2 bias, 3 alpha, 4 beta, FLOAT32 (FLOAT16 for float16 data); optional
-5 INT32 axis, negative from the end (level 3); the last where it is left out.
+Inputs: 0 a tensor of rank 1 to 4; 1 INT32 radius of at least 0; 2 bias, 3 alpha, 4 beta, FLOAT32 (FLOAT16 for float16 data);
+optional 5 INT32 axis, negative from the end (level 3); the last where it is left out.
 Output: of the input's shape and type.
 Types: float32; from level 3 float16. Without an axis a rank other than 4 needs level 3.
 Source: LocalResponseNormalization.cpp of the NN HAL.
@@ -225,8 +227,8 @@ Source: LocalResponseNormalization.cpp of the NN HAL.
         """
 out = (in - mean) * gamma / sqrt(variance + epsilon) + beta; mean and variance are those of one image's one channel.
 
-Inputs: 0 image [batch, height, width, depth] (NCHW: [batch, depth, height, width]); 1 gamma, 2 beta, 3 epsilon, FLOAT32 (FLOAT16 for
-float16 data); 4 BOOL true for NCHW.
+Inputs: 0 image [batch, height, width, depth] (NCHW: [batch, depth, height, width]); 1 gamma, 2 beta, 3 epsilon, FLOAT32 (FLOAT16
+for float16 data); 4 BOOL true for NCHW.
 Output: of the input's shape and type.
 Types (level 3): float32, float16 (computed in float32, rounded once).
 Source: InstanceNormalization.cpp of the NN HAL.

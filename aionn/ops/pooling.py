@@ -161,8 +161,8 @@ def _max_pool_2d(call: Call) -> list[Array]:
 
 _ARGUMENTS_DOC = """
 Inputs: 0 image [batch, height, width, depth] (NCHW: [batch, depth, height, width]). Padding, implicit form: 1 scheme (1 SAME,
-2 VALID). Explicit form: 1, 2, 3, 4 left, right, top, bottom, each less than the window. Then INT32 stride width, stride height, window
-width, window height, activation (0 NONE, 1 RELU, 2 RELU1, 3 RELU6); optional BOOL true for NCHW (level 3).
+2 VALID). Explicit form: 1, 2, 3, 4 left, right, top, bottom, each less than the window. Then INT32 stride width, stride height,
+window width, window height, activation (0 NONE, 1 RELU, 2 RELU1, 3 RELU6); optional BOOL true for NCHW (level 3).
 Output: [batch, height out, width out, depth] in the input's layout. Only the batch may be 0.
 """
 

@@ -169,8 +169,9 @@ Inputs: 0 a tensor of rank 1 to 4; 1 beta > 0, FLOAT32 (FLOAT16 for float16 data
 (level 3); the last where it is left out.
 Output: of the input's shape.
 Types: float32, quant8 asymm; from level 3 float16; from level 4 quant8 asymm signed. Rank 1 or 3 without an axis needs level 3.
-Quantisation: the output has scale 1/256 and zero point 0 (signed: -128). Differences from the largest value are scaled to fixed-point
-numbers with 5 integer bits; exponentials have 31 fractional bits, their sum 12 integer bits; differences beyond 31 count as nothing.
+Quantisation: the output has scale 1/256 and zero point 0 (signed: -128). Differences from the largest value are scaled to
+fixed-point numbers with 5 integer bits; exponentials have 31 fractional bits, their sum 12 integer bits; differences beyond 31
+count as nothing.
 Stricter than AOSP: output quantisation, beta and axis are checked when the model is validated, where it fixes them.
 Source: Softmax.cpp of the NN HAL.
 """,
