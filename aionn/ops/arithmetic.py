@@ -234,7 +234,7 @@ def _validate_extremum(check: Check) -> None:
 def _execute_extremum(call: Call, choose: FloatFunction) -> list[Array]:
     first, second, output = call.tensor(0), call.tensor(1), call.outputs[0]
     if first.type not in _QUANT8_TYPES:
-        return [choose(first.array, second.array)]
+        return [np.asarray(choose(first.array, second.array))]
     return [
         byte_pairs(
             call,

@@ -49,7 +49,7 @@ def _validate_abs(check: Check) -> None:
 
 
 def _execute_abs(call: Call) -> list[Array]:
-    return [np.abs(call.array(0))]
+    return [np.asarray(np.abs(call.array(0)))]
 
 
 def _execute_exp(call: Call) -> list[Array]:
@@ -62,7 +62,7 @@ def _validate_floor(check: Check) -> None:
 
 
 def _execute_floor(call: Call) -> list[Array]:
-    return [np.floor(call.array(0))]
+    return [np.asarray(np.floor(call.array(0)))]
 
 
 def _execute_log(call: Call) -> list[Array]:
@@ -74,7 +74,7 @@ def _validate_neg(check: Check) -> None:
 
 
 def _execute_neg(call: Call) -> list[Array]:
-    return [np.negative(call.array(0))]
+    return [np.asarray(np.negative(call.array(0)))]
 
 
 def _validate_rsqrt(check: Check) -> None:

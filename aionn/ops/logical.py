@@ -29,11 +29,11 @@ def _validate_pair(check: Check) -> None:
 
 
 def _execute_and(call: Call) -> list[Array]:
-    return [np.logical_and(call.array(0), call.array(1))]
+    return [np.asarray(np.logical_and(call.array(0), call.array(1)))]
 
 
 def _execute_or(call: Call) -> list[Array]:
-    return [np.logical_or(call.array(0), call.array(1))]
+    return [np.asarray(np.logical_or(call.array(0), call.array(1)))]
 
 
 def _validate_not(check: Check) -> None:
@@ -48,7 +48,7 @@ def _same_shape(call: Call) -> list[Shape]:
 
 
 def _execute_not(call: Call) -> list[Array]:
-    return [np.logical_not(call.array(0))]
+    return [np.asarray(np.logical_not(call.array(0)))]
 
 
 def _validate_select(check: Check) -> None:
