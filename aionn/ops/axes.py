@@ -60,7 +60,8 @@ def bounded_shape(call: Call, what: str, shape: Shape) -> Shape:
     Raises:
         InvalidArgument: An extent is negative, or the tensor's size in bytes does not fit 32 bits.
     """
-    size_bytes = math.prod(shape) * operand_dtype(call.outputs[0].type).itemsize
+    # An extent of 0 does not excuse the others: numpy cannot make such an array either.
+    size_bytes = math.prod(extent or 1 for extent in shape) * operand_dtype(call.outputs[0].type).itemsize
     if any(extent < 0 for extent in shape) or size_bytes > _OPERAND_BYTES_MAX:
         call.refuse(
             f"{what}: expected an output of no negative extent and at most {_OPERAND_BYTES_MAX} bytes, "

@@ -95,7 +95,7 @@ def _reshaped(call: Call) -> list[Shape]:
         target[target.index(-1)] = count // known
     if math.prod(target) != count:
         call.refuse(f"input 1: expected extents of {count} elements, got {target}")
-    return [tuple(target)]
+    return [bounded_shape(call, "input 1", tuple(target))]
 
 
 def _execute_reshape(call: Call) -> list[Array]:
@@ -208,7 +208,7 @@ def _transposed(call: Call) -> list[Shape]:
 
 
 def _execute_transpose(call: Call) -> list[Array]:
-    return [np.ascontiguousarray(call.array(0).transpose(_order(call)))]
+    return [np.asarray(call.array(0).transpose(_order(call)), order="C")]
 
 
 def _validate_rank(check: Check) -> None:
@@ -276,7 +276,7 @@ def _reversed(call: Call) -> list[Shape]:
 
 
 def _execute_reverse(call: Call) -> list[Array]:
-    return [np.ascontiguousarray(np.flip(call.array(0), _reverse_axis(call)))]
+    return [np.asarray(np.flip(call.array(0), _reverse_axis(call)), order="C")]
 
 
 _FILL_SCALARS = {

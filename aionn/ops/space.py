@@ -76,7 +76,7 @@ def _result(call: Call, layout_index: int, image: Array) -> list[Array]:
     """An image [batch, height, width, depth] in the call's layout."""
     if _is_nchw(call, layout_index):
         image = np.moveaxis(image, 3, 1)
-    return [np.ascontiguousarray(image)]
+    return [np.asarray(image, order="C")]
 
 
 def _validate_depth_block(check: Check) -> None:

@@ -45,6 +45,8 @@ def test_reshape_to_another_size_ends_the_execution(bench: Any, target: tuple[in
 def test_reshape_of_nothing_is_nothing(bench: Any) -> None:
     assert bench.run(O.RESHAPE, [(F32, ARRAY[:0]), ints(0, 7)], F32).shape == (0, 7)
     assert bench.run(O.RESHAPE, [(F32, ARRAY[:0]), ints(-1, 7)], F32).shape == (0, 7)
+    with pytest.raises(InvalidArgument, match="input 1: expected an output of no negative extent"):
+        bench.run(O.RESHAPE, [(F32, ARRAY[:0]), ints(0, 2**31 - 1, 2**31 - 1)], F32)
 
 
 @pytest.mark.parametrize(
