@@ -251,7 +251,7 @@ def _execute_minimum(call: Call) -> list[Array]:
     return _execute_extremum(call, np.minimum)
 
 
-_FUSED_INPUTS = """
+_FUSED_INPUTS = """\
 Inputs:
     0: tensor of rank at most 4.
     1: tensor of the same type. The shapes broadcast: aligned at the last axis, extents equal or one of them 1.
@@ -260,7 +260,7 @@ Outputs:
     0: tensor of the same type and of the broadcast shape.
 """
 
-_PAIR_INPUTS = """
+_PAIR_INPUTS = """\
 Inputs:
     0: tensor.
     1: tensor of the same type. The shapes broadcast: aligned at the last axis, extents equal or one of them 1.
@@ -268,12 +268,12 @@ Outputs:
     0: tensor of the same type and of the broadcast shape.
 """
 
-_FUSED_DEVIATIONS = """
+_FUSED_DEVIATIONS = """\
 Stricter than the spec: a constant activation outside of 0 to 3, and one other than 0 for TENSOR_INT32, is refused with the model
 and not at the execution; so are shapes known not to broadcast. Looser: zero-sized inputs are legal at every level.
 """
 
-_SUM_QUANTISATION = """
+_SUM_QUANTISATION = """\
 Quantisation: scales and zero points are free, save that 2 * max(scale0, scale1) < 2**20 * scale_out. Both inputs, less their zero
 points, are shifted left by 20 bits and multiplied by scale / (2 * max(scale0, scale1)); the result is multiplied by
 2 * max(scale0, scale1) / (2**20 * scale_out), and output zero point and clamping to the activation's range follow.
@@ -288,7 +288,7 @@ OPERATIONS: tuple[OperationContract, ...] = (
         "output = activation(input0 + input1)\n"
         + _FUSED_INPUTS
         + _SUM_QUANTISATION
-        + """
+        + """\
 Types: TENSOR_FLOAT32, TENSOR_QUANT8_ASYMM from level 1; TENSOR_FLOAT16 from 3; TENSOR_QUANT8_ASYMM_SIGNED, TENSOR_INT32 (wraps
 around, no activation) from 4.
 """
@@ -303,7 +303,7 @@ around, no activation) from 4.
         "output = activation(input0 - input1)\n"
         + _FUSED_INPUTS
         + _SUM_QUANTISATION
-        + """
+        + """\
 Types: TENSOR_FLOAT32 from level 2; TENSOR_FLOAT16, TENSOR_QUANT8_ASYMM from 3; TENSOR_QUANT8_ASYMM_SIGNED, TENSOR_INT32 (wraps
 around, no activation) from 4.
 """
@@ -317,14 +317,14 @@ around, no activation) from 4.
         _execute_mul,
         "output = activation(input0 * input1)\n"
         + _FUSED_INPUTS
-        + """
+        + """\
 Quantisation: scale_out > scale0 * scale1 (product in float32); zero points are free. The product of both inputs, less their zero
 points, is multiplied by scale0 * scale1 / scale_out (computed in float32); output zero point and clamping follow.
 Types: TENSOR_FLOAT32, TENSOR_QUANT8_ASYMM from level 1; TENSOR_FLOAT16 from 3; TENSOR_QUANT8_ASYMM_SIGNED, TENSOR_INT32 (wraps
 around, no activation) from 4.
 """
         + _FUSED_DEVIATIONS
-        + """
+        + """\
 Source: Broadcast.cpp of the NN HAL; where it divides the scales in float64 and TensorFlow Lite in float32, we follow the latter.
 """,
     ),
@@ -335,7 +335,7 @@ Source: Broadcast.cpp of the NN HAL; where it divides the scales in float64 and 
         _execute_div,
         "output = activation(input0 / input1)\n"
         + _FUSED_INPUTS
-        + """
+        + """\
 Quantisation: none.
 Types: TENSOR_FLOAT32 from level 2; TENSOR_FLOAT16 from 3; TENSOR_INT32 (rounded towards minus infinity, no activation) from 4.
 Division by zero gives infinity or NaN in float, and 0 in TENSOR_INT32, where the spec leaves it undefined.
@@ -350,7 +350,7 @@ Division by zero gives infinity or NaN in float, and 0 in TENSOR_INT32, where th
         _execute_pow,
         "output = input0 ** input1\n"
         + _PAIR_INPUTS
-        + """
+        + """\
 Quantisation: none.
 Types: TENSOR_FLOAT32, TENSOR_FLOAT16 from level 3. A negative base with a fractional exponent gives NaN.
 Stricter than the spec: shapes known not to broadcast are refused with the model.
@@ -364,7 +364,7 @@ Source: Pow.cpp of the NN HAL.
         _execute_maximum,
         "output = max(input0, input1)\n"
         + _PAIR_INPUTS
-        + """
+        + """\
 Quantisation: scales and zero points are free; each input is requantised to the output's, in float64, rounded half away from zero
 and saturated, before the comparison.
 Types: TENSOR_FLOAT32, TENSOR_FLOAT16, TENSOR_INT32, TENSOR_QUANT8_ASYMM from level 3; TENSOR_QUANT8_ASYMM_SIGNED from 4.
@@ -379,7 +379,7 @@ Source: MaximumMinimum.cpp of the NN HAL.
         _execute_minimum,
         "output = min(input0, input1)\n"
         + _PAIR_INPUTS
-        + """
+        + """\
 Quantisation: scales and zero points are free; each input is requantised to the output's, in float64, rounded half away from zero
 and saturated, before the comparison.
 Types: TENSOR_FLOAT32, TENSOR_FLOAT16, TENSOR_INT32, TENSOR_QUANT8_ASYMM from level 3; TENSOR_QUANT8_ASYMM_SIGNED from 4.

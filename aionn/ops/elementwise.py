@@ -107,7 +107,7 @@ def _execute_sqrt(call: Call) -> list[Array]:
     return _on_float(call, np.sqrt)
 
 
-_IN_AND_OUT = """
+_IN_AND_OUT = """\
 Inputs:
     0: tensor{rank}.
 Outputs:

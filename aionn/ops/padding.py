@@ -178,12 +178,12 @@ def _execute_mirror_pad(call: Call) -> list[Array]:
     return [array]
 
 
-_INPUTS = """
+_INPUTS = """\
 Inputs:
     0: tensor{rank}.
     1: TENSOR_INT32 [rank, 2]: how many elements go before and after each axis, 0 or more.
 """
-_OUTPUTS = """
+_OUTPUTS = """\
 Outputs:
     0: tensor of the same type and rank.
 Quantisation: the output has the scale and zero point of the input.

@@ -205,7 +205,7 @@ def _execute_argmin(call: Call) -> list[Array]:
     return _execute_arg(call, np.argmin)
 
 
-_AXES_INPUTS = """
+_AXES_INPUTS = """\
 Inputs:
     0: tensor of rank at most 4.
     1: TENSOR_INT32 of rank 1: the axes to reduce, from -rank to rank - 1; repetitions count once; none reduces nothing.
@@ -215,26 +215,26 @@ Outputs:
 """
 _REDUCE_INPUTS = _AXES_INPUTS.format(keep="BOOL scalar: keep the reduced axes with extent 1")
 
-_DEVIATIONS = """
+_DEVIATIONS = """\
 Stricter than the spec: constant axes out of range are refused with the model.
 """
 
 
 def _float_or_bool(formula: str, types: str, notes: str = "") -> str:
     return (
-        f"{formula}\n{_REDUCE_INPUTS}\nQuantisation: none.\nTypes: {types} from level 3.\n{_DEVIATIONS}{notes}\n"
+        f"{formula}\n{_REDUCE_INPUTS}Quantisation: none.\nTypes: {types} from level 3.\n{_DEVIATIONS}{notes}"
         "Source: Reduce.cpp of the NN HAL."
     )
 
 
-_EXTREMUM_NOTES = """
+_EXTREMUM_NOTES = """\
 Quantisation: the output has the scale and zero point of input 0.
 Types: TENSOR_FLOAT32, TENSOR_FLOAT16, TENSOR_QUANT8_ASYMM from level 3; TENSOR_QUANT8_ASYMM_SIGNED from 4.
 Stricter than the spec: constant axes out of range, and another scale or zero point of the output, are refused with the model.
 Source: Reduce.cpp of the NN HAL.
 """
 
-_ARG_NOTES = """
+_ARG_NOTES = """\
 Inputs:
     0: tensor.
     1: INT32 scalar: the axis, from -rank to rank - 1.
@@ -287,7 +287,7 @@ OPERATIONS: tuple[OperationContract, ...] = (
         _float_or_bool(
             "output = product of the elements along the axes",
             "TENSOR_FLOAT32, TENSOR_FLOAT16",
-            "A zero among the elements makes the product 0, even beside an infinity.",
+            "A zero among the elements makes the product 0, even beside an infinity.\n",
         ),
     ),
     OperationContract(
@@ -304,7 +304,7 @@ OPERATIONS: tuple[OperationContract, ...] = (
         _execute_mean,
         "output = sum of the elements along the axes / their number\n"
         + _AXES_INPUTS.format(keep="INT32 scalar: keep the reduced axes with extent 1 when positive")
-        + """
+        + """\
 Quantisation: the sum less count * zero_point0 is multiplied by scale0 / (scale_out * count) with a 31-bit multiplier, rounded to
 nearest; the output zero point and saturation follow.
 Types: TENSOR_FLOAT32, TENSOR_QUANT8_ASYMM from level 2; TENSOR_FLOAT16 from 3; TENSOR_QUANT8_ASYMM_SIGNED from 4.

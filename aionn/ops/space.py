@@ -222,8 +222,8 @@ _QUANTISATION = "Quantisation: the output has the scale and zero point of the in
 _STRICTER = """Stricter than the spec: constant arguments that are illegal, and another quantisation of the output, are
 refused with the model and not at the execution.
 """
-_TYPES = """Types: TENSOR_FLOAT32, TENSOR_QUANT8_ASYMM from level {level}{condition}; TENSOR_FLOAT16 and the layout flag from 3;
-TENSOR_QUANT8_ASYMM_SIGNED from 4.
+_TYPES = """Types: TENSOR_FLOAT32, TENSOR_QUANT8_ASYMM from level {level}{condition};
+TENSOR_FLOAT16 and the layout flag from 3; TENSOR_QUANT8_ASYMM_SIGNED from 4.
 """
 
 OPERATIONS: tuple[OperationContract, ...] = (
