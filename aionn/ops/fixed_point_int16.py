@@ -46,7 +46,8 @@ _DIVISION_START = (23130, -15420)
 
 def saturate_int16(x: npt.NDArray[Any]) -> Int64Array:
     """Clips to the range of 16 bits."""
-    return np.clip(x, INT16_MIN, INT16_MAX).astype(np.int64, copy=False)
+    clipped: Int64Array = np.clip(x, INT16_MIN, INT16_MAX).astype(np.int64, copy=False)
+    return clipped
 
 
 def shift_left_int16(x: Int64Array, count: int) -> Int64Array:
@@ -60,7 +61,8 @@ def multiply_int16(a: npt.ArrayLike, b: npt.ArrayLike) -> Int64Array:
     As fixed-point numbers: their product, the integer bits of both added.
     """
     product = np.asarray(a, dtype=np.int64) * np.asarray(b, dtype=np.int64)
-    return np.minimum((product + (1 << 14)) >> 15, INT16_MAX)
+    high: Int64Array = np.minimum((product + (1 << 14)) >> 15, INT16_MAX)
+    return high
 
 
 def _exp_on_negative_values(x: Int64Array, integer_bits: int) -> Int64Array:
@@ -114,6 +116,11 @@ def _table(function: str, integer_bits: int) -> npt.NDArray[np.int16]:
     return table
 
 
+def _looked_up(function: str, integer_bits: int, x: npt.NDArray[Any]) -> Int64Array:
+    values: Int64Array = _table(function, integer_bits)[x - INT16_MIN].astype(np.int64)
+    return values
+
+
 def logistic_int16(x: npt.NDArray[Any], integer_bits: int) -> Int64Array:
     """1 / (1 + exp(-x)).
 
@@ -124,12 +131,12 @@ def logistic_int16(x: npt.NDArray[Any], integer_bits: int) -> Int64Array:
     Returns:
         Fixed-point numbers with 15 fractional bits.
     """
-    return _table("logistic", integer_bits)[x - INT16_MIN].astype(np.int64)
+    return _looked_up("logistic", integer_bits, x)
 
 
 def tanh_int16(x: npt.NDArray[Any], integer_bits: int) -> Int64Array:
     """The hyperbolic tangent; arguments and result as those of ``logistic_int16``."""
-    return _table("tanh", integer_bits)[x - INT16_MIN].astype(np.int64)
+    return _looked_up("tanh", integer_bits, x)
 
 
 def inverse_sqrt(value: int) -> tuple[int, int]:

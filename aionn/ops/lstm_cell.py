@@ -285,7 +285,8 @@ class Cell:
             return value
         centred = value - value.mean(axis=1, keepdims=True)
         variance = np.square(centred).mean(axis=1, keepdims=True)
-        return centred / np.sqrt(variance + _NORM_EPSILON) * self.norm[own] + self.bias[own]
+        normalized: Floats = centred / np.sqrt(variance + _NORM_EPSILON) * self.norm[own] + self.bias[own]
+        return normalized
 
     def step(self, drive: Floats, output_state: Floats, cell_state: Floats) -> tuple[Floats, Floats, Floats]:
         """One step: the output, which is the next output state, the next cell state, and the gates after their activation."""
