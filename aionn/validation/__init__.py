@@ -1,0 +1,41 @@
+"""The rules that models, requests and what devices say of themselves must keep.
+
+Owns every rule that is more than a type can say; each check is a pure function that returns what it found out or raises an error
+that says where, expected and got. What one operation means is in ``aionn.ops``.
+
+- ``validate_model``: a whole model; gives the lowest feature level that can express it.
+- ``validate_request``: the arguments of an execution; gives the inputs' final shapes.
+- ``check_*``: capabilities, extensions, cache files, buffer roles, results.
+
+Source: section "Validation" of the NN HAL 1.3 and of its canonical types.
+"""
+
+from __future__ import annotations
+
+from aionn.validation.devices import (
+    check_buffer_roles,
+    check_cache_files,
+    check_capabilities,
+    check_device_info,
+    check_execution_result,
+    check_extension,
+    check_extensions,
+    check_output_shapes,
+    check_timing,
+)
+from aionn.validation.models import validate_model
+from aionn.validation.requests import validate_request
+
+__all__ = [
+    "check_buffer_roles",
+    "check_cache_files",
+    "check_capabilities",
+    "check_device_info",
+    "check_execution_result",
+    "check_extension",
+    "check_extensions",
+    "check_output_shapes",
+    "check_timing",
+    "validate_model",
+    "validate_request",
+]

@@ -1,0 +1,307 @@
+"""What devices say of themselves, what they are asked to allocate or cache, and what they report.
+
+Owns the rules for capabilities, extensions, cache files, buffer roles, timings and output shapes. A device's own breach is a
+``GeneralFailure``, since no caller can mend it; a caller's is an ``InvalidArgument``.
+
+Source: the rules of the NN HAL 1.3 for these records, and of its callbacks for results.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+
+import msgspec
+
+from aionn.errors import ErrorStatus, GeneralFailure, InvalidArgument
+from aionn.hal import (
+    CACHE_FILES_MAX,
+    CACHE_TOKEN_BYTES,
+    BufferDesc,
+    BufferRole,
+    CacheFileCounts,
+    CacheFiles,
+    Capabilities,
+    DeviceInfo,
+    ExecutionResult,
+    Extension,
+    Model,
+    Operand,
+    OperandType,
+    OutputShape,
+    PerformanceInfo,
+    Subgraph,
+    Timing,
+    combine_dimensions,
+    dimensions_are_known,
+    is_extension_operand_type,
+    is_scalar_type,
+    operand_type_name,
+)
+from aionn.validation.names import is_extension_name
+
+__all__ = [
+    "check_buffer_roles",
+    "check_cache_files",
+    "check_capabilities",
+    "check_device_info",
+    "check_execution_result",
+    "check_extension",
+    "check_extensions",
+    "check_output_shapes",
+    "check_timing",
+]
+
+
+def check_capabilities(capabilities: Capabilities) -> None:
+    """Checks performance figures.
+
+    Raises:
+        InvalidArgument: Types repeat, are out of order or include SUBGRAPH, or a ratio is not positive and finite.
+    """
+    for what, info in (
+        ("relaxed scalar", capabilities.relaxed_float32_to_float16_scalar),
+        ("relaxed tensor", capabilities.relaxed_float32_to_float16_tensor),
+        ("IF", capabilities.if_performance),
+        ("WHILE", capabilities.while_performance),
+    ):
+        _check_performance(info, f"capabilities, {what}")
+    before = -1
+    for entry in capabilities.operand_performance:
+        where = f"capabilities, {operand_type_name(entry.type)}"
+        if entry.type == OperandType.SUBGRAPH:
+            raise InvalidArgument(f"{where}: expected IF and WHILE performance instead, got an entry")
+        if entry.type <= before:
+            raise InvalidArgument(
+                f"{where}: expected types in rising order, got it after {operand_type_name(before)}"
+            )
+        before = int(entry.type)
+        _check_performance(entry.info, where)
+
+
+def _check_performance(info: PerformanceInfo, where: str) -> None:
+    for name, ratio in (("execution time", info.exec_time), ("power usage", info.power_usage)):
+        if not (math.isfinite(ratio) and ratio > 0):
+            raise InvalidArgument(f"{where}, {name}: expected a positive finite ratio, got {ratio}")
+
+
+def check_extension(extension: Extension) -> None:
+    """Checks an extension's name and operand types.
+
+    Raises:
+        InvalidArgument: The name is illegal, a type repeats or does not fit 16 bits, or an element has no size.
+    """
+    if not is_extension_name(extension.name):
+        raise InvalidArgument(
+            f"extension: expected a name of lower-case words joined by periods, got {extension.name!r}"
+        )
+    seen = set()
+    for entry in extension.operand_types:
+        where = f"extension {extension.name}, operand type {entry.type}"
+        if not 0 <= entry.type <= 0xFFFF:
+            raise InvalidArgument(f"{where}: expected a number of 16 bits")
+        if entry.type in seen:
+            raise InvalidArgument(f"{where}: expected every type once, got it twice")
+        seen.add(entry.type)
+        if entry.byte_size <= 0:
+            raise InvalidArgument(f"{where}: expected at least 1 byte, got {entry.byte_size}")
+
+
+def check_extensions(extensions: Sequence[Extension]) -> None:
+    """Checks a device's extensions: each of them, and that no name repeats.
+
+    Raises:
+        InvalidArgument: One of them is illegal, or two have the same name.
+    """
+    names = set()
+    for extension in extensions:
+        check_extension(extension)
+        if extension.name in names:
+            raise InvalidArgument(f"extension {extension.name}: expected every name once, got it twice")
+        names.add(extension.name)
+
+
+def check_device_info(info: DeviceInfo) -> None:
+    """Checks everything that a device says of itself.
+
+    Raises:
+        InvalidArgument: A part is illegal; the device must not be used then.
+    """
+    for what, text in (("name", info.name), ("version", info.version)):
+        if not text:
+            raise InvalidArgument(f"device {info.name!r}, {what}: expected a text, got an empty one")
+    if info.slots < 1:
+        raise InvalidArgument(f"device {info.name}, slots: expected at least 1, got {info.slots}")
+    for what, count in (("model", info.cache_files.model), ("data", info.cache_files.data)):
+        if not 0 <= count <= CACHE_FILES_MAX:
+            raise InvalidArgument(
+                f"device {info.name}, {what} cache files: expected 0 to {CACHE_FILES_MAX}, got {count}"
+            )
+    check_capabilities(info.capabilities)
+    check_extensions(info.extensions)
+
+
+def check_cache_files(cache: CacheFiles, counts: CacheFileCounts | None = None) -> None:
+    """Checks compilation cache arguments.
+
+    Args:
+        cache: The files and the token.
+        counts: How many files the device wants; None leaves the counts at the spec's limit.
+
+    Raises:
+        InvalidArgument: Too many files or another number than wanted, a descriptor that is not open, or a token of wrong length.
+    """
+    if len(cache.token) != CACHE_TOKEN_BYTES:
+        raise InvalidArgument(f"cache token: expected {CACHE_TOKEN_BYTES} bytes, got {len(cache.token)}")
+    for what, files, wanted in (
+        ("model", cache.model, None if counts is None else counts.model),
+        ("data", cache.data, None if counts is None else counts.data),
+    ):
+        if len(files) > CACHE_FILES_MAX:
+            raise InvalidArgument(f"{what} cache files: expected at most {CACHE_FILES_MAX}, got {len(files)}")
+        if wanted is not None and len(files) != wanted:
+            raise InvalidArgument(f"{what} cache files: expected {wanted}, got {len(files)}")
+        for index, fd in enumerate(files):
+            try:
+                os.fstat(fd)
+            except (OSError, OverflowError) as e:
+                raise InvalidArgument(
+                    f"{what} cache file {index}: expected an open descriptor, got {fd}"
+                ) from e
+
+
+def check_buffer_roles(
+    desc: BufferDesc,
+    models: Sequence[Model],
+    input_roles: Sequence[BufferRole],
+    output_roles: Sequence[BufferRole],
+) -> Operand:
+    """Checks what a device memory is meant for.
+
+    Args:
+        desc: What the caller knows of its shape.
+        models: The prepared models' models; roles refer to them by index.
+        input_roles: Inputs that it may be.
+        output_roles: Outputs that it may be.
+
+    Returns:
+        The operand that the memory can hold: type and quantisation of the roles, dimensions of all roles and ``desc`` combined.
+
+    Raises:
+        InvalidArgument: There is no role, one repeats or does not exist, or roles and description contradict each other.
+    """
+    if not models or not (input_roles or output_roles):
+        raise InvalidArgument("allocate: expected at least one prepared model and one role, got none")
+    if any(extent < 0 for extent in desc.dimensions):
+        raise InvalidArgument(f"allocate: expected extents of 0 or more, got {list(desc.dimensions)}")
+    combined: Operand | None = None
+    dimensions = desc.dimensions
+    seen = set()
+    for what, roles in (("input", input_roles), ("output", output_roles)):
+        for index, role in enumerate(roles):
+            where = f"allocate, {what} role {index}"
+            operand = _operand_of_role(models, role, what, where)
+            key = (id(models[role.model_index]), what, role.io_index)
+            if key in seen:
+                raise InvalidArgument(f"{where}: expected every role once, got it twice")
+            seen.add(key)
+            combined = operand if combined is None else combined
+            for name in ("type", "scale", "zero_point", "channel_quant", "extension_data"):
+                expected, got = getattr(combined, name), getattr(operand, name)
+                if expected != got:
+                    raise InvalidArgument(
+                        f"{where}, {name}: expected {expected} as the first role, got {got}"
+                    )
+            joined = combine_dimensions(dimensions, operand.dimensions)
+            if joined is None:
+                raise InvalidArgument(
+                    f"{where}, dimensions: expected what fits {list(dimensions)}, got {list(operand.dimensions)}"
+                )
+            dimensions = joined
+    assert combined is not None, "there is a role"
+    if dimensions and not is_extension_operand_type(combined.type) and is_scalar_type(combined.type):
+        raise InvalidArgument(f"allocate: expected no dimensions for a scalar, got {list(dimensions)}")
+    return msgspec.structs.replace(combined, dimensions=dimensions)
+
+
+def _operand_of_role(models: Sequence[Model], role: BufferRole, what: str, where: str) -> Operand:
+    if not 0 <= role.model_index < len(models):
+        raise InvalidArgument(f"{where}: expected a model index below {len(models)}, got {role.model_index}")
+    if not 0 < role.probability <= 1:
+        raise InvalidArgument(f"{where}: expected a probability in (0, 1], got {role.probability}")
+    main = models[role.model_index].main
+    operands = main.inputs if what == "input" else main.outputs
+    if not 0 <= role.io_index < len(operands):
+        raise InvalidArgument(f"{where}: expected an {what} index below {len(operands)}, got {role.io_index}")
+    return operands[role.io_index]
+
+
+def check_timing(timing: Timing) -> None:
+    """Checks measured times.
+
+    Raises:
+        GeneralFailure: A time is negative, or the device took longer than its driver.
+    """
+    for what, time_ns in (("device", timing.time_on_device_ns), ("driver", timing.time_in_driver_ns)):
+        if time_ns is not None and time_ns < 0:
+            raise GeneralFailure(f"timing, {what}: expected 0 ns or more, got {time_ns} ns")
+    on_device, in_driver = timing.time_on_device_ns, timing.time_in_driver_ns
+    if on_device is not None and in_driver is not None and on_device > in_driver:
+        raise GeneralFailure(
+            f"timing: expected the device to take no longer than the driver ({in_driver} ns), got {on_device} ns"
+        )
+
+
+def check_output_shapes(status: ErrorStatus, shapes: Sequence[OutputShape], main: Subgraph) -> None:
+    """Checks the output shapes that an execution reports with a status.
+
+    Raises:
+        GeneralFailure: The list contradicts the status or the model.
+    """
+    if status not in (ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE):
+        if shapes:
+            raise GeneralFailure(f"output shapes: expected none with status {status.name}, got {len(shapes)}")
+        return
+    if not shapes and status == ErrorStatus.NONE:
+        return
+    if len(shapes) != len(main.outputs):
+        raise GeneralFailure(f"output shapes: expected {len(main.outputs)}, got {len(shapes)}")
+    if (status == ErrorStatus.NONE) != all(shape.is_sufficient for shape in shapes):
+        raise GeneralFailure(f"output shapes: the flags of sufficient size contradict status {status.name}")
+    for index, (shape, operand) in enumerate(zip(shapes, main.outputs, strict=True)):
+        where = f"output shape {index}"
+        if any(extent < 0 for extent in shape.dimensions):
+            raise GeneralFailure(f"{where}: expected extents of 0 or more, got {list(shape.dimensions)}")
+        if combine_dimensions(operand.dimensions, shape.dimensions) is None:
+            raise GeneralFailure(
+                f"{where}: expected what fits {list(operand.dimensions)}, got {list(shape.dimensions)}"
+            )
+        is_complete = (
+            is_extension_operand_type(operand.type)
+            or len(shape.dimensions) > 0
+            or dimensions_are_known(operand.type, shape.dimensions)
+        )
+        # An extent of 0 is a real one here: the result has no elements. Only a missing rank is a contradiction.
+        if status == ErrorStatus.NONE and not is_complete:
+            raise GeneralFailure(f"{where}: expected a known rank with status NONE, got none")
+
+
+def check_execution_result(main: Subgraph, result: ExecutionResult, *, measure: bool) -> None:
+    """Checks what a synchronous execution reports.
+
+    Args:
+        main: The model's main subgraph.
+        result: The report.
+        measure: Whether timings were asked for.
+
+    Raises:
+        GeneralFailure: The report contradicts itself, the model or the question.
+    """
+    status = ErrorStatus.NONE if result.output_sufficient_size else ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
+    check_output_shapes(status, result.output_shapes, main)
+    check_timing(result.timing)
+    if (not measure or not result.output_sufficient_size) and result.timing != Timing():
+        raise GeneralFailure(
+            f"timing: expected none, as it was not asked for or not earned, got {result.timing}"
+        )

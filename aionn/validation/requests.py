@@ -1,0 +1,193 @@
+"""The arguments of an execution against the model.
+
+Owns counts, places, shapes, sizes and overlaps. Which device memory a token stands for, and whether it may be used so, is the
+driver's to know.
+
+Invariants:
+1. An argument that passed lies inside of its pool; nothing outside of the areas that it names has to be touched.
+2. A pool that is a device memory counts as one of unknown size: offset, length and padding are 0 there.
+3. Outputs overlap nothing that the execution reads or writes; inputs may share memory.
+
+Source: the rules of the NN HAL 1.3 for requests, in the stricter form of its canonical types, which demand exact sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, NoReturn
+
+from aionn.errors import InvalidArgument
+from aionn.hal import (
+    BufferToken,
+    Memory,
+    Model,
+    Operand,
+    Request,
+    RequestArgument,
+    combine_dimensions,
+    dimensions_are_known,
+    is_extension_operand_type,
+    is_scalar_type,
+    operand_size_bytes,
+)
+
+__all__ = ["validate_request"]
+
+_NUMBER_MAX = 2**32 - 1
+
+
+def validate_request(
+    model: Model, request: Request, *, allow_unspecified_outputs: bool = True
+) -> tuple[tuple[int, ...] | None, ...]:
+    """Checks a request against a model that has been validated.
+
+    Args:
+        model: The model.
+        request: Its arguments.
+        allow_unspecified_outputs: Whether outputs may have unknown extents; fenced execution forbids them.
+
+    Returns:
+        The final shape of each input: ``()`` for a scalar, None for an input that is left out.
+
+    Raises:
+        InvalidArgument: The request does not fit; the message begins with the place, such as ``request, input 1``.
+    """
+    _check_pools(request.pools)
+    main = model.main
+    for what, arguments, operands in (
+        ("inputs", request.inputs, main.inputs),
+        ("outputs", request.outputs, main.outputs),
+    ):
+        if len(arguments) != len(operands):
+            _refuse("request", what, len(operands), len(arguments))
+    shapes = tuple(
+        _check_input(request, argument, operand, f"request, input {index}")
+        for index, (argument, operand) in enumerate(zip(request.inputs, main.inputs, strict=True))
+    )
+    for index, (argument, operand) in enumerate(zip(request.outputs, main.outputs, strict=True)):
+        where = f"request, output {index}"
+        shape = _check_argument(request, argument, operand, where)
+        if shape is not None and not allow_unspecified_outputs:
+            is_known = is_extension_operand_type(operand.type) or dimensions_are_known(operand.type, shape)
+            if not is_known:
+                _refuse(where, "shape", "every extent known, as this kind of execution demands", list(shape))
+    _check_overlaps(request)
+    return shapes
+
+
+def _refuse(where: str, what: str, expected: object, got: object) -> NoReturn:
+    raise InvalidArgument(f"{where}, {what}: expected {expected}, got {got}")
+
+
+def _check_pools(pools: Sequence[Memory | BufferToken]) -> None:
+    for index, pool in enumerate(pools):
+        if isinstance(pool, BufferToken):
+            if pool.token <= 0:
+                _refuse("request", f"pool {index}", "a positive token", pool.token)
+        elif pool.is_closed or pool.size_bytes <= 0:
+            _refuse("request", f"pool {index}", "open memory of at least 1 byte", repr(pool))
+
+
+def _check_input(
+    request: Request, argument: RequestArgument, operand: Operand, where: str
+) -> tuple[int, ...] | None:
+    shape = _check_argument(request, argument, operand, where)
+    if shape is None or is_extension_operand_type(operand.type):
+        # What is known of an extension's values is for the extension to judge.
+        return shape
+    if not dimensions_are_known(operand.type, shape):
+        _refuse(where, "shape", "every extent known, from the model and the request together", list(shape))
+    return shape
+
+
+def _check_argument(
+    request: Request, argument: RequestArgument, operand: Operand, where: str
+) -> tuple[int, ...] | None:
+    """Checks one argument but for whether its shape must be known; returns the shape, None for one that is left out."""
+    location, dimensions = argument.location, argument.dimensions
+    numbers = (location.pool_index, location.offset, location.length, location.padding, *dimensions)
+    if any(not 0 <= number <= _NUMBER_MAX for number in numbers):
+        _refuse(where, "numbers", f"0 to {_NUMBER_MAX}", f"{location}, dimensions {list(dimensions)}")
+    if argument.has_no_value:
+        if any(numbers):
+            _refuse(where, "location and dimensions", "nothing, as it is left out", argument)
+        return None
+    _check_place(request, argument, where)
+    is_extension = is_extension_operand_type(operand.type)
+    if not is_extension and is_scalar_type(operand.type) and dimensions:
+        _refuse(where, "dimensions", "none, as it is a scalar", list(dimensions))
+    shape = combine_dimensions(operand.dimensions, dimensions)
+    if shape is None:
+        _refuse(where, "dimensions", f"what fits the model's {list(operand.dimensions)}", list(dimensions))
+    if any(known and not given for known, given in zip(operand.dimensions, dimensions, strict=False)):
+        # An extent that the model knows cannot be unknown to the request.
+        _refuse(where, "dimensions", f"the model's {list(operand.dimensions)}", list(dimensions))
+    if not is_extension and location.length:
+        expected = operand_size_bytes(operand.type, shape)
+        if expected and location.length != expected:
+            _refuse(where, "length", f"{expected} bytes for shape {list(shape)}", location.length)
+    return shape
+
+
+def _check_place(request: Request, argument: RequestArgument, where: str) -> None:
+    location = argument.location
+    if location.pool_index >= len(request.pools):
+        _refuse(where, "pool index", f"an index below {len(request.pools)}", location.pool_index)
+    pool = request.pools[location.pool_index]
+    if isinstance(pool, BufferToken):
+        if location.offset or location.length or location.padding:
+            _refuse(where, "location", "offset, length and padding 0 in a device memory", location)
+        return
+    end = location.offset + location.length + location.padding
+    if end > pool.size_bytes:
+        _refuse(where, "location", f"an end within the pool's {pool.size_bytes} bytes", f"end at byte {end}")
+    if location.length == 0:
+        _refuse(where, "length", "at least 1 byte", 0)
+
+
+class _Area(NamedTuple):
+    """A range of bytes; ``reach`` also counts the padding, into which an output may be written."""
+
+    start: int
+    end: int
+    reach: int
+    is_output: bool
+    name: str
+
+
+def _check_overlaps(request: Request) -> None:
+    areas: dict[object, list[_Area]] = {}
+    for what, arguments in (("input", request.inputs), ("output", request.outputs)):
+        for index, argument in enumerate(arguments):
+            if argument.has_no_value:
+                continue
+            location = argument.location
+            pool = request.pools[location.pool_index]
+            # A device memory has no addresses here: two uses of it always overlap.
+            is_token = isinstance(pool, BufferToken)
+            start = 0 if is_token else location.offset
+            end = 1 if is_token else start + location.length
+            area = _Area(start, end, end + location.padding, what == "output", f"{what} {index}")
+            areas.setdefault(("token", pool.token) if isinstance(pool, BufferToken) else id(pool), []).append(
+                area
+            )
+    for in_pool in areas.values():
+        _check_areas(sorted(in_pool))
+
+
+def _check_areas(areas: Sequence[_Area]) -> None:
+    farthest: _Area | None = None
+    farthest_output: _Area | None = None
+    for area in areas:
+        clash = None
+        if farthest_output is not None and farthest_output.reach > area.start:
+            clash = farthest_output
+        elif area.is_output and farthest is not None and farthest.end > area.start:
+            clash = farthest
+        if clash is not None:
+            where = f"bytes {area.start} to {area.end}, shared with {clash.name}"
+            _refuse("request", area.name, "memory apart from every other argument of an output", where)
+        if farthest is None or area.end > farthest.end:
+            farthest = area
+        if area.is_output and (farthest_output is None or area.reach > farthest_output.reach):
+            farthest_output = area
