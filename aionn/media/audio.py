@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from aionn.errors import InvalidArgument
 from aionn.media.pacing import Keep, checked_queue_max
-from aionn.media.pyav import checked_path, load, open_container, promised_packets
+from aionn.media.pyav import checked_path, load, open_container, whole_packets
 from aionn.media.records import AudioWindow
 from aionn.media.source import Source
 from aionn.media.windows import WindowCutter, WindowPlan
@@ -136,19 +136,12 @@ def _wav_blocks(
 def _pyav_blocks(path: str, sample_rate_hz: int, where: str) -> Generator[Samples, None, None]:
     av = load(where)
     with open_container(path, "audio", where) as (container, stream):
-        promised = promised_packets(container, stream)
-        packets = 0
         # The layout stays: swresample mixes floats without scaling, so that two loud channels would be clipped.
         resampler = av.AudioResampler(format="fltp", rate=sample_rate_hz)
-        for packet in container.demux(stream):
-            packets += packet.size > 0
+        for packet in whole_packets(container, stream, path, where):
             for sound in packet.decode():
                 for part in resampler.resample(sound):
                     yield _mono(part)
-        if packets < promised:
-            raise InvalidArgument(
-                f"{where}: expected {path!r} to hold {promised} packets, as its header says, got {packets}; the file is cut short"
-            )
         for part in resampler.resample(None):
             yield _mono(part)
 

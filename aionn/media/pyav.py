@@ -19,7 +19,7 @@ from typing import Any
 
 from aionn.errors import DeviceUnavailable, InvalidArgument
 
-__all__ = ["checked_path", "load", "open_container", "promised_packets"]
+__all__ = ["checked_path", "load", "open_container", "whole_packets"]
 
 
 def checked_path(path: str | os.PathLike[str], where: str) -> str:
@@ -88,10 +88,22 @@ def open_container(path: str, kind: str, where: str) -> Iterator[tuple[Any, Any]
         raise InvalidArgument(f"{where}: expected {path!r} to hold {kind}, got {problem}") from error
 
 
-def promised_packets(container: Any, stream: Any) -> int:
-    """How many packets the header says there are; 0 when it does not say so reliably.
+def whole_packets(container: Any, stream: Any, path: str, where: str) -> Iterator[Any]:
+    """Yields the packets of a stream, the empty one that flushes the decoder last.
 
-    FFmpeg reads a file of the MP4 family that was cut short to its end without a word, but such a header has a table of all
-    packets.
+    FFmpeg reads a file that was cut short to its end without a word, the last packet in part. A file of the MP4 family begins
+    with a table of all packets, though, so that what is missing can be told; other kinds give what they have.
+
+    Raises:
+        InvalidArgument: The file ends before its table does.
     """
-    return int(stream.frames) if "mp4" in container.format.name else 0
+    promised = int(stream.frames) if "mp4" in container.format.name else 0
+    packets = 0
+    for packet in container.demux(stream):
+        if promised and (packet.is_corrupt or (packet.size == 0 and packets < promised)):
+            raise InvalidArgument(
+                f"{where}: expected {path!r} to hold {promised} packets of {stream.type}, as its header says, got {packets}; "
+                "the file is cut short"
+            )
+        packets += packet.size > 0
+        yield packet

@@ -88,7 +88,6 @@ class Source(Generic[T]):
         self._now = now
         self._blocking = blocking
         self._turn = threading.Lock()
-        self._items_closed = False
         self._failure: Exception | None = None
         self._ended = False
 
@@ -192,10 +191,8 @@ class Source(Generic[T]):
 
     def _step(self) -> Made[T] | None:
         # The lock matters only when a task was cancelled past anyio's shield (asyncio does that at its shutdown): the thread
-        # is then still in here while the generator is being closed.
+        # is then still in here while the generator is being closed. A closed generator has simply ended.
         with self._turn:
-            if self._items_closed:
-                return None
             try:
                 offset_ns, item = next(self._items)
             except StopIteration:
@@ -209,7 +206,6 @@ class Source(Generic[T]):
 
     def _close_step(self) -> None:
         with self._turn:
-            self._items_closed = True
             self._items.close()
 
     async def _close_items(self) -> None:

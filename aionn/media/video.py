@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from aionn.errors import InvalidArgument
 from aionn.media.pacing import Keep, checked_queue_max
-from aionn.media.pyav import load, open_container, promised_packets
+from aionn.media.pyav import load, open_container, whole_packets
 from aionn.media.records import Frame
 from aionn.media.source import Source
 
@@ -99,11 +99,9 @@ def _frames(
     # One reformatter for the whole video: it keeps swscale's tables, which a frame of its own would build anew.
     reformatter = reformatter_module.VideoReformatter()
     with open_container(path, "video", where) as (container, stream):
-        promised = promised_packets(container, stream)
-        packets = index = 0
+        index = 0
         clock = _MediaClock(stream)
-        for packet in container.demux(stream):
-            packets += packet.size > 0
+        for packet in whole_packets(container, stream, path, where):
             for picture in packet.decode():
                 width, height = size or (picture.width, picture.height)
                 scaled = reformatter.reformat(picture, width, height, "rgb24", interpolation=method)
@@ -111,10 +109,6 @@ def _frames(
                 # to_ndarray copies, so the frame owns its pixels and the decoder may use its buffer again.
                 yield offset_ns, Frame(scaled.to_ndarray(), 0, index, offset_ns / 1e9)
                 index += 1
-        if packets < promised:
-            raise InvalidArgument(
-                f"{where}: expected {path!r} to hold {promised} frames, as its header says, got {packets}; the file is cut short"
-            )
 
 
 class _MediaClock:

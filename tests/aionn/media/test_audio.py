@@ -117,7 +117,8 @@ def test_other_sample_formats_go_through_pyav(really, tmp_path, width):
 def test_compressed_sound_is_read(really, tmp_path, name, codec):
     av = pytest.importorskip("av", reason="PyAV, the extra `media`, is not installed")
     path = tmp_path / name
-    samples = np.stack((tone(1_000, 2.0, 48_000), tone(1_000, 2.0, 48_000)))
+    left = tone(1_000, 2.0, 48_000)
+    samples = np.stack((left, np.zeros_like(left)))
     with av.open(str(path), "w") as container:
         stream = container.add_stream(codec, rate=48_000, layout="stereo")
         if codec == "flac":
@@ -132,7 +133,45 @@ def test_compressed_sound_is_read(really, tmp_path, name, codec):
     windows = really(collected(audio_file(path, pace=False, hop_s=0.5)))
     assert len(windows) == 3
     assert np.abs(np.fft.rfft(windows[1].samples)).argmax() == 1_000
-    assert np.sqrt(np.mean(windows[1].samples ** 2)) == pytest.approx(0.5 / np.sqrt(2), rel=0.05)
+    assert np.sqrt(np.mean(windows[1].samples ** 2)) == pytest.approx(0.25 / np.sqrt(2), rel=0.05)
+
+
+def test_decoded_sound_stays_within_one_where_the_codec_overshoots(really, tmp_path):
+    av = pytest.importorskip("av", reason="PyAV, the extra `media`, is not installed")
+    path = tmp_path / "loud.mp4"
+    square = np.sign(tone(250, 2.0)).astype(np.float32)[None]
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("aac", rate=16_000, layout="mono")
+        sound = av.AudioFrame.from_ndarray(square, format="fltp", layout="mono")
+        sound.sample_rate = 16_000
+        container.mux(stream.encode(sound))
+        container.mux(stream.encode(None))
+    windows = really(collected(audio_file(path, pace=False)))
+    assert max(np.abs(window.samples).max() for window in windows) == 1.0
+
+
+def test_truncated_compressed_sound_gives_an_error(really, tmp_path):
+    av = pytest.importorskip("av", reason="PyAV, the extra `media`, is not installed")
+    whole, path = tmp_path / "whole.mp4", tmp_path / "cut.mp4"
+    with av.open(str(whole), "w", options={"movflags": "faststart"}) as container:
+        stream = container.add_stream("aac", rate=16_000, layout="mono")
+        sound = av.AudioFrame.from_ndarray(
+            tone(440, 4.0).astype(np.float32)[None], format="fltp", layout="mono"
+        )
+        sound.sample_rate = 16_000
+        container.mux(stream.encode(sound))
+        container.mux(stream.encode(None))
+    path.write_bytes(whole.read_bytes()[:-2_000])
+
+    async def body():
+        with pytest.raises(
+            InvalidArgument, match=r"cut\.mp4' to hold \d+ packets of audio, as its header says"
+        ):
+            async with audio_file(path, pace=False) as windows:
+                async for _ in windows:
+                    pass
+
+    really(body)
 
 
 def test_truncated_wav_gives_what_is_there_then_an_error(really, data, tmp_path):

@@ -126,7 +126,10 @@ def test_without_pace_nothing_is_dropped_and_no_time_passes(virtually):
         start_ns = now()
         source = synthetic_video(frames=200, pace=False, keep="latest", now=now)
         frames = await drained(source)
-        return [frame.index for frame in frames], now() - start_ns, source.statistics()
+        took_ns = now() - start_ns
+        slowly = await drained(synthetic_video(frames=20, pace=False, keep="latest", now=now), pause_s=1.0)
+        assert [frame.index for frame in slowly] == list(range(20))
+        return [frame.index for frame in frames], took_ns, source.statistics()
 
     indices, took_ns, account = virtually(body)
     assert indices == list(range(200))

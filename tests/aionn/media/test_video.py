@@ -27,7 +27,7 @@ def collected(source, limit=10_000):
     return collect
 
 
-def write_video(path, frames=30, fps=30, size=(64, 48), options=None):
+def write_video(path, frames=30, fps=30, size=(64, 48), first_pts=0, options=None):
     """Each frame has one grey level, 8 more than the one before."""
     with av.open(str(path), "w", options=options or {}) as container:
         stream = container.add_stream("mpeg4", rate=fps)
@@ -36,7 +36,9 @@ def write_video(path, frames=30, fps=30, size=(64, 48), options=None):
         stream.bit_rate = 1_000_000
         for index in range(frames):
             picture = np.full((size[1], size[0], 3), 8 * index % 256, np.uint8)
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            frame.pts = first_pts + index
+            container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
     return path
 
@@ -58,6 +60,13 @@ def test_frames_are_rgb_in_the_order_of_the_file_and_do_not_share_pixels(really,
     assert [frame.data.shape for frame in frames] == [(48, 64, 3)] * 30
     levels = [float(frame.data.mean()) for frame in frames]
     np.testing.assert_allclose(levels, [8 * index for index in range(30)], atol=4)
+
+
+def test_first_frame_is_at_zero_wherever_the_file_begins(really, tmp_path):
+    path = write_video(tmp_path / "late.mkv", frames=4, first_pts=90)
+    frames = really(collected(video_file(path, pace=False)))
+    # Matroska counts in milliseconds.
+    assert [round(frame.time_s, 4) for frame in frames] == [0.0, 0.033, 0.067, 0.1]
 
 
 def test_colours_are_in_their_places(really, tmp_path):
@@ -191,11 +200,12 @@ def test_file_without_video_is_refused_with_what_it_has(really, data):
     really(body)
 
 
-@pytest.mark.parametrize("keep_bytes", [0.5, 0.9])
-def test_truncated_file_gives_what_is_there_then_an_error(really, tmp_path, keep_bytes):
+@pytest.mark.parametrize("lost", [0.5, 0.1, 1])
+def test_truncated_file_gives_what_is_there_then_an_error(really, tmp_path, lost):
     whole = write_video(tmp_path / "whole.mp4", frames=120, options={"movflags": "faststart"})
     path = tmp_path / "cut.mp4"
-    path.write_bytes(whole.read_bytes()[: int(whole.stat().st_size * keep_bytes)])
+    size_bytes = whole.stat().st_size
+    path.write_bytes(whole.read_bytes()[: size_bytes - (lost if lost == 1 else int(size_bytes * lost))])
 
     async def body():
         indices = []
@@ -207,7 +217,9 @@ def test_truncated_file_gives_what_is_there_then_an_error(really, tmp_path, keep
 
     indices, message = really(body)
     assert indices == list(range(len(indices)))
+    # This codec decodes without delay: every packet that was whole came out as a frame.
     assert 10 < len(indices) < 120
+    assert f"to hold 120 packets of video, as its header says, got {len(indices)};" in message
     assert "\n" not in message
 
 
