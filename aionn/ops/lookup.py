@@ -17,7 +17,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from aionn.hal import Operand, OperandLifeTime, OperandType, OperationType
+from aionn.hal import Operand, OperandLifeTime, OperandType, OperationType, combine_dimensions
 from aionn.ops.fingerprint import fingerprint64
 from aionn.ops.signature import Array, Call, Check, OperationContract, Shape
 
@@ -39,6 +39,13 @@ def _require_indexes(call: Call, index: int, indexes: Array, extent: int) -> Non
         call.refuse(f"input {index}: expected indexes from 0 to {extent - 1}, got {bad}")
 
 
+def _expect_output(check: Check, index: int, shape: Shape) -> None:
+    """Refuses the model where an output's stated shape contradicts the one that follows from the inputs; 0 is unknown in both."""
+    stated = check.outputs[index].dimensions
+    fits = combine_dimensions(stated, shape) is not None
+    check.require(fits, f"output {index}", f"shape {list(shape)}", list(stated))
+
+
 # GATHER
 
 _VALUE_LEVELS = {
@@ -57,11 +64,13 @@ def _validate_gather(check: Check) -> None:
     check.input_types(OperandType.INT32, _INT32, start=1)
     check.output_types(value_type)
     check.same_quantization("output 0", check.inputs[0], check.outputs[0])
-    rank, axis = len(check.inputs[0].dimensions), check.constant(1)
+    values, axis, indexes = check.inputs[0].dimensions, check.constant(1), check.inputs[2].dimensions
+    rank = len(values)
     if rank and axis is not None:
-        check.require(
-            -rank <= axis.item() < rank, "input 1", f"an axis from {-rank} to {rank - 1}", axis.item()
-        )
+        at = axis.item()
+        check.require(-rank <= at < rank, "input 1", f"an axis from {-rank} to {rank - 1}", at)
+        if indexes:
+            _expect_output(check, 0, (*values[: at % rank], *indexes, *values[at % rank + 1 :]))
 
 
 def _gather_axis(call: Call) -> int:
@@ -107,6 +116,9 @@ def _validate_embedding_lookup(check: Check) -> None:
         list(check.inputs[1].dimensions),
     )
     check.same_quantization("output 0", check.inputs[1], check.outputs[0])
+    lookups, values = check.inputs[0].dimensions, check.inputs[1].dimensions
+    if values:
+        _expect_output(check, 0, (*(lookups or (0,)), *values[1:]))
 
 
 def _shape_embedding_lookup(call: Call) -> list[Shape]:
@@ -140,6 +152,10 @@ def _validate_hashtable_lookup(check: Check) -> None:
         check.extent("input 2", check.inputs[2], 0, check.inputs[1].dimensions[0])
     check.same_quantization("output 0", check.inputs[2], check.outputs[0])
     check.same_quantization("output 1", Operand(OperandType.TENSOR_QUANT8_ASYMM, scale=1.0), check.outputs[1])
+    lookups, values = check.inputs[0].dimensions or (0,), check.inputs[2].dimensions
+    if values:
+        _expect_output(check, 0, (*lookups, *values[1:]))
+    _expect_output(check, 1, lookups)
 
 
 def _shape_hashtable_lookup(call: Call) -> list[Shape]:
@@ -182,6 +198,11 @@ def _validate_topk(check: Check) -> None:
             check.require(
                 k.item() <= dimensions[-1], "input 1", f"at most the last extent {dimensions[-1]}", k.item()
             )
+
+    if dimensions:
+        shape = (*dimensions[:-1], 0 if k is None else k.item())
+        _expect_output(check, 0, shape)
+        _expect_output(check, 1, shape)
 
 
 def _shape_topk(call: Call) -> list[Shape]:
@@ -235,6 +256,9 @@ def _check_kind(check: Check, kind: int) -> None:
         "1, 2 or 3 (sparse, dense, sparse with offset)",
         kind,
     )
+    hashes = check.inputs[0].dimensions
+    if len(hashes) == 2:
+        _expect_output(check, 0, (math.prod(hashes),) if kind == _DENSE else hashes[:1])
     if kind == _DENSE:
         check.require(not check.is_omitted(2), "input 2", "weights, since the projection is dense", "none")
         check.input_rank(2, 1)

@@ -64,8 +64,8 @@ def test_gather_level_follows_its_type(value_type: OperandType, level: int) -> N
     ("value_type", "level"), [(F32, 1), (I32, 3), (Q8, 3), (T.TENSOR_FLOAT16, 4), (Q8S, 4)]
 )
 def test_embedding_lookup_level_follows_its_type(value_type: OperandType, level: int) -> None:
-    value = Operand(value_type, (4, 3))
-    assert validate(OperationType.EMBEDDING_LOOKUP, [Operand(I32, (2,)), value], [value]) == level
+    value, output = Operand(value_type, (4, 3)), Operand(value_type, (2, 3))
+    assert validate(OperationType.EMBEDDING_LOOKUP, [Operand(I32, (2,)), value], [output]) == level
 
 
 def test_gather_counts_negative_axis_from_the_end() -> None:
@@ -273,3 +273,61 @@ def test_projection_of_nothing_is_zero() -> None:
     for values in (np.zeros((0, 2), np.float32), np.zeros((0,), np.int32)):
         (sparse,) = run(OperationType.LSH_PROJECTION, functions, values, None, ints(1))
         assert sparse.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("operation", "inputs", "outputs", "constants", "message"),
+    [
+        (
+            OperationType.GATHER,
+            [Operand(F32, (2, 3)), Operand(T.INT32), Operand(I32, (5,))],
+            [Operand(F32, (2, 3))],
+            {1: -1},
+            r"output 0: expected shape \[2, 5\], got \[2, 3\]",
+        ),
+        (
+            OperationType.EMBEDDING_LOOKUP,
+            [Operand(I32, (5,)), Operand(F32, (4, 3))],
+            [Operand(F32, (4, 3))],
+            {},
+            r"output 0: expected shape \[5, 3\], got \[4, 3\]",
+        ),
+        (
+            OperationType.HASHTABLE_LOOKUP,
+            [Operand(I32, (5,)), Operand(I32, (4,)), Operand(F32, (4, 3))],
+            [Operand(F32, (5, 3)), Operand(Q8, (4,), scale=1.0)],
+            {},
+            r"output 1: expected shape \[5\], got \[4\]",
+        ),
+        (
+            OperationType.TOPK_V2,
+            [Operand(F32, (2, 3)), Operand(T.INT32)],
+            [Operand(F32, (2, 2)), Operand(I32, (2, 3))],
+            {1: 2},
+            r"output 1: expected shape \[2, 2\], got \[2, 3\]",
+        ),
+        (
+            OperationType.LSH_PROJECTION,
+            [Operand(F32, (3, 2)), Operand(I32, (4,)), Operand(F32, (4,)), Operand(T.INT32)],
+            [Operand(I32, (3,))],
+            {3: 2},
+            r"output 0: expected shape \[6\], got \[3\]",
+        ),
+    ],
+)
+def test_stated_output_shape_must_follow_from_the_inputs(
+    operation: OperationType,
+    inputs: list[Operand],
+    outputs: list[Operand],
+    constants: dict[int, object],
+    message: str,
+) -> None:
+    with pytest.raises(InvalidModel, match=message):
+        validate(operation, inputs, outputs, constants)
+
+
+def test_unknown_extents_are_left_to_the_execution() -> None:
+    unknown, partly = Operand(F32), Operand(F32, (0, 3))
+    assert validate(OperationType.GATHER, [unknown, Operand(T.INT32), Operand(I32)], [partly], {1: 7}) == 3
+    assert validate(OperationType.EMBEDDING_LOOKUP, [Operand(I32), partly], [Operand(F32, (9, 3))]) == 1
+    assert validate(OperationType.TOPK_V2, [partly, Operand(T.INT32)], [unknown, Operand(I32)], {1: 3}) == 3
