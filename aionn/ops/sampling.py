@@ -82,6 +82,11 @@ def _validate(check: Check) -> None:
     count = check.constant(1)
     if count is not None:
         check.require(count.item() >= 0, "input 1", "a number of samples", count.item())
+    check.output_rank(0, 2)
+    if check.inputs[0].dimensions and check.inputs[0].dimensions[0]:
+        check.extent("output 0", check.outputs[0], 0, check.inputs[0].dimensions[0])
+    if count is not None:
+        check.extent("output 0", check.outputs[0], 1, count.item())
 
 
 def _shapes(call: Call) -> list[Shape]:

@@ -112,13 +112,13 @@ def test_no_samples_and_no_batches_are_empty() -> None:
     assert draw(np.zeros((0, 3), np.float32), 5, (1, 2)).shape == (0, 5)
 
 
-def level_of(logits: Operand, seeds: Operand, count: int | None = None) -> int:
+def level_of(logits: Operand, seeds: Operand, count: int | None = None, output: tuple[int, ...] = ()) -> int:
     inputs = [logits, Operand(T.INT32), seeds]
     constant = None if count is None else np.array(count)
     check = Check(
         OperationType.RANDOM_MULTINOMIAL,
         inputs,
-        [Operand(T.TENSOR_INT32)],
+        [Operand(T.TENSOR_INT32, output)],
         where="operation 0",
         constant=lambda operand: constant if operand is inputs[1] else None,
     )
@@ -141,3 +141,15 @@ def test_validator_refuses_with_the_place() -> None:
     ):
         with pytest.raises(InvalidModel, match=message):
             level_of(a, b, count)
+
+
+def test_stated_output_shape_must_follow_from_the_inputs() -> None:
+    logits, seeds = Operand(T.TENSOR_FLOAT32, (2, 3)), Operand(T.TENSOR_INT32, (2,))
+    assert level_of(logits, seeds, 4, (2, 4)) == 3
+    for output, message in (
+        ((3, 4), "output 0: expected extent 2 on axis 0"),
+        ((2, 5), "output 0: expected extent 4 on axis 1"),
+        ((8,), "output 0: expected rank 2"),
+    ):
+        with pytest.raises(InvalidModel, match=message):
+            level_of(logits, seeds, 4, output)
