@@ -79,7 +79,14 @@ def _validate_lstm(check: Check) -> None:
         3: ("batch", "output"),
     }
     axes = {0: ("batch", "input"), **places.axes()}
-    validate_projection(check, places, check_extents(check, axes, outputs, optional=places.optional))
+    found = check_extents(check, axes, outputs, optional=places.optional)
+    validate_projection(check, places, found)
+    has_input_gate = known_presence(check)(places.weights[0])
+    if has_input_gate is not None and {"units", "gates * units"} <= found.keys():
+        size = (4 if has_input_gate else 3) * found["units"]
+        check.require(
+            found["gates * units"] == size, "output 0", f"{size} values per batch", found["gates * units"]
+        )
 
 
 def _shapes_lstm(call: Call) -> list[Shape]:

@@ -74,22 +74,27 @@ class CellPlaces:
 
     @property
     def weights(self) -> tuple[int, ...]:
+        """Input weights of the gates."""
         return tuple(range(self.first, self.first + 4))
 
     @property
     def recurrent(self) -> tuple[int, ...]:
+        """Recurrent weights of the gates."""
         return tuple(range(self.first + 4, self.first + 8))
 
     @property
     def peepholes(self) -> tuple[int, int, int]:
+        """Peephole weights of input, forget and output gate."""
         return self.first + 8, self.first + 9, self.first + 10
 
     @property
     def biases(self) -> tuple[int, ...]:
+        """Biases of the gates."""
         return tuple(range(self.first + 11, self.first + 15))
 
     @property
     def projection(self) -> tuple[int, int]:
+        """Projection weights and projection bias."""
         return self.first + 15, self.first + 16
 
     @property
@@ -100,6 +105,7 @@ class CellPlaces:
 
     @property
     def required(self) -> tuple[int, ...]:
+        """What must be there."""
         return (*self.weights[1:], *self.recurrent[1:], *self.biases[1:], *self.states)
 
     def axes(self, source: str = "input") -> dict[int, Axes]:
@@ -114,7 +120,10 @@ class CellPlaces:
 
 
 Refuse = Callable[[str, str, str], NoReturn]
+"""Ends a validation or an execution: the place, what was expected, what came."""
+
 Presence = Callable[[int], bool | None]
+"""Whether an input is there; None where only the request will tell."""
 
 
 def _check_options(places: CellPlaces, present: Presence, refuse: Refuse) -> None:

@@ -431,6 +431,25 @@ def test_outputs_other_than_units_need_a_projection() -> None:
             validate(operation, inputs, count)
 
 
+def test_scratch_has_one_value_per_gate_and_unit() -> None:
+    inputs = legal(ONE)
+    tensor = T.TENSOR_FLOAT32
+    for missing, gates in (((), 4), ((1, 5, 12, 23), 3)):
+        for index in missing:
+            inputs[index] = MISSING
+        for size in (3 * UNITS, 4 * UNITS):
+            check = Check(
+                ONE, inputs, [Operand(tensor, (BATCH, size)), *[Operand(tensor)] * 3], where="operation 0"
+            )
+            if size == gates * UNITS:
+                CONTRACTS[ONE].validate(check)
+            else:
+                with pytest.raises(
+                    InvalidModel, match=f"output 0: expected {gates * UNITS} values per batch"
+                ):
+                    CONTRACTS[ONE].validate(check)
+
+
 def test_constant_arguments_are_checked() -> None:
     for operation, count, constants, message in (
         (ONE, 4, {20: 2}, "input 20: expected an activation"),
