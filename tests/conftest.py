@@ -31,7 +31,9 @@ _stderr = os.dup(sys.__stderr__.fileno()) if sys.__stderr__ is not None else 2
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--long", action="store_true", help="also run the long forms of fuzzers, soaks and data suites")
+    parser.addoption(
+        "--long", action="store_true", help="also run the long forms of fuzzers, soaks and data suites"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

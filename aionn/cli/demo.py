@@ -138,7 +138,9 @@ async def run_demo(device: str, precision: str, data: Path, live: bool) -> DemoR
     digits = _read(data / "digits.json", Digits)
     async with aionn.open() as runtime:
         seeing = await runtime.compile(data / f"shapes_{precision}.tflite", devices=device, priority="high")
-        hearing = await runtime.compile(data / f"digits_{precision}.tflite", devices=device, priority="medium")
+        hearing = await runtime.compile(
+            data / f"digits_{precision}.tflite", devices=device, priority="medium"
+        )
         video: Account[Frame] = Account("video", shapes.classes)
         audio: Account[AudioWindow] = Account("audio", digits.classes)
         _, height, width, _ = seeing.inputs[0].dimensions
@@ -193,7 +195,9 @@ def _read(path: Path, kind: type[_T]) -> _T:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except OSError as e:
-        raise InvalidArgument(f"demo: {path}: {e.strerror}; --data names the folder of the demo's data") from e
+        raise InvalidArgument(
+            f"demo: {path}: {e.strerror}; --data names the folder of the demo's data"
+        ) from e
     except msgspec.MsgspecError as e:
         raise InvalidArgument(f"demo: {path}: {e}") from e
 
@@ -238,7 +242,9 @@ def _is_found(word: Word, windows: list[Recognised], classes: tuple[str, ...]) -
 def _print_summary(report: DemoReport) -> None:
     screen = console()
     video, audio = report.video, report.audio
-    screen.print(f"[bold]device[/bold] {report.device}, driver process {', '.join(map(str, report.driver_pids))}")
+    screen.print(
+        f"[bold]device[/bold] {report.device}, driver process {', '.join(map(str, report.driver_pids))}"
+    )
     screen.print(
         f"[bold]video [/bold] {video.frames} frames at {video.fps:.1f}/s: {video.on_time} on time (33 ms), {video.late} late, "
         f"{video.dropped} dropped; {video.accuracy:.1%} right; "

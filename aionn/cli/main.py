@@ -39,10 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The process's entry point; ends it with an exit code."""
     try:
         code = app(arguments, exit_on_error=True, print_error=True)
-    except Error as e:
-        if os.environ.get(TRACEBACK_VARIABLE) == "1":
+    except (Error, BaseExceptionGroup) as e:
+        error = _first_error(e)
+        if error is None or os.environ.get(TRACEBACK_VARIABLE) == "1":
             raise
-        print(f"aionn: {e}", file=sys.stderr)
+        print(f"aionn: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         print("aionn: interrupted", file=sys.stderr)
@@ -52,3 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None
     raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _first_error(error: BaseException) -> Error | None:
+    """The error to tell: of several that ended a task group together, the first that is ours."""
+    if isinstance(error, BaseExceptionGroup):
+        return next((found for e in error.exceptions if (found := _first_error(e)) is not None), None)
+    return error if isinstance(error, Error) else None

@@ -67,11 +67,13 @@ class Account(Generic[_I]):
         self._first_ns: int | None = None
         self._last_ns = 0
 
-    def add(self, item: _I, status: str, outputs: Sequence[Array], finished_ns: int, spec: TensorSpec) -> None:
+    def add(
+        self, item: _I, status: str, outputs: Sequence[Array], finished_ns: int, spec: TensorSpec
+    ) -> None:
         """Counts one result."""
         if self._first_ns is None:
             self._first_ns = item.captured_at_ns
-        self._last_ns = finished_ns
+        self._last_ns = item.captured_at_ns
         if status == "dropped":
             self.dropped_by_deadline += 1
             return
@@ -98,9 +100,9 @@ class Account(Generic[_I]):
 
     @property
     def per_second(self) -> float:
-        """Answers per second, from the first capture to the last result."""
+        """Answers per second, from the first capture to the last: that many intervals lie between."""
         seconds = 0.0 if self._first_ns is None else (self._last_ns - self._first_ns) / 1e9
-        return len(self.latencies_ms) / seconds if seconds > 0 else 0.0
+        return (len(self.latencies_ms) - 1) / seconds if seconds > 0 else 0.0
 
     @property
     def latency_ms(self) -> Latency:
@@ -147,7 +149,9 @@ async def stream_into_account(
 
 
 def _table(title: str, accounts: Sequence[Account[Any]], started_s: float) -> Table:
-    table = Table(title=f"{title}   {time.monotonic() - started_s:5.1f} s", title_justify="left", expand=False)
+    table = Table(
+        title=f"{title}   {time.monotonic() - started_s:5.1f} s", title_justify="left", expand=False
+    )
     for column in ("stream", "per s", "on time", "late", "dropped", "p50 ms", "p99 ms", "recognised"):
         table.add_column(column, justify="left" if column in ("stream", "recognised") else "right")
     for account in accounts:

@@ -34,7 +34,15 @@ from aionn.hal import (
     operand_type_name,
 )
 
-__all__ = ["Array", "RequestArea", "TensorSpec", "check_inputs", "image_writer", "tensor_spec", "value_writer"]
+__all__ = [
+    "Array",
+    "RequestArea",
+    "TensorSpec",
+    "check_inputs",
+    "image_writer",
+    "tensor_spec",
+    "value_writer",
+]
 
 Array = npt.NDArray[Any]
 
@@ -82,10 +90,15 @@ def check_inputs(specs: Sequence[TensorSpec], values: Sequence[Any]) -> list[Arr
         InvalidArgument: Wrong number, type or shape; says which input, what was expected and what came.
     """
     if not isinstance(values, list | tuple):
-        raise InvalidArgument(f"inputs: expected a list with {len(specs)} arrays, got a {type(values).__name__}")
+        raise InvalidArgument(
+            f"inputs: expected a list with {len(specs)} arrays, got a {type(values).__name__}"
+        )
     if len(values) != len(specs):
         raise InvalidArgument(f"inputs: expected {len(specs)} arrays, got {len(values)}")
-    return [None if v is None else _check_input(i, s, v) for i, (s, v) in enumerate(zip(specs, values, strict=True))]
+    return [
+        None if v is None else _check_input(i, s, v)
+        for i, (s, v) in enumerate(zip(specs, values, strict=True))
+    ]
 
 
 def _check_input(index: int, spec: TensorSpec, value: Any) -> Array:
@@ -157,7 +170,9 @@ class RequestArea:
                 continue
             refined = () if shape == spec.dimensions else shape
             self.inputs.append(self._view(offsets[position], sizes[position], spec, shape))
-            input_arguments.append(RequestArgument(False, DataLocation(0, offsets[position], sizes[position]), refined))
+            input_arguments.append(
+                RequestArgument(False, DataLocation(0, offsets[position], sizes[position]), refined)
+            )
         self._output_offsets = offsets[len(inputs) :]
         self._output_sizes = sizes[len(inputs) :]
         for offset, size in zip(self._output_offsets, self._output_sizes, strict=True):
@@ -181,7 +196,9 @@ class RequestArea:
             shape = shapes[index].dimensions if shapes else spec.dimensions
             size = operand_size_bytes(spec.type, shape) if all(shape) else 0
             if size > self._output_sizes[index]:
-                raise InvalidArgument(f"output {index}: the device reports {size} bytes in a room of {self._output_sizes[index]}")
+                raise InvalidArgument(
+                    f"output {index}: the device reports {size} bytes in a room of {self._output_sizes[index]}"
+                )
             view = self._view(self._output_offsets[index], size, spec, shape)
             view.flags.writeable = False
             views.append(view)
@@ -235,7 +252,9 @@ def image_writer(spec: TensorSpec, *, low: float = 0.0, high: float = 1.0) -> Wr
     elif spec.type in (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16):
         table = real.astype(spec.dtype)
     else:
-        raise InvalidArgument(f"{spec.name}: expected a float or quantised input, got {operand_type_name(spec.type)}")
+        raise InvalidArgument(
+            f"{spec.name}: expected a float or quantised input, got {operand_type_name(spec.type)}"
+        )
 
     def write(value: Any, view: Array) -> None:
         if value.dtype != np.uint8 or value.shape != view.shape[1:]:

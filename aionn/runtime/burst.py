@@ -67,6 +67,8 @@ class Burst:
         outputs: Sequence[TensorSpec],
         priority: Priority,
         slots: int,
+        *,
+        on_close: Callable[[Burst], None] = lambda burst: None,
     ) -> None:
         if not 1 <= slots <= SLOTS_MAX:
             raise InvalidArgument(f"burst: expected from 1 to {SLOTS_MAX} slots, got {slots}")
@@ -84,7 +86,8 @@ class Burst:
         self._free = anyio.Semaphore(0)
         self._in_flight = anyio.Lock()
         self._hal: HalBurst | None = None
-        self._streams: list[Stream[Any]] = []
+        self._streams: set[Stream[Any]] = set()
+        self._on_close = on_close
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -206,7 +209,7 @@ class Burst:
             self._priority_of(priority),
             measure,
         )
-        self._streams.append(stream)
+        self._streams.add(stream)
         return stream
 
     def _priority_of(self, priority: str | Priority | None) -> Priority:
@@ -219,7 +222,8 @@ class Burst:
         if self._closed:
             return
         self._closed = True
-        for stream in self._streams:
+        self._on_close(self)
+        for stream in list(self._streams):
             stream.cancel()
         hal = self._hal
         if hal is None:
@@ -314,7 +318,9 @@ class Stream(AsyncIterator[StreamResult[_T]]):
                         deadline_ns = None if self._deadline is None else self._deadline(item)
                         check_deadline_ns(deadline_ns, where="stream")
                         limit_ns = deadline_ns if self._drop_late else None
-                        execution = self._burst._begin(slot, limit_ns, self._priority, self._measure, copy=False)
+                        execution = self._burst._begin(
+                            slot, limit_ns, self._priority, self._measure, copy=False
+                        )
                     except BaseException:
                         self._burst._leave(slot)
                         raise
@@ -335,6 +341,7 @@ class Stream(AsyncIterator[StreamResult[_T]]):
         try:
             entry = await self._receive.receive()
         except (anyio.EndOfStream, anyio.ClosedResourceError):
+            self.cancel()
             raise StopAsyncIteration from None
         if isinstance(entry, Exception):
             self.cancel()
@@ -376,6 +383,7 @@ class Stream(AsyncIterator[StreamResult[_T]]):
         self._receive.close()
         if not self._started:
             self._send.close()
+        self._burst._streams.discard(self)
 
     def statistics(self) -> StreamStatistics:
         """Counts so far."""

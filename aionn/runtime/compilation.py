@@ -6,7 +6,7 @@ device knows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -89,6 +89,8 @@ class Compilation:
         outputs: Sequence[TensorSpec],
         priority: Priority,
         reason: str,
+        *,
+        on_close: Callable[[Compilation], None],
     ) -> None:
         self._runtime = runtime
         self.device = device
@@ -101,6 +103,7 @@ class Compilation:
         self._output_bytes: list[int] | None = None
         self._bursts: set[Burst] = set()
         self._closed = False
+        self._on_close = on_close
         self.placement = tuple(
             Placement(index, operation_type_name(operation.type), device.name, reason)
             for index, operation in enumerate(model.main.operations)
@@ -250,7 +253,16 @@ class Compilation:
             InvalidArgument: The model's inputs or outputs have unknown shapes, or ``slots`` is below 1.
         """
         self._check_open()
-        burst = Burst(self._runtime, self.device, self._prepared, self.inputs, self.outputs, self._priority, slots)
+        burst = Burst(
+            self._runtime,
+            self.device,
+            self._prepared,
+            self.inputs,
+            self.outputs,
+            self._priority,
+            slots,
+            on_close=self._bursts.discard,
+        )
         self._bursts.add(burst)
         return burst
 
@@ -263,7 +275,8 @@ class Compilation:
         if self._closed:
             return
         self._closed = True
-        for burst in self._bursts:
+        self._on_close(self)
+        for burst in list(self._bursts):
             await burst.aclose()
         self._areas.clear()
         await self._prepared.aclose()

@@ -230,6 +230,8 @@ def check_fences(wait_for: Sequence[SyncFence]) -> None:
     """
     for index, fence in enumerate(wait_for):
         if not isinstance(fence, SyncFence):
-            raise InvalidArgument(f"wait_for, fence {index}: expected a SyncFence, got a {type(fence).__name__}")
+            raise InvalidArgument(
+                f"wait_for, fence {index}: expected a SyncFence, got a {type(fence).__name__}"
+            )
         if fence.status == FenceStatus.FAILED:
             raise InvalidArgument(f"wait_for, fence {index}: has failed already: {fence.error}")

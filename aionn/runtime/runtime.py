@@ -37,6 +37,7 @@ from aionn.hal import (
 )
 from aionn.models.tflite import load_tflite
 from aionn.runtime.arguments import TensorSpec, tensor_spec
+from aionn.runtime.background import Background
 from aionn.runtime.clock import now_ns
 from aionn.runtime.compilation import Compilation, priority_of
 from aionn.scheduler.dispatcher import Dispatcher
@@ -132,7 +133,9 @@ def open_runtime(
         drivers = registry.driver_names()
     wanted = dict(drivers) if isinstance(drivers, Mapping) else {name: name for name in drivers}
     if not isinstance(drivers, Mapping) and len(wanted) != len(drivers):
-        raise InvalidArgument(f"drivers: expected different names, got {list(drivers)}; give a mapping to name devices")
+        raise InvalidArgument(
+            f"drivers: expected different names, got {list(drivers)}; give a mapping to name devices"
+        )
     return Runtime(wanted, isolation)
 
 
@@ -142,7 +145,6 @@ class Runtime:
     Attributes:
         devices: What can be used, in order of preference.
         unavailable: What cannot, and why.
-        tasks: Where executions and connections live.
     """
 
     def __init__(self, drivers: Mapping[str, str], isolation: Isolation) -> None:
@@ -150,18 +152,22 @@ class Runtime:
         self._isolation = isolation
         self.devices: tuple[RuntimeDevice, ...] = ()
         self.unavailable: tuple[Unavailable, ...] = ()
-        self.tasks: anyio.abc.TaskGroup
-        self._compilations: list[Compilation] = []
+        self._background = Background()
+        self._compilations: set[Compilation] = set()
         self._open = False
 
+    @property
+    def tasks(self) -> anyio.abc.TaskGroup:
+        """Where executions and connections live."""
+        return self._background.tasks
+
     async def __aenter__(self) -> Self:
-        self.tasks = anyio.create_task_group()
-        await self.tasks.__aenter__()
+        await self._background.start()
         try:
             await self._find_devices()
-        except BaseException as e:
+        except BaseException:
             await self._close_devices()
-            await self.tasks.__aexit__(type(e), e, e.__traceback__)
+            await self._background.aclose()
             raise
         self._open = True
         return self
@@ -239,9 +245,23 @@ class Runtime:
         prepared = await device.hal.prepare_model(
             loaded, preference=wanted_preference, priority=wanted_priority, deadline_ns=deadline
         )
-        reason = "the only device asked for" if len(candidates) == 1 else "first device that supports every operation"
-        compilation = Compilation(self, device, prepared, loaded, inputs, outputs, wanted_priority, reason)
-        self._compilations.append(compilation)
+        reason = (
+            "the only device asked for"
+            if len(candidates) == 1
+            else "first device that supports every operation"
+        )
+        compilation = Compilation(
+            self,
+            device,
+            prepared,
+            loaded,
+            inputs,
+            outputs,
+            wanted_priority,
+            reason,
+            on_close=self._compilations.discard,
+        )
+        self._compilations.add(compilation)
         return compilation
 
     def _candidates(self, devices: str | Sequence[str] | None) -> list[RuntimeDevice]:
@@ -267,15 +287,13 @@ class Runtime:
             return
         self._open = False
         with anyio.CancelScope(shield=True):
-            for compilation in self._compilations:
+            for compilation in list(self._compilations):
                 try:
                     await compilation.aclose()
                 except Error:
                     pass  # Its driver is gone, and with it everything that this would have freed.
         await self._close_devices()
-        self.tasks.cancel_scope.cancel()
-        # The group's own cancellation is no error of the caller's; errors of the body pass through unchanged.
-        await self.tasks.__aexit__(None, None, None)
+        await self._background.aclose()
 
     async def _close_devices(self) -> None:
         with anyio.CancelScope(shield=True):
@@ -302,7 +320,10 @@ async def _load(
     if not isinstance(model, str | os.PathLike):
         raise InvalidArgument(f"model: expected a path or a Model, got a {type(model).__name__}")
     # Reading a file and decoding it takes milliseconds: not on the event loop.
-    loaded = await anyio.to_thread.run_sync(load_tflite, Path(model))
+    try:
+        loaded = await anyio.to_thread.run_sync(load_tflite, Path(model))
+    except OSError as e:
+        raise InvalidArgument(f"model {os.fspath(model)}: cannot be read: {e.strerror}") from e
     main = loaded.model.main
     inputs = tuple(tensor_spec(o, s.name) for s, o in zip(loaded.inputs, main.inputs, strict=True))
     outputs = tuple(tensor_spec(o, s.name) for s, o in zip(loaded.outputs, main.outputs, strict=True))

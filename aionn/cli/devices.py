@@ -1,0 +1,61 @@
+"""``aionn devices``: what can run models here."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import anyio
+from cyclopts import Parameter
+
+import aionn
+from aionn.cli.output import console, print_json, print_table
+from aionn.errors import Error
+
+__all__ = ["devices"]
+
+
+def devices(*, json: Annotated[bool, Parameter(negative=())] = False) -> int:
+    """List the devices with type, version, feature level and status, and the drivers that cannot be used, with the reason.
+
+    Args:
+        json: Print one JSON object instead of a table.
+    """
+    report = anyio.run(_devices)
+    if json:
+        print_json(report)
+        return 0
+    rows = [
+        (d["name"], d["type"], d["version"], d["feature_level"], d["slots"], d["cancel"], d["status"])
+        for d in report["devices"]
+    ]
+    print_table("devices", ("name", "type", "version", "level", "slots", "cancel", "status"), rows)
+    for missing in report["unavailable"]:
+        console().print(f"unavailable: {missing['name']}: {missing['reason']}")
+    return 0
+
+
+async def _devices() -> dict[str, Any]:
+    async with aionn.open() as runtime:
+        found = []
+        unavailable = [{"name": u.name, "reason": u.reason} for u in runtime.unavailable]
+        for device in runtime.devices:
+            try:
+                status = (await device.status()).name.lower()
+            except Error as e:
+                unavailable.append({"name": device.name, "reason": str(e)})
+                continue
+            info = device.info
+            found.append(
+                {
+                    "name": device.name,
+                    "driver": device.driver,
+                    "type": info.type.name.lower(),
+                    "version": info.version,
+                    "feature_level": int(info.feature_level),
+                    "slots": info.slots,
+                    "cancel": info.cancel.name.lower(),
+                    "extensions": [extension.name for extension in info.extensions],
+                    "status": status,
+                }
+            )
+        return {"devices": found, "unavailable": unavailable}

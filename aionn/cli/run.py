@@ -1,0 +1,173 @@
+"""``aionn run``: execute a model on given or made inputs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import anyio
+import numpy as np
+from cyclopts import Parameter
+
+import aionn
+from aionn.cli.output import console, percentile, print_json
+from aionn.errors import InvalidArgument
+from aionn.hal import check_deadline_ns
+from aionn.runtime.arguments import Array, TensorSpec
+from aionn.runtime.clock import to_ns
+
+__all__ = ["run"]
+
+COUNT_MAX = 1_000_000
+"""Most executions of one call: every latency is kept for the percentiles."""
+
+TOP = 5
+"""How many of the largest output values are shown."""
+
+
+def run(
+    model: Path,
+    /,
+    *,
+    input: Annotated[list[Path] | None, Parameter(name="--input")] = None,
+    device: str | None = None,
+    seed: int = 0,
+    count: int = 1,
+    priority: str = "medium",
+    deadline_ms: float | None = None,
+    output: Path | None = None,
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Execute a model and show its outputs and timing.
+
+    Args:
+        model: A .tflite file.
+        input: One .npy file per input; without, inputs are random by the seed.
+        device: Which device; by default the first that supports the model.
+        seed: Seed of random inputs.
+        count: How many executions, one after the other.
+        priority: low, medium or high.
+        deadline_ms: Time allowed for each execution.
+        output: An .npz file to write the outputs to.
+        json: Print one JSON object.
+    """
+    if not 1 <= count <= COUNT_MAX:
+        raise InvalidArgument(f"--count: expected from 1 to {COUNT_MAX}, got {count}")
+    within_ns = None
+    if deadline_ms is not None:
+        if deadline_ms < 0:
+            raise InvalidArgument(f"--deadline-ms: expected at least 0, got {deadline_ms:g}")
+        within_ns = to_ns(deadline_ms / 1e3, what="--deadline-ms")
+    values = [_load_array(path) for path in input] if input else None
+    report, outputs = anyio.run(_run, model, values, device, seed, count, priority, within_ns)
+    if output is not None:
+        _save(output, outputs)
+    if json:
+        print_json(report)
+    else:
+        _print(report)
+    return 0
+
+
+def _load_array(path: Path) -> Array:
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as e:
+        raise InvalidArgument(f"--input {path}: expected an .npy file: {e}") from e
+    if not isinstance(array, np.ndarray):
+        raise InvalidArgument(f"--input {path}: expected an .npy file with one array, got an archive")
+    return array
+
+
+def _save(path: Path, outputs: Sequence[Array]) -> None:
+    try:
+        with path.open("wb") as file:
+            np.savez(file, allow_pickle=False, **{f"output{i}": a for i, a in enumerate(outputs)})
+    except OSError as e:
+        raise InvalidArgument(f"--output {path}: {e.strerror}") from e
+
+
+def _random(spec: TensorSpec, generator: np.random.Generator) -> Array:
+    shape = tuple(extent or 1 for extent in spec.dimensions)
+    if spec.dtype.kind == "f":
+        return np.asarray(generator.random(shape), dtype=spec.dtype)
+    if spec.dtype.kind == "b":
+        return generator.integers(0, 2, shape).astype(bool)
+    info = np.iinfo(spec.dtype)
+    # Plain integers are often indexes or extents: small ones are likelier to be legal.
+    low, high = (int(info.min), int(info.max) + 1) if spec.scale else (0, 2)
+    return generator.integers(low, high, shape).astype(spec.dtype)
+
+
+async def _run(
+    model: Path,
+    values: list[Array] | None,
+    device: str | None,
+    seed: int,
+    count: int,
+    priority: str,
+    within_ns: int | None,
+) -> tuple[dict[str, Any], tuple[Array, ...]]:
+    async with aionn.open() as runtime:
+        started = time.perf_counter()
+        net = await runtime.compile(model, devices=device, priority=priority)
+        compile_ms = (time.perf_counter() - started) * 1e3
+        generator = np.random.default_rng(seed)
+        inputs = values if values is not None else [_random(spec, generator) for spec in net.inputs]
+        latencies_ms, on_device_ms = [], []
+        for _ in range(count):
+            deadline = (
+                None if within_ns is None else check_deadline_ns(aionn.now_ns() + within_ns, where="run")
+            )
+            result = await net.execute(inputs, deadline=deadline, measure=True)
+            latencies_ms.append(result.total_ns / 1e6)
+            if result.timing.time_on_device_ns is not None:
+                on_device_ms.append(result.timing.time_on_device_ns / 1e6)
+        report = {
+            "model": str(model),
+            "device": net.device.name,
+            "compile_ms": round(compile_ms, 3),
+            "executions": count,
+            "latency_ms": _spread(latencies_ms),
+            "device_ms": _spread(on_device_ms),
+            "outputs": [_summary(s, a) for s, a in zip(net.outputs, result.outputs, strict=True)],
+        }
+        return report, result.outputs
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    return {
+        "min": round(min(values, default=0.0), 3),
+        "p50": round(percentile(values, 0.5), 3),
+        "p99": round(percentile(values, 0.99), 3),
+    }
+
+
+def _summary(spec: TensorSpec, array: Array) -> dict[str, Any]:
+    flat = array.reshape(-1)
+    real = (flat.astype(np.float64) - spec.zero_point) * spec.scale if spec.scale else flat.astype(np.float64)
+    largest = np.argsort(-real, kind="stable")[:TOP]
+    return {
+        "name": spec.name,
+        "type": str(array.dtype),
+        "shape": list(array.shape),
+        "largest": [{"index": int(i), "value": float(real[i])} for i in largest],
+    }
+
+
+def _print(report: dict[str, Any]) -> None:
+    screen = console()
+    latency, device = report["latency_ms"], report["device_ms"]
+    screen.print(
+        f"[bold]{report['model']}[/bold] on {report['device']}, compiled in {report['compile_ms']:.1f} ms"
+    )
+    screen.print(
+        f"{report['executions']} execution(s): latency p50 {latency['p50']:.2f} ms, p99 {latency['p99']:.2f} ms; "
+        f"on the device p50 {device['p50']:.2f} ms"
+    )
+    for output in report["outputs"]:
+        screen.print(f"output {output['name']} {output['type']} {output['shape']}", markup=False)
+        for entry in output["largest"]:
+            screen.print(f"  [{entry['index']}] {entry['value']:.6g}", markup=False)

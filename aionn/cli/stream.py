@@ -1,0 +1,172 @@
+"""``aionn stream``: a video or a recording through any model, at its natural pace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import anyio
+import numpy as np
+from cyclopts import Parameter
+
+import aionn
+from aionn.cli.output import console, print_json, print_table
+from aionn.cli.streaming import Account, show_live, stream_into_account, warm_up
+from aionn.errors import InvalidArgument
+from aionn.media import AudioWindow, Frame, audio_file, log_mel, video_file
+from aionn.runtime.arguments import Array, TensorSpec, Writer, image_writer, value_writer
+from aionn.runtime.clock import to_ns
+
+__all__ = ["stream"]
+
+LOG_MEL_SHAPE = (49, 40)
+"""An input of this many values is taken to want the log-mel energies of one second."""
+
+
+def stream(
+    model: Path,
+    /,
+    *,
+    video: Path | None = None,
+    audio: Path | None = None,
+    device: str | None = None,
+    priority: str = "high",
+    deadline_ms: float = 33.0,
+    on_late: Literal["drop", "deliver"] = "drop",
+    keep: Literal["latest", "all", "oldest"] = "latest",
+    labels: Path | None = None,
+    low: float = 0.0,
+    high: float = 1.0,
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Stream a video or a recording through a model and show how late the answers are and what was recognised.
+
+    Args:
+        model: A .tflite file with one input: a picture, or one second of sound (samples or 49 x 40 log-mel energies).
+        video: A video file.
+        audio: A recording.
+        device: Which device; by default the first that supports the model.
+        priority: low, medium or high.
+        deadline_ms: An answer is on time this long after its capture.
+        on_late: Drop what is late, or deliver it late.
+        keep: What a slow device gets: the latest frame, all of them, or the oldest.
+        labels: A text file with one class name a line.
+        low: What the model wants for black.
+        high: What the model wants for white.
+        json: Print one JSON object.
+    """
+    if (video is None) == (audio is None):
+        raise InvalidArgument("stream: expected either --video FILE or --audio FILE")
+    if deadline_ms < 0:
+        raise InvalidArgument(f"--deadline-ms: expected at least 0, got {deadline_ms:g}")
+    within_ns = to_ns(deadline_ms / 1e3, what="--deadline-ms")
+    names = _labels(labels)
+    report = anyio.run(
+        _stream, model, video, audio, device, priority, within_ns, on_late, keep, names, (low, high), not json
+    )
+    if json:
+        print_json(report)
+    else:
+        _print(report)
+    return 0
+
+
+def _labels(path: Path | None) -> list[str]:
+    if path is None:
+        return []
+    try:
+        return path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as e:
+        raise InvalidArgument(f"--labels {path}: {e}") from e
+
+
+def _sound_writer(spec: TensorSpec) -> Writer:
+    write = value_writer(spec)
+    size = int(np.prod(spec.dimensions))
+    if size == LOG_MEL_SHAPE[0] * LOG_MEL_SHAPE[1]:
+        return lambda window, view: write(log_mel(window.samples), view)
+    return lambda window, view: write(window.samples[:size], view)
+
+
+async def _stream(
+    model: Path,
+    video: Path | None,
+    audio: Path | None,
+    device: str | None,
+    priority: str,
+    within_ns: int,
+    on_late: str,
+    keep: Any,
+    names: list[str],
+    levels: tuple[float, float],
+    live: bool,
+) -> dict[str, Any]:
+    async with aionn.open() as runtime:
+        net = await runtime.compile(model, devices=device, priority=priority)
+        if len(net.inputs) != 1:
+            raise InvalidArgument(f"stream: expected a model with one input, got {len(net.inputs)}")
+        account: Account[Any]
+        source: Any
+        into: Writer
+        if video is not None:
+            account = Account[Frame]("video", names)
+            write_picture = image_writer(net.inputs[0], low=levels[0], high=levels[1])
+            _, height, width, _ = net.inputs[0].dimensions
+            source = video_file(video, size=(width, height), keep=keep)
+
+            def into(frame: Frame, view: Array) -> None:
+                write_picture(frame.data, view)
+        else:
+            account = Account[AudioWindow]("audio", names)
+            source = audio_file(audio or "", keep=keep)
+            into = _sound_writer(net.inputs[0])
+        async with net.burst() as burst:
+            await warm_up(burst, net.inputs[0])
+            finished = anyio.Event()
+            async with anyio.create_task_group() as tasks:
+                if live:
+                    title = f"{model.name} on {net.device.name}"
+                    tasks.start_soon(lambda: show_live(title, (account,), finished=finished.is_set))
+                try:
+                    await stream_into_account(
+                        account,
+                        source,
+                        burst,
+                        into=into,
+                        output=net.outputs[0],
+                        within_ns=within_ns,
+                        on_late=on_late,
+                    )
+                finally:
+                    finished.set()
+        counts = np.bincount([r.label for r in account.recognised] or [0], minlength=1)
+        order = np.argsort(-counts, kind="stable")
+        return {
+            "model": str(model),
+            "source": str(video or audio),
+            "device": net.device.name,
+            "items": account.presented,
+            "on_time": account.on_time,
+            "late": account.late,
+            "dropped": account.dropped,
+            "per_second": round(account.per_second, 2),
+            "latency_ms": account.latency_ms,
+            "recognised": [
+                {"label": names[i] if i < len(names) else f"class {i}", "count": int(counts[i])}
+                for i in map(int, order[:10])
+                if account.recognised and counts[i]
+            ],
+        }
+
+
+def _print(report: dict[str, Any]) -> None:
+    latency = report["latency_ms"]
+    console().print(
+        f"[bold]{report['source']}[/bold] through {report['model']} on {report['device']}: {report['items']} items, "
+        f"{report['on_time']} on time, {report['late']} late, {report['dropped']} dropped, {report['per_second']:.1f} per s, "
+        f"latency p50 {latency.p50:.1f} ms, p99 {latency.p99:.1f} ms"
+    )
+    if report["recognised"]:
+        print_table(
+            "recognised", ("label", "count"), [(r["label"], r["count"]) for r in report["recognised"]]
+        )

@@ -1,0 +1,152 @@
+"""Bursts and streams: order, slots, lateness, errors in mid-stream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import aionn
+
+Values = npt.NDArray[np.float32]
+
+
+async def numbered(count: int, like: Values) -> AsyncIterator[Values]:
+    for index in range(count):
+        yield np.full_like(like, index)
+
+
+async def test_stream_gives_results_in_order(
+    any_runtime: aionn.Runtime, digits: Path, silence: Values
+) -> None:
+    net = await any_runtime.compile(digits)
+    expected = [(await net.execute([np.full_like(silence, i)])).outputs[0] for i in range(8)]
+    async with net.burst(slots=3) as burst:
+        got = [result.outputs[0].copy() async for result in burst.stream(numbered(8, silence))]
+    np.testing.assert_array_equal(got, expected)
+
+
+async def test_stream_outputs_are_read_only_views(
+    runtime: aionn.Runtime, digits: Path, silence: Values
+) -> None:
+    net = await runtime.compile(digits)
+    async with net.burst() as burst:
+        async for result in burst.stream(numbered(1, silence)):
+            assert not result.outputs[0].flags.writeable
+            assert result.outputs[0].base is not None
+
+
+async def test_many_executions_wait_for_slots(
+    any_runtime: aionn.Runtime, digits: Path, silence: Values
+) -> None:
+    net = await any_runtime.compile(digits)
+    results: list[aionn.Result] = []
+    async with net.burst(slots=2) as burst, anyio.create_task_group() as tasks:
+
+        async def one() -> None:
+            results.append(await burst.execute([silence]))
+
+        for _ in range(10):
+            tasks.start_soon(one)
+    assert len(results) == 10
+
+
+async def test_source_that_raises_ends_the_stream_with_its_error(
+    any_runtime: aionn.Runtime, digits: Path, silence: Values
+) -> None:
+    async def breaks() -> AsyncIterator[Values]:
+        yield silence
+        yield silence
+        raise aionn.InvalidArgument("camera: unplugged")
+
+    net = await any_runtime.compile(digits)
+    async with net.burst() as burst:
+        seen = 0
+        with pytest.raises(aionn.InvalidArgument, match="camera: unplugged"):
+            async for _ in burst.stream(breaks()):
+                seen += 1
+        assert seen == 2
+        assert int((await burst.execute([silence])).outputs[0].argmax()) == 0
+
+
+async def test_item_of_the_wrong_shape_ends_the_stream(
+    runtime: aionn.Runtime, digits: Path, silence: Values
+) -> None:
+    async def wrong() -> AsyncIterator[Values]:
+        yield silence[:, :10]
+
+    net = await runtime.compile(digits)
+    async with net.burst() as burst:
+        with pytest.raises(aionn.InvalidArgument, match="expected shape"):
+            async for _ in burst.stream(wrong()):
+                pass
+        await burst.execute([silence])
+
+
+async def test_consumer_may_leave_in_mid_stream(
+    any_runtime: aionn.Runtime, digits: Path, silence: Values
+) -> None:
+    net = await any_runtime.compile(digits)
+    async with net.burst() as burst:
+        async for result in burst.stream(numbered(1000, silence)):
+            assert result.status == "on_time"
+            break
+
+
+async def test_late_items_are_dropped_or_delivered(
+    runtime: aionn.Runtime, digits: Path, silence: Values
+) -> None:
+    net = await runtime.compile(digits)
+    async with net.burst() as burst:
+        dropping = burst.stream(numbered(3, silence), deadline=lambda item: 1, on_late="drop")
+        assert [(r.status, r.outputs) async for r in dropping] == [("dropped", ())] * 3
+        assert dropping.statistics().dropped == 3
+        delivering = burst.stream(numbered(3, silence), deadline=lambda item: 1, on_late="deliver")
+        assert [(r.status, len(r.outputs)) async for r in delivering] == [("late", 1)] * 3
+
+
+async def test_negative_deadline_ends_the_stream(
+    runtime: aionn.Runtime, digits: Path, silence: Values
+) -> None:
+    net = await runtime.compile(digits)
+    async with net.burst() as burst:
+        with pytest.raises(aionn.InvalidArgument, match="deadline must be from 0"):
+            async for _ in burst.stream(numbered(2, silence), deadline=lambda item: -1):
+                pass
+
+
+async def test_cancelled_execution_does_not_confuse_the_next_one(
+    runtime: aionn.Runtime, digits: Path, silence: Values
+) -> None:
+    net = await runtime.compile(digits)
+    other = np.zeros_like(silence)
+    expected = (await net.execute([silence])).outputs[0]
+    async with net.burst() as burst:
+        for delay_s in (0.0, 0.0001, 0.0005, 0.001):
+            with anyio.move_on_after(delay_s):
+                await burst.execute([other])
+            np.testing.assert_array_equal((await burst.execute([silence])).outputs[0], expected)
+
+
+@pytest.mark.parametrize("slots", [0, -1, 65])
+async def test_illegal_slot_count_is_refused(runtime: aionn.Runtime, digits: Path, slots: int) -> None:
+    net = await runtime.compile(digits)
+    with pytest.raises(aionn.InvalidArgument, match="expected from 1 to 64 slots"):
+        net.burst(slots=slots)
+
+
+async def test_burst_outside_of_its_scope_is_refused(
+    runtime: aionn.Runtime, digits: Path, silence: Values
+) -> None:
+    net = await runtime.compile(digits)
+    burst = net.burst()
+    with pytest.raises(aionn.InvalidArgument, match="not open"):
+        await burst.execute([silence])
+    async with burst:
+        pass
+    with pytest.raises(aionn.InvalidArgument, match="not open"):
+        await burst.execute([silence])

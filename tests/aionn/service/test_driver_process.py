@@ -1,0 +1,177 @@
+"""Driver processes die, and applications die; the other side notices in time and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import numpy as np
+import pytest
+
+import aionn
+
+NOTICED_S_MAX = 1.0
+
+
+@pytest.fixture
+def digits(example_data: Path) -> Path:
+    return example_data / "digits_float.tflite"
+
+
+@pytest.fixture
+def silence() -> np.ndarray:
+    return np.full((1, 49, 40, 1), np.log(1e-6), dtype=np.float32)
+
+
+async def test_killed_driver_ends_every_pending_await(digits: Path, silence: np.ndarray) -> None:
+    async with aionn.open(drivers=["reference"]) as runtime:
+        net = await runtime.compile(digits)
+        (device,) = runtime.devices
+        pid = device.pid
+        assert pid is not None
+        async with net.burst() as burst:
+            await burst.execute([silence])
+            os.kill(pid, signal.SIGSTOP)  # so that everything below is pending for certain
+            errors: list[aionn.Error] = []
+
+            async def expect_death(execution: object) -> None:
+                try:
+                    await execution  # type: ignore[misc]
+                except aionn.Error as e:
+                    errors.append(e)
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(expect_death, net.execute([silence]))
+                tasks.start_soon(expect_death, net.execute([silence], priority="high"))
+                tasks.start_soon(expect_death, burst.execute([silence]))
+                tasks.start_soon(expect_death, net.execute_fenced([silence]).wait())
+                await anyio.sleep(0.05)
+                os.kill(pid, signal.SIGKILL)
+                killed_s = time.monotonic()
+            assert time.monotonic() - killed_s < NOTICED_S_MAX
+            assert [type(e) for e in errors] == [aionn.DeadObject] * 4
+            with pytest.raises(aionn.DeadObject):
+                await burst.execute([silence])
+        with pytest.raises(aionn.DeadObject):
+            await net.execute([silence])
+        again = await runtime.compile(digits)
+        assert device.pid is not None and device.pid != pid
+        assert int((await again.execute([silence])).outputs[0].argmax()) == 0
+
+
+async def test_driver_killed_in_mid_stream_ends_the_stream(digits: Path, silence: np.ndarray) -> None:
+    async def endless() -> AsyncIterator[np.ndarray]:
+        while True:
+            yield silence
+
+    async with aionn.open(drivers=["reference"]) as runtime:
+        net = await runtime.compile(digits)
+        pid = runtime.devices[0].pid
+        assert pid is not None
+        async with net.burst() as burst:
+            seen = 0
+            killed_s = 0.0
+            with pytest.raises(aionn.DeadObject):
+                async for _ in burst.stream(endless()):
+                    seen += 1
+                    if seen == 5:
+                        os.kill(pid, signal.SIGKILL)
+                        killed_s = time.monotonic()
+            assert time.monotonic() - killed_s < NOTICED_S_MAX
+
+
+async def test_driver_that_dies_while_compiling_is_started_again(digits: Path) -> None:
+    async with aionn.open(drivers=["reference"]) as runtime:
+        (device,) = runtime.devices
+        await device.status()
+        pid = device.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(aionn.DeadObject):
+            async with anyio.create_task_group() as tasks:
+
+                async def kill_soon() -> None:
+                    await anyio.sleep(0.05)
+                    os.kill(pid, signal.SIGKILL)
+
+                tasks.start_soon(kill_soon)
+                try:
+                    await runtime.compile(digits)
+                except aionn.DeadObject as e:
+                    dead = e
+            raise dead
+        await runtime.compile(digits)
+
+
+def test_killed_application_takes_its_driver_along(digits: Path, repository: Path) -> None:
+    script = textwrap.dedent(
+        """
+        import sys, anyio, aionn, numpy as np
+
+        async def main():
+            async with aionn.open(drivers=["reference"]) as runtime:
+                net = await runtime.compile(sys.argv[1])
+                async with net.burst() as burst:
+                    value = np.zeros((1, 49, 40, 1), np.float32)
+                    await burst.execute([value])
+                    print(runtime.devices[0].pid, flush=True)
+                    while True:
+                        await burst.execute([value])
+
+        anyio.run(main)
+        """
+    )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(repository), os.environ.get("PYTHONPATH", "")]),
+    }
+    application = subprocess.Popen(
+        [sys.executable, "-c", script, str(digits)], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        assert application.stdout is not None
+        driver = os.pidfd_open(int(application.stdout.readline()))
+    finally:
+        application.kill()
+        application.wait()
+        assert application.stdout is not None
+        application.stdout.close()
+    try:
+        readable, _, _ = select.select([driver], [], [], NOTICED_S_MAX)
+        assert readable, "the driver process outlived its application"
+    finally:
+        os.close(driver)
+
+
+async def test_stopped_driver_does_not_hold_a_deadline_up(digits: Path, silence: np.ndarray) -> None:
+    async with aionn.open(drivers=["reference"]) as runtime:
+        net = await runtime.compile(digits)
+        expected = (await net.execute([silence])).outputs[0]
+        pid = runtime.devices[0].pid
+        assert pid is not None
+        async with net.burst() as burst:
+            await burst.execute([silence])
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                with pytest.raises(aionn.MissedDeadline, match="running"):
+                    await burst.execute([np.zeros_like(silence)], deadline=aionn.after(0.05))
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            # The late result is not taken for the answer to the next request.
+            np.testing.assert_array_equal((await burst.execute([silence])).outputs[0], expected)
+
+
+async def test_cancelled_start_leaves_no_process(digits: Path) -> None:
+    async with aionn.open(drivers=["reference"]) as runtime:
+        for delay_s in (0.0, 0.005, 0.02, 0.1):
+            with anyio.move_on_after(delay_s):
+                await runtime.devices[0].status()
+        await runtime.compile(digits)
