@@ -20,6 +20,7 @@ import numpy as np
 
 from aionn.hal import OperandType, OperationType, operand_dtype
 from aionn.ops.geometry import (
+    BLOCK_ELEMENTS,
     Axis,
     WindowArguments,
     blocks,
@@ -327,6 +328,12 @@ def _convolve_depthwise(image: Array, out: Array, plan: _Plan) -> None:
     batch, height, width, channels = out.shape
     if channels != image.shape[3]:
         image = np.repeat(image, channels // image.shape[3], axis=3)
+    if out.size * len(weights) <= max(BLOCK_ELEMENTS, image.size):
+        # Little work, or a window as large as the image: one product instead of one per tap.
+        kernel = weights[:, :channels].reshape(down.window, across.window, channels)
+        sums = np.add.reduce(_windows(image, plan) * kernel, axis=(3, 4))
+        _finish(plan, sums.reshape(-1, channels), out.reshape(-1, channels))
+        return
     # Columns that a stride apart taps meet are laid side by side, so that a tap's row is contiguous.
     phases = {tap * across.dilation % across.stride for tap in range(across.window)}
     planes = {
