@@ -102,7 +102,7 @@ def _execute_lstm(call: Call) -> list[Array]:
     cell = Cell(call, _lstm_places(len(call.inputs)), cell_parameters(call, 20))
     drive = cell.drive(call.array(0).astype(np.float32, copy=False))
     output, cell_state, gates = cell.step(drive, cell.output_state, cell.cell_state)
-    return _rounded(call, [gates, output, cell_state, output])
+    return _rounded(call, [gates, output, cell_state, output.copy()])
 
 
 # UNIDIRECTIONAL_SEQUENCE_LSTM

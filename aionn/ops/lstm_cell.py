@@ -334,7 +334,8 @@ class Cell:
         Returns:
             The outputs [time, batch, output], each at its input's place, and both states after the last step.
         """
-        output_state, cell_state = self.output_state, self.cell_state
+        # Copies, so that a sequence without steps does not answer with its inputs.
+        output_state, cell_state = self.output_state.copy(), self.cell_state.copy()
         outputs = np.empty((len(drive), *output_state.shape), dtype=np.float32)
         steps = range(len(drive))
         for step in reversed(steps) if is_backward else steps:

@@ -64,6 +64,8 @@ def _unroll(
         The states after each step, at the place of the step's input, and the last of them.
     """
     outputs = np.empty(drive.shape, dtype=np.float32)
+    # A copy, so that a sequence without steps does not answer with its input.
+    state = state.copy()
     transposed = np.ascontiguousarray(recurrent_weights.T)
     steps = range(len(drive))
     for step in reversed(steps) if is_backward else steps:
@@ -102,7 +104,10 @@ def _execute_rnn(call: Call) -> list[Array]:
     inputs, weights, recurrent, bias, state = (_floats(call, index) for index in range(5))
     drive = inputs @ weights.T + bias
     _, state = _unroll(drive[None], recurrent, state, _activation(call, 5))
-    return [float_result(state, operand) for operand in call.outputs]
+    return [
+        float_result(value, operand)
+        for value, operand in zip((state, state.copy()), call.outputs, strict=True)
+    ]
 
 
 # UNIDIRECTIONAL_SEQUENCE_RNN

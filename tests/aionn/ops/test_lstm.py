@@ -271,6 +271,18 @@ def test_empty_sequence_returns_the_states() -> None:
     assert np.array_equal(c, np.asarray(cell["c"]))
 
 
+def test_results_share_no_memory_with_inputs_or_each_other() -> None:
+    cell = random_cell(25)
+    for operation, arrays, count in (
+        (UNI, uni_arrays(np.zeros((0, BATCH, INPUT), np.float32), cell, True), 3),
+        (ONE, one_arrays(sequence(26)[0], cell), 4),
+    ):
+        results = run(operation, arrays, count)
+        others = [np.asarray(a) for a in arrays if a is not None]
+        for index, result in enumerate(results):
+            assert not any(np.may_share_memory(result, other) for other in (*others, *results[:index]))
+
+
 def test_derived_weights_are_kept_for_constants_only() -> None:
     cell, x = random_cell(23), sequence(24)
     for is_constant in (True, False):

@@ -146,6 +146,17 @@ def test_float16_is_rounded_once() -> None:
         assert np.array_equal(a, b.astype(np.float16))
 
 
+def test_results_share_no_memory_with_inputs_or_each_other() -> None:
+    cell = random_cell(np.random.default_rng(2), 4, 3, 2)
+    for operation, x, tail in (
+        (ONE, np.ones((2, 3), np.float32), [np.int32(0)]),
+        (UNI, np.zeros((0, 2, 3), np.float32), [np.int32(0), np.int32(1)]),
+    ):
+        results = run(operation, [x, *cell, *tail], 2)
+        assert not np.may_share_memory(results[0], results[1])
+        assert not any(np.may_share_memory(r, a) for r in results for a in (x, *cell))
+
+
 def test_empty_batch_and_empty_sequence() -> None:
     rng = np.random.default_rng(1)
     tail = [np.int32(4), np.int32(1)]
