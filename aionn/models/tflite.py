@@ -4,7 +4,8 @@ Owns the order of the work and what the caller learns beside the model: names, s
 is in ``tflite_schema``, writing in ``tflite_graph``, the meaning of operators in ``tflite_operators``.
 
 Invariants:
-1. A file either becomes a model that keeps the HAL's rules or is refused with one ``InvalidModel``, whatever its bytes are.
+1. A file either becomes a model whose operations keep their contracts or is refused with one ``InvalidModel``, whatever its
+   bytes are. What takes a look at two subgraphs at once is left to ``aionn.validation``.
 2. When operators cannot be expressed, the one error lists all of them with their counts.
 3. The model holds its own copy of the constants; the file is not needed afterwards.
 
@@ -22,7 +23,7 @@ import msgspec
 from aionn.errors import InvalidModel
 from aionn.hal import Model, Operand, Subgraph, operation_type_name
 from aionn.models.tflite_folding import fold
-from aionn.models.tflite_graph import Inexpressible, ModelWriter, SubgraphWriter
+from aionn.models.tflite_graph import Consequence, Inexpressible, ModelWriter, SubgraphWriter
 from aionn.models.tflite_operators import CONVERSIONS, operator_name
 from aionn.models.tflite_schema import Signature, TfliteFile, TfliteOperator, read_file
 
@@ -132,7 +133,8 @@ class _Import:
         try:
             subgraph = g.finish(output_count)
         except Inexpressible as e:
-            self._fail("output", e)
+            if not isinstance(e, Consequence):
+                self._fail("output", e)
             return None
         assert len(self._model.wanted) >= before
         self._names.append(
@@ -164,7 +166,8 @@ class _Import:
                 raise Inexpressible(conversion.how)
             conversion.convert(g, operator)
         except Inexpressible as e:
-            self._fail(name, e)
+            if not isinstance(e, Consequence):
+                self._fail(name, e)
             g.bind_anything(operator)
 
     def _fail(self, name: str, reason: Inexpressible) -> None:

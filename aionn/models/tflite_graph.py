@@ -35,12 +35,13 @@ from aionn.hal import (
     OperationType,
     Subgraph,
     operand_dtype,
+    operand_size_bytes,
 )
 from aionn.models.tflite_schema import Tensor, TensorType, TfliteFile, TfliteOperator
 from aionn.ops import CONTRACTS, Call, Check
 from aionn.ops import Tensor as Value
 
-__all__ = ["Array", "Inexpressible", "ModelWriter", "SubgraphWriter", "is_known"]
+__all__ = ["Array", "Consequence", "Inexpressible", "ModelWriter", "SubgraphWriter", "is_known"]
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
@@ -50,6 +51,9 @@ COPIED_BYTES_MAX = 128
 
 SYNTHESIZED_BYTES_MAX = 16 << 20
 """What constants that the file does not hold may take, such as biases of zeros. Real models need kilobytes."""
+
+OPERAND_BYTES_MAX = 2**32 - 1
+"""Sizes are unsigned 32-bit numbers on the HAL's wire."""
 
 _VALUE_ALIGNMENT_BYTES = 8
 
@@ -75,6 +79,10 @@ _QUANTIZED = frozenset({OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUAN
 
 class Inexpressible(Exception):
     """An operator has no form in the HAL; the message says why."""
+
+
+class Consequence(Inexpressible):
+    """An operator takes what an inexpressible one should have given; it is not at fault itself."""
 
 
 def is_known(dimensions: Shape) -> bool:
@@ -192,6 +200,7 @@ class SubgraphWriter:
         self.references: set[int] = set()
         self._by_tensor: dict[int, int] = {}
         self._folded: dict[int, Array] = {}
+        self._missing: set[int] = set()
         self._constants: dict[Operand, int] = {}
         self.input_indexes = tuple(self._declare_input(i) for i in source.inputs)
 
@@ -209,6 +218,8 @@ class SubgraphWriter:
 
     def add(self, operand: Operand) -> int:
         """Adds an operand and gives its index."""
+        if operand_size_bytes(operand.type, operand.dimensions) > OPERAND_BYTES_MAX:
+            raise Inexpressible(f"a tensor of shape {list(operand.dimensions)}, larger than 4 GiB")
         self.operands.append(operand)
         return len(self.operands) - 1
 
@@ -381,6 +392,8 @@ class SubgraphWriter:
         index = self._by_tensor.get(tensor_index)
         if index is not None:
             return index
+        if tensor_index in self._missing:
+            raise Consequence("an operator before it cannot be expressed")
         tensor = self.tensors[tensor_index]
         value = self._folded.get(tensor_index)
         if value is not None:
@@ -490,16 +503,16 @@ class SubgraphWriter:
             if tensor_index in self._by_tensor or tensor_index in self._folded:
                 continue
             try:
-                operand = self.describe(self.tensors[tensor_index])
+                self._by_tensor[tensor_index] = self.add(self.describe(self.tensors[tensor_index]))
             except Inexpressible:
-                continue
-            self._by_tensor[tensor_index] = self.add(operand)
+                self._missing.add(tensor_index)
 
     def is_written(self, tensor_index: int) -> bool:
         """Whether a tensor has a value."""
         return (
             tensor_index in self._by_tensor
             or tensor_index in self._folded
+            or tensor_index in self._missing
             or self.tensors[tensor_index].is_constant
         )
 
