@@ -9,7 +9,7 @@ import flatbuffers
 import numpy as np
 import pytest
 
-from aionn.models.tflite_schema import FIELDS, OPTIONS, TensorType
+from aionn.models.tflite_schema import FIELDS, OPTIONS, Field, TensorType
 
 _TYPES = {
     "float32": TensorType.FLOAT32,
@@ -21,6 +21,17 @@ _TYPES = {
     "int16": TensorType.INT16,
     "bool": TensorType.BOOL,
 }
+
+
+_PEER_OPTIONS = {
+    "SplitOptions": (35, {"num_splits": Field(0, "int32")}),
+    "ArgMaxOptions": (40, {"output_type": Field(0, "int8")}),
+    "ShapeOptions": (55, {"out_type": Field(0, "int8")}),
+    "ArgMinOptions": (57, {"output_type": Field(0, "int8")}),
+    "PackOptions": (59, {"values_count": Field(0, "int32"), "axis": Field(1, "int32")}),
+    "SplitVOptions": (79, {"num_splits": Field(0, "int32")}),
+}
+"""Options that the importer has no need of, but LiteRT has."""
 
 
 class T(NamedTuple):
@@ -45,6 +56,7 @@ class Op(NamedTuple):
     options: str | None = None
     values: dict[str, Any] = {}  # noqa: RUF012
     custom: str = ""
+    version: int = 1
 
 
 class Graph(NamedTuple):
@@ -60,7 +72,7 @@ class _Writer:
     def __init__(self) -> None:
         self.b = flatbuffers.Builder(1024)
         self.buffers: list[bytes] = [b""]
-        self.codes: list[tuple[int, str]] = []
+        self.codes: list[tuple[int, str, int]] = []
 
     def table(self, slots: dict[int, tuple[str, Any]]) -> int:
         self.b.StartObject(max(slots, default=-1) + 1)
@@ -121,7 +133,7 @@ class _Writer:
 
     def operator(self, op: Op) -> int:
         names = FIELDS["Operator"]
-        key = (op.code, op.custom)
+        key = (op.code, op.custom, op.version)
         if key not in self.codes:
             self.codes.append(key)
         slots = {
@@ -129,7 +141,7 @@ class _Writer:
             names["outputs"]: ("offset", self.array(op.outputs, "int32")),
         }
         if op.options is not None:
-            code, fields = OPTIONS[op.options]
+            code, fields = (OPTIONS | _PEER_OPTIONS)[op.options]
             options = self.table({fields[n].number: (fields[n].kind, v) for n, v in op.values.items()})
             slots[names["builtin_options_type"]] = ("uint8", code)
             slots[names["builtin_options"]] = ("offset", options)
@@ -149,13 +161,13 @@ class _Writer:
             }
         )
 
-    def operator_code(self, code: int, custom: str) -> int:
+    def operator_code(self, code: int, custom: str, version: int) -> int:
         names = FIELDS["OperatorCode"]
         slots: dict[int, tuple[str, Any]] = {}
         if custom:
             slots[names["custom_code"]] = ("offset", self.b.CreateString(custom))
         slots[names["deprecated_builtin_code"]] = ("int8", min(code, 127))
-        slots[names["version"]] = ("int32", 1)
+        slots[names["version"]] = ("int32", version)
         slots[names["builtin_code"]] = ("int32", code)
         return self.table(slots)
 
