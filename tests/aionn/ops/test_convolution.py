@@ -259,17 +259,17 @@ def test_transpose_conv_2d_takes_its_extents_from_the_given_shape_with_same_padd
 
 
 def test_quantised_sums_are_exact_beyond_the_digits_of_float32(bench: Any) -> None:
-    # Every product is odd and of the largest magnitude: 1,200 of them need 25 bits.
+    # The sum of the stored products is odd and needs 25 bits; float32 has 24.
     depth = 1200
     image = Operand(T.TENSOR_QUANT8_ASYMM_SIGNED, (1, 1, 1, depth), 1.0, 127)
     filter_ = Operand(
         T.TENSOR_QUANT8_SYMM_PER_CHANNEL, (1, 1, 1, depth), channel_quant=ChannelQuant((1.0,), 0)
     )
-    values = np.full((1, 1, 1, depth), -128, np.int8)
+    values = np.full((1, 1, 1, depth), -127, np.int8)
     weights = np.full((1, 1, 1, depth), 127, np.int8)
     weights[0, 0, 0, -1] = 126
-    # 255 * (1199 * 127 + 126), taken off again but for 3.
-    bias = np.array([255 * (1199 * 127 + 126) + 3], np.int32)
+    # What the sum comes to with the zero point taken out, taken off again but for 3.
+    bias = np.array([254 * (1199 * 127 + 126) + 3], np.int32)
     arguments = explicit((0, 0, 0, 0), (1, 1), (), 0, False)
     got = bench.run(
         O.CONV_2D,
