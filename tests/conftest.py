@@ -120,6 +120,8 @@ def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
     result = yield
+    # pytest keeps the fixtures' values until the test is reported; what they hold counts as given back here.
+    getattr(item, "funcargs", {}).clear()
     left = _left_over(item.stash[_before])
     if left:
         pytest.fail("left behind: " + "; ".join(left), pytrace=False)

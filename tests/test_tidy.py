@@ -75,7 +75,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "openvino": ("aionn/drivers/openvino/",),
     "onnxruntime": ("aionn/drivers/onnxruntime/",),
     "av": ("aionn/media/",),
-    "asyncio": ("fences/waiting.py", "fmq/aio.py", "aionn/testing/clock.py"),
+    "asyncio": ("fences/waiting.py", "fmq/aio.py", "aionn/runtime/background.py", "aionn/testing/clock.py"),
     "pytest": ("aionn/testing/pytest_plugin.py",),
 }
 """Imports that have a home: nothing else in the packages may import them."""

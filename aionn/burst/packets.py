@@ -333,7 +333,7 @@ class _Reader(Generic[_D]):
         if self._position >= len(self._datums):
             raise MalformedPacket(f"burst packet: expected {kind.__name__} at {self._position}, got the end")
         datum = self._datums[self._position]
-        if type(datum) is not kind:
+        if not isinstance(datum, kind):
             raise MalformedPacket(
                 f"burst packet: expected {kind.__name__} at {self._position}, got {type(datum).__name__}"
             )

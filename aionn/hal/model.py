@@ -80,7 +80,7 @@ def constant_bytes(model: Model, operand: Operand) -> memoryview:
     if operand.lifetime == OperandLifeTime.CONSTANT_COPY:
         return memoryview(model.operand_values)[location.offset : end]
     if operand.lifetime == OperandLifeTime.CONSTANT_REFERENCE:
-        return memoryview(model.pools[location.pool_index].array)[location.offset : end].toreadonly()
+        return model.pools[location.pool_index].array[location.offset : end].data.toreadonly()
     raise ValueError(f"operand is no constant: lifetime {operand.lifetime.name}")
 
 

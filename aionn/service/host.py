@@ -107,7 +107,7 @@ class Client:
             case ExecuteFenced():
                 return await self._execute_fenced(body)
             case GetExecutionInfo():
-                return self._execution_info(body)
+                return await self._execution_info(body)
             case ConfigureBurst():
                 return self._configure_burst(body, channel)
             case FreeMemorySlot():
@@ -179,11 +179,11 @@ class Client:
         self._fenced[handle] = launched
         return ExecuteFencedReply(handle, launched.fence)
 
-    def _execution_info(self, body: GetExecutionInfo) -> ExecutionInfoReply:
+    async def _execution_info(self, body: GetExecutionInfo) -> ExecutionInfoReply:
         launched = self._fenced.get(body.execution)
         if launched is None:
             raise InvalidArgument(f"service: no fenced execution has the handle {body.execution}")
-        status, timing = launched.get_execution_info()
+        status, timing = await launched.get_execution_info()
         if body.last:
             del self._fenced[body.execution]
         return ExecutionInfoReply(status, timing)

@@ -1,0 +1,137 @@
+"""Burst packets: what goes in comes out, and every mutation of the spec's order is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from aionn.burst import packets
+from aionn.burst.packets import (
+    BurstResult,
+    MalformedPacket,
+    decode_request,
+    decode_result,
+    deserialize_request,
+    deserialize_result,
+    encode_request,
+    encode_result,
+    failed_result,
+    serialize_request,
+    serialize_result,
+)
+from aionn.errors import ErrorStatus
+from aionn.hal import NO_TIMING, DataLocation, OutputShape, Request, RequestArgument, Timing
+
+REQUEST = Request(
+    inputs=(
+        RequestArgument(False, DataLocation(0, 0, 24), (2, 3)),
+        RequestArgument(True),
+        RequestArgument(False, DataLocation(1, 64, 4)),
+    ),
+    outputs=(
+        RequestArgument(False, DataLocation(1, 128, 8), (2,)),
+        RequestArgument(False, DataLocation(0, 32, 4)),
+    ),
+    pools=(),
+)
+SLOTS = (7, 3)
+RESULT = BurstResult(ErrorStatus.NONE, (OutputShape((2, 3)), OutputShape(())), Timing(1_000, 2_000))
+
+REQUEST_KINDS: list[Any] = [
+    packets.PacketInformation(10, 1, 1, 1),
+    packets.InputOperandInformation(False, DataLocation(0, 0, 4), 0),
+    packets.InputOperandDimensionValue(1),
+    packets.OutputOperandInformation(False, DataLocation(0, 0, 4), 0),
+    packets.OutputOperandDimensionValue(1),
+    packets.PoolIdentifier(0),
+    packets.MeasureTiming(True),
+]
+RESULT_KINDS: list[Any] = [
+    packets.ResultPacketInformation(5, 0, 1),
+    packets.ResultOperandInformation(True, 0),
+    packets.ResultOperandDimensionValue(1),
+    packets.ExecutionTiming(NO_TIMING),
+]
+
+
+def test_request_survives_the_wire() -> None:
+    got = decode_request(encode_request(REQUEST, SLOTS, measure=True))
+    assert got == (REQUEST.inputs, REQUEST.outputs, SLOTS, True)
+
+
+def test_result_survives_the_wire() -> None:
+    assert decode_result(encode_result(RESULT)) == RESULT
+    failed = failed_result(ErrorStatus.INVALID_ARGUMENT)
+    assert decode_result(encode_result(failed)) == failed
+
+
+def test_packet_size_counts_the_datums() -> None:
+    datums = serialize_request(REQUEST, SLOTS, measure=False)
+    # 2 + inputs + outputs + pools + extents
+    assert datums[0].packet_size == len(datums) == 2 + 3 + 2 + 2 + 3  # type: ignore[union-attr]
+
+
+def test_tags_are_the_specs() -> None:
+    tags = [datum[0] for datum in msgspec.msgpack.decode(encode_request(REQUEST, SLOTS, measure=True))]
+    assert tags == [0, 1, 2, 2, 1, 1, 3, 4, 3, 5, 5, 6]
+    assert [d[0] for d in msgspec.msgpack.decode(encode_result(RESULT))] == [0, 1, 2, 2, 1, 3]
+
+
+@pytest.mark.parametrize("is_request", [True, False], ids=["request", "result"])
+def test_every_removal_insertion_and_replacement_is_refused_or_says_the_same_kind(is_request: bool) -> None:
+    datums: list[Any] = list(
+        serialize_request(REQUEST, SLOTS, measure=True) if is_request else serialize_result(RESULT)
+    )
+    kinds = REQUEST_KINDS if is_request else RESULT_KINDS
+    deserialize: Any = deserialize_request if is_request else deserialize_result
+    refused = 0
+    for index in range(len(datums)):
+        mutations = [datums[:index] + datums[index + 1 :]]
+        mutations += [datums[:index] + [kind] + datums[index:] for kind in kinds]
+        mutations += [
+            datums[:index] + [kind] + datums[index + 1 :]
+            for kind in kinds
+            if type(kind) is not type(datums[index])
+        ]
+        for mutation in mutations:
+            with pytest.raises(MalformedPacket):
+                deserialize(mutation)
+            refused += 1
+    assert refused > 100 if is_request else refused > 40
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"\x00",
+        b"\x90",
+        b"\x91\x91\x09",
+        b"\xc1" * 100,
+        b"\xdd\xff\xff\xff\xff",
+        b"\x91" * 5000,
+        msgspec.msgpack.encode([[0, 2, 0, 0, 0]]),
+        msgspec.msgpack.encode([[0, 2, 2**40, 0, 0], [6, True]]),
+        msgspec.msgpack.encode([[0, 3, 0, 0, 1], [5, -1], [6, True]]),
+        msgspec.msgpack.encode([[0, 3, 1, 0, 0], [1, False, [0, -1, 4, 0], 0], [6, True]]),
+        msgspec.msgpack.encode([[0, 3, 1, 0, 0], [1, False, [0, 0, 4, 0], 2**31], [6, True]]),
+    ],
+)
+def test_bytes_that_are_no_request_are_refused(payload: bytes) -> None:
+    with pytest.raises(MalformedPacket):
+        decode_request(payload)
+
+
+def test_failed_result_with_shapes_or_timing_is_refused() -> None:
+    with_shapes = BurstResult(ErrorStatus.GENERAL_FAILURE, (OutputShape((1,)),), NO_TIMING)
+    with_timing = BurstResult(ErrorStatus.GENERAL_FAILURE, (), Timing(1, 2))
+    contradiction = BurstResult(ErrorStatus.NONE, (OutputShape((1,), False),), NO_TIMING)
+    unknown_status = serialize_result(failed_result(ErrorStatus.GENERAL_FAILURE))
+    unknown_status[0] = packets.ResultPacketInformation(2, 77, 0)
+    for result in (with_shapes, with_timing, contradiction):
+        with pytest.raises(MalformedPacket):
+            deserialize_result(serialize_result(result))
+    with pytest.raises(MalformedPacket):
+        deserialize_result(unknown_status)
