@@ -87,7 +87,8 @@ def mean_filter(source: Operand, target: Operand, count: int) -> MeanFilter:
         scale = float(np.float32(real * float(target.scale) / float(source.scale) / weight))
         # The coarser first rounding of the reference moves its steps by half a unit of the product.
         shifted = round(weight * 2.0**30 / multiplier) if multiplier else 0
-        for bias in (shifted, shifted - 1, shifted + 1, 0):
+        # Upwards for positive sums, downwards for negative ones.
+        for bias in (shifted, -shifted, shifted - 1, 1 - shifted, shifted + 1, -shifted - 1, 0):
             candidate = MeanFilter(weight, scale, bias, is_exact=True)
             if scale > 0 and is_equal(candidate):
                 return candidate
