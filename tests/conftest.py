@@ -91,10 +91,11 @@ def _shared_mappings() -> Iterator[str]:
 def _left_over(before: Belongings) -> list[str]:
     left = Belongings().more_than(before)
     if left:
-        gc.collect()
         end = time.monotonic() + SETTLE_S_MAX
+        gc.collect()
         while (left := Belongings().more_than(before)) and time.monotonic() < end:
             time.sleep(0.01)
+            gc.collect()
     return left
 
 

@@ -14,6 +14,7 @@ import fmq
 from aionn.burst.controller import BurstController
 from aionn.burst.packets import decode_result, encode_request
 from aionn.burst.server import BurstServer
+from aionn.burst.session import BurstState
 from aionn.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, ResourceExhausted
 from aionn.hal import DataLocation, ExecutionResult, Memory, OutputShape, Request, RequestArgument
 
@@ -120,11 +121,20 @@ async def test_illegal_identifiers_are_refused_before_anything_is_sent(
 
 
 async def test_second_execution_at_once_is_refused(ends: Ends, memory: Memory) -> None:
+    hold = threading.Event()
+
+    def wait(request: Request, measure: bool) -> ExecutionResult:
+        hold.wait(ANSWER_S_MAX)
+        return ExecutionResult()
+
+    ends.execute = wait
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ends.controller.execute_synchronously, doubling(memory), [0])
-        await anyio.lowlevel.checkpoint()
+        while ends.controller.state != BurstState.IN_FLIGHT:
+            await anyio.lowlevel.checkpoint()
         with pytest.raises(InvalidArgument, match="cannot send while in flight"):
             await ends.controller.execute_synchronously(doubling(memory), [0])
+        hold.set()
 
 
 async def test_request_larger_than_the_queue_is_refused_not_blocked(ends: Ends, memory: Memory) -> None:

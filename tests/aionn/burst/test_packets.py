@@ -89,9 +89,9 @@ def test_every_removal_insertion_and_replacement_is_refused_or_says_the_same_kin
     refused = 0
     for index in range(len(datums)):
         mutations = [datums[:index] + datums[index + 1 :]]
-        mutations += [datums[:index] + [kind] + datums[index:] for kind in kinds]
+        mutations += [[*datums[:index], kind, *datums[index:]] for kind in kinds]
         mutations += [
-            datums[:index] + [kind] + datums[index + 1 :]
+            [*datums[:index], kind, *datums[index + 1 :]]
             for kind in kinds
             if type(kind) is not type(datums[index])
         ]
