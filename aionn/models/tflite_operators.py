@@ -19,7 +19,7 @@ from aionn.models import tflite_shapes as shapes
 from aionn.models.tflite_graph import Convert, Inexpressible, SubgraphWriter
 from aionn.models.tflite_schema import TfliteOperator
 
-__all__ = ["CONVERSIONS", "Conversion", "operator_name"]
+__all__ = ["CONVERSIONS", "Conversion", "document", "operator_name"]
 
 CUSTOM = 32
 
@@ -377,3 +377,36 @@ def operator_name(operator: TfliteOperator) -> str:
         return f"CUSTOM {operator.custom_code!r}"
     conversion = CONVERSIONS.get(operator.code)
     return conversion.name if conversion is not None else f"code {operator.code}"
+
+
+def document() -> str:
+    """``docs/tflite-operators.md`` as text."""
+    known = sum(c.convert is not None for c in _TABLE)
+    rows = "\n".join(
+        f"| {c.code} | {c.name} | {'yes' if c.convert is not None else 'no'} | {c.how} |" for c in _TABLE
+    )
+    return f"{_HEAD.format(known=known, count=len(_TABLE))}\n{rows}\n"
+
+
+_HEAD = """# TensorFlow Lite operators
+
+`aionn.models.tflite.load_tflite` turns a `.tflite` file into a model of HAL operations. This table is made from the importer's own
+(`aionn.models.tflite_operators.document`), and a test keeps both equal. {known} of the {count} builtin operators can be expressed.
+
+How to read it:
+
+- Every operation that is written is checked against its contract, so types and ranks are those of the HAL operation that is named;
+  an operator that breaks a contract is refused with the contract's own message.
+- One error lists all operators of a file that cannot be expressed, with their counts.
+- Tensors: FLOAT32, FLOAT16, INT32, BOOL, UINT8 and INT8 have HAL types, INT8 constants with scales per channel as well. INT64
+  constants become INT32 where they fit. 8-bit integers without quantisation are numbers with scale 1. Shape [] becomes [1].
+- Shapes: open extents of the main inputs take the shape that the file calls its default; what follows from it is inferred.
+- Arithmetic on shapes (SHAPE, RANK, RANGE, and ADD, SUB, MUL, CAST, CONCATENATION, EXPAND_DIMS, GATHER, PACK, REDUCE_PROD, RESHAPE,
+  SQUEEZE, STRIDED_SLICE of known whole numbers) is done at import and leaves constants.
+- Fused activations NONE, RELU, RELU_N1_TO_1 and RELU6 stay fused; TANH becomes an operation of its own; SIGN_BIT is refused.
+- Integer results equal those of TensorFlow Lite's reference kernels in every bit, with two exceptions of at most one step:
+  FULLY_CONNECTED with scales per channel, where the reference rounds once and the HAL's convolution twice, and MEAN for a few
+  combinations of scale and zero point for which no filter rounds as the reference does.
+
+| code | operator | can be expressed | as, or why not |
+| --- | --- | --- | --- |"""

@@ -251,7 +251,7 @@ def concatenation(g: SubgraphWriter, op: TfliteOperator) -> None:
         elif activation:
             raw = g.like(target)
             g.emit(OperationType.CONCATENATION, [*inputs, g.int32(axis)], [raw])
-            g.emit(_ACTIVATIONS[activation], [raw], [target])
+            g.emit(_ACTIVATIONS[ActivationFunctionType(activation)], [raw], [target])
         else:
             g.emit(OperationType.CONCATENATION, [*inputs, g.int32(axis)], [target])
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aionn.models.tflite_operators import CONVERSIONS
+from aionn.models.tflite_operators import CONVERSIONS, document
 from aionn.models.tflite_schema import FIELDS, OPTIONS, ActivationFunctionType, TensorType
 
 _READ = re.compile(
@@ -74,3 +74,11 @@ def test_enumerations_are_the_schemas(ours: type[enum.IntEnum], generated):
 
 def test_every_operator_of_the_schema_stands_in_the_table(generated):
     assert {c.name: code for code, c in CONVERSIONS.items()} == _members(generated.BuiltinOperator)
+
+
+def test_the_documented_table_is_the_importers(repository):
+    assert (repository / "docs" / "tflite-operators.md").read_text() == document()
+
+
+def test_codes_are_complete_and_in_order():
+    assert list(CONVERSIONS) == list(range(210))
