@@ -171,12 +171,20 @@ def _check_all_used(check: Check, arguments: WindowArguments) -> None:
 
 
 def _check_depths(check: Check, arguments: WindowArguments, groups: int) -> None:
-    layout = np.zeros((), dtype=bool) if arguments.is_nchw is None else check.constant(arguments.is_nchw)
-    data, weights = check.inputs[0].dimensions, check.inputs[1].dimensions
-    if layout is None or len(data) != 4 or len(weights) != 4 or not weights[3]:
+    weights = check.inputs[1].dimensions
+    axis = _depth_axis(check, arguments)
+    if axis is None or len(weights) != 4 or not weights[3]:
         return
-    check.extent("input 0", check.inputs[0], 1 if bool(layout.reshape(())) else 3, weights[3] * groups)
+    check.extent("input 0", check.inputs[0], axis, weights[3] * groups)
     check.require(weights[0] % groups == 0, "input 1", f"a multiple of {groups} on axis 0", list(weights))
+
+
+def _depth_axis(check: Check, arguments: WindowArguments) -> int | None:
+    """The axis of the image's depth where the model fixes the layout."""
+    if arguments.is_nchw is None:
+        return 3
+    layout = check.constant(arguments.is_nchw)
+    return None if layout is None else (1 if bool(layout.reshape(())) else 3)
 
 
 def _plan_conv_2d(call: Call) -> _Plan:
@@ -204,7 +212,7 @@ def _plan_dense(call: Call, arguments: WindowArguments, *, groups: int) -> _Plan
         )
     check_bias(call, channels)
     down, across = window_axes(call, arguments, height, width, window_height, window_width)
-    values, totals = weight_values(data, weights, (1, 2, 3))
+    values, totals = _weight_values(call, (1, 2, 3))
     repeats = row_repeats(across.count, channels)
     matrices = values.reshape(groups, channels // groups, -1).transpose(0, 2, 1)
     return _Plan(
@@ -218,6 +226,16 @@ def _plan_dense(call: Call, arguments: WindowArguments, *, groups: int) -> _Plan
         finisher(call, arguments.activation, totals, repeats=repeats),
         repeats,
         groups,
+    )
+
+
+def _weight_values(
+    call: Call, reduced: tuple[int, ...], *, spans_zero_point: bool = False
+) -> tuple[Array, Array]:
+    """The filter as floats; kept by itself, because a plan for extents that the model leaves open is not."""
+    data, weights = call.tensor(0), call.tensor(1)
+    return call.kept(
+        "weights", (1,), lambda: weight_values(data, weights, reduced, spans_zero_point=spans_zero_point)
     )
 
 
@@ -290,6 +308,9 @@ def _validate_depthwise_conv_2d(check: Check) -> None:
     if multiplier is not None:
         value = int(multiplier.reshape(()))
         check.require(value >= 1, f"input {arguments.extra[0]}", "a depth multiplier of at least 1", value)
+        axis, data = _depth_axis(check, arguments), check.inputs[0].dimensions
+        if axis is not None and data and data[axis]:
+            check.extent("input 1", check.inputs[1], 3, data[axis] * value)
 
 
 def _plan_depthwise(call: Call) -> _Plan:
@@ -308,7 +329,7 @@ def _plan_depthwise(call: Call) -> _Plan:
         )
     check_bias(call, channels)
     down, across = window_axes(call, arguments, height, width, window_height, window_width)
-    values, totals = weight_values(data, weights, (0, 1, 2))
+    values, totals = _weight_values(call, (0, 1, 2))
     repeats = row_repeats(across.count, channels)
     return _Plan(
         data.shape,
@@ -407,7 +428,7 @@ def _plan_transpose(call: Call) -> _Plan:
     down, across = transposed_axes(
         call, arguments, (height, width), (output_height, output_width), (window_height, window_width)
     )
-    values, totals = weight_values(data, weights, (1, 2, 3), spans_zero_point=True)
+    values, totals = _weight_values(call, (1, 2, 3), spans_zero_point=True)
     repeats = row_repeats(across.count, channels)
     return _Plan(
         data.shape,

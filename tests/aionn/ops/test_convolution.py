@@ -478,6 +478,21 @@ def test_depthwise_filter_belongs_to_one_image() -> None:
 
 
 @pytest.mark.parametrize(
+    ("multiplier", "message"), [(0, "a depth multiplier of at least 1, got 0"), (3, "extent 9 on axis 3")]
+)
+def test_depthwise_filter_has_depth_times_multiplier(multiplier: int, message: str) -> None:
+    inputs = [
+        F32_INPUTS[0],
+        Operand(T.TENSOR_FLOAT32, (1, 3, 3, 6)),
+        Operand(T.TENSOR_FLOAT32, (6,)),
+        *[SCALAR] * 5,
+    ]
+    assert level(O.DEPTHWISE_CONV_2D, inputs, Operand(T.TENSOR_FLOAT32), {6: 2}) == 1
+    with pytest.raises(InvalidModel, match=message):
+        level(O.DEPTHWISE_CONV_2D, inputs, Operand(T.TENSOR_FLOAT32), {6: multiplier})
+
+
+@pytest.mark.parametrize(
     ("operation", "shapes", "extra", "message"),
     [
         (O.CONV_2D, ((1, 4, 4, 3), (2, 2, 2, 4), (2,)), (), "input 1: expected 3 on axis 3"),
