@@ -51,7 +51,6 @@ from fences.state import (
     Outcome,
     decode,
     encode,
-    outcome_of,
     process_name,
     state_of,
 )
@@ -60,7 +59,11 @@ NAME_PREFIX = b"\0fences/1/"
 """Start of the abstract name of every importing end; the number is the version of this form."""
 
 _SEQPACKET = socket.SOCK_SEQPACKET
-_PEEK = socket.MSG_PEEK | socket.MSG_DONTWAIT
+_PEEK = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
+_SEND = int(socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+_SHORT_BYTES = 64
+"""Longer than any record of a signalled fence."""
+
 _lock = threading.RLock()  # Reentrant: `Port.__del__` may run in the middle of anything, here too.
 _exporting: weakref.WeakSet[Port] = weakref.WeakSet()
 
@@ -73,11 +76,12 @@ class Port:
         handed_out: The number was given to the caller by ``fileno``, so only ``close`` may end it.
     """
 
-    __slots__ = ("__weakref__", "_closing", "_holder_count", "_importing", "_sending", "handed_out", "name")
+    __slots__ = ("__weakref__", "_closing", "_holder_count", "_importing", "_sending", "_unsent", "handed_out", "name")
 
     def __init__(self, importing: socket.socket, sending: socket.socket | None, name: bytes) -> None:
         self._importing: socket.socket | None = importing
         self._sending = sending
+        self._unsent = True
         self._holder_count = 0
         self._closing = False
         self.handed_out = False
@@ -100,21 +104,28 @@ class Port:
         return self._importing.fileno()
 
     def publish(self, outcome: Outcome) -> None:
-        """Send the record and close the exporting end. The first call counts; later ones do nothing.
+        """Send the record. The first call counts; later ones do nothing. ``retire`` does the rest.
 
         Never raises: an outcome that could not be sent (no memory) reads as a failure over there, which is the safe side.
         """
+        try:
+            del self._unsent  # The claim: of two threads one succeeds.
+        except AttributeError:
+            return
+        sending = self._sending
+        if sending is not None:
+            try:
+                sending.send(encode(state_of(outcome)), _SEND)
+            except OSError:
+                pass
+
+    def retire(self) -> None:
+        """Close the exporting end of a finished fence. Apart from ``publish`` so that it keeps no importer waiting."""
         with _lock:
             sending, self._sending = self._sending, None
-        if sending is None:
-            return
-        try:
-            sending.send(encode(state_of(outcome)), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
-        except OSError:
-            pass
-        finally:
+        if sending is not None:
             sending.close()
-            _exporting.discard(self)  # After the packet: importers are waiting for that.
+            _exporting.discard(self)
 
     def peek(self, clock: Callable[[], int]) -> Outcome | None:
         """What the descriptor says now, leaving it there for others; None while pending. Does not wait.
@@ -126,7 +137,9 @@ class Port:
         if importing is None:
             return None
         try:
-            record = importing.recv(RECORD_BYTES_MAX + 1, _PEEK)
+            record = importing.recv(_SHORT_BYTES, _PEEK)
+            if len(record) == _SHORT_BYTES:  # There may be more of it.
+                record = importing.recv(RECORD_BYTES_MAX + 1, _PEEK)
         except (BlockingIOError, InterruptedError):
             return None
         except OSError as error:  # The number was closed behind our back, or the socket was reset.
@@ -134,7 +147,7 @@ class Port:
         if not record:
             return Failure(self.origin(), "ended without finishing its fence: it died or dropped it", clock())
         try:
-            outcome = outcome_of(decode(record))
+            outcome = decode(record)
         except NotAFenceError as error:
             return Failure(self.origin(), error, clock())
         if outcome is None:  # It can never be taken back, so a reader that took it for pending would be woken for ever.
@@ -206,6 +219,7 @@ class Port:
         if self._sending is not None:
             message = "dropped while pending, without being signalled, failed or closed"
             self.publish(Failure(process_name(), message, 0))
+            self.retire()
         dropped, self._holder_count = not self._closing, 0
         self.close()
         if dropped:  # Last: the warning may be set to raise.

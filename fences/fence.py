@@ -244,6 +244,8 @@ class SyncFence:
 
     def __await__(self) -> Generator[Any, None, None]:
         outcome = self._outcome
+        if type(outcome) is int:
+            return _FINISHED
         if outcome is None:
             if self._port is None or not self._poll_descriptor():
                 return self._wait()
@@ -349,7 +351,7 @@ class SyncFence:
                     port.close()
                 raise
             if self._outcome is not None:
-                self._drop_port(port)
+                self._retire(port)
             return number
 
     def export(self) -> tuple[FenceState, int | None]:
@@ -398,28 +400,30 @@ class SyncFence:
             if self._outcome is not None:
                 return False
             self._outcome = outcome
-        if self._port is not None:
-            self._publish(outcome)
+        port = self._port
+        if port is None:
+            self._run_waiters()
+            return True
+        port.publish(outcome)  # First: the way into another process is longer than ours.
+        self._run_waiters()
+        self._retire(port)
+        return True
+
+    def _run_waiters(self) -> None:
         try:
             if self._next is None and not self._more:
-                return True
+                return
         except AttributeError:  # Somebody is just taking the sole waiter back.
             pass
         _run(None, self)
-        return True
 
-    def _publish(self, outcome: Outcome) -> None:
-        """Send the outcome to those who hold the descriptor; end our own unless the caller was given its number."""
-        port = self._port
-        if port is not None:
-            port.publish(outcome)
-            with _lock:
-                self._drop_port(port)
-
-    def _drop_port(self, port: Port) -> None:
-        if not port.handed_out and self._port is port:
-            self._port = None
-            port.close()
+    def _retire(self, port: Port) -> None:
+        """The outcome was sent: give up our end, and the other one too unless the caller was given its number."""
+        port.retire()
+        with _lock:
+            if not port.handed_out and self._port is port:
+                self._port = None
+                port.close()
 
     def _wait(self) -> Generator[Any, None, None]:
         yield from wait_in_loop(self, self._foreign_port())
@@ -505,6 +509,7 @@ class SyncFence:
             self._port = port = create_port()
         if self._outcome is not None:  # Looked at after the port is visible to whoever finishes the fence.
             port.publish(self._outcome)
+            port.retire()
         return port
 
 
@@ -616,8 +621,10 @@ def _drain(queue: deque[tuple[Waiter | None, SyncFence]]) -> None:
                         if not isinstance(error, Exception):
                             interrupt = error
                 waiter._outcome = outcome
-                if waiter._port is not None:
-                    waiter._publish(outcome)  # type: ignore[arg-type]
+                port = waiter._port
+                if port is not None:
+                    port.publish(outcome)  # type: ignore[arg-type]
+                    waiter._retire(port)
                 fence = waiter
                 if queue:  # Others came first.
                     queue.append((None, fence))

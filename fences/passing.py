@@ -90,7 +90,12 @@ def recv_fence(sock: socket.socket, name: str | None = None) -> SyncFence:
             raise NotAFenceError(f"fence message: expected a record of {size_bytes} bytes, got {len(record)}")
         if len(numbers) > 1:
             raise NotAFenceError(f"fence message: expected at most one descriptor, got {len(numbers)}")
-        return SyncFence.from_state(decode(record), numbers[0] if numbers else None, name)
+        outcome = decode(record)
+        if outcome is not None:
+            return SyncFence.finished(outcome, name)
+        if not numbers:
+            raise NotAFenceError("fence message: pending, but no descriptor came with it")
+        return SyncFence.from_fd(numbers[0], name)
     finally:
         for number in numbers:
             os.close(number)

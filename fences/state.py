@@ -215,8 +215,8 @@ def encode(state: FenceState) -> bytes:
     return record
 
 
-def decode(record: bytes) -> FenceState:
-    """The record in some bytes from elsewhere.
+def decode(record: bytes) -> Outcome | None:
+    """The outcome that a record in some bytes from elsewhere describes; None is pending.
 
     Raises:
         NotAFenceError: the bytes are no record.
@@ -227,8 +227,7 @@ def decode(record: bytes) -> FenceState:
         state = _decode(record)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise NotAFenceError(f"fence record: {error}") from error
-    outcome_of(state)
-    return state
+    return outcome_of(state)
 
 
 def process_name() -> str:
