@@ -1,0 +1,107 @@
+"""Records from TOML files, with every mistake told by line and field.
+
+Owns the way from a file's text to a frozen record, and the search for the line that an error belongs to. Knows no record: devices and
+workloads are described in their own modules.
+
+Source: TOML 1.0 as read by the standard library; field rules by msgspec and by each record's own checks.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from aionn.errors import InvalidArgument
+
+__all__ = ["convert_described", "read_described"]
+
+_T = TypeVar("_T")
+
+
+def read_described(path: str | os.PathLike[str], kind: type[_T]) -> _T:
+    """Reads a TOML file into a record.
+
+    Raises:
+        InvalidArgument: The file cannot be read or has a mistake; the message names its line and field.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise InvalidArgument(f"{os.fspath(path)}: cannot be read: {e}") from e
+    return convert_described(text, kind, where=os.fspath(path))
+
+
+def convert_described(text: str, kind: type[_T], *, where: str) -> _T:
+    """Turns TOML text into a record. ``where`` names the text in errors.
+
+    Raises:
+        InvalidArgument: As for ``read_described``.
+    """
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as e:
+        raise InvalidArgument(f"{where}: no TOML: {e}") from e
+    try:
+        return msgspec.convert(table, kind)
+    except msgspec.ValidationError as e:
+        raise InvalidArgument(_located(str(e), text, table, where)) from e
+
+
+_PATH = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>[^`]*)`)?$", re.DOTALL)
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
+_NAMED = re.compile(
+    r"^(?P<field>[a-z_][a-z_0-9.]*): |unknown field `(?P<unknown>[^`]+)`|required field `(?P<required>[^`]+)`"
+)
+
+
+def _located(message: str, text: str, table: Mapping[str, Any], where: str) -> str:
+    match = _PATH.match(message)
+    assert match is not None, "the pattern matches every text"
+    what = match["what"]
+    steps: list[str | int] = []
+    for key, index in _STEP.findall(match["path"] or ""):
+        steps.append(key if key else 0 if index == "..." else int(index))
+    named = _NAMED.search(what)
+    if named is not None and (field := named["field"] or named["unknown"]) is not None:
+        steps += field.split(".")
+        what = what.removeprefix(f"{named['field']}: ")
+    line = _line_of(text, steps)
+    shown = "".join(f"[{s}]" if isinstance(s, int) else f".{s}" for s in steps).lstrip(".")
+    return f"{where}, line {line}, {shown or 'file'}: {what}"
+
+
+def _line_of(text: str, steps: Sequence[str | int]) -> int:
+    """The line of the deepest part of a path that the text names; 1 if it names none."""
+    best, best_depth = 1, 0
+    prefix: list[str | int] = []
+    counts: dict[tuple[str | int, ...], int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        stripped = line.strip()
+        if stripped.startswith("["):
+            is_array = stripped.startswith("[[")
+            name = stripped.strip("[] ").split("]")[0]
+            keys: list[str | int] = []
+            for key in name.split("."):
+                keys.append(key.strip().strip("\"'"))
+                if (*keys,) in counts:
+                    keys.append(counts[(*keys,)])
+            if is_array:
+                plain = (*(keys[:-1] if isinstance(keys[-1], int) else keys),)
+                counts[plain] = counts.get(plain, -1) + 1
+                keys = [*plain, counts[plain]]
+            prefix = keys
+            found = prefix
+        elif "=" in stripped and not stripped.startswith("#"):
+            found = [*prefix, *(k.strip().strip("\"'") for k in stripped.split("=")[0].split("."))]
+        else:
+            continue
+        depth = len(found)
+        if depth > best_depth and list(steps[:depth]) == found:
+            best, best_depth = number, depth
+    return best
