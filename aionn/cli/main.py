@@ -26,6 +26,7 @@ app = cyclopts.App(
     help_epilogue=f"With {TRACEBACK_VARIABLE}=1 in the environment an error shows its traceback.",
     version="0.1.0",
     result_action="return_value",
+    suppress_keyboard_interrupt=False,
 )
 app.command("aionn.cli.demo:demo", name="demo")
 app.command("aionn.cli.stream:stream", name="stream")

@@ -1,0 +1,177 @@
+"""The command line: JSON for programs, one sentence and an exit code for mistakes, no traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+RUN_S_MAX = 60
+
+
+def aionn(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "aionn", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=RUN_S_MAX,
+        env={**os.environ, "COLUMNS": "80", **environment},
+        check=False,
+    )
+
+
+def answer(*arguments: str | Path) -> Any:
+    finished = aionn(*arguments, "--json")
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stderr == ""
+    (line,) = finished.stdout.splitlines()
+    return json.loads(line)
+
+
+@pytest.fixture
+def digits(example_data: Path) -> Path:
+    return example_data / "digits_float.tflite"
+
+
+def test_devices_lists_the_reference_device_last() -> None:
+    report = answer("devices")
+    last = report["devices"][-1]
+    assert (last["name"], last["type"], last["status"]) == ("reference", "cpu", "available")
+
+
+def test_inspect_counts_operations_and_asks_devices(example_data: Path) -> None:
+    report = answer("inspect", example_data / "shapes_int8.tflite")
+    assert report["operations"]["DEPTHWISE_CONV_2D"] == 5
+    assert report["feature_level"] == 4
+    assert report["devices"]["reference"] == {"supported": 16, "of": 16}
+
+
+def test_run_is_reproducible_by_seed(digits: Path) -> None:
+    first, again, other = (answer("run", digits, "--seed", s)["outputs"] for s in ("1", "1", "2"))
+    assert first == again != other
+
+
+def test_run_reads_and_writes_arrays(digits: Path, tmp_path: Path) -> None:
+    given = np.full((1, 49, 40, 1), np.log(1e-6), np.float32)
+    np.save(tmp_path / "in.npy", given)
+    report = answer(
+        "run", digits, "--input", tmp_path / "in.npy", "--output", tmp_path / "out.npz", "--count", "3"
+    )
+    assert report["executions"] == 3
+    with np.load(tmp_path / "out.npz") as written:
+        assert written["output0"].shape == (1, 11)
+        assert int(written["output0"].argmax()) == report["outputs"][0]["largest"][0]["index"] == 0
+
+
+def test_stream_counts_every_item(example_data: Path, tmp_path: Path, digits: Path) -> None:
+    import wave
+
+    with (
+        wave.open(str(example_data / "digits.wav")) as whole,
+        wave.open(str(tmp_path / "short.wav"), "wb") as short,
+    ):
+        short.setparams(whole.getparams())
+        short.writeframes(whole.readframes(2 * whole.getframerate()))
+    report = answer(
+        "stream", digits, "--audio", tmp_path / "short.wav", "--keep", "all", "--deadline-ms", "5000"
+    )
+    assert report["items"] == report["on_time"] + report["late"] + report["dropped"] == 11
+    assert report["recognised"] and report["latency_ms"]["p50"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("run", "missing.tflite"), "missing.tflite: cannot be read: No such file"),
+        (("inspect", "missing.tflite"), "missing.tflite: cannot be read: No such file"),
+        (("run", "{data}/shapes.json"), "TFL3"),
+        (("run", "{data}/digits_float.tflite", "--device", "npu"), "expected one of"),
+        (
+            ("run", "{data}/digits_float.tflite", "--deadline-ms", "-1"),
+            "--deadline-ms: expected at least 0, got -1",
+        ),
+        (("run", "{data}/digits_float.tflite", "--count", "0"), "--count: expected from 1"),
+        (("run", "{data}/digits_float.tflite", "--priority", "urgent"), "expected one of low, medium, high"),
+        (("run", "{data}/digits_float.tflite", "--input", "{data}/digits.wav"), "expected an .npy file"),
+        (
+            ("run", "{data}/digits_float.tflite", "--input", "{tmp}/wrong.npy"),
+            "expected shape [1, 49, 40, 1]",
+        ),
+        (
+            ("run", "{data}/digits_float.tflite", "--input", "{tmp}/double.npy"),
+            "expected element type float32",
+        ),
+        (
+            ("run", "{data}/digits_float.tflite", "--output", "{tmp}/no/such/folder.npz"),
+            "No such file or directory",
+        ),
+        (("stream", "{data}/digits_float.tflite"), "expected either --video FILE or --audio FILE"),
+        (("stream", "{data}/shapes_int8.tflite", "--video", "{tmp}/none.mp4"), "none.mp4"),
+        (("stream", "{data}/shapes_int8.tflite", "--video", "{data}/shapes.json"), "shapes.json"),
+        (("stream", "{data}/digits_float.tflite", "--audio", "{tmp}/none.wav"), "none.wav"),
+        (("demo", "--data", "{tmp}"), "shapes.json"),
+    ],
+)
+def test_mistake_is_told_in_one_sentence(
+    example_data: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    np.save(tmp_path / "wrong.npy", np.zeros((3, 3), np.float32))
+    np.save(tmp_path / "double.npy", np.zeros((1, 49, 40, 1)))
+    finished = aionn(*(a.format(data=example_data, tmp=tmp_path) for a in arguments))
+    assert finished.returncode == 2
+    assert finished.stdout == ""
+    (line,) = finished.stderr.splitlines()
+    assert line.startswith("aionn: ") and message in line
+    assert "Traceback" not in finished.stderr
+
+
+def test_traceback_is_shown_when_asked_for() -> None:
+    finished = aionn("run", "missing.tflite", AIONN_TRACEBACK="1")
+    assert finished.returncode != 0
+    assert "Traceback" in finished.stderr
+
+
+def test_help_names_every_command() -> None:
+    finished = aionn("--help")
+    assert finished.returncode == 0
+    for command in ("demo", "stream", "run", "devices", "inspect", "conformance"):
+        assert command in finished.stdout
+
+
+def test_interrupted_command_ends_its_driver_process(example_data: Path) -> None:
+    import select
+    import signal
+    import time
+
+    process = subprocess.Popen(
+        [sys.executable, "-m", "aionn", "stream", str(example_data / "digits_float.tflite")]
+        + ["--audio", str(example_data / "digits.wav")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    drivers: list[int] = []
+    end_s = time.monotonic() + RUN_S_MAX
+    while not drivers and time.monotonic() < end_s and process.poll() is None:
+        # The worker thread that started it may be the parent on paper: look at every task.
+        for task in Path(f"/proc/{process.pid}/task").iterdir():
+            drivers += [int(p) for p in (task / "children").read_text().split()]
+        time.sleep(0.01)
+    assert drivers, children
+    driver = os.pidfd_open(drivers[0])
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=RUN_S_MAX)
+    try:
+        assert process.returncode == 130, errors
+        assert errors.strip() == "aionn: interrupted"
+        assert select.select([driver], [], [], 1.0)[0], "the driver process outlived the command"
+    finally:
+        os.close(driver)
