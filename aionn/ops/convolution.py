@@ -19,12 +19,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from aionn.hal import OperandType, OperationType, operand_dtype
+from aionn.ops.axes import bounded_shape
 from aionn.ops.geometry import (
     BLOCK_ELEMENTS,
     Axis,
     WindowArguments,
     blocks,
     check_window,
+    check_working_bytes,
     image_shape,
     laid_out,
     pad_image,
@@ -76,7 +78,7 @@ def _plan(call: Call, make: Callable[[Call], _Plan]) -> _Plan:
 def _shapes(make: Callable[[Call], _Plan]) -> Callable[[Call], Sequence[Shape]]:
     def shapes(call: Call) -> Sequence[Shape]:
         plan = _plan(call, make)
-        return [laid_out(plan.output_shape, plan.is_nchw)]
+        return [bounded_shape(call, "padding and strides", laid_out(plan.output_shape, plan.is_nchw))]
 
     return shapes
 
@@ -453,6 +455,7 @@ def _convolve_transposed(image: Array, out: Array, plan: _Plan) -> None:
         max((columns - 1) * across.stride + across.window, across.before + width),
         channels,
     )
+    check_working_bytes("output before cropping", full, weights.dtype, out.size)
     sums = np.empty(full, dtype=weights.dtype)
     for number in range(batch):
         sums[:] = 0

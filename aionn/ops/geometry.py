@@ -12,13 +12,14 @@ Source: ``calculateExplicitPadding`` and ``computeOutSize`` of the NN HAL's CPU 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from aionn.errors import InvalidArgument
+from aionn.errors import InvalidArgument, ResourceExhausted
 from aionn.hal import FusedActivation, OperandType, Padding
 from aionn.ops.signature import Array, Call, Check, Shape
 
@@ -29,6 +30,7 @@ __all__ = [
     "blocks",
     "check_activation",
     "check_window",
+    "check_working_bytes",
     "image_shape",
     "laid_out",
     "pad_image",
@@ -40,6 +42,12 @@ __all__ = [
 
 BLOCK_ELEMENTS = 1 << 16
 """Elements of a block's largest temporary: with 8 bytes each they fit into a second-level cache."""
+
+WORKING_BYTES_MAX = 1 << 28
+"""What a kernel may always use for a padded image, however small the image is: huge dilations and strides ask for more."""
+
+WORKING_RATIO_MAX = 8
+"""How many times the bytes of its image or output a kernel may use beyond ``WORKING_BYTES_MAX``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,8 +335,12 @@ def pad_image(
 
     Returns:
         [batch, padded height, columns, depth], contiguous; the image itself where nothing is to be done.
+
+    Raises:
+        ResourceExhausted: The padding is out of proportion.
     """
     batch, height, _, depth = image.shape
+    check_working_bytes("padded image", (batch, down.padded, across.padded, depth), dtype, image.size)
     if (
         phases == 1
         and image.dtype == dtype
@@ -347,6 +359,20 @@ def pad_image(
     padded[:, down.before : bottom, right:] = fill
     padded[:, down.before : bottom, first:right] = source
     return padded
+
+
+def check_working_bytes(what: str, shape: Shape, dtype: npt.DTypeLike, served: int) -> None:
+    """Refuses temporaries out of proportion to the ``served`` elements of the image or output that they are for.
+
+    Raises:
+        ResourceExhausted: They are too large; persistent.
+    """
+    element_bytes = np.dtype(dtype).itemsize
+    limit = max(WORKING_BYTES_MAX, WORKING_RATIO_MAX * served * element_bytes)
+    if math.prod(shape) * element_bytes > limit:
+        raise ResourceExhausted(
+            f"{what}: expected at most {limit} bytes, got shape {list(shape)}", transient=False
+        )
 
 
 def blocks(batch: int, rows: int, row_elements: int) -> Iterator[tuple[slice, slice]]:

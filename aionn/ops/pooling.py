@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from aionn.hal import OperandType, OperationType, operand_dtype
+from aionn.ops.axes import bounded_shape
 from aionn.ops.fixed_point import activation_range, float_activation
 from aionn.ops.geometry import (
     Axis,
@@ -24,7 +25,6 @@ from aionn.ops.geometry import (
     check_window,
     image_shape,
     laid_out,
-    pad_image,
     window_arguments,
     window_axes,
 )
@@ -76,7 +76,7 @@ def _axes(call: Call) -> tuple[bool, tuple[int, int, int, int], Axis, Axis]:
 
 def _shapes(call: Call) -> Sequence[Shape]:
     is_nchw, shape, _, _ = _axes(call)
-    return [laid_out(shape, is_nchw)]
+    return [bounded_shape(call, "padding and strides", laid_out(shape, is_nchw))]
 
 
 def _pool(
@@ -95,26 +95,31 @@ def _pool(
     image = call.array(0)
     if is_nchw:
         image = image.transpose(0, 2, 3, 1)
-    dtype = np.dtype(working) if working is not None else image.dtype
-    padded = pad_image(image, down, across, fill, dtype)
+    image = image.astype(working, copy=False) if working is not None else image
     if squares:
-        padded = np.square(padded)
-    values = _slide(_slide(padded, 1, down, reduce), 2, across, reduce)
+        image = np.square(image)
+    values = _slide(_slide(image, 1, down, reduce, fill), 2, across, reduce, fill)
     return _Pooled(values, (down.valid_taps()[:, None] * across.valid_taps())[:, :, None], is_nchw)
 
 
-def _slide(image: Array, position: int, axis: Axis, reduce: np.ufunc) -> Array:
+def _slide(image: Array, position: int, axis: Axis, reduce: np.ufunc, fill: float) -> Array:
+    """Reduces the windows along one axis: output by output or tap by tap, whichever are fewer."""
     lead: tuple[slice, ...] = (slice(None),) * position
-    if axis.count == 1:
-        values: Array = reduce.reduce(image[(*lead, slice(0, axis.window))], axis=position, keepdims=True)
-        return values
+    if axis.count <= axis.window:
+        starts = [output * axis.stride - axis.before for output in range(axis.count)]
+        parts = [image[(*lead, slice(max(start, 0), start + axis.window))] for start in starts]
+        return np.concatenate(
+            [reduce.reduce(part, axis=position, keepdims=True) for part in parts], axis=position
+        )
+    if axis.before or axis.after:
+        shape = (*image.shape[:position], axis.padded, *image.shape[position + 1 :])
+        padded = np.full(shape, fill, dtype=image.dtype)
+        padded[(*lead, slice(axis.before, axis.before + axis.extent))] = image
+        image = padded
     length = (axis.count - 1) * axis.stride + 1
-    taps = [image[(*lead, slice(tap, tap + length, axis.stride))] for tap in range(axis.window)]
-    if len(taps) == 1:
-        return taps[0]
-    values = reduce(taps[0], taps[1])
-    for tap in taps[2:]:
-        reduce(values, tap, out=values)
+    values: Array = image[(*lead, slice(0, length, axis.stride))].copy()
+    for tap in range(1, axis.window):
+        reduce(values, image[(*lead, slice(tap, tap + length, axis.stride))], out=values)
     return values
 
 

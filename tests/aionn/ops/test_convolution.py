@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from aionn.errors import InvalidArgument, InvalidModel
+from aionn.errors import InvalidArgument, InvalidModel, ResourceExhausted
 from aionn.hal import ChannelQuant, Operand, OperandType, OperationType
 from aionn.ops import CONTRACTS, Check, convolution, geometry
 from aionn.ops.fixed_point import multiply_by_quantized_multiplier, quantize_multiplier
@@ -523,4 +523,26 @@ def test_operands_that_do_not_fit_are_refused_at_run_time(
     with pytest.raises(InvalidArgument, match=message):
         bench.run(
             operation, [*pairs, *explicit((0, 0, 0, 0), (1, 1), extra, 0, False)], Operand(T.TENSOR_FLOAT32)
+        )
+
+
+def test_padding_out_of_proportion_is_refused_before_it_is_allocated(bench: Any) -> None:
+    case = Case(T.TENSOR_FLOAT32, 13)
+    inputs = [case.data((1, 3, 3, 1)), case.filter((1, 2, 2, 1), 0), case.bias(1)]
+    dilation, stride = (2**30, 2**30), (2**30, 2**30)
+    arguments = explicit((2**30, 2**30, 2**30, 2**30), stride, (), 0, False, dilation)
+    with pytest.raises(ResourceExhausted, match="padded image: expected at most"):
+        bench.run(O.CONV_2D, [*inputs, *arguments], case.output)
+    crop = explicit((2**30 - 2, 0, 2**30 - 2, 0), (2**30, 2**30), (), 0, False)
+    inputs[0] = case.data((1, 2, 2, 1))
+    with pytest.raises(ResourceExhausted, match="output before cropping: expected at most"):
+        bench.run(O.TRANSPOSE_CONV_2D, [*inputs, *crop], case.output)
+
+
+def test_outputs_beyond_32_bits_of_bytes_are_refused(bench: Any) -> None:
+    case = Case(T.TENSOR_FLOAT32, 14)
+    inputs = [case.data((1, 2, 2, 1)), case.filter((1, 2, 2, 1), 0), case.bias(1)]
+    with pytest.raises(InvalidArgument, match="at most 4294967295 bytes"):
+        bench.run(
+            O.TRANSPOSE_CONV_2D, [*inputs, *explicit((0, 0, 0, 0), (2**30, 2**30), (), 0, False)], case.output
         )

@@ -167,3 +167,20 @@ def test_padding_as_wide_as_the_window_is_refused(bench: Any) -> None:
     image = np.ones((1, 4, 4, 1), np.float32)
     with pytest.raises(InvalidArgument, match="less than the window's width of 2"):
         bench.run(O.MAX_POOL_2D, [(F32, image), *arguments((2, 0, 0, 0), (1, 1), (2, 2), 0)], F32)
+
+
+@pytest.mark.parametrize("operation", [O.MAX_POOL_2D, O.AVERAGE_POOL_2D])
+def test_windows_far_larger_than_the_image_cost_nothing(bench: Any, operation: OperationType) -> None:
+    image = np.array([[[[1.0], [5.0]]]], np.float32)
+    huge = 2**30
+    padding, stride = (huge - 1, huge - 1, huge - 1, huge - 1), (huge, huge)
+    got = bench.run(operation, [(F32, image), *arguments(padding, stride, (huge, huge), 0)], F32)
+    assert got.tolist() == [[[[1.0], [5.0]]]]
+
+
+def test_outputs_beyond_32_bits_of_bytes_are_refused(bench: Any) -> None:
+    image, huge = np.ones((1, 1, 1, 1), np.float32), 2**30
+    with pytest.raises(InvalidArgument, match="at most 4294967295 bytes"):
+        bench.run(
+            O.MAX_POOL_2D, [(F32, image), *arguments((huge - 1, huge - 1, 0, 0), (1, 1), (huge, 1), 0)], F32
+        )
