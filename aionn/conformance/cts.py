@@ -47,6 +47,8 @@ __all__ = [
     "load_tests",
     "main_inputs",
     "operation_types",
+    "output_place",
+    "signed_counterpart",
     "test_files",
 ]
 
@@ -148,6 +150,44 @@ def operation_types(test: CtsTest) -> set[str]:
             if not (operation.type == "ADD" and any(n and n.startswith("placeholder") for n in names)):
                 types.add(operation.type)
     return types
+
+
+NOT_COUPLED = {"HASHTABLE_LOOKUP", "LSH_PROJECTION", "PAD_V2", "CAST", "QUANTIZED_16BIT_LSTM"}
+"""Operations whose unsigned 8-bit form has no signed one of the same meaning."""
+
+
+def signed_counterpart(test: CtsTest) -> CtsTest | None:
+    """The test with unsigned 8-bit tensors turned into signed ones, values and zero points less by 128.
+
+    Returns:
+        None for a model of several operations or with subgraphs, without such tensors, or of an operation in ``NOT_COUPLED``.
+    """
+    main = test.main
+    if test.referenced or len(main.operations) != 1 or main.operations[0].type in NOT_COUPLED:
+        return None
+    (operation,) = main.operations
+    if not any(main.operands[i].type == "TENSOR_QUANT8_ASYMM" for i in (*operation.inputs, *operation.outputs)):
+        return None
+    operands = tuple(_signed(o) if o.type == "TENSOR_QUANT8_ASYMM" else o for o in main.operands)
+    return msgspec.structs.replace(test, main=msgspec.structs.replace(main, operands=operands))
+
+
+def _signed(operand: CtsOperand) -> CtsOperand:
+    data = operand.data
+    if data:
+        data = (np.frombuffer(data, np.uint8) ^ 0x80).tobytes()
+    return msgspec.structs.replace(
+        operand, type="TENSOR_QUANT8_ASYMM_SIGNED", zero_point=operand.zero_point - 128, data=data
+    )
+
+
+def output_place(test: CtsTest, output: int) -> tuple[str, int]:
+    """The operation that writes an output of the model, such as ``operation 3 (CONV_2D)``, and the output's operand index."""
+    index = test.main.output_indexes[output]
+    for position, operation in enumerate(test.main.operations):
+        if index in operation.outputs:
+            return f"operation {position} ({operation.type})", index
+    return "no operation", index
 
 
 class _Values:

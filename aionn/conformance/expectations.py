@@ -1,0 +1,100 @@
+"""What a driver says of itself to the suites: what it can never do, and what it does not do yet.
+
+Owns the two lists and how their entries match tests. A driver's module may define them; one without has none:
+
+    UNSUPPORTED: Mapping[str, str]        never; the tests are not run and count as skipped, with the reason
+    EXPECTED_FAILURES: Mapping[str, str]  not yet; the tests are run and must fail: one that passes is a failure of the list
+
+Each entry is a pattern and its reason. A pattern is an operation's name (``LSTM``: all tests in which it occurs) or a glob over
+the names of tests (``conv_quant8_*``). With a check's name and a colon before it (``dynamic_shape:LSTM``, ``cache:*``) it
+concerns that check alone.
+
+Invariants:
+1. The first entry that matches gives the reason.
+2. An entry that matches no test at all is a mistake, and ``stale`` names it.
+
+Source: ``TestUnsupported`` and ``TestExpectedFailure`` of IREE's conformance suite.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import sys
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from aionn.drivers import registry
+from aionn.hal import OperationType
+
+__all__ = ["Expectations", "Subject", "driver_expectations"]
+
+
+class Subject(msgspec.Struct, frozen=True):
+    """What a pattern is compared with.
+
+    Attributes:
+        name: The test's name.
+        operations: The operations that occur in it.
+        checks: The checks that can be made of it.
+    """
+
+    name: str
+    operations: frozenset[str]
+    checks: frozenset[str]
+
+
+class Expectations(msgspec.Struct, frozen=True):
+    """The two lists of one driver: pattern to reason.
+
+    Attributes:
+        unsupported: What the driver can never do.
+        expected_failures: What it does not do yet.
+    """
+
+    unsupported: Mapping[str, str] = {}
+    expected_failures: Mapping[str, str] = {}
+
+    def why_unsupported(self, subject: Subject, check: str | None = None) -> str | None:
+        """The reason why a test, or one check of it, is never made; None where it is."""
+        return _reason(self.unsupported, subject, check)
+
+    def why_expected_to_fail(self, subject: Subject, check: str | None = None) -> str | None:
+        """The reason why a test, or one check of it, fails for now; None where it must pass."""
+        return _reason(self.expected_failures, subject, check)
+
+    def stale(self, subjects: Iterable[Subject]) -> list[str]:
+        """The patterns of both lists that match none of the tests."""
+        left = {*self.unsupported, *self.expected_failures}
+        for subject in subjects:
+            if not left:
+                break
+            left -= {p for p in left for check in (None, *subject.checks) if _matches(p, subject, check)}
+        return sorted(left)
+
+
+def _reason(entries: Mapping[str, str], subject: Subject, check: str | None) -> str | None:
+    return next((reason for pattern, reason in entries.items() if _matches(pattern, subject, check)), None)
+
+
+def _matches(pattern: str, subject: Subject, check: str | None) -> bool:
+    named_check, colon, rest = pattern.rpartition(":")
+    if (named_check if colon else None) != check:
+        return False
+    if rest in OperationType.__members__:
+        return rest in subject.operations
+    return fnmatch.fnmatchcase(subject.name, rest)
+
+
+def driver_expectations(driver: str) -> Expectations:
+    """The lists that a driver's module defines.
+
+    Raises:
+        InvalidArgument: No such driver.
+        DeviceUnavailable: It cannot be imported.
+    """
+    factory = registry.load_factory(driver)
+    module = sys.modules.get(getattr(factory, "__module__", ""))
+    return Expectations(
+        dict(getattr(module, "UNSUPPORTED", {})), dict(getattr(module, "EXPECTED_FAILURES", {}))
+    )
