@@ -10,7 +10,8 @@ Invariants:
    expected value where that is beyond 1.
 
 Source: the accuracy criteria of the NN HAL's random graph tests. Theirs skip every float16 element and every float32 element beyond
-100; these do not.
+100; these do not. Their limit of 1 for single float16 elements of all but the simplest operations, which so was never tried, is
+0.05 here, and 0.1 for large graphs.
 """
 
 from __future__ import annotations
@@ -63,16 +64,16 @@ class Criteria(enum.Enum):
     MEDIUM = (Limit(1e-6, 1e-8, 1e-5, 1e-5), Limit(1e-3, 1e-5, 1e-2, 1e-2), Limit(1.2, 1.2, 2))
     """One step of arithmetic."""
 
-    RELAXED = (Limit(3e-5, 1e-6, 1e-3, 1e-3), Limit(5e-3, 1e-3, 1.0, 1.0), Limit(1.5, 1.5, 10))
+    RELAXED = (Limit(3e-5, 1e-6, 1e-3, 1e-3), Limit(5e-3, 1e-3, 5e-2, 5e-2), Limit(1.5, 1.5, 10))
     """Transcendental functions and sums."""
 
-    CONVOLUTION = (Limit(4e-4, 1e-5, 2e-2, 2e-2), Limit(5e-2, 1e-2, 1.0, 1.0), Limit(1.5, 1.5, 10))
+    CONVOLUTION = (Limit(4e-4, 1e-5, 2e-2, 2e-2), Limit(5e-2, 1e-2, 5e-2, 5e-2), Limit(1.5, 1.5, 10))
     """Sums over windows that may be large."""
 
-    SMALL_GRAPH = (Limit(4e-4, 1e-5, 1e-2, 1e-2), Limit(5e-2, 1e-2, 1.0, 1.0), Limit(2.0, 2.0, 12))
+    SMALL_GRAPH = (Limit(4e-4, 1e-5, 1e-2, 1e-2), Limit(5e-2, 1e-2, 5e-2, 5e-2), Limit(2.0, 2.0, 12))
     """A few operations."""
 
-    LARGE_GRAPH = (Limit(1e-2, 1e-4, 1e-1, 1e-1), Limit(1e-1, 5e-2, 1.0, 1.0), Limit(2.0, 2.0, 12))
+    LARGE_GRAPH = (Limit(1e-2, 1e-4, 1e-1, 1e-1), Limit(1e-1, 5e-2, 1e-1, 1e-1), Limit(2.0, 2.0, 12))
     """Many operations."""
 
     def limit(self, type: OperandType) -> Limit:

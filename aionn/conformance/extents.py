@@ -304,7 +304,8 @@ class Extents:
                 if trials > TRIALS_MAX:
                     self._undo(0)
                     return False
-                value, queue = values.pop(), []
+                value = values.pop()
+                queue: list[int] = []
                 if self._narrow(order[place], value, value, queue) and self._propagate(queue):
                     place += 1
                     break

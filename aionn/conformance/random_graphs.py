@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from aionn.conformance.accuracy import Difference, judge
 from aionn.conformance.extents import Extents
+from aionn.conformance.plain_evaluation import evaluate_plainly
 from aionn.conformance.random_graph_tests import SIGNATURES, TESTS, GraphTest
 from aionn.conformance.signatures import Draft, Guarantee, Role, Value
 from aionn.errors import InvalidArgument
@@ -461,8 +462,6 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
 
 def main(arguments: Sequence[str]) -> int:
     """Repeats one case: the reference against the plain definitions. Returns the exit status."""
-    from aionn.conformance.plain import evaluate_plainly
-
     if len(arguments) != 2 or arguments[0] not in TESTS or not arguments[1].isdecimal():
         sys.stderr.write("usage: python -m aionn.conformance.random_graphs SET SEED\n")
         return 2

@@ -13,7 +13,7 @@ Source: the operation signatures of the NN HAL's random graph generator.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,7 @@ __all__ = [
     "Q8SYM",
     "Q16A",
     "Q16S",
+    "Array",
     "Draft",
     "Guarantee",
     "Role",
@@ -380,7 +381,8 @@ class Draft:
             if Guarantee.NON_ZERO in value.guarantee:
                 drawn[drawn == 0] = 1
             return np.asarray(drawn)
-        low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+        info = np.iinfo(np.dtype(dtype.name))
+        low, high = int(info.min), int(info.max)
         if value.type in (I32, OperandType.INT32):
             low, high = 0, _INTEGER_MAX
         if is_positive:
@@ -415,7 +417,7 @@ class Signature:
 
 def by_level(
     operation: OperationType,
-    levels: dict[int, tuple[OperandType, ...]],
+    levels: Mapping[int, tuple[OperandType, ...]],
     ranks: Sequence[int],
     build: Callable[[Draft], None],
     variant: str = "",

@@ -22,12 +22,14 @@ from aionn.conformance.signatures import (
     Q8SYM,
     Q16A,
     Q16S,
+    Array,
     Draft,
     Guarantee,
     Signature,
+    Value,
     by_level,
 )
-from aionn.hal import OperandType, OperationType
+from aionn.hal import OPERAND_TYPE_PROPERTIES, OperandType, OperationType
 
 __all__ = ["SIGNATURES"]
 
@@ -39,14 +41,31 @@ _UP_TO_4 = (1, 2, 3, 4)
 _UP_TO_5 = (1, 2, 3, 4, 5)
 
 
+def _few_values(draft: Draft, value: Value) -> Callable[[], Array]:
+    """Stored numbers around the zero point."""
+
+    def fill() -> Array:
+        drawn = draft.rng.integers(-2, 2, value.shape, endpoint=True) + value.zero_point
+        properties = OPERAND_TYPE_PROPERTIES[value.type]
+        if properties.is_quantized:
+            drawn = np.clip(drawn, properties.zero_point_min, properties.zero_point_max)
+        return np.asarray(drawn)
+
+    return fill
+
+
 def _broadcast(
     *,
     has_activation: bool = False,
     output_type: OperandType | None = None,
     asks: tuple[Guarantee, Guarantee] = (_ANY, _ANY),
     is_linkable: bool = True,
+    has_few_values: bool = False,
 ) -> Callable[[Draft], None]:
-    """Two inputs whose shapes broadcast; the second may have fewer axes, or, exchanged, the first."""
+    """Two inputs whose shapes broadcast; the second may have fewer axes, or, exchanged, the first.
+
+    With ``has_few_values`` they have the same quantisation and small whole numbers, so that some are equal.
+    """
 
     def build(draft: Draft) -> None:
         rank = draft.rank
@@ -63,7 +82,9 @@ def _broadcast(
         if draft.chance(0.5):
             first, second = second, first
         a = draft.tensor(first, asks=asks[0])
-        b = draft.tensor(second, asks=asks[1])
+        b = draft.tensor(second, asks=asks[1], like=a if has_few_values else None)
+        if has_few_values and draft.type != BOOL8:
+            a.fill, b.fill = _few_values(draft, a), _few_values(draft, b)
         if has_activation:
             draft.activation(none_only=draft.type == I32)
         quantization = None
@@ -123,6 +144,7 @@ def _select(draft: Draft) -> None:
 _LOGISTIC_OUTPUT = {Q8: (1 / 256, 0), Q8S: (1 / 256, -128)}
 _TANH_OUTPUT = {Q8: (1 / 128, 128), Q8S: (1 / 128, 0)}
 _COMPARED = {3: (F32, F16, I32, Q8), 4: (Q8S,)}
+_EQUALITY = _broadcast(output_type=BOOL8, has_few_values=True)
 _RELU_TYPES = {1: (F32, Q8), 3: (F16,), 4: (Q8S,)}
 
 O = OperationType  # noqa: E741 - the table below has one on every line
@@ -149,8 +171,8 @@ SIGNATURES: tuple[Signature, ...] = (
     *by_level(O.PRELU, {3: (F32, F16, Q8), 4: (Q8S,)}, _UP_TO_5, _broadcast()),
     *by_level(O.LOGICAL_AND, {3: (BOOL8,)}, _UP_TO_5, _broadcast()),
     *by_level(O.LOGICAL_OR, {3: (BOOL8,)}, _UP_TO_5, _broadcast()),
-    *by_level(O.EQUAL, {3: (*_COMPARED[3], BOOL8), 4: (Q8S,)}, _UP_TO_4, _broadcast(output_type=BOOL8)),
-    *by_level(O.NOT_EQUAL, {3: (*_COMPARED[3], BOOL8), 4: (Q8S,)}, _UP_TO_4, _broadcast(output_type=BOOL8)),
+    *by_level(O.EQUAL, {3: (*_COMPARED[3], BOOL8), 4: (Q8S,)}, _UP_TO_4, _EQUALITY),
+    *by_level(O.NOT_EQUAL, {3: (*_COMPARED[3], BOOL8), 4: (Q8S,)}, _UP_TO_4, _EQUALITY),
     *by_level(O.GREATER, _COMPARED, _UP_TO_4, _broadcast(output_type=BOOL8)),
     *by_level(O.GREATER_EQUAL, _COMPARED, _UP_TO_4, _broadcast(output_type=BOOL8)),
     *by_level(O.LESS, _COMPARED, _UP_TO_4, _broadcast(output_type=BOOL8)),

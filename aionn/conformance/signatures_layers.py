@@ -8,7 +8,7 @@ Source: the operation signatures of the NN HAL's random graph generator, and the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +33,7 @@ from aionn.hal import OperandType, OperationType, Padding
 __all__ = ["SIGNATURES"]
 
 _UP_TO_4 = (1, 2, 3, 4)
+_SIGNED_RESIZE_MAX = 64
 _PER_CHANNEL = OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
 
 
@@ -334,6 +335,10 @@ def _resize(*, by_factor: bool, flag_count: int) -> Callable[[Draft], None]:
             out_width, out_height = draft.free(), draft.free()
             draft.scalar_extent(out_width)
             draft.scalar_extent(out_height)
+        if draft.type == Q8S and draft.signature.operation == OperationType.RESIZE_BILINEAR:
+            # Coordinates of signed values are counted in steps of 1/1024 pixel, whose errors add up from pixel to pixel.
+            for extent in (out_width, out_height):
+                draft.extents.require_at_least(draft.extents.extent(_SIGNED_RESIZE_MAX), extent)
         if flag_count > 0:
             draft.scalar(OperandType.BOOL, is_nchw)
         if flag_count > 1:
@@ -369,7 +374,8 @@ def _region_pooling(draft: Draft) -> None:
     is_nchw = draft.chance(0.5)
     batch, height, width, depth = draft.frees(4)
     x = draft.tensor(_in_layout(batch, height, width, depth, is_nchw))
-    count = draft.free()
+    # Few regions and bins: each bin may have a hundred samples.
+    count, out_height, out_width = draft.free(1, 10), draft.free(1, 8), draft.free(1, 8)
     # Below 1 the largest coordinate could round past the image's edge; above 8 it could leave 16 bits.
     stride_height, stride_width = draft.real(1.0, 8.0), draft.real(1.0, 8.0)
     shrink = 0.999
@@ -379,7 +385,6 @@ def _region_pooling(draft: Draft) -> None:
 
     _boxes_within(draft, count, lambda: largest(width, stride_width), lambda: largest(height, stride_height))
     draft.integers([count], lambda: np.sort(draft.rng.integers(0, batch.value, count.value)))
-    out_height, out_width = draft.free(), draft.free()
     draft.scalar_extent(out_height)
     draft.scalar_extent(out_width)
     draft.scalar(draft.real_scalar, stride_height)
@@ -407,9 +412,11 @@ def _heatmap(draft: Draft) -> None:
         corner.scale, corner.zero_point = 0.125, 0
 
 
-_FIRST = {1: (F32, Q8), 3: (F16, Q8), 4: (Q8S,)}
-_THIRD = {3: (F32, Q8, F16), 4: (Q8S,)}
-_BOXES = {3: (F32, Q8), 4: (Q8S,)}
+_Levels = Mapping[int, tuple[OperandType, ...]]
+_FIRST: _Levels = {1: (F32, Q8), 3: (F16, Q8), 4: (Q8S,)}
+_THIRD: _Levels = {3: (F32, Q8, F16), 4: (Q8S,)}
+_WITH_FLAGS: _Levels = {4: (F32, Q8, F16, Q8S)}
+_BOXES: _Levels = {3: (F32, Q8), 4: (Q8S,)}
 """Boxes in float16 lose their pixels: its results could not be judged."""
 
 _PLAIN_FORMS = {"explicit": _Form(True), "implicit": _Form(False)}
@@ -425,14 +432,14 @@ O = OperationType  # noqa: E741 - the table below has one on every line
 def _windows(
     operation: OperationType,
     build: Callable[[_Form], Callable[[Draft], None]],
-    levels: dict[int, tuple[OperandType, ...]],
+    levels: _Levels,
     forms: dict[str, _Form],
 ) -> list[Signature]:
     return [s for name, form in forms.items() for s in by_level(operation, levels, (4,), build(form), name)]
 
 
-_POOLED = {1: (F32, Q8), 3: (F16,)}
-_POOLED_FLOAT = {1: (F32,), 3: (F16,)}
+_POOLED: _Levels = {1: (F32, Q8), 3: (F16,)}
+_POOLED_FLOAT: _Levels = {1: (F32,), 3: (F16,)}
 
 SIGNATURES: tuple[Signature, ...] = (
     *_windows(O.CONV_2D, _convolution, _FIRST, _PLAIN_FORMS),
@@ -496,7 +503,7 @@ SIGNATURES: tuple[Signature, ...] = (
         signature
         for operation in (O.RESIZE_BILINEAR, O.RESIZE_NEAREST_NEIGHBOR)
         for by_factor, name in ((False, "size"), (True, "factor"))
-        for levels, count, suffix in ((_THIRD, 1, ""), ({4: (F32, Q8, F16, Q8S)}, 3, "_flags"))
+        for levels, count, suffix in ((_THIRD, 1, ""), (_WITH_FLAGS, 3, "_flags"))
         for signature in by_level(
             operation, levels, (4,), _resize(by_factor=by_factor, flag_count=count), name + suffix
         )

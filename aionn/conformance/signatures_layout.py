@@ -32,8 +32,6 @@ __all__ = ["SIGNATURES"]
 
 _UP_TO_4 = (1, 2, 3, 4)
 _UP_TO_5 = (1, 2, 3, 4, 5)
-_AXES_MAX = 10
-"""How many axes a list of them may have: axes repeat, which is legal."""
 
 
 def _image(draft: Draft, is_nchw: bool) -> tuple[list[Extent], list[Extent]]:
@@ -59,7 +57,8 @@ def _reshape(draft: Draft) -> None:
 
 
 def _squeeze(draft: Draft) -> None:
-    axes = [draft.integer(0, draft.rank - 1) for _ in range(draft.integer(1, _AXES_MAX))]
+    # Axes may repeat, which is legal.
+    axes = [draft.integer(0, draft.rank - 1) for _ in range(draft.integer(1, draft.rank))]
     shape = [draft.extents.extent(1) if axis in axes else draft.free() for axis in range(draft.rank)]
     x = draft.tensor(shape)
     draft.integers(len(axes), axes)
@@ -408,7 +407,7 @@ def _topk(draft: Draft) -> None:
 
 def _reduce(draft: Draft) -> None:
     x = draft.tensor(draft.frees())
-    axes = [draft.axis() for _ in range(draft.integer(1, _AXES_MAX))]
+    axes = [draft.axis() for _ in range(draft.integer(1, draft.rank))]
     draft.integers(len(axes), axes)
     if draft.signature.operation == OperationType.MEAN:
         keeps = draft.chance(0.5)

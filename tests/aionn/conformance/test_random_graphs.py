@@ -1,0 +1,227 @@
+"""Claims about random graphs: what is drawn is legal and repeatable, differences are found and made small.
+
+And the claim that they are for: the reference agrees with the plain definitions.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import aionn.conformance.random_graphs as random_graphs
+from aionn.conformance.plain import PlainCall
+from aionn.conformance.plain_evaluation import DEFINITIONS, evaluate_plainly
+from aionn.conformance.random_graph_tests import (
+    GRAPH_TESTS,
+    NOT_COVERED,
+    SEEDS,
+    SIGNATURES,
+    SINGLE_OPERATION_TESTS,
+    TESTS,
+)
+from aionn.conformance.random_graphs import Case, check, draw_plan, interpret, make_case
+from aionn.errors import GeneralFailure
+from aionn.hal import Model, OperandLifeTime, OperationType, is_scalar_type
+from aionn.ops import validate_operation
+
+Array = npt.NDArray[Any]
+SEEDS_QUICK = 2
+
+
+def case_of(test: str, seed: int) -> Case:
+    case = make_case(draw_plan(TESTS[test], seed))
+    assert case is not None
+    return case
+
+
+def level_of(case: Case) -> int:
+    model = case.model
+    return max(
+        validate_operation(model, model.main.operands, operation, where=f"operation {position}")
+        for position, operation in enumerate(model.main.operations)
+    )
+
+
+def test_sets_are_those_of_the_original() -> None:
+    assert len(SINGLE_OPERATION_TESTS) == 179
+    assert len(GRAPH_TESTS) == 32
+    assert len(TESTS) == len({test.name for test in TESTS.values()})
+
+
+def test_every_operation_has_signatures_or_a_reason() -> None:
+    covered = {signature.operation for signature in SIGNATURES}
+    assert covered.isdisjoint(NOT_COVERED)
+    assert covered | set(NOT_COVERED) == set(OperationType)
+
+
+def test_every_signature_belongs_to_a_set_and_has_a_plain_definition() -> None:
+    drawn = {signature.name for test in TESTS.values() for signature, _, _ in test.candidates()}
+    assert drawn == {signature.name for signature in SIGNATURES}
+    assert {signature.operation for signature in SIGNATURES} == set(DEFINITIONS)
+    assert all(f"{s.operation.name}_{s.level}" in TESTS for s in SIGNATURES)
+
+
+def test_plain_definitions_share_nothing_with_the_kernels() -> None:
+    folder = Path(random_graphs.__file__).parent
+    for path in folder.glob("plain*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom | ast.Import):
+                names = (
+                    [node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
+                )
+                assert not any(name.startswith("aionn.ops") for name in names), path
+
+
+@pytest.mark.parametrize("test", sorted(TESTS))
+def test_drawn_models_are_legal_and_of_their_level(test: str) -> None:
+    for seed in range(SEEDS_QUICK):
+        case = case_of(test, seed)
+        level = level_of(case)
+        stated = TESTS[test].level
+        assert stated is None or level <= stated
+        graph = case.model.main
+        assert len(case.inputs) == len(graph.input_indexes) >= 1
+        assert len(case.is_checked) == len(graph.output_indexes) >= 1
+        for array, operand in zip(case.inputs, graph.inputs, strict=True):
+            assert array.shape == operand.dimensions
+        for operand in graph.operands:
+            assert all(extent >= 1 for extent in operand.dimensions)
+            if TESTS[test].extent_max > 10:
+                assert math.prod(operand.dimensions) <= 10_000
+            if is_scalar_type(operand.type) and operand.lifetime == OperandLifeTime.SUBGRAPH_INPUT:
+                assert test == "FILL_4", "scalars are constants where there is a tensor"
+
+
+@pytest.mark.parametrize("test", ["CONV_2D_4", "STRIDED_SLICE_2", "LARGE_TENSOR_FLOAT32_4"])
+def test_a_seed_repeats_everything(test: str) -> None:
+    first, second = case_of(test, 3), case_of(test, 3)
+    assert first.plan == second.plan
+    assert first.model == second.model
+    assert all(np.array_equal(a, b, equal_nan=True) for a, b in zip(first.inputs, second.inputs, strict=True))
+    assert case_of(test, 4).model != first.model
+
+
+def test_large_graphs_are_linked() -> None:
+    for test in GRAPH_TESTS:
+        if test.operation_count > 5:
+            links = [len(draw_plan(test, seed).links) for seed in range(3)]
+            assert sum(links) >= 3 * 5, test.name
+
+
+def test_half_of_the_inputs_are_constants() -> None:
+    arguments = constants = 0
+    for seed in range(SEEDS):
+        graph = case_of("ADD_1", seed).model.main
+        lifetimes = [graph.operands[index].lifetime for index in graph.operations[0].inputs[:2]]
+        arguments += lifetimes.count(OperandLifeTime.SUBGRAPH_INPUT)
+        constants += lifetimes.count(OperandLifeTime.CONSTANT_COPY)
+    # One of two is an argument even where both were to be constants: 5 of 8 on average.
+    assert 0.2 < constants / (arguments + constants) < 0.55
+
+
+def test_quantized_filters_are_per_channel_at_times() -> None:
+    quantized = [
+        operand.channel_quant
+        for seed in range(20)
+        for operand in case_of("CONV_2D_4", seed).model.main.operands
+    ]
+    assert any(quant is not None for quant in quantized)
+
+
+@pytest.mark.parametrize("test", sorted(TESTS))
+def test_reference_agrees_with_the_plain_definitions(test: str) -> None:
+    for seed in range(SEEDS_QUICK):
+        failure = check(TESTS[test], seed, evaluate_plainly, interpret)
+        assert failure is None, str(failure)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("test", sorted(TESTS))
+def test_reference_agrees_with_the_plain_definitions_for_all_seeds(test: str) -> None:
+    for seed in range(SEEDS_QUICK, SEEDS):
+        failure = check(TESTS[test], seed, evaluate_plainly, interpret)
+        assert failure is None, str(failure)
+
+
+def wrongly_multiplied(call: PlainCall) -> list[Array]:
+    return [call.tensor(0) * call.tensor(1) + 0.5]
+
+
+def test_wrong_operation_is_found_in_a_large_graph_and_left_alone_in_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(DEFINITIONS, OperationType.MUL, wrongly_multiplied)
+    test = TESTS["LARGE_TENSOR_FLOAT32_2"]
+    found = None
+    for seed in range(20):
+        if any(operation.signature == "MUL_1" for operation in draw_plan(test, seed).operations):
+            found = check(test, seed, interpret, evaluate_plainly)
+        if found is not None:
+            break
+    assert found is not None
+    assert [operation.signature for operation in found.plan.operations] == ["MUL_1"]
+    assert found.plan.links == ()
+    assert found.plan.extent_max <= 2
+    assert f"repeat with: {found.command}" in str(found)
+
+
+def test_failure_names_the_command_that_repeats_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(DEFINITIONS, OperationType.MUL, wrongly_multiplied)
+    failure = check(TESTS["MUL_1"], 0, evaluate_plainly, interpret)
+    assert failure is not None
+    module, test, seed = failure.command.split()[-3:]
+    assert module == "aionn.conformance.random_graphs"
+    assert random_graphs.main([test, seed]) == 1
+    assert str(failure) in capsys.readouterr().out
+    monkeypatch.undo()
+    assert random_graphs.main([test, seed]) == 0
+
+
+@pytest.mark.parametrize("arguments", [[], ["ADD_1"], ["NO_SUCH_SET", "0"], ["ADD_1", "x"]])
+def test_wrong_arguments_end_with_the_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert random_graphs.main(arguments) == 2
+    assert "SET SEED" in capsys.readouterr().err
+
+
+def test_executor_that_raises_is_a_failure_and_made_small() -> None:
+    def broken(model: Model, inputs: Sequence[Array | None]) -> list[Array]:
+        if any(operation.type == OperationType.TANH for operation in model.main.operations):
+            raise GeneralFailure("no TANH here")
+        return interpret(model, inputs)
+
+    test = TESTS["LARGE_TENSOR_FLOAT32_1"]
+    failures = [check(test, seed, interpret, broken) for seed in range(8)]
+    found = [failure for failure in failures if failure is not None]
+    assert found
+    for failure in found:
+        assert failure.error == "GeneralFailure: no TANH here"
+        assert [operation.signature for operation in failure.plan.operations] in (["TANH_1"], ["TANH_3"])
+
+
+def test_executor_that_cannot_run_a_model_is_no_failure() -> None:
+    assert check(TESTS["ADD_1"], 0, interpret, lambda model, inputs: None) is None
+
+
+def test_small_error_in_float16_is_found() -> None:
+    def off(model: Model, inputs: Sequence[Array | None]) -> list[Array]:
+        return [(array + np.float16(0.125)).astype(np.float16) for array in interpret(model, inputs)]
+
+    found = [check(TESTS["PAD_3"], seed, interpret, off, shrunk=False) for seed in range(5)]
+    assert all(failure is not None for failure in found)
+
+
+def test_unchecked_output_is_not_compared() -> None:
+    def other_places(model: Model, inputs: Sequence[Array | None]) -> list[Array]:
+        values, places = interpret(model, inputs)
+        return [values, places + 1]
+
+    assert check(TESTS["TOPK_V2_3"], 0, interpret, other_places) is None
