@@ -129,3 +129,11 @@ def test_quantize_gives_the_largest_value_for_nan() -> None:
 )
 def test_activation_bounds_follow_the_output_quantisation(activation: int, expected: tuple[int, int]) -> None:
     assert activation_range(activation, Operand(OperandType.TENSOR_QUANT8_ASYMM, (), 0.1, 100)) == expected
+
+
+def test_sums_beyond_32_bits_cancel_against_their_bias() -> None:
+    # What the zero point adds to a sum of stored products is taken off with the bias.
+    offsets = np.array([2**36, -(2**36)])
+    out = np.empty((1, 2), np.int16)
+    Requantization(0.9, -offsets, 0, -500, 500)((offsets + 100)[None, :], out)
+    assert out.tolist() == [[90, 90]]
