@@ -160,7 +160,7 @@ class Requantization:
             out: Of the same shape; its element type holds the bounds.
         """
         wide = sums.astype(np.int64)
-        # Sum and bias fit 32 bits together. Where they do not alone, the overflows here and in the nudge cancel: numpy's int64 wraps.
+        # Sum and bias fit 32 bits together. Where one alone does not, overflows here and in the nudge cancel: int64 wraps.
         wide *= self._multiplier
         wide += self._nudge
         if self._away is not None and self._half is not None:
