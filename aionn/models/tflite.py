@@ -22,8 +22,9 @@ import msgspec
 
 from aionn.errors import InvalidModel
 from aionn.hal import Model, Operand, Subgraph, operation_type_name
+from aionn.models.tflite_constants import ModelWriter
 from aionn.models.tflite_folding import fold
-from aionn.models.tflite_graph import Consequence, Inexpressible, ModelWriter, SubgraphWriter
+from aionn.models.tflite_graph import Consequence, Inexpressible, SubgraphWriter
 from aionn.models.tflite_operators import CONVERSIONS, operator_name
 from aionn.models.tflite_schema import Signature, TfliteFile, TfliteOperator, read_file
 

@@ -15,7 +15,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from aionn.models.tflite_graph import Array, SubgraphWriter, is_known
+from aionn.models.tflite_constants import Array
+from aionn.models.tflite_graph import SubgraphWriter, is_known
 from aionn.models.tflite_schema import TensorType, TfliteOperator
 
 __all__ = ["FOLDERS", "fold"]

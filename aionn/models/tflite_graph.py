@@ -1,13 +1,12 @@
 """Writes HAL subgraphs from the file's operators: operands, constants, checks, shapes.
 
-Owns where values go (one pool for large constants, ``operand_values`` for small ones), how a tensor becomes an operand, and the
-check of every operation that is written against its contract. What an operator becomes is in the ``tflite_*`` operator modules.
+Owns how a tensor becomes an operand, and the check of every operation that is written against its contract. What an operator
+becomes is in the ``tflite_*`` operator modules; where constants go is in ``tflite_constants``.
 
 Invariants:
 1. An operation that is written fulfils its contract; where it would not, the operator counts as ``Inexpressible``.
-2. Equal constants are stored once. All constants together take no more than the file plus ``SYNTHESIZED_BYTES_MAX``.
-3. A tensor of shape [] becomes an operand of shape [1]: the HAL has no tensors of rank 0 of known shape.
-4. An operation's inputs are written before it, so the order of the operations is executable.
+2. A tensor of shape [] becomes an operand of shape [1]: the HAL has no tensors of rank 0 of known shape.
+3. An operation's inputs are written before it, so the order of the operations is executable.
 
 Source: sections "Operand" and "Model" of the NN HAL; the TensorFlow Lite schema's tensor types.
 """
@@ -15,7 +14,7 @@ Source: sections "Operand" and "Model" of the NN HAL; the TensorFlow Lite schema
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import msgspec
 import numpy as np
@@ -23,11 +22,8 @@ import numpy.typing as npt
 
 from aionn.errors import Error, InvalidModel
 from aionn.hal import (
-    PREFERRED_ALIGNMENT_BYTES,
     ChannelQuant,
     DataLocation,
-    Memory,
-    Model,
     Operand,
     OperandLifeTime,
     OperandType,
@@ -37,25 +33,17 @@ from aionn.hal import (
     operand_dtype,
     operand_size_bytes,
 )
-from aionn.models.tflite_schema import Tensor, TensorType, TfliteFile, TfliteOperator
+from aionn.models.tflite_constants import Array, ModelWriter
+from aionn.models.tflite_schema import Tensor, TensorType, TfliteOperator
 from aionn.ops import CONTRACTS, Call, Check
 from aionn.ops import Tensor as Value
 
-__all__ = ["Array", "Consequence", "Inexpressible", "ModelWriter", "SubgraphWriter", "is_known"]
+__all__ = ["Consequence", "Convert", "Inexpressible", "SubgraphWriter", "is_known"]
 
-Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
-
-COPIED_BYTES_MAX = 128
-"""Constants up to this size are copied into the model, larger ones lie in the pool; the NN API's number."""
-
-SYNTHESIZED_BYTES_MAX = 16 << 20
-"""What constants that the file does not hold may take, such as biases of zeros. Real models need kilobytes."""
 
 OPERAND_BYTES_MAX = 2**32 - 1
 """Sizes are unsigned 32-bit numbers on the HAL's wire."""
-
-_VALUE_ALIGNMENT_BYTES = 8
 
 _OPERAND_TYPES = {
     TensorType.FLOAT32: OperandType.TENSOR_FLOAT32,
@@ -88,91 +76,6 @@ class Consequence(Inexpressible):
 def is_known(dimensions: Shape) -> bool:
     """Whether the rank and every extent are known."""
     return len(dimensions) > 0 and all(extent > 0 for extent in dimensions)
-
-
-class ModelWriter:
-    """Collects what all subgraphs share: constants, and the subgraphs that control flow refers to.
-
-    Attributes:
-        file: What is imported.
-        wanted: The referenced subgraphs in the order of their HAL indexes: the file's index, and how many outputs are kept.
-    """
-
-    def __init__(self, file: TfliteFile) -> None:
-        self.file = file
-        self.wanted: list[tuple[int, int]] = []
-        self._copied = bytearray()
-        self._referenced: list[tuple[int, memoryview]] = []
-        self._referenced_bytes = 0
-        self._places: dict[tuple[int, int] | bytes, tuple[OperandLifeTime, DataLocation]] = {}
-        self._values: dict[tuple[OperandLifeTime, DataLocation], memoryview] = {}
-        self._budget_bytes = len(file.data) + SYNTHESIZED_BYTES_MAX
-
-    def reference(self, subgraph_index: int, output_count: int) -> int:
-        """The HAL's index of a subgraph, which is imported later with its first ``output_count`` outputs."""
-        key = (subgraph_index, output_count)
-        if key not in self.wanted:
-            self.wanted.append(key)
-        return self.wanted.index(key)
-
-    def check_budget(self, size_bytes: int) -> None:
-        """Demands that constants of this size may still be made. Call it before they take memory.
-
-        Raises:
-            InvalidModel: The file asks for more constants than it can justify.
-        """
-        if size_bytes > self._budget_bytes:
-            raise InvalidModel(
-                f"tflite: constants that the operators imply take more than {SYNTHESIZED_BYTES_MAX} bytes over the file's size"
-            )
-
-    def place_range(self, offset: int, length: int) -> tuple[OperandLifeTime, DataLocation]:
-        """Stores bytes of the file as a constant, once."""
-        return self._place((offset, length), memoryview(self.file.data)[offset : offset + length])
-
-    def place_bytes(self, value: bytes) -> tuple[OperandLifeTime, DataLocation]:
-        """Stores a constant, once."""
-        return self._place(value, memoryview(value))
-
-    def _place(self, key: tuple[int, int] | bytes, value: memoryview) -> tuple[OperandLifeTime, DataLocation]:
-        place = self._places.get(key)
-        if place is not None:
-            return place
-        length = len(value)
-        self.check_budget(length)
-        self._budget_bytes -= length
-        if length <= COPIED_BYTES_MAX:
-            self._copied.extend(bytes(-len(self._copied) % _VALUE_ALIGNMENT_BYTES))
-            place = OperandLifeTime.CONSTANT_COPY, DataLocation(0, len(self._copied), length)
-            self._copied.extend(value)
-        else:
-            self._referenced_bytes += -self._referenced_bytes % PREFERRED_ALIGNMENT_BYTES
-            place = OperandLifeTime.CONSTANT_REFERENCE, DataLocation(0, self._referenced_bytes, length)
-            self._referenced.append((self._referenced_bytes, value))
-            self._referenced_bytes += length
-        self._places[key] = place
-        self._values[place] = value
-        return place
-
-    def value(self, operand: Operand) -> Array:
-        """A constant as an array of the operand's shape, rank 0 for a scalar."""
-        raw = self._values[operand.lifetime, operand.location]
-        return np.frombuffer(raw, dtype=operand_dtype(operand.type)).reshape(operand.dimensions)
-
-    def finish(self, subgraphs: Sequence[Subgraph]) -> Model:
-        """The model of the written subgraphs, main first."""
-        pools: tuple[Memory, ...] = ()
-        if self._referenced:
-            pool = Memory.create(self._referenced_bytes, name="aionn-constants")
-            for offset, value in self._referenced:
-                pool.array[offset : offset + len(value)] = np.frombuffer(value, dtype=np.uint8)
-            pools = (pool,)
-        return Model(
-            main=subgraphs[0],
-            referenced=tuple(subgraphs[1:]),
-            operand_values=bytes(self._copied),
-            pools=pools,
-        )
 
 
 class SubgraphWriter:

@@ -1,0 +1,128 @@
+"""What the subgraphs of an imported model share: constants, and the list of subgraphs that control flow refers to.
+
+Owns where constants go (one pool for large ones, ``operand_values`` for small ones) and how much they may take.
+
+Invariants:
+1. Equal constants are stored once: bytes of the file by their place, made ones by their value.
+2. All constants together take no more than the file plus ``SYNTHESIZED_BYTES_MAX``.
+
+Source: section "Model" of the NN HAL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aionn.errors import InvalidModel
+from aionn.hal import (
+    PREFERRED_ALIGNMENT_BYTES,
+    DataLocation,
+    Memory,
+    Model,
+    Operand,
+    OperandLifeTime,
+    Subgraph,
+    operand_dtype,
+)
+from aionn.models.tflite_schema import TfliteFile
+
+__all__ = ["Array", "ModelWriter"]
+
+Array = npt.NDArray[Any]
+
+COPIED_BYTES_MAX = 128
+"""Constants up to this size are copied into the model, larger ones lie in the pool; the NN API's number."""
+
+SYNTHESIZED_BYTES_MAX = 16 << 20
+"""What constants that the file does not hold may take, such as biases of zeros. Real models need kilobytes."""
+
+_VALUE_ALIGNMENT_BYTES = 8
+
+
+class ModelWriter:
+    """Collects what all subgraphs share: constants, and the subgraphs that control flow refers to.
+
+    Attributes:
+        file: What is imported.
+        wanted: The referenced subgraphs in the order of their HAL indexes: the file's index, and how many outputs are kept.
+    """
+
+    def __init__(self, file: TfliteFile) -> None:
+        self.file = file
+        self.wanted: list[tuple[int, int]] = []
+        self._copied = bytearray()
+        self._referenced: list[tuple[int, memoryview]] = []
+        self._referenced_bytes = 0
+        self._places: dict[tuple[int, int] | bytes, tuple[OperandLifeTime, DataLocation]] = {}
+        self._values: dict[tuple[OperandLifeTime, DataLocation], memoryview] = {}
+        self._budget_bytes = len(file.data) + SYNTHESIZED_BYTES_MAX
+
+    def reference(self, subgraph_index: int, output_count: int) -> int:
+        """The HAL's index of a subgraph, which is imported later with its first ``output_count`` outputs."""
+        key = (subgraph_index, output_count)
+        if key not in self.wanted:
+            self.wanted.append(key)
+        return self.wanted.index(key)
+
+    def check_budget(self, size_bytes: int) -> None:
+        """Demands that constants of this size may still be made. Call it before they take memory.
+
+        Raises:
+            InvalidModel: The file asks for more constants than it can justify.
+        """
+        if size_bytes > self._budget_bytes:
+            raise InvalidModel(
+                f"tflite: constants that the operators imply take more than {SYNTHESIZED_BYTES_MAX} bytes over the file's size"
+            )
+
+    def place_range(self, offset: int, length: int) -> tuple[OperandLifeTime, DataLocation]:
+        """Stores bytes of the file as a constant, once."""
+        return self._place((offset, length), memoryview(self.file.data)[offset : offset + length])
+
+    def place_bytes(self, value: bytes) -> tuple[OperandLifeTime, DataLocation]:
+        """Stores a constant, once."""
+        return self._place(value, memoryview(value))
+
+    def _place(self, key: tuple[int, int] | bytes, value: memoryview) -> tuple[OperandLifeTime, DataLocation]:
+        place = self._places.get(key)
+        if place is not None:
+            return place
+        length = len(value)
+        self.check_budget(length)
+        self._budget_bytes -= length
+        if length <= COPIED_BYTES_MAX:
+            self._copied.extend(bytes(-len(self._copied) % _VALUE_ALIGNMENT_BYTES))
+            place = OperandLifeTime.CONSTANT_COPY, DataLocation(0, len(self._copied), length)
+            self._copied.extend(value)
+        else:
+            self._referenced_bytes += -self._referenced_bytes % PREFERRED_ALIGNMENT_BYTES
+            place = OperandLifeTime.CONSTANT_REFERENCE, DataLocation(0, self._referenced_bytes, length)
+            self._referenced.append((self._referenced_bytes, value))
+            self._referenced_bytes += length
+        self._places[key] = place
+        self._values[place] = value
+        return place
+
+    def value(self, operand: Operand) -> Array:
+        """A constant as an array of the operand's shape, rank 0 for a scalar."""
+        raw = self._values[operand.lifetime, operand.location]
+        return np.frombuffer(raw, dtype=operand_dtype(operand.type)).reshape(operand.dimensions)
+
+    def finish(self, subgraphs: Sequence[Subgraph]) -> Model:
+        """The model of the written subgraphs, main first."""
+        pools: tuple[Memory, ...] = ()
+        if self._referenced:
+            pool = Memory.create(self._referenced_bytes, name="aionn-constants")
+            for offset, value in self._referenced:
+                pool.array[offset : offset + len(value)] = np.frombuffer(value, dtype=np.uint8)
+            pools = (pool,)
+        return Model(
+            main=subgraphs[0],
+            referenced=tuple(subgraphs[1:]),
+            operand_values=bytes(self._copied),
+            pools=pools,
+        )
