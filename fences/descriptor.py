@@ -52,7 +52,6 @@ from fences.state import (
     decode,
     encode,
     process_name,
-    state_of,
 )
 
 NAME_PREFIX = b"\0fences/1/"
@@ -115,7 +114,7 @@ class Port:
         sending = self._sending
         if sending is not None:
             try:
-                sending.send(encode(state_of(outcome)), _SEND)
+                sending.send(encode(outcome), _SEND)
             except OSError:
                 pass
 

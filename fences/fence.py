@@ -411,8 +411,14 @@ class SyncFence:
 
     def _run_waiters(self) -> None:
         try:
-            if self._next is None and not self._more:
-                return
+            sole = self._next
+            if not self._more:
+                if sole is None:
+                    return
+                if type(sole) is LoopWaiters:  # It runs no code of others, so nothing can nest.
+                    del self._next
+                    sole(self)
+                    return
         except AttributeError:  # Somebody is just taking the sole waiter back.
             pass
         _run(None, self)

@@ -20,7 +20,7 @@ import socket
 import struct
 
 from fences.fence import SyncFence
-from fences.state import RECORD_BYTES_MAX, NotAFenceError, decode, encode
+from fences.state import RECORD_BYTES_MAX, NotAFenceError, decode, encode, outcome_of
 
 _LENGTH = struct.Struct("<I")
 _DESCRIPTORS_MAX = 8
@@ -41,7 +41,7 @@ def send_fence(sock: socket.socket, fence: SyncFence) -> None:
     """
     state, number = fence.export()
     try:
-        record = encode(state)
+        record = encode(outcome_of(state))
         message = _LENGTH.pack(len(record)) + record
         rights = [] if number is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [number]))]
         sent = sock.sendmsg([message], rights, socket.MSG_NOSIGNAL)

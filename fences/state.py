@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import enum
 import os
+import struct
 
 import msgspec
 
@@ -152,8 +153,9 @@ class FenceState(msgspec.Struct, frozen=True, array_like=True):
 
 PENDING_STATE = FenceState(RECORD_VERSION, FenceStatus.PENDING.value, 0)
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(FenceState).decode
+_HEAD = struct.Struct("<BBQ")  # Version, status, time.
+_encode_texts = msgspec.msgpack.Encoder().encode
+_decode_texts = msgspec.msgpack.Decoder(tuple[str, str, str]).decode
 
 
 def text_of(cause: BaseException) -> str:
@@ -207,11 +209,16 @@ def outcome_of(state: FenceState) -> Outcome | None:
     return failure
 
 
-def encode(state: FenceState) -> bytes:
-    """The bytes of a record, at most ``RECORD_BYTES_MAX``."""
-    record = _encode(state)
-    if len(record) > RECORD_BYTES_MAX:  # Only a record that did not come from `state_of` can be so long.
-        raise ValueError(f"fence record: expected at most {RECORD_BYTES_MAX} bytes, got {len(record)}")
+def encode(outcome: Outcome | None) -> bytes:
+    """The bytes of a record, at most ``RECORD_BYTES_MAX``: a fixed head, and after it the texts of a failure."""
+    if type(outcome) is int:
+        return _HEAD.pack(RECORD_VERSION, 1, outcome)
+    state = state_of(outcome)
+    head = _HEAD.pack(state.version, state.status, state.at_ns)
+    if outcome is None:
+        return head
+    record = head + _encode_texts((state.origin, state.cause_type, state.message))
+    assert len(record) <= RECORD_BYTES_MAX
     return record
 
 
@@ -221,13 +228,20 @@ def decode(record: bytes) -> Outcome | None:
     Raises:
         NotAFenceError: the bytes are no record.
     """
-    if len(record) > RECORD_BYTES_MAX:
-        raise NotAFenceError(f"fence record: expected at most {RECORD_BYTES_MAX} bytes, got {len(record)}")
-    try:
-        state = _decode(record)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise NotAFenceError(f"fence record: {error}") from error
-    return outcome_of(state)
+    if not _HEAD.size <= len(record) <= RECORD_BYTES_MAX:
+        raise NotAFenceError(f"fence record: expected {_HEAD.size}..{RECORD_BYTES_MAX} bytes, got {len(record)}")
+    version, status, at_ns = _HEAD.unpack_from(record)
+    texts = ("", "", "")
+    if len(record) > _HEAD.size:
+        if status != FenceStatus.FAILED.value:
+            raise NotAFenceError(f"fence record: expected no texts with status {status}")
+        try:
+            texts = _decode_texts(record[_HEAD.size :])
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise NotAFenceError(f"fence record: {error}") from error
+    elif version == RECORD_VERSION and status == 1 and at_ns <= TIME_NS_MAX:
+        return int(at_ns)
+    return outcome_of(FenceState(version, status, at_ns, *texts))
 
 
 def process_name() -> str:

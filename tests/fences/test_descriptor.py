@@ -11,6 +11,7 @@ import resource
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -30,7 +31,9 @@ from fences import (
     SyncFence,
 )
 from fences.descriptor import NAME_PREFIX
-from fences.state import RECORD_BYTES_MAX, TEXT_CHARACTERS_MAX, FenceState, encode
+from fences.state import RECORD_BYTES_MAX, TEXT_CHARACTERS_MAX, TIME_NS_MAX, Failure, decode, encode
+
+HEAD = struct.Struct("<BBQ")
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 NOTICE_BOUND_S = 30
@@ -400,15 +403,18 @@ def hand_made(*packets):
         b"",
         b"\x00",
         b"\xff" * 100,
-        b"\x92\x01\x01",
-        b"\x00" * (RECORD_BYTES_MAX + 1),
-        b"\x93\x02\x01\x05",
-        b"\x93\x01\x03\x05",
-        b"\x93\x01\x01\xff",
-        b"\x93\x01\x01\xcf" + b"\xff" * 8,
-        b"\x93\x01\x00\x05",
-        b"\xdd\xff\xff\xff\xff",
-        b"\x94\x01\x02\x05\xa4\xff\xff\xff\xff",
+        HEAD.pack(1, 1, 5)[:-1],
+        HEAD.pack(1, 1, 5) + b"\x00",
+        HEAD.pack(1, 2, 5) + b"\x00" * RECORD_BYTES_MAX,
+        HEAD.pack(2, 1, 5),
+        HEAD.pack(1, 3, 5),
+        HEAD.pack(1, 1, 2**63),
+        HEAD.pack(1, 2, 2**64 - 1) + b"\x93\xa0\xa0\xa0",
+        HEAD.pack(1, 0, 0),
+        HEAD.pack(1, 2, 5) + b"\x92\xa0\xa0",
+        HEAD.pack(1, 2, 5) + b"\x93\xa0\xa0\x05",
+        HEAD.pack(1, 2, 5) + b"\x93\xa0\xa0\xa4\xff\xff\xff\xff",
+        HEAD.pack(1, 2, 5) + b"\xdd\xff\xff\xff\xff",
     ],
     ids=repr,
 )
@@ -448,9 +454,11 @@ def test_descriptor_closed_behind_our_back_fails_the_imported_fence():
         imported.close()
 
 
-def test_import_takes_no_longer_record_than_the_limit():
-    with pytest.raises(ValueError, match="at most"):
-        encode(FenceState(1, 2, 0, "x" * RECORD_BYTES_MAX, "", ""))
+def test_records_survive_their_encoding():
+    for outcome in (None, 0, TIME_NS_MAX):
+        assert decode(encode(outcome)) == outcome
+    failure = decode(encode(Failure("o" * 5000, ValueError("m" * 5000), 7)))
+    assert (failure.at_ns, len(failure.origin), failure.cause.type_name) == (7, TEXT_CHARACTERS_MAX, "ValueError")
 
 
 # Fork
