@@ -18,9 +18,9 @@
 #include <Python.h>
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <linux/futex.h>
-#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -28,6 +28,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <sys/timerfd.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
@@ -38,6 +39,8 @@
 
 /* A parked thread looks again this often, so that a peer that dies between publishing and waking costs delay only. */
 #define PARK_SLICE_NS INT64_C(100000000)
+/* The same for a task: its wake-up goes through the whole loop. */
+#define WAIT_SLICE_NS 250000000
 #define NEVER INT64_MAX
 
 enum { SYNCHRONIZED = 1, UNSYNCHRONIZED = 2 };
@@ -47,6 +50,7 @@ enum { UNOPENED, OPEN, CORRUPT, CLOSED };
 enum { HEADER_BYTES = 8, MESSAGE_ALIGNMENT = 8 };
 #define HEADER_CHECK UINT32_C(0x464d5131)
 
+static PyObject *RingType, *run_name;
 static PyObject *ClosedQueue, *CorruptQueue, *InterruptedQueue, *InvalidArgument, *Overflow;
 
 /* Bumped in a forked child: an endpoint opened before the fork belongs to the parent (its private indices would part
@@ -367,12 +371,13 @@ static inline int writable(Ring *r, uint64_t need)
 
 static void poke_eventfd(int fd)
 {
-    /* The peer shares the open file and could make it blocking and full; asked first, the write never waits. */
-    struct pollfd p = {.fd = fd, .events = POLLOUT};
+    /* The peer shares the open file and could make it blocking (and full): found so, it is set back first. */
     uint64_t one = 1;
-    if (fd >= 0 && poll(&p, 1, 0) == 1 && (p.revents & POLLOUT))
-        while (write(fd, &one, sizeof one) < 0 && errno == EINTR)
-            ;
+    int flags = fd < 0 ? -1 : fcntl(fd, F_GETFL);
+    if (flags < 0 || (!(flags & O_NONBLOCK) && fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0))
+        return;
+    while (write(fd, &one, sizeof one) < 0 && errno == EINTR)
+        ;
 }
 
 static void wake_parked(Ring *r, _Atomic uint32_t *word, int eventfd)
@@ -1181,42 +1186,31 @@ static PyObject *ring_wait_writable(Ring *r, PyObject *const *args, Py_ssize_t n
     return wait_elements(r, 0, args, nargs);
 }
 
-PyDoc_STRVAR(arm_doc, "_arm(reader, bytes)\n--\n\nDeclares one side asleep on its eventfd and looks once more: True if "
-                      "it may sleep, False if there is something to do.");
-static PyObject *ring_arm(Ring *r, PyObject *const *args, Py_ssize_t nargs)
+/* Declares one side asleep on its eventfd and looks once more: 1 if it may sleep, 0 if there is something to do, -1. */
+static int arm(Ring *r, int reader, uint64_t need)
 {
-    if (nargs != 2) {
-        wrong_arguments("_arm", 2, nargs);
-        return NULL;
-    }
-    int reader = PyObject_IsTrue(args[0]);
-    unsigned long long need = PyLong_AsUnsignedLongLong(args[1]);
-    if (reader < 0 || (need == (unsigned long long)-1 && PyErr_Occurred()) || usable(r) < 0)
-        return NULL;
+    if (usable(r) < 0)
+        return -1;
     if (r->interrupted) {
         PyErr_SetString(InterruptedQueue, "queue: interrupt() was called on this endpoint");
-        return NULL;
+        return -1;
     }
     _Atomic uint32_t *word = reader ? r->reader_park : r->writer_park;
-    if (r->flavour != SYNCHRONIZED || word == NULL || (reader ? r->reader_event : r->writer_event) < 0) {
-        misuse("queue: waiting needs the synchronized flavour and an event flag");
-        return NULL;
-    }
+    if (r->flavour != SYNCHRONIZED || word == NULL || (reader ? r->reader_event : r->writer_event) < 0)
+        return misuse("queue: waiting needs the synchronized flavour and an event flag");
     atomic_fetch_or(word, PARKED_EVENTFD);
     atomic_thread_fence(memory_order_seq_cst);
     POINT(21);
     int ready = look(r, reader, need);
     if (ready == 0) {
         r->parks++;
-        Py_RETURN_TRUE;
+        return 1;
     }
     atomic_fetch_and(word, ~(uint32_t)PARKED_EVENTFD);
-    if (ready < 0)
-        return NULL;
-    Py_RETURN_FALSE;
+    return ready < 0 ? -1 : 0;
 }
 
-PyDoc_STRVAR(disarm_doc, "_disarm(reader)\n--\n\nTakes back _arm.");
+PyDoc_STRVAR(disarm_doc, "_disarm(reader)\n--\n\nDeclares one side awake again.");
 static PyObject *ring_disarm(Ring *r, PyObject *reader)
 {
     int side = PyObject_IsTrue(reader);
@@ -1275,6 +1269,8 @@ static PyObject *ring_counters(Ring *r, PyObject *unused)
 static PyObject *get_state(Ring *r, void *unused)
 {
     static const char *const names[] = {"unopened", "open", "corrupt", "closed"};
+    if (r->state == OPEN && r->generation != atomic_load_explicit(&fork_generation, memory_order_relaxed))
+        return PyUnicode_FromString("forked");
     return PyUnicode_FromString(names[r->state]);
 }
 
@@ -1398,7 +1394,6 @@ static PyMethodDef ring_methods[] = {
     {"_release_message", (PyCFunction)ring_release_message, METH_NOARGS, release_message_doc},
     {"_reserve_message", (PyCFunction)ring_reserve_message, METH_O, reserve_message_doc},
     {"_peek_message", (PyCFunction)ring_peek_message, METH_NOARGS, peek_message_doc},
-    {"_arm", (PyCFunction)(void (*)(void))ring_arm, METH_FASTCALL, arm_doc},
     {"_disarm", (PyCFunction)ring_disarm, METH_O, disarm_doc},
     {"_release", (PyCFunction)ring_close, METH_NOARGS, release_doc},
     {"_counters", (PyCFunction)ring_counters, METH_NOARGS, counters_doc},
@@ -1406,7 +1401,7 @@ static PyMethodDef ring_methods[] = {
 };
 
 static PyGetSetDef ring_getset[] = {
-    {"state", (getter)get_state, NULL, "open, corrupt or closed.", NULL},
+    {"state", (getter)get_state, NULL, "open, corrupt, closed, or forked in the child of a fork.", NULL},
     {"interrupted", (getter)get_interrupted, NULL, "Whether interrupt() was called.", NULL},
     {"quantum_bytes", (getter)get_quantum, NULL, "Size of one element in bytes.", NULL},
     {"count", (getter)get_count, NULL, "Capacity in elements.", NULL},
@@ -1651,21 +1646,285 @@ static PyType_Spec flag_spec = {
 };
 
 /* ---------------------------------------------------------------------------------------------------------------- */
+/* What a task awaits: one side of an endpoint on one event loop (aio.py derives from it)                             */
 
-PyDoc_STRVAR(drain_eventfd_doc, "drain_eventfd(fd)\n--\n\nEmpties an eventfd without ever waiting.");
-static PyObject *drain_eventfd(PyObject *module, PyObject *object)
+/* The protocol a Task has for awaited objects that are no Future: __await__ yields the object with
+ * _asyncio_future_blocking set, the Task asks get_loop() and hands its wake-up to add_done_callback(), and that asks
+ * result(). The wake-up runs within readable(), where a Future would have it wait for the loop's next turn, which costs
+ * about as much as the wake itself. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *loop, *queue, *callback, *context, *error; /* queue only while armed */
+    int fd, timer_fd, reader, blocking, yielded, timed;
+} Watch;
+
+PyDoc_STRVAR(watch_arm_doc, "arm(queue, need_bytes)\n--\n\nDeclares this side of the queue asleep: True if the watch is "
+                            "to be awaited, False if there is something to do.");
+static PyObject *watch_arm(Watch *w, PyObject *const *args, Py_ssize_t nargs)
 {
-    int fd = (int)PyLong_AsLong(object);
-    if (fd == -1 && PyErr_Occurred())
+    if (nargs != 2) {
+        wrong_arguments("arm", 2, nargs);
         return NULL;
+    }
+    if (!PyObject_TypeCheck(args[0], (PyTypeObject *)RingType)) {
+        misuse("arm: expected a queue");
+        return NULL;
+    }
+    unsigned long long need = PyLong_AsUnsignedLongLong(args[1]);
+    if (need == (unsigned long long)-1 && PyErr_Occurred())
+        return NULL;
+    if (w->callback != NULL) {
+        PyErr_Format(InvalidArgument, "queue: expected one task to %s this endpoint at a time, got a second one",
+                     w->reader ? "read" : "write");
+        return NULL;
+    }
+    int asleep = arm((Ring *)args[0], w->reader, need);
+    if (asleep < 0)
+        return NULL;
+    if (asleep) {
+        PyObject *before = w->queue;
+        Py_INCREF(args[0]);
+        w->queue = args[0];
+        Py_XDECREF(before);
+        if (!w->timed) {
+            /* Left running when the wait ends early: one timer a slice, not one a message. Not a timer of the loop,
+             * which would then program a timer for each of its own waits. */
+            const struct itimerspec slice = {.it_value = {.tv_sec = 0, .tv_nsec = WAIT_SLICE_NS}};
+            w->timed = timerfd_settime(w->timer_fd, 0, &slice, NULL) == 0;
+        }
+    }
+    return PyBool_FromLong(asleep);
+}
+
+static PyObject *watch_await(Watch *w)
+{
+    w->yielded = 0;
+    Py_INCREF((PyObject *)w);
+    return (PyObject *)w;
+}
+
+static PyObject *watch_next(Watch *w)
+{
+    if (w->yielded) {
+        w->yielded = 0;
+        return NULL; /* the end of the await, with None */
+    }
+    w->yielded = w->blocking = 1;
+    Py_INCREF((PyObject *)w);
+    return (PyObject *)w;
+}
+
+PyDoc_STRVAR(watch_get_loop_doc, "get_loop()\n--\n\nFor the Task: the loop it must belong to.");
+static PyObject *watch_get_loop(Watch *w, PyObject *unused)
+{
+    Py_INCREF(w->loop);
+    return w->loop;
+}
+
+PyDoc_STRVAR(watch_add_done_callback_doc, "add_done_callback(callback, *, context=None)\n--\n\nFor the Task: what "
+                                          "resumes it.");
+static PyObject *watch_add_done_callback(Watch *w, PyObject *const *args, Py_ssize_t nargs, PyObject *names)
+{
+    if (nargs != 1 || (names != NULL && PyTuple_Size(names) > 1)) {
+        wrong_arguments("add_done_callback", 1, nargs);
+        return NULL;
+    }
+    PyObject *callback = w->callback, *context = w->context, *error = w->error;
+    w->error = NULL;
+    w->callback = args[0];
+    Py_INCREF(w->callback);
+    w->context = names != NULL && PyTuple_Size(names) == 1 && args[1] != Py_None ? args[1] : NULL;
+    Py_XINCREF(w->context);
+    Py_XDECREF(callback);
+    Py_XDECREF(context);
+    Py_XDECREF(error);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(watch_result_doc, "result()\n--\n\nFor the Task: what its await raises.");
+static PyObject *watch_result(Watch *w, PyObject *unused)
+{
+    PyObject *error = w->error;
+    if (error == NULL)
+        Py_RETURN_NONE;
+    w->error = NULL;
+    PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+    Py_DECREF(error);
+    return NULL;
+}
+
+PyDoc_STRVAR(watch_readable_doc, "_readable()\n--\n\nEmpties the eventfd, without ever waiting, and resumes the task.");
+static PyObject *watch_readable(Watch *w, PyObject *unused)
+{
     /* The peer shares the open file and could make it blocking and empty: RWF_NOWAIT holds for this call alone. */
     uint64_t value;
     struct iovec into = {.iov_base = &value, .iov_len = sizeof value};
-    ssize_t got = syscall(SYS_preadv2, fd, &into, 1L, -1L, -1L, RWF_NOWAIT);
-    if (got < 0 && errno == EOPNOTSUPP)
-        got = read(fd, &value, sizeof value);
+    if (syscall(SYS_preadv2, w->fd, &into, 1L, -1L, -1L, RWF_NOWAIT) < 0 && errno == EOPNOTSUPP
+        && read(w->fd, &value, sizeof value) < 0)
+        errno = 0;
+    if (w->callback == NULL)
+        Py_RETURN_NONE;
+    PyObject *callback = w->callback, *context = w->context, *queue = w->queue;
+    w->callback = w->context = w->queue = NULL;
+    PyObject *result = context == NULL ? PyObject_CallFunctionObjArgs(callback, (PyObject *)w, NULL)
+        : PyObject_CallMethodObjArgs(context, run_name, callback, (PyObject *)w, NULL);
+    Py_DECREF(callback);
+    Py_XDECREF(context);
+    Py_XDECREF(queue);
+    return result;
+}
+
+PyDoc_STRVAR(watch_slice_over_doc, "_slice_over()\n--\n\nLets a waiting task look again.");
+static PyObject *watch_slice_over(Watch *w, PyObject *unused)
+{
+    uint64_t expirations;
+    if (read(w->timer_fd, &expirations, sizeof expirations) < 0)
+        Py_RETURN_NONE;
+    w->timed = 0;
+    return watch_readable(w, NULL);
+}
+
+PyDoc_STRVAR(watch_leave_doc, "_leave()\n--\n\nCloses the timerfd.");
+static PyObject *watch_leave(Watch *w, PyObject *unused)
+{
+    if (w->timer_fd >= 0)
+        close(w->timer_fd);
+    w->timer_fd = -1;
+    w->timed = 0;
     Py_RETURN_NONE;
 }
+
+PyDoc_STRVAR(watch_take_doc, "_take(error)\n--\n\nEnds a wait with an error: (callback, context, queue) for the caller "
+                             "to call, or None where nobody waits.");
+static PyObject *watch_take(Watch *w, PyObject *error)
+{
+    if (w->callback == NULL)
+        Py_RETURN_NONE;
+    PyObject *taken = PyTuple_Pack(3, w->callback, w->context == NULL ? Py_None : w->context,
+                                   w->queue == NULL ? Py_None : w->queue);
+    if (taken == NULL)
+        return NULL;
+    Py_CLEAR(w->callback);
+    Py_CLEAR(w->context);
+    Py_CLEAR(w->queue);
+    PyObject *before = w->error;
+    Py_INCREF(error);
+    w->error = error;
+    Py_XDECREF(before);
+    return taken;
+}
+
+static PyObject *watch_get_blocking(Watch *w, void *unused) { return PyBool_FromLong(w->blocking); }
+
+static int watch_set_blocking(Watch *w, PyObject *value, void *unused)
+{
+    int blocking = value == NULL ? 0 : PyObject_IsTrue(value);
+    if (blocking >= 0)
+        w->blocking = blocking;
+    return blocking < 0 ? -1 : 0;
+}
+
+static PyObject *watch_get_waiting(Watch *w, void *unused) { return PyBool_FromLong(w->callback != NULL); }
+static PyObject *watch_get_timer_fd(Watch *w, void *unused) { return PyLong_FromLong(w->timer_fd); }
+static PyObject *watch_get_fd(Watch *w, void *unused) { return PyLong_FromLong(w->fd); }
+static PyObject *watch_get_reader(Watch *w, void *unused) { return PyBool_FromLong(w->reader); }
+
+static int watch_init(Watch *w, PyObject *args, PyObject *kwargs)
+{
+    PyObject *loop;
+    int fd, reader;
+    if (!PyArg_ParseTuple(args, "Oip", &loop, &fd, &reader))
+        return -1;
+    if (w->loop != NULL)
+        return misuse("watch: already initialised");
+    w->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+    if (w->timer_fd < 0) {
+        PyErr_SetFromErrno(PyExc_OSError);
+        return -1;
+    }
+    Py_INCREF(loop);
+    w->loop = loop;
+    w->fd = fd;
+    w->reader = reader;
+    return 0;
+}
+
+static int watch_traverse(Watch *w, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE((PyObject *)w));
+    Py_VISIT(w->loop);
+    Py_VISIT(w->queue);
+    Py_VISIT(w->callback);
+    Py_VISIT(w->context);
+    Py_VISIT(w->error);
+    return 0;
+}
+
+static int watch_clear(Watch *w)
+{
+    Py_CLEAR(w->queue);
+    Py_CLEAR(w->callback);
+    Py_CLEAR(w->context);
+    Py_CLEAR(w->error);
+    return 0;
+}
+
+static void watch_dealloc(Watch *w)
+{
+    PyTypeObject *type = Py_TYPE((PyObject *)w);
+    PyObject_GC_UnTrack(w);
+    watch_clear(w);
+    if (w->loop != NULL && w->timer_fd >= 0)
+        close(w->timer_fd);
+    Py_CLEAR(w->loop);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(w);
+    Py_DECREF(type);
+}
+
+static PyMethodDef watch_methods[] = {
+    {"arm", (PyCFunction)(void (*)(void))watch_arm, METH_FASTCALL, watch_arm_doc},
+    {"get_loop", (PyCFunction)watch_get_loop, METH_NOARGS, watch_get_loop_doc},
+    {"add_done_callback", (PyCFunction)(void (*)(void))watch_add_done_callback, METH_FASTCALL | METH_KEYWORDS,
+     watch_add_done_callback_doc},
+    {"result", (PyCFunction)watch_result, METH_NOARGS, watch_result_doc},
+    {"_readable", (PyCFunction)watch_readable, METH_NOARGS, watch_readable_doc},
+    {"_slice_over", (PyCFunction)watch_slice_over, METH_NOARGS, watch_slice_over_doc},
+    {"_leave", (PyCFunction)watch_leave, METH_NOARGS, watch_leave_doc},
+    {"_take", (PyCFunction)watch_take, METH_O, watch_take_doc},
+    {NULL},
+};
+
+static PyGetSetDef watch_getset[] = {
+    {"_asyncio_future_blocking", (getter)watch_get_blocking, (setter)watch_set_blocking, "For the Task.", NULL},
+    {"waiting", (getter)watch_get_waiting, NULL, "Whether a task waits.", NULL},
+    {"timer_fd", (getter)watch_get_timer_fd, NULL, "The timerfd of the slices, -1 when left.", NULL},
+    {"fd", (getter)watch_get_fd, NULL, "The eventfd watched.", NULL},
+    {"reader", (getter)watch_get_reader, NULL, "Which side of the endpoint.", NULL},
+    {NULL},
+};
+
+static PyType_Slot watch_slots[] = {
+    {Py_tp_doc, "One side of an endpoint on one event loop, awaitable by a Task."},
+    {Py_tp_init, watch_init},
+    {Py_tp_dealloc, watch_dealloc},
+    {Py_tp_traverse, watch_traverse},
+    {Py_tp_clear, watch_clear},
+    {Py_tp_methods, watch_methods},
+    {Py_tp_getset, watch_getset},
+    {Py_am_await, watch_await},
+    {Py_tp_iternext, watch_next},
+    {0, NULL},
+};
+
+static PyType_Spec watch_spec = {
+    .name = "fmq._native.Watch",
+    .basicsize = sizeof(Watch),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    .slots = watch_slots,
+};
+
+/* ---------------------------------------------------------------------------------------------------------------- */
 
 PyDoc_STRVAR(die_at_doc, "die_at(point)\n--\n\nLets this process die by SIGKILL at a numbered point; 0 is never. Refused "
                          "unless FMQ_DEBUG_POINTS is set in the environment.");
@@ -1683,7 +1942,6 @@ static PyObject *set_die_at(PyObject *module, PyObject *object)
 }
 
 static PyMethodDef module_methods[] = {
-    {"drain_eventfd", drain_eventfd, METH_O, drain_eventfd_doc},
     {"die_at", set_die_at, METH_O, die_at_doc},
     {NULL},
 };
@@ -1702,11 +1960,14 @@ static int module_exec(PyObject *module)
             return -1;
     Py_DECREF(errors);
     PyObject *ring = PyType_FromSpec(&ring_spec), *flag = PyType_FromSpec(&flag_spec);
-    if (ring == NULL || flag == NULL || PyModule_AddObjectRef(module, "Ring", ring) < 0
+    PyObject *watch = PyType_FromSpec(&watch_spec);
+    if (ring == NULL || flag == NULL || watch == NULL || (run_name = PyUnicode_InternFromString("run")) == NULL
+        || PyModule_AddObjectRef(module, "Watch", watch) < 0 || PyModule_AddObjectRef(module, "Ring", ring) < 0
         || PyModule_AddObjectRef(module, "FlagWord", flag) < 0)
         return -1;
-    Py_DECREF(ring);
+    RingType = ring; /* kept for arm() */
     Py_DECREF(flag);
+    Py_DECREF(watch);
     if (PyModule_AddIntConstant(module, "HEADER_BYTES", HEADER_BYTES) < 0
         || PyModule_AddIntConstant(module, "MESSAGE_ALIGNMENT", MESSAGE_ALIGNMENT) < 0)
         return -1;

@@ -8,7 +8,7 @@ Invariants:
 2. The loop is woken through an eventfd only while a task here has declared itself asleep; otherwise the peer makes no
    system call.
 3. One task at a time waits on either side of an endpoint; a second one is refused, since messages have one order.
-4. A waiting task looks again every WAIT_SLICE_S, so a peer that dies between publishing and waking costs delay only.
+4. A waiting task looks again every quarter of a second, so a peer that dies between publishing and waking costs delay only.
 
 Works on asyncio's own loops and uvloop. Calls that need not wait do not yield to the loop, as `asyncio.Queue`'s.
 """
@@ -18,9 +18,9 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from fmq._native import HEADER_BYTES, MESSAGE_ALIGNMENT, drain_eventfd
+from fmq._native import HEADER_BYTES, MESSAGE_ALIGNMENT, Watch
 from fmq.errors import ClosedQueue, InvalidArgument
 from fmq.event_flag import EventFlag
 from fmq.queue import MessageQueue
@@ -42,53 +42,32 @@ __all__ = [
     "write_message",
 ]
 
-WAIT_SLICE_S: Final = 0.25
 
+class _Watch(Watch):
+    """One side of one endpoint on one loop: the eventfd's reader, and what the task that waits awaits.
 
-class _Watch:
-    """One side of one endpoint on one loop: the eventfd's reader, and the task that waits."""
-
-    __slots__ = ("fd", "loop", "reader", "timer", "waiter")
+    It is the awaited object itself, in the protocol a Task has for objects that are no Future; `_native.c` says why.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, fd: int, reader: bool) -> None:
+        super().__init__(loop, fd, reader)
         self.loop = loop
-        self.fd = fd
-        self.reader = reader
-        self.waiter: asyncio.Future[None] | None = None
-        self.timer: asyncio.TimerHandle | None = None
+        self.thread = threading.get_ident()
         loop.add_reader(fd, self._readable)
+        loop.add_reader(self.timer_fd, self._slice_over)
 
-    def _readable(self) -> None:
-        drain_eventfd(self.fd)
-        waiter = self.waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+    def cancel(self, msg: object = None) -> bool:
+        """For the Task: whether there was a wait to cancel; nothing has been taken by it."""
+        return self._fail(asyncio.CancelledError() if msg is None else asyncio.CancelledError(msg))
 
-    def _slice_over(self) -> None:
-        self.timer = None
-        if self.waiter is not None:
-            self._readable()
-
-    async def sleep(self, queue: MessageQueue, need_bytes: int) -> None:
-        """Returns when there may be something to do; spurious returns are allowed."""
-        if self.waiter is not None:
-            side = "read" if self.reader else "write"
-            raise InvalidArgument(
-                f"queue: expected one task to {side} this endpoint at a time, got a second one"
-            )
-        if not queue._arm(self.reader, need_bytes):
-            return
-        self.waiter = self.loop.create_future()
-        if self.timer is None:
-            # Left running when the wait ends early: one timer a slice, not one a message.
-            self.timer = self.loop.call_later(WAIT_SLICE_S, self._slice_over)
-        try:
-            await self.waiter
-        except asyncio.CancelledError:
-            queue._disarm(self.reader)
-            raise
-        finally:
-            self.waiter = None
+    def _fail(self, error: BaseException) -> bool:
+        taken = self._take(error)
+        if taken is None:
+            return False
+        callback, context, queue = taken
+        queue._disarm(self.reader)
+        self.loop.call_soon(callback, self, context=context)
+        return True
 
     def stop(self, fd: int) -> None:
         """Lets go of the eventfd and closes it, in the loop's thread; a waiting task raises ClosedQueue."""
@@ -102,25 +81,29 @@ class _Watch:
             try:
                 self.loop.call_soon_threadsafe(self._detach, fd)
             except RuntimeError:  # closed between the question and the call
+                self._leave()
                 os.close(fd)
 
     def _detach(self, fd: int) -> None:
+        self.leave()
         if not self.loop.is_closed():
-            self.loop.remove_reader(fd)
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_exception(ClosedQueue("queue: the endpoint was closed while a task waited"))
+            self._fail(ClosedQueue("queue: the endpoint was closed while a task waited"))
         os.close(fd)
+
+    def leave(self) -> None:
+        """Lets go of the eventfd, and of the slices' timer."""
+        if not self.loop.is_closed():
+            self.loop.remove_reader(self.fd)
+            self.loop.remove_reader(self.timer_fd)
+        self._leave()
 
 
 def _watch(queue: MessageQueue, reader: bool) -> _Watch:
-    loop = asyncio.get_running_loop()
     watch = queue._watches.get(reader)
-    if isinstance(watch, _Watch) and watch.loop is loop:
+    # Not get_running_loop(), which makes a system call on Python 3.11: a loop that runs in this thread is this one.
+    if watch is not None and watch.thread == threading.get_ident() and watch.loop.is_running():
         return watch
-    if isinstance(watch, _Watch) and watch.loop.is_running():
+    if watch is not None and watch.loop.is_running():
         raise InvalidArgument("queue: expected one event loop to wait on this endpoint, got a second one")
     descriptor = queue.descriptor
     index = descriptor.reader_event_index if reader else descriptor.writer_event_index
@@ -130,9 +113,9 @@ def _watch(queue: MessageQueue, reader: bool) -> _Watch:
         raise InvalidArgument(
             "queue: waiting in asyncio needs the synchronized flavour and an event flag, got a queue without"
         )
-    if isinstance(watch, _Watch) and not watch.loop.is_closed():
-        watch.loop.remove_reader(watch.fd)
-    made = _Watch(loop, queue.fds[index], reader)
+    if watch is not None:
+        watch.leave()
+    made = _Watch(asyncio.get_running_loop(), queue.fds[index], reader)
     queue._watches[reader] = made
     return made
 
@@ -149,7 +132,9 @@ async def read_message(queue: MessageQueue) -> bytes:
         InvalidArgument: The quantum is not 1, or another task waits to read this endpoint.
     """
     while (message := queue.read_message()) is None:
-        await _watch(queue, True).sleep(queue, HEADER_BYTES)
+        watch = _watch(queue, True)
+        if watch.arm(queue, HEADER_BYTES):
+            await watch
     return message
 
 
@@ -160,39 +145,51 @@ async def write_message(queue: MessageQueue, payload: Buffer) -> None:
         As `read_message`; InvalidArgument also if the message could never fit.
     """
     while not queue.write_message(payload):
-        await _watch(queue, False).sleep(queue, _message_bytes(memoryview(payload).nbytes))
+        watch = _watch(queue, False)
+        if watch.arm(queue, _message_bytes(memoryview(payload).nbytes)):
+            await watch
 
 
 async def read(queue: MessageQueue) -> bytes:
     """Takes one element, waiting for it. Cancelled, it has taken nothing. Raises as `read_message`."""
     while (element := queue.read()) is None:
-        await _watch(queue, True).sleep(queue, queue.quantum_bytes)
+        watch = _watch(queue, True)
+        if watch.arm(queue, queue.quantum_bytes):
+            await watch
     return element
 
 
 async def read_many(queue: MessageQueue, count: int) -> bytes:
     """Takes exactly `count` elements, waiting for them. Cancelled, it has taken nothing. Raises as `read_message`."""
     while (elements := queue.read_many(count)) is None:
-        await _watch(queue, True).sleep(queue, count * queue.quantum_bytes)
+        watch = _watch(queue, True)
+        if watch.arm(queue, count * queue.quantum_bytes):
+            await watch
     return elements
 
 
 async def read_into(queue: MessageQueue, buffer: Buffer) -> None:
     """Takes one element into a buffer, waiting for it. Cancelled, it has taken nothing. Raises as `read_message`."""
     while not queue.read_into(buffer):
-        await _watch(queue, True).sleep(queue, queue.quantum_bytes)
+        watch = _watch(queue, True)
+        if watch.arm(queue, queue.quantum_bytes):
+            await watch
 
 
 async def read_many_into(queue: MessageQueue, buffer: Buffer) -> None:
     """Fills a buffer with elements, waiting for all. Cancelled, it has taken nothing. Raises as `read_message`."""
     while not queue.read_many_into(buffer):
-        await _watch(queue, True).sleep(queue, memoryview(buffer).nbytes)
+        watch = _watch(queue, True)
+        if watch.arm(queue, memoryview(buffer).nbytes):
+            await watch
 
 
 async def write(queue: MessageQueue, element: Buffer) -> None:
     """Appends one element, waiting for room. Cancelled, it has written nothing. Raises as `read_message`."""
     while not queue.write(element):
-        await _watch(queue, False).sleep(queue, queue.quantum_bytes)
+        watch = _watch(queue, False)
+        if watch.arm(queue, queue.quantum_bytes):
+            await watch
 
 
 async def write_many(queue: MessageQueue, elements: Buffer) -> None:
@@ -202,21 +199,27 @@ async def write_many(queue: MessageQueue, elements: Buffer) -> None:
         As `read_message`; InvalidArgument also for more than the capacity.
     """
     while not queue.write_many(elements):
-        await _watch(queue, False).sleep(queue, memoryview(elements).nbytes)
+        watch = _watch(queue, False)
+        if watch.arm(queue, memoryview(elements).nbytes):
+            await watch
 
 
 async def wait_readable(queue: MessageQueue, count: int = 1) -> None:
     """Waits until `count` elements (at most the capacity) can be read; takes nothing. Raises as `read_message`."""
     _check_count(queue, count)
     while not queue.wait_readable(count, 0):
-        await _watch(queue, True).sleep(queue, count * queue.quantum_bytes)
+        watch = _watch(queue, True)
+        if watch.arm(queue, count * queue.quantum_bytes):
+            await watch
 
 
 async def wait_writable(queue: MessageQueue, count: int = 1) -> None:
     """Waits until `count` elements (at most the capacity) can be written; writes nothing. Raises as `read_message`."""
     _check_count(queue, count)
     while not queue.wait_writable(count, 0):
-        await _watch(queue, False).sleep(queue, count * queue.quantum_bytes)
+        watch = _watch(queue, False)
+        if watch.arm(queue, count * queue.quantum_bytes):
+            await watch
 
 
 def _check_count(queue: MessageQueue, count: int) -> None:

@@ -22,7 +22,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from fmq._native import Ring
 from fmq.descriptor import Flavour, Grantor, MQDescriptor, check_descriptor, plan_layout
@@ -37,15 +37,9 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
     from typing_extensions import Buffer
 
+    from fmq.aio import _Watch
+
 __all__ = ["MessageQueue"]
-
-
-class Watch(Protocol):
-    """What an event loop holds of an endpoint: it must let go of the eventfd before that is closed."""
-
-    def stop(self, fd: int) -> None:
-        """Stops watching and closes `fd`, in the loop's own thread."""
-        ...
 
 
 class MessageQueue(Ring):
@@ -80,7 +74,7 @@ class MessageQueue(Ring):
         # Owns the descriptors from the first line on, so that close() can undo a construction that fails.
         self.fds = fds
         self.descriptor = descriptor
-        self._watches: dict[bool, Watch] = {}
+        self._watches: dict[bool, _Watch] = {}
         self._event_flag: EventFlag | None = None
         self._open_write: Transaction | None = None
         self._open_read: Transaction | None = None
@@ -544,7 +538,9 @@ class MessageQueue(Ring):
         self.close()
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True):
+        if not getattr(self, "_closed", True) and self._process != os.getpid():
+            self.close()  # a forked child's copy; the parent has the endpoint
+        elif not getattr(self, "_closed", True):
             warnings.warn(f"{self!r} was dropped open", ResourceWarning, stacklevel=2, source=self)
             self.close()
 
