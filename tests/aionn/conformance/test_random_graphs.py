@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -28,11 +29,28 @@ from aionn.conformance.random_graph_tests import (
 )
 from aionn.conformance.random_graphs import Case, check, draw_plan, interpret, make_case
 from aionn.errors import GeneralFailure
-from aionn.hal import Model, OperandLifeTime, OperationType, is_scalar_type
+from aionn.hal import (
+    DataLocation,
+    Model,
+    OperandLifeTime,
+    OperationType,
+    constant_array,
+    is_scalar_type,
+)
+from aionn.interpreter import Interpreter, RunControl
 from aionn.ops import validate_operation
 
 Array = npt.NDArray[Any]
 SEEDS_QUICK = 2
+
+SETS: dict[str, list[str]] = {}
+"""The sets by operation, or size of the graphs: one test each costs less than one a set."""
+for _name, _test in TESTS.items():
+    SETS.setdefault(_name.split("_")[0] if _test.operation is None else _test.operation.name, []).append(
+        _name
+    )
+
+every_set = pytest.mark.parametrize("subject", sorted(SETS))
 
 
 def case_of(test: str, seed: int) -> Case:
@@ -79,24 +97,25 @@ def test_plain_definitions_share_nothing_with_the_kernels() -> None:
                 assert not any(name.startswith("aionn.ops") for name in names), path
 
 
-@pytest.mark.parametrize("test", sorted(TESTS))
-def test_drawn_models_are_legal_and_of_their_level(test: str) -> None:
-    for seed in range(SEEDS_QUICK):
-        case = case_of(test, seed)
-        level = level_of(case)
-        stated = TESTS[test].level
-        assert stated is None or level <= stated
-        graph = case.model.main
-        assert len(case.inputs) == len(graph.input_indexes) >= 1
-        assert len(case.is_checked) == len(graph.output_indexes) >= 1
-        for array, operand in zip(case.inputs, graph.inputs, strict=True):
-            assert array.shape == operand.dimensions
-        for operand in graph.operands:
-            assert all(extent >= 1 for extent in operand.dimensions)
-            if TESTS[test].extent_max > 10:
-                assert math.prod(operand.dimensions) <= 10_000
-            if is_scalar_type(operand.type) and operand.lifetime == OperandLifeTime.SUBGRAPH_INPUT:
-                assert test == "FILL_4", "scalars are constants where there is a tensor"
+@every_set
+def test_drawn_models_are_legal_and_of_their_level(subject: str) -> None:
+    for test in SETS[subject]:
+        for seed in range(SEEDS_QUICK):
+            case = case_of(test, seed)
+            level = level_of(case)
+            stated = TESTS[test].level
+            assert stated is None or level <= stated
+            graph = case.model.main
+            assert len(case.inputs) == len(graph.input_indexes) >= 1
+            assert len(case.is_checked) == len(graph.output_indexes) >= 1
+            for array, operand in zip(case.inputs, graph.inputs, strict=True):
+                assert array.shape == operand.dimensions
+            for operand in graph.operands:
+                assert all(extent >= 1 for extent in operand.dimensions)
+                if TESTS[test].extent_max > 10:
+                    assert math.prod(operand.dimensions) <= 10_000
+                if is_scalar_type(operand.type) and operand.lifetime == OperandLifeTime.SUBGRAPH_INPUT:
+                    assert test == "FILL_4", "scalars are constants where there is a tensor"
 
 
 @pytest.mark.parametrize("test", ["CONV_2D_4", "STRIDED_SLICE_2", "LARGE_TENSOR_FLOAT32_4"])
@@ -135,19 +154,82 @@ def test_quantized_filters_are_per_channel_at_times() -> None:
     assert any(quant is not None for quant in quantized)
 
 
-@pytest.mark.parametrize("test", sorted(TESTS))
-def test_reference_agrees_with_the_plain_definitions(test: str) -> None:
-    for seed in range(SEEDS_QUICK):
-        failure = check(TESTS[test], seed, evaluate_plainly, interpret)
-        assert failure is None, str(failure)
+@every_set
+def test_reference_agrees_with_the_plain_definitions(subject: str) -> None:
+    for test in SETS[subject]:
+        for seed in range(SEEDS_QUICK):
+            failure = check(TESTS[test], seed, evaluate_plainly, interpret)
+            assert failure is None, str(failure)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("test", sorted(TESTS))
-def test_reference_agrees_with_the_plain_definitions_for_all_seeds(test: str) -> None:
-    for seed in range(SEEDS_QUICK, SEEDS):
-        failure = check(TESTS[test], seed, evaluate_plainly, interpret)
-        assert failure is None, str(failure)
+@every_set
+def test_reference_agrees_with_the_plain_definitions_for_all_seeds(subject: str) -> None:
+    for test in SETS[subject]:
+        for seed in range(SEEDS_QUICK, SEEDS):
+            failure = check(TESTS[test], seed, evaluate_plainly, interpret)
+            assert failure is None, str(failure)
+
+
+def with_unknown_extents(model: Model) -> Model:
+    """The same model with every extent of every result unknown."""
+    written = {index for operation in model.main.operations for index in operation.outputs}
+    operands = tuple(
+        msgspec.structs.replace(operand, dimensions=(0,) * len(operand.dimensions))
+        if i in written
+        else operand
+        for i, operand in enumerate(model.main.operands)
+    )
+    return msgspec.structs.replace(model, main=msgspec.structs.replace(model.main, operands=operands))
+
+
+def with_arguments_only(case: Case) -> tuple[Model, list[Array]]:
+    """The same model with all constant tensors as arguments."""
+    graph, arrays = case.model.main, dict(zip(case.model.main.input_indexes, case.inputs, strict=True))
+    operands = list(graph.operands)
+    for index, operand in enumerate(operands):
+        if operand.is_constant and not is_scalar_type(operand.type):
+            arrays[index] = constant_array(case.model, operand)
+            operands[index] = msgspec.structs.replace(
+                operand, lifetime=OperandLifeTime.SUBGRAPH_INPUT, location=DataLocation()
+            )
+    changed = msgspec.structs.replace(graph, operands=tuple(operands), input_indexes=tuple(arrays))
+    return msgspec.structs.replace(case.model, main=changed), list(arrays.values())
+
+
+def assert_equal(expected: Sequence[Array], got: Sequence[Array]) -> None:
+    for a, b in zip(expected, got, strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+
+
+@every_set
+def test_reference_finds_unknown_extents_itself(subject: str) -> None:
+    for test in SETS[subject]:
+        case = case_of(test, 0)
+        unknown = with_unknown_extents(case.model)
+        for position, operation in enumerate(unknown.main.operations):
+            validate_operation(unknown, unknown.main.operands, operation, where=f"operation {position}")
+        assert_equal(interpret(case.model, case.inputs), interpret(unknown, case.inputs))
+
+
+@every_set
+def test_reference_treats_constants_and_arguments_alike(subject: str) -> None:
+    for test in SETS[subject]:
+        case = case_of(test, 1)
+        model, arrays = with_arguments_only(case)
+        assert_equal(interpret(case.model, case.inputs), interpret(model, arrays))
+
+
+@every_set
+def test_reference_keeps_nothing_but_what_is_constant(subject: str) -> None:
+    for test in SETS[subject]:
+        first, again = case_of(test, 0), case_of(test, 0)
+        interpreter = Interpreter(first.model)
+        given = [array.copy() for array in first.inputs]
+        expected = [array.copy() for array in interpreter.run(first.inputs, RunControl())]
+        assert_equal(expected, interpreter.run(again.inputs, RunControl()))
+        assert_equal(given, first.inputs)
 
 
 def wrongly_multiplied(call: PlainCall) -> list[Array]:
