@@ -1,0 +1,31 @@
+"""What a test of timing needs: virtual time, devices that are described, faults by seed, small models.
+
+Nothing of the product imports this package. Names are imported when first used, so that pytest starts as quickly with the plugin as
+without it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aionn.testing.clock import Deadlock, StuckPin, VirtualClock, VirtualClockLoop, run
+
+_HOME_BY_NAME = {
+    "Deadlock": "aionn.testing.clock",
+    "StuckPin": "aionn.testing.clock",
+    "VirtualClock": "aionn.testing.clock",
+    "VirtualClockLoop": "aionn.testing.clock",
+    "run": "aionn.testing.clock",
+}
+
+__all__ = ["Deadlock", "StuckPin", "VirtualClock", "VirtualClockLoop", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_BY_NAME:
+        raise AttributeError(f"module 'aionn.testing' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME_BY_NAME[name]), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,473 @@
+"""Virtual time for asyncio: a clock that jumps to the next timer when nothing can run, and stands still while real work goes on.
+
+Owns the clock, its pins, and the event loop that drives it. Refuses to own time elsewhere: ``time.monotonic``, threads and other
+processes keep real time.
+
+Invariants:
+1. Time moves only when no callback is ready, no descriptor is ready, and nothing holds a pin; and then exactly to the next timer.
+2. Real work pins: jobs of executors, worker threads of anyio, subprocesses, watched descriptors (unless told otherwise), and
+   whatever was announced with ``pin`` (``aionn.hal.real_work`` for drivers).
+3. Nothing waits for ever: nothing to wait for is a ``Deadlock``, a pin older than the limit is a ``StuckPin``, both by name.
+4. The order of callbacks depends on the program alone: timers of the same time run in the order in which they were set.
+
+Source: trio's ``MockClock`` for the rule of the jump. uvloop cannot do this: its timers and its waiting are in C.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import heapq
+import itertools
+import math
+import selectors
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Executor
+from types import FrameType
+from typing import Any, Self, TypeVar
+
+import fences
+from aionn.hal import TIME_MAX_NS
+from aionn.hal.real_work import set_pinner
+
+__all__ = ["Deadlock", "Pin", "StuckPin", "VirtualClock", "VirtualClockLoop", "run"]
+
+_T = TypeVar("_T")
+_Events = list[tuple[selectors.SelectorKey, int]]
+_Poll = Callable[[float | None], _Events]
+
+STUCK_S_DEFAULT = 10.0
+"""Real seconds that a pin may be held: far above any step of a test, far below the patience of whoever waits for it."""
+
+LOOK_AGAIN_S = 0.001
+"""How often worker threads are looked at while they work: the moment in which one falls idle wakes nobody."""
+
+TASKS_NAMED_MAX = 20
+"""Tasks that a ``Deadlock`` names; the first few tell the story."""
+
+
+class Deadlock(RuntimeError):
+    """Nothing can run, no timer is set, nothing is pinned: on a real clock this would hang for ever."""
+
+
+class StuckPin(RuntimeError):
+    """Something has held the clock still for longer than the limit. The message names it."""
+
+
+class Pin:
+    """A hold on a clock. A context manager, to be used once; left by any thread, idempotently."""
+
+    __slots__ = ("_clock", "name", "since_s")
+
+    def __init__(self, clock: VirtualClock, name: str) -> None:
+        self._clock = clock
+        self.name = name
+        self.since_s = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self._clock._pins[self] = None
+        self.since_s = time.monotonic()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Lets go. Idempotent."""
+        if self._clock._pins.pop(self, self) is None:
+            self._clock._wake()
+
+
+class VirtualClock:
+    """A time of its own, which begins at 0 and is moved by a ``VirtualClockLoop``.
+
+    Args:
+        start_s: The time at the beginning, in seconds.
+        stuck_s: Real seconds after which a pin is named as stuck.
+        pin_descriptors: Whether a descriptor that is watched (``add_reader``, sockets, pipes) holds the clock, since anything
+            outside may make it ready. False where all of them are served by tasks of the loop itself, or are watched though
+            nothing is expected.
+
+    Raises:
+        ValueError: A number is negative or not finite.
+    """
+
+    def __init__(
+        self,
+        *,
+        start_s: float = 0.0,
+        stuck_s: float = STUCK_S_DEFAULT,
+        pin_descriptors: bool = True,
+    ) -> None:
+        for name, value in (("start_s", start_s), ("stuck_s", stuck_s)):
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name}: expected seconds of at least 0, got {value!r}")
+        self.stuck_s = stuck_s
+        self.pin_descriptors = pin_descriptors
+        self.jump_count = 0
+        self._now_s = float(start_s)
+        self._pins: dict[Pin, None] = {}
+        self._loop: VirtualClockLoop | None = None
+
+    @property
+    def now(self) -> float:
+        """The time in seconds."""
+        return self._now_s
+
+    @property
+    def now_ns(self) -> int:
+        """The time in nanoseconds, the nearest integer."""
+        return round(self._now_s * 1e9)
+
+    def after(self, seconds: float) -> int:
+        """The deadline that lies ``seconds`` from now: absolute nanoseconds, as every ``deadline=`` expects.
+
+        Raises:
+            ValueError: ``seconds`` is negative or no number.
+        """
+        if math.isnan(seconds) or seconds < 0:
+            raise ValueError(f"after: expected seconds of at least 0, got {seconds!r}")
+        if math.isinf(seconds):
+            return TIME_MAX_NS
+        return min(self.now_ns + round(seconds * 1e9), TIME_MAX_NS)
+
+    def pin(self, name: str) -> Pin:
+        """Holds time still while work goes on that the loop cannot see: ``with clock.pin("decoder thread"): ...``.
+
+        Args:
+            name: Who does what; said when it never ends.
+        """
+        return Pin(self, name)
+
+    @property
+    def pins(self) -> tuple[str, ...]:
+        """What holds the clock by ``pin`` now, the oldest first."""
+        return tuple(pin.name for pin in list(self._pins))
+
+    def _wake(self) -> None:
+        """After a pin is gone: a loop that stands still because of it must look again."""
+        loop = self._loop
+        if loop is not None and loop._is_standing:
+            with contextlib.suppress(RuntimeError):  # Closed meanwhile: nobody stands there any more.
+                loop.call_soon_threadsafe(_nothing)
+
+    def __repr__(self) -> str:
+        pinned = f", pinned by {', '.join(self.pins)}" if self._pins else ""
+        return f"<VirtualClock at {self._now_s:g} s{pinned}>"
+
+
+def _nothing() -> None:
+    pass
+
+
+class _Timer(asyncio.TimerHandle):
+    """A timer that keeps its place among those of the same time: a heap alone does not."""
+
+    __slots__ = ("_sequence",)
+
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        loop: asyncio.AbstractEventLoop,
+        context: contextvars.Context | None,
+        sequence: int,
+    ) -> None:
+        super().__init__(when, callback, args, loop, context)
+        self._sequence = sequence
+
+    def __lt__(self, other: object) -> bool:
+        if not isinstance(other, _Timer):
+            return NotImplemented
+        mine, its = self.when(), other.when()
+        return mine < its or (mine == its and self._sequence < other._sequence)
+
+
+class _Selector(selectors.EpollSelector):
+    """Where a loop waits: this one asks the loop what waiting means."""
+
+    loop: VirtualClockLoop | None = None
+
+    def select(self, timeout: float | None = None) -> _Events:
+        if self.loop is None or (timeout is not None and timeout <= 0):
+            return super().select(timeout)
+        return self.loop._wait(super().select)
+
+
+class VirtualClockLoop(asyncio.SelectorEventLoop):
+    """An event loop on a virtual clock. Usable wherever a loop factory is: ``asyncio.Runner``, ``anyio.run``, pytest-asyncio.
+
+    While it runs, fences take their signal times from its clock.
+
+    Args:
+        clock: The clock; None for one of its own. Several loops may use one clock after another.
+
+    Attributes:
+        clock: The clock.
+    """
+
+    _clock_resolution: float
+    _scheduled: list[asyncio.TimerHandle]
+
+    def __init__(self, clock: VirtualClock | None = None) -> None:
+        self.clock = VirtualClock() if clock is None else clock
+        self._timers = itertools.count()
+        self._is_standing = False
+        self._seen_since_s: dict[object, float] = {}
+        selector = _Selector()
+        super().__init__(selector)
+        # Timers closer than this run together; asyncio's own choice depends on the machine.
+        self._clock_resolution = 1e-9
+        self._own_descriptors = set(selector.get_map())
+        self._selector_keys = selector.get_map()
+        selector.loop = self
+
+    def time(self) -> float:
+        """The clock's time in seconds."""
+        return self.clock._now_s
+
+    def call_at(  # type: ignore[override]
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """As asyncio's; timers of the same time run in the order of the calls."""
+        if when is None:
+            raise TypeError("call_at: expected a time, got None")
+        self._check_closed()  # type: ignore[attr-defined]
+        timer = _Timer(when, callback, args, self, context, next(self._timers))
+        heapq.heappush(self._scheduled, timer)
+        timer._scheduled = True  # type: ignore[attr-defined]
+        return timer
+
+    def run_forever(self) -> None:
+        """As asyncio's.
+
+        Raises:
+            Deadlock: Nothing can ever happen.
+            StuckPin: The clock was held for too long.
+            RuntimeError: Another virtual clock runs in this process, or another loop on this clock.
+        """
+        with _driving(self):
+            super().run_forever()
+
+    # --- Waiting --------------------------------------------------------------------------------------------------------------
+
+    def _wait(self, poll: _Poll) -> _Events:
+        """Called when nothing is ready to run: real events first, then a jump."""
+        while True:
+            # The holders are counted before the descriptors are looked at: work hands over its result first and lets go then, so
+            # whoever let go before the count has its result in the descriptors.
+            self._is_standing = True
+            holders = self._holders()
+            events = poll(self._patience_s(holders) if holders else 0)
+            self._is_standing = False
+            if events:
+                for key, _ in events:
+                    self._seen_since_s.pop(key.fd, None)
+                return events
+            if not holders:
+                self._jump()
+                return []
+
+    def _jump(self) -> None:
+        # asyncio asks for at most a day at once; the timer itself says when it is.
+        when = self._scheduled[0].when() if self._scheduled else math.inf
+        if when == math.inf:
+            raise Deadlock(self._describe_deadlock())
+        clock = self.clock
+        clock._now_s = max(clock._now_s, when)
+        clock.jump_count += 1
+
+    def _holders(self) -> dict[object, tuple[float, str]]:
+        """What holds the clock: real time since when, and its name."""
+        clock = self.clock
+        seen: dict[object, str] = {}
+        if clock.pin_descriptors and len(self._selector_keys) > len(self._own_descriptors):
+            for fd, key in self._selector_keys.items():
+                if fd not in self._own_descriptors:
+                    seen[fd] = f"descriptor {fd}, watched by {_watcher_of(key)}"
+        if threading.active_count() > 1:
+            for thread in self._busy_workers():
+                seen[thread] = f"a worker thread of anyio{_place_of_thread(thread)}"
+        if seen or self._seen_since_s:
+            now_s = time.monotonic()
+            self._seen_since_s = {key: self._seen_since_s.get(key, now_s) for key in seen}
+        holders = {key: (self._seen_since_s[key], name) for key, name in seen.items()}
+        if clock._pins:
+            holders |= {pin: (pin.since_s, pin.name) for pin in list(clock._pins)}
+        return holders
+
+    def _busy_workers(self) -> list[threading.Thread]:
+        kind = getattr(sys.modules.get("anyio._backends._asyncio"), "WorkerThread", None)
+        # A worker marks its item as done after it has handed over the result.
+        return [
+            thread
+            for thread in threading.enumerate()
+            if kind is not None
+            and isinstance(thread, kind)
+            and thread.loop is self
+            and thread.queue.unfinished_tasks
+        ]
+
+    def _patience_s(self, holders: dict[object, tuple[float, str]]) -> float:
+        """Real seconds to wait for an event before the holders are looked at again."""
+        now_s = time.monotonic()
+        left_s = min(since_s for since_s, _ in holders.values()) + self.clock.stuck_s - now_s
+        if left_s <= 0:
+            named = "; ".join(f"{name} (for {now_s - since_s:.3g} s)" for since_s, name in holders.values())
+            raise StuckPin(
+                f"virtual time stands still at {self.clock.now:g} s, held for more than {self.clock.stuck_s:g} real seconds by: "
+                f"{named}. A pin is for real work alone, and is let go when that is done; watched descriptors hold no clock with "
+                "pin_descriptors=False"
+            )
+        is_working = any(isinstance(key, threading.Thread) for key in holders)
+        return min(left_s, LOOK_AGAIN_S) if is_working else left_s
+
+    def _describe_deadlock(self) -> str:
+        tasks = sorted(asyncio.all_tasks(self), key=lambda task: task.get_name())
+        lines = [f"  {task.get_name()}: {_place_of_task(task)}" for task in tasks[:TASKS_NAMED_MAX]]
+        if len(tasks) > TASKS_NAMED_MAX:
+            lines.append(f"  and {len(tasks) - TASKS_NAMED_MAX} more")
+        first = (
+            f"virtual time {self.clock.now:g} s: nothing can run, no timer is set and nothing is pinned, so this would wait for "
+            "ever. Hold clock.pin(name) around work of other threads and processes. Tasks:"
+        )
+        return "\n".join([first, *(lines or ["  none"])])
+
+    # --- Work that pins by itself ---------------------------------------------------------------------------------------------
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Executor | None, func: Callable[..., _T], *args: Any
+    ) -> asyncio.Future[_T]:
+        """As asyncio's; the job holds the clock until its result is here."""
+        pin = self.clock.pin(f"executor job {getattr(func, '__qualname__', func)!s}").__enter__()
+        try:
+            future: asyncio.Future[_T] = super().run_in_executor(executor, func, *args)
+        except BaseException:
+            pin.release()
+            raise
+        future.add_done_callback(lambda _: pin.release())
+        return future
+
+    async def shutdown_default_executor(self, *args: Any, **options: Any) -> None:
+        """As asyncio's; its time-out is not reached as long as threads end."""
+        with self.clock.pin("shutdown of the default executor"):
+            await super().shutdown_default_executor(*args, **options)
+
+    async def subprocess_exec(self, protocol_factory: Callable[[], Any], *args: Any, **options: Any) -> Any:
+        """As asyncio's; the process holds the clock until its end is known."""
+        with self._pinned_process(protocol_factory, args[0] if args else "?") as factory:
+            return await super().subprocess_exec(factory, *args, **options)
+
+    async def subprocess_shell(self, protocol_factory: Callable[[], Any], cmd: Any, **options: Any) -> Any:
+        """As asyncio's; the process holds the clock until its end is known."""
+        with self._pinned_process(protocol_factory, cmd) as factory:
+            return await super().subprocess_shell(factory, cmd, **options)
+
+    @contextlib.contextmanager
+    def _pinned_process(
+        self, protocol_factory: Callable[[], Any], program: object
+    ) -> Iterator[Callable[[], Any]]:
+        pin = self.clock.pin(f"process {program!s}").__enter__()
+
+        def factory() -> Any:
+            protocol = protocol_factory()
+            exited = protocol.process_exited
+
+            def process_exited() -> None:
+                pin.release()
+                exited()
+
+            protocol.process_exited = process_exited
+            return protocol
+
+        try:
+            yield factory
+        except BaseException:
+            pin.release()
+            raise
+
+
+_driving_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def _driving(loop: VirtualClockLoop) -> Iterator[None]:
+    """While a loop runs: fences and drivers of this process go by its clock."""
+    clock = loop.clock
+    # Signal times and pins are the whole process's, so a second virtual clock beside this one would be told the wrong time.
+    if not _driving_lock.acquire(blocking=False):
+        raise RuntimeError("a loop on a virtual clock runs already in this process; only one can at a time")
+    try:
+        clock._loop = loop
+        clock_before = fences.set_clock(lambda: clock.now_ns)
+        pinner_before = set_pinner(clock.pin)
+        try:
+            yield
+        finally:
+            set_pinner(pinner_before)
+            fences.set_clock(clock_before)
+            clock._loop = None
+    finally:
+        _driving_lock.release()
+
+
+def _watcher_of(key: selectors.SelectorKey) -> str:
+    """Whom a descriptor's readiness would call."""
+    handle = next((handle for handle in key.data if handle is not None), None) if key.data else None
+    callback = getattr(handle, "_callback", None)
+    return str(getattr(callback, "__qualname__", callback))
+
+
+def _place_of_frame(frame: FrameType) -> str:
+    code = frame.f_code
+    return f"in {code.co_qualname} ({code.co_filename}:{frame.f_lineno})"
+
+
+def _place_of_thread(thread: threading.Thread) -> str:
+    frame = sys._current_frames().get(thread.ident) if thread.ident is not None else None
+    return f" {_place_of_frame(frame)}" if frame is not None else ""
+
+
+_MACHINERY = {"asyncio", "anyio", "fences"}
+"""Packages whose frames say nothing about who waits for what."""
+
+
+def _place_of_task(task: asyncio.Task[Any]) -> str:
+    """Where a task waits: the innermost frame of what it awaits that is not the machinery's."""
+    waiting: Any = task.get_coro()
+    frames: list[FrameType] = []
+    # Coroutines, generators and asynchronous generators name their frame and what they wait for differently.
+    while (kind := next((k for k in ("cr", "gi", "ag") if hasattr(waiting, f"{k}_frame")), None)) is not None:
+        frame = getattr(waiting, f"{kind}_frame")
+        if frame is not None:
+            frames.append(frame)
+        waiting = getattr(waiting, "gi_yieldfrom" if kind == "gi" else f"{kind}_await")
+    if not frames:
+        return "at its end"
+    told = [f for f in frames if f.f_globals.get("__name__", "").partition(".")[0] not in _MACHINERY]
+    return _place_of_frame((told or frames)[-1])
+
+
+def run(main: Callable[..., Coroutine[Any, Any, _T]], *args: Any, clock: VirtualClock | None = None) -> _T:
+    """Runs ``main(*args)`` under virtual time and returns its result: ``anyio.run`` without the waiting.
+
+    Args:
+        main: A coroutine function.
+        *args: What it is called with.
+        clock: The clock; None for a new one that begins at 0.
+
+    Raises:
+        Deadlock: Nothing can ever happen.
+        StuckPin: The clock was held for too long.
+    """
+    with asyncio.Runner(loop_factory=lambda: VirtualClockLoop(clock)) as runner:
+        return runner.run(main(*args))
