@@ -33,6 +33,9 @@ __all__ = ["QUEUE_BYTES", "BurstController"]
 QUEUE_BYTES = 1 << 16
 """Capacity of each queue: the 1,024 datums of the spec's users, at some 20 bytes each, fit three times."""
 
+END_S_MAX = 2.0
+"""How long ending a burst waits for the driver, which first lets a running execution end."""
+
 assert QUEUE_BYTES <= PACKET_BYTES_MAX
 
 
@@ -178,7 +181,8 @@ class BurstController:
         self._state = next_state(self._state, "close")
         try:
             if not was_dead:
-                with anyio.CancelScope(shield=True):
+                # A driver that hangs does not answer; its process is ended by whoever started it.
+                with anyio.move_on_after(END_S_MAX, shield=True):
                     await self._end()
         except Error:
             pass  # The driver went away meanwhile: what this call wants has happened.

@@ -87,6 +87,9 @@ __all__ = ["RemoteDevice"]
 START_S_MAX = 30.0
 """How long a driver process may take until it answers: a large engine loads for seconds on a slow disk."""
 
+FREE_S_MAX = 2.0
+"""How long freeing an object waits for a driver that does not answer; the end of its process frees everything."""
+
 
 class _Connection:
     """One driver process and the channel to it."""
@@ -367,7 +370,7 @@ class RemotePreparedModel:
         """See ``PreparedModel``."""
         if not self._closed:
             self._closed = True
-            with anyio.CancelScope(shield=True):
+            with anyio.move_on_after(FREE_S_MAX, shield=True):
                 try:
                     await self._channel.tell(FreePreparedModel(self._handle))
                 except DeadObject:

@@ -175,3 +175,16 @@ async def test_cancelled_start_leaves_no_process(digits: Path) -> None:
             with anyio.move_on_after(delay_s):
                 await runtime.devices[0].status()
         await runtime.compile(digits)
+
+
+async def test_runtime_closes_in_bounded_time_around_a_stopped_driver(digits: Path, silence: np.ndarray) -> None:
+    async with aionn.open(drivers=["reference"]) as runtime:
+        net = await runtime.compile(digits)
+        async with net.burst() as burst:
+            await burst.execute([silence])
+            pid = runtime.devices[0].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGSTOP)
+            began_s = time.monotonic()
+    assert time.monotonic() - began_s < 20.0
+    assert not Path(f"/proc/{pid}").exists()
