@@ -33,7 +33,7 @@ __all__ = ["QUEUE_BYTES", "BurstController"]
 QUEUE_BYTES = 1 << 16
 """Capacity of each queue: the 1,024 datums of the spec's users, at some 20 bytes each, fit three times."""
 
-END_S_MAX = 2.0
+END_S_MAX = 1.0
 """How long ending a burst waits for the driver, which first lets a running execution end."""
 
 assert QUEUE_BYTES <= PACKET_BYTES_MAX

@@ -40,7 +40,7 @@ __all__ = ["Burst", "Stream", "StreamResult", "StreamStatistics"]
 SLOTS_MAX = 64
 """Most request memories of one burst: frames that wait in a burst only get older."""
 
-CLOSE_S_MAX = 2.0
+CLOSE_S_MAX = 1.0
 """How long closing waits for a running execution before it ends the burst anyway."""
 
 _T = TypeVar("_T")

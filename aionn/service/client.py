@@ -87,7 +87,7 @@ __all__ = ["RemoteDevice"]
 START_S_MAX = 30.0
 """How long a driver process may take until it answers: a large engine loads for seconds on a slow disk."""
 
-FREE_S_MAX = 2.0
+FREE_S_MAX = 1.0
 """How long freeing an object waits for a driver that does not answer; the end of its process frees everything."""
 
 
