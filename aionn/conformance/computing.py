@@ -1,7 +1,7 @@
 """The ways to have a prepared model compute, each reduced to one awaitable that gives one answer.
 
-Owns the four modes, the reusable execution, and what the driver contract says about every answer whatever its content: callbacks come
-once, fences and information agree, a failure reports neither shapes nor times. What the outputs should hold is the suite's.
+Owns the four modes, the reusable execution, and what the driver contract says about every answer whatever its content: callbacks
+come once, fences and information agree, a failure reports neither shapes nor times. What the outputs should hold is the suite's.
 
 Invariants:
 1. Every failure that the contract knows becomes an ``Answer``; a driver that breaks the contract raises ``Breach``.
@@ -98,8 +98,8 @@ async def computing(
 ) -> AsyncIterator[Compute]:
     """Makes a request ready to be computed in a mode, any number of times, one after the other.
 
-    A burst remembers the memories from the first time on. Fenced execution computes twice, the second waiting for the first. A burst
-    carries no loop time-out: the default holds there.
+    A burst remembers the memories from the first time on, and carries no loop time-out: the default holds there. Fenced execution
+    computes twice, the second waiting for the first.
     """
     if mode == "sync":
         yield lambda: _answer(

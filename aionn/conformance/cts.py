@@ -166,7 +166,9 @@ def signed_counterpart(test: CtsTest) -> CtsTest | None:
     if test.referenced or len(main.operations) != 1 or main.operations[0].type in NOT_COUPLED:
         return None
     (operation,) = main.operations
-    if not any(main.operands[i].type == "TENSOR_QUANT8_ASYMM" for i in (*operation.inputs, *operation.outputs)):
+    if not any(
+        main.operands[i].type == "TENSOR_QUANT8_ASYMM" for i in (*operation.inputs, *operation.outputs)
+    ):
         return None
     operands = tuple(_signed(o) if o.type == "TENSOR_QUANT8_ASYMM" else o for o in main.operands)
     return msgspec.structs.replace(test, main=msgspec.structs.replace(main, operands=operands))

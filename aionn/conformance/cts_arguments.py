@@ -106,7 +106,8 @@ class TestArguments:
         count = 1 if is_scalar_type(code) else math.prod(dimensions)
         if not 0 <= count * dtype.itemsize <= min(location.length, ELEMENT_COUNT_MAX):
             raise Breach(
-                f"output {index} within its {location.length} bytes", f"sufficient, of shape {list(dimensions)}"
+                f"output {index} within its {location.length} bytes",
+                f"sufficient, of shape {list(dimensions)}",
             )
         buffer = self._output_pool.array[location.offset : location.offset + count * dtype.itemsize]
         return buffer.copy().view(dtype).reshape(() if is_scalar_type(code) else dimensions)
@@ -119,7 +120,9 @@ class TestArguments:
             changed = np.flatnonzero(self._output_pool.array[start : location.offset] != FILL)
             if changed.size:
                 place = start + int(changed[0])
-                raise Breach("writes to the outputs alone", f"another byte {place} in the pool of the outputs")
+                raise Breach(
+                    "writes to the outputs alone", f"another byte {place} in the pool of the outputs"
+                )
             start = location.offset + location.length
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """One conformance test on one device: made ready, computed and judged in each of the ways that the CTS knows.
 
-Owns the checks and which test each of them applies to. The data are ``cts``'s, the modes ``computing``'s, many tests ``cts_suite``'s.
+Owns the checks and which test each of them applies to. The data are ``cts``'s, the modes ``computing``'s, many tests ``suite``'s.
 
 Invariants:
 1. A check either returns or raises ``CheckFailed`` or ``CheckSkipped``; what it opened on the device is closed.
@@ -206,9 +206,7 @@ def _failed(
         return CheckFailed(Failure(test.name, check, mode, operation, None, (), expected, got))
     operation, operand = output_place(test, mismatch.output)
     return CheckFailed(
-        Failure(
-            test.name, check, mode, operation, operand, mismatch.index, expected, got, mismatch.tolerance
-        )
+        Failure(test.name, check, mode, operation, operand, mismatch.index, expected, got, mismatch.tolerance)
     )
 
 
@@ -225,8 +223,8 @@ class _Run:
         self.mode = mode
         self.device = device
         # Through a burst goes no loop time-out; the default ends an endless loop there.
-        is_endless = test.name.startswith(ENDLESS) and mode != "burst"
-        self.loop_timeout_ns = LOOP_TIMEOUT_NS if is_endless else None
+        self.is_endless = test.name.startswith(ENDLESS)
+        self.loop_timeout_ns = LOOP_TIMEOUT_NS if self.is_endless and mode != "burst" else None
 
     async def run(self) -> None:
         match self.check:
@@ -282,7 +280,7 @@ class _Run:
                 self._judge_failure(Answer(status_of(e), message=str(e)))
                 return
             async with closing(prepared):
-                await self._computes(prepared, times=2 if self.mode == "burst" else 1)
+                await self._computes(prepared, times=2 if self.mode == "burst" and not self.is_endless else 1)
 
     async def _computes(self, prepared: PreparedModel, *, times: int = 1) -> None:
         with TestArguments(self.test) as arguments:
@@ -309,7 +307,7 @@ class _Run:
         got = answer.status.name + (f": {answer.message}" if answer.message else "")
         if not self.test.expect_failure:
             self.fail("success", got)
-        if self.test.name.startswith(ENDLESS):
+        if self.is_endless:
             if answer.status not in _MISSED:
                 self.fail("MISSED_DEADLINE_TRANSIENT or _PERSISTENT, by the loop time-out", got)
         elif answer.status in _NO_FAILURE_OF_THE_MODEL:

@@ -1,0 +1,128 @@
+"""``aionn conformance``: does a device compute what the spec says?"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import anyio
+from cyclopts import Parameter
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from aionn.cli.output import console, print_json, print_table
+from aionn.conformance.computing import Mode
+from aionn.conformance.cts_run import CHECKS, Check
+from aionn.conformance.suite import Isolation, Report, Settings, Tally
+from aionn.conformance.workers import run_suite
+from aionn.errors import InvalidArgument
+
+__all__ = ["conformance"]
+
+JOBS_MAX = 256
+"""Most worker processes of one call; each may have a driver process beside it."""
+
+FAILURES_SHOWN = 50
+"""How many failures are told to people; ``--json`` has all of them."""
+
+
+def conformance(
+    device: str,
+    /,
+    *,
+    data: Path,
+    suite: Literal["cts"] = "cts",
+    filter: Annotated[str, Parameter(name="--filter")] = "",
+    mode: Mode = "sync",
+    check: list[Check] | None = None,
+    isolation: Isolation = "process",
+    jobs: int | None = None,
+    time_limit: float = 30.0,
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Compare a device's results with the public conformance data. Exit code 1 says that something failed.
+
+    Args:
+        device: Registered name of a driver.
+        data: The folder of the data.
+        suite: Which suite; cts is the models and values of the Android CTS.
+        filter: Only tests with this text in their names.
+        mode: How models are executed.
+        check: What is made of each test, given once for each; by default all that applies.
+        isolation: Run the driver in a process of its own, or in the process that runs the tests.
+        jobs: How many processes share the tests; by default as many as there are cores to use.
+        time_limit: Seconds that one check may take.
+        json: Print one JSON object.
+    """
+    count = len(os.sched_getaffinity(0)) if jobs is None else jobs
+    if not 1 <= count <= JOBS_MAX:
+        raise InvalidArgument(f"--jobs: expected from 1 to {JOBS_MAX}, got {count}")
+    if not 0 < time_limit <= 3600:
+        raise InvalidArgument(f"--time-limit: expected more than 0 and at most 3600 s, got {time_limit:g}")
+    settings = Settings(mode, tuple(c for c in CHECKS if check is None or c in check), time_limit)
+    shown = sys.stdout.isatty() and not json
+    with _progress(disable=not shown) as bar:
+        task = bar.add_task(f"{suite} on {device}", total=None, failed=0)
+
+        def progress(tally: Tally, total: int) -> None:
+            bar.update(task, advance=1, total=total, failed=tally.counts.failed)
+
+        report = anyio.run(_run, device, data, filter, isolation, settings, count, progress)
+    if json:
+        print_json(report)
+    else:
+        _print(device, suite, mode, report)
+    return 1 if report.failed else 0
+
+
+def _progress(*, disable: bool) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[failed]} failed"),
+        TimeElapsedColumn(),
+        console=console(),
+        transient=True,
+        disable=disable,
+    )
+
+
+async def _run(
+    device: str,
+    data: Path,
+    contains: str,
+    isolation: Isolation,
+    settings: Settings,
+    jobs: int,
+    progress: object,
+) -> Report:
+    assert callable(progress)
+    return await run_suite(
+        device,
+        data,
+        contains=contains,
+        isolation=isolation,
+        settings=settings,
+        jobs=jobs,
+        progress=progress,
+    )
+
+
+def _print(device: str, suite: str, mode: str, report: Report) -> None:
+    columns = ("", "passed", "failed", "skipped", "expected failures")
+    for title, table in (("by operation", report.by_operation), ("by check", report.by_check)):
+        rows = [(name, c.passed, c.failed, c.skipped, c.expected_failures) for name, c in table.items()]
+        print_table(f"{suite} on {device}, {mode}, {title}", columns, rows)
+    screen = console()
+    for reason, count in report.skip_reasons.items():
+        screen.print(f"skipped {count}: {reason}", markup=False)
+    for failure in report.failures[:FAILURES_SHOWN]:
+        screen.print(f"FAILED {failure}", markup=False)
+    if len(report.failures) > FAILURES_SHOWN:
+        screen.print(f"and {len(report.failures) - FAILURES_SHOWN} more; --json shows all of them")
+    screen.print(
+        f"{report.passed} passed, {report.failed} failed, {report.skipped} skipped, "
+        f"{report.expected_failures} failed as expected, in {report.seconds:.1f} s"
+    )

@@ -1,0 +1,362 @@
+"""Many tests on one device: in order, each within its time, counted against what the driver says of itself.
+
+Owns the verdict on a test, the counts, and the replacement of a device that hangs. What a check is, is ``cts_run``'s.
+
+Invariants:
+1. A test ends after its first failure that was not expected; what comes after it would tell of the same fault.
+2. A device that did not answer in time is never used again, and its calls are not waited for.
+3. A test to which none of the chosen checks applies is not counted at all.
+
+Source: section "One suite, all drivers" of the house style; IREE's conformance registry.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Literal
+
+import anyio
+import msgspec
+
+from aionn.conformance.computing import CLOSE_S_MAX, Mode
+from aionn.conformance.cts import CtsTest, operation_types
+from aionn.conformance.cts_run import CHECKS, Check, CheckFailed, CheckSkipped, Failure, applies, make_check
+from aionn.conformance.expectations import Expectations, Subject
+from aionn.drivers import registry
+from aionn.hal import Device
+from aionn.service.client import RemoteDevice
+
+__all__ = [
+    "Counts",
+    "DeviceUnderTest",
+    "Isolation",
+    "Outcome",
+    "Report",
+    "Settings",
+    "Tally",
+    "Verdict",
+    "open_device_under_test",
+    "run_test",
+    "run_tests",
+    "subject_of",
+]
+
+Isolation = Literal["process", "in_process"]
+
+Verdict = Literal["passed", "failed", "skipped", "expected_failure"]
+
+TIME_LIMIT_S = 30.0
+"""How long one check may take: the largest of the models takes less than a second where numpy computes it."""
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """How tests are run.
+
+    Attributes:
+        mode: How models are executed.
+        checks: What is made of each test.
+        time_limit_s: How long one check may take.
+        expectations: What the driver says of itself.
+    """
+
+    mode: Mode = "sync"
+    checks: tuple[Check, ...] = CHECKS
+    time_limit_s: float = TIME_LIMIT_S
+    expectations: Expectations = Expectations()
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How a test ended.
+
+    Attributes:
+        test: Its name.
+        operations: What occurs in it.
+        verdict: The whole test's.
+        checks: The verdict of each check that was made.
+        reason: Why it was skipped, or was expected to fail.
+        failure: The failure, where it failed.
+    """
+
+    test: str
+    operations: tuple[str, ...]
+    verdict: Verdict
+    checks: dict[str, Verdict] = {}
+    reason: str = ""
+    failure: Failure | None = None
+
+
+class Counts(msgspec.Struct):
+    """How many ended how."""
+
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    expected_failures: int = 0
+
+    def add(self, verdict: Verdict) -> None:
+        """Counts one more."""
+        match verdict:
+            case "passed":
+                self.passed += 1
+            case "failed":
+                self.failed += 1
+            case "skipped":
+                self.skipped += 1
+            case "expected_failure":
+                self.expected_failures += 1
+
+    @property
+    def total(self) -> int:
+        """All that were counted."""
+        return self.passed + self.failed + self.skipped + self.expected_failures
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What a run of the suite found. The first seven are what ``--json`` promises.
+
+    Attributes:
+        passed: Tests of which all checks passed.
+        failed: Tests with a failure, and mistakes in the driver's lists.
+        skipped: Tests that were not run.
+        expected_failures: Tests that failed as the driver said.
+        seconds: Wall-clock time.
+        by_operation: The tests in which an operation occurs.
+        failures: One for each test that failed.
+        by_check: The checks that were made.
+        skip_reasons: Why tests were skipped, and how many for each reason.
+    """
+
+    passed: int
+    failed: int
+    skipped: int
+    expected_failures: int
+    seconds: float
+    by_operation: dict[str, Counts]
+    failures: tuple[Failure, ...]
+    by_check: dict[str, Counts]
+    skip_reasons: dict[str, int]
+
+
+class Tally:
+    """Counts outcomes as they come."""
+
+    def __init__(self) -> None:
+        self.counts = Counts()
+        self._by_operation: dict[str, Counts] = {}
+        self._by_check: dict[str, Counts] = {}
+        self._failures: list[Failure] = []
+        self._skip_reasons: dict[str, int] = {}
+
+    def add(self, outcome: Outcome) -> None:
+        """Counts one test."""
+        self.counts.add(outcome.verdict)
+        for operation in outcome.operations:
+            self._by_operation.setdefault(operation, Counts()).add(outcome.verdict)
+        for check, verdict in outcome.checks.items():
+            self._by_check.setdefault(check, Counts()).add(verdict)
+        if outcome.failure is not None:
+            self._failures.append(outcome.failure)
+        if outcome.verdict == "skipped":
+            self._skip_reasons[outcome.reason] = self._skip_reasons.get(outcome.reason, 0) + 1
+
+    def add_failure(self, failure: Failure) -> None:
+        """Counts a failure that belongs to no test."""
+        self.counts.add("failed")
+        self._failures.append(failure)
+
+    def report(self, seconds: float) -> Report:
+        """All that was counted, in a fixed order."""
+        counts = self.counts
+        return Report(
+            passed=counts.passed,
+            failed=counts.failed,
+            skipped=counts.skipped,
+            expected_failures=counts.expected_failures,
+            seconds=round(seconds, 3),
+            by_operation=dict(sorted(self._by_operation.items())),
+            failures=tuple(sorted(self._failures, key=lambda failure: failure.test)),
+            by_check={check: self._by_check[check] for check in CHECKS if check in self._by_check},
+            skip_reasons=dict(sorted(self._skip_reasons.items())),
+        )
+
+
+class DeviceUnderTest:
+    """The device that tests run on, and a new one in the place of one that hangs.
+
+    Args:
+        make: Makes a device.
+    """
+
+    def __init__(self, make: Callable[[], Awaitable[Device]]) -> None:
+        self._make = make
+        self._device: Device | None = None
+
+    async def get(self) -> Device:
+        """The device, made when there is none."""
+        if self._device is None:
+            self._device = await self._make()
+        return self._device
+
+    async def give_up(self) -> None:
+        """Lets go of a device that hangs.
+
+        A driver process is ended. A device in this process cannot be: closing it would wait for what hangs, so it is left alone.
+        """
+        device, self._device = self._device, None
+        if isinstance(device, RemoteDevice):
+            await _close(device)
+
+    async def aclose(self) -> None:
+        """Closes the device. Idempotent."""
+        device, self._device = self._device, None
+        if device is not None:
+            await _close(device)
+
+
+async def _close(device: Device) -> None:
+    with anyio.move_on_after(CLOSE_S_MAX, shield=True):
+        await device.aclose()
+
+
+@contextlib.asynccontextmanager
+async def open_device_under_test(
+    driver: str, isolation: Isolation = "process"
+) -> AsyncIterator[DeviceUnderTest]:
+    """Opens a registered driver's device.
+
+    Args:
+        driver: The registered name.
+        isolation: Whether the driver runs in a process of its own.
+
+    Raises:
+        InvalidArgument: No such driver.
+        DeviceUnavailable: It cannot be imported or started.
+    """
+    async with anyio.create_task_group() as tasks:
+
+        async def make() -> Device:
+            if isolation == "in_process":
+                return registry.load_factory(driver)(driver)
+            device = RemoteDevice(driver, driver, tasks, info=registry.built_in_info(driver, driver))
+            await device.connect()
+            return device
+
+        device = DeviceUnderTest(make)
+        try:
+            await device.get()
+            yield device
+        finally:
+            await device.aclose()
+            tasks.cancel_scope.cancel()
+
+
+def subject_of(test: CtsTest) -> Subject:
+    """What the driver's lists are compared with."""
+    return Subject(test.name, frozenset(operation_types(test)), frozenset(CHECKS))
+
+
+async def run_tests(
+    device: DeviceUnderTest, tests: Iterable[CtsTest], settings: Settings | None = None
+) -> Report:
+    """Runs tests one after the other, in this process.
+
+    Args:
+        device: What they run on; stays open.
+        tests: As from ``cts.iterate_tests``.
+        settings: How they are run; None for the defaults.
+    """
+    started_s = time.monotonic()
+    tally = Tally()
+    for test in tests:
+        outcome = await run_test(device, test, settings or Settings())
+        if outcome is not None:
+            tally.add(outcome)
+    return tally.report(time.monotonic() - started_s)
+
+
+async def run_test(device: DeviceUnderTest, test: CtsTest, settings: Settings) -> Outcome | None:
+    """Runs one test; None when none of the chosen checks applies to it."""
+    subject = subject_of(test)
+    operations = tuple(sorted(subject.operations))
+    current = await device.get()
+    checks = [check for check in settings.checks if applies(check, test, settings.mode, current)]
+    if not checks:
+        return None
+    reason = settings.expectations.why_unsupported(subject)
+    if reason is not None:
+        return Outcome(test.name, operations, "skipped", reason=reason)
+    verdicts: dict[str, Verdict] = {}
+    failure: Failure | None = None
+    reasons: dict[Verdict, str] = {}
+    for check in checks:
+        reason = settings.expectations.why_unsupported(subject, check)
+        if reason is not None:
+            verdicts[check], reasons["skipped"] = "skipped", reason
+            continue
+        verdicts[check], failure, reason = await _run_check(device, check, test, subject, settings)
+        if reason:
+            reasons.setdefault(verdicts[check], reason)
+        if failure is not None or (check == "general" and verdicts[check] == "skipped"):
+            break
+    return _judge(test, subject, settings, verdicts, failure, reasons)
+
+
+async def _run_check(
+    device: DeviceUnderTest, check: Check, test: CtsTest, subject: Subject, settings: Settings
+) -> tuple[Verdict, Failure | None, str]:
+    """Makes one check: the verdict, the failure that was not expected, and the reason."""
+    expected = settings.expectations.why_expected_to_fail(subject, check)
+    failure: Failure | None = None
+    with anyio.move_on_after(settings.time_limit_s) as limit:
+        try:
+            await make_check(check, test, settings.mode, await device.get())
+        except CheckFailed as e:
+            failure = e.failure
+        except CheckSkipped as e:
+            return "skipped", None, str(e)
+    if limit.cancelled_caught:
+        await device.give_up()
+        answer = f"an answer within {settings.time_limit_s:g} s"
+        failure = Failure(test.name, check, settings.mode, _names(subject), None, (), answer, "none")
+    if expected is not None:
+        if failure is not None:
+            return "expected_failure", None, expected
+        return "failed", _listed_but_passed(test, check, settings, subject, expected), ""
+    return ("passed", None, "") if failure is None else ("failed", failure, "")
+
+
+def _judge(
+    test: CtsTest,
+    subject: Subject,
+    settings: Settings,
+    verdicts: dict[str, Verdict],
+    failure: Failure | None,
+    reasons: dict[Verdict, str],
+) -> Outcome:
+    """The verdict on the whole test from those on its checks."""
+    operations = tuple(sorted(subject.operations))
+    expected = settings.expectations.why_expected_to_fail(subject)
+    if set(verdicts.values()) == {"skipped"} or verdicts.get("general") == "skipped":
+        return Outcome(test.name, operations, "skipped", verdicts, reasons["skipped"])
+    if expected is not None:
+        if failure is not None:
+            return Outcome(test.name, operations, "expected_failure", verdicts, expected)
+        failure = _listed_but_passed(test, "", settings, subject, expected)
+    if failure is not None:
+        return Outcome(test.name, operations, "failed", verdicts, failure=failure)
+    if "expected_failure" in reasons:
+        return Outcome(test.name, operations, "expected_failure", verdicts, reasons["expected_failure"])
+    return Outcome(test.name, operations, "passed", verdicts)
+
+
+def _listed_but_passed(
+    test: CtsTest, check: str, settings: Settings, subject: Subject, reason: str
+) -> Failure:
+    expected = f"a failure, as EXPECTED_FAILURES says ({reason})"
+    return Failure(test.name, check, settings.mode, _names(subject), None, (), expected, "success")
+
+
+def _names(subject: Subject) -> str:
+    return ", ".join(sorted(subject.operations))

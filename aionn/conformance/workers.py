@@ -1,0 +1,301 @@
+"""The suite in several processes: who runs which tests, and what happens when a process dies.
+
+Owns the worker processes and the lines that go between them and here. What a worker does with a test is ``suite``'s.
+
+Invariants:
+1. Every test has exactly one outcome. A worker that dies or falls silent gives its test a failure, and the rest to a new worker.
+2. A worker ends with its parent: its standard input ends.
+3. What a driver prints in a worker goes to standard error, never between the lines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import anyio
+import anyio.abc
+import msgspec
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from aionn.conformance.cts import CtsTest, load_tests, operation_types, test_files
+from aionn.conformance.cts_run import Failure
+from aionn.conformance.expectations import driver_expectations
+from aionn.conformance.suite import (
+    Isolation,
+    Outcome,
+    Report,
+    Settings,
+    Tally,
+    open_device_under_test,
+    run_test,
+    subject_of,
+)
+from aionn.errors import Error, ErrorStatus, GeneralFailure, InvalidArgument, error_for_status, status_of
+
+__all__ = ["Unit", "find_units", "run_suite"]
+
+SILENCE_S = 30.0
+"""How much longer than its checks may take a worker may say nothing: it closes devices and starts driver processes meanwhile."""
+
+LINE_BYTES_MAX = 1 << 20
+"""Longest line from a worker; a failure with a long message has some kilobytes."""
+
+_ROOT = str(Path(__file__).resolve().parents[2])
+
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+class Unit(msgspec.Struct, frozen=True):
+    """Tests of one file that one worker runs.
+
+    Attributes:
+        path: The data file.
+        names: The tests, in the file's order.
+    """
+
+    path: str
+    names: tuple[str, ...]
+
+
+class _Job(msgspec.Struct, frozen=True):
+    driver: str
+    isolation: Isolation
+    settings: Settings
+
+
+class _Started(msgspec.Struct, frozen=True, tag=True):
+    name: str
+
+
+class _Finished(msgspec.Struct, frozen=True, tag=True):
+    outcome: Outcome | None
+
+
+class _Done(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class _Unable(msgspec.Struct, frozen=True, tag=True):
+    status: ErrorStatus
+    message: str
+
+
+_Line = _Started | _Finished | _Done | _Unable
+_LINE: msgspec.json.Decoder[_Line] = msgspec.json.Decoder(_Line)
+_UNIT = msgspec.json.Decoder(Unit)
+
+
+def find_units(folder: Path, *, contains: str = "") -> tuple[list[Unit], dict[str, CtsTest]]:
+    """The tests below a folder whose names contain a text, file by file, and all of them by name.
+
+    Raises:
+        InvalidArgument: There are no data, they cannot be read, or no name contains the text.
+    """
+    units, tests = [], {}
+    for path in test_files(folder):
+        found = {test.name: test for test in load_tests(path) if contains in test.name}
+        if found:
+            units.append(Unit(str(path), tuple(found)))
+        tests.update(found)
+    if not tests:
+        raise InvalidArgument(f"conformance data: no test in {folder} has {contains!r} in its name")
+    return units, tests
+
+
+async def run_suite(
+    driver: str,
+    folder: Path,
+    *,
+    contains: str = "",
+    isolation: Isolation = "process",
+    settings: Settings | None = None,
+    jobs: int = 1,
+    progress: Callable[[Tally, int], None] | None = None,
+) -> Report:
+    """Runs the conformance data on a registered driver.
+
+    Args:
+        driver: The registered name.
+        folder: Where the data are.
+        contains: Only tests with this in their names; empty for all.
+        isolation: Whether the driver runs in a process of its own, one for each job.
+        settings: How tests are run; None for the defaults. The driver's own lists are put in.
+        jobs: How many processes share the tests; 1 runs them in this process.
+        progress: Told after every test: the counts, and how many tests there are.
+
+    Raises:
+        InvalidArgument: No such driver, no data, or no such test.
+        DeviceUnavailable: The driver cannot be started.
+    """
+    started_s = time.monotonic()
+    units, tests = find_units(folder, contains=contains)
+    expectations = driver_expectations(driver)
+    settings = msgspec.structs.replace(settings or Settings(), expectations=expectations)
+    job = _Job(driver, isolation, settings)
+    tally = Tally()
+
+    def count(outcome: Outcome | None) -> None:
+        if outcome is not None:
+            tally.add(outcome)
+        if progress is not None:
+            progress(tally, len(tests))
+
+    if jobs == 1:
+        async with open_device_under_test(driver, isolation) as device:
+            for test in tests.values():
+                count(await run_test(device, test, settings))
+    else:
+        # The largest first, so that nobody begins a large one when the others are done.
+        left = deque(sorted(units, key=lambda unit: -len(unit.names)))
+        async with anyio.create_task_group() as group:
+            for _ in range(min(jobs, len(units))):
+                group.start_soon(_Worker(job, left, tests, count).run)
+    # A part of the data cannot tell whether an entry matches anything.
+    for pattern in () if contains else expectations.stale(subject_of(test) for test in tests.values()):
+        expected = "a pattern of a test that exists"
+        tally.add_failure(
+            Failure(f"the lists of {driver}", "", settings.mode, "", None, (), expected, repr(pattern))
+        )
+    return tally.report(time.monotonic() - started_s)
+
+
+class _Worker:
+    """One worker process after the other, for as long as units are left."""
+
+    def __init__(
+        self,
+        job: _Job,
+        left: deque[Unit],
+        tests: dict[str, CtsTest],
+        count: Callable[[Outcome | None], None],
+    ) -> None:
+        self._job = job
+        self._left = left
+        self._tests = tests
+        self._count = count
+        self._process: anyio.abc.Process | None = None
+
+    async def run(self) -> None:
+        try:
+            while self._left:
+                await self._run_unit(self._left.popleft())
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._end()
+
+    async def _run_unit(self, unit: Unit) -> None:
+        if self._process is None:
+            await self._start()
+        running: str | None = None
+        ended = 0
+        try:
+            assert self._process is not None and self._process.stdin is not None
+            await self._process.stdin.send(msgspec.json.encode(unit) + b"\n")
+            while True:
+                match await self._line():
+                    case _Started(name):
+                        running = name
+                    case _Finished(outcome):
+                        running, ended = None, ended + 1
+                        self._count(outcome)
+                    case _Done():
+                        return
+                    case _Unable(status, message):
+                        raise error_for_status(status, message)
+        except (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, TimeoutError) as e:
+            why = "nothing, for too long" if isinstance(e, TimeoutError) else "the end of the process"
+            exit_status = await self._end()
+            if running is None:
+                raise GeneralFailure(
+                    f"conformance: a worker ended between tests, with exit status {exit_status}"
+                ) from e
+            self._count(self._death(running, f"{why} (exit status {exit_status})"))
+            if unit.names[ended + 1 :]:
+                self._left.appendleft(Unit(unit.path, unit.names[ended + 1 :]))
+
+    def _death(self, name: str, got: str) -> Outcome:
+        operations = tuple(sorted(operation_types(self._tests[name])))
+        failure = Failure(
+            name, "", self._job.settings.mode, ", ".join(operations), None, (), "an answer", got
+        )
+        return Outcome(name, operations, "failed", failure=failure)
+
+    async def _start(self) -> None:
+        environment = dict(os.environ)
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (_ROOT, environment.get("PYTHONPATH"))))
+        for variable in _THREAD_VARIABLES:
+            environment.setdefault(variable, "1")  # The workers share the cores already.
+        self._process = await anyio.open_process(
+            [sys.executable, "-m", "aionn.conformance.workers", msgspec.json.encode(self._job).decode()],
+            stderr=None,
+            env=environment,
+            start_new_session=True,  # A terminal's Ctrl-C reaches the parent alone.
+        )
+        assert self._process.stdout is not None
+        self._lines = BufferedByteReceiveStream(self._process.stdout)
+
+    async def _line(self) -> _Line:
+        settings = self._job.settings
+        with anyio.fail_after(settings.time_limit_s * len(settings.checks) + SILENCE_S):
+            return _LINE.decode(await self._lines.receive_until(b"\n", LINE_BYTES_MAX))
+
+    async def _end(self) -> int | None:
+        """Ends the process and returns its exit status; None where there is none."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        assert process.stdin is not None
+        with contextlib.suppress(anyio.BrokenResourceError):
+            await process.stdin.aclose()
+        with anyio.move_on_after(SILENCE_S / 10):
+            await process.wait()
+        if process.returncode is None:
+            process.kill()
+        status = await process.wait()
+        await process.aclose()
+        return status
+
+
+async def _work(job: _Job, lines: BinaryIO) -> None:
+    """A worker's life: units in, lines out."""
+
+    def say(line: _Line) -> None:
+        lines.write(msgspec.json.encode(line) + b"\n")
+        lines.flush()
+
+    units = anyio.wrap_file(sys.stdin.buffer)
+    async with open_device_under_test(job.driver, job.isolation) as device:
+        while text := await units.readline():
+            unit = _UNIT.decode(text)
+            tests = {test.name: test for test in load_tests(Path(unit.path))}
+            for name in unit.names:
+                say(_Started(name))
+                say(_Finished(await run_test(device, tests[name], job.settings)))
+            say(_Done())
+
+
+def main(arguments: Sequence[str]) -> None:
+    """A worker process's entry point; the only argument is its job."""
+    job = msgspec.json.decode(arguments[0], type=_Job)
+    lines = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    with lines:
+        try:
+            anyio.run(_work, job, lines)
+        except* Error as group:
+            error: BaseException = group
+            while isinstance(error, BaseExceptionGroup):
+                error = error.exceptions[0]
+            assert isinstance(error, Error)
+            lines.write(msgspec.json.encode(_Unable(status_of(error), str(error))) + b"\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
