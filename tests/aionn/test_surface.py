@@ -1,0 +1,47 @@
+"""The public surface: every name resolves, importing costs little, errors and statuses map both ways."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import aionn
+from aionn.errors import ErrorStatus, error_for_status, status_of
+
+
+def test_every_public_name_resolves() -> None:
+    for name in aionn.__all__:
+        assert getattr(aionn, name) is not None
+    assert set(aionn.__all__) <= set(dir(aionn))
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        aionn.nothing  # noqa: B018
+
+
+def test_importing_the_package_and_the_command_line_imports_no_numpy() -> None:
+    script = "import sys, aionn, aionn.cli.main; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("status", [s for s in ErrorStatus if s != ErrorStatus.NONE])
+def test_every_status_has_its_error_and_back(status: ErrorStatus) -> None:
+    error = error_for_status(status, "message")
+    assert isinstance(error, aionn.Error)
+    assert error.status == status_of(error) == status
+    assert str(error) == "message"
+
+
+def test_status_none_is_no_error() -> None:
+    with pytest.raises(ValueError, match="no error"):
+        error_for_status(ErrorStatus.NONE, "")
+
+
+def test_error_classes_are_what_their_callers_catch() -> None:
+    assert issubclass(aionn.MissedDeadline, TimeoutError)
+    assert issubclass(aionn.InvalidArgument, ValueError)
+    assert issubclass(aionn.InvalidModel, aionn.InvalidArgument)
+    assert status_of(RuntimeError("a driver's bug")) == ErrorStatus.GENERAL_FAILURE
