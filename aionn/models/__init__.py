@@ -1,0 +1,22 @@
+"""Where models come from: TensorFlow Lite files and calls to a builder; and how a model's graph is drawn.
+
+Knows what an operation's contract is, and no rule that takes a whole model: that is ``aionn.validation``'s.
+"""
+
+from __future__ import annotations
+
+from aionn.models.builder import ExtensionCode, GraphBuilder, Value
+from aionn.models.dot import graph_text, write_graph
+from aionn.models.tflite import TfliteArgument, TfliteModel, TfliteSignature, load_tflite
+
+__all__ = [
+    "ExtensionCode",
+    "GraphBuilder",
+    "TfliteArgument",
+    "TfliteModel",
+    "TfliteSignature",
+    "Value",
+    "graph_text",
+    "load_tflite",
+    "write_graph",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -9,7 +10,12 @@ import flatbuffers
 import numpy as np
 import pytest
 
+from aionn.interpreter import Interpreter, RunControl
+from aionn.models.tflite import load_tflite
 from aionn.models.tflite_schema import FIELDS, OPTIONS, Field, TensorType
+from aionn.validation import validate_model
+
+SEED = 20240607
 
 _TYPES = {
     "float32": TensorType.FLOAT32,
@@ -193,16 +199,95 @@ class _Writer:
         return bytes(self.b.Output())
 
 
-class Tflite(NamedTuple):
+class Tflite:
     """What tests write files with."""
 
-    T: type[T]
-    Op: type[Op]
-    Graph: type[Graph]
-    write: Callable[..., bytes]
+    T = T
+    Op = Op
+    Graph = Graph
+
+    @staticmethod
+    def write(*graphs: Graph) -> bytes:
+        """A file of these subgraphs."""
+        return _Writer().file(graphs)
+
+    @staticmethod
+    def one(inputs: list[T], outputs: list[T], code: int, options: str | None = None, **values: Any) -> Graph:
+        """A graph of one operator; inputs with a value are constants."""
+        tensors = [*inputs, *outputs]
+        ins = list(range(len(inputs)))
+        outs = list(range(len(inputs), len(tensors)))
+        op = Op(code, ins, outs, options, values)
+        return Graph(tensors, [op], [i for i in ins if inputs[i].value is None], outs)
+
+    @staticmethod
+    def f32(*shape: int) -> T:
+        """A FLOAT32 tensor."""
+        return T("float32", shape)
+
+    @staticmethod
+    def weights(shape: tuple[int, ...]) -> Any:
+        """INT8 weights."""
+        return np.random.default_rng(1).integers(-127, 128, shape).astype(np.int8)
+
+    @staticmethod
+    def reals(shape: tuple[int, ...]) -> Any:
+        """FLOAT32 weights."""
+        return np.random.default_rng(1).uniform(-1, 1, shape).astype(np.float32)
 
 
 @pytest.fixture(scope="session")
 def tflite() -> Tflite:
     """Writes TensorFlow Lite files: ``tflite.write(tflite.Graph(...), ...)``."""
-    return Tflite(T, Op, Graph, lambda *graphs: _Writer().file(graphs))
+    return Tflite()
+
+
+def _random(rng: np.random.Generator, dtype: Any, shape: Any) -> Any:
+    dtype = np.dtype(dtype)
+    if dtype.kind == "f":
+        return rng.uniform(-3, 3, shape).astype(dtype)
+    if dtype == np.bool_:
+        return rng.integers(0, 2, shape).astype(bool)
+    if dtype.itemsize == 1:
+        info = np.iinfo(dtype)
+        return rng.integers(info.min, info.max + 1, shape).astype(dtype)
+    return rng.integers(-20, 20, shape).astype(dtype)
+
+
+@pytest.fixture
+def compare_with_litert(tflite: Tflite) -> Callable[..., None]:
+    """Runs a graph (or several subgraphs) imported and with LiteRT's reference kernels, on the same random input."""
+    interpreter = pytest.importorskip("ai_edge_litert.interpreter")
+
+    def compare(graphs: Graph | list[Graph], atol: float, *, is_only_optimized: bool) -> None:
+        data = tflite.write(*(graphs if isinstance(graphs, list) else [graphs]))
+        # Some operators have no reference kernel, or one that differs from the ordinary one (LOCAL_RESPONSE_NORMALIZATION).
+        resolver = "BUILTIN_WITHOUT_DEFAULT_DELEGATES" if is_only_optimized else "BUILTIN_REF"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            peer = interpreter.Interpreter(
+                model_content=data, experimental_op_resolver_type=interpreter.OpResolverType[resolver]
+            )
+        imported = load_tflite(data)
+        assert 1 <= validate_model(imported.model) <= 8
+        peer.allocate_tensors()
+        rng = np.random.default_rng(SEED)
+        for _ in range(3):
+            inputs = []
+            for detail, argument in zip(peer.get_input_details(), imported.inputs, strict=True):
+                value = _random(rng, detail["dtype"], detail["shape"])
+                peer.set_tensor(detail["index"], value)
+                inputs.append(value.reshape(argument.operand.dimensions))
+            peer.invoke()
+            results = Interpreter(imported.model).run(inputs, RunControl())
+            for detail, got in zip(peer.get_output_details(), results, strict=True):
+                want = peer.get_tensor(detail["index"])
+                assert got.dtype == want.dtype
+                assert want.shape == got.shape or (want.shape == () and got.shape == (1,))
+                np.testing.assert_allclose(
+                    got.reshape(want.shape).astype(np.float64), want.astype(np.float64), rtol=0, atol=atol
+                )
+        for pool in imported.model.pools:
+            pool.close()
+
+    return compare
