@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import abc
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Self, TypeVar
 
@@ -49,9 +48,11 @@ from aionn.hal import (
     check_duration_ns,
     operation_type_name,
 )
+from aionn.hal.real_work import begin_real_work, real_work
 from aionn.interpreter import RunControl
 from aionn.validation import validate_model
 from fences import FenceStatus, SyncFence
+from fences import now_ns as fences_now_ns
 
 __all__ = ["BlockingDevice", "BlockingPreparedModel"]
 
@@ -179,6 +180,8 @@ class BlockingPreparedModel(abc.ABC):
     ) -> ErrorStatus:
         """See ``PreparedModel``. The callback comes from one of the device's threads, or from here when the launch fails."""
 
+        end = begin_real_work(f"work on {self.device.gate}")
+
         def job() -> None:
             try:
                 result = self.run_bound(
@@ -186,16 +189,19 @@ class BlockingPreparedModel(abc.ABC):
                 )
             except Error as e:
                 callback(status_of(e), (), NO_TIMING)
-                return
-            enough = result.output_sufficient_size
-            status = ErrorStatus.NONE if enough else ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
-            callback(status, result.output_shapes, result.timing)
+            else:
+                enough = result.output_sufficient_size
+                status = ErrorStatus.NONE if enough else ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
+                callback(status, result.output_shapes, result.timing)
+            finally:
+                end()
 
         try:
             _check_times(deadline_ns, loop_timeout_ns)
             arguments = self.bind(request)
             self.device.gate.submit(self.priority, deadline_ns, job)
         except Error as e:
+            end()
             callback(status_of(e), (), NO_TIMING)
             return status_of(e)
         return ErrorStatus.NONE
@@ -299,10 +305,10 @@ class BlockingDevice(abc.ABC):
         info: What never changes for a build of the driver.
         gate: The device's slots.
         alarm: Fails fences on time.
-        now: The clock that deadlines are compared with.
+        now: The clock that deadlines are compared with: CLOCK_MONOTONIC, unless a test has put the process on a virtual clock.
     """
 
-    def __init__(self, info: DeviceInfo, *, now: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(self, info: DeviceInfo, *, now: Callable[[], int] = fences_now_ns) -> None:
         self.info = info
         self.gate = SlotGate(info.slots, name=info.name)
         self.alarm = Alarm(now, name=f"aionn-{info.name}-alarm")
@@ -413,8 +419,9 @@ class BlockingDevice(abc.ABC):
 
         # Joining waits for running work, so it must not happen on the event loop's thread.
         closer = threading.Thread(target=close, name=f"aionn-{self.info.name}-close")
-        closer.start()
-        await done
+        with real_work(f"closing {self.gate}"):
+            closer.start()
+            await done
         closer.join()
 
     async def __aenter__(self) -> Self:
@@ -448,9 +455,10 @@ async def _on_gate(
         done.signal()
 
     done = SyncFence("execution")
-    gate.submit(priority, deadline_ns, job)
     try:
-        await done
+        with real_work(f"work on {gate}"):
+            gate.submit(priority, deadline_ns, job)
+            await done
     except BaseException:
         cancelled.set()
         raise

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from aionn.errors import Error, ErrorStatus, GeneralFailure, MissedDeadline, status_of
 from aionn.hal import NO_TIMING, ExecutionResult, FencedTiming, Timing
+from aionn.hal.real_work import begin_real_work
 from fences import FenceStatus, SyncFence, merge
 
 if TYPE_CHECKING:
@@ -123,9 +124,18 @@ class FencedLaunch:
             allowance_ns = self._ready_ns + self._duration_ns
             limit_ns = allowance_ns if limit_ns is None else min(limit_ns, allowance_ns)
             device.alarm.call_at(allowance_ns, lambda: self._expire("allowance after its fences"))
+        end = begin_real_work(f"fenced execution on {device.gate}")
+
+        def job() -> None:
+            try:
+                self._run(limit_ns)
+            finally:
+                end()
+
         try:
-            device.gate.submit(self._prepared.priority, limit_ns, lambda: self._run(limit_ns))
+            device.gate.submit(self._prepared.priority, limit_ns, job)
         except Error as e:
+            end()
             self._finish(e, status_of(e))
 
     def _run(self, limit_ns: int | None) -> None:

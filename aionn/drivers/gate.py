@@ -48,6 +48,9 @@ class SlotGate:
         self._threads: list[threading.Thread] = []
         self._closed = False
 
+    def __str__(self) -> str:
+        return self._name
+
     def _enter(self, priority: Priority, deadline_ns: int | None, start: Callable[[], None]) -> None:
         with self._lock:
             if self._closed:

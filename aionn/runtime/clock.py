@@ -19,7 +19,8 @@ __all__ = ["after", "now_ns", "to_ns"]
 def now_ns() -> int:
     """The time now: the running loop's, or CLOCK_MONOTONIC outside of a loop."""
     try:
-        return int(anyio.current_time() * 1e9)
+        # Rounded: seconds as a float are seldom exact, and a nanosecond lost here would miss an exact deadline.
+        return round(anyio.current_time() * 1e9)
     except RuntimeError:  # anyio's NoEventLoopError: called from a thread without a loop
         return time.monotonic_ns()
 
@@ -32,7 +33,7 @@ def to_ns(seconds: float, *, what: str) -> int:
     """
     if not isinstance(seconds, int | float) or math.isnan(seconds) or seconds < 0:
         raise InvalidArgument(f"{what}: expected seconds of at least 0, got {seconds!r}")
-    return min(int(seconds * 1e9), TIME_MAX_NS) if math.isfinite(seconds) else TIME_MAX_NS
+    return min(round(seconds * 1e9), TIME_MAX_NS) if math.isfinite(seconds) else TIME_MAX_NS
 
 
 def after(seconds: float) -> int:

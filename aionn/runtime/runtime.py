@@ -65,7 +65,7 @@ class RuntimeDevice:
 
     Attributes:
         name: Its name, unique in the runtime.
-        driver: Registered name of its driver.
+        driver: Registered name of its driver; ``given`` for a device that the caller made.
         hal: The driver contract's side of it.
         dispatcher: Its slots.
     """
@@ -115,14 +115,19 @@ class RuntimeDevice:
 
 
 def open_runtime(
-    *, drivers: Mapping[str, str] | Sequence[str] | None = None, isolation: Isolation = "process"
+    *,
+    drivers: Mapping[str, str] | Sequence[str] | None = None,
+    isolation: Isolation = "process",
+    devices: Sequence[Device] = (),
 ) -> Runtime:
     """Opens a runtime; use it with ``async with``.
 
     Args:
-        drivers: Which devices there shall be: device names to driver names, or driver names alone; None takes every registered driver.
+        drivers: Which devices there shall be: device names to driver names, or driver names alone; None takes every registered
+            driver, or none where ``devices`` are given.
         isolation: ``process`` runs each driver in a process of its own, so that no crash, hang or GIL-holding engine can hurt the
             application; ``in_process`` runs them here.
+        devices: Devices that the caller has made, in this process; they come first, and the runtime closes them.
 
     Raises:
         InvalidArgument: A name is empty or used twice, or there is no such isolation.
@@ -130,13 +135,16 @@ def open_runtime(
     if isolation not in ("process", "in_process"):
         raise InvalidArgument(f"isolation: expected process or in_process, got {isolation!r}")
     if drivers is None:
-        drivers = registry.driver_names()
+        drivers = () if devices else registry.driver_names()
     wanted = dict(drivers) if isinstance(drivers, Mapping) else {name: name for name in drivers}
     if not isinstance(drivers, Mapping) and len(wanted) != len(drivers):
         raise InvalidArgument(
             f"drivers: expected different names, got {list(drivers)}; give a mapping to name devices"
         )
-    return Runtime(wanted, isolation)
+    names = [*wanted, *(device.info.name for device in devices)]
+    if not all(names) or len(set(names)) != len(names):
+        raise InvalidArgument(f"devices: expected different names that are not empty, got {names}")
+    return Runtime(wanted, isolation, devices)
 
 
 class Runtime:
@@ -147,9 +155,12 @@ class Runtime:
         unavailable: What cannot, and why.
     """
 
-    def __init__(self, drivers: Mapping[str, str], isolation: Isolation) -> None:
+    def __init__(
+        self, drivers: Mapping[str, str], isolation: Isolation, given: Sequence[Device] = ()
+    ) -> None:
         self._drivers = drivers
         self._isolation = isolation
+        self._given = tuple(given)
         self.devices: tuple[RuntimeDevice, ...] = ()
         self.unavailable: tuple[Unavailable, ...] = ()
         self._background = Background()
@@ -173,7 +184,8 @@ class Runtime:
         return self
 
     async def _find_devices(self) -> None:
-        devices: list[RuntimeDevice] = []
+        devices = [RuntimeDevice(device.info.name, "given", device) for device in self._given]
+        self.devices = tuple(devices)
         unavailable: list[Unavailable] = []
         for name, driver in self._drivers.items():
             try:

@@ -25,6 +25,7 @@ import selectors
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Executor
 from types import FrameType
@@ -34,7 +35,7 @@ import fences
 from aionn.hal import TIME_MAX_NS
 from aionn.hal.real_work import set_pinner
 
-__all__ = ["Deadlock", "Pin", "StuckPin", "VirtualClock", "VirtualClockLoop", "run"]
+__all__ = ["Deadlock", "Pin", "StuckPin", "VirtualClock", "VirtualClockLoop", "new_loops", "run"]
 
 _T = TypeVar("_T")
 _Events = list[tuple[selectors.SelectorKey, int]]
@@ -92,6 +93,10 @@ class VirtualClock:
             outside may make it ready. False where all of them are served by tasks of the loop itself, or are watched though
             nothing is expected.
 
+    Attributes:
+        jump_count: How often time has moved.
+        run_count: How often a loop began to run on this clock.
+
     Raises:
         ValueError: A number is negative or not finite.
     """
@@ -109,6 +114,7 @@ class VirtualClock:
         self.stuck_s = stuck_s
         self.pin_descriptors = pin_descriptors
         self.jump_count = 0
+        self.run_count = 0
         self._now_s = float(start_s)
         self._pins: dict[Pin, None] = {}
         self._loop: VirtualClockLoop | None = None
@@ -408,8 +414,9 @@ def _driving(loop: VirtualClockLoop) -> Iterator[None]:
         raise RuntimeError("a loop on a virtual clock runs already in this process; only one can at a time")
     try:
         clock._loop = loop
+        clock.run_count += 1
         clock_before = fences.set_clock(lambda: clock.now_ns)
-        pinner_before = set_pinner(clock.pin)
+        pinner_before = set_pinner(lambda name: clock.pin(name).__enter__().release)
         try:
             yield
         finally:
@@ -418,6 +425,27 @@ def _driving(loop: VirtualClockLoop) -> Iterator[None]:
             clock._loop = None
     finally:
         _driving_lock.release()
+
+
+@contextlib.contextmanager
+def new_loops(clock: VirtualClock | None) -> Iterator[None]:
+    """While inside, a loop that is made without a factory of its own (``asyncio.run``, ``asyncio.Runner``, test plugins) is one on
+    this clock; with None it is what it would be anyway, which undoes an outer ``new_loops``."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Policies go away with Python 3.16.
+        policy = asyncio.get_event_loop_policy()
+    before = vars(policy).get("new_event_loop")
+    if clock is not None:
+        vars(policy)["new_event_loop"] = lambda: VirtualClockLoop(clock)
+    else:
+        vars(policy).pop("new_event_loop", None)
+    try:
+        yield
+    finally:
+        if before is not None:
+            vars(policy)["new_event_loop"] = before
+        else:
+            vars(policy).pop("new_event_loop", None)
 
 
 def _watcher_of(key: selectors.SelectorKey) -> str:
