@@ -33,7 +33,7 @@ from aionn.hal import OperandType, OperationType, Padding
 __all__ = ["SIGNATURES"]
 
 _UP_TO_4 = (1, 2, 3, 4)
-_SIGNED_RESIZE_MAX = 64
+_SIGNED_RESIZE_MAX = 32
 _PER_CHANNEL = OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
 
 
