@@ -502,8 +502,9 @@ class SyncFence:
         return None
 
     def _poll_descriptor(self) -> bool:
-        if self._outcome is None and self._port is not None and self._port.imported:
-            outcome = self._port.peek(_clock)
+        port = self._port  # Once: another thread may finish the fence and take it away.
+        if self._outcome is None and port is not None and port.imported:
+            outcome = port.peek(_clock)
             if outcome is not None:
                 self._finish(outcome)
         return self._outcome is not None
