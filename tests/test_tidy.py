@@ -32,7 +32,7 @@ SLEEPERS: dict[str, str] = {
 
 BAD_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "base"}
 
-DRIVER_PARTS = {"arguments", "blocking", "fenced", "gate"}
+DRIVER_PARTS = {"arguments", "asynchronous", "blocking", "caching", "fenced", "gate", "memories"}
 """Modules of aionn.drivers that drivers are made from; every other one, but the registry, is a driver."""
 
 LOWEST = {"aionn.errors", "aionn.hal", "fences"}

@@ -1,6 +1,7 @@
 """From a request to arrays: where the inputs of an execution lie and where its outputs go.
 
-Owns the binding of locations to views of pool memory. Which requests are legal is for ``aionn.validation`` to say; binding calls it first.
+Owns the binding of locations to views of pool memory, and of tokens to device memories. Which requests are legal is for
+``aionn.validation`` to say; binding calls it first.
 
 Invariants:
 1. A view never reaches outside of the area that the request names.
@@ -15,21 +16,26 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from aionn.errors import GeneralFailure
+from aionn.drivers.memories import DeviceMemory, MemoryTable, Role
+from aionn.errors import GeneralFailure, InvalidArgument
 from aionn.hal import (
     BufferToken,
+    Memory,
+    MemoryKind,
     Model,
     Operand,
     OutputShape,
     Request,
     RequestArgument,
     combine_dimensions,
+    is_extension_operand_type,
     is_scalar_type,
     operand_dtype,
+    operand_size_bytes,
 )
 from aionn.validation import validate_request
 
-__all__ = ["Arguments", "OutputArea", "bind"]
+__all__ = ["Arguments", "MemoryArea", "OutputArea", "bind"]
 
 Array = npt.NDArray[Any]
 
@@ -56,61 +62,222 @@ class OutputArea:
         if size_bytes > self.buffer.nbytes:
             return OutputShape(array.shape, is_sufficient=False)
         if size_bytes:
-            dtype = operand_dtype(self.operand.type)
+            # An extension's values are bytes to everybody but the extension.
+            is_extension = is_extension_operand_type(self.operand.type)
+            dtype = array.dtype if is_extension else operand_dtype(self.operand.type)
             # frombuffer, unlike ndarray.view, takes any alignment.
             into = np.frombuffer(self.buffer, dtype=dtype, count=array.size).reshape(array.shape)
             np.copyto(into, array, casting="no")
         return OutputShape(array.shape)
 
 
-class Arguments(NamedTuple):
+class MemoryArea(OutputArea):
+    """An output that goes into a device memory.
+
+    Attributes:
+        memory: The device memory.
+    """
+
+    __slots__ = ("memory",)
+
+    def __init__(self, operand: Operand, dimensions: tuple[int, ...], memory: DeviceMemory) -> None:
+        self.memory = memory
+        known_bytes = 0 if memory.size_bytes else _known_size_bytes(operand, dimensions, memory)
+        super().__init__(operand, dimensions, memory.writable(known_bytes))
+
+    def store(self, array: Array) -> OutputShape:
+        """As ``OutputArea.store``; a memory whose shape was not known makes room for the result."""
+        if array.nbytes > self.buffer.nbytes and not self.memory.size_bytes:
+            fresh = self.memory.writable(array.nbytes)
+            self.memory.failed(self.buffer)
+            self.buffer = fresh
+        return super().store(array)
+
+
+def _known_size_bytes(operand: Operand, dimensions: tuple[int, ...], memory: DeviceMemory) -> int:
+    shape = combine_dimensions(memory.operand.dimensions, dimensions)
+    assert shape is not None, "checked before"
+    return operand_size_bytes(operand.type, shape)
+
+
+class MemoryInput(NamedTuple):
+    """An input that comes from a device memory.
+
+    Attributes:
+        memory: The device memory.
+        shape: What model and request say of its shape, whole.
+    """
+
+    memory: DeviceMemory
+    shape: tuple[int, ...]
+
+
+class Arguments:
     """The bound arguments of one execution.
 
     Attributes:
-        inputs: Views of shared memory; rank 0 for scalars, None for an input that is left out.
         outputs: Where the results go.
     """
 
-    inputs: Sequence[Array | None]
-    outputs: Sequence[OutputArea]
+    __slots__ = ("_inputs", "_is_over", "outputs")
+
+    def __init__(
+        self, inputs: Sequence[Array | MemoryInput | None], outputs: Sequence[OutputArea | MemoryUse]
+    ) -> None:
+        self._inputs = inputs
+        self.outputs: Sequence[OutputArea] = ()
+        self._is_over = False
+        areas: list[OutputArea] = []
+        try:
+            for output in outputs:
+                areas.append(MemoryArea(*output) if isinstance(output, MemoryUse) else output)
+        except BaseException:
+            self.outputs = areas
+            self.fail()
+            raise
+        self.outputs = areas
+
+    def inputs(self) -> list[Array | None]:
+        """Views of shared memory and of device memories as they are now; rank 0 for scalars, None for an input that is left out.
+
+        Raises:
+            GeneralFailure: A device memory is uninitialised.
+            InvalidArgument: A device memory holds another shape than the request says.
+        """
+        return [i.memory.readable(i.shape) if isinstance(i, MemoryInput) else i for i in self._inputs]
+
+    @property
+    def writes_memory(self) -> bool:
+        """Whether an output goes into a device memory."""
+        return any(isinstance(area, MemoryArea) for area in self.outputs)
+
+    def succeed(self, shapes: Sequence[OutputShape]) -> None:
+        """The execution wrote its outputs: the device memories among them are initialised. Once; later calls do nothing.
+
+        Raises:
+            GeneralFailure: A result does not fit its memory's allocation; all of them are uninitialised then.
+        """
+        if self._is_over:
+            return
+        self._is_over = True
+        areas = zip(self.outputs, shapes, strict=True)
+        written = [(area, shape) for area, shape in areas if isinstance(area, MemoryArea)]
+        try:
+            for area, shape in written:
+                area.memory.written(area.buffer, shape.dimensions)
+        except GeneralFailure:
+            for area, _ in written:
+                area.memory.failed()
+            raise
+
+    def fail(self) -> None:
+        """The execution failed: what its device memories hold means nothing. Also after ``succeed``, which it takes back."""
+        for area in self.outputs:
+            if isinstance(area, MemoryArea):
+                area.memory.failed(None if self._is_over else area.buffer)
+        self._is_over = True
 
 
-def bind(model: Model, request: Request, *, allow_unspecified_outputs: bool = True) -> Arguments:
+class MemoryUse(NamedTuple):
+    """An output before its memory is taken: what ``MemoryArea`` is made of."""
+
+    operand: Operand
+    dimensions: tuple[int, ...]
+    memory: DeviceMemory
+
+
+def bind(
+    model: Model,
+    request: Request,
+    *,
+    allow_unspecified_outputs: bool = True,
+    memories: MemoryTable | None = None,
+    prepared: int = 0,
+    is_ready: bool = True,
+) -> Arguments:
     """Checks a request and maps it.
 
+    Args:
+        model: The model.
+        request: Its arguments.
+        allow_unspecified_outputs: See ``validate_request``.
+        memories: The device's memories; None for a device without.
+        prepared: Identity of the prepared model in the memories' roles.
+        is_ready: Whether the execution may start now; if not, what device memories hold is looked at when it starts.
+
     Raises:
-        InvalidArgument: The request does not fit the model.
-        GeneralFailure: A pool is a device memory, which this driver does not have.
+        InvalidArgument: The request does not fit the model, an output's memory cannot be written, or a token is unknown or not
+            meant for this use.
+        GeneralFailure: A pool is of a kind that this driver cannot use, or a device memory is uninitialised.
     """
-    shapes = validate_request(model, request, allow_unspecified_outputs=allow_unspecified_outputs)
     for index, pool in enumerate(request.pools):
-        if isinstance(pool, BufferToken):
+        if isinstance(pool, Memory) and pool.kind == MemoryKind.HARDWARE_BUFFER:
+            raise GeneralFailure(f"request, pool {index}: this driver maps no images")
+        if isinstance(pool, BufferToken) and memories is None:
             raise GeneralFailure(f"request, pool {index}: this driver has no device memories")
+    shapes = validate_request(model, request, allow_unspecified_outputs=allow_unspecified_outputs)
     main = model.main
-    inputs = [
-        None if argument.has_no_value else _input(request, argument, operand, shape or ())
-        for argument, operand, shape in zip(request.inputs, main.inputs, shapes, strict=True)
-    ]
-    outputs = [
-        OutputArea(
-            operand,
-            combine_dimensions(operand.dimensions, argument.dimensions) or (),
-            _area(request, argument),
-        )
-        for argument, operand in zip(request.outputs, main.outputs, strict=True)
-    ]
+    found = _memories_of(request, memories)
+    inputs: list[Array | MemoryInput | None] = []
+    for index, (argument, operand, shape) in enumerate(
+        zip(request.inputs, main.inputs, shapes, strict=True)
+    ):
+        memory = None if argument.has_no_value else found.get(argument.location.pool_index)
+        if argument.has_no_value:
+            inputs.append(None)
+        elif memory is None:
+            inputs.append(_input(request, argument, operand, shape or ()))
+        else:
+            _check_role(memory, Role(prepared, False, index), f"request, input {index}")
+            if is_ready:
+                memory.readable(shape or ())
+            inputs.append(MemoryInput(memory, shape or ()))
+    outputs: list[OutputArea | MemoryUse] = []
+    for index, (argument, operand) in enumerate(zip(request.outputs, main.outputs, strict=True)):
+        dimensions = combine_dimensions(operand.dimensions, argument.dimensions) or ()
+        memory = None if argument.has_no_value else found.get(argument.location.pool_index)
+        if memory is None:
+            area = OutputArea(operand, dimensions, _area(request, argument))
+            if not area.buffer.flags.writeable:
+                raise InvalidArgument(f"request, output {index}: expected memory that can be written")
+            outputs.append(area)
+        else:
+            _check_role(memory, Role(prepared, True, index), f"request, output {index}")
+            memory.check_output(dimensions)
+            outputs.append(MemoryUse(operand, dimensions, memory))
     return Arguments(inputs, outputs)
 
 
+def _memories_of(request: Request, memories: MemoryTable | None) -> dict[int, DeviceMemory]:
+    tokens = {index: p.token for index, p in enumerate(request.pools) if isinstance(p, BufferToken)}
+    if not tokens:
+        return {}
+    assert memories is not None, "refused before"
+    return {index: memories.memory(token) for index, token in tokens.items()}
+
+
+def _check_role(memory: DeviceMemory, role: Role, where: str) -> None:
+    if role not in memory.roles:
+        raise InvalidArgument(f"{where}: {memory} was not allocated for this use")
+
+
 def _area(request: Request, argument: RequestArgument) -> npt.NDArray[np.uint8]:
+    if argument.has_no_value:
+        return np.empty(0, dtype=np.uint8)
     pool = request.pools[argument.location.pool_index]
-    assert not isinstance(pool, BufferToken), "refused before"
+    assert not isinstance(pool, BufferToken), "resolved before"
     location = argument.location
     return pool.array[location.offset : location.offset + location.length]
 
 
 def _input(request: Request, argument: RequestArgument, operand: Operand, shape: tuple[int, ...]) -> Array:
-    flat = np.frombuffer(_area(request, argument), dtype=operand_dtype(operand.type))
-    array = flat.reshape(() if is_scalar_type(operand.type) else shape)
+    area = _area(request, argument)
+    if is_extension_operand_type(operand.type):
+        # What the bytes of an extension's value mean is for the extension to know.
+        view = area.view()
+        view.flags.writeable = False
+        return view
+    array = np.frombuffer(area, dtype=operand_dtype(operand.type))
+    array = array.reshape(() if is_scalar_type(operand.type) else shape)
     array.flags.writeable = False
     return array

@@ -1,7 +1,7 @@
 """Base classes for drivers around blocking code: write three short methods, get the whole driver contract.
 
-Owns argument checks, slots and threads, deadlines before the start, timing, asynchronous and fenced execution, and a burst without queues.
-What a model computes is the subclass's.
+Owns argument checks, slots and threads, deadlines before the start, timing, asynchronous and fenced execution, device memories,
+and a burst without queues. What a model computes is the subclass's.
 
 Invariants:
 1. ``run`` is called with checked arguments, on a thread that holds one of the device's slots, never on an event loop's.
@@ -14,15 +14,18 @@ Source: obligations in ``aionn.hal.device``; the NN HAL's sample driver for the 
 from __future__ import annotations
 
 import abc
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Self, TypeVar
 
+import msgspec
 import numpy.typing as npt
 
 from aionn.drivers.arguments import Arguments, OutputArea, bind
 from aionn.drivers.fenced import Alarm, FencedLaunch
 from aionn.drivers.gate import SlotGate
+from aionn.drivers.memories import MemoryTable, Role
 from aionn.errors import Error, ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline, status_of
 from aionn.hal import (
     CACHE_TOKEN_BYTES,
@@ -30,6 +33,7 @@ from aionn.hal import (
     Buffer,
     BufferDesc,
     BufferRole,
+    BufferToken,
     CacheFiles,
     DeviceInfo,
     DeviceStatus,
@@ -50,7 +54,7 @@ from aionn.hal import (
 )
 from aionn.hal.real_work import begin_real_work, real_work
 from aionn.interpreter import RunControl
-from aionn.validation import validate_model
+from aionn.validation import check_buffer_roles, validate_model
 from fences import FenceStatus, SyncFence
 from fences import now_ns as fences_now_ns
 
@@ -58,6 +62,7 @@ __all__ = ["BlockingDevice", "BlockingPreparedModel"]
 
 Array = npt.NDArray[Any]
 _T = TypeVar("_T")
+_identities = itertools.count(1)
 
 
 class BlockingPreparedModel(abc.ABC):
@@ -67,13 +72,16 @@ class BlockingPreparedModel(abc.ABC):
         device: The device that prepared it.
         model: The model, validated.
         priority: Relative to other prepared models of the device.
+        identity: A number that no other prepared model of this process ever has.
     """
 
     def __init__(self, device: BlockingDevice, model: Model, priority: Priority) -> None:
         self.device = device
         self.model = model
         self.priority = priority
+        self.identity = next(_identities)
         self._closed = False
+        self._abandoned = False
 
     @abc.abstractmethod
     def run(
@@ -94,11 +102,20 @@ class BlockingPreparedModel(abc.ABC):
     def release(self) -> None:  # noqa: B027 - an optional hook, not a forgotten abstract method
         """Frees what the prepared model holds. Called once."""
 
-    def bind(self, request: Request, *, allow_unspecified_outputs: bool = True) -> Arguments:
-        """Checks a request against the model and maps it. Raises as ``aionn.drivers.arguments.bind``."""
+    def bind(
+        self, request: Request, *, allow_unspecified_outputs: bool = True, is_ready: bool = True
+    ) -> Arguments:
+        """Checks a request against the model and maps it. Arguments and errors as of ``aionn.drivers.arguments.bind``."""
         if self._closed:
             raise InvalidArgument("execution: the prepared model is closed")
-        return bind(self.model, request, allow_unspecified_outputs=allow_unspecified_outputs)
+        return bind(
+            self.model,
+            request,
+            allow_unspecified_outputs=allow_unspecified_outputs,
+            memories=self.device.memories,
+            prepared=self.identity,
+            is_ready=is_ready,
+        )
 
     def run_bound(
         self,
@@ -109,16 +126,42 @@ class BlockingPreparedModel(abc.ABC):
         loop_timeout_ns: int | None,
         is_cancelled: Callable[[], bool] | None = None,
     ) -> ExecutionResult:
-        """Runs on the calling thread, which must hold a slot. Raises as ``PreparedModel.execute_synchronously`` does."""
+        """Runs on the calling thread, which must hold a slot. Raises as ``PreparedModel.execute_synchronously`` does.
+
+        Device memories among the outputs are initialised afterwards, or uninitialised when this raises.
+        """
+        try:
+            result = self._run_checked(arguments, measure, deadline_ns, loop_timeout_ns, is_cancelled)
+            if not result.output_sufficient_size and arguments.writes_memory:
+                raise GeneralFailure("execution: a result does not fit, and one of the outputs is a device memory")
+            arguments.succeed(result.output_shapes) if result.output_sufficient_size else arguments.fail()
+        except BaseException:
+            arguments.fail()
+            raise
+        return result
+
+    def _run_checked(
+        self,
+        arguments: Arguments,
+        measure: bool,
+        deadline_ns: int | None,
+        loop_timeout_ns: int | None,
+        is_cancelled: Callable[[], bool] | None,
+    ) -> ExecutionResult:
         now = self.device.now
         started_ns = now()
         if deadline_ns is not None and started_ns >= deadline_ns:
             raise MissedDeadline("execution: the deadline had passed before the start", transient=False)
+
+        def is_over() -> bool:
+            return self._abandoned or (is_cancelled is not None and is_cancelled())
+
         control = RunControl(
-            deadline_ns=deadline_ns, loop_timeout_ns=loop_timeout_ns, is_cancelled=is_cancelled, now=now
+            deadline_ns=deadline_ns, loop_timeout_ns=loop_timeout_ns, is_cancelled=is_over, now=now
         )
+        control.check()  # What was given up while it waited for its turn never starts.
         try:
-            shapes = tuple(self.run(arguments.inputs, arguments.outputs, control))
+            shapes = tuple(self.run(arguments.inputs(), arguments.outputs, control))
         except Error:
             raise
         except Exception as e:
@@ -222,6 +265,7 @@ class BlockingPreparedModel(abc.ABC):
         launch = FencedLaunch(
             self,
             request,
+            is_ready=all(fence.status != FenceStatus.PENDING for fence in wait_for),
             measure=measure,
             deadline_ns=deadline_ns,
             loop_timeout_ns=loop_timeout_ns,
@@ -248,6 +292,10 @@ class BlockingPreparedModel(abc.ABC):
         _check_times(None, loop_timeout_ns)
         self.bind(request)
         return ResendingExecution(self, request, measure, loop_timeout_ns)
+
+    def abandon(self) -> None:
+        """Nobody wants results any more: what waits never starts, what runs ends where the device can stop."""
+        self._abandoned = True
 
     async def aclose(self) -> None:
         """Refuses further executions and frees the prepared model. Idempotent."""
@@ -277,6 +325,9 @@ class DirectBurst:
             raise InvalidArgument(
                 f"burst: expected {len(request.pools)} memory identifiers of at least -1, got {list(memory_identifiers)}"
             )
+        for pool, identifier in zip(request.pools, memory_identifiers, strict=True):
+            if isinstance(pool, BufferToken) and identifier != -1:
+                raise InvalidArgument(f"burst: expected identifier -1 for a device memory, got {identifier}")
         if self._busy:
             raise InvalidArgument("burst: an execution is in flight already")
         self._busy = True
@@ -301,18 +352,31 @@ class DirectBurst:
 class BlockingDevice(abc.ABC):
     """A device around blocking code. Set ``info``; implement ``supports`` and ``prepare``.
 
-    Attributes:
+    Args:
         info: What never changes for a build of the driver.
+        now: The clock that deadlines are compared with.
+        memory_bytes_max: What all device memories together may take, in this process's memory; None for a device without.
+
+    Attributes:
+        info: See above.
         gate: The device's slots.
         alarm: Fails fences on time.
-        now: The clock that deadlines are compared with: CLOCK_MONOTONIC, unless a test has put the process on a virtual clock.
+        now: See above.
+        memories: The device memories; None for a device without.
     """
 
-    def __init__(self, info: DeviceInfo, *, now: Callable[[], int] = fences_now_ns) -> None:
+    def __init__(
+        self,
+        info: DeviceInfo,
+        *,
+        now: Callable[[], int] = fences_now_ns,
+        memory_bytes_max: int | None = None,
+    ) -> None:
         self.info = info
         self.gate = SlotGate(info.slots, name=info.name)
         self.alarm = Alarm(now, name=f"aionn-{info.name}-alarm")
         self.now = now
+        self.memories = None if memory_bytes_max is None else MemoryTable(memory_bytes_max)
         self._closed = False
 
     @abc.abstractmethod
@@ -400,10 +464,26 @@ class BlockingDevice(abc.ABC):
         input_roles: Sequence[BufferRole],
         output_roles: Sequence[BufferRole],
     ) -> Buffer:
-        """Refuses: a driver without memories of its own answers so. One that has them overrides this."""
-        if not input_roles and not output_roles:
-            raise InvalidArgument("allocate: expected at least one role, got none")
-        raise GeneralFailure(f"allocate: {self.info.name} has no device memories")
+        """See ``Device``."""
+        prepared = [self._own(index, p) for index, p in enumerate(prepared_models)]
+        # One view per prepared model: roles are compared by it, and two prepared models may share a model.
+        views = {p.identity: msgspec.structs.replace(p.model) for p in prepared}
+        operand = check_buffer_roles(
+            description, [views[p.identity] for p in prepared], input_roles, output_roles
+        )
+        if self.memories is None:
+            raise GeneralFailure(f"allocate: {self.info.name} has no device memories")
+        roles = frozenset(
+            Role(prepared[role.model_index].identity, is_output, role.io_index)
+            for is_output, of_kind in ((False, input_roles), (True, output_roles))
+            for role in of_kind
+        )
+        return self.memories.allocate(operand, roles)
+
+    def _own(self, index: int, prepared: PreparedModel) -> BlockingPreparedModel:
+        if not isinstance(prepared, BlockingPreparedModel) or prepared.device is not self or prepared._closed:
+            raise InvalidArgument(f"allocate, model {index}: expected a prepared model of {self.info.name}")
+        return prepared
 
     async def aclose(self) -> None:
         """Lets running work end and joins the device's threads. Idempotent."""

@@ -79,6 +79,15 @@ class Alarm:
 class FencedLaunch:
     """One fenced execution.
 
+    Args:
+        prepared: What runs.
+        request: Its arguments, which are checked here.
+        is_ready: Whether all that it waits for has happened; if not, what device memories hold is looked at later.
+        measure: Whether timings are wanted.
+        deadline_ns: Absolute; None for none.
+        loop_timeout_ns: For every WHILE; None for the default.
+        duration_ns: Allowance after the last dependency; None for none.
+
     Attributes:
         fence: Finished with the execution.
     """
@@ -88,13 +97,14 @@ class FencedLaunch:
         prepared: BlockingPreparedModel,
         request: Request,
         *,
+        is_ready: bool,
         measure: bool,
         deadline_ns: int | None,
         loop_timeout_ns: int | None,
         duration_ns: int | None,
     ) -> None:
         self._prepared = prepared
-        self._arguments = prepared.bind(request, allow_unspecified_outputs=False)
+        self._arguments = prepared.bind(request, allow_unspecified_outputs=False, is_ready=is_ready)
         self._measure = measure
         self._deadline_ns = deadline_ns
         self._loop_timeout_ns = loop_timeout_ns
@@ -156,7 +166,8 @@ class FencedLaunch:
             return
         # Information first: whoever sees the fence signalled may ask for it.
         self._outcome = (ErrorStatus.NONE, self._timing(result))
-        self.fence.try_signal()
+        if not self.fence.try_signal():
+            self._arguments.fail()  # It was given up while it ran to its end.
 
     def _timing(self, result: ExecutionResult) -> FencedTiming:
         if not self._measure:
@@ -175,6 +186,7 @@ class FencedLaunch:
     def _finish(self, error: BaseException, status: ErrorStatus) -> None:
         if self.fence.status == FenceStatus.PENDING:
             self._outcome = (status, FencedTiming(NO_TIMING, NO_TIMING))
+            self._arguments.fail()
             self.fence.try_fail(error)
 
     async def get_execution_info(self) -> tuple[ErrorStatus, FencedTiming]:

@@ -1,7 +1,7 @@
 """Who runs next on a device's slots, inside of its driver.
 
-Owns the waiting order (priority, then earliest deadline, then arrival), the slots, and the threads that run work. A burst's listener thread
-takes a slot and runs on itself; other work is run by the gate's own threads. Both wait in one queue.
+Owns the waiting order (priority, then earliest deadline, then arrival), the slots, and the threads that run work. A burst's
+listener thread takes a slot and runs on itself; other work is run by the gate's own threads. Both wait in one queue.
 
 Invariants:
 1. No more than ``slot_count`` pieces of work run at once.

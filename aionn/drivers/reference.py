@@ -1,7 +1,7 @@
 """The CPU reference driver: every operation of the spec, by the interpreter.
 
-It is the definition that other devices are compared with, and the device of a machine that has no other. Its performance numbers are
-1.0 by definition.
+It is the definition that other devices are compared with, and the device of a machine that has no other. Its performance numbers
+are 1.0 by definition.
 
 Source: the NN HAL's ``nnapi-reference`` device.
 """
@@ -30,6 +30,9 @@ from aionn.ops import CONTRACTS
 
 __all__ = ["INFO", "ReferenceDevice"]
 
+MEMORY_BYTES_MAX = 1 << 30
+"""What all device memories together may take: more than the frames of any stream, and a bound for what clients can ask for."""
+
 INFO = DeviceInfo(
     name="reference",
     type=DeviceType.CPU,
@@ -44,7 +47,7 @@ class ReferenceDevice(BlockingDevice):
     """Runs any valid model without extensions, one execution at a time."""
 
     def __init__(self, name: str = INFO.name) -> None:
-        super().__init__(msgspec.structs.replace(INFO, name=name))
+        super().__init__(msgspec.structs.replace(INFO, name=name), memory_bytes_max=MEMORY_BYTES_MAX)
 
     def supports(self, model: Model) -> Sequence[bool]:
         """True for every operation of the spec; False for vendor extensions and the deprecated OEM operation."""

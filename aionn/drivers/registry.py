@@ -1,7 +1,7 @@
 """Which drivers there are: names to factories, nothing imported until it is asked for.
 
-Drivers of others register in the entry-point group ``aionn.drivers``: name -> a callable that takes the device's name and returns an
-``aionn.hal.Device``. One that cannot be loaded is listed as unavailable with its reason; the rest works.
+Drivers of others register in the entry-point group ``aionn.drivers``: name -> a callable that takes the device's name and returns
+an ``aionn.hal.Device``. One that cannot be loaded is listed as unavailable with its reason; the rest works.
 """
 
 from __future__ import annotations
