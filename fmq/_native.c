@@ -1136,7 +1136,7 @@ static PyObject *ring_available_to_read(Ring *r, PyObject *unused)
     uint64_t read = r->reading ? r->read_index
         : r->flavour == SYNCHRONIZED ? atomic_load_explicit(r->read_counter, memory_order_acquire) : 0;
     uint64_t used = write - read;
-    if (used % r->quantum || (r->flavour == SYNCHRONIZED ? used > r->size : write < read))
+    if (used % r->quantum || write % r->quantum || (r->flavour == SYNCHRONIZED ? used > r->size : write < read))
         used = 0;
     return PyLong_FromUnsignedLongLong(used / r->quantum);
 }
@@ -1153,7 +1153,7 @@ static PyObject *ring_available_to_write(Ring *r, PyObject *unused)
     uint64_t read = r->flavour == SYNCHRONIZED ? atomic_load_explicit(r->read_counter, memory_order_acquire)
         : r->reading ? r->read_index : 0;
     uint64_t used = used_bytes(r, write, read);
-    return PyLong_FromUnsignedLongLong(used == UINT64_MAX ? 0 : (r->size - used) / r->quantum);
+    return PyLong_FromUnsignedLongLong(used == UINT64_MAX || write % r->quantum ? 0 : (r->size - used) / r->quantum);
 }
 
 static PyObject *wait_elements(Ring *r, int reader, PyObject *const *args, Py_ssize_t nargs)

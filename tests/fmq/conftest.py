@@ -175,15 +175,26 @@ def parked() -> Callable[[fmq.MessageQueue], None]:
     return wait
 
 
-@pytest.fixture(scope="session")
-def protocol() -> ModuleType:
-    """The model of the protocol, protocol_model.py beside this file."""
-    spec = importlib.util.spec_from_file_location("fmq_protocol_model", HERE / "protocol_model.py")
+def beside(name: str) -> ModuleType:
+    """A module of this folder, which is no package."""
+    spec = importlib.util.spec_from_file_location(f"fmq_{name}", HERE / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def protocol() -> ModuleType:
+    """The model of the protocol."""
+    return beside("protocol_model")
+
+
+@pytest.fixture(scope="session")
+def fuzzer() -> ModuleType:
+    """Random descriptors, calls and corruption."""
+    return beside("fuzzer")
 
 
 @pytest.fixture

@@ -7,6 +7,10 @@ value, or `!` and the name of the exception with its text.
 
 from __future__ import annotations
 
+import mmap
+import os
+import random
+import select
 import sys
 
 import fmq
@@ -53,6 +57,30 @@ def wait_all(queue: fmq.MessageQueue, first: int, size: int, timeout_ns: int) ->
         assert queues[back].write_message_blocking(message[:size], timeout_ns)
         echoed += 1
     return echoed
+
+
+def flip(seed: int, message_headers: bool) -> int:
+    """Overwrites the counters, parking words or message headers of the first queue at full rate until told to stop."""
+    rng = random.Random(seed)
+    queue = queues[0]
+    with mmap.mmap(queue.fds[0], os.fstat(queue.fds[0]).st_size) as memory:
+        grantors = queue.descriptor.grantors
+        data = grantors[fmq.Grantor.DATA]
+        places = [g.offset for i, g in enumerate(grantors) if i != fmq.Grantor.DATA]
+        if message_headers:
+            places = [data.offset + 8 * i for i in range(data.extent // 8)]
+        values = [rng.getrandbits(64) for _ in range(16)] + [
+            rng.randrange(data.extent + 2) for _ in range(64)
+        ]
+        values += [0, 1, 2**64 - 1, 2**63, 2**64 - 8, data.extent, data.extent + 1]
+        todo = [(rng.choice(places), rng.choice(values).to_bytes(8, "little")) for _ in range(4096)]
+        flips = 0
+        print("flipping", flush=True)
+        while not select.select([sys.stdin], [], [], 0)[0]:
+            for place, value in todo:
+                memory[place : place + 8] = value
+            flips += len(todo)
+    return flips
 
 
 queues: list[fmq.MessageQueue] = []

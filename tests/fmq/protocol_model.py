@@ -3,7 +3,8 @@
 What is modelled: the ring with its parking words, the event flag, and the claim of the unsynchronized flavour, step for
 step as `fmq/_native.c` has them. Each process has a store buffer: first in, first out (TSO, as on x86), or draining in
 any order that releases and barriers allow, with loads that may return a value from before the last acquire (RELAXED,
-as on Arm; a load is not delayed past a later store). A process may die between any two steps; its buffered stores still reach memory.
+as on Arm; a load is not delayed past a later store). A process may die between any two steps; its buffered stores still
+reach memory.
 
 A program is a list of instructions; names starting with a capital are shared words, the others are the process's own.
 `explore` visits every reachable state and raises `Violation` with the run that leads there. The mutations are the same

@@ -32,14 +32,13 @@ def test_larger_rings(protocol: ModuleType, order: str, capacity: int, messages:
 
 @pytest.mark.parametrize("may_die", [False, True], ids=["", "a process may die"])
 def test_event_flag_bits_are_taken_once_and_wake(protocol: ModuleType, may_die: bool) -> None:
-    assert protocol.event_flag(protocol.Flag(), may_die).explore() > 100
+    assert protocol.event_flag(protocol.Flag(), may_die).explore() > 50
 
 
-@pytest.mark.parametrize("may_die", [False, True], ids=["", "a process may die"])
+@pytest.mark.parametrize(("capacity", "may_die"), [(1, False), (1, True), (2, False)])
 @pytest.mark.parametrize("order", ["TSO", "RELAXED"])
-@pytest.mark.parametrize("capacity", [1, 2])
 def test_an_overwritten_element_is_never_accepted(
-    protocol: ModuleType, order: str, may_die: bool, capacity: int
+    protocol: ModuleType, order: str, capacity: int, may_die: bool
 ) -> None:
     claim = protocol.Claim(capacity=capacity, messages=capacity + 1)
     assert protocol.claim(claim, order, may_die).explore() > 500
