@@ -279,7 +279,7 @@ class SubgraphWriter:
     def refuse(self, operator: TfliteOperator, what: str, expected: object, got: object) -> NoReturn:
         """Refuses the file for an operator."""
         raise InvalidModel(
-            f"tflite, {operator.where} ({self.source}), {what}: expected {expected}, got {got}"
+            f"tflite, {operator.where} ({self.source.split(maxsplit=2)[-1]}), {what}: expected {expected}, got {got}"
         )
 
     def input(self, operator: TfliteOperator, position: int) -> int:
@@ -301,7 +301,8 @@ class SubgraphWriter:
         value = self._folded.get(tensor_index)
         if value is not None:
             index = self._integer_constant(value)
-        elif tensor.is_constant:
+        elif tensor.is_constant or tensor.is_variable:
+            # A variable tensor is refused there; operators that know their states do not ask for it here.
             index = self._constant_of(tensor)
         else:
             where = operator.where if operator is not None else f"subgraph {self.index}"
@@ -413,7 +414,8 @@ class SubgraphWriter:
     def is_written(self, tensor_index: int) -> bool:
         """Whether a tensor has a value."""
         return (
-            tensor_index in self._by_tensor
+            self.tensors[tensor_index].is_variable
+            or tensor_index in self._by_tensor
             or tensor_index in self._folded
             or tensor_index in self._missing
             or self.tensors[tensor_index].is_constant

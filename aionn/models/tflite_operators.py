@@ -15,6 +15,7 @@ from typing import NamedTuple
 from aionn.hal import FusedActivation, OperationType
 from aionn.models import tflite_elementwise as ew
 from aionn.models import tflite_layers as layers
+from aionn.models import tflite_recurrent as recurrent
 from aionn.models import tflite_shapes as shapes
 from aionn.models.tflite_graph import Convert, Inexpressible, SubgraphWriter
 from aionn.models.tflite_schema import TfliteOperator
@@ -54,7 +55,7 @@ _ROUNDING = "the HAL has no operation that rounds to the nearest whole number"
 _SCATTER = "the HAL has no operation that writes to chosen places"
 _SPARSE = "the HAL has no sparse constants"
 _STABLEHLO = "a form that converters lower before a model is executed"
-_STATE = "its state lives in variable tensors between executions; the HAL's form takes and returns the state"
+_FRESH_STATE = "variable tensors start as zeros at every execution"
 _STRINGS = "the HAL has no strings"
 _UNUSED = "no converter writes it, and TensorFlow Lite has no kernel for it"
 _VOLUME = "the HAL convolves over two axes only"
@@ -108,7 +109,7 @@ _TABLE: tuple[Conversion, ...] = (
     ),
     Conversion(14, "LOGISTIC", ew.direct(OperationType.LOGISTIC), "LOGISTIC"),
     Conversion(15, "LSH_PROJECTION", shapes.lsh_projection, "LSH_PROJECTION"),
-    Conversion(16, "LSTM", None, _STATE),
+    Conversion(16, "LSTM", recurrent.lstm, f"LSTM; {_FRESH_STATE}"),
     Conversion(17, "MAX_POOL_2D", layers.pool_2d(OperationType.MAX_POOL_2D), "MAX_POOL_2D"),
     Conversion(18, "MUL", ew.arithmetic(OperationType.MUL, "MulOptions"), "MUL"),
     Conversion(
@@ -133,7 +134,7 @@ _TABLE: tuple[Conversion, ...] = (
         shapes.resize(OperationType.RESIZE_BILINEAR, "ResizeBilinearOptions"),
         "RESIZE_BILINEAR to a constant size",
     ),
-    Conversion(24, "RNN", None, _STATE),
+    Conversion(24, "RNN", recurrent.rnn, f"RNN; {_FRESH_STATE}"),
     Conversion(25, "SOFTMAX", ew.softmax, "SOFTMAX"),
     Conversion(
         26,
@@ -141,7 +142,7 @@ _TABLE: tuple[Conversion, ...] = (
         shapes.space_depth(OperationType.SPACE_TO_DEPTH, "SpaceToDepthOptions"),
         "SPACE_TO_DEPTH",
     ),
-    Conversion(27, "SVDF", None, _STATE),
+    Conversion(27, "SVDF", recurrent.svdf, f"SVDF; {_FRESH_STATE}"),
     Conversion(28, "TANH", ew.direct(OperationType.TANH), "TANH"),
     Conversion(29, "CONCAT_EMBEDDINGS", None, _UNUSED),
     Conversion(30, "SKIP_GRAM", None, _STRINGS),
@@ -149,7 +150,12 @@ _TABLE: tuple[Conversion, ...] = (
     Conversion(32, "CUSTOM", None, _FOREIGN),
     Conversion(33, "EMBEDDING_LOOKUP_SPARSE", None, _NOTHING),
     Conversion(34, "PAD", shapes.pad, "PAD"),
-    Conversion(35, "UNIDIRECTIONAL_SEQUENCE_RNN", None, _STATE),
+    Conversion(
+        35,
+        "UNIDIRECTIONAL_SEQUENCE_RNN",
+        recurrent.unidirectional_sequence_rnn,
+        f"UNIDIRECTIONAL_SEQUENCE_RNN; {_FRESH_STATE}",
+    ),
     Conversion(
         36, "GATHER", shapes.gather, "GATHER without batch dimensions; RESHAPE after for a single index"
     ),
@@ -165,20 +171,35 @@ _TABLE: tuple[Conversion, ...] = (
     Conversion(41, "SUB", ew.arithmetic(OperationType.SUB, "SubOptions"), "SUB"),
     Conversion(42, "DIV", ew.arithmetic(OperationType.DIV, "DivOptions"), "DIV"),
     Conversion(43, "SQUEEZE", shapes.reshape, "RESHAPE; nothing where the shape stays"),
-    Conversion(44, "UNIDIRECTIONAL_SEQUENCE_LSTM", None, _STATE),
+    Conversion(
+        44,
+        "UNIDIRECTIONAL_SEQUENCE_LSTM",
+        recurrent.unidirectional_sequence_lstm,
+        f"UNIDIRECTIONAL_SEQUENCE_LSTM; {_FRESH_STATE}",
+    ),
     Conversion(
         45,
         "STRIDED_SLICE",
         shapes.strided_slice,
         "STRIDED_SLICE; SLICE and RESHAPE of integers with steps of 1",
     ),
-    Conversion(46, "BIDIRECTIONAL_SEQUENCE_RNN", None, _STATE),
+    Conversion(
+        46,
+        "BIDIRECTIONAL_SEQUENCE_RNN",
+        recurrent.bidirectional_sequence_rnn,
+        f"BIDIRECTIONAL_SEQUENCE_RNN; {_FRESH_STATE}",
+    ),
     Conversion(47, "EXP", ew.direct(OperationType.EXP), "EXP"),
     Conversion(48, "TOPK_V2", shapes.topk_v2, "TOPK_V2 with a constant k"),
     Conversion(49, "SPLIT", shapes.split, "SPLIT"),
     Conversion(50, "LOG_SOFTMAX", ew.log_softmax, "LOG_SOFTMAX"),
     Conversion(51, "DELEGATE", None, _FOREIGN),
-    Conversion(52, "BIDIRECTIONAL_SEQUENCE_LSTM", None, _STATE),
+    Conversion(
+        52,
+        "BIDIRECTIONAL_SEQUENCE_LSTM",
+        recurrent.bidirectional_sequence_lstm,
+        f"BIDIRECTIONAL_SEQUENCE_LSTM; {_FRESH_STATE}",
+    ),
     Conversion(53, "CAST", ew.cast, "CAST; DEQUANTIZE from INT8, NOT_EQUAL to and SELECT from BOOL"),
     Conversion(54, "PRELU", ew.direct(OperationType.PRELU), "PRELU"),
     Conversion(55, "MAXIMUM", ew.direct(OperationType.MAXIMUM), "MAXIMUM"),

@@ -180,6 +180,8 @@ OPTIONS: dict[str, tuple[int, dict[str, Field]]] = {
             _ACTIVATION: Field(5, "int8"),
         },
     ),
+    "SVDFOptions": (6, {"rank": Field(0, "int32"), _ACTIVATION: Field(1, "int8")}),
+    "RNNOptions": (7, {_ACTIVATION: Field(0, "int8")}),
     "FullyConnectedOptions": (
         8,
         {
@@ -201,6 +203,15 @@ OPTIONS: dict[str, tuple[int, dict[str, Field]]] = {
             "beta": Field(3, "float32"),
         },
     ),
+    "LSTMOptions": (
+        14,
+        {
+            _ACTIVATION: Field(0, "int8"),
+            "cell_clip": Field(1, "float32"),
+            "proj_clip": Field(2, "float32"),
+            "kernel_type": Field(3, "int8"),
+        },
+    ),
     "ResizeBilinearOptions": (
         15,
         {"align_corners": Field(2, "bool"), "half_pixel_centers": Field(3, "bool")},
@@ -211,6 +222,7 @@ OPTIONS: dict[str, tuple[int, dict[str, Field]]] = {
     "ReducerOptions": (27, {"keep_dims": Field(0, "bool")}),
     "SubOptions": (28, {_ACTIVATION: Field(0, "int8")}),
     "DivOptions": (29, {_ACTIVATION: Field(0, "int8")}),
+    "SequenceRNNOptions": (31, {"time_major": Field(0, "bool"), _ACTIVATION: Field(1, "int8")}),
     "StridedSliceOptions": (
         32,
         {
@@ -234,6 +246,30 @@ OPTIONS: dict[str, tuple[int, dict[str, Field]]] = {
     "OneHotOptions": (61, {"axis": Field(0, "int32")}),
     "PackOptions": (59, {"axis": Field(1, "int32")}),
     "UnpackOptions": (64, {"num": Field(0, "int32"), "axis": Field(1, "int32")}),
+    "BidirectionalSequenceLSTMOptions": (
+        69,
+        {
+            _ACTIVATION: Field(0, "int8"),
+            "cell_clip": Field(1, "float32"),
+            "proj_clip": Field(2, "float32"),
+            "merge_outputs": Field(3, "bool"),
+            "time_major": Field(4, "bool", 1),
+        },
+    ),
+    "BidirectionalSequenceRNNOptions": (
+        70,
+        {"time_major": Field(0, "bool"), _ACTIVATION: Field(1, "int8"), "merge_outputs": Field(2, "bool")},
+    ),
+    "UnidirectionalSequenceLSTMOptions": (
+        71,
+        {
+            _ACTIVATION: Field(0, "int8"),
+            "cell_clip": Field(1, "float32"),
+            "proj_clip": Field(2, "float32"),
+            "time_major": Field(3, "bool"),
+            "diagonal_recurrent_tensors": Field(5, "bool"),
+        },
+    ),
     "ResizeNearestNeighborOptions": (
         74,
         {"align_corners": Field(0, "bool"), "half_pixel_centers": Field(1, "bool")},

@@ -278,6 +278,8 @@ def compare_with_litert(tflite: Tflite) -> Callable[..., None]:
                 value = _random(rng, detail["dtype"], detail["shape"])
                 peer.set_tensor(detail["index"], value)
                 inputs.append(value.reshape(argument.operand.dimensions))
+            # What a file's variable tensors hold starts anew at every execution of an imported model.
+            peer.reset_all_variables()
             peer.invoke()
             results = Interpreter(imported.model).run(inputs, RunControl())
             for detail, got in zip(peer.get_output_details(), results, strict=True):
