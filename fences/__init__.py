@@ -1,7 +1,8 @@
 """Sync fences for asyncio: awaitable by tasks and threads, chained by plain calls, exportable as file descriptors."""
 
 from fences.chain import Chain
-from fences.fence import ChainedFence, SyncFence, now_ns, set_clock
+from fences.clock import now_ns, set_clock
+from fences.fence import ChainedFence, SyncFence
 from fences.merging import first, merge
 from fences.passing import recv_fence, send_fence
 from fences.state import (

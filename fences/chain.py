@@ -43,7 +43,8 @@ class Chain(Timeline):
         self._works: deque[Callable[[], SyncFence | None]] = deque()
         self._appended = 0
         self._runner = threading.Lock()
-        self._open = after is None  # Nothing stands before the next work: no fence is waited for, nothing has failed.
+        # Nothing stands before the next work: no fence is waited for, nothing has failed.
+        self._open = after is None
         if after is not None:
             after._follow_with(self._proceed)
 
@@ -74,7 +75,9 @@ class Chain(Timeline):
         """Refused: a chain is advanced by its works alone."""
         raise FenceStateError(f"cannot advance {self.name} to {point}: it is advanced by its works")
 
-    def fail(self, cause: BaseException | str, *, origin: str | None = None, at_ns: int | None = None) -> None:
+    def fail(
+        self, cause: BaseException | str, *, origin: str | None = None, at_ns: int | None = None
+    ) -> None:
         """Fail all points ahead; the works that have not begun are dropped. Otherwise as :meth:`Timeline.fail`."""
         self._open = False
         super().fail(cause, origin=origin, at_ns=at_ns)
@@ -113,7 +116,8 @@ class Chain(Timeline):
         take = self._works.popleft
         heap = self._heap
         value = self._value
-        self._advanced_at_ns = None  # On the move: whoever asks for a point that is reached gets the time of asking.
+        # On the move: whoever asks for a point that is reached gets the time of asking.
+        self._advanced_at_ns = None
         try:
             while self._open:
                 try:

@@ -75,7 +75,16 @@ class Port:
         handed_out: The number was given to the caller by ``fileno``, so only ``close`` may end it.
     """
 
-    __slots__ = ("__weakref__", "_closing", "_holder_count", "_importing", "_sending", "_unsent", "handed_out", "name")
+    __slots__ = (
+        "__weakref__",
+        "_closing",
+        "_holder_count",
+        "_importing",
+        "_sending",
+        "_unsent",
+        "handed_out",
+        "name",
+    )
 
     def __init__(self, importing: socket.socket, sending: socket.socket | None, name: bytes) -> None:
         self._importing: socket.socket | None = importing
@@ -149,7 +158,8 @@ class Port:
             outcome = decode(record)
         except NotAFenceError as error:
             return Failure(self.origin(), error, clock())
-        if outcome is None:  # It can never be taken back, so a reader that took it for pending would be woken for ever.
+        if outcome is None:
+            # It can never be taken back, so a reader that took it for pending would be woken for ever.
             return Failure(self.origin(), "sent a record that says pending", clock())
         return outcome
 
@@ -222,7 +232,9 @@ class Port:
         dropped, self._holder_count = not self._closing, 0
         self.close()
         if dropped:  # Last: the warning may be set to raise.
-            warnings.warn("a fence was dropped with its descriptor open; close it", ResourceWarning, stacklevel=2)
+            warnings.warn(
+                "a fence was dropped with its descriptor open; close it", ResourceWarning, stacklevel=2
+            )
 
 
 def create_port() -> Port:
@@ -276,7 +288,9 @@ def import_port(fd: int) -> Port:
         family = importing.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN)
         name = importing.getsockname() if family == socket.AF_UNIX else b""
         if kind != _SEQPACKET or not isinstance(name, bytes) or not name.startswith(NAME_PREFIX):
-            raise NotAFenceError(f"descriptor {fd}: expected the socket of a fence, got another socket ({name!r})")
+            raise NotAFenceError(
+                f"descriptor {fd}: expected the socket of a fence, got another socket ({name!r})"
+            )
         return Port(importing, None, name)
     except BaseException:
         importing.close()

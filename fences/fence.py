@@ -1,6 +1,6 @@
 """``SyncFence``: pending, signalled or failed; awaited by tasks and threads, chained by plain calls, exported when asked.
 
-Owns: the state of a fence in memory, the list of those who wait for it, the loop that runs them, chains. Refuses to
+Owns: the state of a fence in memory, the list of those who wait for it, chains. Refuses to
 own: how a task or thread sleeps (``waiting``), the descriptor form (``descriptor``), combining fences (``merging``),
 points in order (``timeline``).
 
@@ -23,19 +23,17 @@ other, and the claim makes sure that only one acts. A lock around each link woul
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Generator
-from threading import get_ident
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
+from fences import running
+from fences.clock import checked_int, checked_time, now_ns
 from fences.descriptor import Port, create_port, import_port
+from fences.running import Waiter
 from fences.state import (
-    TIME_NS_MAX,
     Failure,
     FenceError,
     FenceState,
@@ -50,34 +48,10 @@ from fences.state import (
 )
 from fences.waiting import LoopWaiters, pin_in_loop, wait_in_loop, wait_in_thread
 
-Waiter = Callable[[Any], object]
-"""Called with the finished fence."""
-
-Clock = Callable[[], int]
-"""Gives a time in ns."""
-
-_logger = logging.getLogger("fences")
-package_lock = _lock = threading.RLock()  # Reentrant: a signal handler or finaliser may finish a fence at any moment.
-_clock: Clock = time.monotonic_ns
-_queues: dict[int, deque[tuple[Waiter | None, SyncFence]]] = {}
+# Reentrant: a signal handler or finaliser may finish a fence at any moment.
+package_lock = _lock = threading.RLock()
 _FINISHED: Generator[Any, None, None] = iter(())  # type: ignore[assignment]
 next(_FINISHED, None)  # Exhausted it has no state left, so every await of a finished fence can share it.
-
-
-def set_clock(clock: Clock) -> Clock:
-    """Set where signal times come from when the caller gives none, for the whole process; returns the clock before.
-
-    Args:
-        clock: Gives the time in ns. The first one is ``time.monotonic_ns``; a loop with virtual time sets its own.
-    """
-    global _clock
-    before, _clock = _clock, clock
-    return before
-
-
-def now_ns() -> int:
-    """The time by the clock that signal times come from, in ns."""
-    return _clock()
 
 
 class SyncFence:
@@ -108,7 +82,7 @@ class SyncFence:
     @classmethod
     def signalled(cls, at_ns: int | None = None, name: str | None = None) -> SyncFence:
         """A fence that was signalled at ``at_ns`` (None: now)."""
-        return SyncFence.finished(_clock() if at_ns is None else checked_time(at_ns), name)
+        return SyncFence.finished(now_ns() if at_ns is None else checked_time(at_ns), name)
 
     @classmethod
     def finished(cls, outcome: Outcome, name: str | None = None) -> SyncFence:
@@ -212,15 +186,17 @@ class SyncFence:
             ForeignFenceError: it belongs to another process; nothing is changed.
         """
         self._check_finisher("signal")
-        if not self._finish(_clock() if at_ns is None else checked_time(at_ns)):
+        if not self._finish(now_ns() if at_ns is None else checked_time(at_ns)):
             raise FenceStateError(f"cannot signal a fence twice: {self!r}")
 
     def try_signal(self, at_ns: int | None = None) -> bool:
         """As :meth:`signal`, for those who race to finish it: False, and nothing changed, if it has finished already."""
         self._check_finisher("signal")
-        return self._finish(_clock() if at_ns is None else checked_time(at_ns))
+        return self._finish(now_ns() if at_ns is None else checked_time(at_ns))
 
-    def fail(self, cause: BaseException | str, *, origin: str | None = None, at_ns: int | None = None) -> None:
+    def fail(
+        self, cause: BaseException | str, *, origin: str | None = None, at_ns: int | None = None
+    ) -> None:
         """Put the fence into its failed state, for ever, and run its waiters.
 
         Args:
@@ -235,7 +211,9 @@ class SyncFence:
         if not self._finish(self._failure(cause, origin, at_ns)):
             raise FenceStateError(f"cannot fail a fence that has finished: {self!r}")
 
-    def try_fail(self, cause: BaseException | str, *, origin: str | None = None, at_ns: int | None = None) -> bool:
+    def try_fail(
+        self, cause: BaseException | str, *, origin: str | None = None, at_ns: int | None = None
+    ) -> bool:
         """As :meth:`fail`, for those who race to finish it: False, and nothing changed, if it has finished already."""
         self._check_finisher("fail")
         return self._finish(self._failure(cause, origin, at_ns))
@@ -317,7 +295,8 @@ class SyncFence:
                 self._next = chained
                 if self._outcome is not None:
                     self._next = None
-                    _run(chained, self)  # Its claim sees to it that it runs once, should the finisher have found it too.
+                    # Its claim sees to it that it runs once, should the finisher have found it too.
+                    running.run(chained, self)
                 return chained
         self._follow_with(chained)
         return chained
@@ -368,7 +347,7 @@ class SyncFence:
     def close(self) -> None:
         """Give up the descriptor; idempotent. A pending fence fails, everywhere if it is ours: nobody could finish it any more."""
         if self._outcome is None:
-            self._finish(Failure(self.name, "closed while pending", _clock()))
+            self._finish(Failure(self.name, "closed while pending", now_ns()))
         with _lock:
             port, self._port = self._port, None
         if port is not None:
@@ -392,7 +371,7 @@ class SyncFence:
             raise ForeignFenceError(f"cannot {verb} {self.name}: it belongs to {port.origin()}")
 
     def _failure(self, cause: BaseException | str, origin: str | None, at_ns: int | None) -> Failure:
-        return failure_of(cause, self.name, origin, _clock() if at_ns is None else checked_time(at_ns))
+        return failure_of(cause, self.name, origin, now_ns() if at_ns is None else checked_time(at_ns))
 
     def _finish(self, outcome: Outcome) -> bool:
         """Store the outcome, tell the descriptor, run the waiters. False, and nothing changed, if it had finished."""
@@ -421,7 +400,7 @@ class SyncFence:
                     return
         except AttributeError:  # Somebody is just taking the sole waiter back.
             pass
-        _run(None, self)
+        running.run(None, self)
 
     def _retire(self, port: Port) -> None:
         """The outcome was sent: give up our end, and the other one too unless the caller was given its number."""
@@ -447,7 +426,7 @@ class SyncFence:
         if self._port is not None and self._outcome is None:
             self._poll_descriptor()
         if not self._attach(waiter):
-            _run(waiter, self)
+            running.run(waiter, self)
             return
         port = self._foreign_port()
         if port is not None:
@@ -504,7 +483,7 @@ class SyncFence:
     def _poll_descriptor(self) -> bool:
         port = self._port  # Once: another thread may finish the fence and take it away.
         if self._outcome is None and port is not None and port.imported:
-            outcome = port.peek(_clock)
+            outcome = port.peek(now_ns)
             if outcome is not None:
                 self._finish(outcome)
         return self._outcome is not None
@@ -538,8 +517,8 @@ class ChainedFence(SyncFence):
         self._work = work  # Deleting it is the claim to finish this fence.
 
     def __call__(self, source: SyncFence) -> None:
-        """Nobody calls this: the type only says that a chained fence is a waiter. ``_drain`` runs it in place."""
-        raise AssertionError("a chained fence is run by _drain")
+        """Nobody calls this: the type only says that a chained fence is a waiter. ``running`` runs it in place."""
+        raise AssertionError("a chained fence is run by running.drain")
 
     def _finish(self, outcome: Outcome) -> bool:
         try:
@@ -552,13 +531,13 @@ class ChainedFence(SyncFence):
         """The work goes on elsewhere: follow the fence that it returned."""
         if not isinstance(result, SyncFence) or result is self:
             error = TypeError(f"work of {self.name}: expected None or another SyncFence, got {result!r}")
-            super()._finish(Failure(self.name, error, _clock()))
+            super()._finish(Failure(self.name, error, now_ns()))
             return
         self._work = _no_work  # Open again to be claimed: by `_follow`, or by `close`.
         try:
             result._follow_with(self._follow)
         except Exception as error:
-            self._finish(Failure(self.name, error, _clock()))
+            self._finish(Failure(self.name, error, now_ns()))
 
     def _follow(self, result: SyncFence) -> None:
         assert result._outcome is not None
@@ -569,119 +548,5 @@ def _no_work() -> None:
     raise AssertionError("the work of a chained fence runs once")
 
 
-def _run(waiter: Waiter | None, fence: SyncFence) -> None:
-    """Run one waiter of a finished fence (None: all that are attached), or leave that to the call further up in this thread."""
-    ident = get_ident()
-    queue = _queues.get(ident)
-    if queue is not None:
-        queue.append((waiter, fence))
-        return
-    _queues[ident] = queue = deque(((waiter, fence),))
-    try:
-        _drain(queue)
-    finally:
-        del _queues[ident]
-
-
-def finish_together(fences: list[SyncFence], outcome: Outcome) -> None:
-    """Finish several fences with one outcome before the waiters of any of them run; those that have finished are left alone."""
-    ident = get_ident()
-    outermost = ident not in _queues
-    queue = _queues.setdefault(ident, deque())
-    try:
-        for fence in fences:
-            fence._finish(outcome)
-        if outermost:
-            _drain(queue)
-    finally:
-        if outermost:
-            del _queues[ident]
-
-
-def _drain(queue: deque[tuple[Waiter | None, SyncFence]]) -> None:
-    """Run waiters until none is left, in the order of attaching, fences in the order of finishing.
-
-    A chained fence with one dependant hands over to it in place, so a chain costs neither stack nor queue.
-    """
-    interrupt: BaseException | None = None
-    clock = _clock
-    chained_type = ChainedFence
-    while queue:
-        waiter, fence = queue.popleft()
-        while True:
-            if type(waiter) is chained_type:
-                try:
-                    work = waiter._work
-                    del waiter._work
-                except AttributeError:  # Closed before its turn came.
-                    break
-                outcome = fence._outcome
-                if type(outcome) is int:
-                    try:
-                        result = work()
-                        if result is not None:
-                            waiter._adopt(result)
-                            break
-                        outcome = clock()
-                    except BaseException as error:
-                        outcome = waiter._failure(error, None, None)
-                        if not isinstance(error, Exception):
-                            interrupt = error
-                waiter._outcome = outcome
-                port = waiter._port
-                if port is not None:
-                    port.publish(outcome)  # type: ignore[arg-type]
-                    waiter._retire(port)
-                fence = waiter
-                if queue:  # Others came first.
-                    queue.append((None, fence))
-                    break
-            elif waiter is not None:
-                try:
-                    waiter(fence)
-                except Exception:
-                    _logger.exception("a callback of %r raised", fence)
-                except BaseException as error:
-                    interrupt = error
-                break
-            # `fence` has just finished: go on with those who wait for it.
-            try:
-                waiter = fence._next
-                if type(waiter) is chained_type:
-                    fence._next = None  # No claim: nobody takes a chained fence back, and its work is claimed above.
-                elif waiter is not None:
-                    del fence._next
-            except AttributeError:
-                waiter = None
-            if fence._more:
-                if waiter is not None:
-                    queue.append((waiter, fence))
-                more = fence._more
-                queue.extend((each, fence) for each in list(more) if more.pop(each, fence) is None)
-                break
-            if waiter is None:
-                break
-    if interrupt is not None:
-        raise interrupt
-
-
-def checked_int(value: int, what: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{what}: expected an int, got {type(value).__name__}")
-    return value
-
-
-def checked_time(at_ns: int) -> int:
-    if not 0 <= checked_int(at_ns, "at_ns") <= TIME_NS_MAX:
-        raise ValueError(f"at_ns: expected 0..{TIME_NS_MAX}, got {at_ns}")
-    return at_ns
-
-
-def _after_fork_in_child() -> None:
-    _lock.release()
-    ident = get_ident()
-    for other in [each for each in _queues if each != ident]:
-        del _queues[other]  # Of threads that do not exist here; their numbers may be given out again.
-
-
-os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_after_fork_in_child)
+running.chained_type = ChainedFence
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)

@@ -43,10 +43,14 @@ def send_fence(sock: socket.socket, fence: SyncFence) -> None:
     try:
         record = encode(outcome_of(state))
         message = _LENGTH.pack(len(record)) + record
-        rights = [] if number is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [number]))]
+        rights = (
+            [] if number is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [number]))]
+        )
         sent = sock.sendmsg([message], rights, socket.MSG_NOSIGNAL)
         if sent != len(message):
-            raise ConnectionError(f"fence message: only {sent} of {len(message)} bytes went out; the connection is unusable")
+            raise ConnectionError(
+                f"fence message: only {sent} of {len(message)} bytes went out; the connection is unusable"
+            )
     finally:
         if number is not None:
             os.close(number)
@@ -79,12 +83,16 @@ def recv_fence(sock: socket.socket, name: str | None = None) -> SyncFence:
         if not data:
             raise EOFError("the other side closed the connection")
         if flags & socket.MSG_CTRUNC:
-            raise NotAFenceError("fence message: descriptors were lost on the way (too many came, or none is free here)")
+            raise NotAFenceError(
+                "fence message: descriptors were lost on the way (too many came, or none is free here)"
+            )
         if flags & socket.MSG_TRUNC or len(data) < _LENGTH.size:
             raise NotAFenceError(f"fence message: expected a length and a record, got {len(data)} bytes")
         (size_bytes,) = _LENGTH.unpack_from(data)
         if not 0 < size_bytes <= RECORD_BYTES_MAX:
-            raise NotAFenceError(f"fence message: expected a record of 1..{RECORD_BYTES_MAX} bytes, got {size_bytes}")
+            raise NotAFenceError(
+                f"fence message: expected a record of 1..{RECORD_BYTES_MAX} bytes, got {size_bytes}"
+            )
         record = data[_LENGTH.size :] if packets else _receive_exactly(sock, size_bytes)
         if len(record) != size_bytes:
             raise NotAFenceError(f"fence message: expected a record of {size_bytes} bytes, got {len(record)}")

@@ -229,7 +229,9 @@ def decode(record: bytes) -> Outcome | None:
         NotAFenceError: the bytes are no record.
     """
     if not _HEAD.size <= len(record) <= RECORD_BYTES_MAX:
-        raise NotAFenceError(f"fence record: expected {_HEAD.size}..{RECORD_BYTES_MAX} bytes, got {len(record)}")
+        raise NotAFenceError(
+            f"fence record: expected {_HEAD.size}..{RECORD_BYTES_MAX} bytes, got {len(record)}"
+        )
     version, status, at_ns = _HEAD.unpack_from(record)
     texts = ("", "", "")
     if len(record) > _HEAD.size:

@@ -19,7 +19,9 @@ import heapq
 import threading
 from typing import TYPE_CHECKING
 
-from fences.fence import SyncFence, checked_int, checked_time, finish_together, now_ns
+from fences.clock import checked_int, checked_time, now_ns
+from fences.fence import SyncFence
+from fences.running import finish_together
 from fences.state import Failure, FenceError, FenceStateError, Outcome, failure_of
 
 if TYPE_CHECKING:
@@ -38,9 +40,21 @@ class Timeline:
         clock: Where signal times come from if ``advance`` and ``fail`` are given none; None for the clock of all fences.
     """
 
-    __slots__ = ("__weakref__", "_advanced_at_ns", "_clock", "_failure", "_heap", "_lock", "_name", "_pending", "_value")
+    __slots__ = (
+        "__weakref__",
+        "_advanced_at_ns",
+        "_clock",
+        "_failure",
+        "_heap",
+        "_lock",
+        "_name",
+        "_pending",
+        "_value",
+    )
 
-    def __init__(self, name: str | None = None, value: int = 0, clock: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self, name: str | None = None, value: int = 0, clock: Callable[[], int] | None = None
+    ) -> None:
         self._name = name
         self._value = _checked_point(value)
         self._clock = now_ns if clock is None else clock
@@ -71,7 +85,9 @@ class Timeline:
         return len(self._pending)
 
     def __repr__(self) -> str:
-        state = "" if self._failure is None else f", failed at {self._failure.origin!r}: {self._failure.message}"
+        state = (
+            "" if self._failure is None else f", failed at {self._failure.origin!r}: {self._failure.message}"
+        )
         return f"<{self.name}: at {self._value}, {len(self._pending)} points pending{state}>"
 
     def fence(self, point: int) -> SyncFence:
@@ -113,20 +129,28 @@ class Timeline:
         time_ns = self._clock() if at_ns is None else checked_time(at_ns)
         with self._lock:
             if self._failure is not None:
-                raise FenceStateError(f"cannot advance {self.name} to {point}: it has failed: {self._failure.message}")
+                raise FenceStateError(
+                    f"cannot advance {self.name} to {point}: it has failed: {self._failure.message}"
+                )
             if point <= self._value:
-                raise FenceStateError(f"cannot advance {self.name} to {point}: expected more than its value, {self._value}")
+                raise FenceStateError(
+                    f"cannot advance {self.name} to {point}: expected more than its value, {self._value}"
+                )
             self._value = point
             self._advanced_at_ns = time_ns
         self._reach(point, time_ns)
 
-    def fail(self, cause: BaseException | str, *, origin: str | None = None, at_ns: int | None = None) -> None:
+    def fail(
+        self, cause: BaseException | str, *, origin: str | None = None, at_ns: int | None = None
+    ) -> None:
         """Fail all points ahead of the value, for ever. Arguments as those of :meth:`SyncFence.fail`; the origin is this timeline.
 
         Raises:
             FenceStateError: it has failed already; nothing is changed.
         """
-        self._fail_with(failure_of(cause, self.name, origin, self._clock() if at_ns is None else checked_time(at_ns)))
+        self._fail_with(
+            failure_of(cause, self.name, origin, self._clock() if at_ns is None else checked_time(at_ns))
+        )
 
     def _reach(self, point: int, at_ns: int | None = None) -> None:
         """Move to a point, unless further already, and signal the fences up to it."""

@@ -56,7 +56,9 @@ def test_failure_reaches_all_points_ahead_with_its_origin(how):
     chain = Chain(root, "c")
     calls = []
     chain.append(lambda: calls.append(1))
-    chain.append({"raises": lambda: 1 / 0, "returned": lambda: device, "type": lambda: 5}.get(how, lambda: None))
+    chain.append(
+        {"raises": lambda: 1 / 0, "returned": lambda: device, "type": lambda: 5}.get(how, lambda: None)
+    )
     chain.append(lambda: calls.append(3))
     row = [chain.fence(point) for point in (1, 2, 3)]
     if how == "root":

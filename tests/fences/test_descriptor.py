@@ -48,7 +48,12 @@ def readable(fd, timeout_s=0):
 def process(code, *fds):
     """Another Python that was given descriptors (`fds` there) and says what it has to say on its standard output."""
     child = subprocess.Popen(
-        [sys.executable, "-c", "import sys, fences\nfds = [int(each) for each in sys.argv[1:]]\n" + code, *map(str, fds)],
+        [
+            sys.executable,
+            "-c",
+            "import sys, fences\nfds = [int(each) for each in sys.argv[1:]]\n" + code,
+            *map(str, fds),
+        ],
         pass_fds=fds,
         stdout=subprocess.PIPE,
         stdin=subprocess.PIPE,
@@ -89,7 +94,9 @@ def test_descriptor_is_close_on_exec():
         os.close(duplicate)
 
 
-@pytest.mark.parametrize("finish", [lambda fence: fence.signal(), lambda fence: fence.fail("x"), lambda fence: fence.close()])
+@pytest.mark.parametrize(
+    "finish", [lambda fence: fence.signal(), lambda fence: fence.fail("x"), lambda fence: fence.close()]
+)
 def test_readable_means_finished(finish):
     fence = SyncFence()
     duplicate = fence.duplicate()
@@ -181,7 +188,13 @@ def test_failure_keeps_its_origin_over_two_crossings():
 def test_export_of_a_chained_merged_or_timeline_fence():
     timeline = fences.Timeline()
     root = SyncFence()
-    row = [root.then(lambda: None), fences.merge([root]), fences.first([root]), timeline.fence(4), fences.Chain(root).fence(1)]
+    row = [
+        root.then(lambda: None),
+        fences.merge([root]),
+        fences.first([root]),
+        timeline.fence(4),
+        fences.Chain(root).fence(1),
+    ]
     imported = [SyncFence.from_fd(fence.fileno()) for fence in row]
     chain = row[4].timeline
     chain.append(lambda: None)
@@ -261,7 +274,10 @@ def exporter():
 def test_importers_hear_of_the_exporters_death(run):
     async def main():
         with exporter() as (child, fence):
-            tasks = [asyncio.ensure_future(asyncio.wait_for(each, NOTICE_BOUND_S)) for each in (fence, fence.then(lambda: None))]
+            tasks = [
+                asyncio.ensure_future(asyncio.wait_for(each, NOTICE_BOUND_S))
+                for each in (fence, fence.then(lambda: None))
+            ]
             thread = asyncio.ensure_future(asyncio.to_thread(fence.wait, NOTICE_BOUND_S * 10**9))
             while fence.waiter_count < 3:
                 await asyncio.sleep(0)
@@ -458,7 +474,11 @@ def test_records_survive_their_encoding():
     for outcome in (None, 0, TIME_NS_MAX):
         assert decode(encode(outcome)) == outcome
     failure = decode(encode(Failure("o" * 5000, ValueError("m" * 5000), 7)))
-    assert (failure.at_ns, len(failure.origin), failure.cause.type_name) == (7, TEXT_CHARACTERS_MAX, "ValueError")
+    assert (failure.at_ns, len(failure.origin), failure.cause.type_name) == (
+        7,
+        TEXT_CHARACTERS_MAX,
+        "ValueError",
+    )
 
 
 # Fork

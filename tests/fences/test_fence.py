@@ -122,7 +122,9 @@ def test_second_finish_is_refused_and_changes_nothing(first, second):
     assert (fence.status, fence.signal_time_ns, repr(fence)) == state
 
 
-@pytest.mark.parametrize("at_ns, error", [(-1, ValueError), (2**63, ValueError), (1.5, TypeError), (True, TypeError)])
+@pytest.mark.parametrize(
+    "at_ns, error", [(-1, ValueError), (2**63, ValueError), (1.5, TypeError), (True, TypeError)]
+)
 def test_bad_time_is_refused_and_changes_nothing(at_ns, error):
     fence = SyncFence()
     with pytest.raises(error):
@@ -152,8 +154,18 @@ def test_negative_timeout_is_refused_in_every_state(make):
 
 def test_dependent_fence_is_finished_by_what_it_depends_on_alone():
     source = SyncFence()
-    for fence in (source.then(lambda: None), fences.merge([source]), fences.first([source]), fences.Timeline().fence(1)):
-        for finish, *arguments in ((fence.signal,), (fence.try_signal,), (fence.fail, "x"), (fence.try_fail, "x")):
+    for fence in (
+        source.then(lambda: None),
+        fences.merge([source]),
+        fences.first([source]),
+        fences.Timeline().fence(1),
+    ):
+        for finish, *arguments in (
+            (fence.signal,),
+            (fence.try_signal,),
+            (fence.fail, "x"),
+            (fence.try_fail, "x"),
+        ):
             with pytest.raises(FenceStateError):
                 finish(*arguments)
         assert fence.status is FenceStatus.PENDING

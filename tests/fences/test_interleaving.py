@@ -1,4 +1,4 @@
-"""Every race between two threads, step by step: one action is stopped before each of its bytecodes in turn while another runs whole.
+"""Every race between two threads, step by step: one action is stopped before each bytecode in turn while another runs.
 
 The package decides such races by single steps that the interpreter does not divide (see ``fence``), so this walks all the places
 where one thread can overtake another once, instead of hoping for them.
@@ -152,7 +152,11 @@ def test_callback_added_while_another_is_removed_is_called():
             fence.signal()
             assert (first, second) == ([], [fence])
 
-        return (lambda: fence.add_callback(second.append)), (lambda: fence.remove_callback(first.append)), check
+        return (
+            (lambda: fence.add_callback(second.append)),
+            (lambda: fence.remove_callback(first.append)),
+            check,
+        )
 
     both_orders(scenario)
 
@@ -167,7 +171,11 @@ def test_of_two_that_finish_one_wins():
             assert fence.status is (FenceStatus.SIGNALLED if ("ok", True) in wins else FenceStatus.FAILED)
             assert calls == [fence]
 
-        return (lambda: wins.append(("ok", fence.try_signal()))), (lambda: wins.append(("bad", fence.try_fail("x")))), check
+        return (
+            (lambda: wins.append(("ok", fence.try_signal()))),
+            (lambda: wins.append(("bad", fence.try_fail("x")))),
+            check,
+        )
 
     both_orders(scenario)
 

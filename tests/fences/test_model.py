@@ -123,7 +123,8 @@ class FencesAgainstModel(RuleBasedStateMachine):
         for node in self.all_nodes:
             node.fence.close()
         deadline_s = time.monotonic() + 60
-        for node in self.all_nodes:  # The thread that watches descriptors may be in the middle of running the last waiters.
+        # The thread that watches descriptors may be in the middle of running the last waiters.
+        for node in self.all_nodes:
             while node.fence.waiter_count and time.monotonic() < deadline_s:
                 time.sleep(0.001)
             assert node.fence.waiter_count == 0
@@ -269,7 +270,10 @@ class FencesAgainstModel(RuleBasedStateMachine):
 
         node.fence.add_callback(never)
         # An imported fence may have finished without anybody having looked: then it is called, at the latest now.
-        assert node.fence.remove_callback(never) == (node.fence.status is FenceStatus.PENDING) or node.outcome() is not PENDING
+        assert (
+            node.fence.remove_callback(never) == (node.fence.status is FenceStatus.PENDING)
+            or node.outcome() is not PENDING
+        )
 
     @precondition(lambda self: self.all_nodes)
     @rule(data=st.data())
@@ -287,7 +291,9 @@ class FencesAgainstModel(RuleBasedStateMachine):
         thread.start()
         thread.join()
         outcome = node.outcome()
-        assert self.lags(node) or results == [False if outcome is PENDING else True if outcome[0] == "ok" else "bad"]
+        assert self.lags(node) or results == [
+            False if outcome is PENDING else True if outcome[0] == "ok" else "bad"
+        ]
 
     @rule()
     def step_both_loops(self):

@@ -40,7 +40,11 @@ def test_fences_in_every_state_cross_in_order(kind):
         for fence in (done, later, bad):
             send_fence(left, fence)
         received = [recv_fence(right, "mine") for _ in range(3)]
-        assert [fence.status for fence in received] == [FenceStatus.SIGNALLED, FenceStatus.PENDING, FenceStatus.FAILED]
+        assert [fence.status for fence in received] == [
+            FenceStatus.SIGNALLED,
+            FenceStatus.PENDING,
+            FenceStatus.FAILED,
+        ]
         assert received[0].signal_time_ns == 5 and received[2].error.origin == "bad"
         assert received[1].name == "mine"
         later.signal(9)

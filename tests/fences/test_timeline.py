@@ -18,7 +18,11 @@ def test_fences_are_signalled_when_their_points_are_reached():
     timeline = Timeline("t")
     row = [timeline.fence(point) for point in (5, 1, 3)]
     timeline.advance(3, at_ns=30)
-    assert [fence.status for fence in row] == [FenceStatus.PENDING, FenceStatus.SIGNALLED, FenceStatus.SIGNALLED]
+    assert [fence.status for fence in row] == [
+        FenceStatus.PENDING,
+        FenceStatus.SIGNALLED,
+        FenceStatus.SIGNALLED,
+    ]
     assert [fence.signal_time_ns for fence in row] == [None, 30, 30]
     assert (timeline.value, timeline.pending_count) == (3, 1)
     timeline.advance(5)
@@ -58,7 +62,9 @@ def test_advance_to_a_point_not_ahead_is_refused_and_changes_nothing(point):
     assert (timeline.value, fence.status) == (5, FenceStatus.PENDING)
 
 
-@pytest.mark.parametrize("point, error", [(-1, ValueError), (2**64, ValueError), (1.0, TypeError), (True, TypeError)])
+@pytest.mark.parametrize(
+    "point, error", [(-1, ValueError), (2**64, ValueError), (1.0, TypeError), (True, TypeError)]
+)
 def test_bad_points_are_refused(point, error):
     timeline = Timeline()
     for call in (timeline.fence, timeline.advance, lambda each: Timeline(value=each)):

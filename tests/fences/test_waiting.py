@@ -35,7 +35,9 @@ def test_cancelled_waiter_leaves_the_others_waiting(run):
         assert fence.waiter_count == 4
         fence.signal()
         results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [type(result) for result in results] == [type(None)] * 2 + [asyncio.CancelledError] + [type(None)] * 2
+        assert [type(result) for result in results] == [type(None)] * 2 + [asyncio.CancelledError] + [
+            type(None)
+        ] * 2
         assert fence.waiter_count == 0
 
     run(main())
@@ -530,7 +532,9 @@ def test_tasks_awaiting_while_another_thread_signals_all_wake(run, eager_switchi
             async def wait(fence):
                 await fence
 
-            signalling = asyncio.ensure_future(asyncio.to_thread(lambda sources=sources: [fence.signal() for fence in sources]))
+            signalling = asyncio.ensure_future(
+                asyncio.to_thread(lambda sources=sources: [fence.signal() for fence in sources])
+            )
             await asyncio.gather(*(wait(fence) for fence in row for _ in range(3)))
             await signalling
             for fence in {*sources, *row}:
