@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -96,9 +97,8 @@ async def _run(
     isolation: Isolation,
     settings: Settings,
     jobs: int,
-    progress: object,
+    progress: Callable[[Tally, int], None],
 ) -> Report:
-    assert callable(progress)
     return await run_suite(
         device,
         data,

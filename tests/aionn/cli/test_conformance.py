@@ -1,0 +1,181 @@
+"""``aionn conformance``: one JSON object for programs, tables and progress for people, an exit code for scripts."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pty
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+RUN_S_MAX = 60
+
+
+def relu(name: str, expected: float) -> dict[str, Any]:
+    """A test of RELU on -1, 0 and 2, as in the data, with the last value that is expected."""
+
+    def operand(lifetime: str, *numbers: float) -> dict[str, Any]:
+        values = np.array(numbers, dtype=np.float32)
+        return {
+            "name": None,
+            "type": "TENSOR_FLOAT32",
+            "dimensions": [3],
+            "scale": 0.0,
+            "zero_point": 0,
+            "channel_quant": None,
+            "lifetime": lifetime,
+            "is_ignored": False,
+            "data": values.tobytes(),
+        }
+
+    return {
+        "name": name,
+        "spec": "relu",
+        "version": "V1_0",
+        "min_feature_level": "V1_0",
+        "is_relaxed": False,
+        "expect_failure": False,
+        "tolerance": {"float32": "single", "quant8_atol": 1, "multinomial": None},
+        "main": {
+            "name": None,
+            "operands": [operand("SUBGRAPH_INPUT", -1, 0, 2), operand("SUBGRAPH_OUTPUT", 0, 0, expected)],
+            "operations": [{"type": "RELU", "inputs": [0], "outputs": [1]}],
+            "input_indexes": [0],
+            "output_indexes": [1],
+        },
+        "referenced": [],
+    }
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Two tests that are right, and one whose expectation is wrong."""
+    tests = [relu("relu_one", 2.0), relu("relu_two", 2.0), relu("wrong", 3.0)]
+    (tmp_path / "relu.msgpack.gz").write_bytes(gzip.compress(msgspec.msgpack.encode(tests)))
+    return tmp_path
+
+
+def command(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-W", "error", "-m", "aionn", "conformance", *map(str, arguments)]
+
+
+def aionn(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments),
+        capture_output=True,
+        text=True,
+        timeout=RUN_S_MAX,
+        env={**os.environ, "COLUMNS": "100"},
+        check=False,
+    )
+
+
+def test_json_is_one_object_with_counts_and_failures(data: Path) -> None:
+    finished = aionn("reference", "--suite", "cts", "--data", data, "--isolation", "in_process", "--json")
+    assert (finished.returncode, finished.stderr) == (1, "")
+    (line,) = finished.stdout.splitlines()
+    report = json.loads(line)
+    assert (report["passed"], report["failed"], report["skipped"], report["expected_failures"]) == (
+        2,
+        1,
+        0,
+        0,
+    )
+    assert report["by_operation"] == {
+        "RELU": {"passed": 2, "failed": 1, "skipped": 0, "expected_failures": 0}
+    }
+    assert report["by_check"]["general"]["failed"] == 1
+    assert report["seconds"] > 0
+    assert report["failures"] == [
+        {
+            "test": "wrong",
+            "check": "general",
+            "mode": "sync",
+            "operation": "operation 0 (RELU)",
+            "operand": 1,
+            "index": [2],
+            "expected": "3.0",
+            "got": "2.0",
+            "tolerance": "1e-05 + 5.96046e-07*|x|",
+        }
+    ]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "burst", "fenced"])
+def test_filter_mode_and_check_choose_what_is_run(data: Path, mode: str) -> None:
+    options = ("--filter", "relu_", "--mode", mode, "--check", "general", "--jobs", "1", "--json")
+    finished = aionn("reference", "--data", data, *options)
+    assert (finished.returncode, finished.stderr) == (0, "")
+    report = json.loads(finished.stdout)
+    assert (report["passed"], report["failed"]) == (2, 0)
+    assert list(report["by_check"]) == ["general"]
+
+
+def test_people_are_told_the_failure_and_the_counts(data: Path) -> None:
+    finished = aionn("reference", "--data", data, "--isolation", "in_process", "--jobs", "1")
+    assert finished.returncode == 1
+    text = " ".join(finished.stdout.split())
+    assert "RELU 2 1 0 0" in text
+    assert (
+        "FAILED wrong, general sync: operation 0 (RELU), operand 1, element [2]: expected 3.0, got 2.0"
+        in text
+    )
+    assert "2 passed, 1 failed, 0 skipped, 0 failed as expected, in" in text
+    assert "\x1b" not in finished.stdout, "no progress where nobody watches"
+
+
+def test_progress_is_shown_on_a_terminal(data: Path) -> None:
+    main, terminal = pty.openpty()
+    shown = bytearray()
+
+    def read() -> None:
+        while True:
+            try:
+                piece = os.read(main, 65536)
+            except OSError:  # The terminal's last user is gone.
+                return
+            shown.extend(piece)
+
+    reader = threading.Thread(target=read)
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    process = subprocess.Popen(
+        command("reference", "--data", data, "--isolation", "in_process", "--jobs", "1"),
+        stdout=terminal,
+        env=environment,
+    )
+    os.close(terminal)
+    reader.start()
+    assert process.wait(RUN_S_MAX) == 1
+    reader.join()
+    os.close(main)
+    assert b"cts on reference" in shown and b"3/3" in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("reference", "--data", "nowhere"), "no *.msgpack.gz files in nowhere"),
+        (("nothing", "--data", "{data}"), "driver 'nothing': expected one of"),
+        (("reference", "--data", "{data}", "--filter", "x"), "has 'x' in its name"),
+        (("reference", "--data", "{data}", "--jobs", "0"), "--jobs: expected from 1"),
+        (("reference", "--data", "{data}", "--time-limit", "0"), "--time-limit: expected more than 0"),
+    ],
+)
+def test_mistakes_are_told_in_one_sentence(data: Path, options: tuple[str, ...], words: str) -> None:
+    finished = aionn(*(option.format(data=data) for option in options))
+    assert finished.returncode == 2
+    assert words in finished.stderr and len(finished.stderr.splitlines()) == 1
+    assert finished.stdout == ""
+
+
+def test_unknown_mode_is_refused(data: Path) -> None:
+    finished = aionn("reference", "--data", data, "--mode", "warp")
+    assert finished.returncode != 0 and "warp" in finished.stdout + finished.stderr
