@@ -28,7 +28,7 @@ Waiter = Callable[[Any], object]
 Queue = deque[tuple[Any, Any]]
 """Waiters to run, each with its finished fence; None for all that are attached to that."""
 
-chained_type: type | None = None
+chained_type: Any = None
 """The type of chained fences, which are run in place; ``fence`` sets it, for it imports this module."""
 
 _logger = logging.getLogger("fences")
@@ -72,6 +72,7 @@ def drain(queue: Queue) -> None:
     interrupt: BaseException | None = None
     clock = the_clock()
     chained = chained_type
+    waiter: Any
     while queue:
         waiter, fence = queue.popleft()
         while True:

@@ -43,11 +43,13 @@ def stopped_at(step, action, other):
     def enter(frame, event, _):
         if not frame.f_code.co_filename.startswith(PACKAGE):
             return None
+        frame.f_trace = each  # Python 3.13 heeds the next line only in a frame that has a trace function.
         frame.f_trace_opcodes = True
         frame.f_trace_lines = False
         return each
 
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 reports bytecodes only if it was asked to before `settrace`.
     sys.settrace(enter)
     try:
         action()
