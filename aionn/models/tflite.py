@@ -111,6 +111,10 @@ class _Import:
             raise InvalidModel(self._complaint())
         self._check_acyclic()
         written = [s for s in subgraphs if s is not None]
+        if not all(s.operations for s in written):
+            raise InvalidModel(
+                "tflite: expected subgraphs with operations, got one in which nothing is computed"
+            )
         assert len(written) == len(subgraphs), "what is missing is a failure"
         model = self._model.finish(written)
         return TfliteModel(
@@ -122,7 +126,6 @@ class _Import:
         )
 
     def _subgraph(self, index: int, output_count: int) -> Subgraph | None:
-        before = len(self._model.wanted)
         try:
             g = SubgraphWriter(self._model, index)
         except Inexpressible as e:
@@ -137,7 +140,6 @@ class _Import:
             if not isinstance(e, Consequence):
                 self._fail("output", e)
             return None
-        assert len(self._model.wanted) >= before
         self._names.append(
             tuple(
                 f"{operation_type_name(operation.type)} of {origin}"
@@ -170,6 +172,11 @@ class _Import:
             if not isinstance(e, Consequence):
                 self._fail(name, e)
             g.bind_anything(operator)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as e:
+            # The checks name what can be wrong; should damage find a way past them, it is still the file's fault.
+            if isinstance(e, InvalidModel):
+                raise
+            raise InvalidModel(f"tflite, {operator.where} ({name}): unforeseen contents: {e!r}") from e
 
     def _fail(self, name: str, reason: Inexpressible) -> None:
         count, first = self._failures.get(name, (0, str(reason)))

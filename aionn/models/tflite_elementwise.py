@@ -193,7 +193,7 @@ def floor_mod(g: SubgraphWriter, op: TfliteOperator) -> None:
 
 def add_n(g: SubgraphWriter, op: TfliteOperator) -> None:
     """A chain of ADDs."""
-    total, *others = g.inputs(op)
+    total, others = g.input(op, 0), g.inputs(op)[1:]
     _need_plain(g, total)
     output = g.output(op)
     if not others:

@@ -300,6 +300,8 @@ def _reduce(g: SubgraphWriter, op: TfliteOperator, kind: OperationType) -> None:
         g.emit(OperationType.CAST, [data], [output])
         return
     a, b = g.operands[data], g.operands[output]
+    if a.type != b.type:
+        raise Inexpressible("a result of another type than the input's")
     is_same = (a.scale, a.zero_point) == (b.scale, b.zero_point)
     if not g.is_quantized(data) or (is_mean and is_same):
         flag = g.int32(int(keep)) if is_mean else g.boolean(keep)

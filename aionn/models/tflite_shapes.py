@@ -274,6 +274,8 @@ def _pack_parts(g: SubgraphWriter, op: TfliteOperator, inputs: Sequence[int], ax
         if len(parts) + shape[axis] > PARTS_MAX:
             raise Inexpressible(f"integers in more than {PARTS_MAX} parts")
         parts += _parts(g, index, axis, shape[axis])
+    if not parts:
+        g.refuse(op, "inputs", "at least one", "none")
     shape = g.dimensions(parts[0])
     packed = g.like(target, (*shape[:axis], len(parts), *shape[axis:]))
     g.emit(OperationType.PACK, [g.int32(axis), *parts], [packed])

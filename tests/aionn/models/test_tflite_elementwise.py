@@ -224,3 +224,8 @@ for _from, _to in (
 def test_import_computes_what_the_reference_kernels_compute(name, tflite, compare_with_litert):
     make, atol = CASES[name]
     compare_with_litert(make(tflite), atol, is_only_optimized=name in {"CEIL", "ELU"})
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_damaged_file_loads_or_is_refused(name, tflite, load_damaged):
+    load_damaged(CASES[name][0](tflite), name)

@@ -163,7 +163,8 @@ def _flip(name, shared, count):
         seed = f"{SEED} {name} {number}"
         try:
             imported = load_tflite(_damaged(data, random.Random(seed)))
-        except InvalidModel:
+        except InvalidModel as e:
+            assert "unforeseen" not in str(e), seed
             outcomes.add("refused")
             continue
         except BaseException as e:

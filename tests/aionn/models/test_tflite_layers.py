@@ -307,6 +307,11 @@ def test_import_computes_what_the_reference_kernels_compute(name, tflite, compar
     compare_with_litert(make(tflite), atol, is_only_optimized=name == "LOCAL_RESPONSE_NORMALIZATION")
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_damaged_file_loads_or_is_refused(name, tflite, load_damaged):
+    load_damaged(CASES[name][0](tflite), name)
+
+
 def test_sum_of_int8_is_rescaled_and_saturates(tflite):
     # LiteRT's own kernel for this returns -1 everywhere.
     graph = _quantized_reduction(tflite, "int8", 5, 74, 0.4, -3)
