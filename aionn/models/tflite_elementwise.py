@@ -15,7 +15,7 @@ import numpy as np
 from aionn.hal import FusedActivation, OperandType, OperationType
 from aionn.models.tflite_graph import Convert, Inexpressible, Shape, SubgraphWriter, is_known
 from aionn.models.tflite_layers import requantize_to, with_activation
-from aionn.models.tflite_schema import TfliteOperator
+from aionn.models.tflite_schema import TensorType, TfliteOperator
 
 __all__ = [
     "add_n",
@@ -265,7 +265,7 @@ def broadcasted(g: SubgraphWriter, index: int, shape: Shape) -> int:
 def broadcast_to(g: SubgraphWriter, op: TfliteOperator) -> None:
     """TILE, or a constant; booleans by LOGICAL_OR with false."""
     data = g.input(op, 0)
-    described = g.describe(g.output_tensor(op))
+    described = g.describe_output(op)
     shape = described.dimensions
     if not is_known(shape):
         shape = tuple(g.integers_of(op, 1, "shape"))
@@ -292,6 +292,9 @@ SELECT_CODE = 64
 def cast(g: SubgraphWriter, op: TfliteOperator) -> None:
     """CAST; from INT8 by DEQUANTIZE, to and from booleans by NOT_EQUAL and SELECT."""
     data = g.input(op, 0)
+    is_wide = g.output_tensor(op).type == TensorType.INT64
+    if is_wide and g.type_of(data) not in (OperandType.TENSOR_INT32, OperandType.TENSOR_BOOL8):
+        raise Inexpressible("numbers that may need 64 bits")
     output = g.output(op)
     source, target = g.operands[data], g.operands[output]
     if source.type == target.type:

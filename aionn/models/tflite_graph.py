@@ -45,6 +45,11 @@ Shape = tuple[int, ...]
 OPERAND_BYTES_MAX = 2**32 - 1
 """Sizes are unsigned 32-bit numbers on the HAL's wire."""
 
+NARROWED_CODES = frozenset({2, 22, 36, 43, 45, 49, 53, 56, 65, 69, 70, 79, 83, 88, 102})
+"""Operators whose INT64 results become INT32: indexes along an axis (ARG_MAX, ARG_MIN), and what only moves, cuts, joins or repeats
+values that were INT32 already (CONCATENATION, RESHAPE, GATHER, SQUEEZE, STRIDED_SLICE, SPLIT, CAST, SLICE, TILE, EXPAND_DIMS, PACK,
+UNPACK, SPLIT_V). Arithmetic stays out: it could need more bits."""
+
 _OPERAND_TYPES = {
     TensorType.FLOAT32: OperandType.TENSOR_FLOAT32,
     TensorType.FLOAT16: OperandType.TENSOR_FLOAT16,
@@ -376,8 +381,14 @@ class SubgraphWriter:
 
     def output(self, operator: TfliteOperator, position: int = 0) -> int:
         """A new operand for an output."""
-        operand = self.describe(self.output_tensor(operator, position))
-        return self.bind(operator, position, self.add(operand))
+        return self.bind(operator, position, self.add(self.describe_output(operator, position)))
+
+    def describe_output(self, operator: TfliteOperator, position: int = 0) -> Operand:
+        """As ``describe``, for an output; INT64 becomes INT32 where the operator's results are sure to fit."""
+        tensor = self.output_tensor(operator, position)
+        if tensor.type == TensorType.INT64 and operator.code in NARROWED_CODES:
+            tensor = msgspec.structs.replace(tensor, type=TensorType.INT32)
+        return self.describe(tensor)
 
     def bind(self, operator: TfliteOperator, position: int, operand_index: int) -> int:
         """Says that an output is the value of this operand."""

@@ -420,7 +420,8 @@ How to read it:
   an operator that breaks a contract is refused with the contract's own message.
 - One error lists all operators of a file that cannot be expressed, with their counts.
 - Tensors: FLOAT32, FLOAT16, INT32, BOOL, UINT8 and INT8 have HAL types, INT8 constants with scales per channel as well. INT64
-  constants become INT32 where they fit. 8-bit integers without quantisation are numbers with scale 1. Shape [] becomes [1].
+  constants become INT32 where they fit, and so do INT64 results of ARG_MAX, ARG_MIN and of what only moves INT32 values. 8-bit
+  integers without quantisation are numbers with scale 1. Shape [] becomes [1].
 - Shapes: open extents of the main inputs take the shape that the file calls its default; what follows from it is inferred.
 - Arithmetic on shapes (SHAPE, RANK, RANGE, and ADD, SUB, MUL, CAST, CONCATENATION, EXPAND_DIMS, GATHER, PACK, REDUCE_PROD, RESHAPE,
   SQUEEZE, STRIDED_SLICE of known whole numbers) is done at import and leaves constants.

@@ -65,7 +65,7 @@ def _axis(g: SubgraphWriter, op: TfliteOperator, axis: int, rank: int) -> int:
 def reshape(g: SubgraphWriter, op: TfliteOperator) -> None:
     """RESHAPE to the output's shape, to the constant shape, or to the shape that is known only at run time."""
     data = g.input(op, 0)
-    described = g.describe(g.output_tensor(op))
+    described = g.describe_output(op)
     if is_known(described.dimensions) and described.dimensions == g.dimensions(data):
         g.bind(op, 0, data)
         return
@@ -195,7 +195,7 @@ def unpack(g: SubgraphWriter, op: TfliteOperator) -> None:
     axis = _axis(g, op, op.integer("UnpackOptions", "axis"), len(shape))
     parts = _parts(g, data, axis, len(op.outputs))
     for position, part in enumerate(parts):
-        wanted = g.describe(g.output_tensor(op, position)).dimensions
+        wanted = g.describe_output(op, position).dimensions
         if is_known(wanted) and wanted == g.dimensions(part):
             g.bind(op, position, part)
         else:
@@ -488,7 +488,7 @@ def fill(g: SubgraphWriter, op: TfliteOperator) -> None:
     value = g.value_of(op, 1)
     if value is None or value.size != 1:
         raise Inexpressible("input 1 (value) must be a constant number")
-    described = g.describe(g.output_tensor(op))
+    described = g.describe_output(op)
     kind, number = OperandType(described.type), value.reshape(()).item()
     if is_known(described.dimensions):
         g.bind(

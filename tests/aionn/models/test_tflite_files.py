@@ -235,11 +235,35 @@ def test_every_inexpressible_operator_is_listed_with_its_count(tflite):
 def test_operator_after_an_inexpressible_one_is_not_blamed(tflite):
     t = tflite
     tensors = [t.T("float32", (2,)), t.T("int64", (2,)), t.T("int64", (2,)), t.T("int64", (2,))]
-    operators = [t.Op(53, [0], [1]), t.Op(101, [1], [2]), t.Op(101, [2], [3])]
-    with pytest.raises(
-        InvalidModel, match="got 1 that it cannot: 1 x CAST: the HAL has no tensors of type INT64"
-    ):
+    operators = [t.Op(116, [0], [1]), t.Op(101, [1], [2]), t.Op(101, [2], [3])]
+    with pytest.raises(InvalidModel, match="got 1 that it cannot: 1 x ROUND: "):
         load_tflite(t.write(t.Graph(tensors, operators, [0], [3])))
+
+
+def test_wide_indexes_become_32_bits(tflite, load):
+    t = tflite
+    tensors = [
+        t.T("float32", (3, 5)),
+        t.T("int32", value=np.int32(1)),
+        t.T("int64", (3,)),
+        t.T("int64", (3, 1)),
+    ]
+    operators = [t.Op(56, [0, 1], [2]), t.Op(22, [2], [3])]
+    model = load(t.write(t.Graph(tensors, operators, [0], [3]))).model
+    x = np.random.default_rng(SEED).random((3, 5), dtype=np.float32)
+    (got,) = Interpreter(model).run([x], RunControl())
+    np.testing.assert_array_equal(got, x.argmax(1).reshape(3, 1))
+    assert got.dtype == np.int32
+
+
+@pytest.mark.parametrize("code", [0, 53])
+def test_wide_numbers_that_may_not_fit_are_refused(code, tflite):
+    t = tflite
+    graph = t.Graph(
+        [t.T("float32", (3,)), t.T("int64", (3,))], [t.Op(code, [0] * (2 - code // 53), [1])], [0], [1]
+    )
+    with pytest.raises(InvalidModel, match="64"):
+        load_tflite(t.write(graph))
 
 
 def test_contract_of_the_hal_decides_what_is_expressible(tflite):
