@@ -49,7 +49,8 @@ def stopped_at(step, action, other):
         return each
 
     before = sys.gettrace()
-    sys._getframe().f_trace_opcodes = True  # Python 3.12 reports bytecodes only if it was asked to before `settrace`.
+    # Python 3.12 reports bytecodes only if it was asked to before `settrace`.
+    sys._getframe().f_trace_opcodes = True
     sys.settrace(enter)
     try:
         action()
