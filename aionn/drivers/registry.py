@@ -25,14 +25,19 @@ DriverFactory = Callable[[str], Device]
 
 BUILT_IN = {
     "reference": "aionn.drivers.reference:ReferenceDevice",
+    "simulated": "aionn.drivers.simulated:SimulatedDevice",
 }
 """Our own drivers. The reference device comes last in every listing, as the HAL has it."""
 
+ON_REQUEST = ("simulated",)
+"""Drivers that are used when they are named, and never because they are there. A simulated device is named after its profile."""
+
 
 def driver_names() -> tuple[str, ...]:
-    """All registered drivers, those of others first, the reference driver last."""
+    """The drivers that are used where none is named: those of others first, the reference driver last."""
     others = {e.name for e in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)} - BUILT_IN.keys()
-    return (*sorted(others), *(name for name in BUILT_IN if name != "reference"), "reference")
+    own = (name for name in BUILT_IN if name != "reference" and name not in ON_REQUEST)
+    return (*sorted(others), *own, "reference")
 
 
 def load_factory(name: str) -> DriverFactory:
@@ -47,7 +52,8 @@ def load_factory(name: str) -> DriverFactory:
     else:
         found = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP, name=name)
         if not found:
-            raise InvalidArgument(f"driver {name!r}: expected one of {', '.join(driver_names())}")
+            known = ", ".join((*driver_names(), *ON_REQUEST))
+            raise InvalidArgument(f"driver {name!r}: expected one of {known}")
         target = next(iter(found)).value
     module_name, _, attribute = target.partition(":")
     try:
@@ -61,5 +67,7 @@ def built_in_info(driver: str, name: str) -> DeviceInfo | None:
     if driver not in BUILT_IN:
         return None
     module = importlib.import_module(BUILT_IN[driver].partition(":")[0])
+    if driver == "simulated":
+        return cast(DeviceInfo, module.info_for(name))
     info: DeviceInfo = module.INFO
     return msgspec.structs.replace(info, name=name)

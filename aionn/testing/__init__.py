@@ -10,17 +10,34 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from aionn.drivers.profiles import DeviceProfile
+    from aionn.drivers.simulated import SimulatedDevice
     from aionn.testing.clock import Deadlock, StuckPin, VirtualClock, VirtualClockLoop, run
+    from aionn.testing.faults import Fault, scripted
 
 _HOME_BY_NAME = {
     "Deadlock": "aionn.testing.clock",
+    "DeviceProfile": "aionn.drivers.profiles",
+    "Fault": "aionn.testing.faults",
+    "SimulatedDevice": "aionn.drivers.simulated",
     "StuckPin": "aionn.testing.clock",
     "VirtualClock": "aionn.testing.clock",
     "VirtualClockLoop": "aionn.testing.clock",
     "run": "aionn.testing.clock",
+    "scripted": "aionn.testing.faults",
 }
 
-__all__ = ["Deadlock", "StuckPin", "VirtualClock", "VirtualClockLoop", "run"]
+__all__ = [
+    "Deadlock",
+    "DeviceProfile",
+    "Fault",
+    "SimulatedDevice",
+    "StuckPin",
+    "VirtualClock",
+    "VirtualClockLoop",
+    "run",
+    "scripted",
+]
 
 
 def __getattr__(name: str) -> Any:
