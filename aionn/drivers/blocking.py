@@ -307,7 +307,7 @@ class BlockingPreparedModel(abc.ABC):
 class DirectBurst:
     """A burst of a device in this process: nothing to remember, since pools are mapped already."""
 
-    def __init__(self, prepared: BlockingPreparedModel) -> None:
+    def __init__(self, prepared: PreparedModel) -> None:
         self._prepared = prepared
         self._busy = False
 
