@@ -53,18 +53,20 @@ def validate_request(
         InvalidArgument: The request does not fit; the message begins with the place, such as ``request, input 1``.
     """
     _check_pools(request.pools)
-    main = model.main
+    inputs, outputs = model.main.inputs, model.main.outputs
     for what, arguments, operands in (
-        ("inputs", request.inputs, main.inputs),
-        ("outputs", request.outputs, main.outputs),
+        ("inputs", request.inputs, inputs),
+        ("outputs", request.outputs, outputs),
     ):
         if len(arguments) != len(operands):
             _refuse("request", what, len(operands), len(arguments))
     shapes = tuple(
-        _check_input(request, argument, operand, f"request, input {index}")
-        for index, (argument, operand) in enumerate(zip(request.inputs, main.inputs, strict=True))
+        [
+            _check_input(request, argument, operand, f"request, input {index}")
+            for index, (argument, operand) in enumerate(zip(request.inputs, inputs, strict=True))
+        ]
     )
-    for index, (argument, operand) in enumerate(zip(request.outputs, main.outputs, strict=True)):
+    for index, (argument, operand) in enumerate(zip(request.outputs, outputs, strict=True)):
         where = f"request, output {index}"
         shape = _check_argument(request, argument, operand, where)
         if shape is not None and not allow_unspecified_outputs:
@@ -106,7 +108,7 @@ def _check_argument(
     """Checks one argument but for whether its shape must be known; returns the shape, None for one that is left out."""
     location, dimensions = argument.location, argument.dimensions
     numbers = (location.pool_index, location.offset, location.length, location.padding, *dimensions)
-    if any(not 0 <= number <= _NUMBER_MAX for number in numbers):
+    if min(numbers) < 0 or max(numbers) > _NUMBER_MAX:
         _refuse(where, "numbers", f"0 to {_NUMBER_MAX}", f"{location}, dimensions {list(dimensions)}")
     if argument.has_no_value:
         if any(numbers):
@@ -119,7 +121,9 @@ def _check_argument(
     shape = combine_dimensions(operand.dimensions, dimensions)
     if shape is None:
         _refuse(where, "dimensions", f"what fits the model's {list(operand.dimensions)}", list(dimensions))
-    if any(known and not given for known, given in zip(operand.dimensions, dimensions, strict=False)):
+    if 0 in dimensions and any(
+        known and not given for known, given in zip(operand.dimensions, dimensions, strict=False)
+    ):
         # An extent that the model knows cannot be unknown to the request.
         _refuse(where, "dimensions", f"the model's {list(operand.dimensions)}", list(dimensions))
     if not is_extension and location.length:
