@@ -24,6 +24,8 @@ __all__ = [
     "broadcasted",
     "cast",
     "ceil",
+    "chain",
+    "cos",
     "direct",
     "elu",
     "floor_div",
@@ -33,6 +35,7 @@ __all__ = [
     "log_softmax",
     "relu",
     "relu_0_to_1",
+    "round_",
     "select",
     "sign",
     "softmax",
@@ -167,6 +170,38 @@ def ceil(g: SubgraphWriter, op: TfliteOperator) -> None:
     g.emit(OperationType.NEG, [data], [below])
     g.emit(OperationType.FLOOR, [below], [floor])
     g.emit_to(op, OperationType.NEG, [floor])
+
+
+def cos(g: SubgraphWriter, op: TfliteOperator) -> None:
+    """1 - 2 * SIN(x / 2) ** 2: halving is exact, so that large arguments lose nothing."""
+    x = g.input(op, 0)
+    _need_plain(g, x, OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
+    half = _binary(g, OperationType.MUL, x, _number(g, x, 0.5), g.like(x))
+    sine = g.like(x)
+    g.emit(OperationType.SIN, [half], [sine])
+    square_ = _binary(g, OperationType.MUL, sine, sine, g.like(x))
+    double = _binary(g, OperationType.MUL, square_, _number(g, x, 2.0), g.like(x))
+    _binary(g, OperationType.SUB, _number(g, x, 1.0), double, g.output(op))
+
+
+def round_(g: SubgraphWriter, op: TfliteOperator) -> None:
+    """To the nearest whole number, halves to even: 2 ** 23 is added to the magnitude, which drops its fraction, and taken off."""
+    x = g.input(op, 0)
+    _need_plain(g, x, OperandType.TENSOR_FLOAT32)
+    whole = _number(g, x, 2.0**23)
+    magnitude, negative = g.like(x), g.like(x)
+    g.emit(OperationType.ABS, [x], [magnitude])
+    above = _binary(g, OperationType.ADD, magnitude, whole, g.like(x))
+    rounded = _binary(g, OperationType.SUB, above, whole, g.like(x))
+    g.emit(OperationType.NEG, [rounded], [negative])
+    is_negative = g.temporary(OperandType.TENSOR_BOOL8, g.dimensions(x))
+    g.emit(OperationType.LESS, [x, _number(g, x, 0.0)], [is_negative])
+    signed = g.like(x)
+    g.emit(OperationType.SELECT, [is_negative, negative, rounded], [signed])
+    # From 2 ** 23 on every float is a whole number already.
+    has_fraction = g.temporary(OperandType.TENSOR_BOOL8, g.dimensions(x))
+    g.emit(OperationType.LESS, [magnitude, whole], [has_fraction])
+    g.emit_to(op, OperationType.SELECT, [has_fraction, signed, x])
 
 
 def floor_div(g: SubgraphWriter, op: TfliteOperator) -> None:

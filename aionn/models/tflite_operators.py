@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from aionn.hal import FusedActivation, OperationType
+from aionn.models import tflite_control_flow as control_flow
 from aionn.models import tflite_elementwise as ew
 from aionn.models import tflite_layers as layers
 from aionn.models import tflite_recurrent as recurrent
@@ -48,7 +49,6 @@ _FOREIGN = "not part of the schema: only its author knows what it computes"
 _FUNCTION = "the HAL has no such function"
 _NOTHING = "no operation of the HAL computes it"
 _PLACEHOLDER = "no operator: a mark for old readers"
-_POINTS = "the HAL gathers along one axis only"
 _RANDOM = "results are random, and the HAL's only sampler takes another form of input"
 _RESOURCE = "it keeps a resource between executions, and the HAL has no such state"
 _ROUNDING = "the HAL has no operation that rounds to the nearest whole number"
@@ -266,8 +266,8 @@ _TABLE: tuple[Conversion, ...] = (
     Conversion(104, "CEIL", ew.ceil, "NEG, FLOOR, NEG"),
     Conversion(105, "REVERSE_V2", shapes.reverse, "REVERSE for each axis"),
     Conversion(106, "ADD_N", ew.add_n, "a chain of ADDs"),
-    Conversion(107, "GATHER_ND", None, _POINTS),
-    Conversion(108, "COS", None, _FUNCTION),
+    Conversion(107, "GATHER_ND", shapes.gather_nd, "SPLIT, MUL and ADD of the indexes, GATHER, RESHAPE"),
+    Conversion(108, "COS", ew.cos, "SIN of the half, MUL, MUL, SUB"),
     Conversion(109, "WHERE", None, _DYNAMIC),
     Conversion(110, "RANK", _folded_only, "a constant"),
     Conversion(111, "ELU", ew.elu, "ELU"),
@@ -280,10 +280,12 @@ _TABLE: tuple[Conversion, ...] = (
         "QUANTIZE of floats; DEQUANTIZE, QUANTIZE between 8-bit types; RESHAPE, DEPTHWISE_CONV_2D, RESHAPE to another scale",
     ),
     Conversion(115, "MATRIX_SET_DIAG", None, _SCATTER),
-    Conversion(116, "ROUND", None, _ROUNDING),
+    Conversion(
+        116, "ROUND", ew.round_, "ABS, ADD, SUB, NEG, LESS, SELECT: the fraction falls off beside 2 ** 23"
+    ),
     Conversion(117, "HARD_SWISH", ew.direct(OperationType.HARD_SWISH), "HARD_SWISH"),
-    Conversion(118, "IF", shapes.if_, "IF"),
-    Conversion(119, "WHILE", shapes.while_, "WHILE"),
+    Conversion(118, "IF", control_flow.if_, "IF"),
+    Conversion(119, "WHILE", control_flow.while_, "WHILE"),
     Conversion(120, "NON_MAX_SUPPRESSION_V4", None, _DYNAMIC),
     Conversion(121, "NON_MAX_SUPPRESSION_V5", None, _DYNAMIC),
     Conversion(122, "SCATTER_ND", None, _SCATTER),

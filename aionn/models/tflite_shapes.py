@@ -1,4 +1,4 @@
-"""Operators that move, cut, join and repeat elements, choose along an axis, or refer to other subgraphs.
+"""Operators that move, cut, join and repeat elements, or choose along an axis.
 
 Owns their HAL forms. Where a value has the output's shape already, nothing is written and the output is the input's operand.
 
@@ -7,6 +7,7 @@ Source: the TensorFlow Lite operators' documentation and reference kernels; the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,7 +26,7 @@ __all__ = [
     "expand_dims",
     "fill",
     "gather",
-    "if_",
+    "gather_nd",
     "l2_normalization",
     "local_response_normalization",
     "lsh_projection",
@@ -48,7 +49,6 @@ __all__ = [
     "topk_v2",
     "transpose",
     "unpack",
-    "while_",
     "zeros_like",
 ]
 
@@ -299,6 +299,32 @@ def gather(g: SubgraphWriter, op: TfliteOperator) -> None:
     g.reshape(wide, output)
 
 
+def gather_nd(g: SubgraphWriter, op: TfliteOperator) -> None:
+    """GATHER from the value with the indexed axes made one, by indexes that MUL and ADD compute."""
+    data, indices = g.input(op, 0), g.input(op, 1)
+    shape, index_shape = g.dimensions(data), g.dimensions(indices)
+    count = index_shape[-1]
+    if not (is_known(shape) and is_known(index_shape)) or count > len(shape):
+        raise Inexpressible(f"shape {list(shape)} with indexes of shape {list(index_shape)}")
+    flat: int | None = None
+    none = g.int32(0)
+    for axis, part in enumerate(_parts(g, indices, len(index_shape) - 1, count)):
+        step = g.int32s([math.prod(shape[axis + 1 : count])])
+        term = g.like(part)
+        g.emit(OperationType.MUL, [part, step, none], [term])
+        if flat is not None:
+            total = g.like(part)
+            g.emit(OperationType.ADD, [flat, term, none], [total])
+            term = total
+        flat = term
+    assert flat is not None, "a known shape has no extent of 0"
+    rows = g.reshaped(data, (math.prod(shape[:count]), *shape[count:]))
+    positions = g.reshaped(flat, index_shape[:-1] or (1,))
+    wide = g.like(data, (*g.dimensions(positions), *shape[count:]))
+    g.emit(OperationType.GATHER, [rows, none, positions], [wide])
+    g.reshape(wide, g.output(op))
+
+
 def tile(g: SubgraphWriter, op: TfliteOperator) -> None:
     """TILE."""
     g.emit_to(op, OperationType.TILE, [g.input(op, 0), g.input(op, 1)])
@@ -533,37 +559,3 @@ def one_hot(g: SubgraphWriter, op: TfliteOperator) -> None:
     g.emit(OperationType.EQUAL, [indices, g.int32s(steps)], [is_here])
     on, off = (broadcasted(g, g.input(op, position), shape) for position in (2, 3))
     g.emit(OperationType.SELECT, [is_here, on, off], [output])
-
-
-def if_(g: SubgraphWriter, op: TfliteOperator) -> None:
-    """IF; both branches are imported as referenced subgraphs."""
-    count = len(op.outputs)
-    branches = [
-        g.subgraph(op, op.integer("IfOptions", name), count)
-        for name in ("then_subgraph_index", "else_subgraph_index")
-    ]
-    condition = g.input(op, 0)
-    inputs = [g.input(op, position) for position in range(1, len(op.inputs))]
-    outputs = [g.output(op, position) for position in range(count)]
-    g.emit(OperationType.IF, [condition, *branches, *inputs], outputs)
-
-
-def while_(g: SubgraphWriter, op: TfliteOperator) -> None:
-    """WHILE; values that the body hands on unchanged at its end are constant through the loop and are no outputs."""
-    body_index = op.integer("WhileOptions", "body_subgraph_index")
-    if not 0 < body_index < len(g.model.file.subgraphs):
-        g.refuse(op, "subgraph index", f"from 1 to {len(g.model.file.subgraphs) - 1}", body_index)
-    body = g.model.file.subgraphs[body_index]
-    if not len(op.inputs) == len(op.outputs) == len(body.inputs) == len(body.outputs):
-        counts = [len(op.inputs), len(op.outputs), len(body.inputs), len(body.outputs)]
-        g.refuse(op, "inputs and outputs", "as many as the body has", counts)
-    kept = len(body.outputs)
-    while kept > 1 and body.outputs[kept - 1] == body.inputs[kept - 1]:
-        kept -= 1
-    condition = g.subgraph(op, op.integer("WhileOptions", "cond_subgraph_index"), 1)
-    state = g.inputs(op)
-    inputs = [condition, g.subgraph(op, body_index, kept), *state]
-    outputs = [g.output(op, position) for position in range(kept)]
-    for position in range(kept, len(op.outputs)):
-        g.bind(op, position, state[position])
-    g.emit(OperationType.WHILE, inputs, outputs)

@@ -28,7 +28,7 @@ for _name, _code in {
 }.items():  # fmt: skip
     CASES[_name] = (lambda t, c=_code: t.one([t.f32(2, 5, 7)], [t.f32(2, 5, 7)], c), 0)
 for _name, _code in {
-    "EXP": 47, "SIN": 66, "LOGISTIC": 14, "TANH": 28, "HARD_SWISH": 117, "ELU": 111, "LOG_SOFTMAX": 50,
+    "EXP": 47, "SIN": 66, "LOGISTIC": 14, "TANH": 28, "HARD_SWISH": 117, "ELU": 111, "LOG_SOFTMAX": 50, "COS": 108,
 }.items():  # fmt: skip
     CASES[_name] = (lambda t, c=_code: t.one([t.f32(3, 11)], [t.f32(3, 11)], c), 2e-6)
 for _name, _code in {"MAXIMUM": 55, "MINIMUM": 57}.items():
@@ -88,6 +88,20 @@ for _name, _code, _table in (
             ),
             0,
         )
+
+
+@case("ROUND")
+def _(t):
+    # Multiples of a half beside the random numbers.
+    halves = t.T("float32", value=np.arange(-8, 8, dtype=np.float32) / 2)
+    tensors = [t.f32(16), halves, t.f32(16), t.f32(16), t.f32(16), t.f32(16)]
+    operators = [
+        t.Op(116, [0], [2]),
+        t.Op(0, [1, 0], [3], "AddOptions"),
+        t.Op(41, [3, 0], [4], "SubOptions"),
+        t.Op(116, [4], [5]),
+    ]
+    return t.Graph(tensors, operators, [0], [2, 5])
 
 
 @case("SQUARED_DIFFERENCE", 1e-6)
@@ -223,7 +237,7 @@ for _from, _to in (
 @pytest.mark.parametrize("name", CASES)
 def test_import_computes_what_the_reference_kernels_compute(name, tflite, compare_with_litert):
     make, atol = CASES[name]
-    compare_with_litert(make(tflite), atol, is_only_optimized=name in {"CEIL", "ELU"})
+    compare_with_litert(make(tflite), atol, is_only_optimized=name in {"CEIL", "ELU", "ROUND"})
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -150,6 +150,17 @@ def _(t):
     return t.one([t.f32(4, 5), t.T("int32", value=np.int32(3))], [t.f32(4)], 36, "GatherOptions", axis=1)
 
 
+@case("GATHER_ND")
+def _(t):
+    indices = np.int32([[[0, 2], [1, 1]], [[1, 0], [0, 0]], [[1, 2], [1, 2]]])
+    return t.one([t.f32(2, 3, 4), t.T("int32", value=indices)], [t.f32(3, 2, 4)], 107)
+
+
+@case("GATHER_ND one element")
+def _(t):
+    return t.one([t.f32(2, 3), t.T("int32", value=np.int32([1, 2]))], [t.f32()], 107)
+
+
 @case("TILE")
 def _(t):
     return t.one([t.f32(2, 3), t.T("int32", value=np.int32([2, 1]))], [t.f32(4, 3)], 69)
