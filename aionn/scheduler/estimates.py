@@ -1,0 +1,85 @@
+"""How long work is expected to take: learnt from timings, per model and device.
+
+Owns the recent timings and the quantile that decisions use. A mean would be missed half of the time; the quantile is missed as seldom as
+one asks for. Refuses to measure: timings come from outside.
+
+Invariants:
+1. An estimate is at least 1 ns, whatever was observed.
+2. Memory is bounded: ``window`` timings of each of at most ``KEYS_MAX`` pairs, the longest unused forgotten first.
+
+Source: profiled time per model and device as in deadline-aware serving systems; a sliding window follows changes of the clock.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import OrderedDict, deque
+from collections.abc import Hashable
+
+from aionn.errors import InvalidArgument
+
+__all__ = ["KEYS_MAX", "Estimates"]
+
+KEYS_MAX = 4096
+"""Most pairs of model and device that are remembered: some 6 MB at the default window."""
+
+
+class Estimates:
+    """Expected durations.
+
+    Args:
+        quantile: Which share of executions should take no longer than expected; above 0 and at most 1.
+        window: How many timings of a pair count.
+    """
+
+    def __init__(self, *, quantile: float = 0.95, window: int = 64) -> None:
+        if not 0 < quantile <= 1:
+            raise InvalidArgument(f"estimates: quantile must be above 0 and at most 1, got {quantile}")
+        if window < 1:
+            raise InvalidArgument(f"estimates: window must be at least 1, got {window}")
+        self._quantile = quantile
+        self._window = window
+        self._seen: OrderedDict[Hashable, tuple[deque[int], list[int]]] = OrderedDict()
+
+    def observe(self, key: Hashable, duration_ns: int) -> None:
+        """Learns from a timing.
+
+        Args:
+            key: Model and device.
+            duration_ns: From start to end on the device.
+
+        Raises:
+            InvalidArgument: The duration is negative.
+        """
+        if duration_ns < 0:
+            raise InvalidArgument(f"estimates: a duration must be at least 0 ns, got {duration_ns}")
+        pair = self._seen.get(key)
+        if pair is None:
+            if len(self._seen) >= KEYS_MAX:
+                self._seen.popitem(last=False)
+            pair = self._seen[key] = (deque(), [])
+        recent, ordered = pair
+        if len(recent) == self._window:
+            del ordered[bisect_left(ordered, recent.popleft())]
+        recent.append(duration_ns)
+        insort(ordered, duration_ns)
+        self._seen.move_to_end(key)
+
+    def duration_ns(self, key: Hashable, default_ns: int) -> int:
+        """The expected duration.
+
+        Args:
+            key: Model and device.
+            default_ns: What is believed as long as nothing was observed.
+        """
+        pair = self._seen.get(key)
+        if pair is None:
+            return max(1, default_ns)
+        ordered = pair[1]
+        return max(1, ordered[math.ceil(self._quantile * len(ordered)) - 1])
+
+    def count(self, key: Hashable) -> int:
+        """How many timings of a pair count now."""
+        pair = self._seen.get(key)
+        return 0 if pair is None else len(pair[1])

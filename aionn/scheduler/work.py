@@ -1,0 +1,153 @@
+"""The words of scheduling: a piece of work, a lane that runs it, and the actions that a decision consists of.
+
+Owns the records that policies read and shells keep: they are plain data without behaviour, so that a policy can be a function of them.
+
+Invariants:
+1. A work is in one state at a time: waiting, running, or ended; only a shell changes it, by applying actions.
+2. A lane runs one work at a time. A device of n slots has n lanes.
+
+Source: the lifecycle of an execution in the NN HAL 1.3 (priority, deadline, missed deadlines transient and persistent).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from aionn.hal import TIME_MAX_NS, Priority
+
+__all__ = ["NEVER_NS", "Abort", "Action", "Lane", "Preempt", "Reason", "Start", "Work", "WorkState"]
+
+NEVER_NS = TIME_MAX_NS
+"""A duration on a device that cannot run the work, and a deadline that does not come."""
+
+
+class WorkState(enum.Enum):
+    """Where a work is in its life."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+class Reason(enum.Enum):
+    """Why a work was given up."""
+
+    EXPIRED = "its deadline has come"
+    TOO_LATE = "it cannot end in time any more"
+    IMPOSSIBLE = "even an idle device could not end it in time"
+    DISPLACED = "others that wait fill the time until its deadline"
+    OVERRAN = "it ran past its deadline"
+    FULL = "too many wait"
+    CANCELLED = "the caller gave it up"
+
+
+class Work:
+    """One execution, as a policy sees it.
+
+    Attributes:
+        number: Order of arrival.
+        priority: Its class, as the caller or a follower asked for it.
+        deadline_ns: Absolute; ``NEVER_NS`` for none.
+        arrival_ns: When it came.
+        durations_ns: Per device, what is left of it there, as expected; ``NEVER_NS`` where it cannot run.
+        shortest_ns: The least of them.
+        urgent_ns: What it is sorted by within its class: its deadline, or what a follower's deadline makes of it where that is sooner.
+        device: The device that holds its intermediate results; -1 before its first start.
+        state: Where it is.
+        has_run: Whether it was ever started.
+        item: What the shell keeps with it.
+    """
+
+    __slots__ = (
+        "arrival_ns",
+        "deadline_ns",
+        "device",
+        "durations_ns",
+        "has_run",
+        "item",
+        "number",
+        "priority",
+        "shortest_ns",
+        "state",
+        "urgent_ns",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        *,
+        priority: Priority,
+        deadline_ns: int | None,
+        arrival_ns: int,
+        durations_ns: Sequence[int],
+        urgent_ns: int | None = None,
+        item: Any = None,
+    ) -> None:
+        self.number = number
+        self.priority = priority
+        self.deadline_ns = NEVER_NS if deadline_ns is None else deadline_ns
+        self.arrival_ns = arrival_ns
+        self.durations_ns = durations_ns
+        self.shortest_ns = min(durations_ns)
+        self.urgent_ns = self.deadline_ns if urgent_ns is None else min(urgent_ns, self.deadline_ns)
+        self.device = -1
+        self.state = WorkState.WAITING
+        self.has_run = False
+        self.item = item
+
+    def __repr__(self) -> str:
+        deadline = "none" if self.deadline_ns == NEVER_NS else f"{self.deadline_ns} ns"
+        return f"<Work {self.number}: {self.priority.name}, deadline {deadline}, {self.state.value}>"
+
+
+class Lane:
+    """One slot of a device.
+
+    Attributes:
+        index: Its number among all lanes.
+        device: Index of its device.
+        work: What runs; None when free.
+        ends_ns: When the running work is expected to end.
+        is_stopping: Whether the running work was asked to stop at its next boundary.
+        can_preempt: Whether the device can interrupt work between operations.
+        is_up: Whether the device lives.
+    """
+
+    __slots__ = ("can_preempt", "device", "ends_ns", "index", "is_stopping", "is_up", "work")
+
+    def __init__(self, index: int, device: int, *, can_preempt: bool = True) -> None:
+        self.index = index
+        self.device = device
+        self.work: Work | None = None
+        self.ends_ns = 0
+        self.is_stopping = False
+        self.can_preempt = can_preempt
+        self.is_up = True
+
+
+class Start(msgspec.Struct, frozen=True, gc=False):
+    """Run a waiting work on a free lane."""
+
+    work: Work
+    lane: Lane
+
+
+class Preempt(msgspec.Struct, frozen=True, gc=False):
+    """Stop a lane's work at its next boundary, for another's sake; what is left of it waits again."""
+
+    lane: Lane
+    by: Work
+
+
+class Abort(msgspec.Struct, frozen=True, gc=False):
+    """Give a work up, running or not; running work leaves its lane at the next boundary."""
+
+    work: Work
+    reason: Reason
+
+
+Action = Start | Preempt | Abort

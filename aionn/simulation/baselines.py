@@ -1,0 +1,165 @@
+"""Policies of others, to compare with on the same arrivals.
+
+Owns FIFO, EDF, EDF with early abort (with and without preemption), a priority FIFO with timeout as serving systems have it, and a planner
+that refuses before running. Each chooses a lane on arrival by the least backlog and keeps a queue per lane, as those systems do.
+
+Source: the rules of each as documented; none of their code. ``EDF`` is optimal for one preemptive lane that is not overloaded (Liu and
+Layland 1973, Dertouzos 1974); Triton's dynamic batcher rejects on queue timeout; Clockwork plans executions one after another on
+predicted times and refuses what cannot make it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+
+from aionn.errors import InvalidArgument
+from aionn.scheduler.policy import PlanPolicy
+from aionn.scheduler.work import NEVER_NS, Abort, Action, Lane, Preempt, Reason, Start, Work
+from aionn.simulation.engine import Policy, Queue
+
+__all__ = ["POLICIES", "BacklogPolicy", "policy_named"]
+
+_Key = tuple[int, int, int]
+
+
+class LaneQueues:
+    """A queue per lane, ordered by a policy's key; the lane is chosen on arrival and kept."""
+
+    def __init__(self, policy: BacklogPolicy, lanes: Sequence[Lane]) -> None:
+        self._policy = policy
+        self.ordered: list[list[tuple[_Key, Work]]] = [[] for _ in lanes]
+        self._lane_of: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return sum(len(queue) for queue in self.ordered)
+
+    def add(self, work: Work, now_ns: int, lanes: Sequence[Lane]) -> Reason | None:
+        """Puts a work into the queue of the lane that would end it first."""
+        index = self._lane_of.get(work.number)
+        if index is None:
+            index, ends_ns = self._least_backlog(work, now_ns, lanes)
+            if self._policy.plans and ends_ns > work.deadline_ns:
+                return Reason.TOO_LATE
+            self._lane_of[work.number] = index
+        insort(self.ordered[index], (self._policy.key(work), work))
+        return None
+
+    def _least_backlog(self, work: Work, now_ns: int, lanes: Sequence[Lane]) -> tuple[int, int]:
+        best, best_ns = -1, NEVER_NS + 1
+        for lane in lanes:
+            duration_ns = work.durations_ns[lane.device]
+            if duration_ns == NEVER_NS:
+                continue
+            ends_ns = max(now_ns, lane.ends_ns if lane.work is not None else 0) + duration_ns
+            ends_ns += sum(w.durations_ns[lane.device] for _, w in self.ordered[lane.index])
+            if ends_ns < best_ns:
+                best, best_ns = lane.index, ends_ns
+        return best, best_ns
+
+    def remove(self, work: Work) -> None:
+        """Takes a work out of its queue."""
+        queue = self.ordered[self._lane_of[work.number]]
+        del queue[bisect_left(queue, (self._policy.key(work), work))]
+
+    def next_wake_ns(self) -> int:
+        """Never: these policies decide when something happens."""
+        return NEVER_NS
+
+
+class BacklogPolicy:
+    """A queue per lane under a rule.
+
+    Args:
+        name: Its name.
+        by_priority: Whether HIGH goes before MEDIUM before LOW.
+        by_deadline: Whether the earliest deadline goes first; else the first to come.
+        aborts: ``never``; ``timeout``: what waited past its deadline; ``early``: what cannot end in time any more.
+        preempts: Whether an earlier one in the order interrupts what runs.
+        plans: Whether what would end too late behind those that wait is refused on arrival.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        by_priority: bool = False,
+        by_deadline: bool = False,
+        aborts: str = "never",
+        preempts: bool = False,
+        plans: bool = False,
+    ) -> None:
+        self.name = name
+        self.plans = plans
+        self._by_priority = by_priority
+        self._by_deadline = by_deadline
+        self._aborts = aborts
+        self._preempts = preempts
+
+    def key(self, work: Work) -> _Key:
+        """The order: the least goes first."""
+        return (
+            -work.priority if self._by_priority else 0,
+            work.urgent_ns if self._by_deadline else 0,
+            work.number,
+        )
+
+    def make_queue(self, lanes: Sequence[Lane]) -> LaneQueues:
+        """An empty queue for each lane."""
+        return LaneQueues(self, lanes)
+
+    def decide(self, now_ns: int, queue: Queue, lanes: Sequence[Lane]) -> list[Action]:
+        """Starts the first of each free lane's queue; gives up and interrupts as the rule says."""
+        assert isinstance(queue, LaneQueues)
+        actions: list[Action] = []
+        for lane in lanes:
+            waiting = queue.ordered[lane.index]
+            if not waiting or not lane.is_up:
+                continue
+            if lane.work is None:
+                for _, work in waiting:
+                    reason = self._gives_up(work, lane, now_ns)
+                    if reason is None:
+                        actions.append(Start(work, lane))
+                        break
+                    actions.append(Abort(work, reason))
+            elif self._preempts and lane.can_preempt and not lane.is_stopping:
+                key, work = waiting[0]
+                if key < self.key(lane.work) and self._gives_up(work, lane, now_ns) is None:
+                    actions.append(Preempt(lane, work))
+        return actions
+
+    def _gives_up(self, work: Work, lane: Lane, now_ns: int) -> Reason | None:
+        if self._aborts == "timeout" and now_ns > work.deadline_ns:
+            return Reason.EXPIRED
+        if self._aborts == "early" and now_ns + work.durations_ns[lane.device] > work.deadline_ns:
+            return Reason.TOO_LATE
+        return None
+
+
+POLICIES: dict[str, Policy] = {
+    policy.name: policy
+    for policy in (
+        PlanPolicy(),
+        BacklogPolicy("fifo"),
+        BacklogPolicy("edf", by_deadline=True, preempts=True),
+        BacklogPolicy("edf-abort-whole", by_deadline=True, aborts="early"),
+        BacklogPolicy("edf-abort", by_deadline=True, aborts="early", preempts=True),
+        BacklogPolicy("edf-abort-priority", by_priority=True, by_deadline=True, aborts="early", preempts=True),
+        BacklogPolicy("triton-like", by_priority=True, aborts="timeout"),
+        BacklogPolicy("clockwork-like", by_deadline=True, aborts="early", plans=True),
+    )
+}
+"""By name; ours is ``plan``."""
+
+
+def policy_named(name: str) -> Policy:
+    """A policy.
+
+    Raises:
+        InvalidArgument: There is none of that name.
+    """
+    try:
+        return POLICIES[name]
+    except KeyError:
+        raise InvalidArgument(f"policy: expected one of {', '.join(POLICIES)}; got {name!r}") from None

@@ -1,0 +1,539 @@
+"""The simulator at scale: arrivals, lanes and faults on a heap of callbacks, around any policy.
+
+Owns what really happens: when operations end, where running work can stop, what faults do, and the record of events. Refuses to own
+decisions: it asks the policy and applies its actions. Boundaries between operations are lazy: one is an event only when somebody waits
+for it.
+
+Invariants:
+1. A lane runs one work at a time; a work runs on one lane at a time.
+2. Every request has exactly one outcome; the first answer wins.
+3. The record of events depends on workload, seed and policy alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from aionn.drivers.profiles import (
+    ClockState,
+    DeviceProfile,
+    FailureRates,
+    Fault,
+    clock_share_at,
+    draws,
+    run_operations,
+)
+from aionn.errors import InvalidArgument
+from aionn.hal import CancelCapability, Priority
+from aionn.scheduler.estimates import Estimates
+from aionn.scheduler.work import NEVER_NS, Abort, Action, Lane, Preempt, Reason, Start, Work, WorkState
+from aionn.simulation.core import Core
+from aionn.simulation.workload import PRIORITIES, Arrival, Workload, devices_of, durations_of, generate
+
+__all__ = ["Engine", "Event", "Outcome", "Policy", "Queue", "Scenario", "lanes_of", "prepare"]
+
+RESTART_NS = 20_000_000
+"""How long a device that died or hung is away: the order of a driver process's start."""
+
+HANG_TIMEOUT_NS = 250_000_000
+"""After how long without an answer a device counts as hung where its work has no deadline."""
+
+
+class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What became of a request.
+
+    Attributes:
+        number: Its index in the arrivals.
+        kind: ``on_time``, ``late``, ``aborted``, ``refused``, ``failed``.
+        at_ns: When its caller was told.
+        device: Index of the device that ended it; -1 if none did.
+        why: A reason in words; empty where it ended on time.
+    """
+
+    number: int
+    kind: str
+    at_ns: int
+    device: int
+    why: str
+
+
+Event = tuple[int, str, int, int]
+"""``(at_ns, kind, number of the work or -1, lane or -1)``; kinds: arrive, refuse, start, ask, stop, end, abort, fault, up."""
+
+
+class Queue(Protocol):
+    """What waits, in the form that a policy wants."""
+
+    def add(self, work: Work, now_ns: int, lanes: Sequence[Lane]) -> Reason | None:
+        """Takes a work in; a reason refuses it."""
+        ...
+
+    def remove(self, work: Work) -> None:
+        """Lets a waiting work go."""
+        ...
+
+    def next_wake_ns(self) -> int:
+        """When something may have to be decided though nothing happens; ``NEVER_NS`` for never."""
+        ...
+
+    def __len__(self) -> int: ...
+
+
+class Policy(Protocol):
+    """Who runs where: a function of the time, what waits and the lanes."""
+
+    @property
+    def name(self) -> str: ...
+
+    def make_queue(self, lanes: Sequence[Lane]) -> Queue: ...
+
+    def decide(self, now_ns: int, queue: Queue, lanes: Sequence[Lane]) -> list[Action]: ...
+
+
+class Scenario(msgspec.Struct, frozen=True):
+    """A workload under a seed, made ready: the same for every policy that is compared on it.
+
+    Attributes:
+        workload: Where it came from.
+        devices: What it runs on.
+        arrivals: The requests.
+        durations_ns: Per stream and device, those of the operations; None where it cannot run.
+        seed: Of the arrivals, the noise and the faults.
+    """
+
+    workload: Workload
+    devices: tuple[DeviceProfile, ...]
+    arrivals: list[Arrival]
+    durations_ns: list[tuple[tuple[int, ...] | None, ...]]
+    seed: int
+
+    def expected_ns(self, stream_index: int) -> tuple[int, ...]:
+        """Whole duration per device at full clock."""
+        return tuple(NEVER_NS if d is None else sum(d) for d in self.durations_ns[stream_index])
+
+
+def prepare(workload: Workload, seed: int, *, folder: Path = Path()) -> Scenario:
+    """Makes a workload ready to run.
+
+    Raises:
+        InvalidArgument: A file that it names is wrong, or no device can run a model.
+    """
+    devices = devices_of(workload, folder=folder)
+    if len({device.name for device in devices}) != len(devices):
+        raise InvalidArgument(f"workload {workload.name}, devices: expected different names")
+    durations = durations_of(workload, devices, folder=folder)
+    return Scenario(workload, devices, generate(workload, seed, folder=folder), durations, seed)
+
+
+class _Run:
+    """What a lane does, as only the engine knows: operation ``first + i`` ends at ``origin_ns + ends[i]``."""
+
+    __slots__ = ("ends", "epoch", "first", "origin_ns", "started_ns", "struck_ns")
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.started_ns = 0
+        self.first = 0
+        self.origin_ns = 0
+        self.ends: Sequence[int] = ()
+        self.struck_ns = NEVER_NS
+
+
+class Engine:
+    """One run of a scenario under a policy.
+
+    Args:
+        scenario: What to run.
+        policy: Who decides.
+        estimates: What is believed of durations, learnt while running; None for the exact ones.
+        record: Whether to keep the events.
+        answers_twice: Whether devices repeat their answers, as a broken driver may.
+
+    Attributes:
+        outcomes: One per request, None until it has ended.
+        events: The record.
+        busy_ns: Device time used, per lane.
+        wasted_ns: Device time of work that did not end on time.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        policy: Policy,
+        *,
+        estimates: Estimates | None = None,
+        record: bool = False,
+        answers_twice: bool = False,
+    ) -> None:
+        self.core = Core()
+        self.scenario = scenario
+        self.policy = policy
+        self.lanes = lanes_of(scenario.devices)
+        self.queue = policy.make_queue(self.lanes)
+        self.outcomes: list[Outcome | None] = [None] * len(scenario.arrivals)
+        self.events: list[Event] = []
+        self.busy_ns = [0] * len(self.lanes)
+        self.wasted_ns = 0
+        self._used_ns: dict[int, int] = {}
+        self._done: dict[int, int] = {}
+        self._record = record
+        self._answers_twice = answers_twice
+        self._estimates = estimates
+        self._runs = [_Run() for _ in self.lanes]
+        self._draws = [draws(device, scenario.seed) for device in scenario.devices]
+        self._clocks: list[ClockState | None] = [None] * len(self.lanes)
+        self._is_plain = [
+            not device.noise and device.clock.cold_share == 1.0 and device.failures == FailureRates()
+            for device in scenario.devices
+        ]
+        self._prefixes = [
+            tuple(None if d is None else tuple(accumulate(d)) for d in row) for row in scenario.durations_ns
+        ]
+        self._expected = [scenario.expected_ns(index) for index in range(len(scenario.durations_ns))]
+        streams = scenario.workload.stream
+        self._priorities = [PRIORITIES[stream.priority] for stream in streams]
+        self._models = [stream.model for stream in streams]
+        self._urgency, self._followers = _chains(scenario, self._expected)
+        self._next = 0
+        self._wake_ns = NEVER_NS
+
+    def run(self) -> None:
+        """Runs to the end of the last request."""
+        self._schedule_arrival()
+        self.core.run()
+        assert all(outcome is not None for outcome in self.outcomes), "every request has an outcome"
+
+    def digest(self) -> str:
+        """The record's SHA-256 in hexadecimal."""
+        lines = "".join(f"{at} {kind} {number} {lane}\n" for at, kind, number, lane in self.events)
+        return hashlib.sha256(lines.encode()).hexdigest()
+
+    # --- Arrivals ---
+
+    def _schedule_arrival(self) -> None:
+        arrivals = self.scenario.arrivals
+        while self._next < len(arrivals) and arrivals[self._next].after_index is not None:
+            self._next += 1
+        if self._next < len(arrivals):
+            self.core.at(arrivals[self._next].at_ns, self._arrive, self._next)
+            self._next += 1
+
+    def _arrive(self, number: int) -> None:
+        self._schedule_arrival()
+        self._enter(number)
+
+    def _enter(self, number: int) -> None:
+        now_ns = self.core.now_ns
+        arrival = self.scenario.arrivals[number]
+        stream = arrival.stream_index
+        if self._record:
+            self.events.append((now_ns, "arrive", number, -1))
+        priority, urgent_ns = self._urgency.get(number, (self._priorities[stream], None))
+        work = Work(
+            number,
+            priority=priority,
+            deadline_ns=arrival.deadline_ns,
+            arrival_ns=now_ns,
+            durations_ns=self._expected[stream] if self._estimates is None else self._learnt(stream),
+            urgent_ns=urgent_ns,
+            item=stream,
+        )
+        reason = self.queue.add(work, now_ns, self.lanes)
+        if reason is not None:
+            work.state = WorkState.ENDED
+            self._tell(number, "refused", -1, reason.value)
+            return
+        self._decide()
+
+    def _learnt(self, stream: int) -> tuple[int, ...]:
+        assert self._estimates is not None
+        model = self._models[stream]
+        return tuple(
+            NEVER_NS if full == NEVER_NS else self._estimates.duration_ns((model, device), full)
+            for device, full in enumerate(self._expected[stream])
+        )
+
+    # --- Decisions ---
+
+    def _decide(self) -> None:
+        for action in self.policy.decide(self.core.now_ns, self.queue, self.lanes):
+            if type(action) is Start:
+                self._start(action.work, action.lane)
+            elif type(action) is Preempt:
+                self._ask_to_stop(action.lane)
+            elif type(action) is Abort:
+                self._abort(action)
+        if len(self.queue):
+            wake_ns = self.queue.next_wake_ns()
+            if wake_ns < self._wake_ns:
+                self._wake_ns = wake_ns
+                self.core.at(wake_ns, self._wake, wake_ns)
+
+    def _wake(self, wake_ns: int) -> None:
+        if wake_ns == self._wake_ns:
+            self._wake_ns = NEVER_NS
+            self._decide()
+
+    def _abort(self, action: Abort) -> None:
+        work = action.work
+        if work.state is WorkState.ENDED:
+            return
+        if self._record:
+            self.events.append((self.core.now_ns, "abort", work.number, -1))
+        if work.state is WorkState.WAITING:
+            self.queue.remove(work)
+            self._leave(work)
+        else:
+            self._ask_to_stop(next(lane for lane in self.lanes if lane.work is work))
+        work.state = WorkState.ENDED
+        self._tell(work.number, "aborted", -1, action.reason.value)
+
+    # --- Running ---
+
+    def _start(self, work: Work, lane: Lane) -> None:
+        assert lane.work is None and lane.is_up, "a lane runs one work at a time"
+        assert work.state is WorkState.WAITING, "only what waits can start"
+        now_ns = self.core.now_ns
+        self.queue.remove(work)
+        run = self._runs[lane.index]
+        device = lane.device
+        prefix = self._prefixes[work.item][device]
+        assert prefix is not None, "the device can run the model"
+        done = self._done.get(work.number, 0) if work.device == device else 0
+        work.device = device
+        work.state = WorkState.RUNNING
+        work.has_run = True
+        lane.work = work
+        lane.ends_ns = now_ns + work.durations_ns[device]
+        lane.is_stopping = False
+        run.epoch += 1
+        run.started_ns = now_ns
+        if self._record:
+            self.events.append((now_ns, "start", work.number, lane.index))
+        if self._is_plain[device]:
+            run.first = 0
+            run.ends = prefix
+            run.origin_ns = now_ns - (prefix[done - 1] if done else 0)
+            end_ns = run.origin_ns + prefix[-1]
+            self.core.at(end_ns, self._end, (lane, run.epoch))
+        else:
+            end_ns = self._start_uncertain(work, lane, run, done)
+        if end_ns > work.deadline_ns:
+            self.core.at(work.deadline_ns, self._deadline, (lane, run.epoch))
+
+    def _start_uncertain(self, work: Work, lane: Lane, run: _Run, done: int) -> int:
+        """Starts on a device with noise, faults or a rising clock; returns when it really ends, ``NEVER_NS`` where it does not."""
+        now_ns = self.core.now_ns
+        profile = self.scenario.devices[lane.device]
+        durations = self.scenario.durations_ns[work.item][lane.device]
+        assert durations is not None, "the device can run the model"
+        draw = next(self._draws[lane.device])
+        share = clock_share_at(profile.clock, self._clocks[lane.index], now_ns)
+        ends, self._clocks[lane.index] = run_operations(profile, durations[done:], now_ns, share, draw.factor)
+        run.first = done
+        run.origin_ns = 0
+        run.ends = ends
+        run.struck_ns = NEVER_NS
+        if draw.fault is Fault.NONE:
+            self.core.at(ends[-1], self._end, (lane, run.epoch))
+            return ends[-1]
+        run.struck_ns = now_ns + int((ends[-1] - now_ns) * draw.at_share)
+        self.core.at(run.struck_ns, self._strike, (lane, run.epoch, draw.fault))
+        return NEVER_NS - 1
+
+    def _deadline(self, run: tuple[Lane, int]) -> None:
+        lane, epoch = run
+        if self._runs[lane.index].epoch == epoch and lane.work is not None:
+            self._decide()
+
+    def _ask_to_stop(self, lane: Lane) -> None:
+        if lane.is_stopping or not lane.can_preempt:
+            return
+        assert lane.work is not None, "only what runs can be asked to stop"
+        lane.is_stopping = True
+        run = self._runs[lane.index]
+        now_ns = self.core.now_ns
+        if self._record:
+            self.events.append((now_ns, "ask", lane.work.number, lane.index))
+        index = bisect_left(run.ends, now_ns - run.origin_ns)
+        if index < len(run.ends) - 1 and (stops_ns := run.origin_ns + run.ends[index]) < run.struck_ns:
+            self.core.at(stops_ns, self._stop, (lane, run.epoch, index))
+
+    def _stop(self, what: tuple[Lane, int, int]) -> None:
+        """A lane reached the boundary that it was asked to stop at."""
+        lane, epoch, index = what
+        run = self._runs[lane.index]
+        if run.epoch != epoch or lane.work is None:
+            return
+        work = self._free(lane)
+        now_ns = self.core.now_ns
+        if self._record:
+            self.events.append((now_ns, "stop", work.number, lane.index))
+        if work.state is WorkState.ENDED:
+            self._leave(work)
+        else:
+            prefix = self._prefixes[work.item][lane.device]
+            assert prefix is not None
+            done = run.first + index + 1
+            self._done[work.number] = done
+            durations = list(
+                self._expected[work.item] if self._estimates is None else self._learnt(work.item)
+            )
+            rest = prefix[-1] - prefix[done - 1]
+            whole = durations[lane.device]
+            durations[lane.device] = rest if self._estimates is None else max(1, whole * rest // prefix[-1])
+            work.durations_ns = durations
+            work.shortest_ns = min(durations)
+            work.state = WorkState.WAITING
+            reason = self.queue.add(work, now_ns, self.lanes)
+            assert reason is None, "work that ran is never refused"
+        self._decide()
+
+    def _free(self, lane: Lane) -> Work:
+        work = lane.work
+        assert work is not None
+        run = self._runs[lane.index]
+        used_ns = self.core.now_ns - run.started_ns
+        self.busy_ns[lane.index] += used_ns
+        self._used_ns[work.number] = self._used_ns.get(work.number, 0) + used_ns
+        lane.work = None
+        lane.is_stopping = False
+        run.struck_ns = NEVER_NS
+        return work
+
+    def _leave(self, work: Work) -> None:
+        """A work that did not end on time has left its lane: what it used is lost."""
+        self.wasted_ns += self._used_ns.pop(work.number, 0)
+        self._done.pop(work.number, None)
+
+    def _end(self, what: tuple[Lane, int]) -> None:
+        lane, epoch = what
+        run = self._runs[lane.index]
+        if run.epoch != epoch or lane.work is None:
+            return  # It was stopped, or the device answers a second time.
+        work = self._free(lane)
+        now_ns = self.core.now_ns
+        if self._record:
+            self.events.append((now_ns, "end", work.number, lane.index))
+        if self._answers_twice:
+            self.core.after(1, self._end, what)
+        if self._estimates is not None and not self._done.get(work.number):
+            self._estimates.observe((self._models[work.item], lane.device), now_ns - run.started_ns)
+        is_on_time = now_ns <= work.deadline_ns
+        if work.state is not WorkState.ENDED:
+            work.state = WorkState.ENDED
+            self._tell(
+                work.number, "on_time" if is_on_time else "late", lane.device, "" if is_on_time else "late"
+            )
+        else:
+            is_on_time = False
+        if is_on_time:
+            self._used_ns.pop(work.number, None)
+            self._done.pop(work.number, None)
+        else:
+            self._leave(work)
+        self._decide()
+
+    # --- Faults ---
+
+    def _strike(self, what: tuple[Lane, int, Fault]) -> None:
+        lane, epoch, fault = what
+        if self._runs[lane.index].epoch != epoch or lane.work is None:
+            return
+        if self._record:
+            self.events.append((self.core.now_ns, "fault", lane.work.number, lane.index))
+        if fault is Fault.HANG:
+            # Nothing is heard of it any more; the supervisor ends the device after a while.
+            self.core.after(HANG_TIMEOUT_NS, self._die, (lane, epoch))
+        elif fault is Fault.DEATH:
+            self._die((lane, epoch))
+        else:
+            self._fail(lane, "the device failed")
+            self._decide()
+
+    def _fail(self, lane: Lane, why: str) -> None:
+        work = self._free(lane)
+        if work.state is not WorkState.ENDED:
+            work.state = WorkState.ENDED
+            self._tell(work.number, "failed", lane.device, why)
+        self._leave(work)
+
+    def _die(self, what: tuple[Lane, int]) -> None:
+        lane, epoch = what
+        if self._runs[lane.index].epoch != epoch or lane.work is None:
+            return
+        for other in self.lanes:
+            if other.device == lane.device:
+                if other.work is not None:
+                    self._fail(other, "the device died")
+                other.is_up = False
+                self._clocks[other.index] = None
+        self.core.after(RESTART_NS, self._restart, lane.device)
+        self._decide()
+
+    def _restart(self, device: int) -> None:
+        for lane in self.lanes:
+            if lane.device == device:
+                lane.is_up = True
+                if self._record:
+                    self.events.append((self.core.now_ns, "up", -1, lane.index))
+        self._decide()
+
+    # --- Answers ---
+
+    def _tell(self, number: int, kind: str, device: int, why: str) -> None:
+        assert self.outcomes[number] is None, "the first answer wins"
+        self.outcomes[number] = Outcome(number, kind, self.core.now_ns, device, why)
+        if self._record:
+            self.events.append((self.core.now_ns, kind, number, device))
+        for follower in self._followers.get(number, ()):
+            if kind == "on_time":
+                self.core.after(0, self._enter, follower)
+            else:
+                self._tell(follower, "failed", -1, "the request that it follows failed")
+
+
+def lanes_of(devices: Sequence[DeviceProfile]) -> list[Lane]:
+    """The lanes of devices: as many as they have slots, in their order."""
+    slots = [index for index, device in enumerate(devices) for _ in range(device.slots)]
+    return [
+        Lane(number, index, can_preempt=devices[index].cancel != CancelCapability.NONE)
+        for number, index in enumerate(slots)
+    ]
+
+
+def _chains(
+    scenario: Scenario, expected: Sequence[Sequence[int]]
+) -> tuple[dict[int, tuple[Priority, int | None]], dict[int, list[int]]]:
+    """What requests inherit from those that follow them (priority and urgency), and who follows whom."""
+    streams = scenario.workload.stream
+    urgency: dict[int, tuple[Priority, int | None]] = {}
+    followers: dict[int, list[int]] = {}
+    # Followers stand behind what they follow: from the end, every request is final before it is passed on.
+    for number in range(len(scenario.arrivals) - 1, -1, -1):
+        arrival = scenario.arrivals[number]
+        own = PRIORITIES[streams[arrival.stream_index].priority]
+        priority, urgent_ns = urgency.get(number, (own, None))
+        if arrival.after_index is None:
+            continue
+        followers.setdefault(arrival.after_index, []).insert(0, number)
+        before = scenario.arrivals[arrival.after_index]
+        limit_ns = min(
+            NEVER_NS if arrival.deadline_ns is None else arrival.deadline_ns,
+            NEVER_NS if urgent_ns is None else urgent_ns,
+        )
+        inherited_ns = limit_ns if limit_ns == NEVER_NS else limit_ns - min(expected[arrival.stream_index])
+        first = PRIORITIES[streams[before.stream_index].priority]
+        known, known_ns = urgency.get(arrival.after_index, (first, None))
+        urgency[arrival.after_index] = (
+            max(known, priority),
+            inherited_ns if known_ns is None else min(known_ns, inherited_ns),
+        )
+    return urgency, followers
