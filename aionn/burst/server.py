@@ -25,7 +25,7 @@ from aionn.burst.packets import (
     result_of,
 )
 from aionn.burst.session import SlotCache
-from aionn.errors import Error, ErrorStatus, status_of
+from aionn.errors import Error, ErrorStatus, InvalidArgument, status_of
 from aionn.hal import ExecutionResult, Memory, Request
 
 __all__ = ["BurstServer"]
@@ -64,6 +64,7 @@ class BurstServer:
         self._lock = threading.Lock()
         self._remembered: dict[bytes, tuple[BurstRequest, Request]] = {}
         self._stopping = False
+        self._is_serving = False
         self._thread = threading.Thread(target=self._listen, name=name, daemon=True)
 
     def start(self) -> None:
@@ -76,6 +77,19 @@ class BurstServer:
             self._cache.free(slot)
             # A remembered request holds the memories of its slots.
             self._remembered.clear()
+
+    def forget_memories(self) -> bool:
+        """Gives back every memory it knows, from any thread; the next request asks the client for its own again.
+
+        Returns:
+            False, and nothing happened, while a request is being served.
+        """
+        with self._lock:
+            if self._is_serving:
+                return False
+            self._cache = SlotCache()
+            self._remembered.clear()
+            return True
 
     def stop(self) -> None:
         """Ends the thread and closes both queues. Idempotent. Blocks until a running execution has ended."""
@@ -92,7 +106,14 @@ class BurstServer:
                 payload = self._requests.read_message_blocking(None)
                 if payload is None or self._stopping:
                     break
-                self._answer(self._serve(payload))
+                with self._lock:
+                    self._is_serving = True
+                result = self._serve(payload)
+                with self._lock:
+                    self._is_serving = False
+                self._answer(result)
+                # Not kept while waiting for the next request: they hold memories.
+                del payload, result
         except fmq.InterruptedQueue:
             pass
         except fmq.Error as e:
@@ -118,6 +139,8 @@ class BurstServer:
         memories = self._get_memories(missing) if missing else ()
         with self._lock:
             self._cache.learn(missing, memories)
+            if self._cache.missing(burst_request.slots):
+                raise InvalidArgument("burst: a memory of the request was freed while the request was read")
             pools = self._cache.pools(burst_request.slots)
             request = Request(burst_request.inputs, burst_request.outputs, pools)
             if len(self._remembered) >= REMEMBERED_REQUESTS_MAX:

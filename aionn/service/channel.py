@@ -5,25 +5,39 @@ Owns the socket, the numbers of calls, who waits for which reply, and what happe
 
 Invariants:
 1. Every call that was sent is answered by its reply, or by DEAD_OBJECT once the peer is gone; nobody waits for ever.
-2. The handler never sees more than ``CALLS_AT_ONCE_MAX`` calls at once; the peer's further calls wait in the socket.
+2. The handler never sees more than ``CALLS_AT_ONCE_MAX`` calls at once, nor much more than ``BYTES_AT_ONCE_MAX`` of calls that are
+   not small; the peer's further calls wait in the socket.
 3. Descriptors that come with a message are closed when it was handled or refused.
+4. A message whose descriptors cannot be taken because none is left here is answered with RESOURCE_EXHAUSTED, and the connection
+   goes on; one that was cut off for any other reason, or is no message, ends the connection.
 """
 
 from __future__ import annotations
 
 import array
+import collections
+import errno
 import os
 import socket
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import anyio
 import anyio.abc
 
-from aionn.errors import DeadObject, Error, GeneralFailure, InvalidArgument, error_for_status, status_of
+from aionn.errors import (
+    DeadObject,
+    Error,
+    GeneralFailure,
+    InvalidArgument,
+    ResourceExhausted,
+    error_for_status,
+    status_of,
+)
 from aionn.service.protocol import (
     DESCRIPTORS_MAX,
     INLINE_BYTES_MAX,
+    MESSAGE_BYTES_MAX,
     Call,
     CallBody,
     CancelCall,
@@ -34,12 +48,20 @@ from aionn.service.protocol import (
     ReplyBody,
     decode,
     encode,
+    large_size_bytes,
+    read_envelope,
 )
 
 __all__ = ["CALLS_AT_ONCE_MAX", "Channel", "Handler"]
 
 CALLS_AT_ONCE_MAX = 4096
 """Calls of one peer that are worked on at once: more than any client of ours keeps in flight, and a bound for the others."""
+
+BYTES_AT_ONCE_MAX = MESSAGE_BYTES_MAX
+"""Size of calls that are worked on at once: one of the largest size, or many small ones."""
+
+LATER_MAX = 1 << 16
+"""Notices that wait for room in the socket; more than a client may hold objects of one kind."""
 
 _DATAGRAM_BYTES_MAX = INLINE_BYTES_MAX + 1024
 _R = TypeVar("_R")
@@ -55,6 +77,9 @@ class Channel:
         sock: A connected SOCK_SEQPACKET Unix socket; owned by this object from now on.
         handler: Answers the peer's calls.
         peer_name: How errors name the other end.
+
+    Attributes:
+        received_count: How many messages came from the peer.
     """
 
     def __init__(self, sock: socket.socket, handler: Handler, *, peer_name: str) -> None:
@@ -67,12 +92,21 @@ class Channel:
         self._handled: dict[int, anyio.CancelScope] = {}
         self._send_lock = anyio.Lock()
         self._why_dead: str | None = None
+        self._later: collections.deque[CallBody] = collections.deque(maxlen=LATER_MAX)
+        self._handled_bytes = 0
+        self._room = anyio.Event()
+        self.received_count = 0
         self._limiter = anyio.CapacityLimiter(CALLS_AT_ONCE_MAX)
 
     @property
     def is_alive(self) -> bool:
         """Whether calls can still succeed."""
         return self._why_dead is None
+
+    @property
+    def pending_count(self) -> int:
+        """How many calls wait for their reply."""
+        return len(self._pending)
 
     async def run(self) -> None:
         """Reads until the peer goes away or the task is cancelled; then fails every pending call and closes the socket."""
@@ -85,29 +119,57 @@ class Channel:
 
     async def _read_all(self, tasks: anyio.abc.TaskGroup) -> None:
         while self._why_dead is None:
+            size_bytes = 0
             try:
-                payload, fds = await self._receive()
+                payload, fds, is_short = await self._receive()
             except OSError:
                 return
             if not payload:
                 return
             try:
-                message = decode(payload, fds)
+                if is_short:
+                    raise ResourceExhausted("no descriptor is left to take those of the message", transient=True)
+                size_bytes = large_size_bytes(payload)
+                await self._wait_for_room(size_bytes)
+                message: Message | _Refusal = decode(payload, fds)
+            except ResourceExhausted as e:
+                failed = _answer_to(payload, Failed(e.status, f"{e} (process {os.getpid()})"))
+                if failed is None:
+                    self.close(f"a message of {self._peer_name} cannot be taken: {e}")
+                    return
+                message = failed
             except Error as e:
                 self.close(f"{self._peer_name} sent what is no message: {e}")
                 return
             finally:
                 for fd in fds:
                     os.close(fd)
-            if isinstance(message, Reply):
-                self._resolve(message)
-            elif isinstance(message.body, CancelCall):
-                self._cancel_handled(message.body.call)
-            else:
-                await self._limiter.acquire_on_behalf_of(message)
-                tasks.start_soon(self._handle, message)
+            self.received_count += 1
+            await self._take(message, size_bytes, tasks)
+            del message  # Its memories are not kept until the next one comes.
 
-    async def _receive(self) -> tuple[bytes, list[int]]:
+    async def _wait_for_room(self, size_bytes: int) -> None:
+        while size_bytes and self._handled_bytes and self._handled_bytes + size_bytes > BYTES_AT_ONCE_MAX:
+            self._room = anyio.Event()
+            await self._room.wait()
+
+    async def _take(
+        self, message: Message | _Refusal, size_bytes: int, tasks: anyio.abc.TaskGroup
+    ) -> None:
+        if isinstance(message, Reply):
+            self._resolve(message)
+        elif isinstance(message, _Refusal):
+            tasks.start_soon(self._send_reply, message.reply)
+        elif isinstance(message.body, CancelCall):
+            self._cancel_handled(message.body.call)
+        else:
+            borrower = object()  # A message itself would be hashed, with all the constants of its model.
+            await self._limiter.acquire_on_behalf_of(borrower)
+            self._handled_bytes += size_bytes
+            tasks.start_soon(self._handle, message, size_bytes, borrower)
+
+    async def _receive(self) -> tuple[bytes, list[int], bool]:
+        """A datagram, its descriptors, and whether some of those were lost because none is left in this process."""
         size = DESCRIPTORS_MAX * array.array("i").itemsize
         while True:
             try:
@@ -123,13 +185,17 @@ class Channel:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
         if flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC):
-            for fd in fds:
-                os.close(fd)
-            self.close(f"{self._peer_name} sent a message that was cut off")
-            return b"", []
-        return payload, list(fds)
+            # Asked before they are closed: the received ones are what fills the table.
+            is_short = not flags & socket.MSG_TRUNC and _no_descriptor_is_left()
+            if not is_short:
+                for fd in fds:
+                    os.close(fd)
+                self.close(f"{self._peer_name} sent a message that was cut off")
+                return b"", [], False
+            return payload, list(fds), True
+        return payload, list(fds), False
 
-    async def _handle(self, call: Call) -> None:
+    async def _handle(self, call: Call, size_bytes: int, borrower: object) -> None:
         try:
             reply: ReplyBody
             with anyio.CancelScope() as scope:
@@ -137,15 +203,23 @@ class Channel:
                 reply = await self._answer(call)
             if scope.cancelled_caught:
                 reply = Failed(status_of(GeneralFailure()), "the caller cancelled the call")
-            try:
-                await self._send(Reply(call.id, reply))
-            except DeadObject:
-                pass
-            except Error as e:
-                await self._send(Reply(call.id, Failed(e.status, str(e))))
+            await self._send_reply(Reply(call.id, reply))
         finally:
             self._handled.pop(call.id, None)
-            self._limiter.release_on_behalf_of(call)
+            self._limiter.release_on_behalf_of(borrower)
+            self._handled_bytes -= size_bytes
+            self._room.set()
+
+    async def _send_reply(self, reply: Reply) -> None:
+        try:
+            await self._send(reply)
+        except DeadObject:
+            pass
+        except Error as e:
+            try:
+                await self._send(Reply(reply.id, Failed(e.status, str(e))))
+            except DeadObject:
+                pass
 
     async def _answer(self, call: Call) -> ReplyBody:
         try:
@@ -204,6 +278,23 @@ class Channel:
         """Sends a call whose only reply can be ``Done``. Raises as ``call``."""
         await self.call(body, Done)
 
+    def post(self, body: CallBody) -> None:
+        """Sends a call whose reply nobody wants, at once or with the next message; from any thread, also from a finaliser."""
+        if self._why_dead is not None:
+            return
+        payload, _, _ = encode(Call(0, body))
+        try:
+            # One datagram: it cannot get mixed with what another thread sends.
+            self._sock.send(payload, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            self._later.append(body)
+        except OSError:
+            pass  # The connection ends, and what the notice is about ends with it.
+
+    def _post_later(self) -> None:
+        for _ in range(len(self._later)):
+            self.post(self._later.popleft())
+
     def _cancel_at_peer(self, call_id: int) -> None:
         # Without waiting: this runs while the caller is being cancelled. A full socket loses the wish, not the correctness.
         payload, _, _ = encode(Call(0, CancelCall(call_id)))
@@ -221,10 +312,15 @@ class Channel:
                     raise DeadObject(self._why_dead)
                 try:
                     self._sock.sendmsg([payload], ancillary)
+                    self._post_later()
                     break
                 except BlockingIOError:
                     await anyio.wait_writable(self._sock)
                 except OSError as e:
+                    if e.errno == errno.ETOOMANYREFS:
+                        raise ResourceExhausted(
+                            "message: too many descriptors are under way between processes", transient=True
+                        ) from e
                     self.close(f"{self._peer_name} is gone: {e.strerror}")
         del keep  # Memories and descriptors had to live until here: the kernel has its own references now.
 
@@ -246,6 +342,29 @@ class Channel:
         """Closes the descriptor itself; call it when ``run`` has ended or never began."""
         self.close(f"the connection to {self._peer_name} was closed")
         self._sock.close()
+
+
+class _Refusal(NamedTuple):
+    """Stands for a call that could not be taken: its answer."""
+
+    reply: Reply
+
+
+def _answer_to(payload: bytes, failed: Failed) -> Reply | _Refusal | None:
+    """What becomes of a message whose descriptors are lost: a call is refused, a reply is taken for a failure."""
+    envelope = read_envelope(payload)
+    if envelope is None:
+        return None
+    is_call, number = envelope
+    return _Refusal(Reply(number, failed)) if is_call else Reply(number, failed)
+
+
+def _no_descriptor_is_left() -> bool:
+    try:
+        os.close(os.open("/", os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as e:
+        return e.errno in (errno.EMFILE, errno.ENFILE)
+    return False
 
 
 def _error_of(failed: Failed) -> Error:

@@ -1,143 +1,109 @@
 """A device in another process: the driver contract, spoken over a channel.
 
-Owns the connection's client side: the process (started when first needed, started again after it died), handles, and bursts' queues.
+Owns the device's side of the connection: which process it is (started when first needed, started again after it died, or served by
+somebody else at a socket), and that it stays the same device.
 
 Invariants:
-1. An object belongs to the process that made it. When that process is gone every pending call on it raises DEAD_OBJECT, and so does every
-   later one; a new process knows nothing of it.
+1. An object belongs to the process that made it. When that process is gone every pending call on it raises DEAD_OBJECT, and so does
+   every later one; a new process knows nothing of it.
 2. A driver that comes back different (name, version, level, type, capabilities) is refused.
+3. A driver is started at most once per call, and after it has died several times in a row, only after a pause.
 
 Source: the recovery rules of the NN HAL's resilient wrappers.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import anyio
 import anyio.abc
 
-import fmq
-from aionn.burst.controller import QUEUE_BYTES, BurstController
-from aionn.errors import (
-    DeadObject,
-    DeviceUnavailable,
-    Error,
-    ErrorStatus,
-    GeneralFailure,
-    InvalidArgument,
-    MissedDeadline,
-    ResourceExhausted,
-    status_of,
-)
+from aionn.errors import DeviceUnavailable, Error, GeneralFailure, InvalidArgument
 from aionn.hal import (
-    NO_TIMING,
+    CACHE_TOKEN_BYTES,
     Buffer,
     BufferDesc,
     BufferRole,
     CacheFiles,
     DeviceInfo,
     DeviceStatus,
-    Execution,
-    ExecutionCallback,
     ExecutionPreference,
-    ExecutionResult,
-    FencedExecution,
-    FencedTiming,
     Model,
     PreparedModel,
     Priority,
-    Request,
-    ResendingExecution,
 )
-from aionn.service.channel import Channel
+from aionn.service.connection import Connection, Peer, ServedSocket
+from aionn.service.handles import CacheOnWire
+from aionn.service.prepared import RemoteBuffer, RemotePreparedModel
 from aionn.service.protocol import (
     PROTOCOL_VERSION,
-    CallBody,
-    ConfigureBurst,
-    ConfigureBurstReply,
-    EndBurst,
-    Execute,
-    ExecuteFenced,
-    ExecuteFencedReply,
-    ExecuteReply,
-    ExecutionInfoReply,
-    FreeMemorySlot,
-    FreePreparedModel,
-    GetExecutionInfo,
-    GetMemories,
-    GetMemoriesReply,
+    Allocate,
+    AllocateReply,
     GetStatus,
     Hello,
     HelloReply,
     PrepareModel,
+    PrepareModelFromCache,
     PrepareModelReply,
-    QueueHandle,
-    ReplyBody,
-    RequestOnWire,
     StatusReply,
     SupportedOperations,
     SupportedOperationsReply,
 )
 from aionn.service.supervisor import DriverProcess
-from fences import FenceStatus, SyncFence
 
 __all__ = ["RemoteDevice"]
 
 START_S_MAX = 30.0
 """How long a driver process may take until it answers: a large engine loads for seconds on a slow disk."""
 
+SHORT_LIFE_S = 1.0
+"""A process that died sooner than this after its start counts towards the pause before the next start."""
+
+PAUSE_S_MIN = 0.05
+PAUSE_S_MAX = 5.0
+"""The pause before the second start in a row of a driver that died at once; it doubles with each further one, up to the maximum."""
+
 FREE_S_MAX = 1.0
 """How long freeing an object waits for a driver that does not answer; the end of its process frees everything."""
-
-
-class _Connection:
-    """One driver process and the channel to it."""
-
-    def __init__(self, process: DriverProcess, device_name: str) -> None:
-        self.process = process
-        self.channel = Channel(
-            process.socket, self._handle, peer_name=f"the driver process of {device_name} (pid {process.pid})"
-        )
-        self.bursts: dict[int, BurstController] = {}
-        self.ended = anyio.Event()
-
-    async def run(self) -> None:
-        """Runs until the process is gone, then ends everything that belonged to it and reaps the process."""
-        try:
-            await self.channel.run()
-        finally:
-            for burst in self.bursts.values():
-                burst.peer_died(f"the driver process (pid {self.process.pid}) is gone")
-            self.channel.release()
-            await self.process.aclose()
-            self.ended.set()
-
-    async def _handle(self, body: CallBody, channel: Channel) -> ReplyBody:
-        if isinstance(body, GetMemories) and body.burst in self.bursts:
-            return GetMemoriesReply(tuple(self.bursts[body.burst].memories(body.slots)))
-        raise InvalidArgument(f"client: answers no {type(body).__name__}")
 
 
 class RemoteDevice:
     """A ``hal.Device`` whose driver runs in a process of its own.
 
     Args:
-        driver: Registered name of the driver.
+        driver: Registered name of the driver; or the path of a socket where it is served, see ``path``.
         name: The device's name.
         tasks: Where the connection's tasks run; the device must be closed before this task group ends.
         info: What is known of the device already; None asks the process, by ``connect``.
+        path: A socket that ``aionn serve`` made; the device then belongs to somebody else's process. None starts a process.
+        hang_after_s: A process that does not answer for so long is killed, and a device that makes no progress for so long ends
+            its process itself; None waits for ever.
     """
 
     def __init__(
-        self, driver: str, name: str, tasks: anyio.abc.TaskGroup, *, info: DeviceInfo | None = None
+        self,
+        driver: str,
+        name: str,
+        tasks: anyio.abc.TaskGroup,
+        *,
+        info: DeviceInfo | None = None,
+        path: str | os.PathLike[str] | None = None,
+        hang_after_s: float | None = None,
     ) -> None:
+        if hang_after_s is not None and hang_after_s <= 0:
+            raise InvalidArgument(f"device {name!r}: expected a positive time to hang, got {hang_after_s}")
         self._driver = driver
         self._name = name
         self._tasks = tasks
         self._info = info
-        self._connection: _Connection | None = None
+        self._path = None if path is None else os.fspath(path)
+        self._hang_after_s = hang_after_s
+        self._connection: Connection | None = None
         self._connecting = anyio.Lock()
+        self._started_s = 0.0
+        self._short_lives = 0
         self._closed = False
 
     @property
@@ -155,7 +121,7 @@ class RemoteDevice:
     def pid(self) -> int | None:
         """The driver process, None when none runs."""
         connection = self._connection
-        return connection.process.pid if connection is not None and connection.channel.is_alive else None
+        return connection.peer.pid if connection is not None and connection.channel.is_alive else None
 
     async def connect(self) -> None:
         """Starts the driver process unless it runs.
@@ -165,7 +131,7 @@ class RemoteDevice:
         """
         await self._connected()
 
-    async def _connected(self) -> _Connection:
+    async def _connected(self) -> Connection:
         async with self._connecting:
             if self._closed:
                 raise DeviceUnavailable(f"device {self._name!r}: closed")
@@ -173,8 +139,26 @@ class RemoteDevice:
                 self._connection = await self._start()
             return self._connection
 
-    async def _start(self) -> _Connection:
-        connection = _Connection(await DriverProcess.start(self._driver, self._name), self._name)
+    async def _open(self) -> Peer:
+        if self._path is not None:
+            return await ServedSocket.connect(self._path)
+        return await DriverProcess.start(self._driver, self._name, hang_after_s=self._hang_after_s)
+
+    async def _pause(self) -> None:
+        """Waits before a start that follows on several short lives."""
+        if self._connection is not None and anyio.current_time() - self._started_s < SHORT_LIFE_S:
+            self._short_lives += 1
+        else:
+            self._short_lives = 0
+        if self._short_lives > 1:
+            await anyio.sleep(min(PAUSE_S_MAX, PAUSE_S_MIN * 2 ** (self._short_lives - 2)))
+
+    async def _start(self) -> Connection:
+        await self._pause()
+        self._started_s = anyio.current_time()
+        connection = Connection(
+            await self._open(), self._name, self._tasks, hang_after_s=self._hang_after_s
+        )
         self._tasks.start_soon(connection.run)
         try:
             with anyio.fail_after(START_S_MAX):
@@ -222,16 +206,32 @@ class RemoteDevice:
     ) -> RemotePreparedModel:
         """See ``Device``."""
         connection = await self._connected()
-        reply = await connection.channel.call(
-            PrepareModel(model, preference, priority, deadline_ns), PrepareModelReply
-        )
+        try:
+            preference, priority = ExecutionPreference(preference), Priority(priority)
+        except ValueError as e:
+            raise InvalidArgument(f"prepare_model: {e}") from e
+        on_wire = None
+        if cache is not None:
+            try:
+                on_wire = CacheOnWire.of(cache)
+            except InvalidArgument:
+                pass  # Whatever is wrong with cache arguments never fails a preparation: there will be nothing in the cache.
+        body = PrepareModel(model, preference, priority, deadline_ns, on_wire)
+        reply = await connection.channel.call(body, PrepareModelReply)
         return RemotePreparedModel(connection, reply.prepared)
 
     async def prepare_model_from_cache(
         self, cache: CacheFiles, *, priority: Priority = Priority.MEDIUM, deadline_ns: int | None = None
     ) -> PreparedModel:
         """See ``Device``."""
-        raise GeneralFailure(f"device {self._name!r}: does not cache compilations")
+        if len(cache.token) != CACHE_TOKEN_BYTES:
+            raise InvalidArgument(
+                f"prepare_model_from_cache: expected a token of {CACHE_TOKEN_BYTES} bytes, got {len(cache.token)}"
+            )
+        connection = await self._connected()
+        body = PrepareModelFromCache(CacheOnWire.of(cache), Priority(priority), deadline_ns)
+        reply = await connection.channel.call(body, PrepareModelReply)
+        return RemotePreparedModel(connection, reply.prepared)
 
     async def allocate(
         self,
@@ -241,7 +241,15 @@ class RemoteDevice:
         output_roles: Sequence[BufferRole],
     ) -> Buffer:
         """See ``Device``."""
-        raise GeneralFailure(f"device {self._name!r}: has no device memories")
+        connection = await self._connected()
+        handles = []
+        for index, prepared in enumerate(prepared_models):
+            if not isinstance(prepared, RemotePreparedModel) or prepared.connection is not connection:
+                raise InvalidArgument(f"allocate, model {index}: expected a prepared model of {self._name!r}")
+            handles.append(prepared.handle)
+        body = Allocate(description, tuple(handles), tuple(input_roles), tuple(output_roles))
+        reply = await connection.channel.call(body, AllocateReply)
+        return RemoteBuffer(connection.channel, reply.buffer, reply.token)
 
     async def aclose(self) -> None:
         """Ends the driver process. Pending calls raise DEAD_OBJECT. Idempotent."""
@@ -250,148 +258,3 @@ class RemoteDevice:
         if connection is not None:
             connection.channel.close(f"device {self._name!r} was closed")
             await connection.ended.wait()
-
-
-class RemotePreparedModel:
-    """A prepared model in a driver process."""
-
-    def __init__(self, connection: _Connection, handle: int) -> None:
-        self._connection = connection
-        self._channel = connection.channel
-        self._handle = handle
-        self._closed = False
-
-    async def execute_synchronously(
-        self,
-        request: Request,
-        *,
-        measure: bool = False,
-        deadline_ns: int | None = None,
-        loop_timeout_ns: int | None = None,
-    ) -> ExecutionResult:
-        """See ``PreparedModel``."""
-        body = Execute(self._handle, RequestOnWire.of(request), measure, deadline_ns, loop_timeout_ns)
-        return (await self._channel.call(body, ExecuteReply)).result
-
-    async def execute(
-        self,
-        request: Request,
-        callback: ExecutionCallback,
-        *,
-        measure: bool = False,
-        deadline_ns: int | None = None,
-        loop_timeout_ns: int | None = None,
-    ) -> ErrorStatus:
-        """See ``PreparedModel``. The execution is over when this returns; the callback comes from the caller's thread."""
-        try:
-            result = await self.execute_synchronously(
-                request, measure=measure, deadline_ns=deadline_ns, loop_timeout_ns=loop_timeout_ns
-            )
-        except Error as e:
-            callback(status_of(e), (), NO_TIMING)
-            # A deadline that has passed is no launch failure.
-            return ErrorStatus.NONE if isinstance(e, MissedDeadline) else status_of(e)
-        enough = result.output_sufficient_size
-        status = ErrorStatus.NONE if enough else ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
-        callback(status, result.output_shapes, result.timing)
-        return ErrorStatus.NONE
-
-    async def execute_fenced(
-        self,
-        request: Request,
-        wait_for: Sequence[SyncFence],
-        *,
-        measure: bool = False,
-        deadline_ns: int | None = None,
-        loop_timeout_ns: int | None = None,
-        duration_ns: int | None = None,
-    ) -> FencedExecution:
-        """See ``PreparedModel``."""
-        body = ExecuteFenced(
-            self._handle,
-            RequestOnWire.of(request),
-            tuple(wait_for),
-            measure,
-            deadline_ns,
-            loop_timeout_ns,
-            duration_ns,
-        )
-        reply = await self._channel.call(body, ExecuteFencedReply)
-        launched = _RemoteLaunch(self._channel, reply.execution, reply.fence)
-        return FencedExecution(reply.fence, launched.get_execution_info)
-
-    async def configure_execution_burst(self) -> BurstController:
-        """See ``PreparedModel``. The driver's end runs on a thread of its own in the driver process."""
-        try:
-            requests = fmq.MessageQueue.create(1, QUEUE_BYTES)
-            try:
-                results = fmq.MessageQueue.create(1, QUEUE_BYTES)
-            except BaseException:
-                requests.close()
-                raise
-        except OSError as e:
-            raise ResourceExhausted(f"burst: no memory or descriptor for its queues: {e.strerror}") from e
-        try:
-            reply = await self._channel.call(
-                ConfigureBurst(
-                    self._handle,
-                    QueueHandle(requests.descriptor, requests.fds),
-                    QueueHandle(results.descriptor, results.fds),
-                ),
-                ConfigureBurstReply,
-            )
-        except BaseException:
-            requests.close()
-            results.close()
-            raise
-        handle = reply.burst
-        bursts = self._connection.bursts
-
-        async def free_slot(slot: int) -> None:
-            await self._channel.tell(FreeMemorySlot(handle, slot))
-
-        async def end() -> None:
-            bursts.pop(handle, None)
-            await self._channel.tell(EndBurst(handle))
-
-        controller = BurstController(requests, results, free_slot=free_slot, end=end)
-        bursts[handle] = controller
-        if not self._channel.is_alive:
-            controller.peer_died("the driver process is gone")
-        return controller
-
-    async def create_reusable_execution(
-        self, request: Request, *, measure: bool = False, loop_timeout_ns: int | None = None
-    ) -> Execution:
-        """See ``PreparedModel``."""
-        return ResendingExecution(self, request, measure, loop_timeout_ns)
-
-    async def aclose(self) -> None:
-        """See ``PreparedModel``."""
-        if not self._closed:
-            self._closed = True
-            with anyio.move_on_after(FREE_S_MAX, shield=True):
-                try:
-                    await self._channel.tell(FreePreparedModel(self._handle))
-                except DeadObject:
-                    pass  # The process is gone, and what it held with it.
-
-
-class _RemoteLaunch:
-    """Information about a fenced execution in a driver process."""
-
-    def __init__(self, channel: Channel, handle: int, fence: SyncFence | None) -> None:
-        self._channel = channel
-        self._handle = handle
-        self._fence = fence
-        self._known: tuple[ErrorStatus, FencedTiming] | None = None
-
-    async def get_execution_info(self) -> tuple[ErrorStatus, FencedTiming]:
-        """Asks the driver; the answer after completion is kept, and the driver forgets the execution."""
-        if self._known is not None:
-            return self._known
-        finished = self._fence is None or self._fence.status != FenceStatus.PENDING
-        reply = await self._channel.call(GetExecutionInfo(self._handle, last=finished), ExecutionInfoReply)
-        if finished:
-            self._known = (reply.status, reply.timing)
-        return reply.status, reply.timing

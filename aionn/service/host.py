@@ -1,12 +1,13 @@
-"""The driver process: serves one ``hal.Device`` to the client at the other end of a socket.
+"""The driver process: serves one ``hal.Device`` to the client at the other end of a socket, or to all clients of a socket in the
+file system.
 
-Owns the client's tables (prepared models, bursts, fenced executions), and the process's life: it ends when the client's end of the socket is
-gone, within ``END_S_MAX`` even when a device hangs.
+Owns connections and the process's life. A process that was started for one client ends when the client's end of the socket is gone,
+within ``END_S_MAX`` even when a device hangs; one that serves a path ends when it is told to.
 
 Invariants:
-1. Everything that a client made is freed when its connection ends.
-2. A handle is checked at every use and never used twice.
-3. The event loop of this process runs no device code: blocking devices have threads of their own.
+1. Everything that a client made is freed when its connection ends; other clients do not notice.
+2. Whoever may write to the socket's path may use the device; nobody else can.
+3. A socket's file that a crashed process left behind is replaced; one that somebody serves is not.
 
 Run as ``python -m aionn.service.host --fd N --driver NAME --name DEVICE``; started by ``aionn.service.supervisor``.
 """
@@ -14,257 +15,214 @@ Run as ``python -m aionn.service.host --fd N --driver NAME --name DEVICE``; star
 from __future__ import annotations
 
 import argparse
-import itertools
+import errno
 import logging
 import os
 import socket
+import stat
 import threading
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 
 import anyio
+import anyio.abc
 import anyio.from_thread
-import anyio.to_thread
 
-import fmq
-from aionn.burst.server import BurstServer
 from aionn.drivers import registry
 from aionn.errors import (
     DeadObject,
-    Error,
+    DeviceUnavailable,
     GeneralFailure,
     InvalidArgument,
     OutputInsufficientSize,
-    ResourceExhausted,
 )
-from aionn.hal import Device, ExecutionResult, FencedExecution, Memory, PreparedModel, Request
+from aionn.hal import Device
 from aionn.service.channel import Channel
-from aionn.service.protocol import (
-    PROTOCOL_VERSION,
-    CallBody,
-    ConfigureBurst,
-    ConfigureBurstReply,
-    Done,
-    EndBurst,
-    Execute,
-    ExecuteFenced,
-    ExecuteFencedReply,
-    ExecuteReply,
-    ExecutionInfoReply,
-    FreeMemorySlot,
-    FreePreparedModel,
-    GetExecutionInfo,
-    GetMemories,
-    GetMemoriesReply,
-    GetStatus,
-    Hello,
-    HelloReply,
-    PrepareModel,
-    PrepareModelReply,
-    QueueHandle,
-    ReplyBody,
-    StatusReply,
-    SupportedOperations,
-    SupportedOperationsReply,
-)
+from aionn.service.progress import Progress
+from aionn.service.quotas import Quotas
+from aionn.service.session import Session
 
-__all__ = ["Client", "main", "serve"]
+__all__ = ["IDLE_S", "SHARED_QUOTAS", "listen", "main", "serve"]
 
 END_S_MAX = 0.5
 """How long a process whose client is gone may take to clean up before it ends regardless: half of what users are promised."""
 
-HANDLES_MAX = 1 << 16
-"""Most objects of one kind that one client may hold."""
+IDLE_S = 10.0
+"""A burst that was not used for so long gives back the memories it knows: longer than any pause within a stream."""
+
+BACKLOG = 64
+
+CLIENTS_MAX = 256
+"""Clients of one socket at once; further ones are turned away."""
+
+RETRY_S = 0.1
+"""Pause before accepting again when no descriptor was left."""
+
+SHARED_QUOTAS = Quotas(
+    memory_bytes=1 << 30, prepared_models=256, buffers=256, bursts=32, executions=1024, fenced=1024
+)
+"""What each client of a shared device may take unless the server is told otherwise."""
 
 _logger = logging.getLogger("aionn.service")
 
 
-class Client:
-    """One client's objects and the answers to its calls."""
+async def serve(
+    device: Device,
+    sock: socket.socket,
+    *,
+    quotas: Quotas | None = None,
+    progress: Progress | None = None,
+    idle_s: float = IDLE_S,
+) -> None:
+    """Serves one client until it goes away, then frees what was its own.
 
-    def __init__(self, device: Device, portal: anyio.from_thread.BlockingPortal) -> None:
-        self._device = device
-        self._portal = portal
-        self._handles = itertools.count(1)
-        self._prepared: dict[int, PreparedModel] = {}
-        self._bursts: dict[int, tuple[int, BurstServer]] = {}
-        self._fenced: dict[int, FencedExecution] = {}
-
-    async def handle(self, body: CallBody, channel: Channel) -> ReplyBody:
-        """Answers one call. Raises ``Error`` for what becomes a failed reply."""
-        match body:
-            case Hello():
-                return self._hello(body)
-            case GetStatus():
-                return StatusReply(await self._device.status())
-            case SupportedOperations():
-                return SupportedOperationsReply(await self._device.supported_operations(body.model))
-            case PrepareModel():
-                return await self._prepare(body)
-            case FreePreparedModel():
-                return await self._free_prepared(body.prepared)
-            case Execute():
-                return await self._execute(body)
-            case ExecuteFenced():
-                return await self._execute_fenced(body)
-            case GetExecutionInfo():
-                return await self._execution_info(body)
-            case ConfigureBurst():
-                return self._configure_burst(body, channel)
-            case FreeMemorySlot():
-                self._burst(body.burst).free_slot(body.slot)
-                return Done()
-            case EndBurst():
-                return await self._end_burst(body.burst)
-            case _:
-                raise InvalidArgument(f"service: a driver answers no {type(body).__name__}")
-
-    def _hello(self, body: Hello) -> HelloReply:
-        if body.version != PROTOCOL_VERSION:
-            raise InvalidArgument(
-                f"service: expected protocol version {PROTOCOL_VERSION}, got {body.version}: the two ends differ"
-            )
-        return HelloReply(PROTOCOL_VERSION, os.getpid(), self._device.info)
-
-    async def _prepare(self, body: PrepareModel) -> PrepareModelReply:
-        _check_room("prepared models", self._prepared)
-        prepared = await self._device.prepare_model(
-            body.model, preference=body.preference, priority=body.priority, deadline_ns=body.deadline_ns
+    Args:
+        device: What is served.
+        sock: The connection; owned by this call.
+        quotas: What the client may take; None for the defaults of ``Quotas``.
+        progress: Is told of the work that the device does; None for no watch.
+        idle_s: Bursts that were not used for so long give back the memories they know.
+    """
+    async with anyio.from_thread.BlockingPortal() as portal, anyio.create_task_group() as tasks:
+        session = Session(
+            device, portal, tasks, quotas=quotas or Quotas(), progress=progress or Progress(None)
         )
-        handle = next(self._handles)
-        self._prepared[handle] = prepared
-        return PrepareModelReply(handle)
-
-    async def _free_prepared(self, handle: int) -> Done:
-        prepared = self._prepared.pop(handle, None)
-        if prepared is not None:
-            for burst in [b for b, (owner, _) in self._bursts.items() if owner == handle]:
-                await self._end_burst(burst)
-            await prepared.aclose()
-        return Done()
-
-    def _prepared_model(self, handle: int) -> PreparedModel:
-        try:
-            return self._prepared[handle]
-        except KeyError:
-            raise InvalidArgument(f"service: no prepared model has the handle {handle}") from None
-
-    def _burst(self, handle: int) -> BurstServer:
-        try:
-            return self._bursts[handle][1]
-        except KeyError:
-            raise InvalidArgument(f"service: no burst has the handle {handle}") from None
-
-    async def _execute(self, body: Execute) -> ExecuteReply:
-        prepared = self._prepared_model(body.prepared)
-        return ExecuteReply(
-            await prepared.execute_synchronously(
-                body.request.request(),
-                measure=body.measure,
-                deadline_ns=body.deadline_ns,
-                loop_timeout_ns=body.loop_timeout_ns,
-            )
-        )
-
-    async def _execute_fenced(self, body: ExecuteFenced) -> ExecuteFencedReply:
-        _check_room("fenced executions", self._fenced)
-        launched = await self._prepared_model(body.prepared).execute_fenced(
-            body.request.request(),
-            body.wait_for,
-            measure=body.measure,
-            deadline_ns=body.deadline_ns,
-            loop_timeout_ns=body.loop_timeout_ns,
-            duration_ns=body.duration_ns,
-        )
-        handle = next(self._handles)
-        self._fenced[handle] = launched
-        return ExecuteFencedReply(handle, launched.fence)
-
-    async def _execution_info(self, body: GetExecutionInfo) -> ExecutionInfoReply:
-        launched = self._fenced.get(body.execution)
-        if launched is None:
-            raise InvalidArgument(f"service: no fenced execution has the handle {body.execution}")
-        status, timing = await launched.get_execution_info()
-        if body.last:
-            del self._fenced[body.execution]
-        return ExecutionInfoReply(status, timing)
-
-    def _configure_burst(self, body: ConfigureBurst, channel: Channel) -> ConfigureBurstReply:
-        _check_room("bursts", self._bursts)
-        prepared = self._prepared_model(body.prepared)
-        requests = _attach(body.requests)
-        try:
-            results = _attach(body.results)
-        except Error:
-            requests.close()
-            raise
-        handle = next(self._handles)
-
-        def execute(request: Request, measure: bool) -> ExecutionResult:
-            execute_now = getattr(prepared, "execute_now", None)
-            if execute_now is not None:
-                result: ExecutionResult = execute_now(request, measure=measure)
-                return result
-            return self._portal.call(lambda: prepared.execute_synchronously(request, measure=measure))
-
-        def get_memories(slots: Sequence[int]) -> Sequence[Memory]:
-            reply = self._portal.call(
-                lambda: channel.call(GetMemories(handle, tuple(slots)), GetMemoriesReply)
-            )
-            return reply.memories
-
-        server = BurstServer(
-            requests, results, execute=execute, get_memories=get_memories, name=f"aionn-burst-{handle}"
-        )
-        self._bursts[handle] = (body.prepared, server)
-        server.start()
-        return ConfigureBurstReply(handle)
-
-    async def _end_burst(self, handle: int) -> Done:
-        owned = self._bursts.pop(handle, None)
-        if owned is not None:
-            await anyio.to_thread.run_sync(owned[1].stop)
-        return Done()
-
-    async def aclose(self) -> None:
-        """Frees everything that the client made."""
-        for handle in list(self._bursts):
-            await self._end_burst(handle)
-        for handle in list(self._prepared):
-            await self._free_prepared(handle)
-        self._fenced.clear()
-
-
-def _attach(handle: QueueHandle) -> fmq.MessageQueue:
-    try:
-        return fmq.MessageQueue.attach(handle.descriptor, handle.fds)
-    except fmq.Error as e:
-        raise InvalidArgument(f"burst: the queue cannot be used: {e}") from e
-    except OSError as e:
-        raise ResourceExhausted(f"burst: the queue cannot be mapped: {e.strerror}") from e
-
-
-def _check_room(what: str, table: Sized) -> None:
-    if len(table) >= HANDLES_MAX:
-        raise ResourceExhausted(f"service: this client holds {HANDLES_MAX} {what} already", transient=True)
-
-
-async def serve(device: Device, sock: socket.socket) -> None:
-    """Serves one client until it goes away, then frees what was its own."""
-    async with anyio.from_thread.BlockingPortal() as portal:
-        client = Client(device, portal)
-        channel = Channel(sock, client.handle, peer_name="the client")
+        channel = Channel(sock, session.handle, peer_name="the client")
+        tasks.start_soon(_rest_bursts, session, idle_s)
         try:
             await channel.run()
         finally:
             with anyio.CancelScope(shield=True):
-                await client.aclose()
+                await session.aclose()
             channel.release()
+            tasks.cancel_scope.cancel()
 
 
-async def _main(driver: str, name: str, sock: socket.socket) -> None:
+async def _rest_bursts(session: Session, idle_s: float) -> None:
+    while True:
+        await anyio.sleep(idle_s / 2)
+        session.rest_bursts(idle_s)
+
+
+async def listen(
+    device: Device,
+    path: str | os.PathLike[str],
+    *,
+    mode: int = 0o600,
+    quotas: Quotas = SHARED_QUOTAS,
+    progress: Progress | None = None,
+    idle_s: float = IDLE_S,
+    started: anyio.Event | None = None,
+) -> None:
+    """Serves every client of a socket until the task is cancelled.
+
+    Args:
+        device: What is served.
+        path: Where the socket is made.
+        mode: Its permissions: who may write may use the device.
+        quotas: What each client may take.
+        progress: Is told of the work that the device does; None for no watch.
+        idle_s: See ``serve``.
+        started: Is set when clients can connect.
+
+    Raises:
+        DeviceUnavailable: The socket cannot be made, or somebody serves there already.
+    """
+    listener = _bind(os.fspath(path), mode)
+    identity = os.lstat(path).st_ino
+    try:
+        async with anyio.create_task_group() as tasks:
+            if started is not None:
+                started.set()
+            clients = anyio.CapacityLimiter(CLIENTS_MAX)
+            while True:
+                sock = await _accept(listener)
+                if clients.available_tokens == 0:
+                    _logger.warning("turned a client away: %d are served already", CLIENTS_MAX)
+                    sock.close()
+                    continue
+                borrower = object()
+                await clients.acquire_on_behalf_of(borrower)
+
+                async def serve_one(sock: socket.socket = sock, borrower: object = borrower) -> None:
+                    try:
+                        await serve(device, sock, quotas=quotas, progress=progress, idle_s=idle_s)
+                    except Exception:
+                        # One client's end, however it comes, is not the others'.
+                        _logger.exception("serving a client failed")
+                    finally:
+                        clients.release_on_behalf_of(borrower)
+
+                tasks.start_soon(serve_one)
+    finally:
+        listener.close()
+        _unlink(os.fspath(path), identity)
+
+
+async def _accept(listener: socket.socket) -> socket.socket:
+    while True:
+        try:
+            sock, _ = listener.accept()
+            return sock
+        except BlockingIOError:
+            await anyio.wait_readable(listener)
+        except OSError as e:
+            if e.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ECONNABORTED):
+                raise
+            # The client waits in the backlog; those who are served go on.
+            await anyio.sleep(RETRY_S)
+
+
+def _bind(path: str, mode: int) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+    try:
+        _remove_stale(path)
+        # Narrow from the start: between bind and chmod somebody might connect. No thread of ours makes files meanwhile.
+        before = os.umask(0o177)
+        try:
+            listener.bind(path)
+        finally:
+            os.umask(before)
+        os.chmod(path, mode)
+        listener.listen(BACKLOG)
+    except (OSError, UnicodeError) as e:
+        listener.close()
+        raise DeviceUnavailable(f"socket {path}: cannot be served: {e}") from e
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _remove_stale(path: str) -> None:
+    try:
+        kind = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(kind):
+        raise DeviceUnavailable(f"socket {path}: there is a file that is no socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)  # Whoever made it is gone.
+            return
+        except BlockingIOError:
+            pass  # Its backlog is full, so somebody listens.
+    raise DeviceUnavailable(f"socket {path}: a process serves there already")
+
+
+def _unlink(path: str, identity: int) -> None:
+    try:
+        if os.lstat(path).st_ino == identity:
+            os.unlink(path)
+    except OSError:
+        pass  # Somebody removed or replaced it: not ours any more.
+
+
+async def _main(driver: str, name: str, sock: socket.socket, hang_after_s: float | None) -> None:
     device = registry.load_factory(driver)(name)
     try:
-        await serve(device, sock)
+        await serve(device, sock, progress=Progress(hang_after_s))
     finally:
         with anyio.CancelScope(shield=True):
             await device.aclose()
@@ -292,6 +250,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--fd", type=int, required=True, help="connected Unix socket, inherited")
     parser.add_argument("--driver", required=True, help="registered name of the driver")
     parser.add_argument("--name", required=True, help="name of the device")
+    parser.add_argument(
+        "--hang-after", type=float, default=None, help="seconds without progress that end the process"
+    )
     options = parser.parse_args(arguments)
     sock = socket.socket(fileno=options.fd)
     sock.set_inheritable(False)
@@ -299,8 +260,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         target=_end_with_client, args=(os.dup(options.fd),), daemon=True, name="aionn-end"
     ).start()
     try:
-        anyio.run(_main, options.driver, options.name, sock)
-    except (DeadObject, GeneralFailure, OutputInsufficientSize) as e:
+        anyio.run(_main, options.driver, options.name, sock, options.hang_after)
+    except (DeadObject, DeviceUnavailable, GeneralFailure, InvalidArgument, OutputInsufficientSize) as e:
         raise SystemExit(f"{options.name}: {e}") from e
 
 

@@ -1,10 +1,11 @@
 """What runtime and driver process say to each other, as bytes and descriptors.
 
-Owns the messages, their MessagePack form, how memories and fences travel (an index into the descriptors sent beside the message), and
-the limits. No I/O.
+Owns the messages, their MessagePack form, how memories and fences travel (an index into the descriptors sent beside the message),
+and the limits. No I/O.
 
 Invariants:
-1. One message is one datagram; one that is larger than ``INLINE_BYTES_MAX`` travels in a sealed memory whose descriptor comes first.
+1. One message is one datagram; one that is larger than ``INLINE_BYTES_MAX`` travels in a sealed memory whose descriptor comes
+   first.
 2. Decoding never keeps a descriptor: what is kept is duplicated, and the caller closes all that it received.
 3. Whatever a peer sends is checked by type and range here, and by meaning where it is used.
 
@@ -13,9 +14,6 @@ Messages mirror the driver contract (``aionn.hal.device``).
 
 from __future__ import annotations
 
-import fcntl
-import os
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +23,8 @@ import numpy as np
 import fmq
 from aionn.errors import ErrorStatus, GeneralFailure, InvalidArgument, ResourceExhausted
 from aionn.hal import (
-    BufferToken,
+    BufferDesc,
+    BufferRole,
     DeviceInfo,
     DeviceStatus,
     ExecutionPreference,
@@ -36,9 +35,9 @@ from aionn.hal import (
     Model,
     OutputShape,
     Priority,
-    Request,
-    RequestArgument,
+    Timing,
 )
+from aionn.service.handles import CacheOnWire, Descriptor, FileHandle, QueueHandle, RequestOnWire
 from fences import FenceState, NotAFenceError, SyncFence
 
 __all__ = [
@@ -47,14 +46,15 @@ __all__ = [
     "INLINE_BYTES_MAX",
     "MESSAGE_BYTES_MAX",
     "PROTOCOL_VERSION",
-    "QueueHandle",
     "Call",
     "Reply",
     "decode",
     "encode",
+    "large_size_bytes",
+    "read_envelope",
 ]
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Refused at the handshake when it differs: both ends come from one installation, except with a served device."""
 
 INLINE_BYTES_MAX = 32 << 10
@@ -68,67 +68,6 @@ DESCRIPTORS_WITH_MESSAGE_MAX = 240
 
 DESCRIPTORS_MAX = DESCRIPTORS_WITH_MESSAGE_MAX + 1
 """The same, and the memory of a message that is not inline."""
-
-
-class _Descriptor:
-    """A descriptor that is closed when this object is dropped."""
-
-    __slots__ = ("__weakref__", "fd")
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-        weakref.finalize(self, os.close, fd)
-
-
-class QueueHandle:
-    """A message queue on its way to the peer: its descriptor, and descriptors of files that this object owns.
-
-    Attributes:
-        descriptor: Where the parts of the queue lie.
-        fds: Duplicates; closed when this object is dropped.
-    """
-
-    __slots__ = ("__weakref__", "_owned", "descriptor")
-
-    def __init__(self, descriptor: fmq.MQDescriptor, fds: Sequence[int]) -> None:
-        self.descriptor = descriptor
-        self._owned = [_Descriptor(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)) for fd in fds]
-
-    @property
-    def fds(self) -> tuple[int, ...]:
-        return tuple(owned.fd for owned in self._owned)
-
-
-class PoolOnWire(msgspec.Struct, frozen=True, array_like=True):
-    """A request's pool: a memory, or a device memory's token where there is none.
-
-    msgspec decodes no union of a class of ours with anything but None.
-    """
-
-    memory: Memory | None
-    token: int = 0
-
-
-class RequestOnWire(msgspec.Struct, frozen=True, array_like=True):
-    """A ``Request`` as it travels."""
-
-    inputs: tuple[RequestArgument, ...]
-    outputs: tuple[RequestArgument, ...]
-    pools: tuple[PoolOnWire, ...]
-
-    @classmethod
-    def of(cls, request: Request) -> RequestOnWire:
-        """The form that travels."""
-        pools = tuple(
-            PoolOnWire(None, pool.token) if isinstance(pool, BufferToken) else PoolOnWire(pool)
-            for pool in request.pools
-        )
-        return cls(request.inputs, request.outputs, pools)
-
-    def request(self) -> Request:
-        """The request itself."""
-        pools = tuple(BufferToken(p.token) if p.memory is None else p.memory for p in self.pools)
-        return Request(self.inputs, self.outputs, pools)
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -174,6 +113,15 @@ class PrepareModel(msgspec.Struct, frozen=True, tag=True):
     preference: ExecutionPreference
     priority: Priority
     deadline_ns: int | None
+    cache: CacheOnWire | None = None
+
+
+class PrepareModelFromCache(msgspec.Struct, frozen=True, tag=True):
+    """``Device.prepare_model_from_cache``; answered by ``PrepareModelReply``."""
+
+    cache: CacheOnWire
+    priority: Priority
+    deadline_ns: int | None
 
 
 class PrepareModelReply(msgspec.Struct, frozen=True, tag=True):
@@ -202,6 +150,32 @@ class ExecuteReply(msgspec.Struct, frozen=True, tag=True):
     """The result."""
 
     result: ExecutionResult
+
+
+class Launch(msgspec.Struct, frozen=True, tag=True):
+    """``PreparedModel.execute``; ``launch`` is the client's number for its callback."""
+
+    launch: int
+    prepared: int
+    request: RequestOnWire
+    measure: bool
+    deadline_ns: int | None
+    loop_timeout_ns: int | None
+
+
+class LaunchReply(msgspec.Struct, frozen=True, tag=True):
+    """The launch status."""
+
+    status: ErrorStatus
+
+
+class Notify(msgspec.Struct, frozen=True, tag=True):
+    """Driver to client: the callback of a launched execution."""
+
+    launch: int
+    status: ErrorStatus
+    output_shapes: tuple[OutputShape, ...]
+    timing: Timing
 
 
 class CancelCall(msgspec.Struct, frozen=True, tag=True):
@@ -241,6 +215,49 @@ class ExecutionInfoReply(msgspec.Struct, frozen=True, tag=True):
 
     status: ErrorStatus
     timing: FencedTiming
+
+
+class ForgetExecution(msgspec.Struct, frozen=True, tag=True):
+    """The client dropped a fenced execution: nobody will ask for its information."""
+
+    execution: int
+
+
+class Allocate(msgspec.Struct, frozen=True, tag=True):
+    """``Device.allocate``, with handles of prepared models."""
+
+    description: BufferDesc
+    prepared: tuple[int, ...]
+    input_roles: tuple[BufferRole, ...]
+    output_roles: tuple[BufferRole, ...]
+
+
+class AllocateReply(msgspec.Struct, frozen=True, tag=True):
+    """The buffer's handle, and the token that requests name it by."""
+
+    buffer: int
+    token: int
+
+
+class CopyTo(msgspec.Struct, frozen=True, tag=True):
+    """``Buffer.copy_to``."""
+
+    buffer: int
+    destination: Memory
+
+
+class CopyFrom(msgspec.Struct, frozen=True, tag=True):
+    """``Buffer.copy_from``."""
+
+    buffer: int
+    source: Memory
+    dimensions: tuple[int, ...]
+
+
+class FreeBuffer(msgspec.Struct, frozen=True, tag=True):
+    """``Buffer.aclose``."""
+
+    buffer: int
 
 
 class ConfigureBurst(msgspec.Struct, frozen=True, tag=True):
@@ -283,6 +300,10 @@ class GetMemoriesReply(msgspec.Struct, frozen=True, tag=True):
     memories: tuple[Memory, ...]
 
 
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    """Does the peer still answer?"""
+
+
 class Done(msgspec.Struct, frozen=True, tag=True):
     """A call that returns nothing has succeeded."""
 
@@ -300,15 +321,24 @@ CallBody = (
     | GetStatus
     | SupportedOperations
     | PrepareModel
+    | PrepareModelFromCache
     | FreePreparedModel
     | Execute
+    | Launch
+    | Notify
     | CancelCall
     | ExecuteFenced
     | GetExecutionInfo
+    | ForgetExecution
+    | Allocate
+    | CopyTo
+    | CopyFrom
+    | FreeBuffer
     | ConfigureBurst
     | FreeMemorySlot
     | EndBurst
     | GetMemories
+    | Ping
 )
 
 ReplyBody = (
@@ -317,8 +347,10 @@ ReplyBody = (
     | SupportedOperationsReply
     | PrepareModelReply
     | ExecuteReply
+    | LaunchReply
     | ExecuteFencedReply
     | ExecutionInfoReply
+    | AllocateReply
     | ConfigureBurstReply
     | GetMemoriesReply
     | Done
@@ -338,6 +370,13 @@ class Reply(msgspec.Struct, frozen=True, tag=True):
 
     id: int
     body: ReplyBody
+
+
+class _Envelope(msgspec.Struct, frozen=True):
+    """What can be read of a message whose descriptors were lost."""
+
+    type: str
+    id: int
 
 
 class _InMemory(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -370,9 +409,13 @@ def encode(message: Message) -> tuple[bytes, list[int], list[Any]]:
             state, fd = value.export()
             if fd is None:
                 return None, state
-            keep.append(_Descriptor(fd))
+            keep.append(Descriptor(fd))
             fds.append(fd)
             return len(fds) - 1, state
+        if isinstance(value, FileHandle):
+            fds.append(value.fd)
+            keep.append(value)
+            return len(fds) - 1
         if isinstance(value, QueueHandle):
             first = len(fds)
             fds.extend(value.fds)
@@ -399,6 +442,34 @@ def encode(message: Message) -> tuple[bytes, list[int], list[Any]]:
     return payload, fds, keep
 
 
+def large_size_bytes(payload: bytes) -> int:
+    """Size of the message that a datagram stands for, if it lies in memory of its own; 0 for one that is the datagram itself.
+
+    Raises:
+        InvalidArgument: The datagram is no message, or the message is too large.
+    """
+    if payload[:1] != b"\x92" or payload[1:11] != b"\xa9_InMemory":
+        return 0
+    try:
+        size_bytes = _IN_MEMORY_DECODER.decode(payload).size_bytes
+    except msgspec.MsgspecError as e:
+        raise InvalidArgument(f"message: {e}") from e
+    if not 0 < size_bytes <= MESSAGE_BYTES_MAX:
+        raise InvalidArgument(
+            f"message: expected a memory of at most {MESSAGE_BYTES_MAX} bytes, got {size_bytes}"
+        )
+    return size_bytes
+
+
+def read_envelope(payload: bytes) -> tuple[bool, int] | None:
+    """Whether an undecodable message is a call, and its number; None if it is nothing that can be answered."""
+    try:
+        envelope = _ENVELOPE_DECODER.decode(payload)
+    except msgspec.MsgspecError:
+        return None
+    return (envelope.type == "Call", envelope.id) if envelope.type in ("Call", "Reply") else None
+
+
 def decode(payload: bytes, fds: Sequence[int]) -> Message:
     """A message from a datagram; the caller closes ``fds`` afterwards.
 
@@ -406,15 +477,10 @@ def decode(payload: bytes, fds: Sequence[int]) -> Message:
         InvalidArgument: The bytes are no message, or a descriptor is not what the message says.
         ResourceExhausted: No descriptor or memory is left here.
     """
-    if payload[:1] == b"\x92" and payload[1:11] == b"\xa9_InMemory":
-        try:
-            size_bytes = _IN_MEMORY_DECODER.decode(payload).size_bytes
-        except msgspec.MsgspecError as e:
-            raise InvalidArgument(f"message: {e}") from e
-        if not fds or not 0 < size_bytes <= MESSAGE_BYTES_MAX:
-            raise InvalidArgument(
-                f"message: expected a memory of at most {MESSAGE_BYTES_MAX} bytes, got {size_bytes}"
-            )
+    size_bytes = large_size_bytes(payload)
+    if size_bytes:
+        if not fds:
+            raise InvalidArgument("message: its memory did not come with it")
         # One private copy, then no further look at memory that the peer can change.
         payload = Memory.from_fd(fds[0], size_bytes=size_bytes, writable=False).array.tobytes()
         fds = fds[1:]
@@ -427,6 +493,8 @@ def decode(payload: bytes, fds: Sequence[int]) -> Message:
             index, state = value
             record = msgspec.convert(state, FenceState)
             return SyncFence.from_state(record, None if index is None else _at(fds, index))
+        if kind is FileHandle:
+            return FileHandle(_at(fds, value))
         if kind is QueueHandle:
             descriptor, indexes = value
             return QueueHandle(
@@ -451,5 +519,6 @@ def _at(fds: Sequence[int], index: Any) -> int:
     return fds[index]
 
 
+_ENVELOPE_DECODER = msgspec.msgpack.Decoder(_Envelope)
 _IN_MEMORY_ENCODER = msgspec.msgpack.Encoder()
 _IN_MEMORY_DECODER = msgspec.msgpack.Decoder(_InMemory)

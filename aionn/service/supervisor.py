@@ -28,8 +28,8 @@ END_S_MAX = 2.0
 """How long a process may take to end once its client let go; the host itself ends within half a second."""
 
 _THREADS_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""How the common matrix libraries learn their number of threads; one each, unless the user says otherwise: a driver process shares the
-cores with the application, and a thread pool that spins between calls would take them away."""
+"""How the common matrix libraries learn their number of threads; one each, unless the user says otherwise: a driver process shares
+the cores with the application, and a thread pool that spins between calls would take them away."""
 
 
 class DriverProcess:
@@ -47,8 +47,13 @@ class DriverProcess:
         self._pidfd = os.pidfd_open(process.pid)
 
     @classmethod
-    async def start(cls, driver: str, name: str) -> DriverProcess:
+    async def start(cls, driver: str, name: str, *, hang_after_s: float | None = None) -> DriverProcess:
         """Starts a process for a registered driver.
+
+        Args:
+            driver: Its registered name.
+            name: The device's name.
+            hang_after_s: The process ends itself when its device makes no progress for so long; None for never.
 
         Raises:
             DeviceUnavailable: The process cannot be started.
@@ -56,7 +61,7 @@ class DriverProcess:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             # Forking is quick but not instant; exec waits for the file system.
-            process = await anyio.to_thread.run_sync(_spawn, driver, name, theirs)
+            process = await anyio.to_thread.run_sync(_spawn, driver, name, theirs, hang_after_s)
             return cls(process, ours)
         except OSError as e:
             ours.close()
@@ -74,6 +79,11 @@ class DriverProcess:
             self._process.wait()
         return self._process.returncode
 
+    def kill(self) -> None:
+        """Ends the process at once; it is reaped by ``aclose``."""
+        if self._process.returncode is None:
+            self._process.send_signal(signal.SIGKILL)
+
     async def aclose(self) -> None:
         """Waits for the process to end, and kills it when that takes too long. The socket must have been shut down. Idempotent."""
         if self._pidfd < 0:
@@ -88,13 +98,17 @@ class DriverProcess:
             self._pidfd = -1
 
 
-def _spawn(driver: str, name: str, theirs: socket.socket) -> subprocess.Popen[bytes]:
+def _spawn(
+    driver: str, name: str, theirs: socket.socket, hang_after_s: float | None
+) -> subprocess.Popen[bytes]:
     environment = dict(os.environ)
     package_root = str(Path(__file__).resolve().parents[2])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (package_root, environment.get("PYTHONPATH"))))
     for variable in _THREADS_VARIABLES:
         environment.setdefault(variable, "1")
     command = [sys.executable, "-m", "aionn.service.host", "--fd", str(theirs.fileno())]
+    if hang_after_s is not None:
+        command += ["--hang-after", str(hang_after_s)]
     return subprocess.Popen(
         [*command, "--driver", driver, "--name", name],
         stdin=subprocess.DEVNULL,

@@ -1,0 +1,222 @@
+"""One connection to a driver process: its channel, and everything whose end depends on it.
+
+Owns who is told when the process is gone: bursts, launched executions, pending calls; and the watch for a process that is there but
+does not answer.
+
+Invariants:
+1. Every callback that was registered comes exactly once: with its result, or with DEAD_OBJECT when the process is gone.
+2. A process that answers nothing for ``hang_after_s`` while something is expected of it is killed.
+
+Source: the death handling of callbacks in the NN HAL's support code.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import socket
+import struct
+import weakref
+from collections.abc import Sequence
+from typing import Protocol
+
+import anyio
+import anyio.abc
+
+from aionn.burst.controller import BurstController
+from aionn.errors import DeviceUnavailable, Error, ErrorStatus, InvalidArgument, status_of
+from aionn.hal import NO_TIMING, ExecutionCallback, OutputShape, Timing
+from aionn.service.channel import Channel
+from aionn.service.protocol import (
+    CallBody,
+    Done,
+    GetMemories,
+    GetMemoriesReply,
+    Launch,
+    LaunchReply,
+    Notify,
+    Ping,
+    ReplyBody,
+)
+
+__all__ = ["Connection", "Peer", "ServedSocket"]
+
+CONNECT_S_MAX = 5.0
+"""How long a served socket may take to accept."""
+
+_logger = logging.getLogger("aionn.service")
+
+
+class Peer(Protocol):
+    """The driver process at the other end."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def socket(self) -> socket.socket: ...
+
+    def kill(self) -> None:
+        """Ends it at once, if it is ours to end."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+class ServedSocket:
+    """A driver process that somebody else started: see ``aionn serve``.
+
+    Attributes:
+        pid: Its process id.
+        socket: The connection.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        self.pid: int = struct.unpack("3i", credentials)[0]
+
+    @classmethod
+    async def connect(cls, path: str) -> ServedSocket:
+        """Connects to a socket in the file system.
+
+        Raises:
+            DeviceUnavailable: Nobody serves there, or its permissions refuse this user.
+        """
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        try:
+            with anyio.fail_after(CONNECT_S_MAX):
+                while True:
+                    try:
+                        sock.connect(path)
+                        return cls(sock)
+                    except BlockingIOError:
+                        # Its backlog is full. A Unix socket tells nobody when that changes.
+                        await anyio.sleep(0.01)
+        except (OSError, TimeoutError) as e:
+            sock.close()
+            raise DeviceUnavailable(f"socket {path}: cannot connect: {e or 'nobody accepts'}") from e
+        except BaseException:
+            sock.close()
+            raise
+
+    def kill(self) -> None:
+        """Does nothing: the process serves others, too."""
+
+    async def aclose(self) -> None:
+        """Does nothing: the channel closes the socket."""
+
+
+class Connection:
+    """One driver process and the channel to it.
+
+    Args:
+        peer: The process.
+        device_name: Names it in errors.
+        tasks: Where launches run.
+        hang_after_s: See the module's invariant 2; None for no watch.
+
+    Attributes:
+        peer: See above.
+        channel: Calls and replies.
+        bursts: Open bursts by handle; a burst that is dropped vanishes from here.
+        ended: Set when the process is gone and reaped.
+    """
+
+    def __init__(
+        self, peer: Peer, device_name: str, tasks: anyio.abc.TaskGroup, *, hang_after_s: float | None = None
+    ) -> None:
+        self.peer = peer
+        self.channel = Channel(
+            peer.socket, self._handle, peer_name=f"the driver process of {device_name} (pid {peer.pid})"
+        )
+        self.bursts: weakref.WeakValueDictionary[int, BurstController] = weakref.WeakValueDictionary()
+        self.ended = anyio.Event()
+        self._tasks = tasks
+        self._hang_after_s = hang_after_s
+        self._callbacks: dict[int, ExecutionCallback] = {}
+        self._launches = itertools.count(1)
+
+    async def run(self) -> None:
+        """Runs until the process is gone, then ends everything that belonged to it and reaps the process."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                if self._hang_after_s is not None:
+                    tasks.start_soon(self._watch, self._hang_after_s)
+                await self.channel.run()
+                tasks.cancel_scope.cancel()
+        finally:
+            for burst in list(self.bursts.values()):
+                burst.peer_died(f"the driver process (pid {self.peer.pid}) is gone")
+            for launch in list(self._callbacks):
+                self._finish(launch, ErrorStatus.DEAD_OBJECT)
+            self.channel.release()
+            await self.peer.aclose()
+            self.ended.set()
+
+    async def _watch(self, hang_after_s: float) -> None:
+        while True:
+            await anyio.sleep(hang_after_s / 2)
+            try:
+                with anyio.fail_after(hang_after_s):
+                    await self.channel.tell(Ping())
+            except TimeoutError:
+                self.peer.kill()
+                self.channel.close(
+                    f"the driver process (pid {self.peer.pid}) answered nothing for {hang_after_s:g} s"
+                )
+                return
+            except Error:
+                return
+
+    async def _handle(self, body: CallBody, channel: Channel) -> ReplyBody:
+        if isinstance(body, GetMemories):
+            burst = self.bursts.get(body.burst)
+            if burst is not None:
+                return GetMemoriesReply(tuple(burst.memories(body.slots)))
+        if isinstance(body, Notify):
+            self._finish(body.launch, body.status, body.output_shapes, body.timing)
+            return Done()
+        raise InvalidArgument(f"client: answers no {type(body).__name__}")
+
+    async def launch(self, body: Launch, callback: ExecutionCallback) -> ErrorStatus:
+        """Launches an execution; the callback comes exactly once, also when the caller of this is cancelled."""
+        number = body.launch
+        self._callbacks[number] = callback
+        launched = anyio.Event()
+        status = ErrorStatus.DEAD_OBJECT
+
+        async def send() -> None:
+            nonlocal status
+            try:
+                status = (await self.channel.call(body, LaunchReply)).status
+            except Error as e:
+                status = status_of(e)
+            finally:
+                if status != ErrorStatus.NONE:
+                    self._finish(number, status)
+                launched.set()
+
+        # A task of its own: a caller that gives up in the middle must not leave it open whether there will be a callback.
+        self._tasks.start_soon(send)
+        await launched.wait()
+        return status
+
+    def next_launch(self) -> int:
+        """A number for a launch that no other has."""
+        return next(self._launches)
+
+    def _finish(
+        self,
+        launch: int,
+        status: ErrorStatus,
+        shapes: Sequence[OutputShape] = (),
+        timing: Timing = NO_TIMING,
+    ) -> None:
+        callback = self._callbacks.pop(launch, None)
+        if callback is None:
+            return  # The first notice counts; later ones are ignored.
+        try:
+            callback(status, tuple(shapes), timing)
+        except Exception:
+            _logger.exception("the callback of an execution raised")

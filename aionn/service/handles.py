@@ -1,0 +1,127 @@
+"""Parts of messages that are more than values: descriptors, and what is made of them.
+
+Owns duplicates of descriptors on their way, and the travelling forms of requests and cache files. How they become bytes is in
+``protocol``.
+
+Invariant: a descriptor in here is a duplicate of its own, close-on-exec, and closed when the last object that holds it is dropped.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import weakref
+from collections.abc import Sequence
+
+import msgspec
+
+import fmq
+from aionn.errors import InvalidArgument
+from aionn.hal import CACHE_FILES_MAX, BufferToken, CacheFiles, Memory, Request, RequestArgument
+
+__all__ = ["CacheOnWire", "Descriptor", "FileHandle", "PoolOnWire", "QueueHandle", "RequestOnWire"]
+
+
+class Descriptor:
+    """A descriptor that is closed when this object is dropped."""
+
+    __slots__ = ("__weakref__", "fd")
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        weakref.finalize(self, os.close, fd)
+
+
+class QueueHandle:
+    """A message queue on its way to the peer: its descriptor, and descriptors of files that this object owns.
+
+    Attributes:
+        descriptor: Where the parts of the queue lie.
+        fds: Duplicates; closed when this object is dropped.
+    """
+
+    __slots__ = ("__weakref__", "_owned", "descriptor")
+
+    def __init__(self, descriptor: fmq.MQDescriptor, fds: Sequence[int]) -> None:
+        self.descriptor = descriptor
+        self._owned = [Descriptor(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)) for fd in fds]
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        return tuple(owned.fd for owned in self._owned)
+
+
+class FileHandle:
+    """A file on its way to the peer. The descriptor is a duplicate, closed when this object is dropped.
+
+    Attributes:
+        fd: The duplicate.
+    """
+
+    __slots__ = ("__weakref__", "_owned")
+
+    def __init__(self, fd: int) -> None:
+        self._owned = Descriptor(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3))
+
+    @property
+    def fd(self) -> int:
+        return self._owned.fd
+
+
+class CacheOnWire(msgspec.Struct, frozen=True, array_like=True):
+    """``CacheFiles`` as they travel."""
+
+    model: tuple[FileHandle, ...]
+    data: tuple[FileHandle, ...]
+    token: bytes
+
+    @classmethod
+    def of(cls, cache: CacheFiles) -> CacheOnWire:
+        """The form that travels.
+
+        Raises:
+            InvalidArgument: Too many files, or a descriptor that is not open.
+        """
+        if max(len(cache.model), len(cache.data)) > CACHE_FILES_MAX:
+            raise InvalidArgument(f"cache: expected at most {CACHE_FILES_MAX} files of a kind")
+        try:
+            model, data = ([FileHandle(fd) for fd in files] for files in (cache.model, cache.data))
+        except (OSError, OverflowError, TypeError) as e:
+            raise InvalidArgument(f"cache: expected open descriptors: {e}") from e
+        return cls(tuple(model), tuple(data), bytes(cache.token))
+
+    def files(self) -> CacheFiles:
+        """The files themselves; valid while this object lives."""
+        return CacheFiles([f.fd for f in self.model], [f.fd for f in self.data], self.token)
+
+
+class PoolOnWire(msgspec.Struct, frozen=True, array_like=True):
+    """A request's pool: a memory, or a device memory's token where there is none.
+
+    msgspec decodes no union of a class of ours with anything but None.
+    """
+
+    memory: Memory | None
+    token: int = 0
+
+
+class RequestOnWire(msgspec.Struct, frozen=True, array_like=True):
+    """A ``Request`` as it travels."""
+
+    inputs: tuple[RequestArgument, ...]
+    outputs: tuple[RequestArgument, ...]
+    pools: tuple[PoolOnWire, ...]
+
+    @classmethod
+    def of(cls, request: Request) -> RequestOnWire:
+        """The form that travels."""
+        pools = tuple(
+            PoolOnWire(None, pool.token) if isinstance(pool, BufferToken) else PoolOnWire(pool)
+            for pool in request.pools
+        )
+        return cls(request.inputs, request.outputs, pools)
+
+    def request(self) -> Request:
+        """The request itself."""
+        pools = tuple(BufferToken(p.token) if p.memory is None else p.memory for p in self.pools)
+        return Request(self.inputs, self.outputs, pools)

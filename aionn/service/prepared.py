@@ -1,0 +1,261 @@
+"""What a driver process made for us: prepared models, device memories, fenced executions, by their handles.
+
+Owns the client's side of each object's life: it is freed at the driver when it is closed, and also when it is dropped.
+
+Invariants:
+1. An object belongs to the process that made it; once that is gone, every call raises DEAD_OBJECT.
+2. A handle is freed once.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+import anyio
+
+import fmq
+from aionn.burst.controller import QUEUE_BYTES, BurstController
+from aionn.errors import DeadObject, ErrorStatus, InvalidArgument, ResourceExhausted
+from aionn.hal import (
+    Execution,
+    ExecutionCallback,
+    ExecutionResult,
+    FencedExecution,
+    FencedTiming,
+    Memory,
+    Request,
+    ResendingExecution,
+)
+from aionn.service.channel import Channel
+from aionn.service.connection import Connection
+from aionn.service.handles import QueueHandle, RequestOnWire
+from aionn.service.protocol import (
+    CallBody,
+    ConfigureBurst,
+    ConfigureBurstReply,
+    CopyFrom,
+    CopyTo,
+    EndBurst,
+    Execute,
+    ExecuteFenced,
+    ExecuteFencedReply,
+    ExecuteReply,
+    ExecutionInfoReply,
+    ForgetExecution,
+    FreeBuffer,
+    FreeMemorySlot,
+    FreePreparedModel,
+    GetExecutionInfo,
+    Launch,
+)
+from fences import FenceStatus, SyncFence
+
+__all__ = ["RemoteBuffer", "RemotePreparedModel"]
+
+FREE_S_MAX = 1.0
+"""How long freeing an object waits for a driver that does not answer; the end of its process frees everything."""
+
+
+class _Owned:
+    """A handle that is freed at the driver with its owner, by a call or by the garbage collector."""
+
+    def __init__(self, owner: object, channel: Channel, free: CallBody) -> None:
+        self._channel = channel
+        self._free = free
+        self._finalizer = weakref.finalize(owner, channel.post, free)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._finalizer.alive
+
+    async def aclose(self) -> None:
+        """Frees the handle and waits until it is free, but not for a driver that hangs. Idempotent."""
+        if self._finalizer.detach() is not None:
+            with anyio.move_on_after(FREE_S_MAX, shield=True):
+                try:
+                    await self._channel.tell(self._free)
+                except DeadObject:
+                    pass  # The process is gone, and what it held with it.
+
+
+class RemotePreparedModel:
+    """A prepared model in a driver process.
+
+    Attributes:
+        connection: The process that it belongs to.
+        handle: Its number there.
+    """
+
+    def __init__(self, connection: Connection, handle: int) -> None:
+        self.connection = connection
+        self.handle = handle
+        self._channel = connection.channel
+        self._owned = _Owned(self, connection.channel, FreePreparedModel(handle))
+
+    def _check_open(self) -> None:
+        if not self._owned.is_alive:
+            raise InvalidArgument("execution: the prepared model is closed")
+
+    async def execute_synchronously(
+        self,
+        request: Request,
+        *,
+        measure: bool = False,
+        deadline_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
+    ) -> ExecutionResult:
+        """See ``PreparedModel``."""
+        self._check_open()
+        body = Execute(self.handle, RequestOnWire.of(request), measure, deadline_ns, loop_timeout_ns)
+        return (await self._channel.call(body, ExecuteReply)).result
+
+    async def execute(
+        self,
+        request: Request,
+        callback: ExecutionCallback,
+        *,
+        measure: bool = False,
+        deadline_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
+    ) -> ErrorStatus:
+        """See ``PreparedModel``. The callback comes in the event loop's thread."""
+        launch = self.connection.next_launch()
+        body = Launch(
+            launch, self.handle, RequestOnWire.of(request), measure, deadline_ns, loop_timeout_ns
+        )
+        return await self.connection.launch(body, callback)
+
+    async def execute_fenced(
+        self,
+        request: Request,
+        wait_for: Sequence[SyncFence],
+        *,
+        measure: bool = False,
+        deadline_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
+        duration_ns: int | None = None,
+    ) -> FencedExecution:
+        """See ``PreparedModel``."""
+        self._check_open()
+        body = ExecuteFenced(
+            self.handle,
+            RequestOnWire.of(request),
+            tuple(wait_for),
+            measure,
+            deadline_ns,
+            loop_timeout_ns,
+            duration_ns,
+        )
+        reply = await self._channel.call(body, ExecuteFencedReply)
+        launched = _RemoteLaunch(self._channel, reply.execution, reply.fence)
+        return FencedExecution(reply.fence, launched.get_execution_info)
+
+    async def configure_execution_burst(self) -> BurstController:
+        """See ``PreparedModel``. The driver's end runs on a thread of its own in the driver process."""
+        self._check_open()
+        try:
+            requests = fmq.MessageQueue.create(1, QUEUE_BYTES)
+            try:
+                results = fmq.MessageQueue.create(1, QUEUE_BYTES)
+            except BaseException:
+                requests.close()
+                raise
+        except OSError as e:
+            raise ResourceExhausted(f"burst: no memory or descriptor for its queues: {e.strerror}") from e
+        try:
+            body = ConfigureBurst(
+                self.handle,
+                QueueHandle(requests.descriptor, requests.fds),
+                QueueHandle(results.descriptor, results.fds),
+            )
+            handle = (await self._channel.call(body, ConfigureBurstReply)).burst
+        except BaseException:
+            requests.close()
+            results.close()
+            raise
+        return self._burst(handle, requests, results)
+
+    def _burst(
+        self, handle: int, requests: fmq.MessageQueue, results: fmq.MessageQueue
+    ) -> BurstController:
+        channel, bursts = self._channel, self.connection.bursts
+
+        async def free_slot(slot: int) -> None:
+            await channel.tell(FreeMemorySlot(handle, slot))
+
+        async def end() -> None:
+            bursts.pop(handle, None)
+            await owned.aclose()
+
+        controller = BurstController(requests, results, free_slot=free_slot, end=end)
+        owned = _Owned(controller, channel, EndBurst(handle))
+        bursts[handle] = controller
+        if not channel.is_alive:
+            controller.peer_died("the driver process is gone")
+        return controller
+
+    async def create_reusable_execution(
+        self, request: Request, *, measure: bool = False, loop_timeout_ns: int | None = None
+    ) -> Execution:
+        """See ``PreparedModel``. The request is checked at each computation."""
+        self._check_open()
+        return ResendingExecution(self, request, measure, loop_timeout_ns)
+
+    async def aclose(self) -> None:
+        """See ``PreparedModel``."""
+        await self._owned.aclose()
+
+
+class RemoteBuffer:
+    """A device memory in a driver process.
+
+    Attributes:
+        token: How requests name it; positive.
+    """
+
+    def __init__(self, channel: Channel, handle: int, token: int) -> None:
+        self.token = token
+        self._channel = channel
+        self._handle = handle
+        self._owned = _Owned(self, channel, FreeBuffer(handle))
+
+    def _check_open(self) -> None:
+        if not self._owned.is_alive:
+            raise InvalidArgument(f"device memory {self.token}: the buffer is closed")
+
+    async def copy_to(self, destination: Memory) -> None:
+        """See ``Buffer``."""
+        self._check_open()
+        await self._channel.tell(CopyTo(self._handle, destination))
+
+    async def copy_from(self, source: Memory, dimensions: Sequence[int]) -> None:
+        """See ``Buffer``."""
+        self._check_open()
+        await self._channel.tell(CopyFrom(self._handle, source, tuple(dimensions)))
+
+    async def aclose(self) -> None:
+        """See ``Buffer``."""
+        await self._owned.aclose()
+
+
+class _RemoteLaunch:
+    """Information about a fenced execution in a driver process."""
+
+    def __init__(self, channel: Channel, handle: int, fence: SyncFence | None) -> None:
+        self._channel = channel
+        self._handle = handle
+        self._fence = fence
+        self._known: tuple[ErrorStatus, FencedTiming] | None = None
+        self._finalizer = weakref.finalize(self, channel.post, ForgetExecution(handle))
+
+    async def get_execution_info(self) -> tuple[ErrorStatus, FencedTiming]:
+        """Asks the driver; the answer after completion is kept, and the driver forgets the execution."""
+        if self._known is not None:
+            return self._known
+        finished = self._fence is None or self._fence.status != FenceStatus.PENDING
+        reply = await self._channel.call(GetExecutionInfo(self._handle, last=finished), ExecutionInfoReply)
+        if finished:
+            self._known = (reply.status, reply.timing)
+            self._finalizer.detach()
+        return reply.status, reply.timing

@@ -1,0 +1,81 @@
+"""What one client may take of a driver process.
+
+Owns the limits and each client's account; what is counted is the caller's to say. One client that reaches a limit is refused with
+RESOURCE_EXHAUSTED; the others do not notice.
+
+Invariant: an account is never below zero nor above its limit, from whatever threads it is used.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import msgspec
+
+from aionn.errors import InvalidArgument, ResourceExhausted
+
+__all__ = ["Account", "Quotas"]
+
+
+class Quotas(msgspec.Struct, frozen=True):
+    """Limits for one client; the defaults suit a process that serves one application alone.
+
+    Attributes:
+        memory_bytes: Device memories, and constants of prepared models, inline or by reference.
+        prepared_models: Prepared models.
+        buffers: Device memories.
+        bursts: Open bursts: each has a thread.
+        executions: Executions under way: launched, waiting or running, those of bursts aside.
+        fenced: Fenced executions whose information can still be asked for.
+    """
+
+    memory_bytes: int = 4 << 30
+    prepared_models: int = 1 << 12
+    buffers: int = 1 << 12
+    bursts: int = 1 << 10
+    executions: int = 1 << 16
+    fenced: int = 1 << 16
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if getattr(self, name) < 0:
+                raise InvalidArgument(f"quota {name}: expected 0 or more, got {getattr(self, name)}")
+
+
+class Account:
+    """What one client has taken.
+
+    Args:
+        quotas: Its limits.
+    """
+
+    def __init__(self, quotas: Quotas) -> None:
+        self._limits: dict[str, int] = msgspec.structs.asdict(quotas)
+        self._taken = dict.fromkeys(self._limits, 0)
+        self._lock = threading.Lock()
+
+    def taken(self, what: str) -> int:
+        """How much of ``what``, an attribute of ``Quotas``, is taken."""
+        return self._taken[what]
+
+    def take(self, what: str, amount: int = 1) -> None:
+        """Takes.
+
+        Raises:
+            ResourceExhausted: The limit would be exceeded; nothing is taken then.
+        """
+        with self._lock:
+            total = self._taken[what] + amount
+            if total > self._limits[what]:
+                name = what.replace("_", " ")
+                raise ResourceExhausted(
+                    f"service, {name}: this client may have {self._limits[what]}, has {self._taken[what]}, asked for {amount} more",
+                    transient=True,
+                )
+            self._taken[what] = total
+
+    def give_back(self, what: str, amount: int = 1) -> None:
+        """Gives back what was taken."""
+        with self._lock:
+            self._taken[what] -= amount
+            assert self._taken[what] >= 0, f"{what}: more given back than was taken"

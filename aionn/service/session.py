@@ -1,0 +1,466 @@
+"""One client of a driver process: its objects, its account, and the answers to its calls.
+
+Owns the client's tables (prepared models, device memories, bursts, fenced executions). No client sees another's: a handle is a
+number in one client's table.
+
+Invariants:
+1. Everything that a client made is freed when its connection ends; what it left running is abandoned.
+2. A handle is checked at every use and never used twice.
+3. What a client holds never exceeds its quotas.
+4. The event loop of this process runs no device code: blocking devices have threads of their own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, TypeVar
+
+import anyio
+import anyio.abc
+import anyio.from_thread
+import anyio.to_thread
+
+import fmq
+from aionn.burst.server import BurstServer
+from aionn.errors import Error, ErrorStatus, InvalidArgument, ResourceExhausted
+from aionn.hal import (
+    Buffer,
+    Device,
+    ExecutionResult,
+    FencedExecution,
+    Memory,
+    Model,
+    OutputShape,
+    PreparedModel,
+    Request,
+    Timing,
+)
+from aionn.service.channel import Channel
+from aionn.service.handles import CacheOnWire, QueueHandle
+from aionn.service.progress import Progress
+from aionn.service.protocol import (
+    PROTOCOL_VERSION,
+    Allocate,
+    AllocateReply,
+    CallBody,
+    ConfigureBurst,
+    ConfigureBurstReply,
+    CopyFrom,
+    CopyTo,
+    Done,
+    EndBurst,
+    Execute,
+    ExecuteFenced,
+    ExecuteFencedReply,
+    ExecuteReply,
+    ExecutionInfoReply,
+    ForgetExecution,
+    FreeBuffer,
+    FreeMemorySlot,
+    FreePreparedModel,
+    GetExecutionInfo,
+    GetMemories,
+    GetMemoriesReply,
+    GetStatus,
+    Hello,
+    HelloReply,
+    Launch,
+    LaunchReply,
+    Notify,
+    Ping,
+    PrepareModel,
+    PrepareModelFromCache,
+    PrepareModelReply,
+    ReplyBody,
+    StatusReply,
+    SupportedOperations,
+    SupportedOperationsReply,
+)
+from aionn.service.quotas import Account, Quotas
+from fences import SyncFence
+
+__all__ = ["Session"]
+
+_T = TypeVar("_T")
+
+
+class _Prepared(NamedTuple):
+    model: PreparedModel
+    memory_bytes: int
+
+
+class _Burst:
+    """An open burst, its prepared model's handle, and when it was last used."""
+
+    def __init__(self, prepared: int) -> None:
+        self.prepared = prepared
+        self.server: BurstServer
+        self.used_s = time.monotonic()
+        self.is_resting = False
+
+
+class _Buffer(NamedTuple):
+    buffer: Buffer
+    memory_bytes: int
+
+
+class Session:
+    """One client's objects and the answers to its calls.
+
+    Args:
+        device: What is served.
+        portal: Runs coroutines for the threads of bursts.
+        tasks: Where launched executions wait for their end.
+        quotas: What the client may take.
+        progress: Is told of the work that the device does.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        portal: anyio.from_thread.BlockingPortal,
+        tasks: anyio.abc.TaskGroup,
+        *,
+        quotas: Quotas,
+        progress: Progress,
+    ) -> None:
+        self._device = device
+        self._portal = portal
+        self._tasks = tasks
+        self._progress = progress
+        self.account = Account(quotas)
+        self._is_welcome = False
+        self._handles = itertools.count(1)
+        self._prepared: dict[int, _Prepared] = {}
+        self._buffers: dict[int, _Buffer] = {}
+        self._bursts: dict[int, _Burst] = {}
+        self._fenced: dict[int, FencedExecution] = {}
+
+    async def handle(self, body: CallBody, channel: Channel) -> ReplyBody:
+        """Answers one call. Raises ``Error`` for what becomes a failed reply."""
+        if not self._is_welcome and not isinstance(body, Hello):
+            raise InvalidArgument(f"service: expected Hello first, got {type(body).__name__}")
+        match body:
+            case Hello():
+                return self._hello(body)
+            case Ping():
+                return Done()
+            case GetStatus():
+                return StatusReply(await self._device.status())
+            case SupportedOperations():
+                with self._progress.work():
+                    return SupportedOperationsReply(await self._device.supported_operations(body.model))
+            case PrepareModel() | PrepareModelFromCache():
+                return await self._prepare(body)
+            case FreePreparedModel():
+                return await self._free_prepared(body.prepared)
+            case Allocate() | CopyTo() | CopyFrom() | FreeBuffer():
+                return await self._handle_buffer(body)
+            case ConfigureBurst():
+                return self._configure_burst(body, channel)
+            case FreeMemorySlot():
+                self._burst(body.burst).server.free_slot(body.slot)
+                return Done()
+            case EndBurst():
+                return await self._end_burst(body.burst)
+            case _:
+                return await self._handle_execution(body, channel)
+
+    async def _handle_execution(self, body: CallBody, channel: Channel) -> ReplyBody:
+        match body:
+            case Execute():
+                return await self._execute(body)
+            case Launch():
+                return await self._launch(body, channel)
+            case ExecuteFenced():
+                return await self._execute_fenced(body)
+            case GetExecutionInfo():
+                return await self._execution_info(body)
+            case ForgetExecution():
+                return self._forget_execution(body.execution)
+            case _:
+                raise InvalidArgument(f"service: a driver answers no {type(body).__name__}")
+
+    def _hello(self, body: Hello) -> HelloReply:
+        if body.version != PROTOCOL_VERSION:
+            raise InvalidArgument(
+                f"service: expected protocol version {PROTOCOL_VERSION}, got {body.version}: the two ends differ"
+            )
+        self._is_welcome = True
+        return HelloReply(PROTOCOL_VERSION, os.getpid(), self._device.info)
+
+    # Prepared models
+
+    async def _prepare(self, body: PrepareModel | PrepareModelFromCache) -> PrepareModelReply:
+        memory_bytes = _constant_bytes(body.model) if isinstance(body, PrepareModel) else 0
+        with self._taking("prepared_models"), self._taking("memory_bytes", memory_bytes):
+            with self._progress.work():
+                prepared = await self._prepare_by(body)
+            handle = next(self._handles)
+            self._prepared[handle] = _Prepared(prepared, memory_bytes)
+        return PrepareModelReply(handle)
+
+    async def _prepare_by(self, body: PrepareModel | PrepareModelFromCache) -> PreparedModel:
+        if isinstance(body, PrepareModelFromCache):
+            return await self._device.prepare_model_from_cache(
+                body.cache.files(), priority=body.priority, deadline_ns=body.deadline_ns
+            )
+        cache: CacheOnWire | None = body.cache
+        return await self._device.prepare_model(
+            body.model,
+            preference=body.preference,
+            priority=body.priority,
+            deadline_ns=body.deadline_ns,
+            cache=None if cache is None else cache.files(),
+        )
+
+    @contextmanager
+    def _taking(self, what: str, amount: int = 1) -> Iterator[None]:
+        """Takes from the account, and gives back only if the body raises."""
+        self.account.take(what, amount)
+        try:
+            yield
+        except BaseException:
+            self.account.give_back(what, amount)
+            raise
+
+    @contextmanager
+    def _executing(self) -> Iterator[None]:
+        """One execution under way."""
+        self.account.take("executions")
+        try:
+            with self._progress.work():
+                yield
+        finally:
+            self.account.give_back("executions")
+
+    async def _free_prepared(self, handle: int) -> Done:
+        owned = self._prepared.pop(handle, None)
+        if owned is not None:
+            for burst in [number for number, b in self._bursts.items() if b.prepared == handle]:
+                await self._end_burst(burst)
+            self.account.give_back("prepared_models")
+            self.account.give_back("memory_bytes", owned.memory_bytes)
+            await owned.model.aclose()
+        return Done()
+
+    def _prepared_model(self, handle: int) -> PreparedModel:
+        return _find(self._prepared, handle, "prepared model").model
+
+    # Device memories
+
+    async def _handle_buffer(self, body: Allocate | CopyTo | CopyFrom | FreeBuffer) -> ReplyBody:
+        match body:
+            case Allocate():
+                return await self._allocate(body)
+            case CopyTo():
+                await _find(self._buffers, body.buffer, "buffer").buffer.copy_to(body.destination)
+            case CopyFrom():
+                buffer = _find(self._buffers, body.buffer, "buffer").buffer
+                await buffer.copy_from(body.source, body.dimensions)
+            case FreeBuffer():
+                await self._free_buffer(body.buffer)
+        return Done()
+
+    async def _allocate(self, body: Allocate) -> AllocateReply:
+        models = [self._prepared_model(handle) for handle in body.prepared]
+        with self._taking("buffers"):
+            buffer = await self._device.allocate(
+                body.description, models, body.input_roles, body.output_roles
+            )
+            memory_bytes = int(getattr(buffer, "size_bytes", 0))
+            try:
+                self.account.take("memory_bytes", memory_bytes)
+            except ResourceExhausted:
+                await buffer.aclose()
+                raise
+        handle = next(self._handles)
+        self._buffers[handle] = _Buffer(buffer, memory_bytes)
+        return AllocateReply(handle, buffer.token)
+
+    async def _free_buffer(self, handle: int) -> None:
+        owned = self._buffers.pop(handle, None)
+        if owned is not None:
+            self.account.give_back("buffers")
+            self.account.give_back("memory_bytes", owned.memory_bytes)
+            await owned.buffer.aclose()
+
+    # Executions
+
+    async def _execute(self, body: Execute) -> ExecuteReply:
+        prepared = self._prepared_model(body.prepared)
+        with self._executing():
+            return ExecuteReply(
+                await prepared.execute_synchronously(
+                    body.request.request(),
+                    measure=body.measure,
+                    deadline_ns=body.deadline_ns,
+                    loop_timeout_ns=body.loop_timeout_ns,
+                )
+            )
+
+    async def _launch(self, body: Launch, channel: Channel) -> LaunchReply:
+        prepared = self._prepared_model(body.prepared)
+        self.account.take("executions")
+        done = SyncFence("launched execution")
+        outcome: list[Notify] = []
+
+        def callback(status: ErrorStatus, shapes: Sequence[OutputShape], timing: Timing) -> None:
+            # From any thread, and from a driver that does it twice: the first counts.
+            outcome.append(Notify(body.launch, status, tuple(shapes), timing))
+            done.try_signal()
+
+        async def notify() -> None:
+            try:
+                with self._progress.work():
+                    await done
+                await channel.tell(outcome[0])
+            except Error:
+                pass  # The client is gone, or does not know the launch: nobody is left to be told.
+            finally:
+                self.account.give_back("executions")
+
+        self._tasks.start_soon(notify)
+        try:
+            status = await prepared.execute(
+                body.request.request(),
+                callback,
+                measure=body.measure,
+                deadline_ns=body.deadline_ns,
+                loop_timeout_ns=body.loop_timeout_ns,
+            )
+        except Error as e:
+            callback(e.status, (), Timing())
+            raise
+        return LaunchReply(status)
+
+    async def _execute_fenced(self, body: ExecuteFenced) -> ExecuteFencedReply:
+        prepared = self._prepared_model(body.prepared)
+        with self._taking("fenced"), self._taking("executions"):
+            launched = await prepared.execute_fenced(
+                body.request.request(),
+                body.wait_for,
+                measure=body.measure,
+                deadline_ns=body.deadline_ns,
+                loop_timeout_ns=body.loop_timeout_ns,
+                duration_ns=body.duration_ns,
+            )
+            handle = next(self._handles)
+            self._fenced[handle] = launched
+        account = self.account
+        if launched.fence is None:
+            account.give_back("executions")
+        else:
+            launched.fence.add_callback(lambda _: account.give_back("executions"))
+        return ExecuteFencedReply(handle, launched.fence)
+
+    async def _execution_info(self, body: GetExecutionInfo) -> ExecutionInfoReply:
+        status, timing = await _find(
+            self._fenced, body.execution, "fenced execution"
+        ).get_execution_info()
+        if body.last:
+            self._forget_execution(body.execution)
+        return ExecutionInfoReply(status, timing)
+
+    def _forget_execution(self, handle: int) -> Done:
+        if self._fenced.pop(handle, None) is not None:
+            self.account.give_back("fenced")
+        return Done()
+
+    # Bursts
+
+    def _configure_burst(self, body: ConfigureBurst, channel: Channel) -> ConfigureBurstReply:
+        prepared = self._prepared_model(body.prepared)
+        with self._taking("bursts"):
+            requests = _attach(body.requests)
+            try:
+                results = _attach(body.results)
+            except Error:
+                requests.close()
+                raise
+        handle = next(self._handles)
+        burst = _Burst(body.prepared)
+
+        def execute(request: Request, measure: bool) -> ExecutionResult:
+            burst.used_s, burst.is_resting = time.monotonic(), False
+            with self._progress.work():
+                execute_now: Callable[..., ExecutionResult] | None = getattr(prepared, "execute_now", None)
+                if execute_now is not None:
+                    return execute_now(request, measure=measure)
+                return self._portal.call(
+                    lambda: prepared.execute_synchronously(request, measure=measure)
+                )
+
+        def get_memories(slots: Sequence[int]) -> Sequence[Memory]:
+            reply = self._portal.call(
+                lambda: channel.call(GetMemories(handle, tuple(slots)), GetMemoriesReply)
+            )
+            return reply.memories
+
+        burst.server = BurstServer(
+            requests, results, execute=execute, get_memories=get_memories, name=f"aionn-burst-{handle}"
+        )
+        self._bursts[handle] = burst
+        burst.server.start()
+        return ConfigureBurstReply(handle)
+
+    def _burst(self, handle: int) -> _Burst:
+        return _find(self._bursts, handle, "burst")
+
+    async def _end_burst(self, handle: int) -> Done:
+        burst = self._bursts.pop(handle, None)
+        if burst is not None:
+            self.account.give_back("bursts")
+            await anyio.to_thread.run_sync(burst.server.stop)
+        return Done()
+
+    def rest_bursts(self, idle_s: float) -> int:
+        """Lets bursts that were not used for ``idle_s`` give back the memories that they know; the next frame takes them again.
+
+        Returns:
+            How many did so now.
+        """
+        count = 0
+        for burst in self._bursts.values():
+            if not burst.is_resting and time.monotonic() - burst.used_s >= idle_s:
+                burst.is_resting = burst.server.forget_memories()
+                count += burst.is_resting
+        return count
+
+    async def aclose(self) -> None:
+        """Frees everything that the client made, and abandons what it left running."""
+        for owned in self._prepared.values():
+            abandon: Callable[[], None] | None = getattr(owned.model, "abandon", None)
+            if abandon is not None:
+                abandon()
+        for handle in list(self._bursts):
+            await self._end_burst(handle)
+        for handle in list(self._buffers):
+            await self._free_buffer(handle)
+        for handle in list(self._prepared):
+            await self._free_prepared(handle)
+        self._fenced.clear()
+
+
+def _find(table: dict[int, _T], handle: int, what: str) -> _T:
+    try:
+        return table[handle]
+    except KeyError:
+        raise InvalidArgument(f"service: no {what} has the handle {handle}") from None
+
+
+def _constant_bytes(model: Model) -> int:
+    return len(model.operand_values) + sum(pool.size_bytes for pool in model.pools)
+
+
+def _attach(handle: QueueHandle) -> fmq.MessageQueue:
+    try:
+        return fmq.MessageQueue.attach(handle.descriptor, handle.fds)
+    except fmq.Error as e:
+        raise InvalidArgument(f"burst: the queue cannot be used: {e}") from e
+    except OSError as e:
+        raise ResourceExhausted(f"burst: the queue cannot be mapped: {e.strerror}") from e
