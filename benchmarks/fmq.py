@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import math
 import multiprocessing
 import os
 import shutil
@@ -38,7 +39,7 @@ from benchmarks.rows import Goal, Options, Report, alternate, at_least, at_most,
 CONTEXT = multiprocessing.get_context("spawn")
 BLOCK_NS = 50_000_000
 ROUNDS_PER_PROCESS = 5
-ANSWER_TIMEOUT_S = 60
+ANSWER_TIMEOUT_S = 20
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class Contender:
     _rounds: int = 0
     _counts: dict[str, int] = field(default_factory=dict)
     samples: dict[str, list[float]] = field(default_factory=dict)
+    failed: str = ""
 
     def installed(self) -> bool:
         """Whether what it needs can be imported."""
@@ -130,7 +132,21 @@ class Contender:
         return float(value), times
 
     def block(self, where: Placement) -> float:
-        """One block of about 50 ms, in a pair of processes that is not too old."""
+        """One block of about 50 ms, in a pair of processes that is not too old; nan once it has failed to answer."""
+        if self.failed:
+            return math.nan
+        try:
+            return self._block(where)
+        except (TimeoutError, EOFError, OSError) as error:
+            if self.name == "fmq":
+                raise
+            self.failed = f"{type(error).__name__}: {error}"
+            for process in self._processes:
+                process.kill()
+            self.stop()
+            return math.nan
+
+    def _block(self, where: Placement) -> float:
         if self._rounds >= ROUNDS_PER_PROCESS:
             self.stop()
         if not self._processes:
@@ -138,7 +154,7 @@ class Contender:
             self._counts.clear()
         if where.name not in self._counts:
             few = 20 if self.command == "round trips" else 2000
-            value = max(self.measure(few * n, where)[0] for n in (1, 2))
+            value, _ = self.measure(few, where)
             most = 50_000 if self.command == "round trips" else 400_000
             self._counts[where.name] = int(min(most, max(few, BLOCK_NS / value)))
         self._rounds += 1
@@ -177,7 +193,7 @@ def measure(
             }
             if bare is not None:
                 blocks["bare C"] = lambda w=where: bare(w) / 1000  # type: ignore[misc]
-            results = alternate(blocks, rounds)
+            results = answered(report, found, alternate(blocks, rounds))
             ours = results.pop(found[0].name)
             name = f"{figure}, {where.name}"
             if "best" in goals and results:
@@ -195,12 +211,23 @@ def measure_stream(
     with running(contenders) as found:
         for where in placements():
             blocks = {contender.name: (lambda c=contender, w=where: 1e9 / c.block(w)) for contender in found}
-            results = alternate(blocks, rounds)
+            results = answered(report, found, alternate(blocks, rounds))
             ours = results.pop(found[0].name)
             best = max(results, key=lambda n: statistics.median(results[n])) if results else None
             for peer, theirs in results.items():
                 wanted = goal if not against_best or peer == best else None
                 report.add(compare(f"{figure}, {where.name}", "1/s", ours, peer, theirs, wanted))
+
+
+def answered(
+    report: Report, contenders: list[Contender], results: dict[str, list[float]]
+) -> dict[str, list[float]]:
+    """The results of those that answered in every block; a remark for each of the others."""
+    for contender in contenders:
+        if contender.failed and contender.name in results:
+            report.note(f"{contender.name} dropped out: {contender.failed}")
+            del results[contender.name]
+    return results
 
 
 def spread(report: Report, name: str, samples: list[float]) -> None:
@@ -291,7 +318,7 @@ def streams(report: Report, rounds: int, folder: Path) -> None:
     """One-way streams: single writes, then batches."""
     name = f"bench{os.getpid()}/d"
     singles = [
-        Contender("fmq", sides.open_fmq_stream, sides.fmq_resources, "stream"),
+        Contender("fmq", sides.open_fmq_stream, lambda: sides.fmq_resources(spin_ns=sides.SPIN_NS), "stream"),
         Contender("multiprocessing.Pipe", sides.open_pipe, lambda: sides.pipe_resources(CONTEXT), "stream"),
         Contender(
             "multiprocessing.Queue", sides.open_queue, lambda: sides.queue_resources(CONTEXT), "stream"
@@ -304,7 +331,9 @@ def streams(report: Report, rounds: int, folder: Path) -> None:
     ]
     measure_stream(report, "stream of single writes", singles, rounds, at_least(3), against_best=True)
     batches = [
-        Contender("fmq", sides.open_fmq_batches, sides.fmq_resources, "stream"),
+        Contender(
+            "fmq", sides.open_fmq_batches, lambda: sides.fmq_resources(spin_ns=sides.SPIN_NS), "stream"
+        ),
         Contender(
             "faster-fifo get_many",
             sides.open_faster_fifo_batches,
@@ -444,7 +473,7 @@ def build_reference(report: Report, folder: Path) -> Callable[[str], Callable[[P
 def run(chosen: Options) -> Report:
     """All figures."""
     report = Report(chosen)
-    rounds = 4 if chosen.quick else 20
+    rounds = 3 if chosen.quick else 20
     report.note(
         f"load {os.getloadavg()[0]:.1f} on {len(os.sched_getaffinity(0))} cores, Python {sys.version.split()[0]}"
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import functools
 import gc
 import os
 import statistics
@@ -26,21 +27,25 @@ DEPTH = 1024
 """Messages a stream may be ahead, for every contender that lets one choose."""
 BATCH = 64
 LARGE_BYTES = 4 << 20
+SPIN_NS = 50_000
+"""Before sleeping, in the streams of ours; iceoryx2 has nothing but spinning there."""
 
 
 class Shared:
     """A queue, or a descriptor of the system, on its way to a child process."""
 
-    def __init__(self, queue: fmq.MessageQueue) -> None:
+    def __init__(self, queue: fmq.MessageQueue, spin_ns: int) -> None:
         self.queue = queue
+        self.spin_ns = spin_ns
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _attach, (self.queue.descriptor.to_bytes(), [DupFd(fd) for fd in self.queue.fds])
+        fds = [DupFd(fd) for fd in self.queue.fds]
+        return _attach, (self.queue.descriptor.to_bytes(), fds, self.spin_ns)
 
 
-def _attach(data: bytes, duplicates: list[Any]) -> fmq.MessageQueue:
+def _attach(data: bytes, duplicates: list[Any], spin_ns: int) -> fmq.MessageQueue:
     fds = [duplicate.detach() for duplicate in duplicates]
-    queue = fmq.MessageQueue.attach(fmq.MQDescriptor.from_bytes(data), fds)
+    queue = fmq.MessageQueue.attach(fmq.MQDescriptor.from_bytes(data), fds, spin_ns=spin_ns)
     for fd in fds:
         os.close(fd)
     return queue
@@ -137,7 +142,9 @@ def worker(
 # ---- ours ---------------------------------------------------------------------------------------------------------------
 
 
-def fmq_resources(quantum: int = 64, count: int = DEPTH) -> tuple[Any, Any, Callable[[], None]]:
+def fmq_resources(
+    quantum: int = 64, count: int = DEPTH, spin_ns: int = 0
+) -> tuple[Any, Any, Callable[[], None]]:
     """Two queues, there and back; the same for both sides."""
     there, back = fmq.MessageQueue.create(quantum, count), fmq.MessageQueue.create(quantum, count)
 
@@ -145,7 +152,7 @@ def fmq_resources(quantum: int = 64, count: int = DEPTH) -> tuple[Any, Any, Call
         there.close()
         back.close()
 
-    shared = (Shared(there), Shared(back))
+    shared = (Shared(there, spin_ns), Shared(back, spin_ns))
     return shared, shared, close
 
 
@@ -158,14 +165,14 @@ def open_fmq_spin(client: bool, queues: Any) -> Channel:
         while not read_into(buffer):
             pass
 
-    return Channel(send=lambda: write(PAYLOAD), receive=receive)
+    return Channel(send=functools.partial(write, PAYLOAD), receive=receive)
 
 
 def open_fmq_blocking(client: bool, queues: Any) -> Channel:
     """Messages, sleeping on the futex."""
     out, into = queues if client else queues[::-1]
     write, read = out.write_message, into.read_message_blocking
-    return Channel(send=lambda: write(PAYLOAD), receive=lambda: read(None))
+    return Channel(send=functools.partial(write, PAYLOAD), receive=functools.partial(read, None))
 
 
 def open_fmq_large(client: bool, resources: Any) -> Channel:
@@ -189,7 +196,7 @@ def open_fmq_large(client: bool, resources: Any) -> Channel:
 
 
 def open_fmq_stream(client: bool, queues: Any) -> Channel:
-    """Single elements; whoever finds nothing to do sleeps."""
+    """Single elements; whoever finds nothing to do waits, at first spinning if that has been short of late."""
     queue = queues[0]
     buffer = bytearray(64)
     write, read_into = queue.write, queue.read_into
@@ -343,7 +350,9 @@ def open_pipe(client: bool, pipe: Any) -> Channel:
         for _ in range(count):
             pipe.recv_bytes()
 
-    return Channel(send=lambda: pipe.send_bytes(PAYLOAD), receive=pipe.recv_bytes, put=put, take=take)
+    return Channel(
+        send=functools.partial(pipe.send_bytes, PAYLOAD), receive=pipe.recv_bytes, put=put, take=take
+    )
 
 
 def queue_resources(context: Any) -> tuple[Any, Any, Callable[[], None]]:
@@ -369,7 +378,7 @@ def open_queue(client: bool, queues: Any) -> Channel:
         for _ in range(count):
             queues[0].get()
 
-    return Channel(send=lambda: out.put(PAYLOAD), receive=into.get, put=put, take=take)
+    return Channel(send=functools.partial(out.put, PAYLOAD), receive=into.get, put=put, take=take)
 
 
 def open_zmq(client: bool, address: Any) -> Channel:
@@ -392,7 +401,7 @@ def open_zmq(client: bool, address: Any) -> Channel:
         for _ in range(count):
             socket.recv()
 
-    return Channel(send=lambda: socket.send(PAYLOAD), receive=socket.recv, put=put, take=take)
+    return Channel(send=functools.partial(socket.send, PAYLOAD), receive=socket.recv, put=put, take=take)
 
 
 def identity(data: Any) -> Any:
@@ -423,7 +432,10 @@ def open_faster_fifo(client: bool, queues: Any) -> Channel:
             queues[0].get(timeout=60)
 
     return Channel(
-        send=lambda: out.put(PAYLOAD, timeout=60), receive=lambda: into.get(timeout=60), put=put, take=take
+        send=functools.partial(out.put, PAYLOAD, timeout=60),
+        receive=functools.partial(into.get, timeout=60),
+        put=put,
+        take=take,
     )
 
 
@@ -447,7 +459,7 @@ def open_faster_fifo_batches(client: bool, queues: Any) -> Channel:
 class Iceoryx2Payload(ctypes.Structure):
     """64 bytes, as iceoryx2 wants them."""
 
-    _fields_ = [("data", ctypes.c_uint8 * 64)]  # noqa: RUF012
+    _fields_ = [("data", ctypes.c_uint8 * 64)]
 
     @staticmethod
     def type_name() -> str:
@@ -482,9 +494,6 @@ def open_iceoryx2_pub_sub(client: bool, name: Any) -> Channel:
     subscriber = services[1].subscriber_builder().buffer_size(DEPTH).create()
     payload = Iceoryx2Payload()
 
-    def send() -> None:
-        publisher.send_copy(payload)
-
     def receive() -> None:
         while subscriber.receive() is None:
             pass
@@ -498,6 +507,7 @@ def open_iceoryx2_pub_sub(client: bool, name: Any) -> Channel:
             while subscriber.receive() is None:
                 pass
 
+    send = functools.partial(publisher.send_copy, payload)
     channel = Channel(send=send, receive=receive, put=put, take=take)
     channel.keep = (node, services)
     return channel

@@ -138,7 +138,8 @@ typedef struct {
     int flavour;
     int readonly;
 
-    uint64_t quantum, count, size, mask; /* mask is size - 1 for a power of two, else 0 */
+    uint64_t quantum, count, size;
+    uint64_t mask, quantum_mask; /* size - 1 for a power of two, else 0; quantum - 1, else UINT64_MAX */
     uint8_t *data;
     _Atomic uint64_t *read_counter, *write_counter, *claim;
     _Atomic uint32_t *reader_park, *writer_park;
@@ -207,11 +208,17 @@ static inline uint64_t position(const Ring *r, uint64_t index)
     return r->mask ? index & r->mask : index % r->size;
 }
 
+/* Of a counter, or a distance: what is beyond whole elements. A division costs as much as the rest of a look. */
+static inline uint64_t beyond_whole(const Ring *r, uint64_t bytes)
+{
+    return r->quantum_mask != UINT64_MAX ? bytes & r->quantum_mask : bytes % r->quantum;
+}
+
 /* What is written and not read, 0 to size; -1 (as UINT64_MAX) if the pair is impossible. */
 static inline uint64_t used_bytes(const Ring *r, uint64_t write, uint64_t read)
 {
     uint64_t used = write - read;
-    return used > r->size || used % r->quantum ? UINT64_MAX : used;
+    return used > r->size || beyond_whole(r, used) ? UINT64_MAX : used;
 }
 
 static int misaligned(Ring *r, const char *what, uint64_t counter)
@@ -228,10 +235,12 @@ static int bad_pair(Ring *r, uint64_t write, uint64_t read)
     return corrupt(r, "write counter out of reach of the read counter; distance", r->size, write - read);
 }
 
-/* DATA_READY acquire: the peer's write counter. Returns 1 if `need` bytes can be read, 0 if not, -1 if corrupt. */
+/* DATA_READY acquire: the peer's write counter, when what was seen is less than `need`. Returns 1 if `need` bytes can be read, 0 if not, -1 if corrupt. */
 static inline int look_for_data(Ring *r, uint64_t need)
 {
     uint64_t write = atomic_load_explicit(r->write_counter, memory_order_acquire);
+    if (write == r->seen_write)
+        return 0; /* the usual answer when polling; there was too little before */
     if (__builtin_expect(used_bytes(r, write, r->read_index) == UINT64_MAX, 0))
         return bad_pair(r, write, r->read_index);
     if (__builtin_expect(write - r->read_index < r->seen_write - r->read_index, 0))
@@ -1326,6 +1335,7 @@ static int ring_init(Ring *r, PyObject *args, PyObject *kwargs)
     r->count = count;
     r->size = quantum * count;
     r->mask = (r->size & (r->size - 1)) == 0 ? r->size - 1 : 0;
+    r->quantum_mask = (quantum & (quantum - 1)) == 0 ? quantum - 1 : UINT64_MAX;
     r->flavour = flavour;
     r->readonly = readonly;
     r->reader_event = reader_event;
