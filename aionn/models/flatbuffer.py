@@ -22,8 +22,8 @@ from aionn.errors import InvalidModel
 
 __all__ = ["FlatBuffer", "Table"]
 
-_BUDGET_FACTOR = 8
-"""How often the bytes of a file may be handed out. Once is enough but for strings and vtables, which writers share."""
+_BUDGET_FACTOR = 2
+"""How often the bytes of a file may be handed out. Once is enough but for strings, which some writers share."""
 
 _BUDGET_EXTRA_BYTES = 1 << 16
 

@@ -218,11 +218,13 @@ class _Import:
             ("input", signature.inputs, main.inputs),
             ("output", signature.outputs, main.outputs),
         ):
+            # The first position of a tensor that is an output more than once.
+            position_of = {tensor: position for position, tensor in reversed(list(enumerate(tensors)))}
             for name, tensor in entries:
-                if tensor not in tensors:
+                if tensor not in position_of:
                     raise InvalidModel(
                         f"tflite, signature {signature.key!r}: expected {what} {name!r} to be one of the model's, "
                         f"got tensor {tensor}"
                     )
-            positions.append(tuple((name, tensors.index(tensor)) for name, tensor in entries))
+            positions.append(tuple((name, position_of[tensor]) for name, tensor in entries))
         return TfliteSignature(signature.key, positions[0], positions[1])

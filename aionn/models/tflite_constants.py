@@ -40,6 +40,15 @@ COPIED_BYTES_MAX = 128
 SYNTHESIZED_BYTES_MAX = 16 << 20
 """What constants that the file does not hold may take, such as biases of zeros. Real models need kilobytes."""
 
+OPERATIONS_PER_OPERATOR = 12
+"""What a composition may take on average; the longest of a fixed length has ten."""
+
+OPERATIONS_MAX = 4096
+"""What compositions that grow with a shape, such as CUMSUM, may take in addition."""
+
+SEARCHES_MAX = 64
+"""Most means of a file whose rounding is matched exactly: a search takes milliseconds, and real models have a few dozen."""
+
 _VALUE_ALIGNMENT_BYTES = 8
 
 
@@ -49,11 +58,16 @@ class ModelWriter:
     Attributes:
         file: What is imported.
         wanted: The referenced subgraphs in the order of their HAL indexes: the file's index, and how many outputs are kept.
+        searches_left: How many exact means may still be searched for.
     """
 
     def __init__(self, file: TfliteFile) -> None:
         self.file = file
         self.wanted: list[tuple[int, int]] = []
+        self.searches_left = SEARCHES_MAX
+        self._indexes: dict[tuple[int, int], int] = {}
+        operator_count = sum(len(subgraph.operators) for subgraph in file.subgraphs)
+        self._operations_left = OPERATIONS_MAX + OPERATIONS_PER_OPERATOR * operator_count
         self._copied = bytearray()
         self._referenced: list[tuple[int, memoryview]] = []
         self._referenced_bytes = 0
@@ -64,9 +78,23 @@ class ModelWriter:
     def reference(self, subgraph_index: int, output_count: int) -> int:
         """The HAL's index of a subgraph, which is imported later with its first ``output_count`` outputs."""
         key = (subgraph_index, output_count)
-        if key not in self.wanted:
+        if key not in self._indexes:
+            self._indexes[key] = len(self.wanted)
             self.wanted.append(key)
-        return self.wanted.index(key)
+        return self._indexes[key]
+
+    def charge_operation(self) -> None:
+        """Counts an operation.
+
+        Raises:
+            InvalidModel: The file's operators unfold to more operations than any real model's.
+        """
+        self._operations_left -= 1
+        if self._operations_left < 0:
+            raise InvalidModel(
+                f"tflite: expected operators that become at most {OPERATIONS_PER_OPERATOR} operations each and {OPERATIONS_MAX} "
+                "beyond, got more"
+            )
 
     def check_budget(self, size_bytes: int) -> None:
         """Demands that constants of this size may still be made. Call it before they take memory.

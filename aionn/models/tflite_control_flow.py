@@ -9,16 +9,31 @@ from __future__ import annotations
 
 from aionn.hal import OperationType
 from aionn.models.tflite_graph import SubgraphWriter
-from aionn.models.tflite_schema import TfliteOperator
+from aionn.models.tflite_schema import TfliteOperator, TfliteSubgraph
 
 __all__ = ["if_", "while_"]
+
+
+def _subgraph(g: SubgraphWriter, op: TfliteOperator, index: int) -> TfliteSubgraph:
+    subgraphs = g.model.file.subgraphs
+    if not 0 < index < len(subgraphs):
+        g.refuse(op, "subgraph index", f"from 1 to {len(subgraphs) - 1}", index)
+    return subgraphs[index]
+
+
+def _check_outputs(g: SubgraphWriter, op: TfliteOperator, index: int, count: int) -> None:
+    got = len(_subgraph(g, op, index).outputs)
+    if got != count:
+        g.refuse(op, f"subgraph {index}", f"{count} outputs", got)
 
 
 def if_(g: SubgraphWriter, op: TfliteOperator) -> None:
     """IF; both branches are imported as referenced subgraphs."""
     count = len(op.outputs)
+    for name in ("then_subgraph_index", "else_subgraph_index"):
+        _check_outputs(g, op, op.integer("IfOptions", name), count)
     branches = [
-        g.subgraph(op, op.integer("IfOptions", name), count)
+        g.subgraph(op.integer("IfOptions", name), count)
         for name in ("then_subgraph_index", "else_subgraph_index")
     ]
     condition = g.input(op, 0)
@@ -30,18 +45,18 @@ def if_(g: SubgraphWriter, op: TfliteOperator) -> None:
 def while_(g: SubgraphWriter, op: TfliteOperator) -> None:
     """WHILE; values that the body hands on unchanged at its end are constant through the loop and are no outputs."""
     body_index = op.integer("WhileOptions", "body_subgraph_index")
-    if not 0 < body_index < len(g.model.file.subgraphs):
-        g.refuse(op, "subgraph index", f"from 1 to {len(g.model.file.subgraphs) - 1}", body_index)
-    body = g.model.file.subgraphs[body_index]
+    body = _subgraph(g, op, body_index)
     if not len(op.inputs) == len(op.outputs) == len(body.inputs) == len(body.outputs):
         counts = [len(op.inputs), len(op.outputs), len(body.inputs), len(body.outputs)]
         g.refuse(op, "inputs and outputs", "as many as the body has", counts)
     kept = len(body.outputs)
     while kept > 1 and body.outputs[kept - 1] == body.inputs[kept - 1]:
         kept -= 1
-    condition = g.subgraph(op, op.integer("WhileOptions", "cond_subgraph_index"), 1)
+    condition_index = op.integer("WhileOptions", "cond_subgraph_index")
+    _check_outputs(g, op, condition_index, 1)
+    condition = g.subgraph(condition_index, 1)
     state = g.inputs(op)
-    inputs = [condition, g.subgraph(op, body_index, kept), *state]
+    inputs = [condition, g.subgraph(body_index, kept), *state]
     outputs = [g.output(op, position) for position in range(kept)]
     for position in range(kept, len(op.outputs)):
         g.bind(op, position, state[position])

@@ -245,11 +245,9 @@ class SubgraphWriter:
         """An optional input that is left out."""
         return self.add(Operand(kind, lifetime=OperandLifeTime.NO_VALUE))
 
-    def subgraph(self, operator: TfliteOperator, subgraph_index: int, output_count: int) -> int:
-        """The operand that stands for a subgraph of the file with its first outputs."""
-        if not 0 < subgraph_index < len(self.model.file.subgraphs):
-            expected = f"from 1 to {len(self.model.file.subgraphs) - 1}"
-            self.refuse(operator, "subgraph index", expected, subgraph_index)
+    def subgraph(self, subgraph_index: int, output_count: int) -> int:
+        """The operand that stands for a subgraph of the file with its first outputs. The index must have been checked."""
+        assert 0 < subgraph_index < len(self.model.file.subgraphs), "the caller looked"
         index = self.model.reference(subgraph_index, output_count)
         self.references.add(index)
         return self.add(
@@ -452,6 +450,7 @@ class SubgraphWriter:
         Raises:
             Inexpressible: The operation's contract forbids these operands.
         """
+        self.model.charge_operation()
         operation = Operation(kind, tuple(inputs), tuple(outputs))
         contract = CONTRACTS[kind]
         check = Check(

@@ -18,7 +18,7 @@ import numpy as np
 
 from aionn.hal import ChannelQuant, FusedActivation, Operand, OperandType, OperationType, Padding
 from aionn.models.tflite_graph import Convert, Inexpressible, SubgraphWriter, is_known
-from aionn.models.tflite_rounding import MeanFilter, mean_filter
+from aionn.models.tflite_rounding import MeanFilter, mean_filter, plain_filter
 from aionn.models.tflite_schema import ActivationFunctionType, TensorType, TfliteOperator
 
 __all__ = [
@@ -316,7 +316,13 @@ def _reduce(g: SubgraphWriter, op: TfliteOperator, kind: OperationType) -> None:
     depth = math.prod(shape[axes[-1] + 1 :])
     pixels = g.reshaped(data, (-1, count, 1, depth))
     summed = g.like(output, (g.dimensions(pixels)[0], 1, 1, depth))
-    rule = mean_filter(a, b, count) if is_mean else MeanFilter(1, 1.0, 0, is_exact=True)
+    if not is_mean:
+        rule = MeanFilter(1, 1.0, 0, is_exact=True)
+    elif g.model.searches_left > 0:
+        g.model.searches_left -= 1
+        rule = mean_filter(a, b, count)
+    else:
+        rule = plain_filter(count)
     filter_ = g.full(OperandType(a.type), (1, count, 1, depth), rule.weight, scale=rule.scale)
     _depthwise(g, pixels, filter_, depth, summed, bias=rule.bias)
     g.reshape(summed, output)

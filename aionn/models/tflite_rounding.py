@@ -12,6 +12,7 @@ Source: ``QuantizedMeanOrSum`` of TensorFlow Lite's reference kernels; CONV_2D's
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -24,12 +25,10 @@ from aionn.ops.fixed_point import (
     quantized_range,
 )
 
-__all__ = ["MeanFilter", "mean_filter"]
-
-SUMS_MAX = 1 << 21
-"""Means over more possible sums take the plain filter: the search must stay within milliseconds."""
+__all__ = ["MeanFilter", "mean_filter", "plain_filter"]
 
 WEIGHT_MAX = 127
+"""The largest weight of both 8-bit types. Weights are tried down to its half: smaller ones move the steps more coarsely."""
 
 _Sums = npt.NDArray[np.int64]
 
@@ -50,26 +49,33 @@ class MeanFilter(NamedTuple):
     is_exact: bool
 
 
+def plain_filter(count: int) -> MeanFilter:
+    """Ones with the scale 1 / count: at most one step away from the reference kernel's result."""
+    return MeanFilter(1, float(np.float32(1.0 / count)), 0, is_exact=False)
+
+
 def mean_filter(source: Operand, target: Operand, count: int) -> MeanFilter:
     """The filter for a mean over ``count`` elements from one 8-bit quantisation to another."""
-    plain = MeanFilter(1, float(np.float32(1.0 / count)), 0, is_exact=False)
+    plain = plain_filter(count)
     low, high = quantized_range(source.type)
-    if (high - low) * count > SUMS_MAX:
+    ends = (low - source.zero_point) * count, (high - source.zero_point) * count
+    if max(map(abs, ends)) * WEIGHT_MAX >= 2**31:
+        # The weighted sums would not fit 32 bits.
         return plain
-    sums = np.arange(
-        (low - source.zero_point) * count, (high - source.zero_point) * count + 1, dtype=np.int64
-    )
     multiplier, shift = _reference_multiplier(source, target, count)
     bounds = quantized_range(target.type)
 
     def clipped(values: _Sums) -> _Sums:
         return np.clip(values + target.zero_point, *bounds)
 
-    wanted = clipped(multiply_by_quantized_multiplier(sums, multiplier, shift))
+    def reference(sums: _Sums) -> _Sums:
+        return clipped(multiply_by_quantized_multiplier(sums, multiplier, shift))
+
     # Both functions never fall, so they are equal everywhere when they are on both sides of each step and at the ends.
-    steps = np.flatnonzero(np.diff(wanted))
-    places = np.unique(np.concatenate([[0, len(sums) - 1], steps, steps + 1]))
-    sums, wanted = sums[places], wanted[places]
+    steps = _steps(reference, ends, np.arange(bounds[0] + 1, bounds[1] + 1, dtype=np.int64))
+    sums = np.unique(np.concatenate([np.array(ends, dtype=np.int64), steps, steps - 1]))
+    sums = sums[(sums >= ends[0]) & (sums <= ends[1])]
+    wanted = reference(sums)
 
     def is_equal(candidate: MeanFilter) -> bool:
         product = float(source.scale) * candidate.scale
@@ -83,7 +89,7 @@ def mean_filter(source: Operand, target: Operand, count: int) -> MeanFilter:
     if is_equal(plain):
         return plain._replace(is_exact=True)
     real = multiplier * 2.0 ** (shift - 31)
-    for weight in range(WEIGHT_MAX, 1, -1):
+    for weight in range(WEIGHT_MAX, WEIGHT_MAX // 2, -1):
         scale = float(np.float32(real * float(target.scale) / float(source.scale) / weight))
         # The coarser first rounding of the reference moves its steps by half a unit of the product.
         shifted = round(weight * 2.0**30 / multiplier) if multiplier else 0
@@ -93,6 +99,18 @@ def mean_filter(source: Operand, target: Operand, count: int) -> MeanFilter:
             if scale > 0 and is_equal(candidate):
                 return candidate
     return plain
+
+
+def _steps(function: Callable[[_Sums], _Sums], ends: tuple[int, int], values: _Sums) -> _Sums:
+    """For each value the least sum at which the rising function reaches it, by bisection; one past the end where it never does."""
+    low = np.full(values.shape, ends[0], dtype=np.int64)
+    high = np.full(values.shape, ends[1] + 1, dtype=np.int64)
+    while (low < high).any():
+        middle = (low + high) >> 1
+        is_reached = function(middle) >= values
+        high = np.where(is_reached, middle, high)
+        low = np.where(is_reached, low, np.minimum(middle + 1, high))
+    return high
 
 
 def _reference_multiplier(source: Operand, target: Operand, count: int) -> tuple[int, int]:

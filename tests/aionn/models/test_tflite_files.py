@@ -12,6 +12,7 @@ from aionn.hal import Operand, OperandLifeTime, OperandType, OperationType
 from aionn.interpreter import Interpreter, RunControl
 from aionn.models.tflite import load_tflite
 from aionn.models.tflite_rounding import mean_filter
+from aionn.ops.fixed_point import multiply_by_quantized_multiplier, quantize_multiplier
 from aionn.validation import validate_model
 
 SEED = 20240611
@@ -206,6 +207,15 @@ def test_what_operators_imply_cannot_outgrow_the_file(tflite):
         tracemalloc.stop()
 
 
+def test_compositions_cannot_unfold_without_end(tflite):
+    # 300 running sums over 250 steps each would be 75,000 operations from a file of a few kilobytes.
+    t = tflite
+    tensors = [t.f32(250), t.T("int32", value=np.int32(0)), *[t.f32(250)] * 300]
+    operators = [t.Op(128, [0, 1], [2 + i]) for i in range(300)]
+    with pytest.raises(InvalidModel, match="operations each"):
+        load_tflite(t.write(t.Graph(tensors, operators, [0], [2])))
+
+
 def test_missing_file_is_an_os_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         load_tflite(tmp_path / "nothing.tflite")
@@ -339,3 +349,21 @@ def test_mean_filter_is_exact_for_values_of_one_sign(zero_point):
         target = Operand(kind, scale=float(np.float32(source.scale * ratio)), zero_point=zero_point)
         found += mean_filter(source, target, int(rng.integers(2, 100))).is_exact
     assert found == 12
+
+
+def test_mean_filter_equals_the_reference_for_every_sum():
+    kind = OperandType.TENSOR_QUANT8_ASYMM_SIGNED
+    source, target = (
+        Operand(kind, scale=0.0235, zero_point=-128),
+        Operand(kind, scale=0.0113, zero_point=-128),
+    )
+    rule = mean_filter(source, target, 49)
+    assert rule.is_exact and (rule.weight, rule.bias) != (1, 0)
+    sums = np.arange(0, 255 * 49 + 1)
+    multiplier, shift = quantize_multiplier(0.0235 / 0.0113)
+    places = 5  # 32 is the largest power of two in 49.
+    reference = multiply_by_quantized_multiplier(sums, (multiplier << places) // 49, shift - places)
+    ours = multiply_by_quantized_multiplier(
+        sums * rule.weight + rule.bias, *quantize_multiplier(0.0235 * rule.scale / 0.0113)
+    )
+    np.testing.assert_array_equal(np.clip(ours - 128, -128, 127), np.clip(reference - 128, -128, 127))
