@@ -77,7 +77,7 @@ class VtsSubject:
         mutants_max: Most mutations of one family of one model; None for all.
         is_remote: Whether the device is in a process of its own.
         step: Told at every step.
-        make_other: Makes a second device of the same driver, for what must not mix; the caller closes it.
+        get_other: Gives a second device of the same driver, for what must not mix; None where there is none.
     """
 
     def __init__(
@@ -88,14 +88,14 @@ class VtsSubject:
         mutants_max: int | None = None,
         is_remote: bool = False,
         step: Callable[[], None] = lambda: None,
-        make_other: Callable[[], Awaitable[Device]] | None = None,
+        get_other: Callable[[], Awaitable[Device]] | None = None,
     ) -> None:
         self.device = device
         self.tests = tests
         self.mutants_max = mutants_max
         self.is_remote = is_remote
         self.step = step
-        self.make_other = make_other
+        self.get_other = get_other
 
     def sample(self, items: Sequence[_T], *key: object) -> list[_T]:
         """At most ``mutants_max`` of them, in order; which ones depends on ``key`` alone."""

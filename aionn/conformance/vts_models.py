@@ -11,6 +11,7 @@ Source: the models of the NN HAL's VTS for memory domains, caching and quality o
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,7 +24,6 @@ import numpy.typing as npt
 from aionn.conformance.cts import CtsTest, iterate_tests, operation_types
 from aionn.hal import (
     DataLocation,
-    LOOP_TIMEOUT_MAX_NS,
     Memory,
     Model,
     OperandType,
@@ -64,8 +64,8 @@ MEMORY_TYPES = (
 )
 """The types that memory domains are tried with; the VTS's."""
 
-ENDLESS_NS = LOOP_TIMEOUT_MAX_NS
-"""What bounds a loop that never ends by itself."""
+LONG_MODELS = 8
+"""Models of several operations in a sample: the smallest model with an operation has hardly ever another."""
 
 
 def default_data() -> Path | None:
@@ -98,7 +98,9 @@ def sample_tests(folder: Path, *, per_operation: int | None, operations_max: int
             chosen.append(test)
             for name in types:
                 counts[name] = counts.get(name, 0) + 1
-    return chosen
+    names = {test.name for test in chosen}
+    long = (t for t in sorted(tests, key=_effort) if 3 <= len(t.main.operations) <= operations_max)
+    return [*chosen, *itertools.islice((t for t in long if t.name not in names), LONG_MODELS)]
 
 
 def _effort(test: CtsTest) -> tuple[int, int, str]:

@@ -485,11 +485,13 @@ _OPTIONAL_OUTPUTS = frozenset(
         Op.SPLIT,
         Op.UNIDIRECTIONAL_SEQUENCE_LSTM,
         Op.UNIDIRECTIONAL_SEQUENCE_RNN,
+        Op.WHILE,
     }
 )
-"""Operations whose number of outputs another operand says: an operand less may fit as well."""
+"""Operations whose number of outputs another operand says, or the caller: an operand less may fit as well."""
 
 _POOL = ((11, 10), (8, 7))
+_RESIZE = ((4, 3), (5, 3), (5, 4), (6, 3), (6, 4), (6, 5))
 _OPTIONAL_INPUTS: dict[int, tuple[tuple[int, int], ...]] = {
     Op.AVERAGE_POOL_2D: _POOL,
     Op.BATCH_TO_SPACE_ND: ((3, 2),),
@@ -500,8 +502,8 @@ _OPTIONAL_INPUTS: dict[int, tuple[tuple[int, int], ...]] = {
     Op.L2_POOL_2D: _POOL,
     Op.LOCAL_RESPONSE_NORMALIZATION: ((6, 5),),
     Op.MAX_POOL_2D: _POOL,
-    Op.RESIZE_BILINEAR: ((4, 3), (5, 4), (6, 5), (5, 3), (6, 4)),
-    Op.RESIZE_NEAREST_NEIGHBOR: ((5, 4), (6, 5), (6, 4)),
+    Op.RESIZE_BILINEAR: _RESIZE,
+    Op.RESIZE_NEAREST_NEIGHBOR: _RESIZE,
     Op.SOFTMAX: ((3, 2),),
     Op.SPACE_TO_BATCH_ND: ((4, 3),),
     Op.SPACE_TO_DEPTH: ((3, 2),),
@@ -517,6 +519,8 @@ def _is_optional(operation: Operation, position: int) -> bool:
     count = len(operation.inputs)
     if operation.type == Op.CONCATENATION:
         return count > 2 and position != count - 1
+    if operation.type == Op.PACK:
+        return count > 2 and position != 0
     return (count, position) in _OPTIONAL_INPUTS.get(operation.type, ())
 
 
