@@ -24,6 +24,7 @@ import msgspec
 
 from aionn.conformance import (
     vts_basics,
+    vts_memory_domains,
     vts_refusals,
 )
 from aionn.conformance.computing import Breach
@@ -50,6 +51,7 @@ __all__ = [
 CASES: tuple[Case, ...] = (
     *vts_basics.CASES,
     *vts_refusals.CASES,
+    *vts_memory_domains.CASES,
 )
 """All cases, in the order in which they are run."""
 
