@@ -127,7 +127,7 @@ async def _run(
                 on_device_ms.append(result.timing.time_on_device_ns / 1e6)
         report = {
             "model": str(model),
-            "device": net.device.name,
+            "device": ", ".join(net.devices),
             "compile_ms": round(compile_ms, 3),
             "executions": count,
             "latency_ms": _spread(latencies_ms),

@@ -125,7 +125,7 @@ async def _stream(
             finished = anyio.Event()
             async with anyio.create_task_group() as tasks:
                 if live:
-                    title = f"{model.name} on {net.device.name}"
+                    title = f"{model.name} on {', '.join(net.devices)}"
                     tasks.start_soon(lambda: show_live(title, (account,), finished=finished.is_set))
                 try:
                     await stream_into_account(
@@ -144,7 +144,7 @@ async def _stream(
         return {
             "model": str(model),
             "source": str(video or audio),
-            "device": net.device.name,
+            "device": ", ".join(net.devices),
             "items": account.presented,
             "on_time": account.on_time,
             "late": account.late,

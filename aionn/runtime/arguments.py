@@ -4,7 +4,7 @@ Owns the description of a model's inputs and outputs, the checks of what an appl
 pictures and real values become what a model's input wants.
 
 Invariants:
-1. Values lie 64-byte aligned and padded in one memory per request, so that mapping it once serves every argument.
+1. Values lie 64-byte aligned and padded in one memory per execution, so that mapping it once serves every argument of every step.
 2. A value that does not fit the model is refused before anything is copied.
 """
 
@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aionn.errors import InvalidArgument
+from aionn.errors import GeneralFailure, InvalidArgument
 from aionn.hal import (
     PREFERRED_ALIGNMENT_BYTES,
     DataLocation,
@@ -127,90 +127,119 @@ def _check_input(index: int, spec: TensorSpec, value: Any) -> Array:
     return np.asarray(value)
 
 
-class RequestArea:
-    """Shared memory for the arguments of one execution, and the request that refers to it.
-
-    Args:
-        inputs: Descriptions of the inputs.
-        outputs: Descriptions of the outputs.
-        input_shapes: One shape per input; None for one that is left out.
-        output_bytes: Room per output; None takes what the description says, or a guess.
+class Value(msgspec.Struct, frozen=True):
+    """A value that travels between the application and devices, or from one step to the next.
 
     Attributes:
-        memory: Holds all values.
-        inputs: One writable view per input, None for one that is left out.
-        request: Refers to ``memory`` as pool 0.
+        key: Its operand's index in the main subgraph.
+        spec: Its description.
+        shape: Its extents for this execution where they are known; None for an input that is left out.
+        size_bytes: Room for it.
     """
 
-    def __init__(
-        self,
-        inputs: Sequence[TensorSpec],
-        outputs: Sequence[TensorSpec],
-        input_shapes: Sequence[tuple[int, ...] | None],
-        output_bytes: Sequence[int] | None = None,
-    ) -> None:
-        sizes: list[int] = []
-        for spec, shape in zip(inputs, input_shapes, strict=True):
-            sizes.append(0 if shape is None else operand_size_bytes(spec.type, shape))
-        for index, spec in enumerate(outputs):
-            known = operand_size_bytes(spec.type, spec.dimensions)
-            sizes.append(output_bytes[index] if output_bytes is not None else known or UNKNOWN_OUTPUT_BYTES)
-        offsets, end = [], 0
-        for size in sizes:
-            offsets.append(end)
-            end += -(-max(size, 1) // PREFERRED_ALIGNMENT_BYTES) * PREFERRED_ALIGNMENT_BYTES
-        self.memory = Memory.create(max(end, PREFERRED_ALIGNMENT_BYTES), name="aionn-request")
-        self._output_specs = tuple(outputs)
-        self.inputs: list[Array | None] = []
-        input_arguments, output_arguments = [], []
-        for position, (spec, shape) in enumerate(zip(inputs, input_shapes, strict=True)):
-            if shape is None:
-                self.inputs.append(None)
-                input_arguments.append(RequestArgument(has_no_value=True))
-                continue
-            refined = () if shape == spec.dimensions else shape
-            self.inputs.append(self._view(offsets[position], sizes[position], spec, shape))
-            input_arguments.append(
-                RequestArgument(False, DataLocation(0, offsets[position], sizes[position]), refined)
+    key: int
+    spec: TensorSpec
+    shape: tuple[int, ...] | None
+    size_bytes: int
+
+
+def input_value(key: int, spec: TensorSpec, shape: tuple[int, ...] | None) -> Value:
+    """An input of a known shape, or one that is left out (None)."""
+    return Value(key, spec, shape, 0 if shape is None else operand_size_bytes(spec.type, shape))
+
+
+def result_value(key: int, spec: TensorSpec, size_bytes: int | None = None) -> Value:
+    """What a device will write; None takes the size that the description tells, or a guess."""
+    if size_bytes is None:
+        size_bytes = operand_size_bytes(spec.type, spec.dimensions) or UNKNOWN_OUTPUT_BYTES
+    return Value(key, spec, spec.dimensions, size_bytes)
+
+
+class RequestArea:
+    """Shared memory for all values of one execution, and the requests that refer to it.
+
+    Attributes:
+        memories: Pool 0 holds every value; one pool more for each value that had to grow.
+    """
+
+    def __init__(self, values: Sequence[Value]) -> None:
+        self._values = {value.key: value for value in values}
+        self._locations: dict[int, DataLocation] = {}
+        self._shapes: dict[int, tuple[int, ...] | None] = {value.key: value.shape for value in values}
+        end = 0
+        for value in values:
+            self._locations[value.key] = DataLocation(0, end, value.size_bytes)
+            end += -(-max(value.size_bytes, 1) // PREFERRED_ALIGNMENT_BYTES) * PREFERRED_ALIGNMENT_BYTES
+        self.memories = [Memory.create(max(end, PREFERRED_ALIGNMENT_BYTES), name="aionn-request")]
+
+    def is_for(self, values: Sequence[Value]) -> bool:
+        """Whether the area was made for values like these, so that it can be used again for them."""
+        return list(self._values.values()) == list(values)
+
+    def view(self, key: int) -> Array:
+        """A writable view of a value that is not left out, in its present shape."""
+        value, location, shape = self._values[key], self._locations[key], self._shapes[key]
+        assert shape is not None, "a value that is left out has no view"
+        size_bytes = operand_size_bytes(value.spec.type, shape) if all(shape) else 0
+        if size_bytes > location.length:
+            raise GeneralFailure(
+                f"{value.spec.name}: the device reports {size_bytes} bytes in a room of {location.length}"
             )
-        self._output_offsets = offsets[len(inputs) :]
-        self._output_sizes = sizes[len(inputs) :]
-        for offset, size in zip(self._output_offsets, self._output_sizes, strict=True):
-            output_arguments.append(RequestArgument(False, DataLocation(0, offset, size)))
-        self.request = Request(tuple(input_arguments), tuple(output_arguments), (self.memory,))
+        pool = self.memories[location.pool_index]
+        flat = pool.array[location.offset : location.offset + size_bytes].view(value.spec.dtype)
+        return flat.reshape(() if is_scalar_type(value.spec.type) else shape)
 
-    def _view(self, offset: int, size: int, spec: TensorSpec, shape: tuple[int, ...]) -> Array:
-        flat = self.memory.array[offset : offset + size].view(spec.dtype)
-        return flat.reshape(() if is_scalar_type(spec.type) else shape)
-
-    def write(self, values: Sequence[Array | None]) -> None:
+    def write(self, keys: Sequence[int], arrays: Sequence[Array | None]) -> None:
         """Copies checked inputs into the memory."""
-        for view, value in zip(self.inputs, values, strict=True):
-            if view is not None and value is not None:
-                np.copyto(view, value, casting="no")
+        for key, array in zip(keys, arrays, strict=True):
+            if array is not None:
+                np.copyto(self.view(key), array, casting="no")
 
-    def outputs(self, shapes: Sequence[OutputShape]) -> tuple[Array, ...]:
-        """Read-only views of the outputs, in the shapes that the device reported (or the model's, where it reported none)."""
+    def outputs(self, keys: Sequence[int]) -> tuple[Array, ...]:
+        """Read-only views of results."""
         views = []
-        for index, spec in enumerate(self._output_specs):
-            shape = shapes[index].dimensions if shapes else spec.dimensions
-            size = operand_size_bytes(spec.type, shape) if all(shape) else 0
-            if size > self._output_sizes[index]:
-                raise InvalidArgument(
-                    f"output {index}: the device reports {size} bytes in a room of {self._output_sizes[index]}"
-                )
-            view = self._view(self._output_offsets[index], size, spec, shape)
+        for key in keys:
+            view = self.view(key)
             view.flags.writeable = False
             views.append(view)
         return tuple(views)
 
-    def larger_outputs(self, shapes: Sequence[OutputShape]) -> list[int]:
-        """Room to try next, after the device said that some output did not fit."""
-        sizes = []
-        for index, spec in enumerate(self._output_specs):
-            needed = operand_size_bytes(spec.type, shapes[index].dimensions) if shapes else 0
-            enough = not shapes or shapes[index].is_sufficient
-            sizes.append(max(needed, self._output_sizes[index] * (1 if enough else 2)))
+    def request(self, inputs: Sequence[int], outputs: Sequence[int]) -> Request:
+        """The request of a step that reads and writes these values."""
+        read = []
+        for key in inputs:
+            shape, value = self._shapes[key], self._values[key]
+            if shape is None:
+                read.append(RequestArgument(has_no_value=True))
+            else:
+                location = self._locations[key]
+                if value.shape != shape or location.length == 0:
+                    # What an earlier step wrote may be smaller than its room.
+                    size_bytes = operand_size_bytes(value.spec.type, shape)
+                    location = DataLocation(location.pool_index, location.offset, size_bytes)
+                read.append(RequestArgument(False, location, () if shape == value.spec.dimensions else shape))
+        written = tuple(RequestArgument(False, self._locations[key]) for key in outputs)
+        return Request(tuple(read), written, tuple(self.memories))
+
+    def note(self, keys: Sequence[int], shapes: Sequence[OutputShape]) -> None:
+        """Remembers the shapes that a device reported for what it wrote."""
+        for key, shape in zip(keys, shapes, strict=False):
+            if shape.is_sufficient:
+                self._shapes[key] = shape.dimensions
+
+    def grow(self, keys: Sequence[int], shapes: Sequence[OutputShape]) -> dict[int, int]:
+        """Makes more room for what did not fit: what the device asks for, at least twice what there was.
+
+        Returns:
+            The new sizes by key, for the next execution.
+        """
+        sizes = {}
+        for key, shape in zip(keys, shapes, strict=False):
+            if not shape.is_sufficient:
+                known = operand_size_bytes(self._values[key].spec.type, shape.dimensions)
+                sizes[key] = max(known, 2 * self._locations[key].length)
+                self.memories.append(Memory.create(sizes[key], name="aionn-request"))
+                self._locations[key] = DataLocation(len(self.memories) - 1, 0, sizes[key])
         return sizes
 
 

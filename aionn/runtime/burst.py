@@ -17,23 +17,15 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 import anyio
 import msgspec
 
-from aionn.errors import Error, InvalidArgument, MissedDeadline
-from aionn.hal import (
-    Burst as HalBurst,
-)
-from aionn.hal import (
-    ExecutionResult,
-    PreparedModel,
-    Priority,
-    Timing,
-    check_deadline_ns,
-    dimensions_are_known,
-)
+from aionn.errors import Error, GeneralFailure, InvalidArgument, MissedDeadline
+from aionn.hal import Burst as HalBurst
+from aionn.hal import Priority, Timing, check_deadline_ns, dimensions_are_known
 from aionn.runtime.arguments import Array, RequestArea, TensorSpec, Writer, check_inputs
-from aionn.runtime.execution import Execution, Result
+from aionn.runtime.execution import Execution, Result, Turn
 
 if TYPE_CHECKING:
-    from aionn.runtime.runtime import Runtime, RuntimeDevice
+    from aionn.runtime.compilation import Plan
+    from aionn.runtime.runtime import Runtime
 
 __all__ = ["Burst", "Stream", "StreamResult", "StreamStatistics"]
 
@@ -47,11 +39,13 @@ _T = TypeVar("_T")
 
 
 class _Slot:
-    """One request's memory and how many still use it."""
+    """One execution's memory, the requests of its steps, and how many still use it."""
 
-    def __init__(self, identifier: int, area: RequestArea) -> None:
+    def __init__(self, identifier: int, area: RequestArea, plan: Plan) -> None:
         self.identifier = identifier
         self.area = area
+        # Nothing changes from frame to frame but the values, so the requests are made once.
+        self.requests = [area.request(step.inputs, step.outputs) for step in plan.steps]
         self.users = 0
 
 
@@ -61,43 +55,45 @@ class Burst:
     def __init__(
         self,
         runtime: Runtime,
-        device: RuntimeDevice,
-        prepared: PreparedModel,
-        inputs: Sequence[TensorSpec],
-        outputs: Sequence[TensorSpec],
+        plan: Plan,
         priority: Priority,
         slots: int,
         *,
-        on_close: Callable[[Burst], None] = lambda burst: None,
+        on_close: Callable[[Burst], None],
     ) -> None:
         if not 1 <= slots <= SLOTS_MAX:
             raise InvalidArgument(f"burst: expected from 1 to {SLOTS_MAX} slots, got {slots}")
-        for spec in (*inputs, *outputs):
+        for spec in (*plan.inputs, *plan.outputs, *plan.temporaries.values()):
             if not dimensions_are_known(spec.type, spec.dimensions):
                 raise InvalidArgument(f"burst: expected known shapes, got {spec}")
         self._runtime = runtime
-        self._device = device
-        self._prepared = prepared
-        self._inputs = tuple(inputs)
-        self._outputs = tuple(outputs)
+        self._plan = plan
+        self._inputs = plan.inputs
         self._priority = priority
         self._slot_count = slots
         self._slots: list[_Slot] = []
         self._free = anyio.Semaphore(0)
-        self._in_flight = anyio.Lock()
-        self._hal: HalBurst | None = None
+        self._in_flight = [anyio.Lock() for _ in plan.steps]
+        self._hal: list[HalBurst] = []
+        self._opened = False
         self._streams: set[Stream[Any]] = set()
         self._on_close = on_close
         self._closed = False
 
     async def __aenter__(self) -> Self:
-        if self._hal is not None or self._closed:
+        if self._opened or self._closed:
             raise InvalidArgument("burst: can be entered once")
-        self._hal = await self._prepared.configure_execution_burst()
-        shapes = [spec.dimensions for spec in self._inputs]
-        for identifier in range(self._slot_count):
-            self._slots.append(_Slot(identifier, RequestArea(self._inputs, self._outputs, shapes)))
-            self._free.release()
+        self._opened = True
+        try:
+            for step in self._plan.steps:
+                self._hal.append(await step.prepared.configure_execution_burst())
+            values = self._plan.values([spec.dimensions for spec in self._inputs], {})
+            for identifier in range(self._slot_count):
+                self._slots.append(_Slot(identifier, RequestArea(values), self._plan))
+                self._free.release()
+        except BaseException:
+            await self.aclose()
+            raise
         return self
 
     async def __aexit__(
@@ -106,7 +102,7 @@ class Burst:
         await self.aclose()
 
     async def _take(self) -> _Slot:
-        if self._hal is None or self._closed:
+        if not self._slots or self._closed:
             raise InvalidArgument("burst: not open; use it with async with")
         await self._free.acquire()
         slot = next(s for s in self._slots if s.users == 0)
@@ -121,21 +117,12 @@ class Burst:
     def _begin(
         self, slot: _Slot, deadline_ns: int | None, priority: Priority, measure: bool, *, copy: bool
     ) -> Execution:
-        hal = self._hal
-        assert hal is not None, "a slot is only had from an open burst"
         slot.users += 1
-
-        async def run() -> tuple[RequestArea, ExecutionResult]:
-            async with self._in_flight:
-                result = await hal.execute_synchronously(
-                    slot.area.request, (slot.identifier,), measure=measure, deadline_ns=deadline_ns
-                )
-            return slot.area, result
-
         execution = Execution(
-            run,
-            dispatcher=self._device.dispatcher,
-            device=self._device.name,
+            lambda: slot.area,
+            [self._turn(slot, index, measure) for index in range(len(self._hal))],
+            self._plan.model.main.output_indexes,
+            device=self._plan.device_names,
             priority=priority,
             deadline_ns=deadline_ns,
             copy=copy,
@@ -143,6 +130,23 @@ class Burst:
         )
         execution.start(self._runtime.tasks)
         return execution
+
+    def _turn(self, slot: _Slot, index: int, measure: bool) -> Turn:
+        step, hal = self._plan.steps[index], self._hal[index]
+
+        async def run(area: RequestArea, deadline_ns: int | None) -> Timing:
+            async with self._in_flight[index]:
+                result = await hal.execute_synchronously(
+                    slot.requests[index], (slot.identifier,), measure=measure, deadline_ns=deadline_ns
+                )
+            if not result.output_sufficient_size:
+                raise GeneralFailure(
+                    f"burst: {step.device.name} reports an output larger than the model says"
+                )
+            area.note(step.outputs, result.output_shapes)
+            return result.timing
+
+        return Turn(step.device.dispatcher, run)
 
     async def execute(
         self,
@@ -157,7 +161,7 @@ class Burst:
         values = check_inputs(self._inputs, inputs)
         slot = await self._take()
         try:
-            slot.area.write(values)
+            slot.area.write(self._plan.model.main.input_indexes, values)
             execution = self._begin(slot, deadline, self._priority_of(priority), measure, copy=True)
             try:
                 return await execution
@@ -225,14 +229,13 @@ class Burst:
         self._on_close(self)
         for stream in list(self._streams):
             stream.cancel()
-        hal = self._hal
-        if hal is None:
-            return
         with anyio.CancelScope(shield=True):
             with anyio.move_on_after(CLOSE_S_MAX):
-                async with self._in_flight:
-                    pass
-            await hal.aclose()
+                for lock in self._in_flight:
+                    async with lock:
+                        pass
+            for hal in self._hal:
+                await hal.aclose()
         self._slots.clear()
 
 
@@ -312,9 +315,8 @@ class Stream(AsyncIterator[StreamResult[_T]]):
                 async for item in self._source:
                     slot = await self._burst._take()
                     try:
-                        (view,) = slot.area.inputs
-                        assert view is not None, "a burst's inputs are all there"
-                        self._write(item, view)
+                        (key,) = self._burst._plan.model.main.input_indexes
+                        self._write(item, slot.area.view(key))
                         deadline_ns = None if self._deadline is None else self._deadline(item)
                         check_deadline_ns(deadline_ns, where="stream")
                         limit_ns = deadline_ns if self._drop_late else None

@@ -1,4 +1,4 @@
-"""A model made ready on a device, and the ways to execute it.
+"""A model made ready on one device or several, and the ways to execute it.
 
 Owns request memory that is used again, the choice of the path (plain, fenced, burst), and the growth of outputs whose size only the
 device knows.
@@ -6,31 +6,32 @@ device knows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import msgspec
 
 from aionn.errors import InvalidArgument, OutputInsufficientSize
-from aionn.hal import (
-    ExecutionResult,
-    Model,
-    PreparedModel,
-    Priority,
-    check_deadline_ns,
-    operation_type_name,
+from aionn.hal import Model, PreparedModel, Priority, Timing, check_deadline_ns
+from aionn.runtime.arguments import (
+    Array,
+    RequestArea,
+    TensorSpec,
+    Value,
+    check_inputs,
+    input_value,
+    result_value,
 )
-from aionn.runtime.arguments import Array, RequestArea, TensorSpec, check_inputs
 from aionn.runtime.burst import Burst
 from aionn.runtime.clock import to_ns
-from aionn.runtime.execution import Execution, Result, check_fences
+from aionn.runtime.execution import Execution, Result, Turn, check_fences
 from fences import SyncFence
 
 if TYPE_CHECKING:
     from aionn.runtime.runtime import Runtime, RuntimeDevice
 
-__all__ = ["Compilation", "Placement", "priority_of"]
+__all__ = ["Compilation", "Placement", "Plan", "PreparedStep", "priority_of"]
 
 AREAS_KEPT_MAX = 8
 """Request memories that a compilation keeps for the next execution; more are given back."""
@@ -68,6 +69,59 @@ def priority_of(value: str | Priority) -> Priority:
         raise InvalidArgument(f"priority: expected one of {names}, got {value!r}") from None
 
 
+class PreparedStep(NamedTuple):
+    """A step of the plan, made ready on its device.
+
+    Attributes:
+        device: Where it runs.
+        prepared: The device's prepared model.
+        inputs: Keys of the values that it reads, in the order of its model's inputs.
+        outputs: Keys of the values that it writes, in the order of its model's outputs.
+    """
+
+    device: RuntimeDevice
+    prepared: PreparedModel
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+class Plan(NamedTuple):
+    """All that a compilation executes.
+
+    Attributes:
+        model: The whole model.
+        inputs: What it takes, by description.
+        outputs: What it gives, by description.
+        temporaries: Values that go from one step to another, by key.
+        steps: In the order in which they run.
+        placement: Which operation runs where, and why.
+    """
+
+    model: Model
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    temporaries: Mapping[int, TensorSpec]
+    steps: tuple[PreparedStep, ...]
+    placement: tuple[Placement, ...]
+
+    @property
+    def device_names(self) -> str:
+        """The devices' names in the order of the steps, each once."""
+        return ", ".join(dict.fromkeys(step.device.name for step in self.steps))
+
+    def values(
+        self, input_shapes: Sequence[tuple[int, ...] | None], sizes: Mapping[int, int]
+    ) -> tuple[Value, ...]:
+        """All values of an execution; ``sizes`` says what is known from earlier ones."""
+        main = self.model.main
+        inputs = [
+            input_value(key, spec, shape)
+            for key, spec, shape in zip(main.input_indexes, self.inputs, input_shapes, strict=True)
+        ]
+        results = {**dict(zip(main.output_indexes, self.outputs, strict=True)), **self.temporaries}
+        return (*inputs, *(result_value(key, spec, sizes.get(key)) for key, spec in results.items()))
+
+
 class Compilation:
     """A model made ready. Close it with ``aclose`` or ``async with``; the runtime closes what is left.
 
@@ -75,39 +129,26 @@ class Compilation:
         model: The model.
         inputs: What it takes.
         outputs: What it gives.
-        device: Where it runs.
+        devices: Names of the devices that it runs on.
         placement: Which operation runs where, and why.
     """
 
     def __init__(
-        self,
-        runtime: Runtime,
-        device: RuntimeDevice,
-        prepared: PreparedModel,
-        model: Model,
-        inputs: Sequence[TensorSpec],
-        outputs: Sequence[TensorSpec],
-        priority: Priority,
-        reason: str,
-        *,
-        on_close: Callable[[Compilation], None],
+        self, runtime: Runtime, plan: Plan, priority: Priority, *, on_close: Callable[[Compilation], None]
     ) -> None:
         self._runtime = runtime
-        self.device = device
-        self._prepared = prepared
-        self.model = model
-        self.inputs = tuple(inputs)
-        self.outputs = tuple(outputs)
+        self._plan = plan
         self._priority = priority
+        self._on_close = on_close
         self._areas: list[RequestArea] = []
-        self._output_bytes: list[int] | None = None
+        self._sizes: dict[int, int] = {}
         self._bursts: set[Burst] = set()
         self._closed = False
-        self._on_close = on_close
-        self.placement = tuple(
-            Placement(index, operation_type_name(operation.type), device.name, reason)
-            for index, operation in enumerate(model.main.operations)
-        )
+        self.model = plan.model
+        self.inputs = plan.inputs
+        self.outputs = plan.outputs
+        self.devices = tuple(dict.fromkeys(step.device.name for step in plan.steps))
+        self.placement = plan.placement
 
     async def execute(
         self,
@@ -194,13 +235,16 @@ class Compilation:
         values = check_inputs(self.inputs, inputs)
         loop_timeout_ns = None if loop_timeout is None else to_ns(loop_timeout, what="loop_timeout")
 
-        async def run() -> tuple[RequestArea, ExecutionResult]:
-            return await self._run(values, measure, execution.deadline_ns, loop_timeout_ns)
+        def prepare() -> RequestArea:
+            area = self._area(values)
+            area.write(self.model.main.input_indexes, values)
+            return area
 
         execution = Execution(
-            run,
-            dispatcher=self.device.dispatcher,
-            device=self.device.name,
+            prepare,
+            [self._turn(step, measure, loop_timeout_ns) for step in self._plan.steps],
+            self.model.main.output_indexes,
+            device=self._plan.device_names,
             priority=self._priority if priority is None else priority_of(priority),
             deadline_ns=deadline,
             duration_ns=duration_ns,
@@ -210,37 +254,39 @@ class Compilation:
         execution.start(self._runtime.tasks)
         return execution
 
-    async def _run(
-        self,
-        values: list[Array | None],
-        measure: bool,
-        deadline_ns: int | None,
-        loop_timeout_ns: int | None,
-    ) -> tuple[RequestArea, ExecutionResult]:
-        for _ in range(GROWTH_TRIES_MAX):
-            area = self._area(values)
-            area.write(values)
-            result = await self._prepared.execute_synchronously(
-                area.request, measure=measure, deadline_ns=deadline_ns, loop_timeout_ns=loop_timeout_ns
+    def _turn(self, step: PreparedStep, measure: bool, loop_timeout_ns: int | None) -> Turn:
+        async def run(area: RequestArea, deadline_ns: int | None) -> Timing:
+            for _ in range(GROWTH_TRIES_MAX):
+                result = await step.prepared.execute_synchronously(
+                    area.request(step.inputs, step.outputs),
+                    measure=measure,
+                    deadline_ns=deadline_ns,
+                    loop_timeout_ns=loop_timeout_ns,
+                )
+                area.note(step.outputs, result.output_shapes)
+                if result.output_sufficient_size:
+                    return result.timing
+                self._sizes.update(area.grow(step.outputs, result.output_shapes))
+            raise OutputInsufficientSize(
+                f"execute: the outputs did not fit after {GROWTH_TRIES_MAX} tries",
+                [(s.dimensions, s.is_sufficient) for s in result.output_shapes],
             )
-            if result.output_sufficient_size:
-                return area, result
-            self._output_bytes = area.larger_outputs(result.output_shapes)
-            self._areas.clear()
-        raise OutputInsufficientSize(
-            f"execute: the outputs did not fit after {GROWTH_TRIES_MAX} tries",
-            [(s.dimensions, s.is_sufficient) for s in result.output_shapes],
-        )
 
-    def _area(self, values: Sequence[Array | None]) -> RequestArea:
-        shapes = [None if value is None else value.shape for value in values]
+        return Turn(step.device.dispatcher, run)
+
+    def _area(self, arrays: Sequence[Array | None]) -> RequestArea:
+        shapes = [None if array is None else array.shape for array in arrays]
+        values = self._plan.values(shapes, self._sizes)
         for index, area in enumerate(self._areas):
-            if [None if view is None else view.shape for view in area.inputs] == shapes:
+            if area.is_for(values):
                 return self._areas.pop(index)
-        return RequestArea(self.inputs, self.outputs, shapes, self._output_bytes)
+        self._areas.clear()  # What was kept is for other shapes or sizes.
+        return RequestArea(values)
 
     def _give_back(self, area: RequestArea | None) -> None:
-        if area is not None and len(self._areas) < AREAS_KEPT_MAX and not self._closed:
+        # One that had to grow has its values scattered; the next execution starts with one memory of the right size.
+        keep = area is not None and len(area.memories) == 1 and not self._closed
+        if area is not None and keep and len(self._areas) < AREAS_KEPT_MAX:
             self._areas.append(area)
 
     def burst(self, *, slots: int = 2) -> Burst:
@@ -253,16 +299,7 @@ class Compilation:
             InvalidArgument: The model's inputs or outputs have unknown shapes, or ``slots`` is below 1.
         """
         self._check_open()
-        burst = Burst(
-            self._runtime,
-            self.device,
-            self._prepared,
-            self.inputs,
-            self.outputs,
-            self._priority,
-            slots,
-            on_close=self._bursts.discard,
-        )
+        burst = Burst(self._runtime, self._plan, self._priority, slots, on_close=self._bursts.discard)
         self._bursts.add(burst)
         return burst
 
@@ -279,7 +316,8 @@ class Compilation:
         for burst in list(self._bursts):
             await burst.aclose()
         self._areas.clear()
-        await self._prepared.aclose()
+        for step in self._plan.steps:
+            await step.prepared.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -290,5 +328,5 @@ class Compilation:
         await self.aclose()
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else f"on {self.device.name}"
+        state = "closed" if self._closed else f"on {self._plan.device_names}"
         return f"<Compilation of {len(self.model.main.operations)} operations, {state}>"

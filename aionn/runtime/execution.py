@@ -1,4 +1,4 @@
-"""One execution: wait for fences, wait for a slot, run on the device, finish a fence.
+"""One execution: wait for fences, then for each step wait for a slot and run on the device, finish a fence.
 
 Owns the life of an execution from the call to its result, and the rule that a slot is held until the device has really finished.
 
@@ -14,20 +14,20 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import anyio.abc
 import msgspec
 
 from aionn.errors import Error, ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline
-from aionn.hal import NO_TIMING, ExecutionResult, Priority, Timing
+from aionn.hal import NO_TIMING, Priority, Timing
 from aionn.runtime.arguments import Array, RequestArea
 from aionn.runtime.clock import now_ns
 from aionn.scheduler.dispatcher import Dispatcher
 from fences import FenceStatus, SyncFence, merge
 
-__all__ = ["Execution", "ExecutionState", "Result"]
+__all__ = ["Execution", "ExecutionState", "Result", "Turn", "check_fences"]
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -60,6 +60,18 @@ class ExecutionState(enum.Enum):
     FINISHED = "finished"
 
 
+class Turn(NamedTuple):
+    """One step of an execution.
+
+    Attributes:
+        dispatcher: The slots of the device that runs it.
+        run: Runs it there, on a slot that is had, and gives what the device measured. Takes the memory and the limit.
+    """
+
+    dispatcher: Dispatcher
+    run: Callable[[RequestArea, int | None], Awaitable[Timing]]
+
+
 class Execution:
     """An execution under way. Awaiting it gives its ``Result`` or raises; cancelling an await leaves it as it is.
 
@@ -70,9 +82,10 @@ class Execution:
 
     def __init__(
         self,
-        run: Callable[[], Awaitable[tuple[RequestArea, ExecutionResult]]],
+        prepare: Callable[[], RequestArea],
+        turns: Sequence[Turn],
+        outputs: Sequence[int],
         *,
-        dispatcher: Dispatcher,
         device: str,
         priority: Priority,
         deadline_ns: int | None,
@@ -81,8 +94,10 @@ class Execution:
         copy: bool = True,
         finish: Callable[[RequestArea | None], None] = lambda area: None,
     ) -> None:
-        self._run_on_device = run
-        self._dispatcher = dispatcher
+        self._prepare = prepare
+        self._turns = turns
+        self._outputs = outputs
+        self._area: RequestArea | None = None
         self._device = device
         self._priority = priority
         self._deadline_ns = deadline_ns
@@ -124,12 +139,13 @@ class Execution:
             self._stop_waiting()
 
     async def _run(self) -> None:
-        area: RequestArea | None = None
         try:
             with anyio.CancelScope() as self._scope:
                 if self._wait_for:
                     await self._wait_for_fences()
-                area = await self._take_turn()
+                self._area = self._prepare()
+                timings = [await self._take_turn(turn, self._area) for turn in self._turns]
+                self._complete(self._area, _sum_of(timings))
         except Error as e:
             self._fail(e)
         except Exception as e:
@@ -139,7 +155,7 @@ class Execution:
         finally:
             self.state = ExecutionState.FINISHED
             self.fence.try_fail(GeneralFailure("execution: cancelled"))
-            self._finish(area)
+            self._finish(self._area)
 
     async def _wait_for_fences(self) -> None:
         try:
@@ -153,29 +169,31 @@ class Execution:
                 self._deadline_ns = limit_ns
                 self._tasks.start_soon(self._expire, limit_ns)
 
-    async def _take_turn(self) -> RequestArea:
+    async def _take_turn(self, turn: Turn, area: RequestArea) -> Timing:
+        if self.fence.status != FenceStatus.PENDING:
+            raise GeneralFailure("execution: given up before its next step")
         self.state = ExecutionState.WAITING_FOR_SLOT
-        await self._dispatcher.acquire(priority=self._priority, deadline_ns=self._deadline_ns)
+        await turn.dispatcher.acquire(priority=self._priority, deadline_ns=self._deadline_ns)
         try:
+            if not self._queued_ns:
+                self._queued_ns = now_ns() - self._asked_ns
             self.state = ExecutionState.RUNNING
-            self._queued_ns = now_ns() - self._asked_ns
             # From here on the device works: whoever gives up, the slot is held until it has answered.
             with anyio.CancelScope(shield=True):
-                area, result = await self._run_on_device()
+                timing = await turn.run(area, self._deadline_ns)
+            return timing
         finally:
-            self._dispatcher.release()
-        self._complete(area, result)
-        return area
+            turn.dispatcher.release()
 
-    def _complete(self, area: RequestArea, result: ExecutionResult) -> None:
+    def _complete(self, area: RequestArea, timing: Timing) -> None:
         self.finished_ns = now_ns()
         if self.fence.status != FenceStatus.PENDING:
             return
-        views = area.outputs(result.output_shapes)
+        views = area.outputs(self._outputs)
         outputs = tuple(view.copy() for view in views) if self._copy else views
         self._result = Result(
             outputs,
-            result.timing,
+            timing,
             ErrorStatus.NONE,
             self._device,
             self._queued_ns,
@@ -220,6 +238,16 @@ class Execution:
 
     def __await__(self) -> Generator[Any, None, Result]:
         return self.wait().__await__()
+
+
+def _sum_of(timings: Sequence[Timing]) -> Timing:
+    """What all steps took; None where one was not measured."""
+    on_device = [t.time_on_device_ns for t in timings if t.time_on_device_ns is not None]
+    in_driver = [t.time_in_driver_ns for t in timings if t.time_in_driver_ns is not None]
+    return Timing(
+        sum(on_device) if len(on_device) == len(timings) else None,
+        sum(in_driver) if len(in_driver) == len(timings) else None,
+    )
 
 
 def check_fences(wait_for: Sequence[SyncFence]) -> None:

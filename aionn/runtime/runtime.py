@@ -39,7 +39,8 @@ from aionn.models.tflite import load_tflite
 from aionn.runtime.arguments import TensorSpec, tensor_spec
 from aionn.runtime.background import Background
 from aionn.runtime.clock import now_ns
-from aionn.runtime.compilation import Compilation, priority_of
+from aionn.runtime.compilation import Compilation, Placement, Plan, PreparedStep, priority_of
+from aionn.runtime.partition import Candidate, Choice, Step, choose_devices, make_steps, step_model
 from aionn.scheduler.dispatcher import Dispatcher
 from aionn.service.client import RemoteDevice
 
@@ -231,17 +232,17 @@ class Runtime:
         priority: str | Priority = Priority.MEDIUM,
         deadline: int | None = None,
     ) -> Compilation:
-        """Makes a model ready on the first of the devices that supports all of it.
+        """Makes a model ready: on one device, or cut into steps where each operation goes to the device that does it best.
 
         Args:
             model: A model, or the path of a .tflite file.
-            devices: A device's name, or several in order of preference; None for all.
+            devices: A device's name, or several; None for all.
             preference: ``low_power``, ``fast_single_answer`` or ``sustained_speed``.
             priority: ``low``, ``medium`` or ``high``, for executions that do not say otherwise.
             deadline: Absolute nanoseconds for the compilation itself; None for none.
 
         Raises:
-            InvalidArgument: The model, the file or an argument is wrong, or no device supports every operation (all are listed).
+            InvalidArgument: The model, the file or an argument is wrong, or some operation is supported by no device (all are listed).
             MissedDeadline: The deadline passed.
             DeviceUnavailable: The driver cannot be started.
             Error: Any other failure.
@@ -253,26 +254,45 @@ class Runtime:
         wanted_preference = _preference_of(preference)
         candidates = self._candidates(devices)
         loaded, inputs, outputs = await _load(model)
-        device = await _choose(loaded, candidates)
-        prepared = await device.hal.prepare_model(
-            loaded, preference=wanted_preference, priority=wanted_priority, deadline_ns=deadline
-        )
-        reason = (
-            "the only device asked for"
-            if len(candidates) == 1
-            else "first device that supports every operation"
-        )
-        compilation = Compilation(
-            self,
-            device,
-            prepared,
+        choices, steps = await _plan(loaded, candidates, wanted_preference)
+        prepared: list[PreparedStep] = []
+        try:
+            for step in steps:
+                device = candidates[step.candidate]
+                prepared.append(
+                    PreparedStep(
+                        device,
+                        await device.hal.prepare_model(
+                            loaded if len(steps) == 1 else step_model(loaded, step),
+                            preference=wanted_preference,
+                            priority=wanted_priority,
+                            deadline_ns=deadline,
+                        ),
+                        loaded.main.input_indexes if len(steps) == 1 else step.inputs,
+                        loaded.main.output_indexes if len(steps) == 1 else step.outputs,
+                    )
+                )
+        except BaseException:
+            for ready in prepared:
+                await ready.prepared.aclose()
+            raise
+        plan = Plan(
             loaded,
             inputs,
             outputs,
-            wanted_priority,
-            reason,
-            on_close=self._compilations.discard,
+            _temporaries(loaded, prepared),
+            tuple(prepared),
+            tuple(
+                Placement(
+                    choice.operation,
+                    operation_type_name(loaded.main.operations[choice.operation].type),
+                    candidates[choice.candidate].name,
+                    choice.reason,
+                )
+                for choice in choices
+            ),
         )
+        compilation = Compilation(self, plan, wanted_priority, on_close=self._compilations.discard)
         self._compilations.add(compilation)
         return compilation
 
@@ -342,18 +362,25 @@ async def _load(
     return loaded.model, inputs, outputs
 
 
-async def _choose(model: Model, candidates: Sequence[RuntimeDevice]) -> RuntimeDevice:
-    missing: list[str] = []
-    for device in candidates:
-        supported = await device.hal.supported_operations(model)
-        if all(supported):
-            return device
-        names = sorted(
-            {
-                operation_type_name(o.type)
-                for o, ok in zip(model.main.operations, supported, strict=True)
-                if not ok
-            }
+async def _plan(
+    model: Model, candidates: Sequence[RuntimeDevice], preference: ExecutionPreference
+) -> tuple[tuple[Choice, ...], tuple[Step, ...]]:
+    """Asks every device what it supports, and cuts the model accordingly."""
+    asked = [
+        Candidate(
+            device.name,
+            device.capabilities,
+            await device.hal.supported_operations(model),
+            is_reference=device.driver == "reference",
         )
-        missing.append(f"{device.name} lacks {', '.join(names)}")
-    raise InvalidArgument(f"compile: no device supports every operation of the model: {'; '.join(missing)}")
+        for device in candidates
+    ]
+    choices = choose_devices(model, asked, preference)
+    return choices, make_steps(model, choices)
+
+
+def _temporaries(model: Model, steps: Sequence[PreparedStep]) -> dict[int, TensorSpec]:
+    """The values that one step writes for another, beside the model's own outputs."""
+    own = {*model.main.input_indexes, *model.main.output_indexes}
+    keys = dict.fromkeys(key for step in steps for key in step.outputs if key not in own)
+    return {key: tensor_spec(model.main.operands[key], f"temporary{key}") for key in keys}

@@ -1,0 +1,258 @@
+"""Which operation goes to which device, and how the work is cut into steps. Pure: no device is asked here.
+
+Owns scores, the choice, the order of steps, and the model of each step. Who supports what was asked before; steps are prepared and run
+elsewhere.
+
+Invariants:
+1. Every operation of the main subgraph is in exactly one step; an operand is written by one step and read by later ones only.
+2. The choice depends on the arguments alone: equal arguments give equal steps.
+3. IF and WHILE go to a device as a whole, with the subgraphs that they refer to.
+
+Source: partitioning of the NN HAL's runtime (``ExecutionPlan``): scores by the type of an operation's first input, ties to the CPU
+device and then to the earlier one, ready queues drained from the last device to the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from aionn.errors import GeneralFailure, InvalidArgument
+from aionn.hal import (
+    Capabilities,
+    DataLocation,
+    ExecutionPreference,
+    Model,
+    Operand,
+    OperandLifeTime,
+    Operation,
+    OperationType,
+    Subgraph,
+    operation_type_name,
+)
+
+__all__ = ["Candidate", "Choice", "Step", "choose_devices", "make_steps", "step_model"]
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """What partitioning knows of a device.
+
+    Attributes:
+        name: Its name.
+        capabilities: Its performance.
+        supported: One answer per operation of the main subgraph.
+        is_reference: Whether it is the CPU reference device, which wins ties.
+    """
+
+    name: str
+    capabilities: Capabilities
+    supported: tuple[bool, ...]
+    is_reference: bool = False
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """Where one operation goes.
+
+    Attributes:
+        operation: Its index in the main subgraph.
+        candidate: Index of the device.
+        scores: One per device, lower is better; None for a device that cannot run it.
+        reason: Why there.
+    """
+
+    operation: int
+    candidate: int
+    scores: tuple[float | None, ...]
+    reason: str
+
+
+class Step(msgspec.Struct, frozen=True):
+    """A part of the main subgraph that runs on one device in one go.
+
+    Attributes:
+        candidate: Index of the device.
+        operations: Indexes of its operations, in execution order.
+        inputs: Operands that it reads and does not write, constants left out, by index in the main subgraph.
+        outputs: Operands that it writes and that a later step or the caller reads.
+    """
+
+    candidate: int
+    operations: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+def choose_devices(
+    model: Model, candidates: Sequence[Candidate], preference: ExecutionPreference
+) -> tuple[Choice, ...]:
+    """The best device for each operation of the main subgraph.
+
+    Raises:
+        InvalidArgument: Some operation is supported by no device; all such operations are listed.
+    """
+    choices = []
+    homeless: set[str] = set()
+    for index, operation in enumerate(model.main.operations):
+        scores = tuple(
+            _score(model, model.main, operation, c.capabilities, preference) if c.supported[index] else None
+            for c in candidates
+        )
+        able = [i for i, score in enumerate(scores) if score is not None]
+        if not able:
+            homeless.add(operation_type_name(operation.type))
+            continue
+        # min() keeps the first of equals, so the reference device sorts before the others at the same score.
+        best = min(able, key=lambda i: (scores[i], not candidates[i].is_reference, i))
+        choices.append(Choice(index, best, scores, _reason(best, able, scores, candidates)))
+    if homeless:
+        names = ", ".join(c.name for c in candidates)
+        raise InvalidArgument(f"compile: no device supports {', '.join(sorted(homeless))} (asked: {names})")
+    return tuple(choices)
+
+
+def _reason(
+    best: int, able: Sequence[int], scores: Sequence[float | None], candidates: Sequence[Candidate]
+) -> str:
+    if len(able) == 1:
+        return "the only device that supports it" if len(candidates) > 1 else "the only device asked for"
+    told = ", ".join(f"{candidates[i].name} {scores[i]:g}" for i in able)
+    if any(scores[i] == scores[best] for i in able if i != best):
+        tie = "the reference device wins ties" if candidates[best].is_reference else "first of equals"
+        return f"{tie} ({told})"
+    return f"lowest score ({told})"
+
+
+def _score(
+    model: Model,
+    subgraph: Subgraph,
+    operation: Operation,
+    capabilities: Capabilities,
+    preference: ExecutionPreference,
+) -> float:
+    """Execution time or power relative to the CPU: of the first input's type; of IF and WHILE with what they contain."""
+
+    def pick(info: object) -> float:
+        value: float = getattr(
+            info, "power_usage" if preference == ExecutionPreference.LOW_POWER else "exec_time"
+        )
+        return value
+
+    def inside(operand_index: int) -> float:
+        referenced = model.referenced[subgraph.operands[operand_index].location.offset]
+        return sum(_score(model, referenced, o, capabilities, preference) for o in referenced.operations)
+
+    if operation.type == OperationType.IF:
+        branches = (inside(operation.inputs[1]) + inside(operation.inputs[2])) / 2
+        return pick(capabilities.if_performance) + branches
+    if operation.type == OperationType.WHILE:
+        both = inside(operation.inputs[0]) + inside(operation.inputs[1])
+        return pick(capabilities.while_performance) + both
+    # SELECT's first input is its condition: the type that matters is the next one's.
+    position = 1 if operation.type == OperationType.SELECT else 0
+    kind = subgraph.operands[operation.inputs[min(position, len(operation.inputs) - 1)]].type
+    relaxed = model.relax_computation_float32_to_float16
+    return pick(capabilities.performance(kind, is_relaxed=relaxed))
+
+
+def make_steps(model: Model, choices: Sequence[Choice]) -> tuple[Step, ...]:
+    """Cuts the main subgraph into steps, in the order in which they run.
+
+    Raises:
+        GeneralFailure: A step would have no input or no output, which no driver can be given.
+    """
+    main = model.main
+    device_of = {choice.operation: choice.candidate for choice in choices}
+    writer = {index: i for i, operation in enumerate(main.operations) for index in operation.outputs}
+    waits: dict[int, set[int]] = {
+        i: {writer[index] for index in operation.inputs if index in writer}
+        for i, operation in enumerate(main.operations)
+    }
+    readers: dict[int, list[int]] = {}
+    for i, needed in waits.items():
+        for before in needed:
+            readers.setdefault(before, []).append(i)
+    queues: dict[int, list[int]] = {}
+    for i in waits:
+        if not waits[i]:
+            queues.setdefault(device_of[i], []).append(i)
+    groups: list[tuple[int, list[int]]] = []
+    while any(queues.values()):
+        device = max(d for d, queue in queues.items() if queue)
+        group: list[int] = []
+        queue = queues[device]
+        while queue:
+            done = queue.pop(0)
+            group.append(done)
+            for reader in readers.get(done, ()):
+                waits[reader].discard(done)
+                if not waits[reader]:
+                    queues.setdefault(device_of[reader], []).append(reader)
+        groups.append((device, group))
+    return tuple(_step(model, position, device, groups) for position, (device, _) in enumerate(groups))
+
+
+def _step(model: Model, position: int, device: int, groups: Sequence[tuple[int, list[int]]]) -> Step:
+    main = model.main
+    operations = groups[position][1]
+    written = {index for i in operations for index in main.operations[i].outputs}
+    read = {index for i in operations for index in main.operations[i].inputs}
+    read_elsewhere = {
+        index
+        for other, (_, group) in enumerate(groups)
+        if other != position
+        for i in group
+        for index in main.operations[i].inputs
+    }
+    carried = (
+        OperandLifeTime.SUBGRAPH_INPUT,
+        OperandLifeTime.TEMPORARY_VARIABLE,
+        OperandLifeTime.SUBGRAPH_OUTPUT,
+    )
+    inputs = tuple(sorted(i for i in read - written if main.operands[i].lifetime in carried))
+    outputs = tuple(sorted(i for i in written if i in read_elsewhere or i in main.output_indexes))
+    if not inputs or not outputs:
+        names = ", ".join(operation_type_name(main.operations[i].type) for i in operations)
+        raise GeneralFailure(
+            f"partition: the step with {names} has no {'inputs' if not inputs else 'outputs'}"
+        )
+    return Step(device, tuple(operations), inputs, outputs)
+
+
+def step_model(model: Model, step: Step) -> Model:
+    """The model that a step's device is given: the step's inputs and outputs are the model's, in the step's order.
+
+    Constants stay where they are: the step shares the whole model's memory.
+    """
+    main = model.main
+    used: dict[int, int] = {}
+    for index in (*step.inputs, *step.outputs):
+        used.setdefault(index, len(used))
+    for i in step.operations:
+        for index in (*main.operations[i].inputs, *main.operations[i].outputs):
+            used.setdefault(index, len(used))
+    lifetimes: Mapping[int, OperandLifeTime] = {
+        **dict.fromkeys(step.inputs, OperandLifeTime.SUBGRAPH_INPUT),
+        **dict.fromkeys(step.outputs, OperandLifeTime.SUBGRAPH_OUTPUT),
+    }
+    operands = tuple(_step_operand(main.operands[index], lifetimes.get(index)) for index in used)
+    operations = tuple(
+        Operation(
+            main.operations[i].type,
+            tuple(used[index] for index in main.operations[i].inputs),
+            tuple(used[index] for index in main.operations[i].outputs),
+        )
+        for i in step.operations
+    )
+    subgraph = Subgraph(
+        operands, operations, tuple(used[i] for i in step.inputs), tuple(used[i] for i in step.outputs)
+    )
+    refers = any(operand.lifetime == OperandLifeTime.SUBGRAPH for operand in operands)
+    return msgspec.structs.replace(model, main=subgraph, referenced=model.referenced if refers else ())
+
+
+def _step_operand(operand: Operand, lifetime: OperandLifeTime | None) -> Operand:
+    # How many operations read an operand changes with the cut; drivers of the HIDL kind count anew, so nothing is claimed here.
+    if lifetime is None:
+        return msgspec.structs.replace(operand, consumer_count=None)
+    return msgspec.structs.replace(operand, lifetime=lifetime, location=DataLocation(), consumer_count=None)
