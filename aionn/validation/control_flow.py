@@ -107,7 +107,8 @@ def _refuse(where: str, expected: object, got: object) -> NoReturn:
 
 
 def _check_condition(operand: Operand, where: str) -> None:
-    if operand.type != OperandType.TENSOR_BOOL8 or operand.dimensions != (1,):
+    # An unknown shape is left to the execution.
+    if operand.type != OperandType.TENSOR_BOOL8 or combine_dimensions(operand.dimensions, (1,)) is None:
         _refuse(where, "TENSOR_BOOL8 of shape [1]", _described(operand))
 
 
