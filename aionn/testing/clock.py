@@ -137,7 +137,7 @@ class VirtualClock:
         """
         if math.isnan(seconds) or seconds < 0:
             raise ValueError(f"after: expected seconds of at least 0, got {seconds!r}")
-        if math.isinf(seconds):
+        if seconds >= TIME_MAX_NS / 1e9:
             return TIME_MAX_NS
         return min(self.now_ns + round(seconds * 1e9), TIME_MAX_NS)
 
@@ -227,8 +227,7 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
         self._seen_since_s: dict[object, float] = {}
         selector = _Selector()
         super().__init__(selector)
-        # Timers closer than this run together; asyncio's own choice depends on the machine.
-        self._clock_resolution = 1e-9
+        self._set_resolution()
         self._own_descriptors = set(selector.get_map())
         self._selector_keys = selector.get_map()
         selector.loop = self
@@ -291,6 +290,12 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
         clock = self.clock
         clock._now_s = max(clock._now_s, when)
         clock.jump_count += 1
+        self._set_resolution()
+
+    def _set_resolution(self) -> None:
+        """Timers closer than this run together. asyncio's own choice depends on the machine, and a loop whose time is so large
+        that adding it changes nothing would never run its timers."""
+        self._clock_resolution = max(1e-9, math.ulp(self.clock._now_s))
 
     def _holders(self) -> dict[object, tuple[float, str]]:
         """What holds the clock: real time since when, and its name."""
