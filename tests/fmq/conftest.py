@@ -187,7 +187,8 @@ def beside(name: str) -> ModuleType:
 
 @pytest.fixture(scope="session")
 def protocol() -> ModuleType:
-    """The model of the protocol."""
+    """The model of the protocol, and the explorer it imports."""
+    beside("interleavings")
     return beside("protocol_model")
 
 
