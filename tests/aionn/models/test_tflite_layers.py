@@ -93,6 +93,24 @@ def _(t):
     )
 
 
+@case("CONV_2D with FLOAT16 weights", 1e-5)
+def _(t):
+    tensors = [
+        t.f32(1, 5, 5, 3),
+        t.T("float16", value=t.reals((4, 3, 3, 3)).astype(np.float16)),
+        t.f32(4, 3, 3, 3),
+        t.T("float16", value=t.reals((4,)).astype(np.float16)),
+        t.f32(4),
+        t.f32(1, 5, 5, 4),
+    ]
+    operators = [
+        t.Op(6, [1], [2]),
+        t.Op(6, [3], [4]),
+        t.Op(3, [0, 2, 4], [5], "Conv2DOptions", {"stride_w": 1, "stride_h": 1}),
+    ]
+    return t.Graph(tensors, operators, [0], [5])
+
+
 @case("DEPTHWISE_CONV_2D", 1e-5)
 def _(t):
     return t.one(
@@ -321,3 +339,26 @@ def test_sum_of_int8_is_rescaled_and_saturates(tflite):
     exact = (x.astype(np.int64) - 5).sum((1, 2)) * (np.float32(0.0235) / np.float32(0.4)) - 3
     np.testing.assert_allclose(got, np.clip(exact, -128, 127), atol=0.53)
     assert np.abs(got.astype(int)).max() > 60
+
+
+@pytest.mark.parametrize("code", [3, 9])
+def test_integer_weights_of_float_data_become_floats_first(code, tflite):
+    # LiteRT quantises the data instead and multiplies integers, which is less exact.
+    t = tflite
+    shape, table = ((4, 1, 1, 6), "Conv2DOptions") if code == 3 else ((4, 6), "FullyConnectedOptions")
+    values = {"stride_w": 1, "stride_h": 1} if code == 3 else {}
+    data = t.f32(1, 2, 2, 6) if code == 3 else t.f32(3, 6)
+    out = t.f32(1, 2, 2, 4) if code == 3 else t.f32(3, 4)
+    stored = t.weights(shape)
+    scales = np.float32([0.1, 0.2, 0.3, 0.4])
+    reals = stored * scales.reshape(-1, *[1] * (len(shape) - 1))
+    weights = (t.T("int8", value=stored, scale=scales), t.T("float32", value=reals))
+    x = np.random.default_rng(3).uniform(-1, 1, data.shape).astype(np.float32)
+    results = []
+    for tensor in weights:
+        imported = load_tflite(t.write(t.one([data, tensor], [out], code, table, **values)))
+        results.append(np.array(Interpreter(imported.model).run([x], RunControl())[0]))
+        for pool in imported.model.pools:
+            pool.close()
+    np.testing.assert_array_equal(*results)
+    assert np.abs(results[0]).max() > 1
