@@ -143,9 +143,19 @@ def run_pytest(folder: Path, repository: Path, text: str, *options: str) -> subp
     (folder / "pytest.ini").write_text("[pytest]\nasyncio_default_fixture_loop_scope = function\n")
     installed = importlib.metadata.entry_points(group="pytest11", name="aionn")
     plugin = [] if installed else ["-p", "aionn.testing.pytest_plugin"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-W",
+        "error",
+        "--strict-markers",
+        "-rA",
+        "--tb=short",
+        *plugin,
+    ]
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-W", "error", "--strict-markers", "-rA", "--tb=short", *plugin]
-        + ["-p", "no:cacheprovider", *options, "test_it.py"],
+        [*command, "-p", "no:cacheprovider", *options, "test_it.py"],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(repository)},
         capture_output=True,
