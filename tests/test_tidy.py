@@ -32,7 +32,19 @@ SLEEPERS: dict[str, str] = {
 
 BAD_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "base"}
 
-DRIVER_PARTS = {"arguments", "asynchronous", "blocking", "caching", "fenced", "gate", "memories"}
+DRIVER_PARTS = {
+    "arguments",
+    "asynchronous",
+    "blocking",
+    "caching",
+    "described",
+    "fenced",
+    "gate",
+    "memories",
+    "prepared",
+    "profiles",
+    "turns",
+}
 """Modules of aionn.drivers that drivers are made from; every other one, but the registry, is a driver."""
 
 LOWEST = {"aionn.errors", "aionn.hal", "fences"}
@@ -75,7 +87,13 @@ HOMES: dict[str, tuple[str, ...]] = {
     "openvino": ("aionn/drivers/openvino/",),
     "onnxruntime": ("aionn/drivers/onnxruntime/",),
     "av": ("aionn/media/",),
-    "asyncio": ("fences/waiting.py", "fmq/aio.py", "aionn/runtime/background.py", "aionn/testing/clock.py"),
+    "asyncio": (
+        "aionn/drivers/asynchronous.py",
+        "aionn/runtime/background.py",
+        "aionn/testing/clock.py",
+        "fences/waiting.py",
+        "fmq/aio.py",
+    ),
     "pytest": ("aionn/testing/pytest_plugin.py",),
 }
 """Imports that have a home: nothing else in the packages may import them."""
