@@ -51,7 +51,7 @@ LOWEST = {"aionn.errors", "aionn.hal", "fences"}
 MODEL_LAYER = {"aionn.ops", "aionn.models", "aionn.validation", "aionn.interpreter"}
 DRIVER_LAYER = LOWEST | MODEL_LAYER | {"fmq"}
 RUNTIME_LAYER = DRIVER_LAYER | {"aionn.burst", "aionn.drivers.registry", "aionn.scheduler", "aionn.service"}
-PRODUCT = RUNTIME_LAYER | {"aionn.runtime", "aionn.media"}
+PRODUCT = RUNTIME_LAYER | {"aionn.runtime", "aionn.media", "aionn.simulation"}
 
 # Each row speaks for what is below it, and a unit may always import itself.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -72,10 +72,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aionn.service": LOWEST | {"aionn.burst", "aionn.drivers.registry", "aionn.scheduler", "fmq"},
     "aionn.runtime": RUNTIME_LAYER,
     "aionn.media": {"aionn.errors"},
+    "aionn.simulation": LOWEST | {"aionn.models", "aionn.drivers", "aionn.scheduler"},
+    "aionn.benchmarking": PRODUCT,
     "aionn.conformance": PRODUCT | {"aionn", "aionn.drivers", "aionn.drivers.*", "aionn.testing"},
     "aionn.testing": PRODUCT | {"aionn", "aionn.drivers", "aionn.drivers.*", "aionn.conformance"},
     "aionn.cli": PRODUCT
-    | {"aionn", "aionn.drivers", "aionn.drivers.*", "aionn.testing", "aionn.conformance"},
+    | {"aionn", "aionn.benchmarking", "aionn.drivers", "aionn.drivers.*", "aionn.testing", "aionn.conformance"},
     "aionn.__main__": {"aionn.cli"},
     "aionn": PRODUCT,
 }
