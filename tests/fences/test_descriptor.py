@@ -23,6 +23,7 @@ import pytest
 import fences
 from fences import (
     FenceError,
+    FenceStateError,
     FenceStatus,
     ForeignFenceError,
     RemoteCause,
@@ -327,6 +328,19 @@ def test_dropping_finished_fences_does_not_warn():
         warnings.simplefilter("error")
         del fence, imported
         gc.collect()
+
+
+def test_fence_of_another_process_cannot_be_finished_here():
+    with exporter() as (child, fence):
+        for finish in (fence.signal, fence.try_signal, lambda: fence.fail("x"), lambda: fence.try_fail("x")):
+            with pytest.raises(ForeignFenceError, match=f"process {child.pid}"):
+                finish()
+        assert fence.status is FenceStatus.PENDING
+        child.stdin.write("\n")
+        child.stdin.flush()
+        assert fence.wait(NOTICE_BOUND_S * 10**9) is True
+        with pytest.raises(FenceStateError):
+            fence.signal()
 
 
 # Fork

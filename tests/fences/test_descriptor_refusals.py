@@ -10,9 +10,7 @@ import struct
 import pytest
 
 from fences import (
-    FenceStateError,
     FenceStatus,
-    ForeignFenceError,
     NotAFenceError,
     SyncFence,
 )
@@ -24,19 +22,6 @@ HEAD = struct.Struct("<BBQ")
 
 def readable(fd, timeout_s=0):
     return bool(select.select([fd], [], [], timeout_s)[0])
-
-
-def test_fence_of_another_process_cannot_be_finished_here():
-    with exporter() as (child, fence):
-        for finish in (fence.signal, fence.try_signal, lambda: fence.fail("x"), lambda: fence.try_fail("x")):
-            with pytest.raises(ForeignFenceError, match=f"process {child.pid}"):
-                finish()
-        assert fence.status is FenceStatus.PENDING
-        child.stdin.write("\n")
-        child.stdin.flush()
-        assert fence.wait(NOTICE_BOUND_S * 10**9) is True
-        with pytest.raises(FenceStateError):
-            fence.signal()
 
 
 def foreign_descriptors(tmp_path):
