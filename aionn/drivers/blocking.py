@@ -1,12 +1,11 @@
 """Base classes for drivers around blocking code: write three short methods, get the whole driver contract.
 
-Owns argument checks, slots and threads, deadlines before the start, timing, asynchronous and fenced execution, device memories,
-and a burst without queues. What a model computes is the subclass's.
+Owns the device: slots and threads, support, preparation, compilation caching, device memories. Prepared models are in ``prepared``;
+what a model computes is the subclass's.
 
 Invariants:
-1. ``run`` is called with checked arguments, on a thread that holds one of the device's slots, never on an event loop's.
-2. An execution whose deadline has passed before its turn is never started (MISSED_DEADLINE_PERSISTENT).
-3. Callbacks and fences are finished exactly once, whatever ``run`` does.
+1. ``supports`` and ``prepare`` are called with validated models, on a thread that holds one of the device's slots.
+2. Nothing that is wrong with cache arguments fails a preparation.
 
 Source: obligations in ``aionn.hal.device``; the NN HAL's sample driver for the order of the checks.
 """
@@ -14,339 +13,48 @@ Source: obligations in ``aionn.hal.device``; the NN HAL's sample driver for the 
 from __future__ import annotations
 
 import abc
-import itertools
+import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Self, TypeVar
+from typing import Self
 
 import msgspec
-import numpy.typing as npt
 
-from aionn.drivers.arguments import Arguments, OutputArea, bind
-from aionn.drivers.fenced import Alarm, FencedLaunch
-from aionn.drivers.gate import SlotGate
+from aionn.drivers import caching
+from aionn.drivers.caching import CacheContents, HeldFiles
+from aionn.drivers.fenced import Alarm
+from aionn.drivers.gate import SlotGate, run_on_gate
 from aionn.drivers.memories import MemoryTable, Role
-from aionn.errors import Error, ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline, status_of
+from aionn.drivers.prepared import BlockingPreparedModel, DirectBurst
+from aionn.errors import (
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadline,
+    ResourceExhausted,
+)
 from aionn.hal import (
-    CACHE_TOKEN_BYTES,
-    NO_TIMING,
     Buffer,
     BufferDesc,
     BufferRole,
-    BufferToken,
+    CacheFileCounts,
     CacheFiles,
     DeviceInfo,
     DeviceStatus,
-    ExecutionCallback,
     ExecutionPreference,
-    ExecutionResult,
-    FencedExecution,
     Model,
-    OutputShape,
     PreparedModel,
     Priority,
-    Request,
-    ResendingExecution,
-    Timing,
     check_deadline_ns,
-    check_duration_ns,
     operation_type_name,
 )
-from aionn.hal.real_work import begin_real_work, real_work
-from aionn.interpreter import RunControl
-from aionn.validation import check_buffer_roles, validate_model
-from fences import FenceStatus, SyncFence
+from aionn.hal.real_work import real_work
+from aionn.validation import check_buffer_roles, check_cache_files, validate_model
+from fences import SyncFence
 from fences import now_ns as fences_now_ns
 
-__all__ = ["BlockingDevice", "BlockingPreparedModel"]
+__all__ = ["BlockingDevice", "BlockingPreparedModel", "DirectBurst"]
 
-Array = npt.NDArray[Any]
-_T = TypeVar("_T")
-_identities = itertools.count(1)
-
-
-class BlockingPreparedModel(abc.ABC):
-    """A model made ready by a blocking driver. Implement ``run``; override ``release`` to free what it holds.
-
-    Attributes:
-        device: The device that prepared it.
-        model: The model, validated.
-        priority: Relative to other prepared models of the device.
-        identity: A number that no other prepared model of this process ever has.
-    """
-
-    def __init__(self, device: BlockingDevice, model: Model, priority: Priority) -> None:
-        self.device = device
-        self.model = model
-        self.priority = priority
-        self.identity = next(_identities)
-        self._closed = False
-        self._abandoned = False
-
-    @abc.abstractmethod
-    def run(
-        self, inputs: Sequence[Array | None], outputs: Sequence[OutputArea], control: RunControl
-    ) -> Sequence[OutputShape]:
-        """Computes the outputs.
-
-        Args:
-            inputs: One array per input, a view of shared memory that the client can still change: read each value once, and
-                believe nothing that was checked before. Rank 0 for scalars, None for an input that is left out.
-            outputs: Where the results go. On failure nothing may be assumed about their content.
-            control: Deadline, loop time-out and cancellation; call ``control.check()`` as often as the device can stop.
-
-        Returns:
-            One shape per output. An output that does not fit is reported as insufficient, not raised.
-        """
-
-    def release(self) -> None:  # noqa: B027 - an optional hook, not a forgotten abstract method
-        """Frees what the prepared model holds. Called once."""
-
-    def bind(
-        self, request: Request, *, allow_unspecified_outputs: bool = True, is_ready: bool = True
-    ) -> Arguments:
-        """Checks a request against the model and maps it. Arguments and errors as of ``aionn.drivers.arguments.bind``."""
-        if self._closed:
-            raise InvalidArgument("execution: the prepared model is closed")
-        return bind(
-            self.model,
-            request,
-            allow_unspecified_outputs=allow_unspecified_outputs,
-            memories=self.device.memories,
-            prepared=self.identity,
-            is_ready=is_ready,
-        )
-
-    def run_bound(
-        self,
-        arguments: Arguments,
-        *,
-        measure: bool,
-        deadline_ns: int | None,
-        loop_timeout_ns: int | None,
-        is_cancelled: Callable[[], bool] | None = None,
-    ) -> ExecutionResult:
-        """Runs on the calling thread, which must hold a slot. Raises as ``PreparedModel.execute_synchronously`` does.
-
-        Device memories among the outputs are initialised afterwards, or uninitialised when this raises.
-        """
-        try:
-            result = self._run_checked(arguments, measure, deadline_ns, loop_timeout_ns, is_cancelled)
-            if not result.output_sufficient_size and arguments.writes_memory:
-                raise GeneralFailure("execution: a result does not fit, and one of the outputs is a device memory")
-            arguments.succeed(result.output_shapes) if result.output_sufficient_size else arguments.fail()
-        except BaseException:
-            arguments.fail()
-            raise
-        return result
-
-    def _run_checked(
-        self,
-        arguments: Arguments,
-        measure: bool,
-        deadline_ns: int | None,
-        loop_timeout_ns: int | None,
-        is_cancelled: Callable[[], bool] | None,
-    ) -> ExecutionResult:
-        now = self.device.now
-        started_ns = now()
-        if deadline_ns is not None and started_ns >= deadline_ns:
-            raise MissedDeadline("execution: the deadline had passed before the start", transient=False)
-
-        def is_over() -> bool:
-            return self._abandoned or (is_cancelled is not None and is_cancelled())
-
-        control = RunControl(
-            deadline_ns=deadline_ns, loop_timeout_ns=loop_timeout_ns, is_cancelled=is_over, now=now
-        )
-        control.check()  # What was given up while it waited for its turn never starts.
-        try:
-            shapes = tuple(self.run(arguments.inputs(), arguments.outputs, control))
-        except Error:
-            raise
-        except Exception as e:
-            raise GeneralFailure(f"{self.device.info.name}: {type(e).__name__}: {e}") from e
-        took_ns = now() - started_ns
-        sufficient = all(shape.is_sufficient for shape in shapes)
-        return ExecutionResult(
-            sufficient, shapes, Timing(took_ns, took_ns) if measure and sufficient else NO_TIMING
-        )
-
-    def execute_now(
-        self,
-        request: Request,
-        *,
-        measure: bool = False,
-        deadline_ns: int | None = None,
-        loop_timeout_ns: int | None = None,
-    ) -> ExecutionResult:
-        """Executes on the calling thread when its turn comes; blocks. Raises as ``PreparedModel.execute_synchronously`` does."""
-        _check_times(deadline_ns, loop_timeout_ns)
-        arguments = self.bind(request)
-        with self.device.gate.slot(self.priority, deadline_ns):
-            return self.run_bound(
-                arguments, measure=measure, deadline_ns=deadline_ns, loop_timeout_ns=loop_timeout_ns
-            )
-
-    async def execute_synchronously(
-        self,
-        request: Request,
-        *,
-        measure: bool = False,
-        deadline_ns: int | None = None,
-        loop_timeout_ns: int | None = None,
-    ) -> ExecutionResult:
-        """See ``PreparedModel``. Cancellation asks the device to stop; it keeps its slot until it has."""
-        _check_times(deadline_ns, loop_timeout_ns)
-        arguments = self.bind(request)
-        return await _on_gate(
-            self.device.gate,
-            self.priority,
-            deadline_ns,
-            lambda is_cancelled: self.run_bound(
-                arguments,
-                measure=measure,
-                deadline_ns=deadline_ns,
-                loop_timeout_ns=loop_timeout_ns,
-                is_cancelled=is_cancelled,
-            ),
-        )
-
-    async def execute(
-        self,
-        request: Request,
-        callback: ExecutionCallback,
-        *,
-        measure: bool = False,
-        deadline_ns: int | None = None,
-        loop_timeout_ns: int | None = None,
-    ) -> ErrorStatus:
-        """See ``PreparedModel``. The callback comes from one of the device's threads, or from here when the launch fails."""
-
-        end = begin_real_work(f"work on {self.device.gate}")
-
-        def job() -> None:
-            try:
-                result = self.run_bound(
-                    arguments, measure=measure, deadline_ns=deadline_ns, loop_timeout_ns=loop_timeout_ns
-                )
-            except Error as e:
-                callback(status_of(e), (), NO_TIMING)
-            else:
-                enough = result.output_sufficient_size
-                status = ErrorStatus.NONE if enough else ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
-                callback(status, result.output_shapes, result.timing)
-            finally:
-                end()
-
-        try:
-            _check_times(deadline_ns, loop_timeout_ns)
-            arguments = self.bind(request)
-            self.device.gate.submit(self.priority, deadline_ns, job)
-        except Error as e:
-            end()
-            callback(status_of(e), (), NO_TIMING)
-            return status_of(e)
-        return ErrorStatus.NONE
-
-    async def execute_fenced(
-        self,
-        request: Request,
-        wait_for: Sequence[SyncFence],
-        *,
-        measure: bool = False,
-        deadline_ns: int | None = None,
-        loop_timeout_ns: int | None = None,
-        duration_ns: int | None = None,
-    ) -> FencedExecution:
-        """See ``PreparedModel``."""
-        _check_times(deadline_ns, loop_timeout_ns)
-        check_duration_ns(duration_ns, where="fenced execution")
-        launch = FencedLaunch(
-            self,
-            request,
-            is_ready=all(fence.status != FenceStatus.PENDING for fence in wait_for),
-            measure=measure,
-            deadline_ns=deadline_ns,
-            loop_timeout_ns=loop_timeout_ns,
-            duration_ns=duration_ns,
-        )
-        for index, fence in enumerate(wait_for):
-            if fence.status == FenceStatus.FAILED:
-                raise InvalidArgument(f"fenced execution: fence {index} to wait for has failed already")
-        if deadline_ns is not None and self.device.now() >= deadline_ns:
-            raise MissedDeadline(
-                "fenced execution: the deadline had passed before the start", transient=False
-            )
-        launch.begin(wait_for)
-        return FencedExecution(launch.fence, launch.get_execution_info)
-
-    async def configure_execution_burst(self) -> DirectBurst:
-        """A burst without queues, for a device in this process. A driver process puts queues around ``execute_now``."""
-        return DirectBurst(self)
-
-    async def create_reusable_execution(
-        self, request: Request, *, measure: bool = False, loop_timeout_ns: int | None = None
-    ) -> ResendingExecution:
-        """See ``PreparedModel``."""
-        _check_times(None, loop_timeout_ns)
-        self.bind(request)
-        return ResendingExecution(self, request, measure, loop_timeout_ns)
-
-    def abandon(self) -> None:
-        """Nobody wants results any more: what waits never starts, what runs ends where the device can stop."""
-        self._abandoned = True
-
-    async def aclose(self) -> None:
-        """Refuses further executions and frees the prepared model. Idempotent."""
-        if not self._closed:
-            self._closed = True
-            self.release()
-
-
-class DirectBurst:
-    """A burst of a device in this process: nothing to remember, since pools are mapped already."""
-
-    def __init__(self, prepared: PreparedModel) -> None:
-        self._prepared = prepared
-        self._busy = False
-
-    async def execute_synchronously(
-        self,
-        request: Request,
-        memory_identifiers: Sequence[int],
-        *,
-        measure: bool = False,
-        deadline_ns: int | None = None,
-        loop_timeout_ns: int | None = None,
-    ) -> ExecutionResult:
-        """See ``Burst``."""
-        if len(memory_identifiers) != len(request.pools) or any(i < -1 for i in memory_identifiers):
-            raise InvalidArgument(
-                f"burst: expected {len(request.pools)} memory identifiers of at least -1, got {list(memory_identifiers)}"
-            )
-        for pool, identifier in zip(request.pools, memory_identifiers, strict=True):
-            if isinstance(pool, BufferToken) and identifier != -1:
-                raise InvalidArgument(f"burst: expected identifier -1 for a device memory, got {identifier}")
-        if self._busy:
-            raise InvalidArgument("burst: an execution is in flight already")
-        self._busy = True
-        try:
-            return await self._prepared.execute_synchronously(
-                request, measure=measure, deadline_ns=deadline_ns, loop_timeout_ns=loop_timeout_ns
-            )
-        finally:
-            self._busy = False
-
-    async def release_memory_resource(self, memory_identifier: int) -> None:
-        """See ``Burst``."""
-        if memory_identifier < -1:
-            raise InvalidArgument(
-                f"burst: expected a memory identifier of at least -1, got {memory_identifier}"
-            )
-
-    async def aclose(self) -> None:
-        """Nothing to free."""
+_logger = logging.getLogger("aionn.drivers")
 
 
 class BlockingDevice(abc.ABC):
@@ -395,7 +103,7 @@ class BlockingDevice(abc.ABC):
 
     async def supported_operations(self, model: Model) -> tuple[bool, ...]:
         """See ``Device``."""
-        return await _on_gate(self.gate, Priority.HIGH, None, lambda _: self._checked_support(model))
+        return await run_on_gate(self.gate, Priority.HIGH, None, lambda _: self._checked_support(model))
 
     def _checked_support(self, model: Model) -> tuple[bool, ...]:
         validate_model(model)
@@ -412,18 +120,42 @@ class BlockingDevice(abc.ABC):
         deadline_ns: int | None = None,
         cache: CacheFiles | None = None,
     ) -> BlockingPreparedModel:
-        """See ``Device``. Cache arguments are ignored unless a driver overrides this."""
+        """See ``Device``. The compilation is saved if the driver keeps something of it: see ``BlockingPreparedModel.cached``."""
         try:
             preference, priority = ExecutionPreference(preference), Priority(priority)
         except ValueError as e:
             raise InvalidArgument(f"prepare_model: {e}") from e
         check_deadline_ns(deadline_ns, where="prepare_model")
-        return await _on_gate(
-            self.gate,
-            priority,
-            deadline_ns,
-            lambda _: self._checked_prepare(model, preference, priority, deadline_ns),
-        )
+        held = self._held(cache) if cache is not None else None
+
+        def prepare(_: Callable[[], bool]) -> BlockingPreparedModel:
+            prepared = self._checked_prepare(model, preference, priority, deadline_ns)
+            if held is not None:
+                self._save(held, prepared)
+            return prepared
+
+        return await run_on_gate(self.gate, priority, deadline_ns, prepare)
+
+    def _held(self, cache: CacheFiles) -> HeldFiles | None:
+        """The files to save into; None if anything is wrong with them, which never fails a preparation."""
+        try:
+            check_cache_files(cache, self.info.cache_files)
+            return HeldFiles(cache) if cache.model else None
+        except (OSError, TypeError, ValueError) as e:
+            _logger.info("%s: the compilation is not saved: %s", self.info.name, e)
+            return None
+
+    def _save(self, held: HeldFiles, prepared: BlockingPreparedModel) -> None:
+        try:
+            contents = prepared.cached()
+            if contents is not None:
+                caching.save(held.files, contents, driver=self._driver)
+        except (OSError, ValueError) as e:
+            _logger.info("%s: the compilation is not saved: %s", self.info.name, e)
+
+    @property
+    def _driver(self) -> str:
+        return f"{type(self).__module__}.{type(self).__qualname__} {self.info.version}"
 
     def _checked_prepare(
         self, model: Model, preference: ExecutionPreference, priority: Priority, deadline_ns: int | None
@@ -449,13 +181,46 @@ class BlockingDevice(abc.ABC):
     async def prepare_model_from_cache(
         self, cache: CacheFiles, *, priority: Priority = Priority.MEDIUM, deadline_ns: int | None = None
     ) -> PreparedModel:
-        """Refuses: a device whose ``info.cache_files`` are (0, 0) does not cache. A driver that does overrides this."""
-        check_deadline_ns(deadline_ns, where="prepare_model_from_cache")
-        if len(cache.token) != CACHE_TOKEN_BYTES:
-            raise InvalidArgument(
-                f"prepare_model_from_cache: expected a token of {CACHE_TOKEN_BYTES} bytes, got {len(cache.token)}"
-            )
-        raise GeneralFailure(f"prepare_model_from_cache: {self.info.name} does not cache compilations")
+        """See ``Device``."""
+        where = "prepare_model_from_cache"
+        try:
+            priority = Priority(priority)
+        except ValueError as e:
+            raise InvalidArgument(f"{where}: {e}") from e
+        check_deadline_ns(deadline_ns, where=where)
+        if self.info.cache_files == CacheFileCounts():
+            check_cache_files(cache)
+            raise GeneralFailure(f"{where}: {self.info.name} does not cache compilations")
+        check_cache_files(cache, self.info.cache_files)
+        try:
+            held = HeldFiles(cache)
+        except OSError as e:
+            raise ResourceExhausted(f"{where}: no descriptor is left: {e.strerror}") from e
+        return await run_on_gate(
+            self.gate, priority, deadline_ns, lambda _: self._restore(held, priority, deadline_ns)
+        )
+
+    def _restore(self, held: HeldFiles, priority: Priority, deadline_ns: int | None) -> BlockingPreparedModel:
+        where = "prepare_model_from_cache"
+        if deadline_ns is not None and self.now() >= deadline_ns:
+            raise MissedDeadline(f"{where}: the deadline had passed before the start", transient=False)
+        contents = caching.load(held.files, driver=self._driver)
+        try:
+            return self.restore(contents, priority=priority, deadline_ns=deadline_ns)
+        except InvalidArgument as e:
+            # What was saved came through these checks once: the files are not what they were.
+            raise GeneralFailure(f"{where}: {e}") from e
+
+    def restore(
+        self, contents: CacheContents, *, priority: Priority, deadline_ns: int | None
+    ) -> BlockingPreparedModel:
+        """Makes ready what ``BlockingPreparedModel.cached`` gave, unchanged. By default that is the model, prepared again.
+
+        A driver that keeps something else overrides both.
+        """
+        return self._checked_prepare(
+            caching.decode_model(contents), ExecutionPreference.FAST_SINGLE_ANSWER, priority, deadline_ns
+        )
 
     async def allocate(
         self,
@@ -509,40 +274,3 @@ class BlockingDevice(abc.ABC):
 
     async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
-
-
-def _check_times(deadline_ns: int | None, loop_timeout_ns: int | None) -> None:
-    check_deadline_ns(deadline_ns, where="execution")
-    check_duration_ns(loop_timeout_ns, where="execution, loop time-out")
-
-
-async def _on_gate(
-    gate: SlotGate, priority: Priority, deadline_ns: int | None, call: Callable[[Callable[[], bool]], _T]
-) -> _T:
-    """Runs ``call`` on a thread of the gate and returns what it returns. Cancelled: ``call``'s argument turns True."""
-    cancelled = threading.Event()
-    outcome: list[_T | BaseException] = []
-
-    def job() -> None:
-        try:
-            outcome.append(call(cancelled.is_set))
-        except Error as e:
-            outcome.append(e)
-        except Exception as e:
-            failure = GeneralFailure(f"{gate}: {type(e).__name__}: {e}")
-            failure.__cause__ = e
-            outcome.append(failure)
-        done.signal()
-
-    done = SyncFence("execution")
-    try:
-        with real_work(f"work on {gate}"):
-            gate.submit(priority, deadline_ns, job)
-            await done
-    except BaseException:
-        cancelled.set()
-        raise
-    (result,) = outcome
-    if isinstance(result, BaseException):
-        raise result
-    return result

@@ -23,7 +23,7 @@ from aionn.hal.real_work import begin_real_work
 from fences import FenceStatus, SyncFence, merge
 
 if TYPE_CHECKING:
-    from aionn.drivers.blocking import BlockingPreparedModel
+    from aionn.drivers.prepared import BlockingPreparedModel
     from aionn.hal import Request
 
 __all__ = ["Alarm", "FencedLaunch"]

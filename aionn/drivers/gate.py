@@ -19,11 +19,16 @@ import queue
 import threading
 from collections.abc import Callable
 from types import TracebackType
+from typing import TypeVar
 
-from aionn.errors import DeviceUnavailable, ResourceExhausted
+from aionn.errors import DeviceUnavailable, Error, GeneralFailure, ResourceExhausted
 from aionn.hal import TIME_MAX_NS, Priority
+from aionn.hal.real_work import real_work
+from fences import SyncFence
 
-__all__ = ["WAITING_MAX", "SlotGate"]
+__all__ = ["WAITING_MAX", "SlotGate", "run_on_gate"]
+
+_T = TypeVar("_T")
 
 WAITING_MAX = 1 << 17
 """Most entries that may wait at one device: a flood of 10^5 executions still fits, at some 100 bytes each."""
@@ -136,3 +141,35 @@ class _Slot:
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._gate._release()
+
+
+async def run_on_gate(
+    gate: SlotGate, priority: Priority, deadline_ns: int | None, call: Callable[[Callable[[], bool]], _T]
+) -> _T:
+    """Runs ``call`` on a thread of the gate and returns what it returns. Cancelled: ``call``'s argument turns True."""
+    cancelled = threading.Event()
+    outcome: list[_T | BaseException] = []
+
+    def job() -> None:
+        try:
+            outcome.append(call(cancelled.is_set))
+        except Error as e:
+            outcome.append(e)
+        except Exception as e:
+            failure = GeneralFailure(f"{gate}: {type(e).__name__}: {e}")
+            failure.__cause__ = e
+            outcome.append(failure)
+        done.signal()
+
+    done = SyncFence("execution")
+    try:
+        with real_work(f"work on {gate}"):
+            gate.submit(priority, deadline_ns, job)
+            await done
+    except BaseException:
+        cancelled.set()
+        raise
+    (result,) = outcome
+    if isinstance(result, BaseException):
+        raise result
+    return result

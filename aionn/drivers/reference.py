@@ -15,6 +15,7 @@ import msgspec
 from aionn.drivers.arguments import Array, OutputArea
 from aionn.drivers.blocking import BlockingDevice, BlockingPreparedModel
 from aionn.hal import (
+    CacheFileCounts,
     CancelCapability,
     DeviceInfo,
     DeviceType,
@@ -39,6 +40,7 @@ INFO = DeviceInfo(
     version="1",
     feature_level=FeatureLevel.LEVEL_7,
     capabilities=uniform_capabilities(1.0, 1.0),
+    cache_files=CacheFileCounts(1, 1),
     cancel=CancelCapability.BETWEEN_OPERATIONS,
 )
 

@@ -86,7 +86,7 @@ class CacheOnWire(msgspec.Struct, frozen=True, array_like=True):
             raise InvalidArgument(f"cache: expected at most {CACHE_FILES_MAX} files of a kind")
         try:
             model, data = ([FileHandle(fd) for fd in files] for files in (cache.model, cache.data))
-        except (OSError, OverflowError, TypeError) as e:
+        except (OSError, OverflowError, TypeError, ValueError) as e:
             raise InvalidArgument(f"cache: expected open descriptors: {e}") from e
         return cls(tuple(model), tuple(data), bytes(cache.token))
 

@@ -1,4 +1,4 @@
-"""Device memories: what may be allocated, copied and executed with, in which order things are checked, and what a failure leaves."""
+"""Device memories: what may be allocated, copied and executed with, in which order it is checked, and what a failure leaves."""
 
 from __future__ import annotations
 

@@ -1,0 +1,382 @@
+"""Base class for the prepared models of blocking drivers: write ``run``, get every way of execution.
+
+Owns argument checks, deadlines before the start, timing, synchronous, asynchronous and fenced execution, and a burst without
+queues. What a model computes is the subclass's.
+
+Invariants:
+1. ``run`` is called with checked arguments, on a thread that holds one of the device's slots, never on an event loop's.
+2. An execution whose deadline has passed before its turn is never started (MISSED_DEADLINE_PERSISTENT).
+3. Callbacks and fences are finished exactly once, whatever ``run`` does.
+
+Source: obligations in ``aionn.hal.device``; the NN HAL's sample driver for the order of the checks.
+"""
+
+from __future__ import annotations
+
+import abc
+import itertools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy.typing as npt
+
+from aionn.drivers import caching
+from aionn.drivers.arguments import Arguments, OutputArea, bind
+from aionn.drivers.caching import CacheContents
+from aionn.drivers.fenced import FencedLaunch
+from aionn.drivers.gate import run_on_gate
+from aionn.errors import (
+    Error,
+    ErrorStatus,
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadline,
+    ResourceExhausted,
+    status_of,
+)
+from aionn.hal import (
+    NO_TIMING,
+    BufferToken,
+    CacheFileCounts,
+    ExecutionCallback,
+    ExecutionResult,
+    FencedExecution,
+    Memory,
+    Model,
+    OutputShape,
+    PreparedModel,
+    Priority,
+    Request,
+    ResendingExecution,
+    Timing,
+    check_deadline_ns,
+    check_duration_ns,
+)
+from aionn.hal.real_work import begin_real_work
+from aionn.interpreter import RunControl
+from fences import FenceStatus, SyncFence
+
+if TYPE_CHECKING:
+    from aionn.drivers.blocking import BlockingDevice
+
+__all__ = ["BlockingPreparedModel", "DirectBurst"]
+
+Array = npt.NDArray[Any]
+
+ONE_FILE_EACH = CacheFileCounts(1, 1)
+
+MEMORIES_MAX = 1 << 16
+"""Memories that one burst remembers."""
+
+_identities = itertools.count(1)
+
+
+class BlockingPreparedModel(abc.ABC):
+    """A model made ready by a blocking driver. Implement ``run``; override ``release`` to free what it holds.
+
+    Attributes:
+        device: The device that prepared it.
+        model: The model, validated.
+        priority: Relative to other prepared models of the device.
+        identity: A number that no other prepared model of this process ever has.
+    """
+
+    def __init__(self, device: BlockingDevice, model: Model, priority: Priority) -> None:
+        self.device = device
+        self.model = model
+        self.priority = priority
+        self.identity = next(_identities)
+        self._closed = False
+        self._abandoned = False
+
+    @abc.abstractmethod
+    def run(
+        self, inputs: Sequence[Array | None], outputs: Sequence[OutputArea], control: RunControl
+    ) -> Sequence[OutputShape]:
+        """Computes the outputs.
+
+        Args:
+            inputs: One array per input, a view of shared memory that the client can still change: read each value once, and
+                believe nothing that was checked before. Rank 0 for scalars, None for an input that is left out.
+            outputs: Where the results go. On failure nothing may be assumed about their content.
+            control: Deadline, loop time-out and cancellation; call ``control.check()`` as often as the device can stop.
+
+        Returns:
+            One shape per output. An output that does not fit is reported as insufficient, not raised.
+        """
+
+    def cached(self) -> CacheContents | None:
+        """What to keep in cache files, one piece per file of ``DeviceInfo.cache_files``; None for nothing. By default the model,
+        for a device with one model file and one data file."""
+        return caching.encode_model(self.model) if self.device.info.cache_files == ONE_FILE_EACH else None
+
+    def release(self) -> None:  # noqa: B027 - an optional hook, not a forgotten abstract method
+        """Frees what the prepared model holds. Called once."""
+
+    def bind(
+        self, request: Request, *, allow_unspecified_outputs: bool = True, is_ready: bool = True
+    ) -> Arguments:
+        """Checks a request against the model and maps it. Arguments and errors as of ``aionn.drivers.arguments.bind``."""
+        if self._closed:
+            raise InvalidArgument("execution: the prepared model is closed")
+        return bind(
+            self.model,
+            request,
+            allow_unspecified_outputs=allow_unspecified_outputs,
+            memories=self.device.memories,
+            prepared=self.identity,
+            is_ready=is_ready,
+        )
+
+    def run_bound(
+        self,
+        arguments: Arguments,
+        *,
+        measure: bool,
+        deadline_ns: int | None,
+        loop_timeout_ns: int | None,
+        is_cancelled: Callable[[], bool] | None = None,
+    ) -> ExecutionResult:
+        """Runs on the calling thread, which must hold a slot. Raises as ``PreparedModel.execute_synchronously`` does.
+
+        Device memories among the outputs are initialised afterwards, or uninitialised when this raises.
+        """
+        try:
+            result = self._run_checked(arguments, measure, deadline_ns, loop_timeout_ns, is_cancelled)
+            if not result.output_sufficient_size and arguments.writes_memory:
+                raise GeneralFailure("execution: a result does not fit, and one of the outputs is a device memory")
+            arguments.succeed(result.output_shapes) if result.output_sufficient_size else arguments.fail()
+        except BaseException:
+            arguments.fail()
+            raise
+        return result
+
+    def _run_checked(
+        self,
+        arguments: Arguments,
+        measure: bool,
+        deadline_ns: int | None,
+        loop_timeout_ns: int | None,
+        is_cancelled: Callable[[], bool] | None,
+    ) -> ExecutionResult:
+        now = self.device.now
+        started_ns = now()
+        if deadline_ns is not None and started_ns >= deadline_ns:
+            raise MissedDeadline("execution: the deadline had passed before the start", transient=False)
+
+        def is_over() -> bool:
+            return self._abandoned or (is_cancelled is not None and is_cancelled())
+
+        control = RunControl(
+            deadline_ns=deadline_ns, loop_timeout_ns=loop_timeout_ns, is_cancelled=is_over, now=now
+        )
+        control.check()  # What was given up while it waited for its turn never starts.
+        try:
+            shapes = tuple(self.run(arguments.inputs(), arguments.outputs, control))
+        except Error:
+            raise
+        except Exception as e:
+            raise GeneralFailure(f"{self.device.info.name}: {type(e).__name__}: {e}") from e
+        took_ns = now() - started_ns
+        sufficient = all(shape.is_sufficient for shape in shapes)
+        return ExecutionResult(
+            sufficient, shapes, Timing(took_ns, took_ns) if measure and sufficient else NO_TIMING
+        )
+
+    def execute_now(
+        self,
+        request: Request,
+        *,
+        measure: bool = False,
+        deadline_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
+    ) -> ExecutionResult:
+        """Executes on the calling thread when its turn comes; blocks. Raises as ``PreparedModel.execute_synchronously`` does."""
+        _check_times(deadline_ns, loop_timeout_ns)
+        arguments = self.bind(request)
+        with self.device.gate.slot(self.priority, deadline_ns):
+            return self.run_bound(
+                arguments, measure=measure, deadline_ns=deadline_ns, loop_timeout_ns=loop_timeout_ns
+            )
+
+    async def execute_synchronously(
+        self,
+        request: Request,
+        *,
+        measure: bool = False,
+        deadline_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
+    ) -> ExecutionResult:
+        """See ``PreparedModel``. Cancellation asks the device to stop; it keeps its slot until it has."""
+        _check_times(deadline_ns, loop_timeout_ns)
+        arguments = self.bind(request)
+        return await run_on_gate(
+            self.device.gate,
+            self.priority,
+            deadline_ns,
+            lambda is_cancelled: self.run_bound(
+                arguments,
+                measure=measure,
+                deadline_ns=deadline_ns,
+                loop_timeout_ns=loop_timeout_ns,
+                is_cancelled=is_cancelled,
+            ),
+        )
+
+    async def execute(
+        self,
+        request: Request,
+        callback: ExecutionCallback,
+        *,
+        measure: bool = False,
+        deadline_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
+    ) -> ErrorStatus:
+        """See ``PreparedModel``. The callback comes from one of the device's threads, or from here when the launch fails."""
+
+        end = begin_real_work(f"work on {self.device.gate}")
+
+        def job() -> None:
+            try:
+                result = self.run_bound(
+                    arguments, measure=measure, deadline_ns=deadline_ns, loop_timeout_ns=loop_timeout_ns
+                )
+            except Error as e:
+                callback(status_of(e), (), NO_TIMING)
+            else:
+                enough = result.output_sufficient_size
+                status = ErrorStatus.NONE if enough else ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
+                callback(status, result.output_shapes, result.timing)
+            finally:
+                end()
+
+        try:
+            _check_times(deadline_ns, loop_timeout_ns)
+            arguments = self.bind(request)
+            self.device.gate.submit(self.priority, deadline_ns, job)
+        except Error as e:
+            end()
+            callback(status_of(e), (), NO_TIMING)
+            return status_of(e)
+        return ErrorStatus.NONE
+
+    async def execute_fenced(
+        self,
+        request: Request,
+        wait_for: Sequence[SyncFence],
+        *,
+        measure: bool = False,
+        deadline_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
+        duration_ns: int | None = None,
+    ) -> FencedExecution:
+        """See ``PreparedModel``."""
+        _check_times(deadline_ns, loop_timeout_ns)
+        check_duration_ns(duration_ns, where="fenced execution")
+        launch = FencedLaunch(
+            self,
+            request,
+            is_ready=all(fence.status != FenceStatus.PENDING for fence in wait_for),
+            measure=measure,
+            deadline_ns=deadline_ns,
+            loop_timeout_ns=loop_timeout_ns,
+            duration_ns=duration_ns,
+        )
+        for index, fence in enumerate(wait_for):
+            if fence.status == FenceStatus.FAILED:
+                raise InvalidArgument(f"fenced execution: fence {index} to wait for has failed already")
+        if deadline_ns is not None and self.device.now() >= deadline_ns:
+            raise MissedDeadline(
+                "fenced execution: the deadline had passed before the start", transient=False
+            )
+        launch.begin(wait_for)
+        return FencedExecution(launch.fence, launch.get_execution_info)
+
+    async def configure_execution_burst(self) -> DirectBurst:
+        """A burst without queues, for a device in this process. A driver process puts queues around ``execute_now``."""
+        return DirectBurst(self)
+
+    async def create_reusable_execution(
+        self, request: Request, *, measure: bool = False, loop_timeout_ns: int | None = None
+    ) -> ResendingExecution:
+        """See ``PreparedModel``."""
+        _check_times(None, loop_timeout_ns)
+        self.bind(request)
+        return ResendingExecution(self, request, measure, loop_timeout_ns)
+
+    def abandon(self) -> None:
+        """Nobody wants results any more: what waits never starts, what runs ends where the device can stop."""
+        self._abandoned = True
+
+    async def aclose(self) -> None:
+        """Refuses further executions and frees the prepared model. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self.release()
+
+
+class DirectBurst:
+    """A burst of a device in this process: pools are mapped already, so that an identifier only names its first memory."""
+
+    def __init__(self, prepared: PreparedModel) -> None:
+        self._prepared = prepared
+        self._memories: dict[int, Memory] = {}
+        self._busy = False
+
+    async def execute_synchronously(
+        self,
+        request: Request,
+        memory_identifiers: Sequence[int],
+        *,
+        measure: bool = False,
+        deadline_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
+    ) -> ExecutionResult:
+        """See ``Burst``."""
+        if len(memory_identifiers) != len(request.pools) or any(i < -1 for i in memory_identifiers):
+            raise InvalidArgument(
+                f"burst: expected {len(request.pools)} memory identifiers of at least -1, got {list(memory_identifiers)}"
+            )
+        for pool, identifier in zip(request.pools, memory_identifiers, strict=True):
+            if isinstance(pool, BufferToken) and identifier != -1:
+                raise InvalidArgument(f"burst: expected identifier -1 for a device memory, got {identifier}")
+        if self._busy:
+            raise InvalidArgument("burst: an execution is in flight already")
+        request = self._with_remembered(request, memory_identifiers)
+        self._busy = True
+        try:
+            return await self._prepared.execute_synchronously(
+                request, measure=measure, deadline_ns=deadline_ns, loop_timeout_ns=loop_timeout_ns
+            )
+        finally:
+            self._busy = False
+
+    def _with_remembered(self, request: Request, memory_identifiers: Sequence[int]) -> Request:
+        """The request on the memories that its identifiers stand for: those that came with their first use."""
+        pools = list(request.pools)
+        for index, (pool, identifier) in enumerate(zip(pools, memory_identifiers, strict=True)):
+            if identifier != -1 and isinstance(pool, Memory):
+                if identifier not in self._memories and len(self._memories) >= MEMORIES_MAX:
+                    raise ResourceExhausted(f"burst: more than {MEMORIES_MAX} memories", transient=False)
+                pools[index] = self._memories.setdefault(identifier, pool)
+        if all(a is b for a, b in zip(pools, request.pools, strict=True)):
+            return request
+        return msgspec.structs.replace(request, pools=tuple(pools))
+
+    async def release_memory_resource(self, memory_identifier: int) -> None:
+        """See ``Burst``."""
+        if memory_identifier < -1:
+            raise InvalidArgument(
+                f"burst: expected a memory identifier of at least -1, got {memory_identifier}"
+            )
+        self._memories.pop(memory_identifier, None)
+
+    async def aclose(self) -> None:
+        """Forgets the memories. Idempotent."""
+        self._memories.clear()
+
+
+def _check_times(deadline_ns: int | None, loop_timeout_ns: int | None) -> None:
+    check_deadline_ns(deadline_ns, where="execution")
+    check_duration_ns(loop_timeout_ns, where="execution, loop time-out")
