@@ -24,7 +24,10 @@ import msgspec
 
 from aionn.conformance import (
     vts_basics,
+    vts_lifetimes,
     vts_memory_domains,
+    vts_packets,
+    vts_quality,
     vts_refusals,
 )
 from aionn.conformance.computing import Breach
@@ -51,7 +54,10 @@ __all__ = [
 CASES: tuple[Case, ...] = (
     *vts_basics.CASES,
     *vts_refusals.CASES,
+    *vts_packets.CASES,
     *vts_memory_domains.CASES,
+    *vts_quality.CASES,
+    *vts_lifetimes.CASES,
 )
 """All cases, in the order in which they are run."""
 
