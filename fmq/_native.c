@@ -428,6 +428,7 @@ static inline void claim_space(Ring *r, uint64_t bytes)
 static inline void publish_write(Ring *r, uint64_t bytes)
 {
     POINT(4);
+    r->write_open = 0; /* a begun write would now commit at another place than it was written to */
     r->write_index += bytes;
     atomic_store_explicit(r->write_counter, r->write_index, memory_order_release); /* DATA_READY release */
     r->written += bytes;
@@ -441,6 +442,7 @@ static inline void publish_write(Ring *r, uint64_t bytes)
 static inline int publish_read(Ring *r, uint64_t bytes)
 {
     POINT(14);
+    r->read_open = 0;
     if (r->flavour != SYNCHRONIZED) {
         if (still_whole(r) < 0)
             return -1;
@@ -544,7 +546,8 @@ static int park(Ring *r, int reader, uint64_t need, int64_t deadline)
         if (result == 0 && error == EINTR)
             result = PyErr_CheckSignals();
     } else {
-        atomic_fetch_and(word, ~(uint32_t)PARKED_FUTEX);
+        if (r->state != CLOSED) /* by a finaliser, while an exception was made */
+            atomic_fetch_and(word, ~(uint32_t)PARKED_FUTEX);
         result = ready < 0 ? -1 : 0;
     }
     return result;
@@ -766,23 +769,24 @@ static PyObject *ring_read_many_into(Ring *r, PyObject *target) { return read_in
 
 /* ---- transactions ---- */
 
-/* The one or two views of `bytes` from `index` on, as a tuple. */
+/* The one or two views of `bytes` from `index` on, as a tuple. Making them may run the collector, and that anybody's
+ * finaliser, so the view is held and the endpoint looked at again. */
 static PyObject *regions(Ring *r, PyObject *view, uint64_t index, uint64_t bytes)
 {
+    PyObject *result = NULL, *b = NULL;
     uint64_t at = position(r, index);
     uint64_t first = bytes < r->size - at ? bytes : r->size - at;
+    Py_INCREF(view);
     PyObject *a = PySequence_GetSlice(view, (Py_ssize_t)at, (Py_ssize_t)(at + first));
-    if (a == NULL)
-        return NULL;
-    PyObject *result;
-    if (first == bytes)
+    if (a != NULL && first == bytes)
         result = PyTuple_Pack(1, a);
-    else {
-        PyObject *b = PySequence_GetSlice(view, 0, (Py_ssize_t)(bytes - first));
-        result = b == NULL ? NULL : PyTuple_Pack(2, a, b);
-        Py_XDECREF(b);
-    }
-    Py_DECREF(a);
+    else if (a != NULL && (b = PySequence_GetSlice(view, 0, (Py_ssize_t)(bytes - first))) != NULL)
+        result = PyTuple_Pack(2, a, b);
+    Py_XDECREF(a);
+    Py_XDECREF(b);
+    Py_DECREF(view);
+    if (result != NULL && usable(r) < 0)
+        Py_CLEAR(result);
     return result;
 }
 
@@ -1215,7 +1219,8 @@ static int arm(Ring *r, int reader, uint64_t need)
         r->parks++;
         return 1;
     }
-    atomic_fetch_and(word, ~(uint32_t)PARKED_EVENTFD);
+    if (r->state != CLOSED)
+        atomic_fetch_and(word, ~(uint32_t)PARKED_EVENTFD);
     return ready < 0 ? -1 : 0;
 }
 

@@ -294,6 +294,18 @@ def test_a_begun_write_that_is_not_committed_leaves_no_trace(queue: Queue, reade
     assert reader.read_available(COUNT) == b"kept"
 
 
+def test_another_write_or_read_ends_what_was_begun(queue: Queue, reader: Queue) -> None:
+    assert queue.begin_write(4) is not None
+    assert queue.write_many(b"abcdefgh")
+    with pytest.raises(fmq.InvalidArgument, match="expected a begun write"):
+        queue.commit_write(4)
+    assert reader.begin_read(4) is not None
+    assert reader.read_many(2) == b"ab"
+    with pytest.raises(fmq.InvalidArgument, match="expected a begun read"):
+        reader.commit_read(4)
+    assert reader.read_available(COUNT) == b"cdefgh"
+
+
 def test_whole_elements_are_demanded() -> None:
     with Queue.create(8, 16) as queue:
         for call in (queue.write, queue.write_many):
