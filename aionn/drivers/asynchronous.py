@@ -310,7 +310,7 @@ class AsyncDevice(abc.ABC):
     def __init__(self, info: DeviceInfo) -> None:
         self.info = info
         self.slots = Slots(info.slots, info.name)
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], None] = {}  # In the order of their starts.
         self._closed = False
 
     @abc.abstractmethod
@@ -341,12 +341,12 @@ class AsyncDevice(abc.ABC):
         """
 
         def ended(task: asyncio.Task[_T]) -> None:
-            self._tasks.discard(task)
+            del self._tasks[task]
             finish(self._outcome_of(task))
 
         # A task group would have to be left by the task that entered it, and a device has no such task.
         task = asyncio.create_task(call, name=f"aionn-{self.info.name}")
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(ended)
 
     def _outcome_of(self, task: asyncio.Task[_T]) -> _T | Error:

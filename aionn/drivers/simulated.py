@@ -199,7 +199,7 @@ class SimulatedDevice(AsyncDevice):
         self._clocks: list[ClockState | None] = [None] * self.profile.slots
         self._counts = dict.fromkeys(("started", "finished", "failed", "preempted", "busy_ns"), 0)
         self._is_dead = False
-        self._running: set[anyio.CancelScope] = set()
+        self._running: dict[anyio.CancelScope, None] = {}  # In the order of their starts.
         self.generation = 0
         self.open_bursts = 0
 
@@ -262,12 +262,12 @@ class SimulatedDevice(AsyncDevice):
         self._counts["started"] += 1
         outcome = "failed"
         with anyio.CancelScope() as scope:
-            self._running.add(scope)
+            self._running[scope] = None
             try:
                 yield
                 outcome = "finished"
             finally:
-                self._running.discard(scope)
+                del self._running[scope]
                 self._counts[outcome] += 1
         self.check_alive(generation)
 
