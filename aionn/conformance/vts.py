@@ -24,6 +24,7 @@ import msgspec
 
 from aionn.conformance import (
     vts_basics,
+    vts_caching,
     vts_lifetimes,
     vts_memory_domains,
     vts_packets,
@@ -57,6 +58,7 @@ CASES: tuple[Case, ...] = (
     *vts_packets.CASES,
     *vts_memory_domains.CASES,
     *vts_quality.CASES,
+    *vts_caching.CASES,
     *vts_lifetimes.CASES,
 )
 """All cases, in the order in which they are run."""

@@ -123,7 +123,10 @@ def add_model(
     operation: OperationType = OperationType.ADD,
     constant: float = 1.0,
 ) -> Model:
-    """One input, one operation with a constant (ADD adds it, MUL multiplies by it), one output of the input's shape."""
+    """One input, one operation with a constant (ADD adds it, MUL multiplies by it), one output of the input's shape.
+
+    Quantised tensors have scale 1 and zero point 0: their values are the real ones.
+    """
     return chain_model(1, kind, dimensions, operation=operation, constant=constant)
 
 
@@ -139,9 +142,11 @@ def chain_model(
     g = GraphBuilder()
     parameters = quantization(kind)
     value = g.input(kind, dimensions, **parameters)
-    other = g.constant(np.full(1, constant, operand_dtype(kind)), kind, **parameters)
+    factor = dict(parameters)
     if operation == OperationType.MUL and parameters:
-        parameters = {"scale": 2.0, "zero_point": 0}  # A product's scale must be larger than the factors' scales multiplied.
+        # A product's scale must be larger than the factors' scales multiplied.
+        factor["scale"], constant = 0.5, constant * 2
+    other = g.constant(np.full(1, constant, operand_dtype(kind)), kind, **factor)
     for _ in range(length):
         result = g.variable(kind, dimensions, **parameters)
         g.operation(operation, [value, other, 0], [result])
