@@ -1,0 +1,100 @@
+"""``aionn serve``: one driver process for every application that may use its socket."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import anyio
+import anyio.abc
+import msgspec
+from cyclopts import Parameter
+
+from aionn.cli.output import console
+from aionn.drivers import registry
+from aionn.errors import InvalidArgument
+from aionn.hal import Device
+from aionn.service.host import SHARED_QUOTAS, listen
+from aionn.service.progress import Progress
+from aionn.service.quotas import Quotas
+
+__all__ = ["serve"]
+
+MIB = 1 << 20
+
+
+def serve(
+    device: str,
+    /,
+    *,
+    socket: Path,
+    name: str | None = None,
+    mode: str = "600",
+    memory_mib: int = SHARED_QUOTAS.memory_bytes // MIB,
+    models: int = SHARED_QUOTAS.prepared_models,
+    bursts: int = SHARED_QUOTAS.bursts,
+    executions: int = SHARED_QUOTAS.executions,
+    hang_after: float | None = None,
+    quiet: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Serve a device to every application that may write to a socket, until interrupted.
+
+    Clients cannot see or disturb one another: each has objects and limits of its own, and what it leaves behind goes with it.
+
+    Args:
+        device: Registered name of the driver.
+        socket: Path of the socket to make; one that a crashed server left there is replaced.
+        name: Name of the device; by default the driver's.
+        mode: Permissions of the socket in octal: 600 lets in this user, 660 the group, 666 everybody.
+        memory_mib: Device memories and constants of one client, in MiB.
+        models: Prepared models of one client.
+        bursts: Open bursts of one client.
+        executions: Executions under way of one client.
+        hang_after: End the process, with status 1, when the device makes no progress for so many seconds.
+        quiet: Print nothing.
+    """
+    try:
+        permissions = int(mode, 8)
+    except ValueError:
+        permissions = -1
+    if not 0 <= permissions <= 0o777:
+        raise InvalidArgument(f"--mode: expected an octal number up to 777, got {mode}")
+    if hang_after is not None and not hang_after > 0:
+        raise InvalidArgument(f"--hang-after: expected a positive number of seconds, got {hang_after}")
+    quotas = msgspec.structs.replace(
+        SHARED_QUOTAS,
+        memory_bytes=memory_mib * MIB,
+        prepared_models=models,
+        bursts=bursts,
+        executions=executions,
+    )
+    made = registry.load_factory(device)(name or device)
+    anyio.run(_serve, made, socket, permissions, quotas, hang_after, quiet)
+    return 0
+
+
+async def _serve(
+    device: Device, path: Path, mode: int, quotas: Quotas, hang_after: float | None, quiet: bool
+) -> None:
+    try:
+        async with anyio.create_task_group() as tasks:
+            started = anyio.Event()
+            with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+                tasks.start_soon(_listen, device, path, mode, quotas, hang_after, started)
+                await started.wait()
+                if not quiet:
+                    console().print(f"serving {device.info.name} at {path}; Ctrl-C ends it", soft_wrap=True)
+                async for _ in signals:
+                    tasks.cancel_scope.cancel()
+                    break
+    finally:
+        with anyio.CancelScope(shield=True):
+            await device.aclose()
+
+
+async def _listen(
+    device: Device, path: Path, mode: int, quotas: Quotas, hang_after: float | None, started: anyio.Event
+) -> None:
+    progress = Progress(hang_after)
+    await listen(device, path, mode=mode, quotas=quotas, progress=progress, started=started)
