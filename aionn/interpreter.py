@@ -176,7 +176,9 @@ class Interpreter:
             return self._run_if(operands, operation, values, control)
         if operation.type == OperationType.WHILE:
             return self._run_while(operands, operation, values, control)
-        contract = CONTRACTS[OperationType(operation.type)]
+        contract = CONTRACTS.get(operation.type)  # type: ignore[call-overload]
+        if contract is None:
+            raise GeneralFailure("expected an operation of the spec; its meaning is unknown here")
         outputs = [operands[index] for index in operation.outputs]
         call = Call(
             [values.get(index) for index in operation.inputs],

@@ -1,6 +1,6 @@
 """An application's arrays and the shared memory that carries them to a device.
 
-Owns the description of a model's inputs and outputs, the checks of what an application passes, the layout of request memory, and how
+Owns the description of inputs and outputs, the checks of what an application passes, the layout of request memory, and how
 pictures and real values become what a model's input wants.
 
 Invariants:

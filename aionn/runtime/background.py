@@ -1,7 +1,8 @@
 """The task in which a runtime's executions and connections live.
 
-A task group of anyio must be left by the task that entered it. A runtime may well be opened by one task and closed by another: every async
-fixture of pytest-asyncio does that. So the group lives in a task of its own, which needs raw asyncio: anyio has no task without a group.
+A task group of anyio must be left by the task that entered it. A runtime may well be opened by one task and closed by another: each
+async fixture of pytest-asyncio does that. So the group lives in a task of its own, which needs raw asyncio: anyio knows no task
+without a group.
 
 Invariants:
 1. ``aclose`` returns when every task has ended.

@@ -146,7 +146,7 @@ class Burst:
             area.note(step.outputs, result.output_shapes)
             return result.timing
 
-        return Turn(step.device.dispatcher, run)
+        return Turn(step.device.dispatcher, run, self._plan.fall_back(index, measure))
 
     async def execute(
         self,

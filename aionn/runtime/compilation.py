@@ -6,13 +6,13 @@ device knows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import msgspec
 
-from aionn.errors import InvalidArgument, OutputInsufficientSize
+from aionn.errors import Error, InvalidArgument, OutputInsufficientSize
 from aionn.hal import Model, PreparedModel, Priority, Timing, check_deadline_ns
 from aionn.runtime.arguments import (
     Array,
@@ -26,6 +26,7 @@ from aionn.runtime.arguments import (
 from aionn.runtime.burst import Burst
 from aionn.runtime.clock import to_ns
 from aionn.runtime.execution import Execution, Result, Turn, check_fences
+from aionn.runtime.fallback import Fallback
 from fences import SyncFence
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class Plan(NamedTuple):
         temporaries: Values that go from one step to another, by key.
         steps: In the order in which they run.
         placement: Which operation runs where, and why.
+        fallback: The reference device for steps that fail; None where that is not allowed.
     """
 
     model: Model
@@ -103,6 +105,27 @@ class Plan(NamedTuple):
     temporaries: Mapping[int, TensorSpec]
     steps: tuple[PreparedStep, ...]
     placement: tuple[Placement, ...]
+    fallback: Fallback | None = None
+
+    def fall_back(
+        self, index: int, measure: bool, loop_timeout_ns: int | None = None
+    ) -> Callable[[RequestArea, int | None, Error], Awaitable[tuple[Timing, str]]] | None:
+        """How a step runs on the reference device after it has failed on its own."""
+        fallback, step = self.fallback, self.steps[index]
+        if fallback is None or step.device is fallback.device:
+            return None
+
+        async def run(area: RequestArea, deadline_ns: int | None, error: Error) -> tuple[Timing, str]:
+            prepared = await fallback.prepared(index)
+            timing = await execute_step(
+                step._replace(prepared=prepared), area, {}, measure, deadline_ns, loop_timeout_ns
+            )
+            return (
+                timing,
+                f"step {index} of {len(self.steps)}: {step.device.name} failed ({error}); ran on {fallback.device.name}",
+            )
+
+        return run
 
     @property
     def device_names(self) -> str:
@@ -120,6 +143,41 @@ class Plan(NamedTuple):
         ]
         results = {**dict(zip(main.output_indexes, self.outputs, strict=True)), **self.temporaries}
         return (*inputs, *(result_value(key, spec, sizes.get(key)) for key, spec in results.items()))
+
+
+async def execute_step(
+    step: PreparedStep,
+    area: RequestArea,
+    sizes: dict[int, int],
+    measure: bool,
+    deadline_ns: int | None,
+    loop_timeout_ns: int | None,
+) -> Timing:
+    """Executes a step on its device, with more room for outputs whose size only the device knows.
+
+    Args:
+        step: What to execute.
+        area: Holds the values; grows with them.
+        sizes: Takes up what was learnt about sizes, for the next execution.
+        measure: Whether timings are wanted.
+        deadline_ns: Absolute; None for none.
+        loop_timeout_ns: For every WHILE; None for the default.
+    """
+    for _ in range(GROWTH_TRIES_MAX):
+        result = await step.prepared.execute_synchronously(
+            area.request(step.inputs, step.outputs),
+            measure=measure,
+            deadline_ns=deadline_ns,
+            loop_timeout_ns=loop_timeout_ns,
+        )
+        area.note(step.outputs, result.output_shapes)
+        if result.output_sufficient_size:
+            return result.timing
+        sizes.update(area.grow(step.outputs, result.output_shapes))
+    raise OutputInsufficientSize(
+        f"execute: the outputs did not fit after {GROWTH_TRIES_MAX} tries",
+        [(s.dimensions, s.is_sufficient) for s in result.output_shapes],
+    )
 
 
 class Compilation:
@@ -242,7 +300,7 @@ class Compilation:
 
         execution = Execution(
             prepare,
-            [self._turn(step, measure, loop_timeout_ns) for step in self._plan.steps],
+            [self._turn(index, measure, loop_timeout_ns) for index in range(len(self._plan.steps))],
             self.model.main.output_indexes,
             device=self._plan.device_names,
             priority=self._priority if priority is None else priority_of(priority),
@@ -254,25 +312,13 @@ class Compilation:
         execution.start(self._runtime.tasks)
         return execution
 
-    def _turn(self, step: PreparedStep, measure: bool, loop_timeout_ns: int | None) -> Turn:
-        async def run(area: RequestArea, deadline_ns: int | None) -> Timing:
-            for _ in range(GROWTH_TRIES_MAX):
-                result = await step.prepared.execute_synchronously(
-                    area.request(step.inputs, step.outputs),
-                    measure=measure,
-                    deadline_ns=deadline_ns,
-                    loop_timeout_ns=loop_timeout_ns,
-                )
-                area.note(step.outputs, result.output_shapes)
-                if result.output_sufficient_size:
-                    return result.timing
-                self._sizes.update(area.grow(step.outputs, result.output_shapes))
-            raise OutputInsufficientSize(
-                f"execute: the outputs did not fit after {GROWTH_TRIES_MAX} tries",
-                [(s.dimensions, s.is_sufficient) for s in result.output_shapes],
-            )
+    def _turn(self, index: int, measure: bool, loop_timeout_ns: int | None) -> Turn:
+        step = self._plan.steps[index]
 
-        return Turn(step.device.dispatcher, run)
+        async def run(area: RequestArea, deadline_ns: int | None) -> Timing:
+            return await execute_step(step, area, self._sizes, measure, deadline_ns, loop_timeout_ns)
+
+        return Turn(step.device.dispatcher, run, self._plan.fall_back(index, measure, loop_timeout_ns))
 
     def _area(self, arrays: Sequence[Array | None]) -> RequestArea:
         shapes = [None if array is None else array.shape for array in arrays]
@@ -318,6 +364,8 @@ class Compilation:
         self._areas.clear()
         for step in self._plan.steps:
             await step.prepared.aclose()
+        if self._plan.fallback is not None:
+            await self._plan.fallback.aclose()
 
     async def __aenter__(self) -> Self:
         return self

@@ -24,6 +24,7 @@ from aionn.errors import Error, ErrorStatus, GeneralFailure, InvalidArgument, Mi
 from aionn.hal import NO_TIMING, Priority, Timing
 from aionn.runtime.arguments import Array, RequestArea
 from aionn.runtime.clock import now_ns
+from aionn.runtime.fallback import may_fall_back
 from aionn.scheduler.dispatcher import Dispatcher
 from fences import FenceStatus, SyncFence, merge
 
@@ -38,7 +39,8 @@ class Result(msgspec.Struct, frozen=True):
             memory, valid until the next result is asked for.
         timing: What the device measured, None entries where it was not asked.
         status: NONE; a result of another status is an exception instead.
-        device: Name of the device that ran it.
+        device: Name of the device that ran it, or names, in the order of the steps.
+        fallback: What ran on the reference device instead, and why; empty where nothing did.
         queued_ns: From the call until the device's slot was had, dependencies included.
         total_ns: From the call until the result was here.
     """
@@ -47,6 +49,7 @@ class Result(msgspec.Struct, frozen=True):
     timing: Timing = NO_TIMING
     status: ErrorStatus = ErrorStatus.NONE
     device: str = ""
+    fallback: tuple[str, ...] = ()
     queued_ns: int = 0
     total_ns: int = 0
 
@@ -66,10 +69,12 @@ class Turn(NamedTuple):
     Attributes:
         dispatcher: The slots of the device that runs it.
         run: Runs it there, on a slot that is had, and gives what the device measured. Takes the memory and the limit.
+        fall_back: Runs it on the reference device after ``run`` has failed; None where that is not allowed. Gives a sentence too.
     """
 
     dispatcher: Dispatcher
     run: Callable[[RequestArea, int | None], Awaitable[Timing]]
+    fall_back: Callable[[RequestArea, int | None, Error], Awaitable[tuple[Timing, str]]] | None = None
 
 
 class Execution:
@@ -107,6 +112,7 @@ class Execution:
         self._finish = finish
         self._asked_ns = now_ns()
         self._queued_ns = 0
+        self._fallback: list[str] = []
         self._scope: anyio.CancelScope | None = None
         self._tasks: anyio.abc.TaskGroup
         self._result: Result | None = None
@@ -180,10 +186,20 @@ class Execution:
             self.state = ExecutionState.RUNNING
             # From here on the device works: whoever gives up, the slot is held until it has answered.
             with anyio.CancelScope(shield=True):
-                timing = await turn.run(area, self._deadline_ns)
+                timing = await self._run_or_fall_back(turn, area)
             return timing
         finally:
             turn.dispatcher.release()
+
+    async def _run_or_fall_back(self, turn: Turn, area: RequestArea) -> Timing:
+        try:
+            return await turn.run(area, self._deadline_ns)
+        except Error as e:
+            if turn.fall_back is None or not may_fall_back(e) or self.fence.status != FenceStatus.PENDING:
+                raise
+            timing, told = await turn.fall_back(area, self._deadline_ns, e)
+        self._fallback.append(told)
+        return timing
 
     def _complete(self, area: RequestArea, timing: Timing) -> None:
         self.finished_ns = now_ns()
@@ -196,6 +212,7 @@ class Execution:
             timing,
             ErrorStatus.NONE,
             self._device,
+            tuple(self._fallback),
             self._queued_ns,
             self.finished_ns - self._asked_ns,
         )

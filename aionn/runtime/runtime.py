@@ -40,7 +40,8 @@ from aionn.runtime.arguments import TensorSpec, tensor_spec
 from aionn.runtime.background import Background
 from aionn.runtime.clock import now_ns
 from aionn.runtime.compilation import Compilation, Placement, Plan, PreparedStep, priority_of
-from aionn.runtime.partition import Candidate, Choice, Step, choose_devices, make_steps, step_model
+from aionn.runtime.fallback import Fallback, can_fall_back, may_fall_back
+from aionn.runtime.partition import Candidate, choose_devices, make_steps, step_model
 from aionn.scheduler.dispatcher import Dispatcher
 from aionn.service.client import RemoteDevice
 
@@ -231,6 +232,7 @@ class Runtime:
         preference: str | ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER,
         priority: str | Priority = Priority.MEDIUM,
         deadline: int | None = None,
+        allow_fallback: bool = False,
     ) -> Compilation:
         """Makes a model ready: on one device, or cut into steps where each operation goes to the device that does it best.
 
@@ -240,6 +242,8 @@ class Runtime:
             preference: ``low_power``, ``fast_single_answer`` or ``sustained_speed``.
             priority: ``low``, ``medium`` or ``high``, for executions that do not say otherwise.
             deadline: Absolute nanoseconds for the compilation itself; None for none.
+            allow_fallback: Whether the reference device may step in where another device fails, while compiling or executing. Every
+                result says when it did. Not where ``devices`` are chosen: that is where the caller wants to know.
 
         Raises:
             InvalidArgument: The model, the file or an argument is wrong, or some operation is supported by no device (all are listed).
@@ -254,47 +258,41 @@ class Runtime:
         wanted_preference = _preference_of(preference)
         candidates = self._candidates(devices)
         loaded, inputs, outputs = await _load(model)
-        choices, steps = await _plan(loaded, candidates, wanted_preference)
-        prepared: list[PreparedStep] = []
+        fallback_device = self._fallback_device(loaded, devices) if allow_fallback else None
         try:
-            for step in steps:
-                device = candidates[step.candidate]
-                prepared.append(
-                    PreparedStep(
-                        device,
-                        await device.hal.prepare_model(
-                            loaded if len(steps) == 1 else step_model(loaded, step),
-                            preference=wanted_preference,
-                            priority=wanted_priority,
-                            deadline_ns=deadline,
-                        ),
-                        loaded.main.input_indexes if len(steps) == 1 else step.inputs,
-                        loaded.main.output_indexes if len(steps) == 1 else step.outputs,
-                    )
-                )
-        except BaseException:
-            for ready in prepared:
-                await ready.prepared.aclose()
-            raise
-        plan = Plan(
-            loaded,
-            inputs,
-            outputs,
-            _temporaries(loaded, prepared),
-            tuple(prepared),
-            tuple(
-                Placement(
-                    choice.operation,
-                    operation_type_name(loaded.main.operations[choice.operation].type),
-                    candidates[choice.candidate].name,
-                    choice.reason,
-                )
-                for choice in choices
-            ),
-        )
+            plan = await _make_plan(
+                loaded,
+                inputs,
+                outputs,
+                candidates,
+                wanted_preference,
+                wanted_priority,
+                deadline,
+                fallback_device,
+            )
+        except Error as e:
+            if fallback_device is None or not may_fall_back(e):
+                raise
+            # What failed to compile goes to the reference device as a whole, as the HAL has it.
+            plan = await _make_plan(
+                loaded, inputs, outputs, [fallback_device], wanted_preference, wanted_priority, deadline, None
+            )
+            reason = f"fallback: compiling failed ({e})"
+            plan = plan._replace(
+                placement=tuple(msgspec.structs.replace(p, reason=reason) for p in plan.placement)
+            )
         compilation = Compilation(self, plan, wanted_priority, on_close=self._compilations.discard)
         self._compilations.add(compilation)
         return compilation
+
+    def _fallback_device(self, model: Model, devices: str | Sequence[str] | None) -> RuntimeDevice | None:
+        if devices is not None:
+            raise InvalidArgument(
+                "compile: allow_fallback goes with devices=None: devices that are asked for are not replaced"
+            )
+        if not can_fall_back(model):
+            return None
+        return next((device for device in self.devices if device.driver == "reference"), None)
 
     def _candidates(self, devices: str | Sequence[str] | None) -> list[RuntimeDevice]:
         if devices is None:
@@ -362,10 +360,17 @@ async def _load(
     return loaded.model, inputs, outputs
 
 
-async def _plan(
-    model: Model, candidates: Sequence[RuntimeDevice], preference: ExecutionPreference
-) -> tuple[tuple[Choice, ...], tuple[Step, ...]]:
-    """Asks every device what it supports, and cuts the model accordingly."""
+async def _make_plan(
+    model: Model,
+    inputs: tuple[TensorSpec, ...],
+    outputs: tuple[TensorSpec, ...],
+    candidates: Sequence[RuntimeDevice],
+    preference: ExecutionPreference,
+    priority: Priority,
+    deadline_ns: int | None,
+    fallback_device: RuntimeDevice | None,
+) -> Plan:
+    """Asks every device what it supports, cuts the model accordingly, and prepares every step."""
     asked = [
         Candidate(
             device.name,
@@ -376,7 +381,34 @@ async def _plan(
         for device in candidates
     ]
     choices = choose_devices(model, asked, preference)
-    return choices, make_steps(model, choices)
+    steps = make_steps(model, choices)
+    whole = len(steps) == 1
+    models = [model if whole else step_model(model, step) for step in steps]
+    prepared: list[PreparedStep] = []
+    try:
+        for step, part in zip(steps, models, strict=True):
+            device = candidates[step.candidate]
+            ready = await device.hal.prepare_model(
+                part, preference=preference, priority=priority, deadline_ns=deadline_ns
+            )
+            reads = model.main.input_indexes if whole else step.inputs
+            writes = model.main.output_indexes if whole else step.outputs
+            prepared.append(PreparedStep(device, ready, reads, writes))
+    except BaseException:
+        for done in prepared:
+            await done.prepared.aclose()
+        raise
+    placement = tuple(
+        Placement(
+            choice.operation,
+            operation_type_name(model.main.operations[choice.operation].type),
+            candidates[choice.candidate].name,
+            choice.reason,
+        )
+        for choice in choices
+    )
+    fallback = None if fallback_device is None else Fallback(fallback_device, models, priority)
+    return Plan(model, inputs, outputs, _temporaries(model, prepared), tuple(prepared), placement, fallback)
 
 
 def _temporaries(model: Model, steps: Sequence[PreparedStep]) -> dict[int, TensorSpec]:
