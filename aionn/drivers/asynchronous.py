@@ -108,10 +108,13 @@ class AsyncPreparedModel(abc.ABC):
 
     def bind(self, request: Request, *, allow_unspecified_outputs: bool = True) -> Arguments:
         """Checks a request against the model and maps it. Raises as ``aionn.drivers.arguments.bind``."""
+        self._check_usable()
+        return bind(self.model, request, allow_unspecified_outputs=allow_unspecified_outputs)
+
+    def _check_usable(self) -> None:
         if self._closed:
             raise InvalidArgument("execution: the prepared model is closed")
         self.device.check_open()
-        return bind(self.model, request, allow_unspecified_outputs=allow_unspecified_outputs)
 
     def _turn(self, deadline_ns: int | None, loop_timeout_ns: int | None) -> Turn:
         return Turn(
@@ -204,7 +207,8 @@ class AsyncPreparedModel(abc.ABC):
         return FencedExecution(launch.fence, launch.get_execution_info)
 
     async def configure_execution_burst(self) -> DirectBurst:
-        """A burst without queues: the device is in this process."""
+        """A burst without queues: the device is in this process. Raises ``InvalidArgument``: the prepared model is closed."""
+        self._check_usable()
         return DirectBurst(self)
 
     async def create_reusable_execution(

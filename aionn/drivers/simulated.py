@@ -19,6 +19,7 @@ import bisect
 import contextlib
 import itertools
 import math
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -28,6 +29,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+import fences
 from aionn.drivers.arguments import Arguments, OutputArea
 from aionn.drivers.asynchronous import AsyncDevice, AsyncPreparedModel
 from aionn.drivers.blocking import DirectBurst
@@ -320,8 +322,9 @@ class SimulatedPreparedModel(AsyncPreparedModel):
         return super().bind(request, allow_unspecified_outputs=allow_unspecified_outputs)
 
     async def configure_execution_burst(self) -> DirectBurst:
-        """A burst that keeps the device's clock from falling."""
+        """A burst that keeps the device's clock from falling. Raises as ``bind``."""
         self.device.check_alive(self._generation)
+        self._check_usable()
         return _Burst(self)
 
     async def run(
@@ -332,14 +335,19 @@ class SimulatedPreparedModel(AsyncPreparedModel):
         with self.device.alive(self._generation):
             failure: Error | None = None
             async with anyio.create_task_group() as tasks:
+                is_over = threading.Event()
                 if self._interpreter is not None:
                     # Nobody waits for the result but this: when it comes makes no difference to the order of anything else.
                     private = [None if array is None else array.copy() for array in inputs]
-                    tasks.start_soon(self._compute, private, turn.loop_timeout_ns, results)
+                    tasks.start_soon(self._compute, private, turn, is_over, results)
                 try:
                     await self._take_time(turn)
                 except Error as e:
+                    is_over.set()
                     failure = e  # Raised in here, the group would wrap it.
+                except BaseException:
+                    is_over.set()
+                    raise
             if failure is not None:
                 raise failure
             result = results[0] if results else [_zeros(area) for area in outputs]
@@ -351,11 +359,18 @@ class SimulatedPreparedModel(AsyncPreparedModel):
     async def _compute(
         self,
         inputs: list[Array | None],
-        loop_timeout_ns: int,
+        turn: Turn,
+        is_over: threading.Event,
         results: list[Sequence[Array] | Error],
     ) -> None:
         assert self._interpreter is not None, "only called where results are wanted"
-        control = RunControl(loop_timeout_ns=loop_timeout_ns)
+        # The clock of fences, unlike the loop's, can be read by any thread; both tell the same time.
+        control = RunControl(
+            deadline_ns=turn.deadline_ns,
+            loop_timeout_ns=turn.loop_timeout_ns,
+            is_cancelled=lambda: is_over.is_set() or turn.is_given_up,
+            now=fences.now_ns,
+        )
         try:
             results.append(await anyio.to_thread.run_sync(self._interpreter.run, inputs, control))
         except Error as e:

@@ -77,6 +77,11 @@ class Turn(RunControl):
         self._sequence = 0
 
     @property
+    def is_given_up(self) -> bool:
+        """Whether the caller gave up. May be read by any thread."""
+        return self._is_cancelled
+
+    @property
     def is_wanted_back(self) -> bool:
         """Whether somebody wants the slot soon: the caller gave up, or a higher priority waits for it."""
         return self._is_cancelled or self._slots.highest_waiting > self.priority
