@@ -1,0 +1,112 @@
+"""``aionn conformance --suite vts``: does a driver keep the contract?"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import anyio
+import msgspec
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from aionn.cli.output import console, print_json, print_table
+from aionn.conformance.expectations import driver_expectations
+from aionn.conformance.suite import Isolation
+from aionn.conformance.vts import Settings, VtsOutcome, VtsReport, chosen_cases, load_sample, run_vts
+from aionn.conformance.vts_case import STEP_S
+from aionn.conformance.vts_report import html_report, junit_report
+from aionn.errors import InvalidArgument
+
+__all__ = ["run_driver_suite"]
+
+FAILURES_SHOWN = 50
+"""How many failures are told to people; the reports have all of them."""
+
+
+def run_driver_suite(
+    device: str,
+    *,
+    data: Path | None,
+    contains: str,
+    isolation: Isolation,
+    time_limit: float | None,
+    everything: bool,
+    junit: Path | None,
+    html: Path | None,
+    json: bool,
+) -> int:
+    """Runs the driver suite and prints or writes its report; the exit code, 1 for a failure. Arguments as of ``conformance``."""
+    chosen_cases(contains)
+    for path in (junit, html):
+        if path is not None and not path.parent.is_dir():
+            raise InvalidArgument(f"{path}: expected a file in a folder that exists")
+    lists = driver_expectations(device)
+    settings = Settings(
+        step_s=STEP_S if time_limit is None else time_limit,
+        unsupported={p: why for p, why in lists.unsupported.items() if "/" in p},
+        expected_failures={p: why for p, why in lists.expected_failures.items() if "/" in p},
+    )
+    if everything:
+        settings = msgspec.structs.replace(settings, mutants_max=None)
+    tests = load_sample(data, per_operation=None if everything else 1)
+    with _progress(disable=json or not sys.stdout.isatty()) as bar:
+        task = bar.add_task(f"vts on {device}", total=None, failed=0)
+        failed = 0
+
+        def progress(outcome: VtsOutcome, total: int) -> None:
+            nonlocal failed
+            failed += outcome.verdict == "failed"
+            bar.update(task, advance=1, total=total, failed=failed)
+
+        async def run() -> VtsReport:
+            return await run_vts(
+                device,
+                isolation=isolation,
+                contains=contains,
+                tests=tests,
+                settings=settings,
+                progress=progress,
+            )
+
+        report = anyio.run(run)
+    if junit is not None:
+        junit.write_text(junit_report(report))
+    if html is not None:
+        html.write_text(html_report(report))
+    if json:
+        print_json(msgspec.structs.replace(report, outcomes=()))
+    else:
+        _print(device, report, has_data=bool(tests))
+    return 1 if report.failed else 0
+
+
+def _progress(*, disable: bool) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[failed]} failed"),
+        TimeElapsedColumn(),
+        console=console(),
+        transient=True,
+        disable=disable,
+    )
+
+
+def _print(device: str, report: VtsReport, *, has_data: bool) -> None:
+    columns = ("", "passed", "failed", "skipped", "expected failures")
+    rows = [(name, c.passed, c.failed, c.skipped, c.expected_failures) for name, c in report.by_group.items()]
+    print_table(f"vts on {device}, by group", columns, rows)
+    screen = console()
+    if not has_data:
+        screen.print("no conformance data were found: only the suite's own models were tried; see --data")
+    for reason, count in report.skip_reasons.items():
+        screen.print(f"skipped {count}: {reason}", markup=False)
+    for failure in report.failures[:FAILURES_SHOWN]:
+        screen.print(f"FAILED {failure}", markup=False)
+    if len(report.failures) > FAILURES_SHOWN:
+        screen.print(f"and {len(report.failures) - FAILURES_SHOWN} more; --json, --junit and --html show all of them")
+    screen.print(
+        f"{report.passed} passed, {report.failed} failed, {report.skipped} skipped, "
+        f"{report.expected_failures} failed as expected, in {report.seconds:.1f} s"
+    )
