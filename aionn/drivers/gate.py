@@ -105,6 +105,7 @@ class SlotGate:
             try:
                 job()
             finally:
+                del job  # It holds arguments and results; this thread may wait for the next one for ever.
                 self._release()
 
     def close(self) -> None:

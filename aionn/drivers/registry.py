@@ -24,6 +24,7 @@ DriverFactory = Callable[[str], Device]
 """Makes the device that shall have the given name."""
 
 BUILT_IN = {
+    "litert-cpu": "aionn.drivers.litert.driver:LitertDevice",
     "reference": "aionn.drivers.reference:ReferenceDevice",
     "simulated": "aionn.drivers.simulated:SimulatedDevice",
 }
@@ -43,12 +44,17 @@ def driver_names() -> tuple[str, ...]:
 def load_factory(name: str) -> DriverFactory:
     """Imports a driver.
 
+    Args:
+        name: A registered name; or ``module:attribute``, for a driver that is not registered yet.
+
     Raises:
         InvalidArgument: No such driver.
         DeviceUnavailable: It cannot be imported; the message says why.
     """
     if name in BUILT_IN:
         target = BUILT_IN[name]
+    elif ":" in name:
+        target = name
     else:
         found = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP, name=name)
         if not found:
@@ -57,17 +63,24 @@ def load_factory(name: str) -> DriverFactory:
         target = next(iter(found)).value
     module_name, _, attribute = target.partition(":")
     try:
-        return cast(DriverFactory, getattr(importlib.import_module(module_name), attribute))
+        factory = getattr(importlib.import_module(module_name), attribute)
+        if not callable(factory):
+            raise TypeError(f"expected something that makes a device, got a {type(factory).__name__}")
+        return cast(DriverFactory, factory)
     except Exception as e:
         raise DeviceUnavailable(f"driver {name!r} cannot be loaded: {type(e).__name__}: {e}") from e
 
 
 def built_in_info(driver: str, name: str) -> DeviceInfo | None:
-    """What is known of one of our own drivers without starting it; None for drivers of others, which must be asked."""
+    """What is known of one of our own drivers without starting it; None for drivers of others, which must be asked.
+
+    Raises:
+        DeviceUnavailable: What the driver is built on is missing or too old.
+    """
     if driver not in BUILT_IN:
         return None
     module = importlib.import_module(BUILT_IN[driver].partition(":")[0])
-    if driver == "simulated":
+    if hasattr(module, "info_for"):
         return cast(DeviceInfo, module.info_for(name))
     info: DeviceInfo = module.INFO
     return msgspec.structs.replace(info, name=name)

@@ -178,6 +178,7 @@ class RemoteDevice:
                 f"device {self._name!r}: the new driver process differs from the one before"
             )
         self._info = hello.info
+        connection.is_serving.set()
         return connection
 
     async def status(self) -> DeviceStatus:

@@ -121,6 +121,7 @@ class Connection:
         channel: Calls and replies.
         bursts: Open bursts by handle; a burst that is dropped vanishes from here.
         ended: Set when the process is gone and reaped.
+        is_serving: To be set when the process has answered for the first time.
     """
 
     def __init__(
@@ -132,6 +133,7 @@ class Connection:
         )
         self.bursts: weakref.WeakValueDictionary[int, BurstController] = weakref.WeakValueDictionary()
         self.ended = anyio.Event()
+        self.is_serving = anyio.Event()
         self._tasks = tasks
         self._hang_after_s = hang_after_s
         self._callbacks: dict[int, ExecutionCallback] = {}
@@ -155,6 +157,7 @@ class Connection:
             self.ended.set()
 
     async def _watch(self, hang_after_s: float) -> None:
+        await self.is_serving.wait()  # A start takes longer than a call, and has a limit of its own.
         while True:
             await anyio.sleep(hang_after_s / 2)
             try:

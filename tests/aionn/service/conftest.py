@@ -74,6 +74,9 @@ class Served:
         sock.connect(str(self.path))
         return Raw(sock)
 
+    def speaking(self, sock: socket.socket) -> Raw:
+        return Raw(sock)
+
 
 class Raw:
     """A client that says what it likes."""
