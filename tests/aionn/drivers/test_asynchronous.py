@@ -9,6 +9,8 @@ import anyio
 import numpy as np
 import pytest
 
+from aionn.conformance.suite import DeviceUnderTest
+from aionn.conformance.vts import VtsReport, chosen_cases, run_cases
 from aionn.drivers import registry
 from aionn.drivers.profiles import (
     PROFILES,
@@ -267,3 +269,21 @@ def test_a_driver_bug_is_a_general_failure(monkeypatch: pytest.MonkeyPatch) -> N
             await prepared.execute_synchronously(request_for(MODEL, [X]))
 
     run(main)
+
+
+@pytest.mark.parametrize("group", ["claims", "quality_of_service"])
+def test_the_driver_suite_finds_nothing(group: str) -> None:
+    async def make() -> SimulatedDevice:
+        return SimulatedDevice("phone-cpu")
+
+    async def main() -> VtsReport:
+        device, other = DeviceUnderTest(make), DeviceUnderTest(make)
+        try:
+            return await run_cases(device, chosen_cases(group), other=other)
+        finally:
+            await device.aclose()
+            await other.aclose()
+
+    report = anyio.run(main)
+    assert report.failures == ()
+    assert report.passed > 0
