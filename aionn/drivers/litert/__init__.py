@@ -1,0 +1,1 @@
+"""Driver ``litert-cpu``: models on LiteRT's CPU kernels and XNNPACK."""

@@ -1,0 +1,170 @@
+"""The driver ``litert-cpu``: models on LiteRT's CPU kernels and XNNPACK, in the driver's process.
+
+Owns the device, which LiteRT versions it takes, and prepared models with one warm interpreter per slot. What becomes of a model is
+in ``lowering``; nothing of LiteRT is imported before a model comes, so that clients can ask for ``info_for`` at no cost.
+
+Invariants:
+1. An operation is supported when it was lowered and LiteRT planned the result.
+2. A prepared model has as many interpreters as the device has slots; one runs in one thread at a time.
+
+Source: the NN HAL's driver contract; LiteRT's Python package.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from aionn.drivers.arguments import Array, OutputArea
+from aionn.drivers.blocking import BlockingDevice
+from aionn.drivers.litert.expectations import EXPECTED_FAILURES, UNSUPPORTED
+from aionn.drivers.prepared import BlockingPreparedModel
+from aionn.errors import DeviceUnavailable, GeneralFailure, InvalidArgument
+from aionn.hal import (
+    CancelCapability,
+    DeviceInfo,
+    DeviceType,
+    ExecutionPreference,
+    FeatureLevel,
+    Model,
+    OutputShape,
+    Priority,
+    uniform_capabilities,
+)
+from aionn.interpreter import RunControl
+
+if TYPE_CHECKING:
+    from aionn.drivers.litert.engine import Engine
+    from aionn.drivers.litert.lowering import Lowered
+
+__all__ = ["EXPECTED_FAILURES", "INFO", "UNSUPPORTED", "LitertDevice", "info_for"]
+
+DISTRIBUTION = "ai-edge-litert"
+VERSION_MIN = (2, 0)
+
+THREADS_VARIABLE = "AIONN_LITERT_THREADS"
+"""Environment variable with the number of threads of each interpreter; 1 without it."""
+
+THREADS_MAX = 256
+
+MEMORY_BYTES_MAX = 1 << 30
+
+INFO = DeviceInfo(
+    name="litert-cpu",
+    type=DeviceType.CPU,
+    version="1",
+    feature_level=FeatureLevel.LEVEL_7,
+    capabilities=uniform_capabilities(0.1, 0.1),
+    slots=2,
+    cancel=CancelCapability.NONE,
+)
+
+
+def info_for(name: str) -> DeviceInfo:
+    """What the device of this name says of itself.
+
+    Raises:
+        DeviceUnavailable: LiteRT is not installed, or too old.
+    """
+    try:
+        found = importlib.metadata.version(DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        raise DeviceUnavailable(f"{DISTRIBUTION} is not installed; pip install 'aionn[litert]'") from None
+    numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
+    if numbers < VERSION_MIN:
+        wanted = ".".join(map(str, VERSION_MIN))
+        raise DeviceUnavailable(f"{DISTRIBUTION}: expected version {wanted} or later, got {found}")
+    return msgspec.structs.replace(INFO, name=name, version=f"{INFO.version} LiteRT {found}")
+
+
+def _thread_count() -> int:
+    text = os.environ.get(THREADS_VARIABLE, "1")
+    if not text.isdecimal() or not 1 <= int(text) <= THREADS_MAX:
+        raise DeviceUnavailable(f"{THREADS_VARIABLE}: expected from 1 to {THREADS_MAX}, got {text!r}")
+    return int(text)
+
+
+class LitertDevice(BlockingDevice):
+    """LiteRT on the CPU. Two executions at once, each on as many threads as ``AIONN_LITERT_THREADS`` says (1 without).
+
+    Raises:
+        DeviceUnavailable: LiteRT is not installed or too old, or the number of threads makes no sense.
+    """
+
+    def __init__(self, name: str = INFO.name) -> None:
+        super().__init__(info_for(name), memory_bytes_max=MEMORY_BYTES_MAX)
+        self.thread_count = _thread_count()
+
+    def supports(self, model: Model) -> Sequence[bool]:
+        """True for every operation that could be lowered and that LiteRT then planned: all at once, or else each by itself."""
+        from aionn.drivers.litert.engine import check
+        from aionn.drivers.litert.lowering import Unsupported, lower, single_operation_model
+
+        def can_run(part: Model) -> bool:
+            try:
+                check(lower(part))
+            except Unsupported:
+                return False
+            return True
+
+        if can_run(model):
+            return [True] * len(model.main.operations)
+        answers = [can_run(single_operation_model(model, i)) for i in range(len(model.main.operations))]
+        # Each by itself, but not together: nothing is sure.
+        return [False] * len(answers) if all(answers) else answers
+
+    def prepare(
+        self, model: Model, *, preference: ExecutionPreference, priority: Priority, deadline_ns: int | None
+    ) -> LitertPreparedModel:
+        from aionn.drivers.litert.lowering import Unsupported, lower
+
+        try:
+            return LitertPreparedModel(self, model, priority, lower(model))
+        except Unsupported as e:
+            raise InvalidArgument(f"prepare_model: {self.info.name}: {e}") from e
+
+
+class LitertPreparedModel(BlockingPreparedModel):
+    """A lowered model in one interpreter per slot."""
+
+    def __init__(self, device: LitertDevice, model: Model, priority: Priority, lowered: Lowered) -> None:
+        from aionn.drivers.litert.engine import Engine
+
+        super().__init__(device, model, priority)
+        # The last one used is taken first: its memory is in the caches.
+        self._idle: deque[Engine] = deque(
+            Engine(lowered, device.thread_count) for _ in range(device.info.slots)
+        )
+        self._shapes = [tuple(operand.dimensions) for operand in model.main.outputs]
+
+    def run(
+        self, inputs: Sequence[Array | None], outputs: Sequence[OutputArea], control: RunControl
+    ) -> Sequence[OutputShape]:
+        values = [value for value in inputs if value is not None]
+        if len(values) != len(inputs):
+            raise GeneralFailure("litert: an input of the model is left out")
+        engine = self._idle.pop()
+        try:
+            results = engine.run(values)
+            return [
+                area.store(_shaped(result, shape))
+                for area, result, shape in zip(outputs, results, self._shapes, strict=True)
+            ]
+        finally:
+            self._idle.append(engine)
+
+    def release(self) -> None:
+        self._idle.clear()
+
+
+def _shaped(result: Array, declared: tuple[int, ...]) -> Array:
+    """The result in the HAL's shape: a single number has shape [1]."""
+    if result.shape == declared or (declared and 0 not in declared and result.size == np.prod(declared)):
+        return result if result.shape == declared else result.reshape(declared)
+    return result.reshape(1) if result.ndim == 0 else result

@@ -1,0 +1,34 @@
+"""What ``litert-cpu`` can never do, and where LiteRT's results differ from the HAL's.
+
+Source: LiteRT's list of builtin operators; runs of the conformance data.
+"""
+
+from __future__ import annotations
+
+__all__ = ["EXPECTED_FAILURES", "UNSUPPORTED"]
+
+_BOXES = "LiteRT has no builtin operator for boxes and regions"
+_STATE = "LiteRT keeps the state in variable tensors, which the HAL's operation takes and gives as arguments"
+
+UNSUPPORTED: dict[str, str] = {
+    "AXIS_ALIGNED_BBOX_TRANSFORM": _BOXES,
+    "BOX_WITH_NMS_LIMIT": _BOXES,
+    "DETECTION_POSTPROCESSING": _BOXES,
+    "GENERATE_PROPOSALS": _BOXES,
+    "HEATMAP_MAX_KEYPOINT": _BOXES,
+    "ROI_ALIGN": _BOXES,
+    "ROI_POOLING": _BOXES,
+    "LSTM": _STATE,
+    "UNIDIRECTIONAL_SEQUENCE_LSTM": _STATE,
+    "BIDIRECTIONAL_SEQUENCE_LSTM": _STATE,
+    "RNN": _STATE,
+    "UNIDIRECTIONAL_SEQUENCE_RNN": _STATE,
+    "BIDIRECTIONAL_SEQUENCE_RNN": _STATE,
+    "SVDF": _STATE,
+    "QUANTIZED_LSTM": "LiteRT has no operator with these 8-bit weights and 16-bit states",
+    "QUANTIZED_16BIT_LSTM": "LiteRT's basic LSTM takes its weights joined, and its states are variable tensors",
+    "RANDOM_MULTINOMIAL": "LiteRT's sampler draws other numbers from the same seed",
+    "RANK": "the result is a scalar operand, and LiteRT's outputs are tensors",
+}
+
+EXPECTED_FAILURES: dict[str, str] = {}

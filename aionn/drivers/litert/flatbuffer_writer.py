@@ -1,0 +1,193 @@
+"""Writes .tflite files: tensors, operators and subgraphs over the schema that LiteRT's wheel ships.
+
+Owns the form of the file. What an HAL operation becomes is in the ``lowering`` modules.
+
+Invariants:
+1. Equal constants are stored once; every stored buffer is aligned to 16 bytes, as the schema demands.
+2. Tensor 0 of nothing: an input that is left out is -1.
+
+Source: the public TensorFlow Lite schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import flatbuffers
+import numpy as np
+import numpy.typing as npt
+from ai_edge_litert import schema_py_generated as schema
+
+__all__ = ["NO_TENSOR", "FileWriter", "Quantization", "SubgraphFile", "Unsupported"]
+
+Array = npt.NDArray[Any]
+
+NO_TENSOR = -1
+"""Stands for an input that is left out."""
+
+FILE_BYTES_MAX = 2**31 - 2**20
+"""Offsets in a file are 32 bits, signed."""
+
+_TYPES = {
+    "float32": schema.TensorType.FLOAT32,
+    "float16": schema.TensorType.FLOAT16,
+    "int32": schema.TensorType.INT32,
+    "uint8": schema.TensorType.UINT8,
+    "int8": schema.TensorType.INT8,
+    "int16": schema.TensorType.INT16,
+    "bool": schema.TensorType.BOOL,
+}
+
+
+class Unsupported(Exception):
+    """An operation has no equivalent in LiteRT; the message says why."""
+
+
+class Quantization(NamedTuple):
+    """How stored numbers become real ones: ``real = (stored - zero_point) * scale``.
+
+    Attributes:
+        scales: One scale, or one per index along ``axis``.
+        zero_point: The same for all.
+        axis: Which axis the scales belong to.
+    """
+
+    scales: tuple[float, ...]
+    zero_point: int = 0
+    axis: int = 0
+
+
+class _Buffer(schema.BufferT):  # type: ignore[misc]
+    """A buffer whose bytes are aligned; the generated code aligns to 1."""
+
+    def Pack(self, builder: flatbuffers.Builder) -> int:  # noqa: N802 - the generated code's name
+        vector = None
+        if self.data is not None:
+            size = len(self.data)
+            builder.StartVector(1, size, 16)
+            builder.head -= size
+            builder.Bytes[builder.head : builder.head + size] = bytes(self.data)
+            vector = builder.EndVector()
+        schema.BufferStart(builder)
+        if vector is not None:
+            schema.BufferAddData(builder, vector)
+        place: int = schema.BufferEnd(builder)
+        return place
+
+
+class SubgraphFile:
+    """One subgraph that is being written."""
+
+    def __init__(self, file: FileWriter) -> None:
+        self.file = file
+        self.tensors: list[Any] = []
+        self.operators: list[Any] = []
+        self.inputs: list[int] = []
+        self.outputs: list[int] = []
+
+    def tensor(
+        self,
+        dtype: str,
+        shape: Sequence[int],
+        quantization: Quantization | None = None,
+        value: Array | None = None,
+    ) -> int:
+        """Adds a tensor, constant where a value is given; says its index. Without a value an extent of 0 is one not known yet."""
+        tensor = schema.TensorT()
+        tensor.type = _TYPES[dtype]
+        tensor.shape = np.asarray(shape, dtype=np.int32)
+        if value is None and 0 in shape:
+            tensor.shape = np.maximum(tensor.shape, 1)
+            tensor.shapeSignature = np.asarray([extent or -1 for extent in shape], dtype=np.int32)
+        tensor.hasRank = True
+        tensor.name = f"t{len(self.tensors)}"
+        if quantization is not None:
+            q = tensor.quantization = schema.QuantizationParametersT()
+            q.scale = np.asarray(quantization.scales, dtype=np.float32)
+            q.zeroPoint = np.full(len(quantization.scales), quantization.zero_point, dtype=np.int64)
+            q.quantizedDimension = quantization.axis
+        if value is not None:
+            tensor.buffer = self.file.buffer(np.ascontiguousarray(value).tobytes())
+        self.tensors.append(tensor)
+        return len(self.tensors) - 1
+
+    def operator(
+        self, name: str, inputs: Sequence[int], outputs: Sequence[int], options: str | None, values: dict[str, Any]
+    ) -> None:
+        """Adds an operator with its options' table."""
+        operator = schema.OperatorT()
+        operator.opcodeIndex = self.file.code(name)
+        operator.inputs = np.asarray(inputs, dtype=np.int32)
+        operator.outputs = np.asarray(outputs, dtype=np.int32)
+        if options is not None:
+            operator.builtinOptionsType = getattr(schema.BuiltinOptions, options)
+            table = getattr(schema, f"{options}T")()
+            for key, value in values.items():
+                assert hasattr(table, key), f"{options} has no {key}"
+                setattr(table, key, value)
+            operator.builtinOptions = table
+        self.operators.append(operator)
+
+
+class FileWriter:
+    """A file that is being written; subgraph 0 is the main one."""
+
+    def __init__(self) -> None:
+        self.subgraphs: list[SubgraphFile] = []
+        self._buffers: list[_Buffer] = [_Buffer()]
+        self._places: dict[bytes, int] = {}
+        self._codes: dict[str, int] = {}
+        self._size_bytes = 0
+
+    def subgraph(self) -> SubgraphFile:
+        """Adds a subgraph."""
+        self.subgraphs.append(SubgraphFile(self))
+        return self.subgraphs[-1]
+
+    def buffer(self, data: bytes) -> int:
+        """Stores a constant, once."""
+        place = self._places.get(data)
+        if place is None:
+            self._size_bytes += len(data)
+            if self._size_bytes > FILE_BYTES_MAX:
+                raise Unsupported(f"constants of more than {FILE_BYTES_MAX} bytes")
+            buffer = _Buffer()
+            buffer.data = data
+            self._buffers.append(buffer)
+            place = self._places[data] = len(self._buffers) - 1
+        return place
+
+    def code(self, name: str) -> int:
+        """The index of an operator's code."""
+        return self._codes.setdefault(name, len(self._codes))
+
+    def finish(self) -> bytes:
+        """The file."""
+        model = schema.ModelT()
+        model.version = 3
+        model.description = "aionn"
+        model.buffers = self._buffers
+        model.operatorCodes = []
+        for name in self._codes:
+            code = schema.OperatorCodeT()
+            code.builtinCode = getattr(schema.BuiltinOperator, name)
+            code.deprecatedBuiltinCode = min(code.builtinCode, 127)
+            code.version = _VERSIONS.get(name, 1)
+            model.operatorCodes.append(code)
+        model.subgraphs = []
+        for index, source in enumerate(self.subgraphs):
+            subgraph = schema.SubGraphT()
+            subgraph.name = f"s{index}"
+            subgraph.tensors = source.tensors
+            subgraph.operators = source.operators
+            subgraph.inputs = np.asarray(source.inputs, dtype=np.int32)
+            subgraph.outputs = np.asarray(source.outputs, dtype=np.int32)
+            model.subgraphs.append(subgraph)
+        builder = flatbuffers.Builder(self._size_bytes + 65536)
+        builder.Finish(model.Pack(builder), b"TFL3")
+        return bytes(builder.Output())
+
+
+_VERSIONS = {"BROADCAST_TO": 2}
+"""Operators whose first version is not 1."""

@@ -1,0 +1,360 @@
+"""Lowering of convolutions, pooling, FULLY_CONNECTED and BATCH_MATMUL.
+
+Owns the two forms of padding, the layouts, and the mixed 8-bit types that LiteRT's kernels do not take.
+
+Source: the contracts in ``aionn.ops``; TensorFlow Lite's kernels for what they accept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from aionn.drivers.litert.flatbuffer_writer import Quantization, Unsupported
+from aionn.drivers.litert.graph import Graph, Value
+from aionn.drivers.litert.lowering_elementwise import reshaped
+from aionn.hal import Operation, OperandType, OperationType, Padding
+
+__all__ = ["RULES"]
+
+Rule = Callable[[Graph, Operation], None]
+
+SAME, VALID = 0, 1
+"""The schema's numbers."""
+
+
+class Window(NamedTuple):
+    """The arguments of a sliding window.
+
+    Attributes:
+        scheme: SAME or VALID, or None where the padding is explicit.
+        explicit: Left, right, top, bottom.
+        strides: Along width and height.
+        extra: What stands between strides and activation: window width and height, multiplier or groups.
+        activation: The fused activation's number, the HAL's and the schema's.
+        is_nchw: The layout.
+        dilations: Along width and height.
+    """
+
+    scheme: int | None
+    explicit: tuple[int, int, int, int]
+    strides: tuple[int, int]
+    extra: tuple[int, ...]
+    activation: int
+    is_nchw: bool
+    dilations: tuple[int, int]
+
+
+def window(g: Graph, op: Operation, start: int, extra_count: int, *, is_explicit: bool) -> Window:
+    """Reads the arguments from input ``start`` on."""
+    at = start
+    scheme: int | None = None
+    explicit = (0, 0, 0, 0)
+    if is_explicit:
+        left, right, top, bottom = (g.scalar(op, at + i) for i in range(4))
+        explicit = (left, right, top, bottom)
+        at += 4
+    else:
+        scheme = {Padding.SAME: SAME, Padding.VALID: VALID}[g.scalar(op, at)]
+        at += 1
+    numbers = [g.scalar(op, at + i) for i in range(3 + extra_count)]
+    at += len(numbers)
+    return Window(
+        scheme,
+        explicit,
+        (numbers[0], numbers[1]),
+        tuple(numbers[2:-1]),
+        numbers[-1],
+        bool(g.optional(op, at, False)),
+        (g.optional(op, at + 1, 1), g.optional(op, at + 2, 1)),
+    )
+
+
+def _is_explicit(g: Graph, op: Operation, start: int, extra_count: int) -> bool:
+    """Whether padding is explicit: then an INT32 stands where the layout flag would."""
+    position = start + 4 + extra_count
+    return len(op.inputs) >= start + 7 + extra_count and g.operand(op, position).type == OperandType.INT32
+
+
+def _same_padding(extent: int, size: int, stride: int) -> tuple[int, int]:
+    total = max((-(-extent // stride) - 1) * stride + size - extent, 0)
+    return total // 2, total - total // 2
+
+
+def scheme_of(g: Graph, data: Value, w: Window, size: tuple[int, int]) -> int | None:
+    """SAME or VALID for a window of ``size`` (width, height) over an NHWC image; None where neither is what is asked for."""
+    if w.scheme is not None:
+        return w.scheme
+    left, right, top, bottom = w.explicit
+    if not any(w.explicit):
+        return VALID
+    _, height, width, _ = g.known(data)
+    wide, high = ((s - 1) * d + 1 for s, d in zip(size, w.dilations, strict=True))
+    across = _same_padding(width, wide, w.strides[0])
+    down = _same_padding(height, high, w.strides[1])
+    return SAME if (across, down) == ((left, right), (top, bottom)) else None
+
+
+def padded(g: Graph, data: Value, explicit: Sequence[int], fill: Value | None = None) -> Value:
+    """The image amid zeros, or amid another value."""
+    left, right, top, bottom = explicit
+    if min(explicit) < 0:
+        raise Unsupported("negative padding")
+    n, h, w, c = g.known(data)
+    target = g.like(data, (n, h + top + bottom, w + left + right, c))
+    amounts = g.constant(np.asarray([[0, 0], [top, bottom], [left, right], [0, 0]], dtype=np.int32))
+    if fill is None:
+        g.emit("PAD", [data, amounts], target, "PadOptions")
+    else:
+        g.emit("PADV2", [data, amounts, fill], target, "PadV2Options")
+    return target
+
+
+def _eight_bits(data: Value, filter_: Value) -> str | None:
+    """The 8-bit type in which LiteRT can compute; None for other types.
+
+    LiteRT's kernels take scales per channel, and zero points of 0 alone, with signed values; any zero point with unsigned ones.
+    """
+    if not data.is_quantized:
+        return None
+    assert filter_.quantization is not None
+    if len(filter_.quantization.scales) > 1:
+        return "int8"
+    if filter_.dtype == "int8" and filter_.zero_point != 0:
+        return "uint8"
+    return "int8" if filter_.dtype == "int8" else "uint8"
+
+
+def weighted(
+    g: Graph,
+    data: Value,
+    filter_: Value,
+    output: Value,
+    write: Callable[[Value, Value, Value], None],
+) -> None:
+    """Lets ``write`` compute from data and filter of a type that LiteRT takes together."""
+    dtype = _eight_bits(data, filter_)
+    if dtype is None:
+        write(data, filter_, output)
+        return
+    data, filter_ = g.moved(data, dtype), g.moved(filter_, dtype)
+    g.moved_output(output, dtype, lambda target: write(data, filter_, target))
+
+
+def bias_of(g: Graph, op: Operation, data: Value, filter_: Value) -> Value:
+    """The bias, input 2. Where the filter has scales per channel the HAL's bias says none, and XNNPACK wants to see them."""
+    bias = g.input(op, 2)
+    if bias.constant is None or filter_.quantization is None or len(filter_.quantization.scales) == 1:
+        return bias
+    scales = np.float32(data.scale) * np.asarray(filter_.quantization.scales, dtype=np.float32)
+    return g.constant(bias.constant, Quantization(tuple(float(s) for s in scales)))
+
+
+def conv_2d(g: Graph, op: Operation) -> None:
+    """CONV_2D."""
+    _dense(g, op, window(g, op, 3, 0, is_explicit=_is_explicit(g, op, 3, 0)), groups=1)
+
+
+def grouped_conv_2d(g: Graph, op: Operation) -> None:
+    """CONV_2D with fewer filter channels; where LiteRT's kernels have no groups, one CONV_2D per group."""
+    w = window(g, op, 3, 1, is_explicit=len(op.inputs) == 12)
+    _dense(g, op, w, groups=w.extra[0])
+
+
+def _dense(g: Graph, op: Operation, w: Window, groups: int) -> None:
+    filter_ = g.input(op, 1)
+    bias = bias_of(g, op, g.input(op, 0), filter_)
+
+    def write(image: Value, out: Value) -> None:
+        size = (g.known(filter_)[2], g.known(filter_)[1])
+        scheme = scheme_of(g, image, w, size)
+        if scheme is None:
+            image, scheme = padded(g, image, w.explicit), VALID
+
+        def conv(data: Value, weights: Value, biases: Value, target: Value) -> None:
+            g.emit(
+                "CONV_2D", [data, weights, biases], target, "Conv2DOptions",
+                padding=scheme, strideW=w.strides[0], strideH=w.strides[1],
+                fusedActivationFunction=w.activation, dilationWFactor=w.dilations[0], dilationHFactor=w.dilations[1],
+            )  # fmt: skip
+
+        def whole(data: Value, weights: Value, target: Value) -> None:
+            if groups == 1:
+                conv(data, weights, bias, target)
+            else:
+                _by_groups(g, data, weights, bias, target, groups, conv)
+
+        weighted(g, image, filter_, out, whole)
+
+    g.in_nhwc(w.is_nchw, g.input(op, 0), g.output(op), write)
+
+
+def _by_groups(
+    g: Graph,
+    data: Value,
+    weights: Value,
+    bias: Value,
+    target: Value,
+    groups: int,
+    conv: Callable[[Value, Value, Value, Value], None],
+) -> None:
+    """One convolution for each group, and CONCATENATION: LiteRT's fast kernels have no groups for every type."""
+    shape, filter_shape, depth = g.known(data), g.known(weights), g.known(bias)[0]
+    if weights.constant is None or bias.constant is None:
+        raise Unsupported("groups with a filter or bias that is not constant")
+    if shape[3] % groups or depth % groups:
+        raise Unsupported(f"{groups} groups that do not divide the channels")
+    each = depth // groups
+    parts = [g.like(data, (*shape[:3], shape[3] // groups)) for _ in range(groups)]
+    g.emit("SPLIT", [g.int32(3), data], parts, "SplitOptions", numSplits=groups)
+    results = []
+    for index, part in enumerate(parts):
+        rows = slice(index * each, (index + 1) * each)
+        quantization = weights.quantization
+        if quantization is not None and len(quantization.scales) > 1:
+            quantization = quantization._replace(scales=quantization.scales[rows])
+        bias_quantization = bias.quantization
+        if bias_quantization is not None and len(bias_quantization.scales) > 1:
+            bias_quantization = bias_quantization._replace(scales=bias_quantization.scales[rows])
+        part_bias = g.constant(bias.constant[rows], bias_quantization)
+        out_shape = (*target.shape[:3], each) if len(target.shape) == 4 else (0, 0, 0, each)
+        result = g.like(target, out_shape)
+        conv(part, g.constant(weights.constant[rows], quantization), part_bias, result)
+        results.append(result)
+    assert filter_shape[0] == depth
+    g.emit("CONCATENATION", results, target, "ConcatenationOptions", axis=3)
+
+
+def depthwise_conv_2d(g: Graph, op: Operation) -> None:
+    """DEPTHWISE_CONV_2D."""
+    w = window(g, op, 3, 1, is_explicit=_is_explicit(g, op, 3, 1))
+    filter_ = g.input(op, 1)
+    bias = bias_of(g, op, g.input(op, 0), filter_)
+
+    def write(image: Value, out: Value) -> None:
+        size = (g.known(filter_)[2], g.known(filter_)[1])
+        scheme = scheme_of(g, image, w, size)
+        if scheme is None:
+            image, scheme = padded(g, image, w.explicit), VALID
+
+        def conv(data: Value, weights: Value, target: Value) -> None:
+            g.emit(
+                "DEPTHWISE_CONV_2D", [data, weights, bias], target, "DepthwiseConv2DOptions",
+                padding=scheme, strideW=w.strides[0], strideH=w.strides[1], depthMultiplier=w.extra[0],
+                fusedActivationFunction=w.activation, dilationWFactor=w.dilations[0], dilationHFactor=w.dilations[1],
+            )  # fmt: skip
+
+        weighted(g, image, filter_, out, conv)
+
+    g.in_nhwc(w.is_nchw, g.input(op, 0), g.output(op), write)
+
+
+def transpose_conv_2d(g: Graph, op: Operation) -> None:
+    """TRANSPOSE_CONV; explicit padding is cut off a larger result."""
+    is_explicit = len(op.inputs) == 11
+    w = window(g, op, 3 if is_explicit else 4, 0, is_explicit=is_explicit)
+    filter_ = g.input(op, 1)
+    bias = bias_of(g, op, g.input(op, 0), filter_)
+    shape = None if is_explicit else g.integers(op, 3)
+
+    def write(image: Value, out: Value) -> None:
+        n, height, width, _ = g.known(image)
+        depth, high, wide, _ = g.known(filter_)
+        full = (n, (height - 1) * w.strides[1] + high, (width - 1) * w.strides[0] + wide, depth)
+        left, right, top, bottom = w.explicit
+        wanted = (n, full[1] - top - bottom, full[2] - left - right, depth)
+        scheme = w.scheme
+        if scheme == SAME:
+            assert shape is not None
+            # The shape stands in the operation's layout.
+            wanted = (n, shape[2], shape[3], depth) if w.is_nchw else (n, shape[1], shape[2], depth)
+        before = (0, top, left, 0)
+        raw = (n, wanted[1] + top, wanted[2] + left, depth)
+
+        def conv(data: Value, weights: Value, target: Value) -> None:
+            result = target if raw == wanted else g.like(target, raw)
+            g.emit(
+                "TRANSPOSE_CONV", [g.int32s(raw), weights, data, bias], result, "TransposeConvOptions",
+                padding=VALID if scheme is None else scheme, strideW=w.strides[0], strideH=w.strides[1],
+                fusedActivationFunction=w.activation,
+            )  # fmt: skip
+            if result is not target:
+                g.emit("SLICE", [result, g.int32s(before), g.int32s(wanted)], target, "SliceOptions")
+
+        weighted(g, image, filter_, out, conv)
+
+    g.in_nhwc(w.is_nchw, g.input(op, 0), g.output(op), write)
+
+
+def pool(name: str) -> Rule:
+    """AVERAGE_POOL_2D, MAX_POOL_2D, L2_POOL_2D."""
+
+    def rule(g: Graph, op: Operation) -> None:
+        w = window(g, op, 1, 2, is_explicit=len(op.inputs) >= 10)
+        size = (w.extra[0], w.extra[1])
+
+        def write(image: Value, out: Value) -> None:
+            g.same_quantization(image, out)
+            scheme = scheme_of(g, image, w, size)
+            if scheme is None:
+                if name != "MAX_POOL_2D":
+                    raise Unsupported("explicit padding that is neither SAME nor VALID")
+                kind = np.dtype(image.dtype)
+                lowest = np.finfo(kind).min if kind.kind == "f" else np.iinfo(kind).min
+                fill = g.constant(np.asarray(lowest, dtype=kind), image.quantization)
+                image, scheme = padded(g, image, w.explicit, fill), VALID
+            g.emit(
+                name, [image], out, "Pool2DOptions", padding=scheme, strideW=w.strides[0], strideH=w.strides[1],
+                filterWidth=size[0], filterHeight=size[1], fusedActivationFunction=w.activation,
+            )  # fmt: skip
+
+        g.in_nhwc(w.is_nchw, g.input(op, 0), g.output(op), write)
+
+    return rule
+
+
+def fully_connected(g: Graph, op: Operation) -> None:
+    """FULLY_CONNECTED; data of a higher rank become a matrix first, whatever their last extent is."""
+    data, weights, bias, output = g.input(op, 0), g.input(op, 1), g.input(op, 2), g.output(op)
+    activation = g.scalar(op, 3)
+    if len(data.shape) != 2:
+        data = reshaped(g, data, _matrix(g, data, weights))
+
+    def write(x: Value, w: Value, target: Value) -> None:
+        g.emit(
+            "FULLY_CONNECTED", [x, w, bias], target, "FullyConnectedOptions", fusedActivationFunction=activation
+        )
+
+    weighted(g, data, weights, output, write)
+
+
+def _matrix(g: Graph, data: Value, weights: Value) -> tuple[int, int]:
+    depth = g.known(weights)[1]
+    count = int(np.prod(g.known(data)))
+    return count // depth, depth
+
+
+def batch_matmul(g: Graph, op: Operation) -> None:
+    """BATCH_MATMUL."""
+    a, b = g.input(op, 0), g.input(op, 1)
+    if a.dtype == "int32":
+        raise Unsupported("LiteRT multiplies no matrices of int32")
+    g.emit(
+        "BATCH_MATMUL", [a, b], g.output(op), "BatchMatMulOptions",
+        adjX=bool(g.scalar(op, 2)), adjY=bool(g.scalar(op, 3)),
+    )  # fmt: skip
+
+
+RULES: Mapping[OperationType, Rule] = {
+    OperationType.CONV_2D: conv_2d,
+    OperationType.GROUPED_CONV_2D: grouped_conv_2d,
+    OperationType.DEPTHWISE_CONV_2D: depthwise_conv_2d,
+    OperationType.TRANSPOSE_CONV_2D: transpose_conv_2d,
+    OperationType.AVERAGE_POOL_2D: pool("AVERAGE_POOL_2D"),
+    OperationType.MAX_POOL_2D: pool("MAX_POOL_2D"),
+    OperationType.L2_POOL_2D: pool("L2_POOL_2D"),
+    OperationType.FULLY_CONNECTED: fully_connected,
+    OperationType.BATCH_MATMUL: batch_matmul,
+}

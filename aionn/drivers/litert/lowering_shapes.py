@@ -1,0 +1,287 @@
+"""Lowering of what moves, cuts, joins, repeats, looks up or resizes.
+
+Source: the contracts in ``aionn.ops``; TensorFlow Lite's kernels for what they accept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from aionn.drivers.litert.flatbuffer_writer import Unsupported
+from aionn.drivers.litert.graph import Graph, Value
+from aionn.drivers.litert.lowering_elementwise import reshaped
+from aionn.hal import Operation, OperandType, OperationType
+
+__all__ = ["RULES"]
+
+Rule = Callable[[Graph, Operation], None]
+
+
+def reshape(g: Graph, op: Operation) -> None:
+    """RESHAPE; the shape may come from another operation."""
+    data, output = g.input(op, 0), g.output(op)
+    g.same_quantization(data, output)
+    shape = g.input(op, 1)
+    values = {} if shape.constant is None else {"newShape": [int(v) for v in shape.constant.reshape(-1)]}
+    g.emit("RESHAPE", [data, shape], output, "ReshapeOptions", **values)
+
+
+def _to_shape(g: Graph, data: Value, output: Value, shape: tuple[int, ...]) -> None:
+    g.same_quantization(data, output)
+    g.emit("RESHAPE", [data, g.int32s(shape)], output, "ReshapeOptions", newShape=list(shape))
+
+
+def squeeze(g: Graph, op: Operation) -> None:
+    """RESHAPE to the shape without the axes."""
+    data = g.input(op, 0)
+    shape = g.known(data)
+    axes = {a % len(shape) for a in g.integers(op, 1)} if g.has(op, 1) else set(range(len(shape)))
+    left = tuple(e for i, e in enumerate(shape) if not (i in axes and e == 1))
+    _to_shape(g, data, g.output(op), left or (1,))
+
+
+def expand_dims(g: Graph, op: Operation) -> None:
+    """EXPAND_DIMS."""
+    data, output = g.input(op, 0), g.output(op)
+    g.same_quantization(data, output)
+    g.emit("EXPAND_DIMS", [data, g.int32(g.scalar(op, 1))], output, "ExpandDimsOptions")
+
+
+def transpose(g: Graph, op: Operation) -> None:
+    """TRANSPOSE; without an order a matrix is transposed."""
+    data, output = g.input(op, 0), g.output(op)
+    g.same_quantization(data, output)
+    order = g.input(op, 1) if g.has(op, 1) else g.int32s([1, 0])
+    g.emit("TRANSPOSE", [data, order], output, "TransposeOptions")
+
+
+def reverse(g: Graph, op: Operation) -> None:
+    """REVERSE_V2."""
+    data, output = g.input(op, 0), g.output(op)
+    g.same_quantization(data, output)
+    g.emit("REVERSE_V2", [data, g.input(op, 1)], output, "ReverseV2Options")
+
+
+def fill(g: Graph, op: Operation) -> None:
+    """FILL with a constant number."""
+    output = g.output(op)
+    number = g.constant(np.asarray(g.scalar(op, 1), dtype=output.dtype))
+    g.emit("FILL", [g.input(op, 0), number], output, "FillOptions")
+
+
+def channel_shuffle(g: Graph, op: Operation) -> None:
+    """RESHAPE, TRANSPOSE, RESHAPE."""
+    data, output = g.input(op, 0), g.output(op)
+    g.same_quantization(data, output)
+    shape = g.known(data)
+    groups, axis = g.scalar(op, 1), g.scalar(op, 2) % len(shape)
+    before, after = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+    split = reshaped(g, data, (before, groups, shape[axis] // groups, after))
+    _to_shape(g, g.transposed(split, (0, 2, 1, 3)), output, shape)
+
+
+def slice_(g: Graph, op: Operation) -> None:
+    """SLICE."""
+    data, output = g.input(op, 0), g.output(op)
+    g.same_quantization(data, output)
+    g.emit("SLICE", [data, g.input(op, 1), g.input(op, 2)], output, "SliceOptions")
+
+
+def strided_slice(g: Graph, op: Operation) -> None:
+    """STRIDED_SLICE."""
+    data, output = g.input(op, 0), g.output(op)
+    g.same_quantization(data, output)
+    begin, end, shrink = (g.scalar(op, position) for position in (4, 5, 6))
+    g.emit(
+        "STRIDED_SLICE", [data, *(g.input(op, i) for i in (1, 2, 3))], output, "StridedSliceOptions",
+        beginMask=begin, endMask=end, shrinkAxisMask=shrink,
+    )  # fmt: skip
+
+
+def split(g: Graph, op: Operation) -> None:
+    """SPLIT."""
+    data = g.input(op, 0)
+    outputs = [g.output(op, i) for i in range(len(op.outputs))]
+    g.same_quantization(data, *outputs)
+    g.emit("SPLIT", [g.int32(g.scalar(op, 1)), data], outputs, "SplitOptions", numSplits=g.scalar(op, 2))
+
+
+def concatenation(g: Graph, op: Operation) -> None:
+    """CONCATENATION; values of other scales are requantised first."""
+    output = g.output(op)
+    parts = [g.input(op, i) for i in range(len(op.inputs) - 1)]
+    if output.is_quantized:
+        parts = [g.requantized(part, output) for part in parts]
+    g.emit("CONCATENATION", parts, output, "ConcatenationOptions", axis=g.scalar(op, len(op.inputs) - 1))
+
+
+def pack(g: Graph, op: Operation) -> None:
+    """PACK."""
+    parts = [g.input(op, i) for i in range(1, len(op.inputs))]
+    output = g.output(op)
+    g.same_quantization(*parts, output)
+    g.emit("PACK", parts, output, "PackOptions", valuesCount=len(parts), axis=g.scalar(op, 0))
+
+
+def tile(g: Graph, op: Operation) -> None:
+    """TILE."""
+    data, output = g.input(op, 0), g.output(op)
+    g.same_quantization(data, output)
+    g.emit("TILE", [data, g.input(op, 1)], output, "TileOptions")
+
+
+def pad(g: Graph, op: Operation) -> None:
+    """PAD."""
+    data, output = g.input(op, 0), g.output(op)
+    g.same_quantization(data, output)
+    g.emit("PAD", [data, g.input(op, 1)], output, "PadOptions")
+
+
+def pad_v2(g: Graph, op: Operation) -> None:
+    """PADV2 with a constant number."""
+    data, output = g.input(op, 0), g.output(op)
+    g.same_quantization(data, output)
+    number = g.constant(np.asarray(g.scalar(op, 2), dtype=data.dtype), data.quantization)
+    g.emit("PADV2", [data, g.input(op, 1), number], output, "PadV2Options")
+
+
+def mirror_pad(g: Graph, op: Operation) -> None:
+    """MIRROR_PAD; the modes have the HAL's numbers."""
+    data, output = g.input(op, 0), g.output(op)
+    g.same_quantization(data, output)
+    g.emit("MIRROR_PAD", [data, g.input(op, 1)], output, "MirrorPadOptions", mode=g.scalar(op, 2))
+
+
+def batch_to_space_nd(g: Graph, op: Operation) -> None:
+    """BATCH_TO_SPACE_ND without crops."""
+    blocks = g.input(op, 1)
+    crops = g.constant(np.zeros((2, 2), dtype=np.int32))
+
+    def write(data: Value, output: Value) -> None:
+        g.same_quantization(data, output)
+        g.emit("BATCH_TO_SPACE_ND", [data, blocks, crops], output, "BatchToSpaceNDOptions")
+
+    g.in_nhwc(bool(g.optional(op, 2, False)), g.input(op, 0), g.output(op), write)
+
+
+def space_to_batch_nd(g: Graph, op: Operation) -> None:
+    """SPACE_TO_BATCH_ND."""
+    blocks, amounts = g.input(op, 1), g.input(op, 2)
+
+    def write(data: Value, output: Value) -> None:
+        g.same_quantization(data, output)
+        g.emit("SPACE_TO_BATCH_ND", [data, blocks, amounts], output, "SpaceToBatchNDOptions")
+
+    g.in_nhwc(bool(g.optional(op, 3, False)), g.input(op, 0), g.output(op), write)
+
+
+def space_depth(name: str, options: str) -> Rule:
+    """DEPTH_TO_SPACE, SPACE_TO_DEPTH."""
+
+    def rule(g: Graph, op: Operation) -> None:
+        block = g.scalar(op, 1)
+
+        def write(data: Value, output: Value) -> None:
+            g.same_quantization(data, output)
+            g.emit(name, [data], output, options, blockSize=block)
+
+        g.in_nhwc(bool(g.optional(op, 2, False)), g.input(op, 0), g.output(op), write)
+
+    return rule
+
+
+def resize(name: str, options: str) -> Rule:
+    """RESIZE_BILINEAR, RESIZE_NEAREST_NEIGHBOR to a constant size or by a constant factor."""
+
+    def rule(g: Graph, op: Operation) -> None:
+        width, height = g.scalar(op, 1), g.scalar(op, 2)
+        is_factor = g.operand(op, 1).type != OperandType.INT32
+        flags = {"alignCorners": bool(g.optional(op, 4, False)), "halfPixelCenters": bool(g.optional(op, 5, False))}
+
+        def write(data: Value, output: Value) -> None:
+            g.same_quantization(data, output)
+            size = [height, width]
+            if is_factor:
+                shape = g.known(data)
+                size = [math.floor(shape[1] * np.float32(height)), math.floor(shape[2] * np.float32(width))]
+            g.emit(name, [data, g.int32s(size)], output, options, **flags)
+
+        g.in_nhwc(bool(g.optional(op, 3, False)), g.input(op, 0), g.output(op), write)
+
+    return rule
+
+
+def gather(g: Graph, op: Operation) -> None:
+    """GATHER along a constant axis."""
+    data, output = g.input(op, 0), g.output(op)
+    g.same_quantization(data, output)
+    g.emit("GATHER", [data, g.input(op, 2)], output, "GatherOptions", axis=g.scalar(op, 1))
+
+
+def embedding_lookup(g: Graph, op: Operation) -> None:
+    """EMBEDDING_LOOKUP."""
+    values, output = g.input(op, 1), g.output(op)
+    g.same_quantization(values, output)
+    g.emit("EMBEDDING_LOOKUP", [g.input(op, 0), values], output)
+
+
+def hashtable_lookup(g: Graph, op: Operation) -> None:
+    """HASHTABLE_LOOKUP."""
+    g.emit("HASHTABLE_LOOKUP", [g.input(op, i) for i in range(3)], [g.output(op, 0), g.output(op, 1)])
+
+
+def topk_v2(g: Graph, op: Operation) -> None:
+    """TOPK_V2 with a constant k."""
+    data = g.input(op, 0)
+    g.same_quantization(data, g.output(op, 0))
+    g.emit("TOPK_V2", [data, g.int32(g.scalar(op, 1))], [g.output(op, 0), g.output(op, 1)], "TopKV2Options")
+
+
+def lsh_projection(g: Graph, op: Operation) -> None:
+    """LSH_PROJECTION, dense or sparse with offsets, which the schema calls SPARSE (1)."""
+    if g.operand(op, 0).type != OperandType.TENSOR_FLOAT32:
+        raise Unsupported("hash functions of float16, whose bytes count")
+    kinds = {2: 2, 3: 1}
+    kind = g.scalar(op, 3)
+    if kind not in kinds:
+        raise Unsupported("the deprecated sparse form without offsets")
+    if g.operand(op, 1).type == OperandType.TENSOR_FLOAT16:
+        raise Unsupported("an input of float16, whose bytes count")
+    inputs = [g.input(op, 0), g.input(op, 1)]
+    if g.has(op, 2):
+        inputs.append(g.input(op, 2))
+    g.emit("LSH_PROJECTION", inputs, g.output(op), "LSHProjectionOptions", type=kinds[kind])
+
+
+RULES: Mapping[OperationType, Rule] = {
+    OperationType.RESHAPE: reshape,
+    OperationType.SQUEEZE: squeeze,
+    OperationType.EXPAND_DIMS: expand_dims,
+    OperationType.TRANSPOSE: transpose,
+    OperationType.REVERSE: reverse,
+    OperationType.FILL: fill,
+    OperationType.CHANNEL_SHUFFLE: channel_shuffle,
+    OperationType.SLICE: slice_,
+    OperationType.STRIDED_SLICE: strided_slice,
+    OperationType.SPLIT: split,
+    OperationType.CONCATENATION: concatenation,
+    OperationType.PACK: pack,
+    OperationType.TILE: tile,
+    OperationType.PAD: pad,
+    OperationType.PAD_V2: pad_v2,
+    OperationType.MIRROR_PAD: mirror_pad,
+    OperationType.BATCH_TO_SPACE_ND: batch_to_space_nd,
+    OperationType.SPACE_TO_BATCH_ND: space_to_batch_nd,
+    OperationType.DEPTH_TO_SPACE: space_depth("DEPTH_TO_SPACE", "DepthToSpaceOptions"),
+    OperationType.SPACE_TO_DEPTH: space_depth("SPACE_TO_DEPTH", "SpaceToDepthOptions"),
+    OperationType.RESIZE_BILINEAR: resize("RESIZE_BILINEAR", "ResizeBilinearOptions"),
+    OperationType.RESIZE_NEAREST_NEIGHBOR: resize("RESIZE_NEAREST_NEIGHBOR", "ResizeNearestNeighborOptions"),
+    OperationType.GATHER: gather,
+    OperationType.EMBEDDING_LOOKUP: embedding_lookup,
+    OperationType.HASHTABLE_LOOKUP: hashtable_lookup,
+    OperationType.TOPK_V2: topk_v2,
+    OperationType.LSH_PROJECTION: lsh_projection,
+}

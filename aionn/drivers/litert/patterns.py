@@ -1,0 +1,228 @@
+"""Compositions that the importer makes of one TensorFlow Lite operator, recognised and written as that operator again.
+
+Owns four of them: the mean with another scale (a depthwise convolution with a constant filter), the fully connected layer with
+scales per channel (a 1 x 1 convolution), and changes of 8-bit type (DEQUANTIZE, QUANTIZE) or of scale (a depthwise convolution
+with the filter [1]). With them an imported file comes back as it was, and LiteRT gives it its own bytes.
+
+Invariants:
+1. What stands between the composition's operations is read by nothing else and is no output.
+2. The operator computes what the composition does; where LiteRT rounds otherwise, by no more than 1 of the stored numbers.
+
+Source: ``aionn.models.tflite_layers``, which makes them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from aionn.drivers.litert.flatbuffer_writer import Quantization
+from aionn.drivers.litert.graph import Graph
+from aionn.hal import Model, Operand, OperandType, Operation, OperationType, Padding, Subgraph, constant_array
+from aionn.models.tflite_rounding import mean_filter
+
+__all__ = ["Pattern", "find_patterns"]
+
+_EIGHT_BITS = (OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED)
+
+
+class Pattern(NamedTuple):
+    """What is written in place of an operation: an operator, or nothing where the composition's last operation stands for it."""
+
+    write: Callable[[Graph], None]
+
+
+def _nothing(g: Graph) -> None:
+    """A part of a composition that is written elsewhere."""
+
+
+def find_patterns(model: Model, subgraph: Subgraph) -> dict[int, Pattern]:
+    """The compositions of a subgraph: what to write for each of their operations, by its index."""
+    finder = _Finder(model, subgraph)
+    found: dict[int, Pattern] = {}
+    for index, operation in enumerate(subgraph.operations):
+        if index in found:
+            continue
+        match operation.type:
+            case OperationType.DEPTHWISE_CONV_2D:
+                middle = finder.between_reshapes(index)
+                write = None if middle is None else (finder.mean(middle) or finder.rescale(middle))
+            case OperationType.CONV_2D:
+                middle = finder.between_reshapes(index)
+                write = None if middle is None else finder.fully_connected(middle)
+            case OperationType.QUANTIZE:
+                source = finder.writer(operation.inputs[0])
+                middle = None if source is None else Middle(source, index, index)
+                write = None if middle is None else finder.shift(middle)
+            case _:
+                continue
+        if write is not None and middle is not None:
+            found.update(dict.fromkeys(middle[:2], Pattern(_nothing)))
+            found[middle.last] = Pattern(write)
+    return found
+
+
+class Middle(NamedTuple):
+    """The operations of a composition: what leads in, the work, what leads out."""
+
+    first: int
+    work: int
+    last: int
+
+
+class _Finder:
+    """Looks at one subgraph."""
+
+    def __init__(self, model: Model, subgraph: Subgraph) -> None:
+        self.model = model
+        self.subgraph = subgraph
+        self._readers = Counter(i for o in subgraph.operations for i in o.inputs)
+        self._readers.update(subgraph.output_indexes)
+        self._writers = {i: n for n, o in enumerate(subgraph.operations) for i in o.outputs}
+        self._reader = {i: n for n, o in enumerate(subgraph.operations) for i in o.inputs}
+
+    def operation(self, index: int) -> Operation:
+        return self.subgraph.operations[index]
+
+    def operand(self, index: int) -> Operand:
+        return self.subgraph.operands[index]
+
+    def writer(self, operand: int) -> int | None:
+        """The operation that alone writes an operand which one operation alone reads."""
+        return self._writers.get(operand) if self._readers[operand] == 1 else None
+
+    def scalars(self, operation: Operation, start: int) -> list[int] | None:
+        """The constant scalars from an input on."""
+        operands = [self.operand(i) for i in operation.inputs[start:]]
+        if not all(o.is_constant for o in operands):
+            return None
+        return [int(constant_array(self.model, o).reshape(-1)[0]) for o in operands]
+
+    def between_reshapes(self, index: int) -> Middle | None:
+        """The operation with the RESHAPE before and the one after it."""
+        work = self.operation(index)
+        first = self.writer(work.inputs[0])
+        output = work.outputs[0]
+        if first is None or self._readers[output] != 1 or output not in self._reader:
+            return None
+        last = self._reader[output]
+        kinds = (self.operation(first).type, self.operation(last).type)
+        return Middle(first, index, last) if kinds == (OperationType.RESHAPE, OperationType.RESHAPE) else None
+
+    def _ends(self, middle: Middle) -> tuple[int, int]:
+        return self.operation(middle.first).inputs[0], self.operation(middle.last).outputs[0]
+
+    def _plain_depthwise(self, middle: Middle) -> tuple[Operand, int, int] | None:
+        """Filter operand, its only value and the only bias of a depthwise convolution as large as its pixels."""
+        work = self.operation(middle.work)
+        if self.scalars(work, 3) != [Padding.VALID, 1, 1, 1, 0]:
+            return None
+        pixels, filter_, bias = (self.operand(i) for i in work.inputs[:3])
+        if not (filter_.is_constant and bias.is_constant) or filter_.type not in _EIGHT_BITS or filter_.zero_point:
+            return None
+        if filter_.dimensions[1:] != pixels.dimensions[1:]:
+            return None
+        weights, biases = constant_array(self.model, filter_), constant_array(self.model, bias)
+        if (weights != weights.flat[0]).any() or (biases != biases.flat[0]).any():  # type: ignore[attr-defined]
+            return None
+        return filter_, int(weights.flat[0]), int(biases.flat[0])
+
+    def mean(self, middle: Middle) -> Callable[[Graph], None] | None:
+        """MEAN with another scale."""
+        plain = self._plain_depthwise(middle)
+        source, target = self._ends(middle)
+        a, b = self.operand(source), self.operand(target)
+        if plain is None or a.type not in _EIGHT_BITS or a.type != b.type:
+            return None
+        filter_, weight, bias = plain
+        count, depth = filter_.dimensions[1], filter_.dimensions[3]
+        rule = mean_filter(a, b, count)
+        if (rule.weight, np.float32(rule.scale), rule.bias) != (weight, np.float32(filter_.scale), bias):
+            return None
+        place = _axes_of(a.dimensions, b.dimensions, count, depth)
+        if place is None:
+            return None
+        axes, keep = place
+
+        def write(g: Graph) -> None:
+            g.emit("MEAN", [g.value(source), g.int32s(axes)], g.value(target), "ReducerOptions", keepDims=keep)
+
+        return write
+
+    def rescale(self, middle: Middle) -> Callable[[Graph], None] | None:
+        """QUANTIZE from one scale to another."""
+        plain = self._plain_depthwise(middle)
+        source, target = self._ends(middle)
+        if plain is None or self.operand(source).dimensions != self.operand(target).dimensions:
+            return None
+        filter_, weight, bias = plain
+        if (filter_.dimensions, weight, filter_.scale, bias) != ((1, 1, 1, 1), 1, 1.0, 0):
+            return None
+        return lambda g: g.emit("QUANTIZE", [g.value(source)], g.value(target), "QuantizeOptions")
+
+    def shift(self, middle: Middle) -> Callable[[Graph], None] | None:
+        """QUANTIZE between the 8-bit types with one scale."""
+        first = self.operation(middle.first)
+        source, target = first.inputs[0], self.operation(middle.last).outputs[0]
+        a, b = self.operand(source), self.operand(target)
+        if first.type != OperationType.DEQUANTIZE or a.type not in _EIGHT_BITS or a.type == b.type or a.scale != b.scale:
+            return None
+        if self.operand(first.outputs[0]).type != OperandType.TENSOR_FLOAT32:
+            return None
+        if a.zero_point + (128 if b.type == OperandType.TENSOR_QUANT8_ASYMM else -128) != b.zero_point:
+            return None
+        return lambda g: g.emit("QUANTIZE", [g.value(source)], g.value(target), "QuantizeOptions")
+
+    def fully_connected(self, middle: Middle) -> Callable[[Graph], None] | None:
+        """FULLY_CONNECTED with scales per channel."""
+        work = self.operation(middle.work)
+        numbers = self.scalars(work, 3)
+        source, target = self._ends(middle)
+        pixels, filter_, bias = (self.operand(i) for i in work.inputs[:3])
+        quant = filter_.channel_quant
+        if numbers is None or numbers[:-1] != [Padding.VALID, 1, 1] or quant is None or quant.channel_dim != 0:
+            return None
+        if not filter_.is_constant or not bias.is_constant or pixels.type != OperandType.TENSOR_QUANT8_ASYMM_SIGNED:
+            return None
+        units, height, width, depth = filter_.dimensions
+        out = self.operand(target).dimensions
+        if (height, width) != (1, 1) or pixels.dimensions[1:] != (1, 1, depth) or len(out) != 2 or out[1] != units:
+            return None
+        activation = numbers[-1]
+        weights = constant_array(self.model, filter_).reshape(units, depth)
+        scales = tuple(quant.scales)
+
+        def write(g: Graph) -> None:
+            matrix = g.constant(weights, Quantization(scales, 0, 0))
+            bias_scales = np.float32(pixels.scale) * np.asarray(scales, dtype=np.float32)
+            biases = g.constant(
+                constant_array(self.model, bias), Quantization(tuple(float(s) for s in bias_scales))
+            )
+            inputs = [g.value(source), matrix, biases]
+            g.emit(
+                "FULLY_CONNECTED", inputs, g.value(target), "FullyConnectedOptions", fusedActivationFunction=activation
+            )
+
+        return write
+
+
+def _axes_of(
+    before: tuple[int, ...], after: tuple[int, ...], count: int, depth: int
+) -> tuple[list[int], bool] | None:
+    """Which neighbouring axes a mean over ``count`` elements removed, and whether it kept them with extent 1."""
+    rank = len(before)
+    runs = [list(range(start, start + n)) for n in range(1, rank + 1) for start in range(rank - n + 1)]
+    # Axes of extent 1 in a run change no value. Height and width are what models average, and what XNNPACK takes.
+    for axes in sorted(runs, key=lambda run: run != [1, 2]):
+        inside, behind = before[axes[0] : axes[-1] + 1], before[axes[-1] + 1 :]
+        if math.prod(inside) != count or math.prod(behind) != depth:
+            continue
+        for keep in (False, True):
+            left = [1 if i in axes else e for i, e in enumerate(before) if keep or i not in axes]
+            if tuple(left or (1,)) == after:
+                return axes, keep
+    return None
