@@ -31,7 +31,7 @@ from aionn.hal import (
 )
 from fences import FenceError, FenceStatus, SyncFence
 
-__all__ = ["MODES", "Answer", "Breach", "Compute", "Mode", "computing", "reusable_computing"]
+__all__ = ["MODES", "Answer", "Breach", "Compute", "Mode", "closing", "computing", "reusable_computing"]
 
 Mode = Literal["sync", "async", "burst", "fenced"]
 MODES: tuple[Mode, ...] = get_args(Mode)

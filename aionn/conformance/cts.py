@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ __all__ = [
     "expected_outputs",
     "load_tests",
     "main_inputs",
+    "operand_bytes",
     "operation_types",
     "output_place",
     "signed_counterpart",
@@ -134,11 +136,53 @@ def test_files(folder: Path) -> list[Path]:
 
 
 def load_tests(path: Path) -> list[CtsTest]:
-    """The tests of one data file."""
+    """The tests of one data file.
+
+    Raises:
+        InvalidArgument: It cannot be read, or a test in it breaks the format.
+    """
     try:
-        return _DECODER.decode(gzip.decompress(path.read_bytes()))
-    except (OSError, EOFError, msgspec.MsgspecError) as e:
+        tests = _DECODER.decode(gzip.decompress(path.read_bytes()))
+    except (OSError, EOFError, zlib.error, msgspec.MsgspecError) as e:
         raise InvalidArgument(f"conformance data: {path} cannot be read: {e}") from e
+    for test in tests:
+        for index, subgraph in enumerate((test.main, *test.referenced)):
+            try:
+                _check_subgraph(subgraph, is_main=index == 0)
+            except InvalidArgument as e:
+                raise InvalidArgument(f"conformance data: {path}, {test.name}, subgraph {index}, {e}") from e
+    return tests
+
+
+def _check_subgraph(subgraph: CtsSubgraph, *, is_main: bool) -> None:
+    """What a device is not to be blamed for: names that do not exist, indexes beyond the end, data of another size."""
+    count = len(subgraph.operands)
+    lists = [subgraph.input_indexes, subgraph.output_indexes]
+    for operation in subgraph.operations:
+        if operation.type not in OperationType.__members__:
+            raise InvalidArgument(f"operations: expected a type of the HAL, got {operation.type!r}")
+        lists += [operation.inputs, operation.outputs]
+    for indexes in lists:
+        if not all(0 <= i < count for i in indexes):
+            raise InvalidArgument(f"operand indexes: expected 0 to {count - 1}, got {list(indexes)}")
+    for index, operand in enumerate(subgraph.operands):
+        if operand.type not in OperandType.__members__ or operand.lifetime not in OperandLifeTime.__members__:
+            known = "a type and a lifetime of the HAL"
+            raise InvalidArgument(
+                f"operand {index}: expected {known}, got {operand.type!r}, {operand.lifetime!r}"
+            )
+        has_data = is_main or operand.lifetime.startswith("CONSTANT")
+        if operand.data and has_data and len(operand.data) != operand_bytes(operand):
+            size = f"{operand_bytes(operand)} bytes for {operand.type} {list(operand.dimensions)}"
+            raise InvalidArgument(f"operand {index}, data: expected {size}, got {len(operand.data)}")
+
+
+def operand_bytes(operand: CtsOperand) -> int:
+    """Size of an operand's value, by its type and shape."""
+    code = OperandType[operand.type]
+    if code == OperandType.SUBGRAPH:
+        return 4
+    return operand_dtype(code).itemsize * (1 if is_scalar_type(code) else math.prod(operand.dimensions))
 
 
 def operation_types(test: CtsTest) -> set[str]:

@@ -9,29 +9,37 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from aionn.conformance.computing import Breach
-from aionn.conformance.cts import CtsOperand, CtsTest
+from aionn.conformance.computing import Breach, closing
+from aionn.conformance.cts import CtsOperand, CtsTest, operand_bytes
+from aionn.errors import GeneralFailure
 from aionn.hal import (
     PREFERRED_ALIGNMENT_BYTES,
+    Buffer,
+    BufferDesc,
+    BufferRole,
+    BufferToken,
     DataLocation,
+    Device,
     Memory,
     OperandType,
     OutputShape,
+    PreparedModel,
     Request,
     RequestArgument,
     is_scalar_type,
     operand_dtype,
 )
 
-__all__ = ["TestArguments"]
+__all__ = ["DeviceArguments", "NoMemories", "TestArguments", "device_arguments"]
 
 FILL = 0xA5
 """No float, integer or boolean that a test expects all through."""
@@ -55,7 +63,7 @@ class TestArguments:
         self._outputs = [main.operands[i] for i in main.output_indexes]
         inputs = [main.operands[i] for i in main.input_indexes]
         input_locations, input_bytes = _layout(0, [len(o.data or b"") for o in inputs])
-        sizes = [max(1, _size_bytes(o)) for o in self._outputs]
+        sizes = [max(1, operand_bytes(o)) for o in self._outputs]
         sizes[0] -= short_bytes
         self._locations, output_bytes = _layout(1, sizes)
         self._input_pool = Memory.create(input_bytes)
@@ -139,10 +147,106 @@ class TestArguments:
         self.close()
 
 
-def _size_bytes(operand: CtsOperand) -> int:
-    code = OperandType[operand.type]
-    count = 1 if is_scalar_type(code) else math.prod(operand.dimensions)
-    return count * operand_dtype(code).itemsize
+class NoMemories(Exception):
+    """The device refuses the very first memory: it has none of its own."""
+
+
+class DeviceArguments:
+    """The request of one test with every argument in a device memory of its own; made by ``device_arguments``.
+
+    Attributes:
+        request: The request.
+    """
+
+    def __init__(self, test: CtsTest) -> None:
+        self._outputs = [test.main.operands[i] for i in test.main.output_indexes]
+        self._buffers: list[Buffer] = []
+        self.request = Request((), (), ())
+
+    async def allocate(self, test: CtsTest, device: Device, prepared: PreparedModel) -> None:
+        """Allocates the memories and fills those of the inputs."""
+        inputs = [test.main.operands[i] for i in test.main.input_indexes]
+        arguments = []
+        for index, operand in enumerate(inputs):
+            if not operand.data:
+                arguments.append(RequestArgument(has_no_value=True))
+                continue
+            arguments.append(RequestArgument(location=DataLocation(len(self._buffers))))
+            buffer = await self._buffer(device, prepared, operand, [BufferRole(0, index)], [])
+            with _memory(operand) as source:
+                source.array[:] = np.frombuffer(operand.data, np.uint8)
+                await buffer.copy_from(source, operand.dimensions)
+        first = len(self._buffers)
+        for index, operand in enumerate(self._outputs):
+            await self._buffer(device, prepared, operand, [], [BufferRole(0, index)])
+        self.request = Request(
+            inputs=tuple(arguments),
+            outputs=tuple(
+                RequestArgument(location=DataLocation(first + index)) for index in range(len(self._outputs))
+            ),
+            pools=tuple(BufferToken(buffer.token) for buffer in self._buffers),
+        )
+
+    async def _buffer(
+        self,
+        device: Device,
+        prepared: PreparedModel,
+        operand: CtsOperand,
+        input_roles: Sequence[BufferRole],
+        output_roles: Sequence[BufferRole],
+    ) -> Buffer:
+        description = BufferDesc(operand.dimensions)
+        try:
+            buffer = await device.allocate(description, [prepared], input_roles, output_roles)
+        except GeneralFailure as e:
+            if self._buffers:
+                raise
+            raise NoMemories(str(e)) from e
+        self._buffers.append(buffer)
+        return buffer
+
+    async def outputs(self) -> list[npt.NDArray[Any]]:
+        """Copies of the outputs, in the shapes that the test expects."""
+        arrays = []
+        buffers = self._buffers[len(self._buffers) - len(self._outputs) :]
+        for operand, buffer in zip(self._outputs, buffers, strict=True):
+            code = OperandType[operand.type]
+            with _memory(operand) as destination:
+                destination.array[:] = FILL
+                await buffer.copy_to(destination)
+                flat = destination.array.copy().view(operand_dtype(code))
+            arrays.append(flat.reshape(() if is_scalar_type(code) else operand.dimensions))
+        return arrays
+
+    async def aclose(self) -> None:
+        """Frees the memories. Idempotent."""
+        while self._buffers:
+            await self._buffers.pop().aclose()
+
+
+@contextlib.asynccontextmanager
+async def device_arguments(
+    test: CtsTest, device: Device, prepared: PreparedModel
+) -> AsyncIterator[DeviceArguments]:
+    """Puts the arguments of a test into device memories.
+
+    Raises:
+        NoMemories: The device has none.
+        Error: As ``Device.allocate`` and ``Buffer.copy_from``.
+    """
+    arguments = DeviceArguments(test)
+    async with closing(arguments):
+        await arguments.allocate(test, device, prepared)
+        yield arguments
+
+
+@contextlib.contextmanager
+def _memory(operand: CtsOperand) -> Iterator[Memory]:
+    memory = Memory.create(operand_bytes(operand))
+    try:
+        yield memory
+    finally:
+        memory.close()
 
 
 def _layout(pool_index: int, sizes: Sequence[int]) -> tuple[list[DataLocation], int]:

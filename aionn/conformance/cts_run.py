@@ -12,13 +12,14 @@ Source: the README beside the data; ``TestGenerated`` of the CTS, ``GeneratedTes
 from __future__ import annotations
 
 import contextlib
-import math
+import os
 import re
-import tempfile
-from collections.abc import AsyncIterator
-from typing import Literal, NoReturn, get_args
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Literal, NoReturn, get_args
 
+import anyio
 import msgspec
+import numpy.typing as npt
 
 from aionn.conformance.computing import Answer, Breach, Compute, Mode, closing, computing, reusable_computing
 from aionn.conformance.cts import (
@@ -27,11 +28,12 @@ from aionn.conformance.cts import (
     build_model,
     check_shapes,
     compare,
+    operand_bytes,
     operation_types,
     output_place,
     signed_counterpart,
 )
-from aionn.conformance.cts_arguments import TestArguments
+from aionn.conformance.cts_arguments import NoMemories, TestArguments, device_arguments
 from aionn.errors import Error, ErrorStatus, status_of
 from aionn.hal import (
     CACHE_TOKEN_BYTES,
@@ -43,22 +45,35 @@ from aionn.hal import (
     OperandType,
     PreparedModel,
     is_scalar_type,
-    operand_dtype,
     operation_type_name,
 )
 
 __all__ = ["CHECKS", "Check", "CheckFailed", "CheckSkipped", "Failure", "applies", "make_check"]
 
-Check = Literal["general", "reusable", "dynamic_shape", "insufficient_size", "signed_coupling", "cache"]
+Check = Literal[
+    "general",
+    "reusable",
+    "concurrent",
+    "device_memory",
+    "dynamic_shape",
+    "insufficient_size",
+    "signed_coupling",
+    "cache",
+]
 """What is made of a test:
 
 - general: the model as it is; in a burst twice, the second time with remembered memories; fenced twice, one behind the other.
 - reusable: one reusable execution, computed twice.
+- concurrent: three computations of one prepared model at the same time, in a burst three bursts.
+- device_memory: each argument in a device memory of its own; skipped where the device has none.
 - dynamic_shape: the extents of all that operations write unknown, the ranks kept.
 - insufficient_size: as dynamic_shape, and the first output's buffer one byte short.
 - signed_coupling: unsigned 8-bit tensors turned into signed ones.
 - cache: compiled, saved, and restored from the cache.
 """
+
+CONCURRENT_COUNT = 3
+"""How many computations are begun at once: more than any two that may share a slot."""
 
 CHECKS: tuple[Check, ...] = get_args(Check)
 
@@ -145,6 +160,10 @@ def applies(check: Check, test: CtsTest, mode: Mode, device: Device) -> bool:
             return True
         case "reusable":
             return mode in ("sync", "fenced") and not test.expect_failure
+        case "concurrent":
+            return not test.expect_failure
+        case "device_memory":
+            return mode != "burst" and not test.expect_failure and not _has_empty_output(test)
         case "dynamic_shape":
             return _can_be_dynamic(test)
         case "insufficient_size":
@@ -166,8 +185,7 @@ def _can_be_dynamic(test: CtsTest) -> bool:
 def _first_output_bytes(test: CtsTest) -> int:
     """Size of the first output as expected; 0 for a scalar, whose size is no secret to anybody."""
     operand = test.main.operands[test.main.output_indexes[0]]
-    code = OperandType[operand.type]
-    return 0 if is_scalar_type(code) else math.prod(operand.dimensions) * operand_dtype(code).itemsize
+    return 0 if is_scalar_type(OperandType[operand.type]) else operand_bytes(operand)
 
 
 async def make_check(check: Check, test: CtsTest, mode: Mode, device: Device) -> None:
@@ -232,6 +250,10 @@ class _Run:
                 await self._whole()
             case "reusable":
                 await self._reusable()
+            case "concurrent":
+                await self._concurrent()
+            case "device_memory":
+                await self._device_memory()
             case "dynamic_shape":
                 await self._dynamic_shape()
             case "insufficient_size":
@@ -322,13 +344,38 @@ class _Run:
         raise CheckSkipped("fenced execution allows no empty and no unspecified outputs")
 
     def _judge_outputs(self, arguments: TestArguments, answer: Answer) -> None:
-        mismatch = None
+        self._judge_shapes(answer)
+        self._judge_values(arguments.outputs(answer.shapes))
+
+    def _judge_shapes(self, answer: Answer) -> None:
+        """Before the buffers are looked at: a wrong shape does not have to fit them."""
         if answer.shapes and len(answer.shapes) == len(self.test.main.output_indexes):
-            # Before the buffers are looked at: a wrong shape does not have to fit them.
             mismatch = check_shapes(self.test, [shape.dimensions for shape in answer.shapes])
-        mismatch = mismatch or compare(self.test, arguments.outputs(answer.shapes))
+            if mismatch is not None:
+                self.fail(mismatch.expected, mismatch.got, mismatch)
+
+    def _judge_values(self, outputs: Sequence[npt.NDArray[Any]]) -> None:
+        mismatch = compare(self.test, outputs)
         if mismatch is not None:
             self.fail(mismatch.expected, mismatch.got, mismatch)
+
+    async def _device_memory(self) -> None:
+        async with self._model() as model:
+            await self._check_support(model)
+            prepared = await self.device.prepare_model(model)
+            async with closing(prepared), contextlib.AsyncExitStack() as stack:
+                try:
+                    arguments = await stack.enter_async_context(
+                        device_arguments(self.test, self.device, prepared)
+                    )
+                except NoMemories as e:
+                    raise CheckSkipped("the device has no memories of its own") from e
+                async with computing(prepared, arguments.request, self.mode) as compute:
+                    answer = await compute()
+                if answer.status != ErrorStatus.NONE:
+                    self._judge_failure(answer)
+                self._judge_shapes(answer)
+                self._judge_values(await arguments.outputs())
 
     async def _reusable(self) -> None:
         async with self._model() as model:
@@ -341,6 +388,24 @@ class _Run:
                     )
                     for _ in range(2):
                         await self._judged(arguments, compute)
+
+    async def _concurrent(self) -> None:
+        async with self._model() as model:
+            await self._check_support(model)
+            prepared = await self.device.prepare_model(model)
+            problems: list[Exception] = []
+
+            async def compute_once() -> None:
+                try:
+                    await self._computes(prepared)
+                except Exception as e:
+                    problems.append(e)
+
+            async with closing(prepared), anyio.create_task_group() as tasks:
+                for _ in range(CONCURRENT_COUNT):
+                    tasks.start_soon(compute_once)
+            if problems:
+                raise problems[0]
 
     async def _dynamic_shape(self) -> None:
         async with self._dynamic() as prepared, self._dynamic_computing(prepared, 0) as (arguments, compute):
@@ -387,7 +452,10 @@ class _Run:
         with contextlib.ExitStack() as files:
 
             def descriptors(count: int) -> list[int]:
-                return [files.enter_context(tempfile.TemporaryFile()).fileno() for _ in range(count)]
+                made = [os.memfd_create("cache", os.MFD_CLOEXEC) for _ in range(count)]
+                for descriptor in made:
+                    files.callback(os.close, descriptor)
+                return made
 
             cache = CacheFiles(descriptors(counts.model), descriptors(counts.data), token)
             async with self._model() as model:

@@ -249,9 +249,10 @@ async def test_text_in_no_name_is_refused(data: Path) -> None:
 @pytest.mark.parametrize("mode", MODES)
 async def test_right_device_passes_each_check_that_applies(reference: Device, mode: Mode) -> None:
     outcome = await run_on(reference, add(kind="TENSOR_QUANT8_ASYMM"), mode=mode)
-    expected: set[Check] = {"general", "dynamic_shape", "signed_coupling"}
+    expected: set[Check] = {"general", "concurrent", "cache", "dynamic_shape", "signed_coupling"}
     expected |= {"reusable"} if mode in ("sync", "fenced") else set()
     expected |= set() if mode == "fenced" else {"insufficient_size"}
+    expected |= set() if mode == "burst" else {"device_memory"}
     assert outcome.verdict == "passed"
     assert outcome.checks == dict.fromkeys((c for c in CHECKS if c in expected), "passed")
 
