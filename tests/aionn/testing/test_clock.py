@@ -527,7 +527,7 @@ print(hashlib.sha256("\\n".join(log).encode()).hexdigest(), clock.now_ns)
 
 def test_the_same_program_gives_the_same_order(repository: object) -> None:
     outputs = set()
-    for hash_seed in ("0", "1", "random"):
+    for hash_seed in ("0", "random"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(repository)}
         finished = subprocess.run(
             [sys.executable, "-c", TRAFFIC],

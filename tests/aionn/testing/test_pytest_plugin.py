@@ -174,9 +174,9 @@ def outcomes(finished: subprocess.CompletedProcess[str]) -> dict[str, str]:
 def test_marked_tests_run_on_virtual_time_and_others_do_not(
     tmp_path: Path, repository: Path, mode: str
 ) -> None:
-    finished = run_pytest(tmp_path, repository, HEAD + WORKING, f"--asyncio-mode={mode}")
+    finished = run_pytest(tmp_path, repository, HEAD + WORKING + DEVICES, f"--asyncio-mode={mode}")
     assert set(outcomes(finished).values()) == {"PASSED"}, finished.stdout
-    assert len(outcomes(finished)) == 8
+    assert len(outcomes(finished)) == 10
 
 
 def test_mistakes_are_told(tmp_path: Path, repository: Path) -> None:
@@ -196,13 +196,6 @@ def test_mistakes_are_told(tmp_path: Path, repository: Path) -> None:
         "the sleeper itself",
     ):
         assert message in finished.stdout
-
-
-@pytest.mark.parametrize("mode", ["strict", "auto"])
-def test_a_runtime_on_simulated_devices_is_a_fixture(tmp_path: Path, repository: Path, mode: str) -> None:
-    finished = run_pytest(tmp_path, repository, HEAD + DEVICES, f"--asyncio-mode={mode}")
-    assert set(outcomes(finished).values()) == {"PASSED"}, finished.stdout
-    assert len(outcomes(finished)) == 2
 
 
 def test_pytest_starts_without_us(tmp_path: Path, repository: Path) -> None:
