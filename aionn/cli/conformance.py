@@ -47,8 +47,9 @@ def conformance(
     html: Path | None = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Compare a device's results with the public conformance data, or see whether its driver keeps the contract. Exit code 1 says that
-    something failed.
+    """Compare a device's results with the public conformance data, or see whether its driver keeps the contract.
+
+    Exit code 1 says that something failed.
 
     Args:
         device: Registered name of a driver.
@@ -84,7 +85,9 @@ def conformance(
         )
     folder = data or default_data()
     if folder is None:
-        raise InvalidArgument(f"--data: expected the folder of the conformance data, here or in {DATA_VARIABLE}")
+        raise InvalidArgument(
+            f"--data: expected the folder of the conformance data, here or in {DATA_VARIABLE}"
+        )
     checks = tuple(c for c in CHECKS if check is None or c in check)
     settings = Settings(mode, checks, TIME_LIMIT_S if time_limit is None else time_limit)
     shown = sys.stdout.isatty() and not json

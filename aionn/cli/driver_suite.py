@@ -105,7 +105,9 @@ def _print(device: str, report: VtsReport, *, has_data: bool) -> None:
     for failure in report.failures[:FAILURES_SHOWN]:
         screen.print(f"FAILED {failure}", markup=False)
     if len(report.failures) > FAILURES_SHOWN:
-        screen.print(f"and {len(report.failures) - FAILURES_SHOWN} more; --json, --junit and --html show all of them")
+        screen.print(
+            f"and {len(report.failures) - FAILURES_SHOWN} more; --json, --junit and --html show all of them"
+        )
     screen.print(
         f"{report.passed} passed, {report.failed} failed, {report.skipped} skipped, "
         f"{report.expected_failures} failed as expected, in {report.seconds:.1f} s"

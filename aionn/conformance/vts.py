@@ -4,8 +4,8 @@ Owns the list of cases, the choice among them, and a run: each case within its t
 counted. What the cases check is in the ``vts_*`` modules; how a report looks to people is ``vts_report``'s.
 
 Invariants:
-1. Every case has exactly one outcome. A case whose driver does not answer within ``Settings.step_s`` has failed, and so has one that
-   raises anything else than ``CaseSkipped``.
+1. Every case has exactly one outcome. A case whose driver does not answer within ``Settings.step_s`` has failed, and so has one
+   that raises anything else than ``CaseSkipped``.
 2. A device that did not answer in time is never used again.
 3. An entry of ``EXPECTED_FAILURES`` whose case passes is a failure of the list.
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import fnmatch
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import anyio
@@ -37,7 +37,6 @@ from aionn.conformance.suite import Counts, DeviceUnderTest, Isolation, Verdict,
 from aionn.conformance.vts_case import STEP_S, Case, CaseFailed, CaseSkipped, VtsSubject
 from aionn.conformance.vts_models import default_data, sample_tests
 from aionn.errors import Error, InvalidArgument, status_of
-from aionn.hal import Device
 
 __all__ = [
     "CASES",
@@ -230,11 +229,15 @@ async def run_cases(
     began_s = time.monotonic()
     outcomes = []
     for case in cases:
-        outcome = await run_case(device, case, tests=tests, settings=settings, is_remote=is_remote, other=other)
+        outcome = await run_case(
+            device, case, tests=tests, settings=settings, is_remote=is_remote, other=other
+        )
         outcomes.append(outcome)
         if progress is not None:
             progress(outcome, len(cases))
-    return report_of(driver, outcomes, stale_entries(settings, cases) if is_whole else (), time.monotonic() - began_s)
+    return report_of(
+        driver, outcomes, stale_entries(settings, cases) if is_whole else (), time.monotonic() - began_s
+    )
 
 
 def stale_entries(settings: Settings, cases: Iterable[Case]) -> tuple[VtsFailure, ...]:

@@ -1,7 +1,7 @@
-"""Cases: what a device says of itself (``basics``), what it computes (``generated``), and what it must not do on the way (``executions``).
+"""Cases: what a device says of itself (``basics``), what it computes (``generated``), and how it goes about it (``executions``).
 
-Owns the claims that hold for every device, whatever it is asked. Values of the whole conformance data are ``cts_run``'s; a sample of them
-is run here in each of its kinds.
+Owns the claims that hold for every device, whatever it is asked. Values of the whole conformance data are ``cts_run``'s; a sample
+of them is run here in each of its kinds.
 
 Source: ``BasicTests`` and ``GeneratedTestHarness`` of the NN HAL's VTS 1.3; section "generated kinds" of the spec's suites.
 """
@@ -15,7 +15,15 @@ import numpy as np
 
 from aionn.conformance.cts import CtsTest, build_model
 from aionn.conformance.cts_run import CheckFailed, CheckSkipped, applies, make_check
-from aionn.conformance.vts_case import Case, CaseFailed, CaseSkipped, VtsSubject, expect_refusal, expect_status, fail
+from aionn.conformance.vts_case import (
+    Case,
+    CaseFailed,
+    CaseSkipped,
+    VtsSubject,
+    expect_refusal,
+    expect_status,
+    fail,
+)
 from aionn.conformance.vts_models import RequestPools, add_model, chain_model, endless_model, split_model
 from aionn.conformance.vts_paths import PATHS, Path, executing
 from aionn.errors import Error, ErrorStatus
@@ -70,7 +78,6 @@ async def _support_has_one_answer_each(subject: VtsSubject) -> None:
 
 async def _unsupported_is_refused(subject: VtsSubject) -> None:
     """What ``supported_operations`` denies, ``prepare_model`` refuses; what it grants, ``prepare_model`` makes ready."""
-
 
     for test in subject.tests:
         model = build_model(test)
@@ -164,8 +171,6 @@ async def _failure_is_followed_by_success(subject: VtsSubject, path: Path) -> No
     model = add_model()
     async with subject.prepared(model) as prepared, executing(subject, prepared, path) as executor:
         with RequestPools(model, [np.arange(4, dtype=np.float32).reshape(1, 4)]) as pools:
-
-
             for _ in range(3):
                 bad = msgspec.structs.replace(pools.request, outputs=())
                 answer = await executor.execute(bad)
@@ -179,7 +184,6 @@ async def _failure_is_followed_by_success(subject: VtsSubject, path: Path) -> No
 
 async def _notifies_once(subject: VtsSubject) -> None:
     """A callback comes exactly once, for launches that succeed and for those that fail."""
-
 
     model = add_model()
     async with subject.prepared(model) as prepared, executing(subject, prepared, "async") as executor:
@@ -234,7 +238,6 @@ async def _waits_for_fences(subject: VtsSubject) -> None:
 async def _failed_wait_fails_the_fence(subject: VtsSubject) -> None:
     """A fence that fails after the launch fails the returned one, and the information says so."""
 
-
     model = add_model()
     async with subject.prepared(model) as prepared:
         with RequestPools(model, [np.zeros((1, 4), np.float32)]) as pools, SyncFence("start") as start:
@@ -264,7 +267,10 @@ CASES = (
     Case("basics/support_has_one_answer_each", _support_has_one_answer_each),
     Case("basics/support_agrees_with_preparation", _unsupported_is_refused),
     *(
-        Case(f"basics/preference_is_taken[{preference.name.lower()}]", partial(_preference_is_taken, preference=preference))
+        Case(
+            f"basics/preference_is_taken[{preference.name.lower()}]",
+            partial(_preference_is_taken, preference=preference),
+        )
         for preference in ExecutionPreference
     ),
     *(

@@ -1,7 +1,7 @@
 """Cases: compilation caching. What is saved is restored, and what was tampered with never is.
 
-Owns the sixteen ways of the spec's suites, for floats and 8-bit integers, with their security part. A device that wants no cache files is asked
-to prepare regardless and to refuse to restore; the rest is skipped.
+Owns the sixteen ways of the spec's suites, for floats and 8-bit integers, with their security part. A device that wants no cache
+files is asked to prepare regardless and to refuse to restore; the rest is skipped.
 
 Invariants:
 1. Saving never makes a preparation fail, whatever is wrong with its cache arguments.
@@ -22,9 +22,18 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from aionn.conformance.computing import closing
-from aionn.conformance.vts_case import Case, CaseSkipped, VtsSubject, expect_refusal, expect_status, fail, status_of_call
+from aionn.conformance.vts_case import (
+    Case,
+    CaseSkipped,
+    VtsSubject,
+    expect_refusal,
+    expect_status,
+    fail,
+    status_of_call,
+)
 from aionn.conformance.vts_models import RequestPools, chain_model
 from aionn.errors import Error, ErrorStatus, status_of
 from aionn.hal import (
@@ -148,7 +157,7 @@ class Cached:
             if (self._real(pools) != expected).any():
                 fail(f"{expected}", self._real(pools), where)
 
-    def _real(self, pools: RequestPools) -> np.ndarray:  # type: ignore[type-arg]
+    def _real(self, pools: RequestPools) -> npt.NDArray[np.float64]:
         output = self.model.main.outputs[0]
         return pools.output().astype(np.float64) * (output.scale or 1.0)
 
@@ -178,7 +187,11 @@ class Cached:
 
 @contextlib.asynccontextmanager
 async def _cached(
-    subject: VtsSubject, kind: OperandType, operation: str = "add", length: int = 1, folder: Path | None = None
+    subject: VtsSubject,
+    kind: OperandType,
+    operation: str = "add",
+    length: int = 1,
+    folder: Path | None = None,
 ) -> AsyncIterator[Cached]:
     if subject.device.info.cache_files == CacheFileCounts():
         raise CaseSkipped("the device wants no cache files")
@@ -262,7 +275,9 @@ async def _invalid_descriptors(subject: VtsSubject, kind: OperandType, *, saving
                 cache = CacheFiles([fd] * cached.counts.model, [fd] * cached.counts.data, TOKEN)
                 subject.step()
                 if saving:
-                    status, words = await status_of_call(subject.device.prepare_model(cached.model, cache=cache))
+                    status, words = await status_of_call(
+                        subject.device.prepare_model(cached.model, cache=cache)
+                    )
                     expect_status(status, words, [ErrorStatus.NONE], where)
                 else:
                     call = subject.device.prepare_model_from_cache(cache)

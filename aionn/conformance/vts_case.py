@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 STEP_S = 10.0
-"""How long one step may take: a model of the suite takes milliseconds on the reference driver, a driver process a second to start."""
+"""How long one step may take: a model of the suite takes milliseconds on the reference driver, a process a second to start."""
 
 _T = TypeVar("_T")
 
@@ -53,7 +53,9 @@ class CaseFailed(Exception):
     """
 
     def __init__(self, expected: str, got: str, where: str = "") -> None:
-        super().__init__(f"{where}: expected {expected}, got {got}" if where else f"expected {expected}, got {got}")
+        super().__init__(
+            f"{where}: expected {expected}, got {got}" if where else f"expected {expected}, got {got}"
+        )
         self.where = where
         self.expected = expected
         self.got = got
@@ -117,7 +119,9 @@ class VtsSubject:
             raise CaseSkipped(f"the device does not support {', '.join(sorted(refused))}")
 
     @contextlib.asynccontextmanager
-    async def prepared(self, model: Model, *, priority: Priority = Priority.MEDIUM) -> AsyncIterator[PreparedModel]:
+    async def prepared(
+        self, model: Model, *, priority: Priority = Priority.MEDIUM
+    ) -> AsyncIterator[PreparedModel]:
         """The model made ready; the case is skipped where the device does not support it."""
         await self.check_support(model)
         self.step()
@@ -146,9 +150,7 @@ async def status_of_call(call: Awaitable[Any], where: str = "") -> tuple[ErrorSt
     return ErrorStatus.NONE, "success"
 
 
-def expect_status(
-    got: ErrorStatus, words: str, allowed: Sequence[ErrorStatus], where: str = ""
-) -> None:
+def expect_status(got: ErrorStatus, words: str, allowed: Sequence[ErrorStatus], where: str = "") -> None:
     """Ends the case as failed unless the status is one of those."""
     if got not in allowed:
         expected = " or ".join(status.name for status in allowed)

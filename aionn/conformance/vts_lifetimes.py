@@ -1,6 +1,7 @@
 """Cases: lifetimes (``lifetimes``) and what a driver says that it can do, measured (``claims``).
 
-Owns the only cases that look at clocks and at the memory of a process. Their bounds are far from what is measured: a busy machine passes.
+Owns the only cases that look at the memory of a process, and most of those that look at a clock. Their bounds are far from what is
+measured: a busy machine passes.
 
 Source: section 2.2 of the spec for lifetimes; ``CancelCapability`` and obligation 4 of the driver contract for the rest.
 """
@@ -14,7 +15,9 @@ from functools import partial
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import numpy as np
+import numpy.typing as npt
 
 from aionn.conformance.computing import closing
 from aionn.conformance.vts_case import Case, CaseSkipped, VtsSubject, expect_status, fail, status_of_call
@@ -52,7 +55,7 @@ ANSWERS_MIN = 4
 """Answers within that time that show a thread free to give them; a free one gives some eighty."""
 
 
-def _floats(value: float) -> list[np.ndarray]:  # type: ignore[type-arg]
+def _floats(value: float) -> list[npt.NDArray[np.float32]]:
     return [np.full((1, 4), value, np.float32)]
 
 
@@ -251,7 +254,10 @@ async def _cancelled_execution_frees_the_slot(subject: VtsSubject) -> None:
         raise CaseSkipped("the device says that it cannot be stopped")
     model, small = endless_model(), add_model()
     async with subject.prepared(model) as prepared, subject.prepared(small) as afterwards:
-        with RequestPools(model, [np.ones(1, np.float32)]) as pools, RequestPools(small, _floats(0.0)) as others:
+        with (
+            RequestPools(model, [np.ones(1, np.float32)]) as pools,
+            RequestPools(small, _floats(0.0)) as others,
+        ):
             for _ in range(subject.device.info.slots):
                 subject.step()
                 with anyio.move_on_after(0.05):
@@ -307,7 +313,7 @@ async def _answers_beside(subject: VtsSubject, prepared: PreparedModel, pools: R
                 tasks.cancel_scope.cancel()
 
         tasks.start_soon(execute)
-        await anyio.sleep(0)
+        await anyio.lowlevel.checkpoint()
         tasks.start_soon(ask)
     return count
 

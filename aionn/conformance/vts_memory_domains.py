@@ -153,7 +153,9 @@ class _Allocation:
         async with self.subject.prepared(model or conv_model(self.kind)) as prepared:
             await _check_allocates(self.subject, prepared)
             for inputs, outputs, dimensions in calls:
-                await self.refused([prepared], inputs, outputs, dimensions, f"{inputs}, {outputs}, {dimensions}")
+                await self.refused(
+                    [prepared], inputs, outputs, dimensions, f"{inputs}, {outputs}, {dimensions}"
+                )
 
 
 async def _empty_role(a: _Allocation) -> None:
@@ -279,7 +281,8 @@ async def _tokens_are_unique(subject: VtsSubject, kind: OperandType) -> None:
     model = conv_model(kind)
     async with subject.prepared(model) as prepared, contextlib.AsyncExitStack() as stack:
         buffers = [
-            await stack.enter_async_context(_allocated(subject, [prepared], [FIRST], [FIRST])) for _ in range(8)
+            await stack.enter_async_context(_allocated(subject, [prepared], [FIRST], [FIRST]))
+            for _ in range(8)
         ]
         tokens = {buffer.token for buffer in buffers}
         if len(tokens) != len(buffers):
@@ -290,7 +293,9 @@ async def _tokens_are_unique(subject: VtsSubject, kind: OperandType) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _buffer(subject: VtsSubject, kind: OperandType, *, is_dynamic: bool = False) -> AsyncIterator[Buffer]:
+async def _buffer(
+    subject: VtsSubject, kind: OperandType, *, is_dynamic: bool = False
+) -> AsyncIterator[Buffer]:
     """A memory for the output of a convolution, of unknown shape if that is dynamic."""
     model = conv_model(kind, has_dynamic_output=is_dynamic)
     async with (
@@ -351,7 +356,10 @@ async def _copy_round_trip(subject: VtsSubject, kind: OperandType) -> None:
     async with _buffer(subject, kind) as buffer:
         values = np.array(VALUES, operand_dtype(kind))
         for source_kind in (MemoryKind.ASHMEM, MemoryKind.HARDWARE_BUFFER_BLOB):
-            with _memory(values.nbytes, source_kind) as source, _memory(values.nbytes, source_kind) as destination:
+            with (
+                _memory(values.nbytes, source_kind) as source,
+                _memory(values.nbytes, source_kind) as destination,
+            ):
                 source.array[:] = values.view(np.uint8)
                 subject.step()
                 await buffer.copy_from(source, ())
@@ -366,11 +374,15 @@ async def _copy_round_trip(subject: VtsSubject, kind: OperandType) -> None:
 # Executing
 
 
-def _with_token(request: Request, what: str, index: int, token: int, dimensions: tuple[int, ...] = ()) -> Request:
+def _with_token(
+    request: Request, what: str, index: int, token: int, dimensions: tuple[int, ...] = ()
+) -> Request:
     """The request with one argument in a device memory."""
     arguments = list(getattr(request, what))
     arguments[index] = RequestArgument(location=DataLocation(len(request.pools)), dimensions=dimensions)
-    return msgspec.structs.replace(request, **{what: tuple(arguments)}, pools=(*request.pools, BufferToken(token)))
+    return msgspec.structs.replace(
+        request, **{what: tuple(arguments)}, pools=(*request.pools, BufferToken(token))
+    )
 
 
 def _requested(model: Model, kind: OperandType) -> RequestPools:
@@ -399,13 +411,16 @@ async def _invalid_token(subject: VtsSubject, kind: OperandType, path: Path) -> 
 async def _invalid_prepared_model_executed(subject: VtsSubject, kind: OperandType, path: Path) -> None:
     """A memory is for the prepared models that it was allocated for, and no other."""
     model = conv_model(kind)
-    async with subject.prepared(model) as prepared, subject.prepared(model) as other:
-        async with _allocated(subject, [other], [FIRST], [FIRST]) as buffer:
-            await _initialize(buffer, kind)
-            async with executing(subject, prepared, path) as executor:
-                with _requested(model, kind) as pools:
-                    for what in ("inputs", "outputs"):
-                        await expect_refused(executor, _with_token(pools.request, what, 0, buffer.token), what)
+    async with (
+        subject.prepared(model) as prepared,
+        subject.prepared(model) as other,
+        _allocated(subject, [other], [FIRST], [FIRST]) as buffer,
+        executing(subject, prepared, path) as executor,
+    ):
+        await _initialize(buffer, kind)
+        with _requested(model, kind) as pools:
+            for what in ("inputs", "outputs"):
+                await expect_refused(executor, _with_token(pools.request, what, 0, buffer.token), what)
 
 
 def _two_inputs(kind: OperandType) -> Model:
@@ -443,8 +458,12 @@ async def _invalid_io_type(subject: VtsSubject, kind: OperandType, path: Path) -
     ):
         await _initialize(for_output, kind)
         with _requested(model, kind) as pools:
-            await expect_refused(executor, _with_token(pools.request, "outputs", 0, for_input.token), "as output")
-            await expect_refused(executor, _with_token(pools.request, "inputs", 0, for_output.token), "as input")
+            await expect_refused(
+                executor, _with_token(pools.request, "outputs", 0, for_input.token), "as output"
+            )
+            await expect_refused(
+                executor, _with_token(pools.request, "inputs", 0, for_output.token), "as input"
+            )
 
 
 async def _uninitialized_memory(subject: VtsSubject, kind: OperandType, path: Path) -> None:
@@ -488,7 +507,9 @@ def _unknown_shape_model(kind: OperandType) -> Model:
     parameters = quantization(kind)
     x = g.input(kind, (0, 0, 0, 0), **parameters)
     y = g.variable(kind, (0, 0, 0, 0), **parameters)
-    g.operation(OperationType.ADD, [x, g.constant(np.zeros(1, operand_dtype(kind)), kind, **parameters), 0], [y])
+    g.operation(
+        OperationType.ADD, [x, g.constant(np.zeros(1, operand_dtype(kind)), kind, **parameters), 0], [y]
+    )
     return g.build([y])
 
 
@@ -537,7 +558,10 @@ async def _chains(subject: VtsSubject, kind: OperandType, path: Path) -> None:
 async def _failed_execution_uninitializes(subject: VtsSubject, kind: OperandType) -> None:
     """An execution that misses its deadline leaves its output's memory uninitialised, or never touched it."""
     model = conv_model(kind)
-    async with subject.prepared(model) as prepared, _allocated(subject, [prepared], [FIRST], [FIRST]) as buffer:
+    async with (
+        subject.prepared(model) as prepared,
+        _allocated(subject, [prepared], [FIRST], [FIRST]) as buffer,
+    ):
         await _initialize(buffer, kind)
         with _requested(model, kind) as pools:
             subject.step()

@@ -140,9 +140,9 @@ def chain_model(
 ) -> Model:
     """As ``add_model``, the operation ``length`` times one after the other."""
     g = GraphBuilder()
-    parameters = quantization(kind)
+    parameters: dict[str, Any] = quantization(kind)
     value = g.input(kind, dimensions, **parameters)
-    factor = dict(parameters)
+    factor: dict[str, Any] = dict(parameters)
     if operation == OperationType.MUL and parameters:
         # A product's scale must be larger than the factors' scales multiplied.
         factor["scale"], constant = 0.5, constant * 2
@@ -154,22 +154,22 @@ def chain_model(
     return g.build([value])
 
 
-def conv_model(kind: OperandType, *, has_dynamic_output: bool = False, scale: float = 1.0, zero_point: int = 0) -> Model:
+def conv_model(
+    kind: OperandType, *, has_dynamic_output: bool = False, scale: float = 1.0, zero_point: int = 0
+) -> Model:
     """CONV_2D of ``[1, 2, 2, 1]`` by a 1x1 filter that multiplies by 1: input and output can be the same memory's roles."""
     g = GraphBuilder()
     is_quantized = bool(quantization(kind))
     parameters: dict[str, Any] = {"scale": scale, "zero_point": zero_point} if is_quantized else {}
     x = g.input(kind, (1, 2, 2, 1), **parameters)
-    # With an input scale s, a filter scale of 1 and an output scale larger than s the sum stays exact at 1.
-    output = {"scale": scale, "zero_point": zero_point} if is_quantized else {}
     dtype = operand_dtype(kind)
-    filter_parameters = {"scale": 0.5, "zero_point": 0} if is_quantized else {}
+    filter_parameters: dict[str, Any] = {"scale": 0.5, "zero_point": 0} if is_quantized else {}
     weights = g.constant(np.full((1, 1, 1, 1), 2 if is_quantized else 1, dtype), kind, **filter_parameters)
     bias_type = OperandType.TENSOR_INT32 if is_quantized else kind
     bias = g.constant(
         np.zeros(1, operand_dtype(bias_type)), bias_type, scale=0.5 * scale if is_quantized else 0.0
     )
-    y = g.variable(kind, (0, 0, 0, 0) if has_dynamic_output else (1, 2, 2, 1), **output)
+    y = g.variable(kind, (0, 0, 0, 0) if has_dynamic_output else (1, 2, 2, 1), **parameters)
     g.operation(OperationType.CONV_2D, [x, weights, bias, 0, 0, 0, 0, 1, 1, 0], [y])
     return g.build([y])
 
@@ -179,7 +179,9 @@ def endless_model() -> Model:
     condition = GraphBuilder()
     c = condition.input(OperandType.TENSOR_FLOAT32, (1,))
     verdict = condition.variable(OperandType.TENSOR_BOOL8, (1,))
-    condition.operation(OperationType.GREATER_EQUAL, [c, condition.constant(np.zeros(1, np.float32))], [verdict])
+    condition.operation(
+        OperationType.GREATER_EQUAL, [c, condition.constant(np.zeros(1, np.float32))], [verdict]
+    )
     condition.finish([verdict])
     body = GraphBuilder()
     b = body.input(OperandType.TENSOR_FLOAT32, (1,))
@@ -221,7 +223,9 @@ class RequestPools:
         self.inputs = Memory.create(_end(input_locations))
         self.outputs = Memory.create(_end(self._locations))
         for array, location in zip(arrays, input_locations, strict=True):
-            self.inputs.array[location.offset : location.offset + location.length] = array.reshape(-1).view(np.uint8)
+            self.inputs.array[location.offset : location.offset + location.length] = array.reshape(-1).view(
+                np.uint8
+            )
         self.request = Request(
             inputs=tuple(RequestArgument(location=location) for location in input_locations),
             outputs=tuple(RequestArgument(location=location) for location in self._locations),

@@ -4,8 +4,8 @@ Owns the 20 families that change a model; the two that change preference and pri
 cases' (``vts_refusals``).
 
 Invariants:
-1. A mutation that is given is illegal by the rules; what a rule leaves free is exempt, by ``_EXEMPT_TYPES``, ``_optional_inputs`` and
-   the predicates beside the families.
+1. A mutation that is given is illegal by the rules; what a rule leaves free is exempt, by the tables and predicates beside the
+   families.
 2. Only the main subgraph changes, and no more than the mutation's name says: everything else stays as legal as it was.
 
 Source: ``ValidateModel`` of the NN HAL's VTS 1.3 for families and exemptions; the operations' contracts for the rest of the latter.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -106,7 +107,7 @@ def _execution_order(model: Model) -> Iterator[Mutation]:
             if set(first.outputs) & set(operations[j].inputs):
                 order = [*operations[:i], *operations[i + 1 : j + 1], first, *operations[j + 1 :]]
                 yield Mutation(
-                    f"operation {i} moved behind {j}", lambda order=order: _with_main(model, operations=order)
+                    f"operation {i} moved behind {j}", partial(_with_main, model, operations=order)
                 )
 
 
@@ -114,7 +115,7 @@ def _extra_writer(model: Model) -> Iterator[Mutation]:
     operations = model.main.operations
     for i, operation in enumerate(operations):
         twice = (*operations, operation)
-        yield Mutation(f"operation {i} done twice", lambda twice=twice: _with_main(model, operations=twice))
+        yield Mutation(f"operation {i} done twice", partial(_with_main, model, operations=twice))
 
 
 def _remove_writer(model: Model) -> Iterator[Mutation]:
@@ -122,9 +123,15 @@ def _remove_writer(model: Model) -> Iterator[Mutation]:
     for i, operation in enumerate(main.operations):
         for position, index in enumerate(operation.outputs):
 
-            def make(i: int = i, operation: Operation = operation, position: int = position, index: int = index) -> Model:
+            def make(
+                i: int = i, operation: Operation = operation, position: int = position, index: int = index
+            ) -> Model:
                 fresh = replace(main.operands[index], lifetime=LifeTime.TEMPORARY_VARIABLE)
-                outputs = (*operation.outputs[:position], len(main.operands), *operation.outputs[position + 1 :])
+                outputs = (
+                    *operation.outputs[:position],
+                    len(main.operands),
+                    *operation.outputs[position + 1 :],
+                )
                 changed = _with_operation(model, i, replace(operation, outputs=outputs))
                 return _with_main(changed, operands=(*main.operands, fresh))
 
@@ -141,7 +148,7 @@ def _operand_type(model: Model) -> Iterator[Mutation]:
         for code in _BAD_TYPES:
             yield Mutation(
                 f"operand {i} of type {code}",
-                lambda i=i, operand=operand, code=code: _with_operand(model, i, replace(operand, type=code)),
+                partial(_with_operand, model, i, replace(operand, type=code)),
             )
 
 
@@ -155,7 +162,7 @@ def _operand_rank(model: Model) -> Iterator[Mutation]:
             continue
         yield Mutation(
             f"operand {i} of rank {len(changed.dimensions)}",
-            lambda i=i, changed=changed: _with_operand(model, i, changed),
+            partial(_with_operand, model, i, changed),
         )
 
 
@@ -184,7 +191,7 @@ def _scale(model: Model) -> Iterator[Mutation]:
         scale = _BAD_SCALES.get(T(operand.type), 1.0)
         yield Mutation(
             f"operand {i} of scale {scale:g}",
-            lambda i=i, changed=replace(operand, scale=scale): _with_operand(model, i, changed),
+            partial(_with_operand, model, i, replace(operand, scale=scale)),
         )
 
 
@@ -193,7 +200,7 @@ def _zero_point(model: Model) -> Iterator[Mutation]:
         for zero_point in _BAD_ZERO_POINTS.get(T(operand.type), (1,)):
             yield Mutation(
                 f"operand {i} of zero point {zero_point}",
-                lambda i=i, changed=replace(operand, zero_point=zero_point): _with_operand(model, i, changed),
+                partial(_with_operand, model, i, replace(operand, zero_point=zero_point)),
             )
 
 
@@ -218,7 +225,7 @@ def _lifetime(model: Model) -> Iterator[Mutation]:
             changed = replace(operand, lifetime=lifetime, location=location)
             yield Mutation(
                 f"operand {i} ({operand.lifetime.name}) of lifetime {lifetime.name}",
-                lambda i=i, changed=changed: _with_operand(model, i, changed),
+                partial(_with_operand, model, i, changed),
             )
 
 
@@ -228,29 +235,37 @@ def _input_output(model: Model) -> Iterator[Mutation]:
     for i, operand in enumerate(main.operands):
         inputs = tuple(index for index in main.input_indexes if index != i)
         outputs = tuple(index for index in main.output_indexes if index != i)
-        to = lambda lifetime, operand=operand: replace(operand, lifetime=lifetime, location=DataLocation())  # noqa: E731
 
         def changed(
-            lifetime: LifeTime, inputs: tuple[int, ...], outputs: tuple[int, ...], i: int = i, to: Callable[[LifeTime], Operand] = to
+            lifetime: LifeTime, inputs: tuple[int, ...], outputs: tuple[int, ...], i: int = i
         ) -> Callable[[], Model]:
-            return lambda: _with_main(
-                _with_operand(model, i, to(lifetime)), inputs=inputs, outputs=outputs
-            )
+            operand = replace(model.main.operands[i], lifetime=lifetime, location=DataLocation())
+            return partial(_with_main, _with_operand(model, i, operand), inputs=inputs, outputs=outputs)
 
         if operand.lifetime in _WRITTEN:
-            yield Mutation(f"written operand {i} made an input", changed(LifeTime.SUBGRAPH_INPUT, (*inputs, i), outputs))
+            yield Mutation(
+                f"written operand {i} made an input", changed(LifeTime.SUBGRAPH_INPUT, (*inputs, i), outputs)
+            )
         elif operand.lifetime != LifeTime.SUBGRAPH:
-            yield Mutation(f"operand {i} made an output", changed(LifeTime.SUBGRAPH_OUTPUT, inputs, (*outputs, i)))
-            yield Mutation(f"operand {i} made temporary", changed(LifeTime.TEMPORARY_VARIABLE, inputs, outputs))
+            yield Mutation(
+                f"operand {i} made an output", changed(LifeTime.SUBGRAPH_OUTPUT, inputs, (*outputs, i))
+            )
+            yield Mutation(
+                f"operand {i} made temporary", changed(LifeTime.TEMPORARY_VARIABLE, inputs, outputs)
+            )
     for what, indexes in (("input", main.input_indexes), ("output", main.output_indexes)):
         for position, index in enumerate(indexes):
             for wrong in (index, len(main.operands)):
-                listed = (*indexes, wrong) if wrong == index else (*indexes[:position], wrong, *indexes[position + 1 :])
+                listed = (
+                    (*indexes, wrong)
+                    if wrong == index
+                    else (*indexes[:position], wrong, *indexes[position + 1 :])
+                )
                 yield Mutation(
                     f"{what} {position}: operand {wrong} {'twice' if wrong == index else 'instead'}",
-                    lambda what=what, listed=listed: (
-                        _with_main(model, inputs=listed) if what == "input" else _with_main(model, outputs=listed)
-                    ),
+                    partial(_with_main, model, inputs=listed)
+                    if what == "input"
+                    else partial(_with_main, model, outputs=listed),
                 )
 
 
@@ -282,7 +297,9 @@ def _retyped(operand: Operand, kind: OperandType) -> Operand:
         scale, zero_point = operand.scale, 0
     elif kind == T.TENSOR_QUANT8_SYMM_PER_CHANNEL:
         quant = ChannelQuant((1.0,) * dimensions[0], 0)
-        return replace(operand, type=kind, dimensions=dimensions, scale=0.0, zero_point=0, channel_quant=quant)
+        return replace(
+            operand, type=kind, dimensions=dimensions, scale=0.0, zero_point=0, channel_quant=quant
+        )
     else:
         scale = operand.scale or 1.0
         low, high = _ZERO_POINTS[kind]
@@ -302,7 +319,9 @@ _ZERO_POINTS = {
 
 _TENSORS = tuple(T(kind) for kind in T if kind < T.OEM and not is_scalar_type(kind))
 _CAST = (*_FLOATS, T.TENSOR_INT32, *_QUANT8)
-_WEIGHTS = {("input", 1): (*_QUANT8, T.TENSOR_QUANT8_SYMM_PER_CHANNEL)}
+_WEIGHTS: dict[tuple[str, int], tuple[OperandType, ...]] = {
+    ("input", 1): (*_QUANT8, T.TENSOR_QUANT8_SYMM_PER_CHANNEL)
+}
 
 _EXEMPT_TYPES: dict[int, dict[tuple[str, int], tuple[OperandType, ...]]] = {
     Op.ARGMAX: {("input", 0): _CAST},
@@ -359,7 +378,7 @@ def _operation_operand_type(model: Model) -> Iterator[Mutation]:
                 continue
             yield Mutation(
                 f"operand {i} of type {kind.name}",
-                lambda i=i, changed=_retyped(operand, kind): _with_operand(model, i, changed),
+                partial(_with_operand, model, i, _retyped(operand, kind)),
             )
 
 
@@ -371,7 +390,7 @@ def _operation_type(model: Model) -> Iterator[Mutation]:
         for code in _BAD_OPERATIONS:
             yield Mutation(
                 f"operation {i} of type {code}",
-                lambda i=i, changed=replace(operation, type=code): _with_operation(model, i, changed),
+                partial(_with_operation, model, i, replace(operation, type=code)),
             )
 
 
@@ -387,7 +406,7 @@ def _index_out_of_range(what: str) -> Family:
                     )
                     yield Mutation(
                         f"operation {i}, {what[:-1]} {position}: operand {wrong}",
-                        lambda i=i, changed=changed: _with_operation(model, i, changed),
+                        partial(_with_operation, model, i, changed),
                     )
 
     return family
@@ -404,7 +423,9 @@ def _without_operand(model: Model, index: int) -> Model:
     return _with_main(
         model,
         operands=(*main.operands[:index], *main.operands[index + 1 :]),
-        operations=[replace(o, inputs=renumber(o.inputs), outputs=renumber(o.outputs)) for o in main.operations],
+        operations=[
+            replace(o, inputs=renumber(o.inputs), outputs=renumber(o.outputs)) for o in main.operations
+        ],
         inputs=renumber(main.input_indexes),
         outputs=renumber(main.output_indexes),
     )
@@ -422,14 +443,14 @@ def _remove_operand(model: Model) -> Iterator[Mutation]:
     for index in range(len(model.main.operands)):
         users = [o for o in model.main.operations if index in (*o.inputs, *o.outputs)]
         if users and not all(_stays_legal_without(o, index) for o in users):
-            yield Mutation(f"without operand {index}", lambda index=index: _without_operand(model, index))
+            yield Mutation(f"without operand {index}", partial(_without_operand, model, index))
 
 
 def _remove_operation(model: Model) -> Iterator[Mutation]:
     operations = model.main.operations
     for i in range(len(operations)):
         left = (*operations[:i], *operations[i + 1 :])
-        yield Mutation(f"without operation {i}", lambda left=left: _with_main(model, operations=left))
+        yield Mutation(f"without operation {i}", partial(_with_main, model, operations=left))
 
 
 def _remove_input(model: Model) -> Iterator[Mutation]:
@@ -440,7 +461,7 @@ def _remove_input(model: Model) -> Iterator[Mutation]:
             changed = replace(operation, inputs=_without(operation.inputs, position))
             yield Mutation(
                 f"operation {i} without input {position}",
-                lambda i=i, changed=changed: _with_operation(model, i, changed),
+                partial(_with_operation, model, i, changed),
             )
 
 
@@ -450,7 +471,7 @@ def _remove_output(model: Model) -> Iterator[Mutation]:
             changed = replace(operation, outputs=_without(operation.outputs, position))
             yield Mutation(
                 f"operation {i} without output {position}",
-                lambda i=i, changed=changed: _with_operation(model, i, changed),
+                partial(_with_operation, model, i, changed),
             )
 
 
@@ -466,12 +487,10 @@ def _add(what: str) -> Family:
 
             def make(i: int = i, operation: Operation = operation) -> Model:
                 changed = replace(operation, **{what: (*getattr(operation, what), index)})
-                lists = (
-                    {"inputs": (*main.input_indexes, index)}
-                    if what == "inputs"
-                    else {"outputs": (*main.output_indexes, index)}
-                )
-                return _with_main(_with_operation(model, i, changed), operands=operands, **lists)
+                whole = _with_main(_with_operation(model, i, changed), operands=operands)
+                if what == "inputs":
+                    return _with_main(whole, inputs=(*main.input_indexes, index))
+                return _with_main(whole, outputs=(*main.output_indexes, index))
 
             yield Mutation(f"operation {i} with another of its {what}", make)
 

@@ -1,7 +1,7 @@
 """Cases: bursts, from the outside (``burst``) and packet by packet (``burst_packets``).
 
-Owns the client's end of a burst with its packets in the open, and the mutations of a packet. For a device in a driver process the packets go
-into that process's own queue; for one in this process, a real burst server stands around the prepared model.
+Owns the client's end of a burst with its packets in the open, and the mutations of a packet. For a device in a driver process the
+packets go into that process's own queue; for one in this process, a real burst server stands around the prepared model.
 
 Invariants:
 1. Every packet that was sent is answered by one result packet that is well-formed; one that is no legal request, by a failure.
@@ -19,6 +19,8 @@ from functools import partial
 
 import anyio
 import anyio.from_thread
+import anyio.lowlevel
+import anyio.to_thread
 import msgspec
 import numpy as np
 
@@ -64,7 +66,11 @@ class PacketBurst:
     """
 
     def __init__(
-        self, controller: BurstController, requests: fmq.MessageQueue, results: fmq.MessageQueue, step: Callable[[], None]
+        self,
+        controller: BurstController,
+        requests: fmq.MessageQueue,
+        results: fmq.MessageQueue,
+        step: Callable[[], None],
     ) -> None:
         self.controller = controller
         self._requests = requests
@@ -263,7 +269,9 @@ async def _legal(
             yield burst, pools, serialize_request(request, (0, 1), measure=False), prepared
 
 
-async def _computes(burst: PacketBurst, pools: RequestPools, datums: list[FmqRequestDatum], where: str) -> None:
+async def _computes(
+    burst: PacketBurst, pools: RequestPools, datums: list[FmqRequestDatum], where: str
+) -> None:
     pools.reset()
     result = await burst.exchange_datums(datums, where)
     if result.status != ErrorStatus.NONE or (pools.output() != 1).any():
@@ -371,7 +379,7 @@ async def _one_in_flight(subject: VtsSubject) -> None:
 
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(first)
-                    await anyio.sleep(0)  # The first is in flight: it ran up to its first wait.
+                    await anyio.lowlevel.checkpoint()  # The first is in flight: it ran up to its first wait.
                     subject.step()
                     await expect_refusal(burst.execute_synchronously(pools.request, (0, 1)))
                 if (pools.output() != 1).any():

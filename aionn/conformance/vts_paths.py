@@ -1,7 +1,7 @@
 """The four ways to execute, each reduced to one answer, with everything that the contract says of a launch checked on the way.
 
-Owns the paths' differences: how a deadline is missed, how a refusal arrives, what a callback may do. Unlike ``computing``, whose modes
-run the conformance data, these calls are made to fail as often as to succeed, and take deadlines.
+Owns the paths' differences: how a deadline is missed, how a refusal arrives, what a callback may do. Unlike ``computing``, whose
+modes run the conformance data, these calls are made to fail as often as to succeed, and take deadlines.
 
 Invariants:
 1. A callback that comes twice is found, at the latest when ``Callbacks.check`` is called at the case's end.
@@ -109,7 +109,12 @@ class Executor:
         )
 
     async def _asynchronous(
-        self, request: Request, measure: bool, deadline_ns: int | None, loop_timeout_ns: int | None, where: str
+        self,
+        request: Request,
+        measure: bool,
+        deadline_ns: int | None,
+        loop_timeout_ns: int | None,
+        where: str,
     ) -> Answer:
         callback, answers, called = self.callbacks.new()
         launch = await self._prepared.execute(
@@ -147,7 +152,10 @@ class Executor:
             has_failed = False
         status, timing = await get_info()
         if has_failed != (status != ErrorStatus.NONE):
-            fail(f"information that agrees with a fence that {'failed' if has_failed else 'signalled'}", status.name)
+            fail(
+                f"information that agrees with a fence that {'failed' if has_failed else 'signalled'}",
+                status.name,
+            )
         launched, fenced = timing.launched.time_in_driver_ns, timing.fenced.time_in_driver_ns
         if launched is not None and fenced is not None and fenced > launched:
             fail(f"a time from the fences of at most the {launched} ns from the launch", f"{fenced} ns")
@@ -188,5 +196,3 @@ async def expect_refused(
     """Ends the case as failed unless the path refuses the request with one of the statuses."""
     answer = await executor.execute(request, where=where)
     expect_status(answer.status, answer.message, allowed, where)
-
-

@@ -85,19 +85,21 @@ async def _executes(subject: VtsSubject, priority: Priority, deadline: str, path
     for test in _tests(subject):
         model = build_model(test)
         try:
-            async with subject.prepared(model, priority=priority) as prepared:
-                async with executing(subject, prepared, path) as executor:
-                    with TestArguments(test) as arguments:
-                        arguments.reset()
-                        answer = await executor.execute(
-                            arguments.request, deadline_ns=_deadline_ns(deadline), where=test.name
-                        )
-                        expect_status(answer.status, answer.message, _allowed(deadline), test.name)
-                        if answer.status == NONE:
-                            mismatch = compare(test, arguments.outputs(answer.shapes))
-                            if mismatch is not None:
-                                fail(mismatch.expected, mismatch.got, test.name)
-                        made += 1
+            async with (
+                subject.prepared(model, priority=priority) as prepared,
+                executing(subject, prepared, path) as executor,
+            ):
+                with TestArguments(test) as arguments:
+                    arguments.reset()
+                    answer = await executor.execute(
+                        arguments.request, deadline_ns=_deadline_ns(deadline), where=test.name
+                    )
+                    expect_status(answer.status, answer.message, _allowed(deadline), test.name)
+                    if answer.status == NONE:
+                        mismatch = compare(test, arguments.outputs(answer.shapes))
+                        if mismatch is not None:
+                            fail(mismatch.expected, mismatch.got, test.name)
+                    made += 1
         except CaseSkipped:
             continue
         finally:
@@ -109,13 +111,15 @@ async def _executes(subject: VtsSubject, priority: Priority, deadline: str, path
 
 async def _executes_addition(subject: VtsSubject, priority: Priority, deadline: str, path: Path) -> None:
     model = add_model()
-    async with subject.prepared(model, priority=priority) as prepared:
-        async with executing(subject, prepared, path) as executor:
-            with RequestPools(model, [np.zeros((1, 4), np.float32)]) as pools:
-                answer = await executor.execute(pools.request, deadline_ns=_deadline_ns(deadline))
-                expect_status(answer.status, answer.message, _allowed(deadline))
-                if answer.status == NONE and (pools.output() != 1).any():
-                    fail("0 + 1 = 1", pools.output())
+    async with (
+        subject.prepared(model, priority=priority) as prepared,
+        executing(subject, prepared, path) as executor,
+    ):
+        with RequestPools(model, [np.zeros((1, 4), np.float32)]) as pools:
+            answer = await executor.execute(pools.request, deadline_ns=_deadline_ns(deadline))
+            expect_status(answer.status, answer.message, _allowed(deadline))
+            if answer.status == NONE and (pools.output() != 1).any():
+                fail("0 + 1 = 1", pools.output())
 
 
 async def _past_deadline_is_missed(subject: VtsSubject, path: Path) -> None:
@@ -135,7 +139,9 @@ async def _preparing_past_deadline_is_missed(subject: VtsSubject) -> None:
     await subject.check_support(add_model())
     for deadline_ns in (0, 1):
         subject.step()
-        status, words = await status_of_call(subject.device.prepare_model(add_model(), deadline_ns=deadline_ns))
+        status, words = await status_of_call(
+            subject.device.prepare_model(add_model(), deadline_ns=deadline_ns)
+        )
         expect_status(status, words, MISSED, f"deadline {deadline_ns} ns")
 
 
@@ -176,7 +182,9 @@ async def _allowance_ends_fenced(subject: VtsSubject) -> None:
             late_s = time.monotonic() - began_s - 0.05
             # A fence must fail at once, whatever the device is able to do.
             if late_s > SLACK_S:
-                fail(f"a failed fence within {SLACK_S:g} s of the allowance's end", f"one after {late_s:.2f} s")
+                fail(
+                    f"a failed fence within {SLACK_S:g} s of the allowance's end", f"one after {late_s:.2f} s"
+                )
             status, _ = await launched.get_execution_info()
             expect_status(status, "", MISSED, "information")
 
@@ -208,14 +216,21 @@ CASES = (
         for path in PATHS
     ),
     *(
-        Case(f"quality_of_service/past_deadline_is_missed[{path}]", partial(_past_deadline_is_missed, path=path))
+        Case(
+            f"quality_of_service/past_deadline_is_missed[{path}]",
+            partial(_past_deadline_is_missed, path=path),
+        )
         for path in PATHS
     ),
     Case("quality_of_service/past_deadline_is_missed[prepare]", _preparing_past_deadline_is_missed),
     *(
-        Case(f"quality_of_service/deadline_ends_execution[{path}]", partial(_deadline_ends_execution, path=path))
+        Case(
+            f"quality_of_service/deadline_ends_execution[{path}]",
+            partial(_deadline_ends_execution, path=path),
+        )
         for path in PATHS
-        if path != "burst"  # Its packets carry none; the end of the loop by itself is among the generated kinds.
+        if path
+        != "burst"  # Its packets carry none; the end of the loop by itself is among the generated kinds.
     ),
     Case("quality_of_service/allowance_ends_fenced_execution", _allowance_ends_fenced),
 )

@@ -12,16 +12,16 @@ from functools import partial
 from typing import Any, cast
 
 import msgspec
+import numpy as np
 
 from aionn.conformance.cts import CtsTest, build_model
 from aionn.conformance.cts_arguments import TestArguments
 from aionn.conformance.vts_case import Case, CaseSkipped, VtsSubject, expect_refusal, fail
-from aionn.conformance.vts_mutations import FAMILIES
 from aionn.conformance.vts_models import RequestPools, add_model, chain_model
+from aionn.conformance.vts_mutations import FAMILIES
 from aionn.conformance.vts_paths import PATHS, Path, executing, expect_refused
 from aionn.errors import InvalidArgument
 from aionn.hal import DataLocation, Memory, Model, Request, RequestArgument
-import numpy as np
 from fences import SyncFence
 
 __all__ = ["CASES"]
@@ -52,7 +52,9 @@ async def _refuses_models(subject: VtsSubject, family: str) -> None:
             changed = mutation.make()
             where = f"{name}, {mutation.where}"
             subject.step()
-            await expect_refusal(subject.device.supported_operations(changed), f"{where}, supported_operations")
+            await expect_refusal(
+                subject.device.supported_operations(changed), f"{where}, supported_operations"
+            )
             subject.step()
             await expect_refusal(subject.device.prepare_model(changed), f"{where}, prepare_model")
             count += 1
@@ -95,7 +97,9 @@ def _counts(request: Request) -> Iterator[tuple[str, Request]]:
         yield f"with another of its {what}", replace(request, **{what: (*arguments, arguments[-1])})
 
 
-def _each(request: Request, change: Callable[[RequestArgument], RequestArgument]) -> Iterator[tuple[str, Request]]:
+def _each(
+    request: Request, change: Callable[[RequestArgument], RequestArgument]
+) -> Iterator[tuple[str, Request]]:
     for what in ("inputs", "outputs"):
         arguments: tuple[RequestArgument, ...] = getattr(request, what)
         for i, argument in enumerate(arguments):
@@ -106,6 +110,10 @@ def _each(request: Request, change: Callable[[RequestArgument], RequestArgument]
 
 def _moved(argument: RequestArgument, **changes: int) -> RequestArgument:
     return replace(argument, location=replace(argument.location, **changes))
+
+
+def _longer(argument: RequestArgument, change: int) -> RequestArgument:
+    return _moved(argument, length=argument.location.length + change)
 
 
 def _pool_indexes(request: Request) -> Iterator[tuple[str, Request]]:
@@ -124,7 +132,7 @@ def _outside(request: Request) -> Iterator[tuple[str, Request]]:
 
 def _lengths(request: Request) -> Iterator[tuple[str, Request]]:
     for change in (-1, 1):
-        for where, changed in _each(request, lambda a, c=change: _moved(a, length=a.location.length + c)):
+        for where, changed in _each(request, partial(_longer, change=change)):
             yield f"{where}, a length {change:+d}", changed
 
 
@@ -166,7 +174,11 @@ REQUEST_CHANGES: dict[str, Change] = {
 async def _refuses_requests(subject: VtsSubject, change: str, path: Path) -> None:
     """Every change of a legal request is refused, on every path alike."""
     count = 0
-    tests = subject.tests if change == "counts" else subject.tests[:: max(1, len(subject.tests) // REQUEST_MODELS_MAX)]
+    tests = (
+        subject.tests
+        if change == "counts"
+        else subject.tests[:: max(1, len(subject.tests) // REQUEST_MODELS_MAX)]
+    )
     model = add_model()
     with RequestPools(model, [np.zeros((1, 4), np.float32)]) as pools:
         count += await _refuses_changes(subject, model, pools.request, change, path, "add")
@@ -175,7 +187,9 @@ async def _refuses_requests(subject: VtsSubject, change: str, path: Path) -> Non
             model = build_model(test)
             try:
                 with TestArguments(test) as arguments:
-                    count += await _refuses_changes(subject, model, arguments.request, change, path, test.name)
+                    count += await _refuses_changes(
+                        subject, model, arguments.request, change, path, test.name
+                    )
             except CaseSkipped:
                 continue
             finally:
@@ -231,8 +245,12 @@ async def _refuses_negative_times(subject: VtsSubject) -> None:
             for what in ("deadline_ns", "loop_timeout_ns"):
                 subject.step()
                 arguments: dict[str, Any] = {what: -1}
-                await expect_refusal(prepared.execute_synchronously(pools.request, **arguments), f"sync, {what} -1")
-                await expect_refusal(prepared.execute_fenced(pools.request, (), **arguments), f"fenced, {what} -1")
+                await expect_refusal(
+                    prepared.execute_synchronously(pools.request, **arguments), f"sync, {what} -1"
+                )
+                await expect_refusal(
+                    prepared.execute_fenced(pools.request, (), **arguments), f"fenced, {what} -1"
+                )
             await expect_refusal(
                 prepared.execute_fenced(pools.request, (), duration_ns=-1), "fenced, duration_ns -1"
             )
@@ -266,10 +284,7 @@ async def _refuses_closed_model(subject: VtsSubject, path: Path) -> None:
 
 
 CASES = (
-    *(
-        Case(f"model_mutations/{family}", partial(_refuses_models, family=family))
-        for family in FAMILIES
-    ),
+    *(Case(f"model_mutations/{family}", partial(_refuses_models, family=family)) for family in FAMILIES),
     Case("model_mutations/execution_preference", _refuses_preference),
     Case("model_mutations/execution_priority", _refuses_priority),
     Case("model_mutations/deadline", _refuses_negative_deadline),

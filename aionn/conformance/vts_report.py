@@ -52,7 +52,9 @@ def junit_report(report: VtsReport) -> str:
 
 def _junit_case(suite: ElementTree.Element, outcome: VtsOutcome) -> None:
     group, _, name = outcome.case.partition("/")
-    case = ElementTree.SubElement(suite, "testcase", classname=group, name=name, time=f"{outcome.seconds:.3f}")
+    case = ElementTree.SubElement(
+        suite, "testcase", classname=group, name=name, time=f"{outcome.seconds:.3f}"
+    )
     if outcome.failure is not None:
         ElementTree.SubElement(case, "failure", message=_clean(str(outcome.failure)))
     elif outcome.verdict in ("skipped", "expected_failure"):
@@ -63,13 +65,14 @@ def _junit_case(suite: ElementTree.Element, outcome: VtsOutcome) -> None:
 
 def _clean(text: str) -> str:
     """The text without characters that XML cannot hold."""
-    return "".join(c if c in "\t\n" or c >= " " and c not in "\ufffe\uffff" else "\ufffd" for c in text)
+    return "".join(c if c in "\t\n" or (c >= " " and c not in "\ufffe\uffff") else "\ufffd" for c in text)
 
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: #1d2329; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
-table { border-collapse: collapse; width: 100%; } th, td { text-align: left; padding: .25rem .6rem; border-bottom: 1px solid #e2e6ea; }
+table { border-collapse: collapse; width: 100%; }
+th, td { text-align: left; padding: .25rem .6rem; border-bottom: 1px solid #e2e6ea; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; } code { overflow-wrap: anywhere; }
 .passed { color: #19703a; } .failed { color: #b3261e; font-weight: 600; }
 .skipped, .expected_failure { color: #6b7280; } summary { cursor: pointer; font-weight: 600; padding: .3rem 0; }
