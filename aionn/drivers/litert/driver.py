@@ -25,7 +25,7 @@ from aionn.drivers.arguments import Array, OutputArea
 from aionn.drivers.blocking import BlockingDevice
 from aionn.drivers.litert.expectations import EXPECTED_FAILURES, UNSUPPORTED
 from aionn.drivers.prepared import BlockingPreparedModel
-from aionn.errors import DeviceUnavailable, GeneralFailure, InvalidArgument
+from aionn.errors import DeviceUnavailable, InvalidArgument
 from aionn.hal import (
     CancelCapability,
     DeviceInfo,
@@ -146,12 +146,9 @@ class LitertPreparedModel(BlockingPreparedModel):
     def run(
         self, inputs: Sequence[Array | None], outputs: Sequence[OutputArea], control: RunControl
     ) -> Sequence[OutputShape]:
-        values = [value for value in inputs if value is not None]
-        if len(values) != len(inputs):
-            raise GeneralFailure("litert: an input of the model is left out")
         engine = self._idle.pop()
         try:
-            results = engine.run(values)
+            results = engine.run(inputs)
             return [
                 area.store(_shaped(result, shape))
                 for area, result, shape in zip(outputs, results, self._shapes, strict=True)

@@ -21,6 +21,7 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from aionn.drivers.litert.flatbuffer_writer import Array, Unsupported
 from aionn.drivers.litert.lowering import Lowered
+from aionn.errors import InvalidArgument
 
 __all__ = ["Engine", "check"]
 
@@ -55,36 +56,46 @@ class Engine:
             self._interpreter.allocate_tensors()
         except (RuntimeError, ValueError) as e:
             raise Unsupported(f"LiteRT refuses it: {e}") from e
-        self._inputs = [
-            None if 0 in d["shape"] else self._view(d) for d in self._interpreter.get_input_details()
-        ]
-        self._outputs = [
-            (int(d["index"]), None if lowered.has_control_flow or 0 in d["shape"] else self._view(d))
-            for d in self._interpreter.get_output_details()
-        ]
+        inputs, outputs = self._interpreter.get_input_details(), self._interpreter.get_output_details()
+        self._is_read = lowered.is_read
+        self._inputs = [int(d["index"]) for d in inputs]
+        self._outputs = [int(d["index"]) for d in outputs]
+        self._views: tuple[list[Array], list[Array]] | None = None
+        # LiteRT gives a tensor of rank 0 as a number, and one without elements has no place.
+        details = [*inputs, *outputs]
+        if lowered.is_static and all(lowered.is_read) and all(d["shape"].size and d["shape"].all() for d in details):
+            self._views = [self._view(d) for d in inputs], [self._view(d) for d in outputs]
 
-    def _view(self, details: dict[str, Any]) -> Array | None:
-        """A tensor's memory; None where it has no place of its own yet."""
-        try:
-            array = self._interpreter.tensor(details["index"])()
-        except ValueError:
-            return None  # A tensor whose shape LiteRT finds while it computes.
+    def _view(self, details: dict[str, Any]) -> Array:
+        """A tensor's memory."""
+        array = self._interpreter.tensor(details["index"])()
         # An array of LiteRT's keeps the interpreter from being run; one at the same address does not.
         address, size_bytes, dtype, shape = array.ctypes.data, array.nbytes, array.dtype, array.shape
         del array
         raw = (ctypes.c_char * size_bytes).from_address(address)
         return np.frombuffer(raw, dtype=dtype).reshape(shape)
 
-    def run(self, inputs: Sequence[Array]) -> list[Array]:
-        """Computes. The results are views that the next ``run`` overwrites.
+    def run(self, inputs: Sequence[Array | None]) -> list[Array]:
+        """Computes. The results may be views that the next ``run`` overwrites.
 
         Raises:
+            InvalidArgument: An input that is needed is left out.
             RuntimeError: LiteRT failed, for example at an index out of range.
         """
-        for view, value in zip(self._inputs, inputs, strict=True):
-            if view is not None:
-                np.copyto(view, value, casting="no")
+        if self._views is None:
+            return self._run_by_value(inputs)
+        for view, value in zip(self._views[0], inputs, strict=True):
+            if value is None:
+                raise InvalidArgument("execution: an input that the model reads is left out")
+            np.copyto(view, value, casting="no")
         self._interpreter.invoke()
-        return [
-            view if view is not None else self._interpreter.get_tensor(index) for index, view in self._outputs
-        ]
+        return self._views[1]
+
+    def _run_by_value(self, inputs: Sequence[Array | None]) -> list[Array]:
+        for index, value, is_read in zip(self._inputs, inputs, self._is_read, strict=True):
+            if value is not None:
+                self._interpreter.set_tensor(index, value)
+            elif is_read:
+                raise InvalidArgument("execution: an input that the model reads is left out")
+        self._interpreter.invoke()
+        return [np.asarray(self._interpreter.get_tensor(index)) for index in self._outputs]

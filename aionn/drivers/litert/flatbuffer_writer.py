@@ -131,10 +131,16 @@ class SubgraphFile:
 
 
 class FileWriter:
-    """A file that is being written; subgraph 0 is the main one."""
+    """A file that is being written; subgraph 0 is the main one.
+
+    Attributes:
+        subgraphs: What is written so far.
+        is_static: Whether every shape is known before execution, so that LiteRT never moves a tensor.
+    """
 
     def __init__(self) -> None:
         self.subgraphs: list[SubgraphFile] = []
+        self.is_static = True
         self._buffers: list[_Buffer] = [_Buffer()]
         self._places: dict[bytes, int] = {}
         self._codes: dict[str, int] = {}

@@ -57,6 +57,12 @@ _DTYPES = {
 }
 _QUANTIZED = ("uint8", "int8")
 
+_SHAPED = frozenset(
+    {"BATCH_TO_SPACE_ND", "FILL", "IF", "MIRROR_PAD", "PAD", "PADV2", "RESHAPE", "SLICE", "SPACE_TO_BATCH_ND"}
+    | {"STRIDED_SLICE", "TILE", "TRANSPOSE", "WHILE"}
+)
+"""Operators whose results' shapes depend on the values of int32 inputs; where these are computed, LiteRT moves its memory about."""
+
 NHWC_TO_NCHW = (0, 3, 1, 2)
 NCHW_TO_NHWC = (0, 2, 3, 1)
 
@@ -235,6 +241,8 @@ class Graph:
         **values: Any,
     ) -> None:
         """Writes an operator."""
+        if name in _SHAPED and any(i is not None and i.dtype == "int32" and i.constant is None for i in inputs):
+            self.writer.is_static = False
         targets = [outputs] if isinstance(outputs, Value) else list(outputs)
         self.file.operator(
             name,

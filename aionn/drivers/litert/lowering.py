@@ -48,11 +48,13 @@ class Lowered(msgspec.Struct, frozen=True):
 
     Attributes:
         file: The .tflite file.
-        has_control_flow: Whether its outputs may move in memory from one execution to the next.
+        is_static: Whether LiteRT keeps the place of every tensor from one execution to the next.
+        is_read: For each input, whether an operator reads it; only those that none reads may be left out at an execution.
     """
 
     file: bytes
-    has_control_flow: bool
+    is_static: bool
+    is_read: tuple[bool, ...]
 
 
 def lower(model: Model) -> Lowered:
@@ -90,8 +92,6 @@ class _Lowering:
     def __init__(self, model: Model) -> None:
         self._model = model
         self._file = FileWriter()
-        self._has_control_flow = False
-        self._depth = 0
 
     def run(self) -> Lowered:
         main = self._model.main
@@ -107,7 +107,10 @@ class _Lowering:
         for i in main.output_indexes:
             outputs.append(self._main_output(g, i))
         g.file.outputs = outputs
-        return Lowered(self._file.finish(), self._has_control_flow)
+        read = {int(i) for operator in g.file.operators for i in operator.inputs}
+        return Lowered(
+            self._file.finish(), self._file.is_static, tuple(i in read or i in outputs for i in g.file.inputs)
+        )
 
     def _main_input(self, g: Graph, index: int) -> int:
         operand = g.subgraph.operands[index]
@@ -158,7 +161,7 @@ class _Lowering:
 
     def _write_subgraph(self, subgraph: Subgraph, extra_outputs: int) -> int:
         """Writes a referenced subgraph; the inputs after the first ones are handed on as ``extra_outputs`` more outputs."""
-        self._has_control_flow = True
+        self._file.is_static = False
         for operand in subgraph.inputs:
             if is_scalar_type(operand.type):
                 raise Unsupported("a scalar that is not constant")

@@ -46,6 +46,29 @@ def arithmetic(name: str, options: str) -> Rule:
     return rule
 
 
+def comparison(name: str) -> Rule:
+    """Comparisons. Quantised values are compared as the real numbers they stand for, booleans as 0 and 1.
+
+    LiteRT's own kernels for values of different scales round them first, and some of them end the process.
+    """
+
+    def rule(g: Graph, op: Operation) -> None:
+        inputs = [g.input(op, 0), g.input(op, 1)]
+        if inputs[0].is_quantized:
+            reals = [g.temporary("float32", value.shape) for value in inputs]
+            for value, real in zip(inputs, reals, strict=True):
+                g.emit("DEQUANTIZE", [value], real, "DequantizeOptions")
+            inputs = reals
+        elif inputs[0].dtype == "bool" and name not in ("EQUAL", "NOT_EQUAL"):
+            numbers = [g.temporary("int32", value.shape) for value in inputs]
+            for value, number in zip(inputs, numbers, strict=True):
+                g.emit("CAST", [value], number, "CastOptions", inDataType=6, outDataType=2)
+            inputs = numbers
+        g.emit(name, inputs, g.output(op))
+
+    return rule
+
+
 def extremum(name: str) -> Rule:
     """MAXIMUM, MINIMUM: inputs get the output's scale first."""
 
@@ -253,12 +276,12 @@ RULES: Mapping[OperationType, Rule] = {
     OperationType.RSQRT: direct("RSQRT"),
     OperationType.SIN: direct("SIN"),
     OperationType.SQRT: direct("SQRT"),
-    OperationType.EQUAL: direct("EQUAL"),
-    OperationType.NOT_EQUAL: direct("NOT_EQUAL"),
-    OperationType.LESS: direct("LESS"),
-    OperationType.LESS_EQUAL: direct("LESS_EQUAL"),
-    OperationType.GREATER: direct("GREATER"),
-    OperationType.GREATER_EQUAL: direct("GREATER_EQUAL"),
+    OperationType.EQUAL: comparison("EQUAL"),
+    OperationType.NOT_EQUAL: comparison("NOT_EQUAL"),
+    OperationType.LESS: comparison("LESS"),
+    OperationType.LESS_EQUAL: comparison("LESS_EQUAL"),
+    OperationType.GREATER: comparison("GREATER"),
+    OperationType.GREATER_EQUAL: comparison("GREATER_EQUAL"),
     OperationType.LOGICAL_AND: direct("LOGICAL_AND"),
     OperationType.LOGICAL_OR: direct("LOGICAL_OR"),
     OperationType.LOGICAL_NOT: direct("LOGICAL_NOT"),

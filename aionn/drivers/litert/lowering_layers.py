@@ -201,30 +201,38 @@ def _by_groups(
     conv: Callable[[Value, Value, Value, Value], None],
 ) -> None:
     """One convolution for each group, and CONCATENATION: LiteRT's fast kernels have no groups for every type."""
-    shape, filter_shape, depth = g.known(data), g.known(weights), g.known(bias)[0]
-    if weights.constant is None or bias.constant is None:
-        raise Unsupported("groups with a filter or bias that is not constant")
+    shape, depth = g.known(data), g.known(weights)[0]
     if shape[3] % groups or depth % groups:
         raise Unsupported(f"{groups} groups that do not divide the channels")
     each = depth // groups
-    parts = [g.like(data, (*shape[:3], shape[3] // groups)) for _ in range(groups)]
-    g.emit("SPLIT", [g.int32(3), data], parts, "SplitOptions", numSplits=groups)
     results = []
-    for index, part in enumerate(parts):
-        rows = slice(index * each, (index + 1) * each)
-        quantization = weights.quantization
-        if quantization is not None and len(quantization.scales) > 1:
-            quantization = quantization._replace(scales=quantization.scales[rows])
-        bias_quantization = bias.quantization
-        if bias_quantization is not None and len(bias_quantization.scales) > 1:
-            bias_quantization = bias_quantization._replace(scales=bias_quantization.scales[rows])
-        part_bias = g.constant(bias.constant[rows], bias_quantization)
+    all_parts = (_split(g, data, 3, groups), _split(g, weights, 0, groups), _split(g, bias, 0, groups))
+    for part, part_weights, part_bias in zip(*all_parts, strict=True):
         out_shape = (*target.shape[:3], each) if len(target.shape) == 4 else (0, 0, 0, each)
         result = g.like(target, out_shape)
-        conv(part, g.constant(weights.constant[rows], quantization), part_bias, result)
+        conv(part, part_weights, part_bias, result)
         results.append(result)
-    assert filter_shape[0] == depth
     g.emit("CONCATENATION", results, target, "ConcatenationOptions", axis=3)
+
+
+def _split(g: Graph, value: Value, axis: int, count: int) -> list[Value]:
+    """The value in equal parts along an axis."""
+    shape = g.known(value)
+    each = shape[axis] // count
+    if value.constant is None:
+        if value.quantization is not None and len(value.quantization.scales) > 1:
+            raise Unsupported("groups of a filter with scales per channel that is not constant")
+        parts = [g.like(value, (*shape[:axis], each, *shape[axis + 1 :])) for _ in range(count)]
+        g.emit("SPLIT", [g.int32(axis), value], parts, "SplitOptions", numSplits=count)
+        return parts
+    parts = []
+    for index, array in enumerate(np.split(value.constant, count, axis)):
+        quantization = value.quantization
+        if quantization is not None and len(quantization.scales) > 1:
+            rows = slice(index * each, (index + 1) * each)
+            quantization = quantization._replace(scales=quantization.scales[rows])
+        parts.append(g.constant(array, quantization))
+    return parts
 
 
 def depthwise_conv_2d(g: Graph, op: Operation) -> None:

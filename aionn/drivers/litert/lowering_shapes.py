@@ -95,6 +95,11 @@ def strided_slice(g: Graph, op: Operation) -> None:
     data, output = g.input(op, 0), g.output(op)
     g.same_quantization(data, output)
     begin, end, shrink = (g.scalar(op, position) for position in (4, 5, 6))
+    steps = g.operand(op, 3)
+    if shrink and steps.is_constant and any(s < 0 and shrink >> i & 1 for i, s in enumerate(g.integers(op, 3))):
+        raise Unsupported("an axis that goes away with a negative stride")
+    if shrink and not steps.is_constant:
+        raise Unsupported("an axis that goes away with a stride that is computed")
     g.emit(
         "STRIDED_SLICE", [data, *(g.input(op, i) for i in (1, 2, 3))], output, "StridedSliceOptions",
         beginMask=begin, endMask=end, shrinkAxisMask=shrink,
@@ -251,7 +256,7 @@ def lsh_projection(g: Graph, op: Operation) -> None:
     if g.operand(op, 1).type == OperandType.TENSOR_FLOAT16:
         raise Unsupported("an input of float16, whose bytes count")
     inputs = [g.input(op, 0), g.input(op, 1)]
-    if g.has(op, 2):
+    if kind == 2:
         inputs.append(g.input(op, 2))
     g.emit("LSH_PROJECTION", inputs, g.output(op), "LSHProjectionOptions", type=kinds[kind])
 
