@@ -351,6 +351,87 @@ def test_a_message_published_without_a_wake_is_found(make: Make, join: Any, coun
     run(main())
 
 
+def test_a_wake_that_another_drained_is_made_up_for(make: Make, join: Any, run: Any) -> None:
+    queue = make(1, 256)
+    reader = join(queue)
+    event = queue.fds[queue.descriptor.reader_event_index]
+
+    async def main() -> None:
+        task = asyncio.create_task(fmq.aio.read_message(reader))
+        await asleep(reader)
+        assert queue.write_message(b"x")
+        assert os.eventfd_read(event) == 1  # before the loop has looked
+        assert await task == b"x"
+
+    run(main())
+
+
+@pytest.mark.parametrize("kind", ["the C Task", "the Python Task", "debug mode"])
+def test_every_kind_of_task_can_wait_and_be_cancelled(make: Make, join: Any, kind: str) -> None:
+    queue = make(1, 256)
+    reader = join(queue)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        if kind == "the Python Task":
+            loop.set_task_factory(
+                lambda loop, coro, **options: asyncio.tasks._PyTask(coro, loop=loop, **options)
+            )  # type: ignore[attr-defined]
+        for _ in range(3):
+            task = loop.create_task(fmq.aio.read_message(reader))
+            await asleep(reader)
+            assert queue.write_message(b"x")
+            assert await task == b"x"
+            task = loop.create_task(fmq.aio.read_message(reader))
+            await asleep(reader)
+            task.cancel("enough")
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    asyncio.run(asyncio.wait_for(main(), WATCHDOG_S), debug=kind == "debug mode")
+
+
+def test_a_cancel_scope_of_anyio_ends_an_await(make: Make, join: Any, run: Any) -> None:
+    anyio = pytest.importorskip("anyio")
+    queue = make(1, 256)
+    reader = join(queue)
+
+    async def main() -> None:
+        with anyio.move_on_after(0.02) as scope:
+            await fmq.aio.read_message(reader)
+        assert scope.cancelled_caught
+        async with anyio.create_task_group() as group:
+            group.start_soon(fmq.aio.read_message, reader)
+            await asleep(reader)
+            group.cancel_scope.cancel()
+        assert queue.write_message(b"x")
+        assert await fmq.aio.read_message(reader) == b"x"
+
+    run(main())
+
+
+def test_context_variables_are_the_tasks_own(make: Make, join: Any, run: Any) -> None:
+    import contextvars
+
+    variable = contextvars.ContextVar("variable", default="outside")
+    queue = make(1, 256)
+    reader = join(queue)
+
+    async def wait() -> str:
+        variable.set("inside")
+        await fmq.aio.read_message(reader)
+        return variable.get()
+
+    async def main() -> None:
+        task = asyncio.create_task(wait())
+        await asleep(reader)
+        assert queue.write_message(b"x")
+        assert await task == "inside"
+        assert variable.get() == "outside"
+
+    run(main())
+
+
 def test_queues_without_an_event_flag_are_refused(make: Make, run: Any) -> None:
     queue = make(1, 256, event_flag=False)
     with pytest.raises(fmq.InvalidArgument, match="and an event flag"):

@@ -423,3 +423,25 @@ def test_a_stopped_reader_costs_the_writer_time_and_nothing_else(make: Make, pee
     room.join(30)
     assert not room.is_alive()
     assert queue.available_to_read() == 1
+
+
+@pytest.mark.long
+def test_a_parked_peer_is_woken_and_not_found_by_its_slice(make: Make, peer: Any) -> None:
+    """A lost wake would cost a tenth of a second; parks and publishes at random distances provoke it."""
+    import random
+    import time
+
+    there, back = make(1, 4096), make(1, 4096)
+    other = peer(there, back)
+    other.begin(f"wait_all(queues[0], 1, 5000, {60 * SECOND_NS})")
+    rng, late, trips = random.Random(34), 0, 300_000
+    for _ in range(trips):
+        for _ in range(rng.randrange(40)):
+            pass
+        began = time.monotonic_ns()
+        assert there.write_message(b"x")
+        assert back.read_message_blocking(60 * SECOND_NS) == b"x"
+        late += time.monotonic_ns() - began > 95_000_000
+    assert there.write_message(b"")
+    assert other.finish() == trips
+    assert late <= 3  # a busy machine may hold a process back as long
