@@ -8,13 +8,14 @@ Source: ``BasicTests`` and ``GeneratedTestHarness`` of the NN HAL's VTS 1.3; sec
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 import msgspec
 import numpy as np
 
 from aionn.conformance.cts import CtsTest, build_model
-from aionn.conformance.cts_run import CheckFailed, CheckSkipped, applies, make_check
+from aionn.conformance.cts_run import Bench, Check, CheckFailed, CheckSkipped, applies
 from aionn.conformance.vts_case import (
     Case,
     CaseFailed,
@@ -27,7 +28,7 @@ from aionn.conformance.vts_case import (
 from aionn.conformance.vts_models import RequestPools, add_model, chain_model, endless_model, split_model
 from aionn.conformance.vts_paths import PATHS, Path, executing
 from aionn.errors import Error, ErrorStatus
-from aionn.hal import DeviceStatus, DeviceType, ExecutionPreference
+from aionn.hal import DeviceStatus, DeviceType, ExecutionPreference, MemoryKind
 from aionn.validation import check_device_info
 from fences import FenceError, SyncFence
 
@@ -112,23 +113,38 @@ async def _preference_is_taken(subject: VtsSubject, preference: ExecutionPrefere
 # Generated kinds
 
 
-async def _computes(subject: VtsSubject, check: str, path: Path) -> None:
+async def _computes(subject: VtsSubject, check: Check, path: Path) -> None:
     """A sample of the conformance data, in one of its kinds."""
     made = 0
     for test in _generated(subject):
         subject.step()
-        if not applies(check, test, path, subject.device):  # type: ignore[arg-type]
+        if not applies(check, test, path, subject.device):
             continue
+        bench = Bench(test, path, subject.device)
         try:
-            await make_check(check, test, path, subject.device)  # type: ignore[arg-type]
+            await bench.make(check)
+            made += 1
         except CheckSkipped:
             continue
         except CheckFailed as e:
             f = e.failure
             raise CaseFailed(f.expected, f.got, f"{f.test}, {f.operation}") from e
-        made += 1
+        finally:
+            await bench.aclose()
     if not made:
         raise CaseSkipped("no model of the sample is supported, or none has this kind")
+
+
+GENERATED: Mapping[Check, tuple[Path, ...]] = {
+    "general": PATHS,
+    "reusable": ("sync", "fenced"),
+    "concurrent": PATHS,
+    "device_memory": PATHS,
+    "dynamic_shape": PATHS,
+    "insufficient_size": ("sync", "async", "burst"),
+    "signed_coupling": PATHS,
+}
+"""Kinds of a conformance test, and the paths that have them; caching has cases of its own."""
 
 
 def _generated(subject: VtsSubject) -> list[CtsTest]:
@@ -164,6 +180,18 @@ async def _writes_outputs_alone(subject: VtsSubject, path: Path) -> None:
                 got = [float(pools.output(i).item()) for i in range(5)]
                 if got != [0.0, 1.0, 2.0, 3.0, 4.0]:
                     fail("0, 1, 2, 3, 4", got)
+
+
+async def _takes_blobs(subject: VtsSubject, path: Path) -> None:
+    """Request memory may be hardware buffers of the blob format."""
+    model = add_model()
+    kind = MemoryKind.HARDWARE_BUFFER_BLOB
+    async with subject.prepared(model) as prepared, executing(subject, prepared, path) as executor:
+        with RequestPools(model, [np.zeros((1, 4), np.float32)], kind=kind) as pools:
+            answer = await executor.execute(pools.request)
+            expect_status(answer.status, answer.message, [ErrorStatus.NONE])
+            if (pools.output() != 1).any():
+                fail("0 + 1 = 1", pools.output())
 
 
 async def _failure_is_followed_by_success(subject: VtsSubject, path: Path) -> None:
@@ -275,10 +303,8 @@ CASES = (
     ),
     *(
         Case(f"generated/{check}[{path}]", partial(_computes, check=check, path=path))
-        for check in ("general", "reusable", "dynamic_shape", "insufficient_size", "signed_coupling")
-        for path in PATHS
-        if not (check == "insufficient_size" and path == "fenced")
-        and not (check == "reusable" and path in ("async", "burst"))
+        for check, paths in GENERATED.items()
+        for path in paths
     ),
     *(
         Case(f"generated/infinite_loop_timeout[{path}]", partial(_endless_loop_times_out, path=path))
@@ -288,6 +314,7 @@ CASES = (
         Case(f"executions/{name}[{path}]", partial(check, path=path))
         for name, check in (
             ("writes_outputs_alone", _writes_outputs_alone),
+            ("takes_hardware_buffer_blobs", _takes_blobs),
             ("failure_is_followed_by_success", _failure_is_followed_by_success),
             ("times_are_measured", _times_are_measured),
         )

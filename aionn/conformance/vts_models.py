@@ -25,6 +25,7 @@ from aionn.conformance.cts import CtsTest, iterate_tests, operation_types
 from aionn.hal import (
     DataLocation,
     Memory,
+    MemoryKind,
     Model,
     OperandType,
     OperationType,
@@ -209,19 +210,22 @@ class RequestPools:
     Args:
         model: The model.
         inputs: Values of its inputs.
+        kind: Of both pools.
 
     Attributes:
         request: Inputs in pool 0, outputs in pool 1, each output aligned to 64 bytes with a guard before and behind it.
     """
 
-    def __init__(self, model: Model, inputs: Sequence[Array]) -> None:
+    def __init__(
+        self, model: Model, inputs: Sequence[Array], *, kind: MemoryKind = MemoryKind.ASHMEM
+    ) -> None:
         self._operands = model.main.outputs
         arrays = [np.ascontiguousarray(array) for array in inputs]
         sizes = [array.nbytes for array in arrays]
         self._locations = list(_layout(1, [operand_size_bytes(o.type, o.dimensions) for o in self._operands]))
         input_locations = list(_layout(0, sizes))
-        self.inputs = Memory.create(_end(input_locations))
-        self.outputs = Memory.create(_end(self._locations))
+        self.inputs = Memory.create(_end(input_locations), kind=kind)
+        self.outputs = Memory.create(_end(self._locations), kind=kind)
         for array, location in zip(arrays, input_locations, strict=True):
             self.inputs.array[location.offset : location.offset + location.length] = array.reshape(-1).view(
                 np.uint8
