@@ -44,6 +44,7 @@ DRIVER_PARTS = {
     "prepared",
     "profiles",
     "turns",
+    "versioned",
 }
 """Modules of aionn.drivers that drivers are made from; every other one, but the registry, is a driver."""
 
