@@ -225,6 +225,7 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
         self._timers = itertools.count()
         self._is_standing = False
         self._seen_since_s: dict[object, float] = {}
+        self._held: dict[Pin, None] = {}
         selector = _Selector()
         super().__init__(selector)
         self._set_resolution()
@@ -359,14 +360,32 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
         self, executor: Executor | None, func: Callable[..., _T], *args: Any
     ) -> asyncio.Future[_T]:
         """As asyncio's; the job holds the clock until its result is here."""
-        pin = self.clock.pin(f"executor job {getattr(func, '__qualname__', func)!s}").__enter__()
+        release = self._hold(f"executor job {getattr(func, '__qualname__', func)!s}")
         try:
             future: asyncio.Future[_T] = super().run_in_executor(executor, func, *args)
         except BaseException:
-            pin.release()
+            release()
             raise
-        future.add_done_callback(lambda _: pin.release())
+        future.add_done_callback(lambda _: release())
         return future
+
+    def _hold(self, name: str) -> Callable[[], None]:
+        """Pins the clock for work of this loop, which cannot outlive it; returns what lets go."""
+        pin = self.clock.pin(name).__enter__()
+        self._held[pin] = None
+
+        def release() -> None:
+            self._held.pop(pin, None)
+            pin.release()
+
+        return release
+
+    def close(self) -> None:
+        """As asyncio's; what this loop held is let go."""
+        for pin in self._held:
+            pin.release()
+        self._held.clear()
+        super().close()
 
     async def shutdown_default_executor(self, *args: Any, **options: Any) -> None:
         """As asyncio's; its time-out is not reached as long as threads end."""
@@ -387,14 +406,14 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
     def _pinned_process(
         self, protocol_factory: Callable[[], Any], program: object
     ) -> Iterator[Callable[[], Any]]:
-        pin = self.clock.pin(f"process {program!s}").__enter__()
+        release = self._hold(f"process {program!s}")
 
         def factory() -> Any:
             protocol = protocol_factory()
             exited = protocol.process_exited
 
             def process_exited() -> None:
-                pin.release()
+                release()
                 exited()
 
             protocol.process_exited = process_exited
@@ -403,7 +422,7 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
         try:
             yield factory
         except BaseException:
-            pin.release()
+            release()
             raise
 
 

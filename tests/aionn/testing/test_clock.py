@@ -391,6 +391,31 @@ def test_a_stuck_pin_is_named(hold: Callable[[VirtualClock, threading.Event], ob
     assert clock.now == 0
 
 
+def test_a_closed_loop_holds_its_clock_no_longer() -> None:
+    clock = VirtualClock(stuck_s=0.05)
+    go = threading.Event()
+
+    async def main() -> None:
+        asyncio.get_running_loop().run_in_executor(None, go.wait)
+        await anyio.sleep(1)
+
+    with pytest.raises(StuckPin):
+        loop = VirtualClockLoop(clock)
+        main_task = loop.create_task(main())
+        loop.run_until_complete(main_task)
+    go.set()
+    main_task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        loop.run_until_complete(main_task)
+    held = loop._hold("left behind")
+    assert clock.pins == ("left behind",)
+    loop.close()
+    assert clock.pins == ()
+    held()
+    run(anyio.sleep, 1, clock=clock)
+    assert clock.now == 1
+
+
 def test_a_descriptor_that_stays_silent_is_named() -> None:
     clock = VirtualClock(stuck_s=0.05)
     fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)

@@ -205,6 +205,27 @@ def test_ten_minutes_of_camera_frames_lose_none() -> None:
     assert trial.clock.now == pytest.approx(period_s * (count - 1) + 0.020)
 
 
+def test_a_runtime_takes_devices_as_objects_and_closes_them() -> None:
+    first, second = npu(), SimulatedDevice("phone-cpu")
+
+    async def main() -> None:
+        async with aionn.open(
+            devices=[first, second], drivers=["reference"], isolation="in_process"
+        ) as runtime:
+            assert [device.name for device in runtime.devices] == ["npu", "phone-cpu", "reference"]
+            assert runtime.devices[0].driver == "given"
+            net = await compiled(runtime, devices="npu")
+            assert {placed.device for placed in net.placement} == {"npu"}
+        for device in (first, second):
+            with pytest.raises(aionn.DeviceUnavailable):
+                await device.supported_operations(models.identity((4,)))
+
+    run(main)
+    for devices in ([npu(), npu()], [SimulatedDevice("npu", name="reference", run_time_s=1.0)]):
+        with pytest.raises(aionn.InvalidArgument, match="different names"):
+            aionn.open(devices=devices, drivers=["reference"])
+
+
 def test_real_devices_in_this_process_hold_the_clock(example_data: Path) -> None:
     clock = VirtualClock()
 
