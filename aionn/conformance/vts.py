@@ -40,6 +40,7 @@ from aionn.errors import Error, InvalidArgument, status_of
 
 __all__ = [
     "CASES",
+    "Case",
     "Settings",
     "VtsFailure",
     "VtsOutcome",
@@ -49,6 +50,7 @@ __all__ = [
     "run_case",
     "run_cases",
     "run_vts",
+    "stale_entries",
 ]
 
 CASES: tuple[Case, ...] = (

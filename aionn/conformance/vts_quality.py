@@ -31,7 +31,7 @@ SHORT_NS = 5_000_000
 SLACK_S = 1.5
 """How late an end may be noticed here: far longer than any machine's scheduling, far shorter than the loop that is ended."""
 
-LOOP_NS = 6_000_000_000
+LOOP_NS = 3_500_000_000
 """Loop time-out of executions that something else must end."""
 
 MODELS_MAX = 12
