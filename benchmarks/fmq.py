@@ -154,13 +154,14 @@ class Contender:
         if not self._processes:
             self.start()
             self._counts.clear()
-        if where.name not in self._counts:
-            few = 20 if self.command == "round trips" else 2000
+        few, most = (20, 50_000) if self.command == "round trips" else (20_000, 50_000_000)
+        count = self._counts.get(where.name)
+        if count is None:
             value, _ = self.measure(few, where)
-            most = 50_000 if self.command == "round trips" else 400_000
-            self._counts[where.name] = int(min(most, max(few, BLOCK_NS / value)))
+            count = int(min(most, max(few, BLOCK_NS / value)))
         self._rounds += 1
-        value, times = self.measure(self._counts[where.name], where)
+        value, times = self.measure(count, where)
+        self._counts[where.name] = int(min(most, max(few, BLOCK_NS / value)))
         self.samples.setdefault(where.name, []).extend(times)
         return value
 

@@ -235,7 +235,8 @@ static int bad_pair(Ring *r, uint64_t write, uint64_t read)
     return corrupt(r, "write counter out of reach of the read counter; distance", r->size, write - read);
 }
 
-/* DATA_READY acquire: the peer's write counter, when what was seen is less than `need`. Returns 1 if `need` bytes can be read, 0 if not, -1 if corrupt. */
+/* DATA_READY acquire: the peer's write counter, when what was seen is less than `need`. Returns 1 if `need` bytes can be
+ * read, 0 if not, -1 if corrupt. */
 static inline int look_for_data(Ring *r, uint64_t need)
 {
     uint64_t write = atomic_load_explicit(r->write_counter, memory_order_acquire);
@@ -790,14 +791,14 @@ static PyObject *regions(Ring *r, PyObject *view, uint64_t index, uint64_t bytes
     return result;
 }
 
-static PyObject *open_write(Ring *r, uint64_t bytes, uint64_t skip)
+static PyObject *open_write(Ring *r, uint64_t bytes)
 {
     int room = writable(r, bytes);
     if (room < 0)
         return NULL;
     if (room == 0)
         Py_RETURN_NONE;
-    PyObject *views = regions(r, r->write_view, r->write_index + skip, bytes - skip);
+    PyObject *views = regions(r, r->write_view, r->write_index, bytes);
     if (views != NULL) {
         claim_space(r, bytes);
         r->begun_write = bytes;
@@ -826,7 +827,7 @@ static PyObject *ring_begin_write(Ring *r, PyObject *count)
     if (usable(r) < 0)
         return NULL;
     uint64_t bytes = count_to_bytes(r, count);
-    return bytes == UINT64_MAX ? NULL : open_write(r, bytes, 0);
+    return bytes == UINT64_MAX ? NULL : open_write(r, bytes);
 }
 
 static int misuse(const char *message)
@@ -893,14 +894,20 @@ static PyObject *ring_commit_read(Ring *r, PyObject *count)
 
 /* ---- messages: a header {length, length ^ HEADER_CHECK}, the payload, padding to MESSAGE_ALIGNMENT ---- */
 
-/* Bytes a message takes in the ring; UINT64_MAX with an exception if it can never fit. */
+/* Bytes a message takes in the ring. */
+static inline uint64_t padded(uint64_t length)
+{
+    return HEADER_BYTES + (length + MESSAGE_ALIGNMENT - 1) / MESSAGE_ALIGNMENT * MESSAGE_ALIGNMENT;
+}
+
+/* The same; UINT64_MAX with an exception if it can never fit. */
 static uint64_t message_bytes(Ring *r, uint64_t length)
 {
     if (r->quantum != 1) {
         misuse("queue: messages need a queue of quantum 1");
         return UINT64_MAX;
     }
-    uint64_t whole = HEADER_BYTES + (length + MESSAGE_ALIGNMENT - 1) / MESSAGE_ALIGNMENT * MESSAGE_ALIGNMENT;
+    uint64_t whole = length > UINT32_MAX ? 0 : padded(length);
     if (length > UINT32_MAX || whole > r->size) {
         PyErr_Format(InvalidArgument, "queue: expected a message of at most %llu bytes (capacity less header), got %llu",
                      (unsigned long long)(r->size < HEADER_BYTES ? 0 : (r->size - HEADER_BYTES) / MESSAGE_ALIGNMENT
@@ -950,8 +957,7 @@ static int next_message(Ring *r, uint64_t *length)
     if ((header[0] ^ HEADER_CHECK) != header[1])
         return corrupt(r, "message header does not check", header[0] ^ HEADER_CHECK, header[1]);
     uint64_t there = r->seen_write - r->read_index;
-    uint64_t whole = HEADER_BYTES
-        + ((uint64_t)header[0] + MESSAGE_ALIGNMENT - 1) / MESSAGE_ALIGNMENT * MESSAGE_ALIGNMENT;
+    uint64_t whole = padded(header[0]);
     if (whole > there) {
         if (look(r, 1, whole) < 0)
             return -1;
@@ -961,11 +967,6 @@ static int next_message(Ring *r, uint64_t *length)
     }
     *length = header[0];
     return 1;
-}
-
-static uint64_t padded(uint64_t length)
-{
-    return HEADER_BYTES + (length + MESSAGE_ALIGNMENT - 1) / MESSAGE_ALIGNMENT * MESSAGE_ALIGNMENT;
 }
 
 static PyObject *take_message(Ring *r, uint64_t length)
