@@ -38,6 +38,7 @@ DRIVER_PARTS = {
     "blocking",
     "caching",
     "described",
+    "extensions",
     "fenced",
     "gate",
     "memories",

@@ -10,16 +10,18 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from aionn.drivers.extensions import check_extension_size
 from aionn.drivers.memories import DeviceMemory, MemoryTable, Role
 from aionn.errors import GeneralFailure, InvalidArgument
 from aionn.hal import (
     BufferToken,
+    ExtensionOperandType,
     Memory,
     MemoryKind,
     Model,
@@ -194,6 +196,7 @@ def bind(
     memories: MemoryTable | None = None,
     prepared: int = 0,
     is_ready: bool = True,
+    extension_types: Mapping[int, ExtensionOperandType] | None = None,
 ) -> Arguments:
     """Checks a request and maps it.
 
@@ -204,6 +207,7 @@ def bind(
         memories: The device's memories; None for a device without.
         prepared: Identity of the prepared model in the memories' roles.
         is_ready: Whether the execution may start now; if not, what device memories hold is looked at when it starts.
+        extension_types: The extension operand types that the device knows, by the model's codes.
 
     Raises:
         InvalidArgument: The request does not fit the model, an output's memory cannot be written, or a token is unknown or not
@@ -218,6 +222,7 @@ def bind(
     shapes = validate_request(model, request, allow_unspecified_outputs=allow_unspecified_outputs)
     main = model.main
     found = _memories_of(request, memories)
+    types = extension_types or {}
     inputs: list[Array | MemoryInput | None] = []
     for index, (argument, operand, shape) in enumerate(
         zip(request.inputs, main.inputs, shapes, strict=True)
@@ -226,6 +231,8 @@ def bind(
         if argument.has_no_value:
             inputs.append(None)
         elif memory is None:
+            length = argument.location.length
+            check_extension_size(types, operand, shape or (), length, f"request, input {index}")
             inputs.append(_input(request, argument, operand, shape or ()))
         else:
             _check_role(memory, Role(prepared, False, index), f"request, input {index}")
@@ -237,6 +244,8 @@ def bind(
         dimensions = combine_dimensions(operand.dimensions, argument.dimensions) or ()
         memory = None if argument.has_no_value else found.get(argument.location.pool_index)
         if memory is None:
+            length = argument.location.length
+            check_extension_size(types, operand, dimensions, length, f"request, output {index}")
             area = OutputArea(operand, dimensions, _area(request, argument))
             if not area.buffer.flags.writeable:
                 raise InvalidArgument(f"request, output {index}: expected memory that can be written")

@@ -22,6 +22,7 @@ import msgspec
 
 from aionn.drivers import caching
 from aionn.drivers.caching import CacheContents, HeldFiles
+from aionn.drivers.extensions import check_extension_constants, uses_known_extensions
 from aionn.drivers.fenced import Alarm
 from aionn.drivers.gate import SlotGate, run_on_gate
 from aionn.drivers.memories import MemoryTable, Role
@@ -107,9 +108,16 @@ class BlockingDevice(abc.ABC):
 
     def _checked_support(self, model: Model) -> tuple[bool, ...]:
         validate_model(model)
+        extensions = self.info.extensions
+        check_extension_constants(model, extensions)
         answer = tuple(bool(supported) for supported in self.supports(model))
         assert len(answer) == len(model.main.operations), "one answer per operation of the main subgraph"
-        return answer
+        if not model.extension_name_to_prefix:
+            return answer
+        return tuple(
+            supported and uses_known_extensions(model, operation, extensions)
+            for supported, operation in zip(answer, model.main.operations, strict=True)
+        )
 
     async def prepare_model(
         self,

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from aionn.drivers import caching
 from aionn.drivers.arguments import Arguments, OutputArea, bind
 from aionn.drivers.caching import CacheContents
+from aionn.drivers.extensions import extension_types
 from aionn.drivers.fenced import FencedLaunch
 from aionn.drivers.gate import run_on_gate
 from aionn.errors import (
@@ -80,6 +81,7 @@ class BlockingPreparedModel(abc.ABC):
         model: The model, validated.
         priority: Relative to other prepared models of the device.
         identity: A number that no other prepared model of this process ever has.
+        extension_types: The operand types of the device's extensions, by the model's codes.
     """
 
     def __init__(self, device: BlockingDevice, model: Model, priority: Priority) -> None:
@@ -87,6 +89,7 @@ class BlockingPreparedModel(abc.ABC):
         self.model = model
         self.priority = priority
         self.identity = next(_identities)
+        self.extension_types = extension_types(model, device.info.extensions)
         self._closed = False
         self._abandoned = False
 
@@ -126,6 +129,7 @@ class BlockingPreparedModel(abc.ABC):
             allow_unspecified_outputs=allow_unspecified_outputs,
             memories=self.device.memories,
             prepared=self.identity,
+            extension_types=self.extension_types,
             is_ready=is_ready,
         )
 
