@@ -27,6 +27,7 @@ from aionn.drivers.litert.expectations import EXPECTED_FAILURES, UNSUPPORTED
 from aionn.drivers.prepared import BlockingPreparedModel
 from aionn.errors import DeviceUnavailable, InvalidArgument
 from aionn.hal import (
+    CacheFileCounts,
     CancelCapability,
     DeviceInfo,
     DeviceType,
@@ -61,6 +62,7 @@ INFO = DeviceInfo(
     version="1",
     feature_level=FeatureLevel.LEVEL_7,
     capabilities=uniform_capabilities(0.1, 0.1),
+    cache_files=CacheFileCounts(1, 1),
     slots=2,
     cancel=CancelCapability.NONE,
 )

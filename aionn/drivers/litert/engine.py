@@ -63,7 +63,11 @@ class Engine:
         self._views: tuple[list[Array], list[Array]] | None = None
         # LiteRT gives a tensor of rank 0 as a number, and one without elements has no place.
         details = [*inputs, *outputs]
-        if lowered.is_static and all(lowered.is_read) and all(d["shape"].size and d["shape"].all() for d in details):
+        if (
+            lowered.is_static
+            and all(lowered.is_read)
+            and all(d["shape"].size and d["shape"].all() for d in details)
+        ):
             self._views = [self._view(d) for d in inputs], [self._view(d) for d in outputs]
 
     def _view(self, details: dict[str, Any]) -> Array:

@@ -61,7 +61,7 @@ class Quantization(NamedTuple):
 class _Buffer(schema.BufferT):  # type: ignore[misc]
     """A buffer whose bytes are aligned; the generated code aligns to 1."""
 
-    def Pack(self, builder: flatbuffers.Builder) -> int:  # noqa: N802 - the generated code's name
+    def Pack(self, builder: flatbuffers.Builder) -> int:
         vector = None
         if self.data is not None:
             size = len(self.data)
@@ -113,7 +113,12 @@ class SubgraphFile:
         return len(self.tensors) - 1
 
     def operator(
-        self, name: str, inputs: Sequence[int], outputs: Sequence[int], options: str | None, values: dict[str, Any]
+        self,
+        name: str,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        options: str | None,
+        values: dict[str, Any],
     ) -> None:
         """Adds an operator with its options' table."""
         operator = schema.OperatorT()

@@ -241,7 +241,9 @@ class Graph:
         **values: Any,
     ) -> None:
         """Writes an operator."""
-        if name in _SHAPED and any(i is not None and i.dtype == "int32" and i.constant is None for i in inputs):
+        if name in _SHAPED and any(
+            i is not None and i.dtype == "int32" and i.constant is None for i in inputs
+        ):
             self.writer.is_static = False
         targets = [outputs] if isinstance(outputs, Value) else list(outputs)
         self.file.operator(

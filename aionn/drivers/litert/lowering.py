@@ -118,7 +118,14 @@ class _Lowering:
             return g.value(index).index
         half = g.file.tensor("float16", operand.dimensions)
         full = g.value(index)
-        g.emit("CAST", [Value(half, "float16", operand.dimensions)], full, "CastOptions", inDataType=1, outDataType=0)
+        g.emit(
+            "CAST",
+            [Value(half, "float16", operand.dimensions)],
+            full,
+            "CastOptions",
+            inDataType=1,
+            outDataType=0,
+        )
         return half
 
     def _main_output(self, g: Graph, index: int) -> int:
@@ -250,5 +257,5 @@ def _grows(model: Model, body: Subgraph, place: int) -> bool:
             operand: Operand = body.operands[other]
             if operand.type != OperandType.TENSOR_INT32 or not operand.is_constant:
                 return False
-            return bool(np.all(constant_array(model, operand) > 0))
+            return bool(np.all(np.asarray(constant_array(model, operand), dtype=np.int64) > 0))
     return False

@@ -230,7 +230,9 @@ def cast(g: Graph, op: Operation) -> None:
     if data.dtype == output.dtype:
         if data.is_quantized and data.quantization != output.quantization:
             raise Unsupported("a copy of stored numbers to another scale")
-        g.emit("RESHAPE", [data, g.int32s(g.known(data))], output, "ReshapeOptions", newShape=list(data.shape))
+        g.emit(
+            "RESHAPE", [data, g.int32s(g.known(data))], output, "ReshapeOptions", newShape=list(data.shape)
+        )
         return
     if output.dtype == "uint8" and data.dtype in ("float32", "int32"):
         kind = np.dtype(data.dtype).type
@@ -239,7 +241,14 @@ def cast(g: Graph, op: Operation) -> None:
         g.emit("MAXIMUM", [data, low], above, "MaximumMinimumOptions")
         g.emit("MINIMUM", [above, high], within, "MaximumMinimumOptions")
         data = within
-    g.emit("CAST", [data], output, "CastOptions", inDataType=numbers[data.dtype], outDataType=numbers[output.dtype])
+    g.emit(
+        "CAST",
+        [data],
+        output,
+        "CastOptions",
+        inDataType=numbers[data.dtype],
+        outDataType=numbers[output.dtype],
+    )
 
 
 def quantize(g: Graph, op: Operation) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from aionn.drivers.litert.flatbuffer_writer import Quantization, Unsupported
 from aionn.drivers.litert.graph import Graph, Value
 from aionn.drivers.litert.lowering_elementwise import reshaped
-from aionn.hal import Operation, OperandType, OperationType, Padding
+from aionn.hal import OperandType, Operation, OperationType, Padding
 
 __all__ = ["RULES"]
 
@@ -332,7 +332,11 @@ def fully_connected(g: Graph, op: Operation) -> None:
 
     def write(x: Value, w: Value, target: Value) -> None:
         g.emit(
-            "FULLY_CONNECTED", [x, w, bias], target, "FullyConnectedOptions", fusedActivationFunction=activation
+            "FULLY_CONNECTED",
+            [x, w, bias],
+            target,
+            "FullyConnectedOptions",
+            fusedActivationFunction=activation,
         )
 
     weighted(g, data, weights, output, write)

@@ -13,7 +13,7 @@ import numpy as np
 from aionn.drivers.litert.flatbuffer_writer import Unsupported
 from aionn.drivers.litert.graph import Graph, Value
 from aionn.drivers.litert.lowering_elementwise import reshaped
-from aionn.hal import Operation, OperandType, OperationType
+from aionn.hal import OperandType, Operation, OperationType
 
 __all__ = ["RULES"]
 
@@ -95,15 +95,25 @@ def strided_slice(g: Graph, op: Operation) -> None:
     data, output = g.input(op, 0), g.output(op)
     g.same_quantization(data, output)
     begin, end, shrink = (g.scalar(op, position) for position in (4, 5, 6))
-    steps = g.operand(op, 3)
-    if shrink and steps.is_constant and any(s < 0 and shrink >> i & 1 for i, s in enumerate(g.integers(op, 3))):
-        raise Unsupported("an axis that goes away with a negative stride")
-    if shrink and not steps.is_constant:
-        raise Unsupported("an axis that goes away with a stride that is computed")
+    if shrink:
+        _check_shrunk(g, op, data, shrink)
     g.emit(
         "STRIDED_SLICE", [data, *(g.input(op, i) for i in (1, 2, 3))], output, "StridedSliceOptions",
         beginMask=begin, endMask=end, shrinkAxisMask=shrink,
     )  # fmt: skip
+
+
+def _check_shrunk(g: Graph, op: Operation, data: Value, shrink: int) -> None:
+    """An axis that goes away must have one element left; LiteRT takes the first of any number."""
+    shape = g.known(data)
+    begins, ends, strides = (g.integers(op, position) for position in (1, 2, 3))
+    for axis, (begin, end, stride) in enumerate(zip(begins, ends, strides, strict=True)):
+        if not shrink >> axis & 1:
+            continue
+        extent = shape[axis]
+        is_last = (begin, end) == (-1, 0)
+        if stride <= 0 or not (is_last or (end % extent or extent) - begin % extent == 1):
+            raise Unsupported("an axis that goes away without having one element")
 
 
 def split(g: Graph, op: Operation) -> None:
@@ -204,7 +214,10 @@ def resize(name: str, options: str) -> Rule:
     def rule(g: Graph, op: Operation) -> None:
         width, height = g.scalar(op, 1), g.scalar(op, 2)
         is_factor = g.operand(op, 1).type != OperandType.INT32
-        flags = {"alignCorners": bool(g.optional(op, 4, False)), "halfPixelCenters": bool(g.optional(op, 5, False))}
+        flags = {
+            "alignCorners": bool(g.optional(op, 4, False)),
+            "halfPixelCenters": bool(g.optional(op, 5, False)),
+        }
 
         def write(data: Value, output: Value) -> None:
             g.same_quantization(data, output)

@@ -122,12 +122,16 @@ class _Finder:
         if self.scalars(work, 3) != [Padding.VALID, 1, 1, 1, 0]:
             return None
         pixels, filter_, bias = (self.operand(i) for i in work.inputs[:3])
-        if not (filter_.is_constant and bias.is_constant) or filter_.type not in _EIGHT_BITS or filter_.zero_point:
+        if (
+            not (filter_.is_constant and bias.is_constant)
+            or filter_.type not in _EIGHT_BITS
+            or filter_.zero_point
+        ):
             return None
         if filter_.dimensions[1:] != pixels.dimensions[1:]:
             return None
         weights, biases = constant_array(self.model, filter_), constant_array(self.model, bias)
-        if (weights != weights.flat[0]).any() or (biases != biases.flat[0]).any():  # type: ignore[attr-defined]
+        if (weights != weights.flat[0]).any() or (biases != biases.flat[0]).any():
             return None
         return filter_, int(weights.flat[0]), int(biases.flat[0])
 
@@ -149,7 +153,9 @@ class _Finder:
         axes, keep = place
 
         def write(g: Graph) -> None:
-            g.emit("MEAN", [g.value(source), g.int32s(axes)], g.value(target), "ReducerOptions", keepDims=keep)
+            g.emit(
+                "MEAN", [g.value(source), g.int32s(axes)], g.value(target), "ReducerOptions", keepDims=keep
+            )
 
         return write
 
@@ -169,7 +175,12 @@ class _Finder:
         first = self.operation(middle.first)
         source, target = first.inputs[0], self.operation(middle.last).outputs[0]
         a, b = self.operand(source), self.operand(target)
-        if first.type != OperationType.DEQUANTIZE or a.type not in _EIGHT_BITS or a.type == b.type or a.scale != b.scale:
+        if (
+            first.type != OperationType.DEQUANTIZE
+            or a.type not in _EIGHT_BITS
+            or a.type == b.type
+            or a.scale != b.scale
+        ):
             return None
         if self.operand(first.outputs[0]).type != OperandType.TENSOR_FLOAT32:
             return None
@@ -184,13 +195,27 @@ class _Finder:
         source, target = self._ends(middle)
         pixels, filter_, bias = (self.operand(i) for i in work.inputs[:3])
         quant = filter_.channel_quant
-        if numbers is None or numbers[:-1] != [Padding.VALID, 1, 1] or quant is None or quant.channel_dim != 0:
+        if (
+            numbers is None
+            or numbers[:-1] != [Padding.VALID, 1, 1]
+            or quant is None
+            or quant.channel_dim != 0
+        ):
             return None
-        if not filter_.is_constant or not bias.is_constant or pixels.type != OperandType.TENSOR_QUANT8_ASYMM_SIGNED:
+        if (
+            not filter_.is_constant
+            or not bias.is_constant
+            or pixels.type != OperandType.TENSOR_QUANT8_ASYMM_SIGNED
+        ):
             return None
         units, height, width, depth = filter_.dimensions
         out = self.operand(target).dimensions
-        if (height, width) != (1, 1) or pixels.dimensions[1:] != (1, 1, depth) or len(out) != 2 or out[1] != units:
+        if (
+            (height, width) != (1, 1)
+            or pixels.dimensions[1:] != (1, 1, depth)
+            or len(out) != 2
+            or out[1] != units
+        ):
             return None
         activation = numbers[-1]
         weights = constant_array(self.model, filter_).reshape(units, depth)
@@ -204,7 +229,11 @@ class _Finder:
             )
             inputs = [g.value(source), matrix, biases]
             g.emit(
-                "FULLY_CONNECTED", inputs, g.value(target), "FullyConnectedOptions", fusedActivationFunction=activation
+                "FULLY_CONNECTED",
+                inputs,
+                g.value(target),
+                "FullyConnectedOptions",
+                fusedActivationFunction=activation,
             )
 
         return write
