@@ -335,6 +335,10 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
         left_s = min(since_s for since_s, _ in holders.values()) + self.clock.stuck_s - now_s
         if left_s <= 0:
             named = "; ".join(f"{name} (for {now_s - since_s:.3g} s)" for since_s, name in holders.values())
+            # Whoever cleans up after this gets the same patience again.
+            for pin in list(self.clock._pins):
+                pin.since_s = now_s
+            self._seen_since_s = dict.fromkeys(self._seen_since_s, now_s)
             raise StuckPin(
                 f"virtual time stands still at {self.clock.now:g} s, held for more than {self.clock.stuck_s:g} real seconds by: "
                 f"{named}. A pin is for real work alone, and is let go when that is done; watched descriptors hold no clock with "
