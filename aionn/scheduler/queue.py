@@ -1,137 +1,489 @@
-"""The waiting room of a device: who is next, who has expired. Pure: no clock, no waiting.
+"""What waits for several lanes: every work planned on one of them, or standing by until there is room.
+
+Owns the choice of a lane by expected finish and by the harm done to others, the giving way of lesser works, early abort, ageing, the
+bound on what may wait, and the reasons of every decision. Pure: no clock, no waiting; the same calls give the same plans.
 
 Invariants:
-1. The order is priority, then earliest deadline, then arrival; no deadline counts as the latest.
-2. Expired entries are taken out before the order is looked at: late work never becomes the most urgent.
-3. The room is bounded.
+1. A waiting work is in exactly one plan, or stands by.
+2. With exact durations every planned work ends in time, unless a later arrival of a higher class takes its place.
+3. A work whose deadline cannot be met by any lane, were it idle, is given up at once; expired work is given up before anything is sorted.
+4. A work that has run never gives way to one of its own class.
+5. Nothing waits longer than ``age_ns`` behind works that came later, but behind HIGH ones.
 
-Source: the order that the NN HAL's quality of service leaves to the runtime; ties by arrival, as in a queue of requests.
+Source: Moore and Hodgson 1968 (giving up the longest saves the most), with classes; early abort as in deadline-aware serving systems.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
-from typing import Generic, TypeVar
+from bisect import bisect_left, insort
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from heapq import heappop, heappush
 
 import msgspec
 
-from aionn.errors import ResourceExhausted
-from aionn.hal import TIME_MAX_NS, Priority
+from aionn.errors import InvalidArgument
+from aionn.hal import Priority
+from aionn.scheduler.plan import PLAN_MAX, Key, LanePlan
+from aionn.scheduler.work import NEVER_NS, Lane, Reason, Work, WorkState
 
-__all__ = ["WAITING_MAX", "Entry", "WaitingRoom", "WaitingRoomStatistics"]
+__all__ = ["AGE_NS", "WAITING_MAX", "WaitingRoom", "WaitingRoomStatistics"]
 
 WAITING_MAX = 1 << 17
-"""Most entries that may wait for one device: a flood of 10^5 executions still fits, at some 300 bytes each."""
+"""Most works that may wait: a flood of 10^5 executions still fits, at some 500 bytes each."""
 
-_T = TypeVar("_T")
+AGE_NS = 2_000_000_000
+"""How long a work waits before it goes ahead of the MEDIUM ones that came later."""
 
+VICTIMS_MAX = 16
+"""How many works of a lane are asked to give way before another lane is tried."""
 
-class Entry(Generic[_T]):
-    """One execution that waits.
+RETRIES_MAX = 4
+"""How many of those that stand by are tried at one decision."""
 
-    Attributes:
-        item: What the caller put in.
-        priority: Its class.
-        deadline_ns: Absolute; None for none.
-        is_waiting: False once it was taken, expired or removed.
-    """
+NOTES_MAX = 4096
+"""Of how many works the last decision is remembered."""
 
-    __slots__ = ("deadline_ns", "is_waiting", "item", "priority", "sequence")
+HIGH = int(Priority.HIGH)
+_PREEMPTS = 1 << 62
+"""Added to a lane's cost where work of a lower class would be interrupted: any other lane is better."""
 
-    def __init__(self, item: _T, priority: Priority, deadline_ns: int | None, sequence: int) -> None:
-        self.item = item
-        self.priority = priority
-        self.deadline_ns = deadline_ns
-        self.sequence = sequence
-        self.is_waiting = True
-
-    def __lt__(self, other: Entry[_T]) -> bool:
-        return self._key() < other._key()
-
-    def _key(self) -> tuple[int, int, int]:
-        deadline_ns = TIME_MAX_NS if self.deadline_ns is None else self.deadline_ns
-        return -self.priority, deadline_ns, self.sequence
+Place = tuple[int, bool, int, int, bool]
+"""``(end, whether nobody else becomes late, position in the plan, duration, whether it interrupts what runs)``."""
 
 
 class WaitingRoomStatistics(msgspec.Struct, frozen=True):
-    """What has gone through a waiting room."""
+    """What has gone through, and what waits.
+
+    Attributes:
+        waiting: How many wait now.
+        planned: How many of them are planned on a lane.
+        entered: How many came.
+        refused: How many of them were turned away on arrival.
+        started: Starts, after an interruption counted again.
+        moved: How many changed their lane for another's sake.
+        displaced: How many lost their plan to another.
+        retried: How many found a plan after having stood by.
+        aged: How many went ahead because of their age.
+        given_up: By reason, how many were given up while waiting.
+    """
 
     waiting: int
+    planned: int
     entered: int
-    taken: int
-    expired: int
-    removed: int
+    refused: int
+    started: int
+    moved: int
+    displaced: int
+    retried: int
+    aged: int
+    given_up: dict[str, int]
 
 
-class WaitingRoom(Generic[_T]):
-    """Executions that wait for one device."""
+class WaitingRoom:
+    """Works that wait for lanes.
 
-    def __init__(self, *, waiting_max: int = WAITING_MAX) -> None:
-        self._heap: list[Entry[_T]] = []
-        self._deadlines: list[tuple[int, int, Entry[_T]]] = []
-        self._sequence = itertools.count()
+    Args:
+        lanes: All lanes of all devices.
+        waiting_max: Most works that may wait.
+        on_full: ``refuse`` turns a new work away; ``displace`` gives up the last in the order, if the new one goes before it.
+        age_ns: After how long a waiting work goes ahead.
+    """
+
+    def __init__(
+        self,
+        lanes: Sequence[Lane],
+        *,
+        waiting_max: int = WAITING_MAX,
+        on_full: str = "refuse",
+        age_ns: int = AGE_NS,
+    ) -> None:
+        if waiting_max < 1:
+            raise InvalidArgument(f"waiting room: waiting_max must be at least 1, got {waiting_max}")
+        if on_full not in ("refuse", "displace"):
+            raise InvalidArgument(f"waiting room: on_full must be refuse or displace, got {on_full!r}")
+        self.lanes = lanes
+        self.plans = [LanePlan() for _ in lanes]
+        self.standby: list[tuple[Key, Work]] = []
+        self.displaced: list[Work] = []
+        self.drops: deque[tuple[int, int, Sequence[int]]] = deque(maxlen=64)
+        self.is_stirred = False
+        self._lane_of: dict[int, int] = {}
+        self._latest: list[tuple[int, int, Work]] = []
+        self._ages: list[tuple[int, int, Work]] = []
         self._waiting_max = waiting_max
-        self._entered = self._taken = self._expired = self._removed = 0
+        self._on_full = on_full
+        self._age_ns = age_ns
+        self._notes: OrderedDict[int, tuple[int, str]] = OrderedDict()
+        self._counts = dict.fromkeys(
+            ("entered", "refused", "started", "moved", "displaced", "retried", "aged"), 0
+        )
+        self._given_up: dict[str, int] = {}
 
     def __len__(self) -> int:
-        return self._entered - self._taken - self._expired - self._removed
+        return len(self._lane_of)
 
-    def enter(self, item: _T, *, priority: Priority, deadline_ns: int | None) -> Entry[_T]:
-        """Adds an entry.
+    # --- In and out ---
 
-        Raises:
-            ResourceExhausted: The room is full.
-        """
-        if len(self) >= self._waiting_max:
-            raise ResourceExhausted(f"scheduler: {self._waiting_max} executions wait already", transient=True)
-        entry = Entry(item, priority, deadline_ns, next(self._sequence))
-        heapq.heappush(self._heap, entry)
-        if deadline_ns is not None:
-            heapq.heappush(self._deadlines, (deadline_ns, entry.sequence, entry))
-        self._entered += 1
-        return entry
-
-    def remove(self, entry: Entry[_T]) -> bool:
-        """Takes an entry out whose caller gave up; False if it is not waiting any more."""
-        if not entry.is_waiting:
-            return False
-        entry.is_waiting = False
-        self._removed += 1
-        return True
-
-    def expire(self, now_ns: int) -> list[Entry[_T]]:
-        """Takes out every entry whose deadline has come, the earliest first."""
-        expired = []
-        while self._deadlines and (self._deadlines[0][0] <= now_ns or not self._deadlines[0][2].is_waiting):
-            entry = heapq.heappop(self._deadlines)[2]
-            if entry.is_waiting:
-                entry.is_waiting = False
-                expired.append(entry)
-        self._expired += len(expired)
-        return expired
-
-    def take(self, now_ns: int) -> Entry[_T] | None:
-        """Takes the next entry; None when nobody waits. Call ``expire`` first: expired work is never taken.
-
-        Raises:
-            AssertionError: An entry has expired and was not taken out.
-        """
-        while self._heap:
-            entry = heapq.heappop(self._heap)
-            if entry.is_waiting:
-                assert entry.deadline_ns is None or entry.deadline_ns > now_ns, "expire() comes before take()"
-                entry.is_waiting = False
-                self._taken += 1
-                return entry
+    def add(self, work: Work, now_ns: int) -> Reason | None:
+        """Takes a work in and plans it; a reason turns it away. Work that comes back from a lane is never turned away."""
+        if not work.has_run:
+            self._counts["entered"] += 1
+            reason = self._turns_away(work, now_ns)
+            if reason is not None:
+                self._counts["refused"] += 1
+                self.note(work, now_ns, f"refused: {reason.value}")
+                return reason
+            heappush(self._ages, (work.arrival_ns + self._age_ns, work.number, work))
+        if work.deadline_ns != NEVER_NS:
+            heappush(self._latest, (work.deadline_ns - work.shortest_ns, work.number, work))
+        self._place(work, now_ns, may_displace=True)
         return None
 
-    def next_deadline_ns(self) -> int | None:
-        """The nearest deadline of those who wait; None when none has one."""
-        while self._deadlines and not self._deadlines[0][2].is_waiting:
-            heapq.heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else None
+    def _turns_away(self, work: Work, now_ns: int) -> Reason | None:
+        if work.deadline_ns <= now_ns:
+            return Reason.EXPIRED
+        if now_ns + work.shortest_ns > work.deadline_ns:
+            return Reason.IMPOSSIBLE
+        if len(self._lane_of) < self._waiting_max:
+            return None
+        last = self._last()
+        if self._on_full == "refuse" or last is None or last.key < work.key:
+            return Reason.FULL
+        self.displaced.append(last)
+        self._take(last)
+        return None
+
+    def _last(self) -> Work | None:
+        ends = [plan.works[-1] for plan in self.plans if plan.works and not plan.works[-1].has_run]
+        if self.standby and not self.standby[-1][1].has_run:
+            ends.append(self.standby[-1][1])
+        return max(ends, key=lambda work: work.key, default=None)
+
+    def remove(self, work: Work) -> None:
+        """Lets a waiting work go, to a lane or for ever. One that was let go already is ignored."""
+        if work.number in self._lane_of:
+            index = self._lane_of[work.number]
+            # A planned start of the first changes nothing for the others; anything else makes room.
+            if index < 0 or self.plans[index].works[0] is not work or self.lanes[index].work is not None:
+                self.is_stirred = True
+            self._take(work)
+
+    def _take(self, work: Work) -> None:
+        index = self._lane_of.pop(work.number)
+        if index >= 0:
+            self.plans[index].remove(work)
+        else:
+            del self.standby[bisect_left(self.standby, (work.key,))]
+
+    def sort_into(self, work: Work, now_ns: int, *, rank: int, urgent_ns: int) -> None:
+        """Gives a waiting work another place in the order."""
+        self._take(work)
+        work.sort_into(rank, urgent_ns)
+        self._place(work, now_ns, may_displace=True)
+
+    def change_priority(self, work: Work, priority: Priority, now_ns: int) -> bool:
+        """Changes the class of a work that waits; False if it does not wait any more."""
+        if work.number not in self._lane_of:
+            return False
+        work.priority = priority
+        self.sort_into(work, now_ns, rank=int(priority), urgent_ns=work.urgent_ns)
+        self.note(work, now_ns, f"priority changed to {priority.name}")
+        return True
+
+    # --- What time brings ---
+
+    def too_late(self, now_ns: int) -> list[tuple[Work, Reason]]:
+        """Those that wait and cannot end in time any more, whichever lane took them now; and those displaced because too many wait."""
+        found = [(work, Reason.FULL) for work in self.displaced]
+        self.displaced.clear()
+        latest = self._latest
+        while latest and (latest[0][0] < now_ns or latest[0][2].state is not WorkState.WAITING):
+            work = heappop(latest)[2]
+            if work.number in self._lane_of and now_ns + work.shortest_ns > work.deadline_ns:
+                found.append((work, Reason.EXPIRED if work.deadline_ns <= now_ns else Reason.TOO_LATE))
+        for work, reason in found:
+            self._given_up[reason.name] = self._given_up.get(reason.name, 0) + 1
+            self.note(work, now_ns, f"given up: {reason.value}")
+            if not work.has_run:
+                self.drops.append((now_ns, work.rank, work.durations_ns))
+        return found
+
+    def age(self, now_ns: int) -> None:
+        """Lets those that waited long go ahead of what came later, but for HIGH."""
+        ages = self._ages
+        while ages and (ages[0][0] <= now_ns or ages[0][2].state is WorkState.ENDED):
+            at_ns, _, work = heappop(ages)
+            if work.state is WorkState.RUNNING:
+                work.sort_into(max(work.rank, HIGH - 1), min(work.urgent_ns, at_ns))
+            elif work.number in self._lane_of and work.rank < HIGH:
+                self._counts["aged"] += 1
+                self.sort_into(
+                    work, now_ns, rank=max(work.rank, HIGH - 1), urgent_ns=min(work.urgent_ns, at_ns)
+                )
+                self.note(work, now_ns, "goes ahead because of its age")
+
+    def next_wake_ns(self) -> int:
+        """When something may have to be decided though nothing happens; ``NEVER_NS`` for never."""
+        latest = self._latest
+        while latest and latest[0][2].state is not WorkState.WAITING:
+            heappop(latest)
+        return latest[0][0] + 1 if latest else NEVER_NS
+
+    def retry(self, now_ns: int) -> None:
+        """Plans some of those that stand by, where there is room now."""
+        if not self.standby:
+            return
+        if not self.is_stirred and all(len(plan) > PLAN_MAX // 2 for plan in self.plans):
+            return
+        self.is_stirred = False
+        for key, work in self.standby[:RETRIES_MAX]:
+            lane, place = self._best_place(work, now_ns)
+            if lane is not None and place is not None:
+                del self.standby[bisect_left(self.standby, (key,))]
+                self._counts["retried"] += 1
+                self._plan(work, lane, place)
+
+    # --- Where ---
+
+    def place_on(self, work: Work, lane: Lane, now_ns: int) -> Place | None:
+        """What it would mean to plan a work on a lane; None where it could not end in time, or not run."""
+        duration_ns = work.durations_ns[lane.device]
+        if duration_ns == NEVER_NS or not lane.is_up:
+            return None
+        plan = self.plans[lane.index]
+        count = len(plan.keys)
+        position = bisect_left(plan.keys, work.key) if count else 0
+        before_ns = plan.before_ns(position)
+        running = lane.work
+        turns_ns = rest_ns = now_ns
+        interrupts = False
+        is_harmless = True
+        if running is not None and running.state is not WorkState.ENDED:
+            rest_ns = lane.ends_ns if lane.ends_ns > now_ns else now_ns
+            turns_ns = rest_ns
+            if work.key < running.key and lane.can_preempt:
+                must = work.rank == HIGH > running.rank
+                if must or lane.is_stopping or rest_ns + before_ns + duration_ns > work.deadline_ns:
+                    turns_ns = now_ns
+                    interrupts = not lane.is_stopping
+                    is_harmless = running.deadline_ns - rest_ns >= before_ns + duration_ns
+        end_ns = turns_ns + before_ns + duration_ns
+        if end_ns > work.deadline_ns:
+            return None
+        if is_harmless and position < count:
+            urgent = self._urgent_count(lane, plan)
+            if position < urgent:
+                is_harmless = plan.slack_ns(position, urgent) - duration_ns >= now_ns
+                position_rest = urgent
+            else:
+                position_rest = position
+            if is_harmless and position_rest < count:
+                is_harmless = plan.slack_ns(position_rest, count) - duration_ns >= rest_ns
+        return end_ns, is_harmless, position, duration_ns, interrupts
+
+    def _urgent_count(self, lane: Lane, plan: LanePlan) -> int:
+        """How many of the plan's first works interrupt what runs: the HIGH ones, where it is of a lower class."""
+        running = lane.work
+        if running is None or running.rank == HIGH or not lane.can_preempt or plan.keys[0][0] != -HIGH:
+            return 0
+        return bisect_left(plan.keys, (1 - HIGH,))
+
+    def _best_place(self, work: Work, now_ns: int) -> tuple[Lane | None, Place | None]:
+        """The lane that ends a work first without harm to others, one that interrupts nothing if there is any."""
+        best: tuple[Lane | None, Place | None] = (None, None)
+        least = NEVER_NS
+        for lane in self.lanes:
+            if len(self.plans[lane.index]) >= PLAN_MAX and self.plans[lane.index].keys[-1] < work.key:
+                continue
+            place = self.place_on(work, lane, now_ns)
+            if place is not None and place[1]:
+                cost = place[0] + _PREEMPTS if place[4] else place[0]
+                if cost < least:
+                    least = cost
+                    best = (lane, place)
+        return best
+
+    def _plan(self, work: Work, lane: Lane, place: Place) -> None:
+        plan = self.plans[lane.index]
+        plan.insert(place[2], work, place[3])
+        self._lane_of[work.number] = lane.index
+        if len(plan) > PLAN_MAX:
+            last = plan.works[-1]
+            plan.remove(last)
+            self._stand_by(last)
+
+    def _stand_by(self, work: Work) -> None:
+        self._lane_of[work.number] = -1
+        insort(self.standby, (work.key, work))
+
+    def _place(self, work: Work, now_ns: int, *, may_displace: bool) -> None:
+        lane, place = self._best_place(work, now_ns)
+        if lane is not None and place is not None:
+            self._plan(work, lane, place)
+        elif not (may_displace and self._displace(work, now_ns)):
+            self._stand_by(work)
+
+    # --- Who gives way ---
+
+    def _displace(self, work: Work, now_ns: int) -> bool:
+        """Plans a work at the cost of others: one moves to another lane, one that is longer or lesser loses its plan, or several lesser
+        ones do. Returns whether it did."""
+        best: tuple[tuple[int, int, int, int], Lane, Work | None, Lane | None] | None = None
+        for lane in self.lanes:
+            if work.durations_ns[lane.device] == NEVER_NS or not lane.is_up:
+                continue
+            for option in self._options(work, lane, now_ns):
+                if best is None or option[0] < best[0]:
+                    best = option
+        if best is None:
+            return False
+        _, lane, victim, other = best
+        if victim is not None:
+            self._take(victim)
+            self._counts["moved" if other is not None else "displaced"] += 1
+        place = self.place_on(work, lane, now_ns)
+        assert place is not None, "the option was found a moment ago"
+        self._plan(work, lane, place)
+        if victim is not None:
+            self.note(victim, now_ns, f"gave way to work {work.number}")
+            self._place(victim, now_ns, may_displace=False)
+        else:
+            self._repair(lane, now_ns)
+        return True
+
+    def _options(
+        self, work: Work, lane: Lane, now_ns: int
+    ) -> list[tuple[tuple[int, int, int, int], Lane, Work | None, Lane | None]]:
+        """What could give way on one lane, each with its price: losses, started losses, more losses, device time."""
+        found: list[tuple[tuple[int, int, int, int], Lane, Work | None, Lane | None]] = []
+        plan = self.plans[lane.index]
+        duration_ns = work.durations_ns[lane.device]
+        for victim in plan.works[:VICTIMS_MAX]:
+            saved_ns = victim.durations_ns[lane.device]
+            is_lesser = victim.rank < work.rank or (
+                victim.rank == work.rank and not victim.has_run and saved_ns > duration_ns
+            )
+            plan.remove(victim)
+            place = self.place_on(work, lane, now_ns)
+            other = None
+            if place is not None and place[1]:
+                other = self._elsewhere(victim, lane, now_ns)
+            plan.insert(bisect_left(plan.keys, victim.key), victim, saved_ns)
+            if place is None or not place[1]:
+                continue
+            if other is not None:
+                extra_ns = victim.durations_ns[other.device] - saved_ns
+                found.append(((0, 0, 0, duration_ns + extra_ns), lane, victim, other))
+            elif is_lesser:
+                found.append(((1, int(victim.has_run), 1, duration_ns - saved_ns), lane, victim, None))
+        price = self._force_price(work, lane, now_ns)
+        if price is not None:
+            found.append((price, lane, None, None))
+        return found
+
+    def _elsewhere(self, work: Work, lane: Lane, now_ns: int) -> Lane | None:
+        """Another lane that takes a work without harm, the soonest."""
+        best, best_ns = None, NEVER_NS
+        for other in self.lanes:
+            if other is not lane and len(self.plans[other.index]) < PLAN_MAX:
+                place = self.place_on(work, other, now_ns)
+                if place is not None and place[1] and place[0] < best_ns:
+                    best, best_ns = other, place[0]
+        return best
+
+    def _force_price(self, work: Work, lane: Lane, now_ns: int) -> tuple[int, int, int, int] | None:
+        """What it costs to put a work on a lane whoever becomes late; None where one of its own class or above would."""
+        place = self.place_on(work, lane, now_ns)
+        if place is None:
+            return None
+        duration_ns = place[3]
+        plan = self.plans[lane.index]
+        running = lane.work if lane.work is not None and lane.work.state is not WorkState.ENDED else None
+        rest_ns = max(now_ns, lane.ends_ns) if running is not None else now_ns
+        losses = 0
+        for position in range(place[2], len(plan)):
+            if plan.slack_ns(position, position + 1) - duration_ns < rest_ns:
+                if plan.works[position].rank >= work.rank:
+                    return None
+                losses += 1
+        started = 0
+        if running is not None and place[4] and running.deadline_ns - rest_ns < duration_ns:
+            if running.rank >= work.rank:
+                return None
+            started = 1
+        return 1, 0 if losses + started <= 1 else 1, started * 1000 + losses, duration_ns
+
+    def _repair(self, lane: Lane, now_ns: int) -> None:
+        """Takes works out of a lane's plan until the rest ends in time: of the least class up to the late one, the longest."""
+        plan = self.plans[lane.index]
+        running = lane.work if lane.work is not None and lane.work.state is not WorkState.ENDED else None
+        rest_ns = max(now_ns, lane.ends_ns) if running is not None else now_ns
+        out = []
+        while plan.works:
+            late = plan.first_late(self._urgent_count(lane, plan), now_ns, rest_ns)
+            if late < 0:
+                break
+            least = plan.works[late].rank
+            candidates = [p for p in range(late + 1) if plan.works[p].rank == least]
+            victim = plan.works[
+                min(candidates, key=lambda p: (plan.works[p].has_run, -plan.duration_ns(p), p))
+            ]
+            self._take(victim)
+            self._counts["displaced"] += 1
+            self.note(victim, now_ns, "gave way to works of a higher class")
+            out.append(victim)
+        for victim in out:
+            self._place(victim, now_ns, may_displace=False)
+
+    # --- Why ---
+
+    def started(self, work: Work, lane: Lane, now_ns: int, why: str) -> None:
+        """Remembers a start."""
+        self._counts["started"] += 1
+        self.note(work, now_ns, f"started on lane {lane.index}: {why}")
+
+    def note(self, work: Work, now_ns: int, text: str) -> None:
+        """Remembers the last decision about a work."""
+        notes = self._notes
+        notes[work.number] = (now_ns, text)
+        if len(notes) > NOTES_MAX:
+            notes.popitem(last=False)
+
+    def explain(self, work: Work, now_ns: int) -> str:
+        """Why a work is where it is, in some lines: its place in the order, what each lane could do for it, the last decision."""
+        lines = [repr(work)]
+        index = self._lane_of.get(work.number)
+        if index is not None:
+            ahead = sum(key < work.key for plan in self.plans for key in plan.keys)
+            ahead += bisect_left(self.standby, (work.key,))
+            lines.append(f"{ahead} of {len(self)} go before it; " + _where(index))
+            for lane in self.lanes:
+                place = self.place_on(work, lane, now_ns)
+                lines.append(f"lane {lane.index} (device {lane.device}): {_told(place, now_ns)}")
+        noted = self._notes.get(work.number)
+        if noted is not None:
+            lines.append(f"at {noted[0]} ns: {noted[1]}")
+        return "\n".join(lines)
 
     def statistics(self) -> WaitingRoomStatistics:
-        """Counts since the beginning."""
-        return WaitingRoomStatistics(len(self), self._entered, self._taken, self._expired, self._removed)
+        """Counts since the beginning, and what waits now."""
+        return WaitingRoomStatistics(
+            waiting=len(self),
+            planned=len(self) - len(self.standby),
+            given_up=dict(self._given_up),
+            **self._counts,
+        )
+
+
+def _where(index: int) -> str:
+    return "it stands by, no lane has room for it" if index < 0 else f"planned on lane {index}"
+
+
+def _told(place: Place | None, now_ns: int) -> str:
+    if place is None:
+        return "could not end in time, or cannot run it"
+    end_ns, is_harmless, position, _, interrupts = place
+    told = f"would end in {end_ns - now_ns} ns, behind {position}"
+    told += ", interrupting what runs" if interrupts else ""
+    return told if is_harmless else told + ", making another late"

@@ -56,6 +56,8 @@ class Work:
         durations_ns: Per device, what is left of it there, as expected; ``NEVER_NS`` where it cannot run.
         shortest_ns: The least of them.
         urgent_ns: What it is sorted by within its class: its deadline, or what a follower's deadline makes of it where that is sooner.
+        rank: The class that it is sorted into: its priority, or more once it has aged.
+        key: Its place in the order; the least goes first.
         device: The device that holds its intermediate results; -1 before its first start.
         state: Where it is.
         has_run: Whether it was ever started.
@@ -69,8 +71,10 @@ class Work:
         "durations_ns",
         "has_run",
         "item",
+        "key",
         "number",
         "priority",
+        "rank",
         "shortest_ns",
         "state",
         "urgent_ns",
@@ -94,10 +98,18 @@ class Work:
         self.durations_ns = durations_ns
         self.shortest_ns = min(durations_ns)
         self.urgent_ns = self.deadline_ns if urgent_ns is None else min(urgent_ns, self.deadline_ns)
+        self.rank = int(priority)
+        self.key = (-self.rank, self.urgent_ns, number)
         self.device = -1
         self.state = WorkState.WAITING
         self.has_run = False
         self.item = item
+
+    def sort_into(self, rank: int, urgent_ns: int) -> None:
+        """Gives it another place in the order. It must not stand in a queue meanwhile."""
+        self.rank = rank
+        self.urgent_ns = urgent_ns
+        self.key = (-rank, urgent_ns, self.number)
 
     def __repr__(self) -> str:
         deadline = "none" if self.deadline_ns == NEVER_NS else f"{self.deadline_ns} ns"

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from aionn.errors import InvalidArgument
 from aionn.scheduler.policy import PlanPolicy
 from aionn.scheduler.work import NEVER_NS, Abort, Action, Lane, Preempt, Reason, Start, Work
-from aionn.simulation.engine import Policy, Queue
+from aionn.simulation.engine import Policy
 
 __all__ = ["POLICIES", "BacklogPolicy", "policy_named"]
 
@@ -28,26 +28,27 @@ class LaneQueues:
 
     def __init__(self, policy: BacklogPolicy, lanes: Sequence[Lane]) -> None:
         self._policy = policy
+        self._lanes = lanes
         self.ordered: list[list[tuple[_Key, Work]]] = [[] for _ in lanes]
         self._lane_of: dict[int, int] = {}
 
     def __len__(self) -> int:
         return sum(len(queue) for queue in self.ordered)
 
-    def add(self, work: Work, now_ns: int, lanes: Sequence[Lane]) -> Reason | None:
+    def add(self, work: Work, now_ns: int) -> Reason | None:
         """Puts a work into the queue of the lane that would end it first."""
         index = self._lane_of.get(work.number)
         if index is None:
-            index, ends_ns = self._least_backlog(work, now_ns, lanes)
+            index, ends_ns = self._least_backlog(work, now_ns)
             if self._policy.plans and ends_ns > work.deadline_ns:
                 return Reason.TOO_LATE
             self._lane_of[work.number] = index
         insort(self.ordered[index], (self._policy.key(work), work))
         return None
 
-    def _least_backlog(self, work: Work, now_ns: int, lanes: Sequence[Lane]) -> tuple[int, int]:
+    def _least_backlog(self, work: Work, now_ns: int) -> tuple[int, int]:
         best, best_ns = -1, NEVER_NS + 1
-        for lane in lanes:
+        for lane in self._lanes:
             duration_ns = work.durations_ns[lane.device]
             if duration_ns == NEVER_NS:
                 continue
@@ -108,9 +109,8 @@ class BacklogPolicy:
         """An empty queue for each lane."""
         return LaneQueues(self, lanes)
 
-    def decide(self, now_ns: int, queue: Queue, lanes: Sequence[Lane]) -> list[Action]:
+    def decide(self, now_ns: int, queue: LaneQueues, lanes: Sequence[Lane]) -> list[Action]:
         """Starts the first of each free lane's queue; gives up and interrupts as the rule says."""
-        assert isinstance(queue, LaneQueues)
         actions: list[Action] = []
         for lane in lanes:
             waiting = queue.ordered[lane.index]
@@ -145,7 +145,9 @@ POLICIES: dict[str, Policy] = {
         BacklogPolicy("edf", by_deadline=True, preempts=True),
         BacklogPolicy("edf-abort-whole", by_deadline=True, aborts="early"),
         BacklogPolicy("edf-abort", by_deadline=True, aborts="early", preempts=True),
-        BacklogPolicy("edf-abort-priority", by_priority=True, by_deadline=True, aborts="early", preempts=True),
+        BacklogPolicy(
+            "edf-abort-priority", by_priority=True, by_deadline=True, aborts="early", preempts=True
+        ),
         BacklogPolicy("triton-like", by_priority=True, aborts="timeout"),
         BacklogPolicy("clockwork-like", by_deadline=True, aborts="early", plans=True),
     )

@@ -69,16 +69,19 @@ def _scipy() -> Any:
     return scipy
 
 
-def on_time_bound(requests: Sequence[BoundRequest], slots: Sequence[int]) -> Bound:
+def on_time_bound(requests: Sequence[BoundRequest], slots: Sequence[int], *, migrates: bool = True) -> Bound:
     """The most requests that can end on time, HIGH first, then MEDIUM, then LOW.
 
     Args:
         requests: All of them.
         slots: How many executions each device runs at once.
+        migrates: Whether a request may go on elsewhere with what it has done. Where it may not, no schedule uses a device on
+            which a request cannot end in time, and the bound is tighter.
 
     Raises:
         DeviceUnavailable: scipy is not installed.
     """
+    requests = _possible(requests, migrates)
     by_priority: dict[Priority, int] = {}
     fixed: dict[Priority, float] = {}
     for priority in sorted(Priority, reverse=True):
@@ -93,14 +96,36 @@ def on_time_bound(requests: Sequence[BoundRequest], slots: Sequence[int]) -> Bou
     return Bound(by_priority, sum(by_priority.values()))
 
 
-def total_bound(requests: Sequence[BoundRequest], slots: Sequence[int]) -> int:
-    """The most requests that can end on time where priorities do not count.
+def total_bound(requests: Sequence[BoundRequest], slots: Sequence[int], *, migrates: bool = True) -> int:
+    """The most requests that can end on time where priorities do not count. Arguments as for ``on_time_bound``.
 
     Raises:
         DeviceUnavailable: scipy is not installed.
     """
+    requests = _possible(requests, migrates)
     value = _solve(requests, range(len(requests)), slots, set(Priority), {}) if requests else 0.0
     return math.floor(value + _ROUNDING * len(requests))
+
+
+def _possible(requests: Sequence[BoundRequest], migrates: bool) -> list[BoundRequest]:
+    """Without what no schedule can serve whole, though the program could serve a part of it."""
+    kept: list[BoundRequest] = []
+    new_index: dict[int, int] = {}
+    for index, request in enumerate(requests):
+        window_ns = request.deadline_ns - request.release_ns
+        fits = tuple(p if p is not None and p <= window_ns else None for p in request.durations_ns)
+        after = request.after_index
+        if not any(fits) or (after is not None and after not in new_index):
+            continue
+        new_index[index] = len(kept)
+        kept.append(
+            msgspec.structs.replace(
+                request,
+                durations_ns=request.durations_ns if migrates else fits,
+                after_index=None if after is None else new_index[after],
+            )
+        )
+    return kept
 
 
 def _solve(

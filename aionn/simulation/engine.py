@@ -17,7 +17,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -65,13 +65,14 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 Event = tuple[int, str, int, int]
-"""``(at_ns, kind, number of the work or -1, lane or -1)``; kinds: arrive, refuse, start, ask, stop, end, abort, fault, up."""
+"""``(at_ns, kind, number of the work or -1, lane or -1)``; kinds: arrive, start, ask (to stop), stop, end, abort, fault,
+lost (by a fault), up, and the outcomes."""
 
 
 class Queue(Protocol):
     """What waits, in the form that a policy wants."""
 
-    def add(self, work: Work, now_ns: int, lanes: Sequence[Lane]) -> Reason | None:
+    def add(self, work: Work, now_ns: int) -> Reason | None:
         """Takes a work in; a reason refuses it."""
         ...
 
@@ -94,7 +95,7 @@ class Policy(Protocol):
 
     def make_queue(self, lanes: Sequence[Lane]) -> Queue: ...
 
-    def decide(self, now_ns: int, queue: Queue, lanes: Sequence[Lane]) -> list[Action]: ...
+    def decide(self, now_ns: int, queue: Any, lanes: Sequence[Lane]) -> list[Action]: ...
 
 
 class Scenario(msgspec.Struct, frozen=True):
@@ -245,7 +246,7 @@ class Engine:
             urgent_ns=urgent_ns,
             item=stream,
         )
-        reason = self.queue.add(work, now_ns, self.lanes)
+        reason = self.queue.add(work, now_ns)
         if reason is not None:
             work.state = WorkState.ENDED
             self._tell(number, "refused", -1, reason.value)
@@ -392,7 +393,7 @@ class Engine:
             work.durations_ns = durations
             work.shortest_ns = min(durations)
             work.state = WorkState.WAITING
-            reason = self.queue.add(work, now_ns, self.lanes)
+            reason = self.queue.add(work, now_ns)
             assert reason is None, "work that ran is never refused"
         self._decide()
 
@@ -460,6 +461,8 @@ class Engine:
 
     def _fail(self, lane: Lane, why: str) -> None:
         work = self._free(lane)
+        if self._record:
+            self.events.append((self.core.now_ns, "lost", work.number, lane.index))
         if work.state is not WorkState.ENDED:
             work.state = WorkState.ENDED
             self._tell(work.number, "failed", lane.device, why)

@@ -154,7 +154,9 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _check("priority", self.priority in PRIORITIES, f"one of {', '.join(PRIORITIES)}", self.priority)
         _check("arrivals", self.arrivals in ARRIVALS, f"one of {', '.join(ARRIVALS)}", self.arrivals)
         needs_rate = self.after is None and self.arrivals != "trace"
-        fine = math.isfinite(self.rate_per_s) and (self.rate_per_s > 0 if needs_rate else self.rate_per_s >= 0)
+        fine = math.isfinite(self.rate_per_s) and (
+            self.rate_per_s > 0 if needs_rate else self.rate_per_s >= 0
+        )
         _check("rate_per_s", fine, "a positive number", self.rate_per_s)
         _check("cv", math.isfinite(self.cv) and self.cv > 0, "a positive number", self.cv)
         _check_amount("jitter_s", self.jitter_s)
@@ -196,7 +198,12 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             fine = stream.after is None or stream.after in names
             _check(f"stream.{index}.after", fine, "the name of a stream above", stream.after)
             _check(f"stream.{index}.name", stream.name not in names, "a new name", stream.name)
-            _check(f"stream.{index}.model", stream.model in models, f"one of {', '.join(sorted(models))}", stream.model)
+            _check(
+                f"stream.{index}.model",
+                stream.model in models,
+                f"one of {', '.join(sorted(models))}",
+                stream.model,
+            )
             names.add(stream.name)
         devices = {*PROFILES, *(device.name for device in self.device)}
         wanted = (self.devices,) if isinstance(self.devices, str) else self.devices
@@ -216,7 +223,9 @@ def _check_amount(field: str, value: float) -> None:
     _check(field, math.isfinite(value) and value >= 0, "a number of at least 0", value)
 
 
-def _ready(name: str, operations: int, arithmetic: float, size_bytes: float, data_type: str) -> DescribedModel:
+def _ready(
+    name: str, operations: int, arithmetic: float, size_bytes: float, data_type: str
+) -> DescribedModel:
     return DescribedModel(
         name=name,
         operations=operations,
@@ -374,7 +383,9 @@ def _seconds_of(text: str, path: Path, line: int) -> float:
         moment = datetime.datetime.fromisoformat(whole).replace(tzinfo=datetime.UTC)
         return moment.timestamp() + (float(f"0.{fraction}") if fraction else 0.0)
     except ValueError:
-        raise InvalidArgument(f"{path}, line {line}, TIMESTAMP: expected a date or seconds, got {text!r}") from None
+        raise InvalidArgument(
+            f"{path}, line {line}, TIMESTAMP: expected a date or seconds, got {text!r}"
+        ) from None
 
 
 def devices_of(workload: Workload, *, folder: Path = Path()) -> tuple[DeviceProfile, ...]:

@@ -1,0 +1,97 @@
+"""The plan of one lane: which works it will run in which order, and how much later each may become.
+
+Owns the sums that make a question cheap: when would a work end that is put here, and would it make another one late? Times are
+relative to the moment at which the lane turns to the first of the plan, so that nothing is rewritten when that moment moves.
+
+Invariants:
+1. Works stand in the order of their keys.
+2. ``slack_ns(i)`` is the latest moment at which the lane may turn to the plan's first work so that work i still ends in time.
+3. A plan holds at most ``PLAN_MAX`` works, so every question costs a bounded time.
+
+Source: earliest deadline first is optimal on one lane for works that are all there (Jackson 1955); slack as Moore and Hodgson 1968.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from aionn.scheduler.work import Work
+
+__all__ = ["PLAN_MAX", "LanePlan"]
+
+PLAN_MAX = 48
+"""Most works that a lane plans ahead: enough for those that compete for the same time, and some microseconds to look through."""
+
+Key = tuple[int, int, int]
+
+
+class LanePlan:
+    """Works in order, with running sums.
+
+    Attributes:
+        keys: Of the works, ascending.
+        works: In order.
+    """
+
+    __slots__ = ("_offset", "_slacks", "_sums", "keys", "works")
+
+    def __init__(self) -> None:
+        self.keys: list[Key] = []
+        self.works: list[Work] = []
+        self._sums: list[int] = []
+        self._slacks: list[int] = []
+        self._offset = 0
+
+    def __len__(self) -> int:
+        return len(self.works)
+
+    def before_ns(self, position: int) -> int:
+        """What the works before a position take together."""
+        return self._sums[position - 1] - self._offset if position else 0
+
+    def duration_ns(self, position: int) -> int:
+        """What a work takes here."""
+        return self._sums[position] - (self._sums[position - 1] if position else self._offset)
+
+    def slack_ns(self, first: int, last: int) -> int:
+        """The least slack of the works from ``first`` up to, not including, ``last``; there must be one."""
+        return min(self._slacks[first:last]) + self._offset
+
+    def first_late(self, urgent_count: int, urgent_ns: int, rest_ns: int) -> int:
+        """The first work that ends too late, -1 if none does.
+
+        Args:
+            urgent_count: How many of the first works interrupt what runs.
+            urgent_ns: When the lane turns to those.
+            rest_ns: When it would turn to the others if those were not.
+        """
+        for position, slack_ns in enumerate(self._slacks):
+            if slack_ns + self._offset < (urgent_ns if position < urgent_count else rest_ns):
+                return position
+        return -1
+
+    def insert(self, position: int, work: Work, duration_ns: int) -> None:
+        """Puts a work at its place in the order."""
+        sums, slacks = self._sums, self._slacks
+        end = (sums[position - 1] if position else self._offset) + duration_ns
+        self.keys.insert(position, work.key)
+        self.works.insert(position, work)
+        sums[position:] = [end, *[s + duration_ns for s in sums[position:]]]
+        slacks[position:] = [work.deadline_ns - end, *[r - duration_ns for r in slacks[position:]]]
+
+    def remove(self, work: Work) -> None:
+        """Takes a work out; it must be here."""
+        position = bisect_left(self.keys, work.key)
+        assert self.works[position] is work, "the plan knows where its works stand"
+        duration_ns = self.duration_ns(position)
+        del self.keys[position], self.works[position]
+        sums, slacks = self._sums, self._slacks
+        if position == 0:
+            # The sums of the others stay as they are, only their origin moves.
+            self._offset = sums[0]
+            del sums[0], slacks[0]
+            if not sums:
+                self._offset = 0
+            return
+        sums[position:] = [s - duration_ns for s in sums[position + 1 :]]
+        slacks[position:] = [r + duration_ns for r in slacks[position + 1 :]]

@@ -1,0 +1,209 @@
+"""What must hold in every run, whatever the policy, the workload and the faults: checked on the record of events alone.
+
+Owns the rules and the search for breaches; knows nothing of how policies or the engine work. A checker returns sentences, one a breach.
+
+Source: the scheduler's obligations: exclusive slots, one answer per request, no answer after a miss was told, conservation of work,
+bounded priority inversion, no starvation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from aionn.hal import Priority
+from aionn.scheduler.queue import AGE_NS
+from aionn.scheduler.work import Abort, Action, Lane, Preempt, WorkState
+from aionn.simulation.engine import Engine, Event, Outcome, Policy, Scenario, lanes_of
+from aionn.simulation.workload import PRIORITIES
+
+__all__ = ["OVERTAKEN_MAX", "Watched", "breaches"]
+
+ANSWERS = ("on_time", "late", "aborted", "refused", "failed")
+
+OVERTAKEN_MAX = 64
+"""How many that came later and are not HIGH may still start before a work that has come of age: those that were planned already."""
+
+
+def breaches(engine: Engine) -> list[str]:
+    """Every breach of a finished and recorded run, in the order of the rules."""
+    scenario, events, outcomes = engine.scenario, engine.events, engine.outcomes
+    found = _slots(scenario, events)
+    found += _answers(scenario, events, outcomes)
+    found += _conservation(scenario, events)
+    found += _deadlines(scenario, outcomes)
+    found += _boundaries(scenario, events)
+    found += _starvation(scenario, events)
+    return found
+
+
+def _slots(scenario: Scenario, events: Sequence[Event]) -> list[str]:
+    """A lane runs one work at a time, a work runs on one lane at a time, and only on devices that can run its model."""
+    devices = [lane.device for lane in lanes_of(scenario.devices)]
+    running: dict[int, int] = {}
+    on_lane: dict[int, int] = {}
+    found = []
+    for at_ns, kind, number, lane in events:
+        if kind == "start":
+            if lane in running:
+                found.append(f"{at_ns} ns: lane {lane} starts {number} while {running[lane]} runs there")
+            if number in on_lane:
+                found.append(f"{at_ns} ns: work {number} starts on lane {lane} while it runs on {on_lane[number]}")
+            stream = scenario.arrivals[number].stream_index
+            if scenario.durations_ns[stream][devices[lane]] is None:
+                found.append(f"{at_ns} ns: work {number} starts on lane {lane}, which cannot run it")
+            running[lane] = number
+            on_lane[number] = lane
+        elif kind in ("stop", "end", "lost"):
+            if running.pop(lane, None) != number:
+                found.append(f"{at_ns} ns: work {number} leaves lane {lane}, where it does not run")
+            on_lane.pop(number, None)
+    return found
+
+
+def _answers(
+    scenario: Scenario, events: Sequence[Event], outcomes: Sequence[Outcome | None]
+) -> list[str]:
+    """Every request has one answer, the first; nothing starts after it."""
+    told: dict[int, str] = {}
+    found = []
+    for at_ns, kind, number, _ in events:
+        if kind in ANSWERS:
+            if number in told:
+                found.append(f"{at_ns} ns: request {number} is told {kind} after {told[number]}")
+            told[number] = kind
+        elif kind == "start" and number in told:
+            found.append(f"{at_ns} ns: request {number} starts after it was told {told[number]}")
+    for number in range(len(scenario.arrivals)):
+        outcome = outcomes[number]
+        if outcome is None or told.get(number) != outcome.kind:
+            found.append(f"request {number} has no answer, or not the one that was told")
+    return found
+
+
+def _conservation(scenario: Scenario, events: Sequence[Event]) -> list[str]:
+    """What ended on time without faults or noise has had the whole of its device time, operations neither skipped nor done twice."""
+    if any(device.noise or device.clock.cold_share < 1 for device in scenario.devices):
+        return []
+    devices = [lane.device for lane in lanes_of(scenario.devices)]
+    used: dict[int, tuple[int, int]] = {}
+    since: dict[int, int] = {}
+    found = []
+    for at_ns, kind, number, lane in events:
+        if kind == "start":
+            since[number] = at_ns
+            if number not in used or used[number][0] != devices[lane]:
+                used[number] = (devices[lane], 0)  # Elsewhere it begins anew.
+        elif kind in ("stop", "end", "lost") and number in since:
+            device, before_ns = used[number]
+            used[number] = (device, before_ns + at_ns - since.pop(number))
+        if kind == "on_time":
+            device, used_ns = used.get(number, (-1, 0))
+            durations = scenario.durations_ns[scenario.arrivals[number].stream_index][device]
+            whole_ns = sum(durations) if durations is not None else 0
+            if used_ns != whole_ns:
+                found.append(f"{at_ns} ns: request {number} ended after {used_ns} of {whole_ns} ns")
+    return found
+
+
+def _deadlines(scenario: Scenario, outcomes: Sequence[Outcome | None]) -> list[str]:
+    """On time means by the deadline, and late after it."""
+    found = []
+    for outcome in outcomes:
+        if outcome is None:
+            continue
+        deadline_ns = scenario.arrivals[outcome.number].deadline_ns
+        is_late = deadline_ns is not None and outcome.at_ns > deadline_ns
+        if (outcome.kind == "on_time" and is_late) or (outcome.kind == "late" and not is_late):
+            found.append(f"{outcome.at_ns} ns: request {outcome.number} is told {outcome.kind}; its deadline is {deadline_ns} ns")
+    return found
+
+
+def _boundaries(scenario: Scenario, events: Sequence[Event]) -> list[str]:
+    """What is asked to stop does so within one operation."""
+    if any(device.noise or device.clock.cold_share < 1 for device in scenario.devices):
+        return []
+    devices = [lane.device for lane in lanes_of(scenario.devices)]
+    asked: dict[int, tuple[int, int]] = {}
+    found = []
+    for at_ns, kind, number, lane in events:
+        if kind == "ask":
+            asked[lane] = (at_ns, number)
+        elif kind in ("stop", "end", "lost") and lane in asked:
+            since_ns, who = asked.pop(lane)
+            durations = scenario.durations_ns[scenario.arrivals[who].stream_index][devices[lane]]
+            longest_ns = max(durations) if durations is not None else 0
+            if kind != "lost" and at_ns - since_ns > longest_ns:
+                found.append(f"{at_ns} ns: lane {lane} was asked to stop {number} at {since_ns} ns, an operation takes {longest_ns}")
+    return found
+
+
+def _starvation(scenario: Scenario, events: Sequence[Event]) -> list[str]:
+    """What has waited long is not overtaken for ever by what came later, HIGH work excepted."""
+    streams = scenario.workload.stream
+    devices = [lane.device for lane in lanes_of(scenario.devices)]
+    waiting: dict[int, int] = {}
+    overtaken: dict[int, int] = {}
+    found = []
+    for at_ns, kind, number, lane in events:
+        if kind == "arrive":
+            waiting[number] = at_ns
+        elif kind in ("start", *ANSWERS):
+            waiting.pop(number, None)
+        if kind != "start":
+            continue
+        stream = scenario.arrivals[number].stream_index
+        if PRIORITIES[streams[stream].priority] == Priority.HIGH:
+            continue
+        # Waiting works stand in the order of their arrival: the old ones come first.
+        for other, since_ns in waiting.items():
+            if at_ns - since_ns <= AGE_NS or other > number:
+                break
+            can_run = scenario.durations_ns[scenario.arrivals[other].stream_index][devices[lane]] is not None
+            overtaken[other] = overtaken.get(other, 0) + can_run
+            if overtaken[other] == OVERTAKEN_MAX:
+                found.append(f"{at_ns} ns: request {other} has waited since {since_ns} ns and is overtaken for ever")
+    return found
+
+
+class Watched:
+    """A policy whose every decision is checked: HIGH work planned on a lane waits for one operation of lower work there at most.
+
+    Args:
+        policy: One whose queue has ``plans``.
+
+    Attributes:
+        breaches: What was found.
+        decisions: How many were checked.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.name = policy.name
+        self.breaches: list[str] = []
+        self.decisions = 0
+
+    def make_queue(self, lanes: Sequence[Lane]) -> Any:
+        """The policy's own."""
+        return self._policy.make_queue(lanes)
+
+    def decide(self, now_ns: int, queue: Any, lanes: Sequence[Lane]) -> list[Action]:
+        """The policy's decision, checked."""
+        actions = self._policy.decide(now_ns, queue, lanes)
+        self.decisions += 1
+        asked = {action.lane.index for action in actions if isinstance(action, Preempt)}
+        gone = {action.work.number for action in actions if not isinstance(action, Preempt)}
+        aborted = {action.work.number for action in actions if isinstance(action, Abort)}
+        for lane in lanes:
+            running = lane.work
+            if running is None or not lane.can_preempt or running.rank == Priority.HIGH:
+                continue
+            if lane.is_stopping or lane.index in asked or running.state is WorkState.ENDED:
+                continue
+            if running.number in aborted:
+                continue
+            for work in queue.plans[lane.index].works:
+                if work.rank == Priority.HIGH and work.number not in gone:
+                    self.breaches.append(f"{now_ns} ns: HIGH work {work.number} waits behind {running!r} on lane {lane.index}")
+        return actions
+
