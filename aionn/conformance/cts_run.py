@@ -3,7 +3,7 @@
 Owns the checks and which test each of them applies to. The data are ``cts``'s, the modes ``computing``'s, many tests ``suite``'s.
 
 Invariants:
-1. A check either returns or raises ``CheckFailed`` or ``CheckSkipped``; what it opened on the device is closed.
+1. A check either returns or raises ``CheckFailed`` or ``CheckSkipped``; what it opened on the device is closed with its bench.
 2. A check is made against the contract in ``aionn.hal.device`` alone; nothing here knows any driver.
 
 Source: the README beside the data; ``TestGenerated`` of the CTS, ``GeneratedTestHarness`` of the VTS.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, Literal, NoReturn, get_args
 
 import anyio
@@ -48,7 +48,7 @@ from aionn.hal import (
     operation_type_name,
 )
 
-__all__ = ["CHECKS", "Check", "CheckFailed", "CheckSkipped", "Failure", "applies", "make_check"]
+__all__ = ["CHECKS", "Bench", "Check", "CheckFailed", "CheckSkipped", "Failure", "applies"]
 
 Check = Literal[
     "general",
@@ -188,31 +188,119 @@ def _first_output_bytes(test: CtsTest) -> int:
     return 0 if is_scalar_type(OperandType[operand.type]) else operand_bytes(operand)
 
 
-async def make_check(check: Check, test: CtsTest, mode: Mode, device: Device) -> None:
-    """Makes one check, which must apply.
+class Bench:
+    """One test on one device in one mode; each form of its model is prepared once for all checks that use it.
 
-    Raises:
-        CheckFailed: The device did something else than it should.
-        CheckSkipped: The device does not support the model, or the mode does not allow its outputs.
+    Args:
+        test: The test.
+        mode: How models are executed.
+        device: What prepares and executes them.
     """
-    subject = signed_counterpart(test) if check == "signed_coupling" else test
-    assert subject is not None, "the check applies"
-    try:
+
+    def __init__(self, test: CtsTest, mode: Mode, device: Device) -> None:
+        self.test = test
+        self.mode: Mode = mode
+        self.device = device
+        self._prepared: dict[bool, PreparedModel] = {}
+        self._pools: list[Memory] = []
+
+    def model(self, *, dynamic: bool = False) -> Model:
+        """The test's model; its memories are closed with the bench."""
+        model = build_model(self.test, with_dynamic_outputs=dynamic)
+        self._pools += [pool for pool in model.pools if isinstance(pool, Memory)]
+        return model
+
+    async def prepared(self, *, dynamic: bool = False) -> PreparedModel:
+        """The model, prepared, with all extents that operations write unknown if it is to be ``dynamic``.
+
+        Raises:
+            CheckSkipped: The device does not support it.
+            Error: As ``Device.supported_operations`` and ``Device.prepare_model``.
+        """
+        if dynamic not in self._prepared:
+            model = self.model(dynamic=dynamic)
+            if not self.test.expect_failure:
+                await self.check_support(model)
+            self._prepared[dynamic] = await self.device.prepare_model(model)
+        return self._prepared[dynamic]
+
+    async def check_support(self, model: Model) -> None:
+        """Asks the device. Raises as ``prepared``."""
+        supported = await self.device.supported_operations(model)
+        if len(supported) != len(model.main.operations):
+            raise Breach(f"{len(model.main.operations)} answers about support", f"{len(supported)}")
+        missing = {
+            operation_type_name(operation.type)
+            for operation, ok in zip(model.main.operations, supported, strict=True)
+            if not ok
+        }
+        if missing:
+            raise _Unsupported(f"the device does not support {', '.join(sorted(missing))} as in this test")
+
+    async def make(self, check: Check) -> None:
+        """Makes one check, which must apply. After one that failed the models are prepared anew.
+
+        Raises:
+            CheckFailed: The device did something else than it should.
+            CheckSkipped: The device does not support the model, or the mode does not allow its outputs.
+        """
+        with self._told(check):
+            try:
+                if check == "signed_coupling":
+                    await self._make_signed()
+                else:
+                    await _Run(check, self).run()
+            except CheckSkipped:
+                raise
+            except Exception:
+                with contextlib.suppress(Exception):  # The first failure is the one to tell.
+                    await self._close_all()
+                raise
+
+    async def _make_signed(self) -> None:
+        signed = signed_counterpart(self.test)
+        assert signed is not None, "the check applies"
+        bench = Bench(signed, self.mode, self.device)
         try:
-            await _Run(check, subject, mode, device).run()
+            await _Run("signed_coupling", bench).run()
         except _Unsupported as e:
-            if check == "signed_coupling" and await _Run(check, test, mode, device).is_supported():
-                raise _failed(check, test, mode, "support, as for the unsigned form", str(e)) from e
+            # Neither form supported is fine; the unsigned one alone is not.
+            await self.check_support(self.model())
+            raise Breach("support, as for the unsigned form", str(e)) from e
+        finally:
+            await bench._close_all()
+
+    async def aclose(self) -> None:
+        """Closes what was prepared. Idempotent.
+
+        Raises:
+            CheckFailed: Something could not be closed.
+        """
+        with self._told("general"):
+            await self._close_all()
+
+    async def _close_all(self) -> None:
+        while self._pools:
+            self._pools.pop().close()
+        async with contextlib.AsyncExitStack() as stack:
+            while self._prepared:
+                await stack.enter_async_context(closing(self._prepared.popitem()[1]))
+
+    @contextlib.contextmanager
+    def _told(self, check: Check) -> Iterator[None]:
+        """Tells every failure in the one form."""
+        try:
+            yield
+        except Breach as e:
+            raise _failed(check, self.test, self.mode, e.expected, e.got) from e
+        except (CheckFailed, CheckSkipped):
             raise
-    except Breach as e:
-        raise _failed(check, test, mode, e.expected, e.got) from e
-    except (CheckFailed, CheckSkipped):
-        raise
-    except Error as e:
-        raise _failed(check, test, mode, "success", _words(e)) from e
-    except Exception as e:
-        expected = "success, or one of aionn.errors"
-        raise _failed(check, test, mode, expected, f"{type(e).__name__}: {e}") from e
+        except Error as e:
+            got = f"{status_of(e).name}: {e}"
+            raise _failed(check, self.test, self.mode, "success", got) from e
+        except Exception as e:
+            expected = "success, or one of aionn.errors"
+            raise _failed(check, self.test, self.mode, expected, f"{type(e).__name__}: {e}") from e
 
 
 def _failed(
@@ -228,21 +316,17 @@ def _failed(
     )
 
 
-def _words(error: Error) -> str:
-    return f"{status_of(error).name}: {error}"
-
-
 class _Run:
     """One check of one test."""
 
-    def __init__(self, check: Check, test: CtsTest, mode: Mode, device: Device) -> None:
+    def __init__(self, check: Check, bench: Bench) -> None:
         self.check = check
-        self.test = test
-        self.mode = mode
-        self.device = device
+        self.bench = bench
+        self.test = bench.test
+        self.mode = bench.mode
         # Through a burst goes no loop time-out; the default ends an endless loop there.
-        self.is_endless = test.name.startswith(ENDLESS)
-        self.loop_timeout_ns = LOOP_TIMEOUT_NS if self.is_endless and mode != "burst" else None
+        self.is_endless = self.test.name.startswith(ENDLESS)
+        self.loop_timeout_ns = LOOP_TIMEOUT_NS if self.is_endless and self.mode != "burst" else None
 
     async def run(self) -> None:
         match self.check:
@@ -261,48 +345,17 @@ class _Run:
             case "cache":
                 await self._cache()
 
-    async def is_supported(self) -> bool:
-        """Whether the device supports the model."""
-        async with self._model() as model:
-            return all(await self.device.supported_operations(model))
-
     def fail(self, expected: str, got: str, mismatch: Mismatch | None = None) -> NoReturn:
         raise _failed(self.check, self.test, self.mode, expected, got, mismatch)
 
-    @contextlib.asynccontextmanager
-    async def _model(self, *, dynamic: bool = False) -> AsyncIterator[Model]:
-        model = build_model(self.test, with_dynamic_outputs=dynamic)
-        try:
-            yield model
-        finally:
-            for pool in model.pools:
-                assert isinstance(pool, Memory)
-                pool.close()
-
-    async def _check_support(self, model: Model) -> None:
-        supported = await self.device.supported_operations(model)
-        if len(supported) != len(model.main.operations):
-            self.fail(f"{len(model.main.operations)} answers about support", f"{len(supported)}")
-        missing = {
-            operation_type_name(operation.type)
-            for operation, ok in zip(model.main.operations, supported, strict=True)
-            if not ok
-        }
-        if missing:
-            raise _Unsupported(f"the device does not support {', '.join(sorted(missing))} as in this test")
-
     async def _whole(self) -> None:
         """Prepares the model and computes it, or demands that either fails."""
-        async with self._model() as model:
-            try:
-                if not self.test.expect_failure:
-                    await self._check_support(model)
-                prepared = await self.device.prepare_model(model)
-            except Error as e:
-                self._judge_failure(Answer(status_of(e), message=str(e)))
-                return
-            async with closing(prepared):
-                await self._computes(prepared, times=2 if self.mode == "burst" and not self.is_endless else 1)
+        try:
+            prepared = await self.bench.prepared()
+        except Error as e:
+            self._judge_failure(Answer(status_of(e), message=str(e)))
+            return
+        await self._computes(prepared, times=2 if self.mode == "burst" and not self.is_endless else 1)
 
     async def _computes(self, prepared: PreparedModel, *, times: int = 1) -> None:
         with TestArguments(self.test) as arguments:
@@ -359,56 +412,48 @@ class _Run:
         if mismatch is not None:
             self.fail(mismatch.expected, mismatch.got, mismatch)
 
-    async def _device_memory(self) -> None:
-        async with self._model() as model:
-            await self._check_support(model)
-            prepared = await self.device.prepare_model(model)
-            async with closing(prepared), contextlib.AsyncExitStack() as stack:
-                try:
-                    arguments = await stack.enter_async_context(
-                        device_arguments(self.test, self.device, prepared)
-                    )
-                except NoMemories as e:
-                    raise CheckSkipped("the device has no memories of its own") from e
-                async with computing(prepared, arguments.request, self.mode) as compute:
-                    answer = await compute()
-                if answer.status != ErrorStatus.NONE:
-                    self._judge_failure(answer)
-                self._judge_shapes(answer)
-                self._judge_values(await arguments.outputs())
-
     async def _reusable(self) -> None:
-        async with self._model() as model:
-            await self._check_support(model)
-            prepared = await self.device.prepare_model(model)
-            async with closing(prepared):
-                with TestArguments(self.test) as arguments:
-                    compute = await reusable_computing(
-                        prepared, arguments.request, self.mode, loop_timeout_ns=self.loop_timeout_ns
-                    )
-                    for _ in range(2):
-                        await self._judged(arguments, compute)
+        prepared = await self.bench.prepared()
+        with TestArguments(self.test) as arguments:
+            compute = await reusable_computing(
+                prepared, arguments.request, self.mode, loop_timeout_ns=self.loop_timeout_ns
+            )
+            for _ in range(2):
+                await self._judged(arguments, compute)
 
     async def _concurrent(self) -> None:
-        async with self._model() as model:
-            await self._check_support(model)
-            prepared = await self.device.prepare_model(model)
-            problems: list[Exception] = []
+        prepared = await self.bench.prepared()
+        problems: list[Exception] = []
 
-            async def compute_once() -> None:
-                try:
-                    await self._computes(prepared)
-                except Exception as e:
-                    problems.append(e)
+        async def compute_once() -> None:
+            try:
+                await self._computes(prepared)
+            except Exception as e:
+                problems.append(e)
 
-            async with closing(prepared), anyio.create_task_group() as tasks:
-                for _ in range(CONCURRENT_COUNT):
-                    tasks.start_soon(compute_once)
-            if problems:
-                raise problems[0]
+        async with anyio.create_task_group() as tasks:
+            for _ in range(CONCURRENT_COUNT):
+                tasks.start_soon(compute_once)
+        if problems:
+            raise problems[0]
+
+    async def _device_memory(self) -> None:
+        prepared = await self.bench.prepared()
+        async with contextlib.AsyncExitStack() as stack:
+            memories = device_arguments(self.test, self.bench.device, prepared)
+            try:
+                arguments = await stack.enter_async_context(memories)
+            except NoMemories as e:
+                raise CheckSkipped("the device has no memories of its own") from e
+            async with computing(prepared, arguments.request, self.mode) as compute:
+                answer = await compute()
+            if answer.status != ErrorStatus.NONE:
+                self._judge_failure(answer)
+            self._judge_shapes(answer)
+            self._judge_values(await arguments.outputs())
 
     async def _dynamic_shape(self) -> None:
-        async with self._dynamic() as prepared, self._dynamic_computing(prepared, 0) as (arguments, compute):
+        async with self._dynamic_computing(short_bytes=0) as (arguments, compute):
             if self.mode != "fenced":
                 await self._judged(arguments, compute)
                 return
@@ -416,7 +461,7 @@ class _Run:
                 self._judge_refusal(await compute())
 
     async def _insufficient_size(self) -> None:
-        async with self._dynamic() as prepared, self._dynamic_computing(prepared, 1) as (arguments, compute):
+        async with self._dynamic_computing(short_bytes=1) as (arguments, compute):
             arguments.reset()
             answer = await compute()
             if answer.status != ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
@@ -431,23 +476,15 @@ class _Run:
                 self.fail(mismatch.expected, mismatch.got, mismatch)
 
     @contextlib.asynccontextmanager
-    async def _dynamic(self) -> AsyncIterator[PreparedModel]:
-        async with self._model(dynamic=True) as model:
-            await self._check_support(model)
-            prepared = await self.device.prepare_model(model)
-            async with closing(prepared):
-                yield prepared
-
-    @contextlib.asynccontextmanager
-    async def _dynamic_computing(
-        self, prepared: PreparedModel, short_bytes: int
-    ) -> AsyncIterator[tuple[TestArguments, Compute]]:
+    async def _dynamic_computing(self, *, short_bytes: int) -> AsyncIterator[tuple[TestArguments, Compute]]:
+        prepared = await self.bench.prepared(dynamic=True)
         with TestArguments(self.test, short_bytes=short_bytes) as arguments:
             async with computing(prepared, arguments.request, self.mode) as compute:
                 yield arguments, compute
 
     async def _cache(self) -> None:
-        counts = self.device.info.cache_files
+        device = self.bench.device
+        counts = device.info.cache_files
         token = self.test.name.encode()[-CACHE_TOKEN_BYTES:].ljust(CACHE_TOKEN_BYTES, b"\0")
         with contextlib.ExitStack() as files:
 
@@ -458,11 +495,11 @@ class _Run:
                 return made
 
             cache = CacheFiles(descriptors(counts.model), descriptors(counts.data), token)
-            async with self._model() as model:
-                await self._check_support(model)
-                prepared = await self.device.prepare_model(model, cache=cache)
-                async with closing(prepared):
-                    await self._computes(prepared)
-            restored = await self.device.prepare_model_from_cache(cache)
+            model = self.bench.model()
+            await self.bench.check_support(model)
+            prepared = await device.prepare_model(model, cache=cache)
+            async with closing(prepared):
+                await self._computes(prepared)
+            restored = await device.prepare_model_from_cache(cache)
             async with closing(restored):
                 await self._computes(restored)

@@ -22,7 +22,7 @@ import msgspec
 
 from aionn.conformance.computing import CLOSE_S_MAX, Mode
 from aionn.conformance.cts import CtsTest, operation_types
-from aionn.conformance.cts_run import CHECKS, Check, CheckFailed, CheckSkipped, Failure, applies, make_check
+from aionn.conformance.cts_run import CHECKS, Bench, Check, CheckFailed, CheckSkipped, Failure, applies
 from aionn.conformance.expectations import Expectations, Subject
 from aionn.drivers import registry
 from aionn.hal import Device
@@ -290,32 +290,41 @@ async def run_test(device: DeviceUnderTest, test: CtsTest, settings: Settings) -
     verdicts: dict[str, Verdict] = {}
     failure: Failure | None = None
     reasons: dict[Verdict, str] = {}
+    bench = Bench(test, settings.mode, current)
     for check in checks:
         reason = settings.expectations.why_unsupported(subject, check)
         if reason is not None:
             verdicts[check], reasons["skipped"] = "skipped", reason
             continue
-        verdicts[check], failure, reason = await _run_check(device, check, test, subject, settings)
+        if bench.device is not await device.get():
+            # The one before hangs, and what it prepared is lost with it.
+            bench = Bench(test, settings.mode, await device.get())
+        verdicts[check], failure, reason = await _run_check(device, bench, check, subject, settings)
         if reason:
             reasons.setdefault(verdicts[check], reason)
         if failure is not None or (check == "general" and verdicts[check] == "skipped"):
             break
+    try:
+        await bench.aclose()
+    except CheckFailed as e:
+        failure = failure or e.failure
     return _judge(test, subject, settings, verdicts, failure, reasons)
 
 
 async def _run_check(
-    device: DeviceUnderTest, check: Check, test: CtsTest, subject: Subject, settings: Settings
+    device: DeviceUnderTest, bench: Bench, check: Check, subject: Subject, settings: Settings
 ) -> tuple[Verdict, Failure | None, str]:
     """Makes one check: the verdict, the failure that was not expected, and the reason."""
     expected = settings.expectations.why_expected_to_fail(subject, check)
     failure: Failure | None = None
     with anyio.move_on_after(settings.time_limit_s) as limit:
         try:
-            await make_check(check, test, settings.mode, await device.get())
+            await bench.make(check)
         except CheckFailed as e:
             failure = e.failure
         except CheckSkipped as e:
             return "skipped", None, str(e)
+    test = bench.test
     if limit.cancelled_caught:
         await device.give_up()
         answer = f"an answer within {settings.time_limit_s:g} s"
