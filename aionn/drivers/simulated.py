@@ -153,7 +153,7 @@ class SimulatedDevice(AsyncDevice):
         run_time_s: What every execution of any model takes, in seconds, its operations sharing it equally; None for what the
             profile says.
         seed: Draws noise and faults.
-        script: What is drawn instead, one for each start (``aionn.testing.scripted_faults.scripted``).
+        script: What is drawn instead, one for each start (``aionn.testing.faults.scripted``).
         results: ``computed`` by the reference driver's interpreter, or ``zeros``, which needs output shapes that the model states.
         **changes: Fields of the profile to replace, ``slots=2`` for instance.
 

@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from aionn.drivers.profiles import DeviceProfile
     from aionn.drivers.simulated import SimulatedDevice
     from aionn.testing.clock import Deadlock, StuckPin, VirtualClock, VirtualClockLoop, run
-    from aionn.testing.scripted_faults import Fault, scripted
+    from aionn.testing.faults import Fault, scripted
 
 _HOME_BY_NAME = {
     "Deadlock": "aionn.testing.clock",
     "DeviceProfile": "aionn.drivers.profiles",
-    "Fault": "aionn.testing.scripted_faults",
+    "Fault": "aionn.testing.faults",
     "SimulatedDevice": "aionn.drivers.simulated",
     "StuckPin": "aionn.testing.clock",
     "VirtualClock": "aionn.testing.clock",
     "VirtualClockLoop": "aionn.testing.clock",
     "run": "aionn.testing.clock",
-    "scripted": "aionn.testing.scripted_faults",
+    "scripted": "aionn.testing.faults",
 }
 
 __all__ = [
