@@ -41,6 +41,8 @@
 #define PARK_SLICE_NS INT64_C(100000000)
 /* The same for a task: its wake-up goes through the whole loop. */
 #define WAIT_SLICE_NS 250000000
+/* Between two looks at the peer's counter while spinning: about a microsecond. */
+enum { SPIN_PAUSES_MAX = 64 };
 #define NEVER INT64_MAX
 
 enum { SYNCHRONIZED = 1, UNSYNCHRONIZED = 2 };
@@ -511,14 +513,13 @@ static int spin(Ring *r, int reader, int64_t deadline)
     r->spins++;
     r->inside++;
     PyThreadState *thread = PyEval_SaveThread();
-    do {
-        for (int i = 0; i < 64; i++) {
-            if (atomic_load_explicit(counter, memory_order_relaxed) != seen)
-                goto changed;
+    /* Not at once, and ever more rarely: each look takes the counter's line from the peer, who is about to write it. */
+    for (int pauses = 32; now_ns() < until; pauses = pauses < SPIN_PAUSES_MAX ? 2 * pauses : pauses) {
+        for (int i = 0; i < pauses; i++)
             relax();
-        }
-    } while (now_ns() < until);
-changed:
+        if (atomic_load_explicit(counter, memory_order_relaxed) != seen)
+            break;
+    }
     PyEval_RestoreThread(thread);
     return came_back(r);
 }
