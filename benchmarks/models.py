@@ -1,0 +1,233 @@
+"""What the way to the LiteRT driver costs: models through a burst to the driver process, against LiteRT's own interpreter.
+
+Peer, in the same run: LiteRT's `Interpreter` with the same file and one thread, `set_tensor`, `invoke`, `get_tensor`, in this process.
+
+How each figure is taken:
+- Latency: the time of one `await burst.execute([x])`, and of the peer's three calls. A block is a stretch of executions, and yields its
+  median and its 90th percentile.
+- Added cost: the difference of the medians of both, block by block.
+- Streaming: 300 uint8 frames from memory through `burst.stream` with two slots, and through the peer in a plain loop that converts each
+  frame first. A block is one such stream, and yields frames per second.
+- The loop's longest stall: how late a timer of 1 ms fires at most while mobilenet runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import aionn
+from benchmarks.rows import Goal, Report, at_least, at_most, compare, options, single
+
+ROOT = Path(__file__).resolve().parents[1]
+
+MOBILENET = "mobilenet_v2_1.0_224"
+SHAPES = "shapes"
+RATIO_MAX = 1.02
+ADDED_US_MAX = 25.0
+THROUGHPUT_MIN = 1.0
+STALL_MS_MAX = 1.0
+
+FRAMES = 300
+TICK_S = 0.001
+
+Array = npt.NDArray[Any]
+
+
+def percentile(times: Sequence[float], share: float) -> float:
+    return float(np.quantile(times, share))
+
+
+class Peer:
+    """LiteRT in this process."""
+
+    def __init__(self, path: Path) -> None:
+        from ai_edge_litert.interpreter import Interpreter
+
+        self._interpreter = Interpreter(model_path=str(path), num_threads=1)
+        self._interpreter.allocate_tensors()
+        (self.input,), (self._output,) = (
+            self._interpreter.get_input_details(),
+            self._interpreter.get_output_details(),
+        )
+
+    def __call__(self, x: Array) -> Array:
+        self._interpreter.set_tensor(self.input["index"], x)
+        self._interpreter.invoke()
+        result: Array = self._interpreter.get_tensor(self._output["index"])
+        return result
+
+    def converted(self, frame: Array) -> Array:
+        """A uint8 picture as the model's input, as plain code does it."""
+        real = frame[np.newaxis].astype(np.float32) / np.float32(255)
+        if self.input["dtype"] == np.float32:
+            return real
+        scale, zero_point = self.input["quantization"]
+        info = np.iinfo(self.input["dtype"])
+        return np.clip(np.rint(real / scale) + zero_point, info.min, info.max).astype(self.input["dtype"])
+
+
+def draw(peer: Peer) -> Array:
+    generator = np.random.default_rng(3)
+    shape = tuple(int(n) for n in peer.input["shape"])
+    if peer.input["dtype"] == np.float32:
+        return generator.random(shape, dtype=np.float32)
+    info = np.iinfo(peer.input["dtype"])
+    return generator.integers(info.min, info.max + 1, shape).astype(peer.input["dtype"])
+
+
+async def latency(
+    report: Report, burst: aionn.Burst, peer: Peer, name: str, *, rounds: int, executions: int
+) -> None:
+    """Rows for p50 and p90, and for what is added."""
+    x = draw(peer)
+    ours: list[list[float]] = []
+    theirs: list[list[float]] = []
+
+    async def our_block() -> None:
+        times = []
+        for _ in range(executions):
+            start = time.perf_counter()
+            await burst.execute([x])
+            times.append(time.perf_counter() - start)
+        ours.append(times)
+
+    async def peer_block() -> None:
+        times = []
+        for _ in range(executions):
+            start = time.perf_counter()
+            peer(x)
+            times.append(time.perf_counter() - start)
+        theirs.append(times)
+
+    (mine,) = (await burst.execute([x])).outputs
+    if mine.tobytes() != peer(x).tobytes():
+        raise SystemExit(f"{name}: the driver's bytes are not LiteRT's")
+    for turn in range(rounds):
+        for block in (our_block, peer_block) if turn % 2 == 0 else (peer_block, our_block):
+            await block()
+    for label, share in (("p50", 0.5), ("p90", 0.9)):
+        goal: Goal | None = at_most(RATIO_MAX) if name.startswith(MOBILENET) else None
+        a, b = ([1e3 * percentile(times, share) for times in blocks] for blocks in (ours, theirs))
+        report.add(compare(f"{name}: {label}", "ms", a, "LiteRT, in process", b, goal))
+    added = [
+        1e6 * (statistics.median(a) - statistics.median(b)) for a, b in zip(ours, theirs, strict=True)
+    ]
+    goal = at_most(ADDED_US_MAX) if name.startswith(SHAPES) else None
+    report.add(single(f"{name}: added to the p50", "us", added, goal))
+
+
+async def streaming(report: Report, net: aionn.Compilation, peer: Peer, name: str, *, rounds: int) -> None:
+    """The row for frames per second, conversion included."""
+    generator = np.random.default_rng(4)
+    shape = tuple(int(n) for n in peer.input["shape"][1:])
+    frames = [generator.integers(0, 256, shape).astype(np.uint8) for _ in range(16)]
+    write = aionn.image_writer(net.inputs[0])
+
+    async def source() -> AsyncIterator[Array]:
+        for index in range(FRAMES):
+            yield frames[index % len(frames)]
+
+    async def our_block() -> float:
+        async with net.burst(slots=2) as burst:
+            await burst.execute([peer.converted(frames[0])])
+            start = time.perf_counter()
+            count = 0
+            async for _ in burst.stream(source(), into=write):
+                count += 1
+            assert count == FRAMES
+            return FRAMES / (time.perf_counter() - start)
+
+    async def peer_block() -> float:
+        start = time.perf_counter()
+        for index in range(FRAMES):
+            peer(peer.converted(frames[index % len(frames)]))
+        return FRAMES / (time.perf_counter() - start)
+
+    blocks: dict[str, list[float]] = {"ours": [], "peer": []}
+    for turn in range(rounds):
+        for key in ("ours", "peer") if turn % 2 == 0 else ("peer", "ours"):
+            blocks[key].append(await (our_block if key == "ours" else peer_block)())
+    report.add(
+        compare(
+            f"{name}: stream of {FRAMES} frames, 2 slots",
+            "1/s",
+            blocks["ours"],
+            "LiteRT, plain loop",
+            blocks["peer"],
+            at_least(THROUGHPUT_MIN),
+        )
+    )
+
+
+async def stall(report: Report, burst: aionn.Burst, peer: Peer, name: str, *, executions: int) -> None:
+    """The row for how long the event loop was held while the model ran."""
+    x = draw(peer)
+    late_ms: list[float] = []
+    loop = asyncio.get_running_loop()
+
+    def tick(due: float) -> None:
+        late_ms.append(1e3 * (loop.time() - due))
+        nonlocal handle
+        handle = loop.call_at(loop.time() + TICK_S, tick, loop.time() + TICK_S)
+
+    handle = loop.call_at(loop.time() + TICK_S, tick, loop.time() + TICK_S)
+    for _ in range(executions):
+        await burst.execute([x])
+    handle.cancel()
+    report.add(single(f"{name}: a 1 ms timer late by, p99", "ms", [percentile(late_ms, 0.99)], at_most(STALL_MS_MAX)))
+    report.add(single(f"{name}: a 1 ms timer late by, at most", "ms", [max(late_ms)]))
+
+
+def find_model(name: str) -> Path | None:
+    """A model, in the shared data or the examples'."""
+    for folder in (ROOT.parent / "shared" / "models", ROOT / "examples" / "data"):
+        if (path := folder / f"{name}.tflite").is_file():
+            return path
+    return None
+
+
+async def measure(report: Report, quick: bool, only: str) -> None:
+    async with aionn.open(drivers=["litert-cpu"]) as runtime:
+        for missing in runtime.unavailable:
+            raise SystemExit(f"{missing.name}: {missing.reason}")
+        for kind in (MOBILENET, SHAPES):
+            for form in ("float", "int8"):
+                name = f"{kind}_{form}"
+                path = find_model(name)
+                if path is None or only not in name:
+                    report.note(f"{name}: left out")
+                    continue
+                peer = Peer(path)
+                net = await runtime.compile(path)
+                executions = (10 if quick else 30) if kind == MOBILENET else (200 if quick else 500)
+                async with net.burst(slots=2) as burst:
+                    await latency(report, burst, peer, name, rounds=8 if quick else 24, executions=executions)
+                    if kind == MOBILENET:
+                        await stall(report, burst, peer, name, executions=5 * executions)
+                if form == "float" or not quick:
+                    rounds = 3 if quick else 8
+                    await streaming(report, net, peer, name, rounds=rounds)
+                await net.aclose()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--only", default="")
+    chosen_models, sys.argv[1:] = parser.parse_known_args()
+    chosen = options(__doc__)
+    report = Report(chosen)
+    asyncio.run(measure(report, chosen.quick, chosen_models.only))
+
+
+if __name__ == "__main__":
+    main()
