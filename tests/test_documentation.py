@@ -1,0 +1,64 @@
+"""Every complete example in the documentation runs: a Python block that ends in ``anyio.run(main)``."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+RUN_S_MAX = 60
+LINES_ENOUGH = 30
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def examples() -> list[tuple[str, str]]:
+    found = []
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        blocks = [b for b in BLOCK.findall(page.read_text()) if b.rstrip().endswith("anyio.run(main)")]
+        found += [(f"{page.name}[{i}]", block) for i, block in enumerate(blocks)]
+    return found
+
+
+@pytest.mark.parametrize(("name", "code"), examples(), ids=[name for name, _ in examples()])
+def test_example_in_the_documentation_runs(name: str, code: str) -> None:
+    if "aionn.media" in code:
+        pytest.importorskip("av", reason="PyAV is not installed")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    with subprocess.Popen(
+        [sys.executable, "-u", "-W", "error", "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        cwd=ROOT,
+    ) as running:
+        assert running.stdout is not None and running.stderr is not None
+        lines = list(itertools.islice(running.stdout, LINES_ENOUGH))
+        if len(lines) == LINES_ENOUGH:  # A stream: it would go on for as long as its video does.
+            running.send_signal(signal.SIGINT)
+        errors = running.stderr.read()
+        running.wait(timeout=RUN_S_MAX)
+    assert lines, errors
+    assert len(lines) == LINES_ENOUGH or running.returncode == 0, errors
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    pages += [ROOT / "fmq" / "README.md", ROOT / "fences" / "README.md"]
+    for page in pages:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_readme_begins_with_the_two_commands() -> None:
+    commands = re.findall(r"^```sh\n(.*?)\n```", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert len(commands) >= 2
+    assert commands[0].endswith("aionn demo") and commands[1].endswith("pytest")
+    assert (ROOT / "README.md").read_text().index("```") == (ROOT / "README.md").read_text().index("```sh")
