@@ -28,6 +28,7 @@ from aionn.hal import (
     Request,
     RequestArgument,
     combine_dimensions,
+    dimensions_are_known,
     is_scalar_type,
     operand_dtype,
     operand_size_bytes,
@@ -124,6 +125,8 @@ def _check_input(index: int, spec: TensorSpec, value: Any) -> Array:
         return np.asarray(value).reshape(())
     if expected and (value.ndim != len(expected) or combine_dimensions(expected, value.shape) is None):
         raise InvalidArgument(f"{where}: expected shape {list(expected)}, got {list(value.shape)}")
+    if value.size == 0:
+        raise InvalidArgument(f"{where}: expected at least one element, got shape {list(value.shape)}")
     return np.asarray(value)
 
 
@@ -211,6 +214,9 @@ class RequestArea:
             shape, value = self._shapes[key], self._values[key]
             if shape is None:
                 read.append(RequestArgument(has_no_value=True))
+            elif 0 in shape:
+                # In a request an extent of 0 says "unknown": an empty value cannot be an input.
+                raise GeneralFailure(f"{value.spec.name}: no device can be given an empty value")
             else:
                 location = self._locations[key]
                 if value.shape != shape or location.length == 0:
@@ -222,7 +228,15 @@ class RequestArea:
         return Request(tuple(read), written, tuple(self.memories))
 
     def note(self, keys: Sequence[int], shapes: Sequence[OutputShape]) -> None:
-        """Remembers the shapes that a device reported for what it wrote."""
+        """Remembers the shapes that a device reported for what it wrote.
+
+        Raises:
+            GeneralFailure: It reported none, and the model does not say them.
+        """
+        if not shapes:
+            for spec in (self._values[key].spec for key in keys):
+                if not dimensions_are_known(spec.type, spec.dimensions):
+                    raise GeneralFailure(f"{spec.name}: the device reports no shape")
         for key, shape in zip(keys, shapes, strict=False):
             if shape.is_sufficient:
                 self._shapes[key] = shape.dimensions

@@ -1,6 +1,7 @@
 """Bursts as an application sees them: one execution after the other, or a stream of frames.
 
-Owns request memory in slots (while one request runs, the next is filled), the order of results, and what happens to frames that are late.
+Owns request memory in slots (while one request runs, the next is filled), the order of results, and what happens to frames that are
+late.
 
 Invariants:
 1. Results of a stream come in the order of its source.
@@ -22,6 +23,7 @@ from aionn.hal import Burst as HalBurst
 from aionn.hal import Priority, Timing, check_deadline_ns, dimensions_are_known
 from aionn.runtime.arguments import Array, RequestArea, TensorSpec, Writer, check_inputs
 from aionn.runtime.execution import Execution, Result, Turn
+from aionn.validation import check_execution_result
 
 if TYPE_CHECKING:
     from aionn.runtime.compilation import Plan
@@ -126,6 +128,7 @@ class Burst:
             priority=priority,
             deadline_ns=deadline_ns,
             copy=copy,
+            rescue=self._plan.rescue(measure),
             finish=lambda area: self._leave(slot),
         )
         execution.start(self._runtime.tasks)
@@ -139,6 +142,7 @@ class Burst:
                 result = await hal.execute_synchronously(
                     slot.requests[index], (slot.identifier,), measure=measure, deadline_ns=deadline_ns
                 )
+            check_execution_result(step.model.main, result, measure=measure)
             if not result.output_sufficient_size:
                 raise GeneralFailure(
                     f"burst: {step.device.name} reports an output larger than the model says"

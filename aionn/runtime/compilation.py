@@ -14,6 +14,7 @@ import msgspec
 
 from aionn.errors import Error, InvalidArgument, OutputInsufficientSize
 from aionn.hal import Model, PreparedModel, Priority, Timing, check_deadline_ns
+from aionn.hal.tracing import section
 from aionn.runtime.arguments import (
     Array,
     RequestArea,
@@ -27,6 +28,7 @@ from aionn.runtime.burst import Burst
 from aionn.runtime.clock import to_ns
 from aionn.runtime.execution import Execution, Result, Turn, check_fences
 from aionn.runtime.fallback import Fallback
+from aionn.validation import check_execution_result
 from fences import SyncFence
 
 if TYPE_CHECKING:
@@ -76,14 +78,18 @@ class PreparedStep(NamedTuple):
     Attributes:
         device: Where it runs.
         prepared: The device's prepared model.
+        model: What was prepared.
         inputs: Keys of the values that it reads, in the order of its model's inputs.
         outputs: Keys of the values that it writes, in the order of its model's outputs.
+        operations: Which of the whole model's operations it has.
     """
 
     device: RuntimeDevice
     prepared: PreparedModel
+    model: Model
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    operations: tuple[int, ...]
 
 
 class Plan(NamedTuple):
@@ -127,6 +133,26 @@ class Plan(NamedTuple):
 
         return run
 
+    def rescue(self, measure: bool, loop_timeout_ns: int | None = None) -> Turn | None:
+        """How the whole model runs on the reference device when a step has failed there as well, or cannot run at all."""
+        fallback = self.fallback
+        if fallback is None or len(self.steps) == 1:
+            return None
+        main = self.model.main
+
+        async def run(area: RequestArea, deadline_ns: int | None) -> Timing:
+            step = PreparedStep(
+                fallback.device,
+                await fallback.prepared(len(self.steps)),
+                self.model,
+                main.input_indexes,
+                main.output_indexes,
+                (),
+            )
+            return await execute_step(step, area, {}, measure, deadline_ns, loop_timeout_ns)
+
+        return Turn(fallback.device.dispatcher, run)
+
     @property
     def device_names(self) -> str:
         """The devices' names in the order of the steps, each once."""
@@ -164,12 +190,14 @@ async def execute_step(
         loop_timeout_ns: For every WHILE; None for the default.
     """
     for _ in range(GROWTH_TRIES_MAX):
-        result = await step.prepared.execute_synchronously(
-            area.request(step.inputs, step.outputs),
-            measure=measure,
-            deadline_ns=deadline_ns,
-            loop_timeout_ns=loop_timeout_ns,
-        )
+        with section("LI_PE", step.device.name):
+            result = await step.prepared.execute_synchronously(
+                area.request(step.inputs, step.outputs),
+                measure=measure,
+                deadline_ns=deadline_ns,
+                loop_timeout_ns=loop_timeout_ns,
+            )
+        check_execution_result(step.model.main, result, measure=measure)
         area.note(step.outputs, result.output_shapes)
         if result.output_sufficient_size:
             return result.timing
@@ -307,6 +335,7 @@ class Compilation:
             deadline_ns=deadline,
             duration_ns=duration_ns,
             wait_for=wait_for,
+            rescue=self._plan.rescue(measure, loop_timeout_ns),
             finish=self._give_back,
         )
         execution.start(self._runtime.tasks)

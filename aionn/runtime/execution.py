@@ -22,6 +22,7 @@ import msgspec
 
 from aionn.errors import Error, ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline
 from aionn.hal import NO_TIMING, Priority, Timing
+from aionn.hal.tracing import section
 from aionn.runtime.arguments import Array, RequestArea
 from aionn.runtime.clock import now_ns
 from aionn.runtime.fallback import may_fall_back
@@ -97,6 +98,7 @@ class Execution:
         duration_ns: int | None = None,
         wait_for: Sequence[SyncFence] = (),
         copy: bool = True,
+        rescue: Turn | None = None,
         finish: Callable[[RequestArea | None], None] = lambda area: None,
     ) -> None:
         self._prepare = prepare
@@ -109,6 +111,7 @@ class Execution:
         self._duration_ns = duration_ns
         self._wait_for = wait_for
         self._copy = copy
+        self._rescue = rescue
         self._finish = finish
         self._asked_ns = now_ns()
         self._queued_ns = 0
@@ -146,12 +149,14 @@ class Execution:
 
     async def _run(self) -> None:
         try:
-            with anyio.CancelScope() as self._scope:
+            with anyio.CancelScope() as self._scope, section("LR_PE", self._device):
                 if self._wait_for:
                     await self._wait_for_fences()
-                self._area = self._prepare()
-                timings = [await self._take_turn(turn, self._area) for turn in self._turns]
-                self._complete(self._area, _sum_of(timings))
+                with section("LR_PIO", "inputs"):
+                    self._area = self._prepare()
+                timing = await self._take_turns(self._area)
+                with section("LR_PR", "outputs"):
+                    self._complete(self._area, timing)
         except Error as e:
             self._fail(e)
         except Exception as e:
@@ -174,6 +179,18 @@ class Execution:
             if self._deadline_ns is None or limit_ns < self._deadline_ns:
                 self._deadline_ns = limit_ns
                 self._tasks.start_soon(self._expire, limit_ns)
+
+    async def _take_turns(self, area: RequestArea) -> Timing:
+        try:
+            return _sum_of([await self._take_turn(turn, area) for turn in self._turns])
+        except Error as e:
+            rescue = self._rescue
+            if rescue is None or not may_fall_back(e) or self.fence.status != FenceStatus.PENDING:
+                raise
+            error = e
+        timing = await self._take_turn(rescue, area)
+        self._fallback.append(f"the whole model: {error}; ran on the reference device")
+        return timing
 
     async def _take_turn(self, turn: Turn, area: RequestArea) -> Timing:
         if self.fence.status != FenceStatus.PENDING:

@@ -1,12 +1,13 @@
 """Which operation goes to which device, and how the work is cut into steps. Pure: no device is asked here.
 
-Owns scores, the choice, the order of steps, and the model of each step. Who supports what was asked before; steps are prepared and run
-elsewhere.
+Owns scores, the choice, the order of steps, and the model of each step. Who supports what was asked before; steps are prepared and
+run elsewhere.
 
 Invariants:
 1. Every operation of the main subgraph is in exactly one step; an operand is written by one step and read by later ones only.
 2. The choice depends on the arguments alone: equal arguments give equal steps.
-3. IF and WHILE go to a device as a whole, with the subgraphs that they refer to.
+3. IF and WHILE go to a device as a whole, with the subgraphs that they refer to; with values of unknown size, only to the reference
+   device.
 
 Source: partitioning of the NN HAL's runtime (``ExecutionPlan``): scores by the type of an operation's first input, ties to the CPU
 device and then to the earlier one, ready queues drained from the last device to the first.
@@ -20,6 +21,7 @@ import msgspec
 
 from aionn.errors import GeneralFailure, InvalidArgument
 from aionn.hal import (
+    EXTENSION_TYPE_MIN,
     Capabilities,
     DataLocation,
     ExecutionPreference,
@@ -29,10 +31,28 @@ from aionn.hal import (
     Operation,
     OperationType,
     Subgraph,
+    dimensions_are_known,
     operation_type_name,
 )
 
-__all__ = ["Candidate", "Choice", "Step", "choose_devices", "make_steps", "step_model"]
+__all__ = [
+    "CONTROL_FLOW",
+    "Candidate",
+    "Choice",
+    "Step",
+    "choose_devices",
+    "cut",
+    "has_unknown_sizes",
+    "is_unknown",
+    "make_steps",
+    "referenced_subgraphs",
+    "step_model",
+]
+
+
+CONTROL_FLOW = (OperationType.IF, OperationType.WHILE)
+
+_HELD = (OperandLifeTime.TEMPORARY_VARIABLE, OperandLifeTime.SUBGRAPH_INPUT, OperandLifeTime.SUBGRAPH_OUTPUT)
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -83,6 +103,26 @@ class Step(msgspec.Struct, frozen=True):
     outputs: tuple[int, ...]
 
 
+def is_unknown(operand: Operand) -> bool:
+    """Whether only an execution knows the size of a value."""
+    return operand.lifetime in _HELD and not dimensions_are_known(operand.type, operand.dimensions)
+
+
+def referenced_subgraphs(model: Model, operands: Sequence[Operand]) -> list[Subgraph]:
+    """The subgraphs that operands refer to."""
+    return [model.referenced[o.location.offset] for o in operands if o.lifetime == OperandLifeTime.SUBGRAPH]
+
+
+def has_unknown_sizes(model: Model, subgraph: Subgraph, operation: Operation) -> bool:
+    """Whether an IF or WHILE has, around it or inside of it, a value whose size only the execution knows."""
+    used = [subgraph.operands[index] for index in (*operation.inputs, *operation.outputs)]
+    return any(is_unknown(o) for o in used) or any(
+        any(is_unknown(o) for o in inner.operands)
+        or any(has_unknown_sizes(model, inner, o) for o in inner.operations if o.type in CONTROL_FLOW)
+        for inner in referenced_subgraphs(model, used)
+    )
+
+
 def choose_devices(
     model: Model, candidates: Sequence[Candidate], preference: ExecutionPreference
 ) -> tuple[Choice, ...]:
@@ -94,13 +134,17 @@ def choose_devices(
     choices = []
     homeless: set[str] = set()
     for index, operation in enumerate(model.main.operations):
+        needs_reference = operation.type in CONTROL_FLOW and has_unknown_sizes(model, model.main, operation)
         scores = tuple(
-            _score(model, model.main, operation, c.capabilities, preference) if c.supported[index] else None
+            _score(model, model.main, operation, c.capabilities, preference)
+            if c.supported[index] and (c.is_reference or not needs_reference)
+            else None
             for c in candidates
         )
         able = [i for i, score in enumerate(scores) if score is not None]
         if not able:
-            homeless.add(operation_type_name(operation.type))
+            name = operation_type_name(operation.type)
+            homeless.add(f"{name} with values of unknown size" if needs_reference else name)
             continue
         # min() keeps the first of equals, so the reference device sorts before the others at the same score.
         best = min(able, key=lambda i: (scores[i], not candidates[i].is_reference, i))
@@ -189,10 +233,15 @@ def make_steps(model: Model, choices: Sequence[Choice]) -> tuple[Step, ...]:
                 if not waits[reader]:
                     queues.setdefault(device_of[reader], []).append(reader)
         groups.append((device, group))
-    return tuple(_step(model, position, device, groups) for position, (device, _) in enumerate(groups))
+    return tuple(cut(model, position, device, groups) for position, (device, _) in enumerate(groups))
 
 
-def _step(model: Model, position: int, device: int, groups: Sequence[tuple[int, list[int]]]) -> Step:
+def cut(model: Model, position: int, device: int, groups: Sequence[tuple[int, list[int]]]) -> Step:
+    """The step of one of the groups that the operations were put into.
+
+    Raises:
+        GeneralFailure: It would have no input or no output, which no driver can be given.
+    """
     main = model.main
     operations = groups[position][1]
     written = {index for i in operations for index in main.operations[i].outputs}
@@ -226,6 +275,9 @@ def step_model(model: Model, step: Step) -> Model:
     """
     main = model.main
     used: dict[int, int] = {}
+    extensions = tuple(
+        entry for entry in model.extension_name_to_prefix if _uses(main, step.operations, entry.prefix)
+    )
     for index in (*step.inputs, *step.outputs):
         used.setdefault(index, len(used))
     for i in step.operations:
@@ -248,7 +300,23 @@ def step_model(model: Model, step: Step) -> Model:
         operands, operations, tuple(used[i] for i in step.inputs), tuple(used[i] for i in step.outputs)
     )
     refers = any(operand.lifetime == OperandLifeTime.SUBGRAPH for operand in operands)
-    return msgspec.structs.replace(model, main=subgraph, referenced=model.referenced if refers else ())
+    return msgspec.structs.replace(
+        model,
+        main=subgraph,
+        referenced=model.referenced if refers else (),
+        extension_name_to_prefix=model.extension_name_to_prefix if refers else extensions,
+    )
+
+
+def _uses(main: Subgraph, operations: Sequence[int], prefix: int) -> bool:
+    """Whether operations use an extension, by their own types or their operands'."""
+    codes = [main.operations[i].type for i in operations]
+    codes += [
+        main.operands[index].type
+        for i in operations
+        for index in (*main.operations[i].inputs, *main.operations[i].outputs)
+    ]
+    return any(code // EXTENSION_TYPE_MIN == prefix for code in codes)
 
 
 def _step_operand(operand: Operand, lifetime: OperandLifeTime | None) -> Operand:

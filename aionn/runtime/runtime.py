@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
 import anyio
 import anyio.abc
-import anyio.to_thread
 import msgspec
 
 from aionn.drivers import registry
@@ -33,15 +31,14 @@ from aionn.hal import (
     Model,
     Priority,
     check_deadline_ns,
-    operation_type_name,
 )
-from aionn.models.tflite import load_tflite
-from aionn.runtime.arguments import TensorSpec, tensor_spec
+from aionn.hal.tracing import section
 from aionn.runtime.background import Background
+from aionn.runtime.caching import open_cache
 from aionn.runtime.clock import now_ns
-from aionn.runtime.compilation import Compilation, Placement, Plan, PreparedStep, priority_of
-from aionn.runtime.fallback import Fallback, can_fall_back, may_fall_back
-from aionn.runtime.partition import Candidate, choose_devices, make_steps, step_model
+from aionn.runtime.compilation import Compilation, priority_of
+from aionn.runtime.fallback import can_fall_back, may_fall_back
+from aionn.runtime.planning import PlanOptions, load_model, make_plan
 from aionn.scheduler.dispatcher import Dispatcher
 from aionn.service.client import RemoteDevice
 
@@ -232,6 +229,8 @@ class Runtime:
         preference: str | ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER,
         priority: str | Priority = Priority.MEDIUM,
         deadline: int | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_token: bytes | None = None,
         allow_fallback: bool = False,
     ) -> Compilation:
         """Makes a model ready: on one device, or cut into steps where each operation goes to the device that does it best.
@@ -242,11 +241,15 @@ class Runtime:
             preference: ``low_power``, ``fast_single_answer`` or ``sustained_speed``.
             priority: ``low``, ``medium`` or ``high``, for executions that do not say otherwise.
             deadline: Absolute nanoseconds for the compilation itself; None for none.
+            cache_dir: Where prepared models are kept, to be ready sooner the next time; None keeps none. Only its owner should be
+                able to write there.
+            cache_token: 32 bytes that stand for the model, for who knows them without reading it; None takes a digest of it.
             allow_fallback: Whether the reference device may step in where another device fails, while compiling or executing. Every
                 result says when it did. Not where ``devices`` are chosen: that is where the caller wants to know.
 
         Raises:
-            InvalidArgument: The model, the file or an argument is wrong, or some operation is supported by no device (all are listed).
+            InvalidArgument: The model, the file or an argument is wrong, or some operation is supported by no device (all are
+                listed).
             MissedDeadline: The deadline passed.
             DeviceUnavailable: The driver cannot be started.
             Error: Any other failure.
@@ -257,30 +260,22 @@ class Runtime:
         wanted_priority = priority_of(priority)
         wanted_preference = _preference_of(preference)
         candidates = self._candidates(devices)
-        loaded, inputs, outputs = await _load(model)
-        fallback_device = self._fallback_device(loaded, devices) if allow_fallback else None
-        try:
-            plan = await _make_plan(
-                loaded,
-                inputs,
-                outputs,
-                candidates,
-                wanted_preference,
-                wanted_priority,
-                deadline,
-                fallback_device,
-            )
-        except Error as e:
-            if fallback_device is None or not may_fall_back(e):
-                raise
-            # What failed to compile goes to the reference device as a whole, as the HAL has it.
-            plan = await _make_plan(
-                loaded, inputs, outputs, [fallback_device], wanted_preference, wanted_priority, deadline, None
-            )
-            reason = f"fallback: compiling failed ({e})"
-            plan = plan._replace(
-                placement=tuple(msgspec.structs.replace(p, reason=reason) for p in plan.placement)
-            )
+        with section("LR_PC", "compile"):
+            cache = await open_cache(cache_dir, cache_token, model)
+            loaded = await load_model(model)
+            options = PlanOptions(wanted_preference, wanted_priority, deadline, cache)
+            fallback_device = self._fallback_device(loaded.model, devices) if allow_fallback else None
+            try:
+                plan = await make_plan(loaded, candidates, options, fallback_device)
+            except Error as e:
+                if fallback_device is None or not may_fall_back(e):
+                    raise
+                # What failed to compile goes to the reference device as a whole, as the HAL has it.
+                plan = await make_plan(loaded, [fallback_device], options._replace(cache=None))
+                reason = f"fallback: compiling failed ({e})"
+                plan = plan._replace(
+                    placement=tuple(msgspec.structs.replace(p, reason=reason) for p in plan.placement)
+                )
         compilation = Compilation(self, plan, wanted_priority, on_close=self._compilations.discard)
         self._compilations.add(compilation)
         return compilation
@@ -337,82 +332,3 @@ def _preference_of(value: str | ExecutionPreference) -> ExecutionPreference:
     except (KeyError, ValueError):
         names = ", ".join(p.name.lower() for p in ExecutionPreference)
         raise InvalidArgument(f"preference: expected one of {names}, got {value!r}") from None
-
-
-async def _load(
-    model: Model | str | os.PathLike[str],
-) -> tuple[Model, tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    if isinstance(model, Model):
-        main = model.main
-        inputs = tuple(tensor_spec(operand, f"input{i}") for i, operand in enumerate(main.inputs))
-        outputs = tuple(tensor_spec(operand, f"output{i}") for i, operand in enumerate(main.outputs))
-        return model, inputs, outputs
-    if not isinstance(model, str | os.PathLike):
-        raise InvalidArgument(f"model: expected a path or a Model, got a {type(model).__name__}")
-    # Reading a file and decoding it takes milliseconds: not on the event loop.
-    try:
-        loaded = await anyio.to_thread.run_sync(load_tflite, Path(model))
-    except OSError as e:
-        raise InvalidArgument(f"model {os.fspath(model)}: cannot be read: {e.strerror}") from e
-    main = loaded.model.main
-    inputs = tuple(tensor_spec(o, s.name) for s, o in zip(loaded.inputs, main.inputs, strict=True))
-    outputs = tuple(tensor_spec(o, s.name) for s, o in zip(loaded.outputs, main.outputs, strict=True))
-    return loaded.model, inputs, outputs
-
-
-async def _make_plan(
-    model: Model,
-    inputs: tuple[TensorSpec, ...],
-    outputs: tuple[TensorSpec, ...],
-    candidates: Sequence[RuntimeDevice],
-    preference: ExecutionPreference,
-    priority: Priority,
-    deadline_ns: int | None,
-    fallback_device: RuntimeDevice | None,
-) -> Plan:
-    """Asks every device what it supports, cuts the model accordingly, and prepares every step."""
-    asked = [
-        Candidate(
-            device.name,
-            device.capabilities,
-            await device.hal.supported_operations(model),
-            is_reference=device.driver == "reference",
-        )
-        for device in candidates
-    ]
-    choices = choose_devices(model, asked, preference)
-    steps = make_steps(model, choices)
-    whole = len(steps) == 1
-    models = [model if whole else step_model(model, step) for step in steps]
-    prepared: list[PreparedStep] = []
-    try:
-        for step, part in zip(steps, models, strict=True):
-            device = candidates[step.candidate]
-            ready = await device.hal.prepare_model(
-                part, preference=preference, priority=priority, deadline_ns=deadline_ns
-            )
-            reads = model.main.input_indexes if whole else step.inputs
-            writes = model.main.output_indexes if whole else step.outputs
-            prepared.append(PreparedStep(device, ready, reads, writes))
-    except BaseException:
-        for done in prepared:
-            await done.prepared.aclose()
-        raise
-    placement = tuple(
-        Placement(
-            choice.operation,
-            operation_type_name(model.main.operations[choice.operation].type),
-            candidates[choice.candidate].name,
-            choice.reason,
-        )
-        for choice in choices
-    )
-    fallback = None if fallback_device is None else Fallback(fallback_device, models, priority)
-    return Plan(model, inputs, outputs, _temporaries(model, prepared), tuple(prepared), placement, fallback)
-
-
-def _temporaries(model: Model, steps: Sequence[PreparedStep]) -> dict[int, TensorSpec]:
-    """The values that one step writes for another, beside the model's own outputs."""
-    own = {*model.main.input_indexes, *model.main.output_indexes}
-    keys = dict.fromkeys(key for step in steps for key in step.outputs if key not in own)
-    return {key: tensor_spec(model.main.operands[key], f"temporary{key}") for key in keys}

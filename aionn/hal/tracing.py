@@ -1,0 +1,220 @@
+"""Sections of work for a trace: which layer does what phase of it, from when to when, in which process.
+
+Owns the marks, the lanes that sections are drawn in, and the file, to which every process of an application appends. Refuses to own
+what is made of the file: ``aionn.runtime.traces`` finishes it and adds up what is in it.
+
+Invariants:
+1. While tracing is off, a section costs one call and one comparison, and writes nothing.
+2. One section is one line, written by one call in append mode: the lines of several processes never mix, and a process
+   that is killed loses the sections that had not ended, no others.
+3. Sections of one lane nest. A thread has a lane; each task of an event loop that traces has one while it does.
+4. Times are CLOCK_MONOTONIC, which all processes of a machine share.
+
+Source: the NN HAL's tracing marks ``[NN_<layer>_<phase>]detail``; Chrome's trace event format, JSON array form.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import os
+import threading
+import time
+from types import TracebackType
+
+import anyio
+import msgspec
+
+from aionn.errors import InvalidArgument
+
+__all__ = [
+    "LAYERS",
+    "PHASES",
+    "TRACE_VARIABLE",
+    "is_tracing",
+    "section",
+    "start_tracing",
+    "stop_tracing",
+    "trace_path",
+]
+
+TRACE_VARIABLE = "AIONN_TRACE"
+"""Names the file that a process traces to; a driver process inherits it."""
+
+LAYERS = {
+    "LA": "Application",
+    "LR": "Runtime",
+    "LU": "Utilities",
+    "LI": "IPC",
+    "LD": "Driver",
+    "LC": "CPU",
+    "LO": "Other",
+}
+
+PHASES = {
+    "PO": "overall",
+    "PWU": "warm-up",
+    "PBM": "benchmark",
+    "PI": "initialisation",
+    "PP": "preparation",
+    "PC": "compilation",
+    "PE": "execution",
+    "PT": "termination",
+    "PU": "unspecified",
+    "PIO": "input and output",
+    "PTR": "transformation",
+    "PCO": "computation",
+    "PR": "results",
+}
+
+_ENCODER = msgspec.json.Encoder()
+
+
+class _Recorder:
+    """An open trace file."""
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._lanes: dict[int, list[int]] = {}  # task -> lane, open sections
+        self._free: list[int] = []
+        self._named: set[int] = set()
+
+    def enter(self) -> tuple[int, int | None]:
+        """``(lane, task)`` for a section that begins now; the task is None on a thread without a loop."""
+        try:
+            task = anyio.get_current_task().id
+        except RuntimeError:  # anyio's NoEventLoopError, or a callback outside of any task
+            lane = threading.get_native_id()
+            self._name(lane, threading.current_thread().name)
+            return lane, None
+        with self._lock:
+            entry = self._lanes.get(task)
+            if entry is None:
+                # The loop thread's tasks overlap: each has a lane from the first section to the end of the outermost one.
+                lane = heapq.heappop(self._free) if self._free else 1 + len(self._lanes)
+                entry = self._lanes[task] = [lane, 0]
+            entry[1] += 1
+        self._name(entry[0], f"tasks, lane {entry[0]}")
+        return entry[0], task
+
+    def leave(self, mark: str, detail: str, lane: int, task: int | None, start_ns: int) -> None:
+        """Writes a section that ends now."""
+        end_ns = time.monotonic_ns()
+        if task is not None:
+            with self._lock:
+                entry = self._lanes[task]
+                entry[1] -= 1
+                if not entry[1]:
+                    del self._lanes[task]
+                    heapq.heappush(self._free, entry[0])
+        self._write(
+            {
+                "name": f"[NN_{mark}]{detail}",
+                "ph": "X",
+                "ts": start_ns / 1000,
+                "dur": (end_ns - start_ns) / 1000,
+                "pid": self._pid,
+                "tid": lane,
+            }
+        )
+
+    def name_process(self, name: str) -> None:
+        self._write({"name": "process_name", "ph": "M", "pid": self._pid, "tid": 0, "args": {"name": name}})
+
+    def _name(self, lane: int, name: str) -> None:
+        if lane not in self._named:
+            self._named.add(lane)
+            event = {"name": "thread_name", "ph": "M", "pid": self._pid, "tid": lane, "args": {"name": name}}
+            self._write(event)
+
+    def _write(self, event: dict[str, object]) -> None:
+        try:
+            os.write(self._fd, _ENCODER.encode(event) + b",\n")
+        except OSError:
+            pass  # A full disk ends the trace, not the application.
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+_recorder: _Recorder | None = None
+
+
+class _Section:
+    __slots__ = ("_detail", "_lane", "_mark", "_recorder", "_start_ns", "_task")
+
+    def __init__(self, recorder: _Recorder, mark: str, detail: str) -> None:
+        self._recorder = recorder
+        self._mark = mark
+        self._detail = detail
+
+    def __enter__(self) -> None:
+        self._lane, self._task = self._recorder.enter()
+        self._start_ns = time.monotonic_ns()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._recorder is _recorder:  # Otherwise tracing was stopped inside of this section.
+            self._recorder.leave(self._mark, self._detail, self._lane, self._task, self._start_ns)
+
+
+_NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+
+
+def section(mark: str, detail: str = "") -> contextlib.AbstractContextManager[None]:
+    """A stretch of work, for ``with``; nothing while tracing is off.
+
+    Args:
+        mark: Layer and phase, such as ``LR_PE``: see ``LAYERS`` and ``PHASES``.
+        detail: What is done.
+    """
+    return _NOTHING if _recorder is None else _Section(_recorder, mark, detail)
+
+
+def is_tracing() -> bool:
+    """Whether sections are written."""
+    return _recorder is not None
+
+
+def trace_path() -> str | None:
+    """The file that sections are written to; None while tracing is off."""
+    return None if _recorder is None else _recorder.path
+
+
+def start_tracing(path: str | os.PathLike[str], *, process: str, create: bool = True) -> None:
+    """Starts tracing in this process.
+
+    Args:
+        path: The file: a new one, or an older trace's, which is emptied.
+        process: What this process is called in the trace.
+        create: False appends to the file of a process that has started tracing before.
+
+    Raises:
+        InvalidArgument: The file cannot be written, or this process traces already.
+    """
+    global _recorder
+    name = os.path.abspath(os.fspath(path))
+    if _recorder is not None:
+        raise InvalidArgument(f"trace: this process traces to {_recorder.path} already")
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | (os.O_CREAT | os.O_TRUNC if create else 0)
+    try:
+        fd = os.open(name, flags, 0o644)
+        if create:
+            os.write(fd, b"[\n")
+    except OSError as e:
+        raise InvalidArgument(f"trace {name}: cannot be written: {e.strerror}") from e
+    recorder = _Recorder(name, fd)
+    recorder.name_process(process)
+    _recorder = recorder
+
+
+def stop_tracing() -> None:
+    """Stops tracing in this process. Idempotent."""
+    global _recorder
+    recorder, _recorder = _recorder, None
+    if recorder is not None:
+        recorder.close()

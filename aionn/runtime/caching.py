@@ -1,0 +1,277 @@
+"""Compilation caches in a directory: which files belong to which step, and how they come into being.
+
+Owns tokens, file names, and the files' life; what is in them, and that nobody changed it, is for the driver
+(``aionn.drivers.caching``) to say.
+
+Invariants:
+1. Equal tokens mean equal work: the caller's token, the step, the device with its version, preference and priority all take part.
+2. Nothing that is wrong with a directory or a file fails a compilation: then it is made anew, and not kept.
+3. A file is in its place only when it is whole: it is written beside it and renamed. Links are not followed.
+
+Source: compilation caching of the NN HAL's runtime (``ExecutionPlan``, ``CompilationBuilder``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import secrets
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio.to_thread
+
+from aionn.errors import Error, InvalidArgument, MissedDeadline
+from aionn.hal import (
+    CACHE_TOKEN_BYTES,
+    CacheFileCounts,
+    CacheFiles,
+    ExecutionPreference,
+    Model,
+    PreparedModel,
+    Priority,
+)
+from aionn.hal.real_work import real_work
+from aionn.hal.tracing import section
+
+if TYPE_CHECKING:
+    from aionn.runtime.runtime import RuntimeDevice
+
+__all__ = ["StepCache", "derive_token", "file_names", "open_cache"]
+
+_logger = logging.getLogger("aionn.compilation")
+
+_FILE_MODE = 0o600
+_DIRECTORY_MODE = 0o700
+
+
+def derive_token(
+    token: bytes,
+    *,
+    device: str,
+    version: str,
+    preference: ExecutionPreference,
+    priority: Priority,
+    operations: Sequence[int] | None,
+) -> bytes:
+    """The token of one step.
+
+    Args:
+        token: The caller's.
+        device: The device's name.
+        version: Its driver's version; a driver that changes must change it.
+        preference: The compilation's.
+        priority: The compilation's.
+        operations: The step's, by index in the whole model; None where the whole model is one step.
+    """
+    digest = hashlib.sha256(token)
+    for text in (device, version):
+        encoded = text.encode()
+        digest.update(struct.pack("<I", len(encoded)) + encoded)
+    digest.update(struct.pack("<iii", preference, priority, -1 if operations is None else len(operations)))
+    for operation in operations or ():
+        digest.update(struct.pack("<I", operation))
+    return digest.digest()
+
+
+def file_names(token: bytes, counts: CacheFileCounts) -> tuple[list[str], list[str]]:
+    """The names of a step's model and data files: 64 letters of its token, the kind (1 or 2), the number."""
+    letters = "".join(chr(ord("A") + (byte & 15)) + chr(ord("A") + (byte >> 4)) for byte in token)
+    return (
+        [f"{letters}1{index}" for index in range(counts.model)],
+        [f"{letters}2{index}" for index in range(counts.data)],
+    )
+
+
+async def open_cache(
+    directory: str | os.PathLike[str] | None,
+    token: bytes | None,
+    model: Model | str | os.PathLike[str],
+) -> StepCache | None:
+    """The cache for a compilation; None without a directory.
+
+    Args:
+        directory: Where the files are; made if it is missing.
+        token: 32 bytes that stand for the model; None takes a digest of it.
+        model: What is compiled, or the path of its file.
+
+    Raises:
+        InvalidArgument: There is a token without a directory, or it has another length.
+    """
+    if token is not None and (not isinstance(token, bytes) or len(token) != CACHE_TOKEN_BYTES):
+        got = f"{len(token)} bytes" if isinstance(token, bytes) else f"a {type(token).__name__}"
+        raise InvalidArgument(f"cache_token: expected {CACHE_TOKEN_BYTES} bytes, got {got}")
+    if directory is None:
+        if token is not None:
+            raise InvalidArgument("cache_token: expected a cache_dir beside it")
+        return None
+    path = Path(directory)
+    if token is None:
+        with real_work("reading a model"):
+            token = await anyio.to_thread.run_sync(_digest, model)
+    return StepCache(path, token)
+
+
+def _digest(model: Model | str | os.PathLike[str]) -> bytes:
+    digest = hashlib.sha256()
+    if isinstance(model, Model):
+        # Structs of numbers and tuples: their text says all of them, in the order of their fields.
+        digest.update(repr((model.main, model.referenced, model.extension_name_to_prefix)).encode())
+        digest.update(b"\1" if model.relax_computation_float32_to_float16 else b"\0")
+        digest.update(model.operand_values)
+        for pool in model.pools:
+            digest.update(struct.pack("<Q", pool.size_bytes))
+            digest.update(pool.array.data)
+    else:
+        try:
+            with open(model, "rb") as file:
+                return hashlib.file_digest(file, "sha256").digest()
+        except OSError as e:
+            raise InvalidArgument(f"model {os.fspath(model)}: cannot be read: {e.strerror}") from e
+    return digest.digest()
+
+
+class StepCache:
+    """The prepared steps that are kept in a directory under one token.
+
+    Attributes:
+        directory: Where the files are.
+        used: Whether every step so far came from it; None before the first.
+    """
+
+    def __init__(self, directory: Path, token: bytes) -> None:
+        self.directory = directory
+        self.used: bool | None = None
+        self._token = token
+
+    async def prepare(
+        self,
+        device: RuntimeDevice,
+        model: Model,
+        operations: tuple[int, ...] | None,
+        preference: ExecutionPreference,
+        priority: Priority,
+        deadline_ns: int | None,
+    ) -> PreparedModel:
+        """Makes a step ready: from the cache if it is there, else anew, and keeps it. Raises as ``Device.prepare_model``."""
+        counts = device.info.cache_files
+        if not counts.model:
+            # Files of constants alone could not be told from changed ones: the digest is in the first model file.
+            self.used = False
+            return await device.hal.prepare_model(
+                model, preference=preference, priority=priority, deadline_ns=deadline_ns
+            )
+        token = derive_token(
+            self._token,
+            device=device.name,
+            version=device.version,
+            preference=preference,
+            priority=priority,
+            operations=operations,
+        )
+        restored = await self._restore(device, token, counts, priority, deadline_ns)
+        self.used = restored is not None and self.used is not False
+        if restored is not None:
+            return restored
+        with contextlib.ExitStack() as held:
+            writing = await anyio.to_thread.run_sync(_Writing.begin, self.directory, token, counts)
+            files = None if writing is None else held.enter_context(writing)
+            prepared = await device.hal.prepare_model(
+                model, preference=preference, priority=priority, deadline_ns=deadline_ns, cache=files
+            )
+            if writing is not None:
+                await anyio.to_thread.run_sync(writing.keep)
+            return prepared
+
+    async def _restore(
+        self,
+        device: RuntimeDevice,
+        token: bytes,
+        counts: CacheFileCounts,
+        priority: Priority,
+        deadline_ns: int | None,
+    ) -> PreparedModel | None:
+        with contextlib.ExitStack() as stack:
+            try:
+                files = stack.enter_context(_opened(self.directory, token, counts))
+                with section("LR_PC", f"from cache on {device.name}"):
+                    return await device.hal.prepare_model_from_cache(
+                        files, priority=priority, deadline_ns=deadline_ns
+                    )
+            except FileNotFoundError:
+                return None
+            except MissedDeadline:
+                raise
+            except (OSError, Error) as e:
+                _logger.info("%s: the kept compilation is not used: %s", device.name, e)
+                return None
+
+
+@contextlib.contextmanager
+def _opened(directory: Path, token: bytes, counts: CacheFileCounts) -> Iterator[CacheFiles]:
+    with contextlib.ExitStack() as stack:
+
+        def opened(names: Sequence[str]) -> list[int]:
+            fds = []
+            for name in names:
+                # Neither links nor pipes that nobody writes to: the first are refused, the others do not block.
+                flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+                fds.append(os.open(directory / name, flags))
+                stack.callback(os.close, fds[-1])
+            return fds
+
+        model, data = (opened(names) for names in file_names(token, counts))
+        yield CacheFiles(model, data, token)
+
+
+class _Writing:
+    """New files beside the places where they will be."""
+
+    def __init__(self, files: CacheFiles, paths: Sequence[tuple[Path, Path]]) -> None:
+        self._files = files
+        self._paths = paths
+
+    @classmethod
+    def begin(cls, directory: Path, token: bytes, counts: CacheFileCounts) -> _Writing | None:
+        """None if files cannot be made there."""
+        fds: list[int] = []
+        paths: list[tuple[Path, Path]] = []
+        model_names, data_names = file_names(token, counts)
+        suffix = f".{secrets.token_hex(8)}"
+        try:
+            directory.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
+            for name in (*model_names, *data_names):
+                paths.append((directory / (name + suffix), directory / name))
+                flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+                fds.append(os.open(paths[-1][0], flags, _FILE_MODE))
+        except OSError as e:
+            _logger.info("the compilation is not kept: %s: %s", directory, e.strerror)
+            for fd in fds:
+                os.close(fd)
+            for temporary, _ in paths:
+                temporary.unlink(missing_ok=True)
+            return None
+        return cls(CacheFiles(fds[: counts.model], fds[counts.model :], token), paths)
+
+    def keep(self) -> None:
+        """Puts the files into their places, if the driver wrote something."""
+        try:
+            if os.fstat(self._files.model[0]).st_size:
+                for temporary, path in self._paths:
+                    os.rename(temporary, path)
+        except OSError as e:
+            _logger.info("the compilation is not kept: %s", e)
+
+    def __enter__(self) -> CacheFiles:
+        return self._files
+
+    def __exit__(self, *exc: object) -> None:
+        for fd in (*self._files.model, *self._files.data):
+            os.close(fd)
+        for temporary, _ in self._paths:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)

@@ -1,0 +1,224 @@
+"""The conformance data on the reference device split over three: whatever the cut, the answers are those of the whole."""
+
+from __future__ import annotations
+
+import functools
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import aionn
+from aionn.conformance import cts
+from aionn.conformance.cts import CtsTest
+from aionn.conformance.random_graph_tests import GRAPH_TESTS
+from aionn.conformance.random_graphs import draw_plan, interpret, make_case
+from aionn.errors import (
+    DeadObject,
+    DeviceUnavailable,
+    Error,
+    GeneralFailure,
+    InvalidArgument,
+    ResourceExhausted,
+)
+from aionn.hal import Memory
+from aionn.testing.split import SplitDevice, split_devices
+
+SHARE = 12
+"""One conformance test in so many is in the ordinary run, with those of several operations drawn more often."""
+
+
+@pytest.fixture(scope="module")
+def data(shared: Path) -> Path:
+    if not (shared / "cts").is_dir():
+        pytest.skip("the conformance data are not beside the repository")
+    return shared / "cts"
+
+
+@functools.cache
+def all_tests(data: Path) -> list[CtsTest]:
+    return list(cts.iterate_tests(data))
+
+
+def draw(data: Path, seed: int) -> list[CtsTest]:
+    rng = random.Random(seed)
+    return [
+        test
+        for test in all_tests(data)
+        if rng.random() < (len(test.main.operations) > 1) / SHARE + 1 / (8 * SHARE)
+    ]
+
+
+def endless(test: CtsTest) -> bool:
+    return "while_infinite_loop" in test.name
+
+
+class Tally:
+    """What a run has seen, so that a test can demand that it saw it."""
+
+    def __init__(self) -> None:
+        self.tests = self.cut = self.refused = 0
+
+
+async def run_one(
+    runtime: aionn.Runtime, test: CtsTest, tally: Tally, *, allow_fallback: bool = True
+) -> None:
+    model = cts.build_model(test)
+    tally.tests += 1
+    try:
+        try:
+            net = await runtime.compile(model, allow_fallback=allow_fallback)
+        except InvalidArgument:
+            assert test.expect_failure, test.name
+            tally.refused += 1
+            return
+        async with net:
+            tally.cut += len(net.devices) > 1
+            try:
+                result = await net.execute(
+                    cts.main_inputs(test), loop_timeout=0.05 if endless(test) else None
+                )
+            except Error:
+                # An input that is left out, or empty, is for some tests what makes the model fail.
+                assert test.expect_failure, test.name
+                tally.refused += 1
+                return
+            assert not test.expect_failure, test.name
+            mismatch = cts.compare(test, result.outputs)
+            assert mismatch is None, f"{test.name} on {net.devices}: {mismatch}"
+    finally:
+        for pool in model.pools:
+            assert isinstance(pool, Memory)
+            pool.close()
+
+
+async def run_split(tests: list[CtsTest], seed: int) -> Tally:
+    tally = Tally()
+    async with aionn.open(
+        devices=split_devices(seed), drivers=["reference"], isolation="in_process"
+    ) as runtime:
+        for test in tests:
+            await run_one(runtime, test, tally)
+    return tally
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_share_of_the_data_passes_on_a_split_device(data: Path, seed: int) -> None:
+    tally = await run_split(draw(data, seed), seed)
+    assert tally.tests > 200
+    assert tally.cut > 60
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(50))
+async def test_all_data_pass_on_a_split_device(data: Path, seed: int) -> None:
+    tally = await run_split(all_tests(data), seed)
+    assert tally.cut > 1000
+
+
+EXPECTED_REFUSALS = ("no device can be given an empty value", "has no inputs", "has no outputs")
+"""What a cut can meet that no device can be asked for; with leave to fall back, the reference device gets the whole model."""
+
+
+async def test_without_leave_to_fall_back_only_what_cannot_be_cut_fails(data: Path) -> None:
+    seed, failed = 4, 0
+    async with aionn.open(
+        devices=split_devices(seed), drivers=["reference"], isolation="in_process"
+    ) as runtime:
+        for test in draw(data, seed):
+            if test.expect_failure:
+                continue
+            try:
+                await run_one(runtime, test, Tally(), allow_fallback=False)
+            except (GeneralFailure, AssertionError) as e:
+                cause = e if isinstance(e, GeneralFailure) else e.__context__
+                assert any(words in str(cause) for words in EXPECTED_REFUSALS), f"{test.name}: {cause}"
+                failed += 1
+    assert failed > 0
+
+
+async def test_random_graphs_give_the_same_on_a_split_device() -> None:
+    cut = 0
+    async with aionn.open(devices=split_devices(5), drivers=["reference"], isolation="in_process") as runtime:
+        for seed in range(30):
+            case = make_case(draw_plan(GRAPH_TESTS[seed % len(GRAPH_TESTS)], seed))
+            if case is None:
+                continue
+            async with await runtime.compile(case.model, allow_fallback=True) as net:
+                cut += len(net.devices) > 1
+                result = await net.execute(case.inputs)
+            expected = interpret(case.model, case.inputs)
+            for index, is_checked in enumerate(case.is_checked):
+                if is_checked:
+                    np.testing.assert_allclose(
+                        result.outputs[index].astype(float),
+                        expected[index].astype(float),
+                        rtol=1e-5,
+                        atol=1e-6,
+                    )
+    assert cut > 10
+
+
+def cut_test(data: Path) -> CtsTest:
+    """One of many operations, of which some go to the first device."""
+    return max((t for t in all_tests(data) if not t.referenced), key=lambda t: len(t.main.operations))
+
+
+@pytest.mark.parametrize("fail_at", ["prepare", "run"])
+@pytest.mark.parametrize("failure", [GeneralFailure, DeviceUnavailable, DeadObject, ResourceExhausted])
+async def test_failing_device_is_made_good_or_told(data: Path, fail_at: str, failure: type[Error]) -> None:
+    test = cut_test(data)
+    broken = SplitDevice(0, 1, fail_at=fail_at, failure=lambda: failure("planted"))
+    devices = [broken, SplitDevice(1, 1), SplitDevice(2, 1)]
+    async with aionn.open(devices=devices, drivers=["reference"], isolation="in_process") as runtime:
+        model = cts.build_model(test)
+        net = await runtime.compile(model, allow_fallback=True)
+        result = await net.execute(cts.main_inputs(test))
+        assert cts.compare(test, result.outputs) is None
+        if fail_at == "prepare":
+            assert net.devices == ("reference",)
+            assert all("compiling failed (planted)" in p.reason for p in net.placement)
+            with pytest.raises(failure, match="planted"):
+                await runtime.compile(model)
+        else:
+            assert broken.info.name in net.devices
+            assert result.fallback and all(
+                "failed (planted); ran on reference" in told for told in result.fallback
+            )
+            strict = await runtime.compile(model)
+            with pytest.raises(failure, match="planted"):
+                await strict.execute(cts.main_inputs(test))
+
+
+@pytest.mark.parametrize("where", ["prepare", "run"])
+async def test_dying_driver_is_made_good_or_told(data: Path, where: str) -> None:
+    test = cut_test(data)
+    drivers = {"mortal": f"aionn.testing.split:dies_at_{where}", "reference": "reference"}
+    async with aionn.open(drivers=drivers) as runtime:
+        model = cts.build_model(test)
+        net = await runtime.compile(model, allow_fallback=True)
+        result = await net.execute(cts.main_inputs(test))
+        assert cts.compare(test, result.outputs) is None
+        if where == "prepare":
+            assert net.devices == ("reference",)
+            with pytest.raises(DeadObject):
+                await runtime.compile(model)
+        else:
+            assert "mortal" in net.devices
+            assert result.fallback
+            strict = await runtime.compile(model)
+            with pytest.raises(DeadObject):
+                await strict.execute(cts.main_inputs(test))
+
+
+async def test_failing_reference_step_is_rescued_by_nobody(data: Path) -> None:
+    """A caller's mistake is the caller's, however much leave there is."""
+    broken = SplitDevice(0, 1, fail_at="run", failure=lambda: InvalidArgument("planted"))
+    test = cut_test(data)
+    async with aionn.open(
+        devices=[broken, SplitDevice(1, 1), SplitDevice(2, 1)], drivers=["reference"], isolation="in_process"
+    ) as runtime:
+        net = await runtime.compile(cts.build_model(test), allow_fallback=True)
+        with pytest.raises(InvalidArgument, match="planted"):
+            await net.execute(cts.main_inputs(test))
