@@ -20,7 +20,7 @@ Source: IREE's conformance suites, which every driver of others instantiates.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -112,13 +112,16 @@ class _Opened:
             yield device, other
 
 
-def _fixture(driver: str, isolation: Isolation) -> Callable[..., Any]:
-    @pytest.fixture(scope="class")
-    def opened(self: object) -> Iterator[_Opened]:
-        with _Opened(driver, isolation) as opened:
-            yield opened
+def _opening(driver: str, isolation: Isolation) -> dict[str, Any]:
+    """What opens devices before a class's first test and closes them behind its last."""
 
-    return opened
+    def setup_class(cls: Any) -> None:
+        cls.opened = _Opened(driver, isolation).__enter__()
+
+    def teardown_class(cls: Any) -> None:
+        cls.opened.__exit__()
+
+    return {"setup_class": classmethod(setup_class), "teardown_class": classmethod(teardown_class)}
 
 
 def _tell(verdict: str, reason: str, failure: object) -> None:
@@ -139,7 +142,9 @@ def _driver_class(
     tests = vts.load_sample(data, per_operation=1 if settings.mutants_max is not None else None)
 
     @pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
-    def test_case(self: object, case: vts.Case, opened: _Opened) -> None:
+    def test_case(self: Any, case: vts.Case) -> None:
+        opened: _Opened = self.opened
+
         async def run() -> vts.VtsOutcome:
             return await vts.run_case(
                 opened.device,
@@ -157,7 +162,7 @@ def _driver_class(
         assert not mistakes, "; ".join(map(str, mistakes))
 
     members = {
-        "opened": _fixture(driver, isolation),
+        **_opening(driver, isolation),
         "test_case": test_case,
         "test_lists_name_cases_that_exist": test_lists_name_cases_that_exist,
     }
@@ -170,7 +175,9 @@ def _data_class(
     tests = list(iterate_tests(folder, contains=contains))
 
     @pytest.mark.parametrize("test", tests, ids=lambda test: test.name)
-    def test_values(self: object, test: Any, opened: _Opened) -> None:
+    def test_values(self: Any, test: Any) -> None:
+        opened: _Opened = self.opened
+
         async def run() -> cts_suite.Outcome | None:
             return await cts_suite.run_test(opened.device, test, settings)
 
@@ -179,4 +186,4 @@ def _data_class(
             pytest.skip("none of the chosen checks applies")
         _tell(outcome.verdict, outcome.reason, outcome.failure)
 
-    return type("DataSuite", (), {"opened": _fixture(driver, isolation), "test_values": test_values})
+    return type("DataSuite", (), {**_opening(driver, isolation), "test_values": test_values})

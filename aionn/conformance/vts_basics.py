@@ -139,7 +139,7 @@ GENERATED: Mapping[Check, tuple[Path, ...]] = {
     "general": PATHS,
     "reusable": ("sync", "fenced"),
     "concurrent": PATHS,
-    "device_memory": PATHS,
+    "device_memory": ("sync", "async", "fenced"),
     "dynamic_shape": PATHS,
     "insufficient_size": ("sync", "async", "burst"),
     "signed_coupling": PATHS,
