@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
@@ -23,10 +24,11 @@ from aionn.errors import (
     ErrorStatus,
     GeneralFailure,
     InvalidArgument,
+    MissedDeadline,
     ResourceExhausted,
     error_for_status,
 )
-from aionn.hal import ExecutionResult, Memory, Request
+from aionn.hal import ExecutionResult, Memory, Request, check_deadline_ns
 
 __all__ = ["QUEUE_BYTES", "BurstController"]
 
@@ -86,10 +88,13 @@ class BurstController:
         deadline_ns: int | None = None,
         loop_timeout_ns: int | None = None,
     ) -> ExecutionResult:
-        """See ``aionn.hal.Burst``. A packet carries neither deadline nor loop time-out: the caller keeps the deadline, and a
-        loop time-out is refused."""
+        """See ``aionn.hal.Burst``. A packet carries neither deadline nor loop time-out: a deadline that has passed is missed here,
+        one that is to come is the caller's to keep, and a loop time-out is refused."""
         if loop_timeout_ns is not None:
             raise InvalidArgument("burst: a request with a loop time-out must go through the prepared model")
+        if deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
+            check_deadline_ns(deadline_ns, where="burst")
+            raise MissedDeadline("burst: the deadline had passed before the start", transient=False)
         if self._state == BurstState.DEAD:
             raise DeadObject(f"burst: {self._why_dead}")
         self._state = next_state(self._state, "send")

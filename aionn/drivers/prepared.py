@@ -299,6 +299,8 @@ class BlockingPreparedModel(abc.ABC):
 
     async def configure_execution_burst(self) -> DirectBurst:
         """A burst without queues, for a device in this process. A driver process puts queues around ``execute_now``."""
+        if self._closed:
+            raise InvalidArgument("burst: the prepared model is closed")
         return DirectBurst(self)
 
     async def create_reusable_execution(
