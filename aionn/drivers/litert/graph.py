@@ -208,6 +208,8 @@ class Graph:
 
     def temporary(self, dtype: str, shape: Sequence[int], quantization: Quantization | None = None) -> Value:
         """A tensor that is computed."""
+        if not shape or 0 in shape:
+            self.writer.is_static = False  # What LiteRT finds out only while it computes may move.
         index = self.file.tensor(dtype, shape, quantization)
         return Value(index, dtype, tuple(shape), quantization)
 
