@@ -64,7 +64,7 @@ Check = Literal[
 
 - general: the model as it is; in a burst twice, the second time with remembered memories; fenced twice, one behind the other.
 - reusable: one reusable execution, computed twice.
-- concurrent: three computations of one prepared model at the same time, in a burst three bursts.
+- concurrent: two computations of one prepared model at the same time; by bursts, two bursts.
 - device_memory: each argument in a device memory of its own; skipped where the device has none.
 - dynamic_shape: the extents of all that operations write unknown, the ranks kept.
 - insufficient_size: as dynamic_shape, and the first output's buffer one byte short.
@@ -72,8 +72,8 @@ Check = Literal[
 - cache: compiled, saved, and restored from the cache.
 """
 
-CONCURRENT_COUNT = 3
-"""How many computations are begun at once: more than any two that may share a slot."""
+CONCURRENT_COUNT = 2
+"""How many computations are begun at once: what two may not share shows with two."""
 
 CHECKS: tuple[Check, ...] = get_args(Check)
 
@@ -202,6 +202,7 @@ class Bench:
         self.mode: Mode = mode
         self.device = device
         self._prepared: dict[bool, PreparedModel] = {}
+        self._supported: set[bool] = set()
         self._pools: list[Memory] = []
 
     def model(self, *, dynamic: bool = False) -> Model:
@@ -220,12 +221,14 @@ class Bench:
         if dynamic not in self._prepared:
             model = self.model(dynamic=dynamic)
             if not self.test.expect_failure:
-                await self.check_support(model)
+                await self.check_support(model, dynamic=dynamic)
             self._prepared[dynamic] = await self.device.prepare_model(model)
         return self._prepared[dynamic]
 
-    async def check_support(self, model: Model) -> None:
-        """Asks the device. Raises as ``prepared``."""
+    async def check_support(self, model: Model, *, dynamic: bool = False) -> None:
+        """Asks the device, once for each form of the model. Raises as ``prepared``."""
+        if dynamic in self._supported:
+            return
         supported = await self.device.supported_operations(model)
         if len(supported) != len(model.main.operations):
             raise Breach(f"{len(model.main.operations)} answers about support", f"{len(supported)}")
@@ -236,6 +239,7 @@ class Bench:
         }
         if missing:
             raise _Unsupported(f"the device does not support {', '.join(sorted(missing))} as in this test")
+        self._supported.add(dynamic)
 
     async def make(self, check: Check) -> None:
         """Makes one check, which must apply. After one that failed the models are prepared anew.
