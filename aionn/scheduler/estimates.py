@@ -1,7 +1,7 @@
 """How long work is expected to take: learnt from timings, per model and device.
 
-Owns the recent timings and the quantile that decisions use. A mean would be missed half of the time; the quantile is missed as seldom
-as one asks for. Refuses to measure: timings come from outside.
+Owns the recent timings and the quantile that decisions use. A mean would be missed half of the time; the quantile is missed as
+seldom as one asks for. Refuses to measure: timings come from outside.
 
 Invariants:
 1. An estimate is at least 1 ns, whatever was observed.

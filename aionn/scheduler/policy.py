@@ -1,7 +1,7 @@
 """Who runs next, on which lane, and who is told early that it cannot be done: a function of the time, what waits, and the lanes.
 
-Owns the decision. Refuses to own its execution: the shells (the event loop's dispatcher, the simulator) apply the actions, each in its
-own time. Nothing here reads a clock or waits, so the same code decides in real and in virtual time.
+Owns the decision. Refuses to own its execution: the shells (the event loop's dispatcher, the simulator) apply the actions, each
+in its own time. Nothing here reads a clock or waits, so the same code decides in real and in virtual time.
 
 Invariants:
 1. Expired work is given up before anything is ordered; work that runs past its deadline is aborted.
@@ -98,7 +98,7 @@ def _preempt(
 
 
 def _is_held(now_ns: int, room: WaitingRoom, work: Work, lane: Lane) -> bool:
-    """Whether a long work should not be begun: shorter ones that this lane could have run were lost lately, half its time or more."""
+    """Whether a long work should not be begun: shorter ones that this lane could have run were lost, half its time or more."""
     if work.has_run or work.deadline_ns == NEVER_NS:
         return False
     duration_ns = work.durations_ns[lane.device]

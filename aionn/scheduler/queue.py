@@ -1,16 +1,18 @@
 """What waits for several lanes: every work planned on one of them, or standing by until there is room.
 
-Owns the choice of a lane by expected finish and by the harm done to others, the giving way of lesser works, early abort, ageing, the
-bound on what may wait, and the reasons of every decision. Pure: no clock, no waiting; the same calls give the same plans.
+Owns the choice of a lane by expected finish and by the harm done to others, the giving way of lesser works, early abort, ageing,
+the bound on what may wait, and the reasons of every decision. Pure: no clock, no waiting; the same calls give the same plans.
 
 Invariants:
 1. A waiting work is in exactly one plan, or stands by.
 2. With exact durations every planned work ends in time, unless a later arrival of a higher class takes its place.
-3. A work whose deadline cannot be met by any lane, were it idle, is given up at once; expired work is given up before anything is sorted.
+3. A work whose deadline cannot be met by any lane, were it idle, is given up at once; expired work is given up before anything is
+sorted.
 4. A work that has run never gives way to one of its own class.
 5. Nothing waits longer than ``age_ns`` behind works that came later, but behind HIGH ones.
 
-Source: Moore and Hodgson 1968 (giving up the longest saves the most), with classes; early abort as in deadline-aware serving systems.
+Source: Moore and Hodgson 1968 (giving up the longest saves the most), with classes; early abort as in deadline-aware serving
+systems.
 """
 
 from __future__ import annotations
@@ -194,7 +196,7 @@ class WaitingRoom:
     # --- What time brings ---
 
     def too_late(self, now_ns: int) -> list[tuple[Work, Reason]]:
-        """Those that wait and cannot end in time any more, whichever lane took them now; and those displaced because too many wait."""
+        """Those that wait and cannot end in time any more on any lane; and those displaced because too many wait."""
         found = [(work, Reason.FULL) for work in self.displaced]
         self.displaced.clear()
         latest = self._latest
@@ -327,8 +329,8 @@ class WaitingRoom:
     # --- Who gives way ---
 
     def _displace(self, work: Work, now_ns: int) -> bool:
-        """Plans a work at the cost of others: one moves to another lane, one that is longer or lesser loses its plan, or several lesser
-        ones do. Returns whether it did."""
+        """Plans a work at the cost of others: one moves to another lane, one that is longer or lesser loses its plan, or several
+        lesser ones do. Returns whether it did."""
         best: tuple[tuple[int, int, int, int], Lane, Work | None, Lane | None] | None = None
         for lane in self.lanes:
             if work.durations_ns[lane.device] == NEVER_NS or not lane.is_up:

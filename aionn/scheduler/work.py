@@ -1,6 +1,7 @@
 """The words of scheduling: a piece of work, a lane that runs it, and the actions that a decision consists of.
 
-Owns the records that policies read and shells keep: they are plain data without behaviour, so that a policy can be a function of them.
+Owns the records that policies read and shells keep: they are plain data without behaviour, so that a policy can be a function of
+them.
 
 Invariants:
 1. A work is in one state at a time: waiting, running, or ended; only a shell changes it, by applying actions.
@@ -55,7 +56,8 @@ class Work:
         arrival_ns: When it came.
         durations_ns: Per device, what is left of it there, as expected; ``NEVER_NS`` where it cannot run.
         shortest_ns: The least of them.
-        urgent_ns: What it is sorted by within its class: its deadline, or what a follower's deadline makes of it where that is sooner.
+        urgent_ns: What it is sorted by within its class: its deadline, or what a follower's deadline makes of it where that is
+            sooner.
         rank: The class that it is sorted into: its priority, or more once it has aged.
         key: Its place in the order; the least goes first.
         device: The device that holds its intermediate results; -1 before its first start.

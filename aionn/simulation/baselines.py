@@ -1,11 +1,12 @@
 """Policies of others, to compare with on the same arrivals.
 
-Owns FIFO, EDF, EDF with early abort (with and without preemption), a priority FIFO with timeout as serving systems have it, and a planner
-that refuses before running. Each chooses a lane on arrival by the least backlog and keeps a queue per lane, as those systems do.
+Owns FIFO, EDF, EDF with early abort (with and without preemption), a priority FIFO with timeout as serving systems have it, and a
+planner that refuses before running. Each chooses a lane on arrival by the least backlog and keeps a queue per lane, as those
+systems do.
 
-Source: the rules of each as documented; none of their code. ``EDF`` is optimal for one preemptive lane that is not overloaded (Liu and
-Layland 1973, Dertouzos 1974); Triton's dynamic batcher rejects on queue timeout; Clockwork plans executions one after another on
-predicted times and refuses what cannot make it.
+Source: the rules of each as documented; none of their code. ``EDF`` is optimal for one preemptive lane that is not overloaded
+(Liu and Layland 1973, Dertouzos 1974); Triton's dynamic batcher rejects on queue timeout; Clockwork plans executions one after
+another on predicted times and refuses what cannot make it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What no scheduler can exceed: an upper bound on the requests that end on time, known all arrivals beforehand.
 
-Owns the linear program and its lexicographic order over priorities. Time is cut at every release and deadline. ``x[j, i, k]`` is the
-time that request j spends on device i in interval k, ``z[j]`` in [0, 1] how much of it is served. The program maximises the sum of z
-where a device has no more time than there is, and a request is at no moment on two devices. With whole z this is preemptive scheduling
-with free migration; so the rounded-down optimum bounds every schedule without batching.
+Owns the linear program and its lexicographic order over priorities. Time is cut at every release and deadline. ``x[j, i, k]`` is
+the time that request j spends on device i in interval k, ``z[j]`` in [0, 1] how much of it is served. The program maximises the
+sum of z where a device has no more time than there is, and a request is at no moment on two devices. With whole z this is
+preemptive scheduling with free migration; so the rounded-down optimum bounds every schedule without batching.
 
 Invariants:
 1. The bound holds for every policy: preemption, migration and knowledge of the future are all allowed to it.

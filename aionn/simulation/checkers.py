@@ -1,6 +1,7 @@
 """What must hold in every run, whatever the policy, the workload and the faults: checked on the record of events alone.
 
-Owns the rules and the search for breaches; knows nothing of how policies or the engine work. A checker returns sentences, one a breach.
+Owns the rules and the search for breaches; knows nothing of how policies or the engine work. A checker returns sentences, one a
+breach.
 
 Source: the scheduler's obligations: exclusive slots, one answer per request, no answer after a miss was told, conservation of work,
 bounded priority inversion, no starvation.
@@ -48,7 +49,9 @@ def _slots(scenario: Scenario, events: Sequence[Event]) -> list[str]:
             if lane in running:
                 found.append(f"{at_ns} ns: lane {lane} starts {number} while {running[lane]} runs there")
             if number in on_lane:
-                found.append(f"{at_ns} ns: work {number} starts on lane {lane} while it runs on {on_lane[number]}")
+                found.append(
+                    f"{at_ns} ns: work {number} starts on lane {lane} while it runs on {on_lane[number]}"
+                )
             stream = scenario.arrivals[number].stream_index
             if scenario.durations_ns[stream][devices[lane]] is None:
                 found.append(f"{at_ns} ns: work {number} starts on lane {lane}, which cannot run it")
@@ -61,9 +64,7 @@ def _slots(scenario: Scenario, events: Sequence[Event]) -> list[str]:
     return found
 
 
-def _answers(
-    scenario: Scenario, events: Sequence[Event], outcomes: Sequence[Outcome | None]
-) -> list[str]:
+def _answers(scenario: Scenario, events: Sequence[Event], outcomes: Sequence[Outcome | None]) -> list[str]:
     """Every request has one answer, the first; nothing starts after it."""
     told: dict[int, str] = {}
     found = []
@@ -82,7 +83,7 @@ def _answers(
 
 
 def _conservation(scenario: Scenario, events: Sequence[Event]) -> list[str]:
-    """What ended on time without faults or noise has had the whole of its device time, operations neither skipped nor done twice."""
+    """What ended on time without noise has had the whole of its device time, operations neither skipped nor done twice."""
     if any(device.noise or device.clock.cold_share < 1 for device in scenario.devices):
         return []
     devices = [lane.device for lane in lanes_of(scenario.devices)]
@@ -115,7 +116,9 @@ def _deadlines(scenario: Scenario, outcomes: Sequence[Outcome | None]) -> list[s
         deadline_ns = scenario.arrivals[outcome.number].deadline_ns
         is_late = deadline_ns is not None and outcome.at_ns > deadline_ns
         if (outcome.kind == "on_time" and is_late) or (outcome.kind == "late" and not is_late):
-            found.append(f"{outcome.at_ns} ns: request {outcome.number} is told {outcome.kind}; its deadline is {deadline_ns} ns")
+            found.append(
+                f"{outcome.at_ns} ns: request {outcome.number} is told {outcome.kind}; its deadline is {deadline_ns} ns"
+            )
     return found
 
 
@@ -134,7 +137,9 @@ def _boundaries(scenario: Scenario, events: Sequence[Event]) -> list[str]:
             durations = scenario.durations_ns[scenario.arrivals[who].stream_index][devices[lane]]
             longest_ns = max(durations) if durations is not None else 0
             if kind != "lost" and at_ns - since_ns > longest_ns:
-                found.append(f"{at_ns} ns: lane {lane} was asked to stop {number} at {since_ns} ns, an operation takes {longest_ns}")
+                found.append(
+                    f"{at_ns} ns: lane {lane} was asked to stop {number} at {since_ns} ns, an operation takes {longest_ns}"
+                )
     return found
 
 
@@ -162,7 +167,9 @@ def _starvation(scenario: Scenario, events: Sequence[Event]) -> list[str]:
             can_run = scenario.durations_ns[scenario.arrivals[other].stream_index][devices[lane]] is not None
             overtaken[other] = overtaken.get(other, 0) + can_run
             if overtaken[other] == OVERTAKEN_MAX:
-                found.append(f"{at_ns} ns: request {other} has waited since {since_ns} ns and is overtaken for ever")
+                found.append(
+                    f"{at_ns} ns: request {other} has waited since {since_ns} ns and is overtaken for ever"
+                )
     return found
 
 
@@ -204,6 +211,7 @@ class Watched:
                 continue
             for work in queue.plans[lane.index].works:
                 if work.rank == Priority.HIGH and work.number not in gone:
-                    self.breaches.append(f"{now_ns} ns: HIGH work {work.number} waits behind {running!r} on lane {lane.index}")
+                    self.breaches.append(
+                        f"{now_ns} ns: HIGH work {work.number} waits behind {running!r} on lane {lane.index}"
+                    )
         return actions
-

@@ -1,8 +1,8 @@
 """The simulator at scale: arrivals, lanes and faults on a heap of callbacks, around any policy.
 
 Owns what really happens: when operations end, where running work can stop, what faults do, and the record of events. Refuses to own
-decisions: it asks the policy and applies its actions. Boundaries between operations are lazy: one is an event only when somebody waits
-for it.
+decisions: it asks the policy and applies its actions. Boundaries between operations are lazy: one is an event only when somebody
+waits for it.
 
 Invariants:
 1. A lane runs one work at a time; a work runs on one lane at a time.
@@ -154,6 +154,7 @@ class Engine:
         scenario: What to run.
         policy: Who decides.
         estimates: What is believed of durations, learnt while running; None for the exact ones.
+        is_clock_held: Whether open bursts keep the devices' clocks at their full rate.
         record: Whether to keep the events.
         answers_twice: Whether devices repeat their answers, as a broken driver may.
 
@@ -170,6 +171,7 @@ class Engine:
         policy: Policy,
         *,
         estimates: Estimates | None = None,
+        is_clock_held: bool = False,
         record: bool = False,
         answers_twice: bool = False,
     ) -> None:
@@ -184,6 +186,7 @@ class Engine:
         self.wasted_ns = 0
         self._used_ns: dict[int, int] = {}
         self._done: dict[int, int] = {}
+        self._is_clock_held = is_clock_held
         self._record = record
         self._answers_twice = answers_twice
         self._estimates = estimates
@@ -191,7 +194,9 @@ class Engine:
         self._draws = [draws(device, scenario.seed) for device in scenario.devices]
         self._clocks: list[ClockState | None] = [None] * len(self.lanes)
         self._is_plain = [
-            not device.noise and device.clock.cold_share == 1.0 and device.failures == FailureRates()
+            not device.noise
+            and (is_clock_held or device.clock.cold_share == 1.0)
+            and device.failures == FailureRates()
             for device in scenario.devices
         ]
         self._prefixes = [
@@ -336,7 +341,9 @@ class Engine:
         durations = self.scenario.durations_ns[work.item][lane.device]
         assert durations is not None, "the device can run the model"
         draw = next(self._draws[lane.device])
-        share = clock_share_at(profile.clock, self._clocks[lane.index], now_ns)
+        share = 1.0
+        if not self._is_clock_held:
+            share = clock_share_at(profile.clock, self._clocks[lane.index], now_ns)
         ends, self._clocks[lane.index] = run_operations(profile, durations[done:], now_ns, share, draw.factor)
         run.first = done
         run.origin_ns = 0

@@ -1,7 +1,8 @@
 """Workloads: which requests come when, for which model, with which priority and deadline.
 
-Owns the description of a workload (a small TOML file), the ready models that stand for common networks, and the generator that turns
-a description and a seed into arrivals. Refuses to own devices' timing (``aionn.drivers.profiles``) and what becomes of the requests.
+Owns the description of a workload (a small TOML file), the ready models that stand for common networks, and the generator that
+turns a description and a seed into arrivals. Refuses to own devices' timing (``aionn.drivers.profiles``) and what becomes of the
+requests.
 
 Invariants:
 1. The same description and seed give the same arrivals on every Python and under every hash seed; streams draw from generators of
