@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import gzip
 import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -173,7 +174,7 @@ async def reference() -> AsyncIterator[Device]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mode", "part"), [("sync", 24), ("async", 80), ("burst", 80), ("fenced", 80)])
+@pytest.mark.parametrize(("mode", "part"), [("sync", 32), ("async", 120), ("burst", 120), ("fenced", 120)])
 async def test_reference_passes_a_share_of_the_data(
     data: Path, reference: Device, mode: Mode, part: int
 ) -> None:
@@ -652,3 +653,86 @@ async def test_lost_compilation_is_found() -> None:
     async with Caching(forgetful=True) as device:
         failure = await failure_of(device, add())
     assert (failure.check, failure.got) == ("cache", "GENERAL_FAILURE: cache: not what the token names")
+
+
+# --- Side by side, and device memories ----------------------------------------------------------------------------------------
+
+
+async def test_refusing_a_second_computation_at_the_same_time_is_found() -> None:
+    class Busy(Prepared):
+        is_busy = False
+
+        async def execute_synchronously(self, request: Request, **arguments: Any) -> ExecutionResult:
+            if self.is_busy:
+                raise GeneralFailure("one at a time")
+            self.is_busy = True
+            try:
+                return await super().execute_synchronously(request, **arguments)
+            finally:
+                self.is_busy = False
+
+    async with Double(Busy) as device:
+        failure = await failure_of(device, add())
+    assert (failure.check, failure.got) == ("concurrent", "GENERAL_FAILURE: one at a time")
+
+
+class Forgetful(Double):
+    """Device memories that hold something else when they are read."""
+
+    async def allocate(self, *arguments: Any) -> Any:
+        buffer = await super().allocate(*arguments)
+        copy_to = buffer.copy_to
+
+        async def copy_something(destination: Any) -> None:
+            await copy_to(destination)
+            destination.array[4:8] = 0
+
+        buffer.copy_to = copy_something  # type: ignore[method-assign]
+        return buffer
+
+
+class Without(Double):
+    """No device memories."""
+
+    async def allocate(self, *arguments: Any) -> Any:
+        raise GeneralFailure("allocate: none")
+
+
+async def test_wrong_content_of_a_device_memory_is_found() -> None:
+    async with Forgetful() as device:
+        failure = await failure_of(device, add())
+    assert (failure.check, failure.operand, failure.index, failure.got) == ("device_memory", 3, (1,), "0.0")
+
+
+async def test_device_without_memories_passes_the_rest() -> None:
+    async with Without() as device:
+        outcome = await run_on(device, add())
+    assert (outcome.verdict, outcome.checks["device_memory"]) == ("passed", "skipped")
+
+
+# --- Mistakes in the data -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        ("type", "TENSOR_FLOAT8", "operand 0: expected a type"),
+        ("lifetime", "ETERNAL", "operand 0: expected a type and a lifetime"),
+        ("data", b"123", "operand 0, data: expected 12 bytes"),
+        (
+            "operations",
+            [{"type": "ADDD", "inputs": [], "outputs": []}],
+            "expected a type of the HAL, got 'ADDD'",
+        ),
+        ("output_indexes", [4], "expected 0 to 3, got [4]"),
+    ],
+)
+def test_mistake_in_the_data_is_not_the_devices(tmp_path: Path, place: str, value: Any, words: str) -> None:
+    test = msgspec.to_builtins(add(), builtin_types=(bytes,))
+    target = test["main"] if place in test["main"] else test["main"]["operands"][0]
+    target[place] = value
+    path = tmp_path / "wrong.msgpack.gz"
+    path.write_bytes(gzip.compress(msgspec.msgpack.encode([test])))
+    with pytest.raises(InvalidArgument) as caught:
+        cts.load_tests(path)
+    assert words in str(caught.value) and "add_by_hand" in str(caught.value)
