@@ -69,7 +69,7 @@ def serve(
         bursts=bursts,
         executions=executions,
     )
-    made = registry.load_factory(device)(name or device)
+    made = registry.make_device(device, name or device)
     anyio.run(_serve, made, socket, permissions, quotas, hang_after, quiet)
     return 0
 

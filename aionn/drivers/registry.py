@@ -16,7 +16,15 @@ import msgspec
 from aionn.errors import DeviceUnavailable, InvalidArgument
 from aionn.hal import Device, DeviceInfo
 
-__all__ = ["BUILT_IN", "ENTRY_POINT_GROUP", "DriverFactory", "built_in_info", "driver_names", "load_factory"]
+__all__ = [
+    "BUILT_IN",
+    "ENTRY_POINT_GROUP",
+    "DriverFactory",
+    "built_in_info",
+    "driver_names",
+    "load_factory",
+    "make_device",
+]
 
 ENTRY_POINT_GROUP = "aionn.drivers"
 
@@ -69,6 +77,27 @@ def load_factory(name: str) -> DriverFactory:
         return cast(DriverFactory, factory)
     except Exception as e:
         raise DeviceUnavailable(f"driver {name!r} cannot be loaded: {type(e).__name__}: {e}") from e
+
+
+def make_device(driver: str, name: str) -> Device:
+    """Imports a driver, makes its device and checks what that says of itself.
+
+    Raises:
+        InvalidArgument: No such driver.
+        DeviceUnavailable: It cannot be imported or made, or breaks a rule about names, counts, performance or extensions.
+    """
+    # Not before it is needed: the rules import every operation.
+    from aionn.validation import check_device_info
+
+    factory = load_factory(driver)
+    try:
+        device = factory(name)
+        check_device_info(device.info)
+    except DeviceUnavailable:
+        raise
+    except Exception as e:
+        raise DeviceUnavailable(f"driver {driver!r} makes no device: {type(e).__name__}: {e}") from e
+    return device
 
 
 def built_in_info(driver: str, name: str) -> DeviceInfo | None:

@@ -38,6 +38,7 @@ from aionn.errors import (
 from aionn.hal import Device
 from aionn.service.channel import Channel
 from aionn.service.progress import Progress
+from aionn.service.protocol import CallBody, ReplyBody
 from aionn.service.quotas import Quotas
 from aionn.service.session import Session
 
@@ -220,12 +221,29 @@ def _unlink(path: str, identity: int) -> None:
 
 
 async def _main(driver: str, name: str, sock: socket.socket, hang_after_s: float | None) -> None:
-    device = registry.load_factory(driver)(name)
+    try:
+        device = registry.make_device(driver, name)
+    except (DeviceUnavailable, InvalidArgument) as e:
+        await _refuse(sock, DeviceUnavailable(str(e)))
+        return
     try:
         await serve(device, sock, progress=Progress(hang_after_s))
     finally:
         with anyio.CancelScope(shield=True):
             await device.aclose()
+
+
+async def _refuse(sock: socket.socket, why: DeviceUnavailable) -> None:
+    """Tells the client, whatever it asks, why there is no device."""
+
+    async def refuse(body: CallBody, channel: Channel) -> ReplyBody:
+        raise why
+
+    channel = Channel(sock, refuse, peer_name="the client")
+    try:
+        await channel.run()
+    finally:
+        channel.release()
 
 
 def _end_with_client(fd: int) -> None:

@@ -59,6 +59,15 @@ DRIVERS = """
     def broken(name):
         raise RuntimeError("no such hardware")
 
+    class TooManyFiles(ReferenceDevice):
+        def __init__(self, name):
+            super().__init__(name)
+            counts = msgspec.structs.replace(self.info.cache_files, model=33)
+            self.info = msgspec.structs.replace(self.info, cache_files=counts)
+
+    def dies(name):
+        os._exit(3)
+
     nothing = 1
 """
 
@@ -229,12 +238,23 @@ async def _gone(device: RemoteDevice) -> None:
 
 
 @pytest.mark.parametrize(
-    "driver", ["wrong_drivers:broken", "wrong_drivers:nothing", "wrong_drivers:missing", "no_such_module:x"]
+    ("driver", "why"),
+    [
+        ("wrong_drivers:broken", "RuntimeError: no such hardware"),
+        ("wrong_drivers:nothing", "expected something that makes a device"),
+        ("wrong_drivers:missing", "AttributeError"),
+        ("wrong_drivers:TooManyFiles", "cache files: expected 0 to 32, got 33"),
+        ("no_such_module:x", "ModuleNotFoundError"),
+        ("no_such_driver", "expected one of"),
+        ("wrong_drivers:dies", "is gone"),
+    ],
 )
-async def test_driver_that_cannot_start_is_unavailable(background: Any, driver: str) -> None:
+async def test_driver_that_cannot_start_is_unavailable_with_its_reason(
+    background: Any, driver: str, why: str
+) -> None:
     device = RemoteDevice(driver, "broken", background.tasks)
     for _ in range(2):
-        with anyio.fail_after(NOTICED_S_MAX), pytest.raises(DeviceUnavailable):
+        with anyio.fail_after(NOTICED_S_MAX), pytest.raises(DeviceUnavailable, match=why):
             await device.connect()
     await device.aclose()
 
