@@ -1,13 +1,15 @@
 """What the way to the LiteRT driver costs: models through a burst to the driver process, against LiteRT's own interpreter.
 
-Peer, in the same run: LiteRT's `Interpreter` with the same file and one thread, `set_tensor`, `invoke`, `get_tensor`, in this process.
+Peer, in the same run: LiteRT's `Interpreter` with the same file and one thread, in this process: `set_tensor`, `invoke`,
+`get_tensor`.
 
 How each figure is taken:
-- Latency: the time of one `await burst.execute([x])`, and of the peer's three calls. A block is a stretch of executions, and yields its
-  median and its 90th percentile.
+- Latency: the time of one `await burst.execute([x])`, and of the peer's three calls. A block is a stretch of executions, and
+  yields its median and its 90th percentile.
 - Added cost: the difference of the medians of both, block by block.
-- Streaming: 300 uint8 frames from memory through `burst.stream` with two slots, and through the peer in a plain loop that converts each
-  frame first. A block is one such stream, and yields frames per second.
+- Streaming: 300 uint8 frames from memory through `burst.stream` with two slots, and through the peer in a plain loop that
+  converts each frame first. A block is one such stream, and yields frames per second.
+- Capabilities (`--capabilities`): the least time of one execution, over the reference device's, both in this process.
 - The loop's longest stall: how late a timer of 1 ms fires at most while mobilenet runs.
 """
 
@@ -119,9 +121,7 @@ async def latency(
         goal: Goal | None = at_most(RATIO_MAX) if name.startswith(MOBILENET) else None
         a, b = ([1e3 * percentile(times, share) for times in blocks] for blocks in (ours, theirs))
         report.add(compare(f"{name}: {label}", "ms", a, "LiteRT, in process", b, goal))
-    added = [
-        1e6 * (statistics.median(a) - statistics.median(b)) for a, b in zip(ours, theirs, strict=True)
-    ]
+    added = [1e6 * (statistics.median(a) - statistics.median(b)) for a, b in zip(ours, theirs, strict=True)]
     goal = at_most(ADDED_US_MAX) if name.startswith(SHAPES) else None
     report.add(single(f"{name}: added to the p50", "us", added, goal))
 
@@ -184,7 +184,9 @@ async def stall(report: Report, burst: aionn.Burst, peer: Peer, name: str, *, ex
     for _ in range(executions):
         await burst.execute([x])
     handle.cancel()
-    report.add(single(f"{name}: a 1 ms timer late by, p99", "ms", [percentile(late_ms, 0.99)], at_most(STALL_MS_MAX)))
+    report.add(
+        single(f"{name}: a 1 ms timer late by, p99", "ms", [percentile(late_ms, 0.99)], at_most(STALL_MS_MAX))
+    )
     report.add(single(f"{name}: a 1 ms timer late by, at most", "ms", [max(late_ms)]))
 
 
@@ -220,12 +222,36 @@ async def measure(report: Report, quick: bool, only: str) -> None:
                 await net.aclose()
 
 
+async def capabilities(report: Report, rounds: int) -> None:
+    """Rows for what `aionn.drivers.litert.driver` says of its speed."""
+    async with aionn.open(drivers=["litert-cpu", "reference"], isolation="in_process") as runtime:
+        for form in ("float", "int8"):
+            path = find_model(f"{MOBILENET}_{form}")
+            if path is None:
+                raise SystemExit(f"{MOBILENET}_{form}: not found")
+            x = draw(Peer(path))
+            nets = [await runtime.compile(path, devices=name) for name in ("litert-cpu", "reference")]
+            times: tuple[list[float], list[float]] = ([], [])
+            for _ in range(rounds):
+                for net, found in zip(nets, times, strict=True):
+                    result = await net.execute([x], measure=True)
+                    assert result.timing.time_on_device_ns is not None
+                    found.append(result.timing.time_on_device_ns / 1e6)
+            report.add(
+                single(f"{path.stem}: time over the reference's", "1", [min(times[0]) / min(times[1])])
+            )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--only", default="")
+    parser.add_argument("--capabilities", action="store_true")
     chosen_models, sys.argv[1:] = parser.parse_known_args()
     chosen = options(__doc__)
     report = Report(chosen)
+    if chosen_models.capabilities:
+        asyncio.run(capabilities(report, 5 if chosen.quick else 20))
+        return
     asyncio.run(measure(report, chosen.quick, chosen_models.only))
 
 
