@@ -16,7 +16,6 @@ beside the write counter of an unsynchronized queue, which announces what is abo
 from __future__ import annotations
 
 import enum
-import itertools
 import struct
 from typing import Final
 
@@ -256,11 +255,11 @@ def _check_grantor(
 
 def _check_overlap(grantors: tuple[GrantorDescriptor, ...]) -> None:
     places = sorted((g.fd_index, g.offset, g.extent) for g in grantors)
-    for (fd, offset, extent), (next_fd, next_offset, _) in itertools.pairwise(places):
-        if fd == next_fd and offset + extent > next_offset:
-            raise _refused(
-                "grantors", "no overlap", f"{extent} bytes at {offset} reaching into {next_offset}"
-            )
+    end_fd, end = -1, 0
+    for fd, offset, extent in places:
+        if fd == end_fd and offset < end:
+            raise _refused("grantors", "no overlap", f"{extent} bytes at {offset} in what reaches to {end}")
+        end_fd, end = fd, offset + extent
 
 
 def _check_events(descriptor: MQDescriptor, fd_count: int) -> None:

@@ -42,6 +42,10 @@ if TYPE_CHECKING:
 __all__ = ["MessageQueue"]
 
 
+_closing = threading.Lock()
+"""Guards the one moment in which an endpoint turns from open to closed."""
+
+
 class MessageQueue(Ring):
     """An endpoint: writes to, or reads from, a ring shared with other processes.
 
@@ -62,27 +66,31 @@ class MessageQueue(Ring):
     flavour: Flavour
     dtype: numpy.dtype[Any] | None
 
+    _process: int = 0
+    _watches: dict[bool, _Watch]
+    _event_flag: EventFlag | None = None
+    _flag_piece: memoryview | None = None
+    _open_write: Transaction | None = None
+    _open_read: Transaction | None = None
+    _closed: bool = False
+
     def __init__(
         self,
         descriptor: MQDescriptor,
-        fds: tuple[int, ...],
+        fds: list[int],
         *,
         reset: bool,
         dtype: DTypeLike | None = None,
         spin_ns: int = 0,
     ) -> None:
-        # Owns the descriptors from the first line on, so that close() can undo a construction that fails.
-        self.fds = fds
+        # Takes the descriptors out of the caller's list, who closes what is still in it, wherever construction fails.
+        self.fds = tuple(fds)
+        fds.clear()
         self.descriptor = descriptor
-        self._watches: dict[bool, _Watch] = {}
-        self._event_flag: EventFlag | None = None
-        self._open_write: Transaction | None = None
-        self._open_read: Transaction | None = None
-        self._closing = threading.Lock()
-        self._closed = False
-        self._process = os.getpid()
         try:
-            needed = check_descriptor(descriptor, len(fds))
+            self._watches = {}
+            self._process = os.getpid()
+            needed = check_descriptor(descriptor, len(self.fds))
             self.flavour = Flavour(descriptor.flavour)
             self.dtype = _check_dtype(dtype, descriptor.quantum_bytes)
             if spin_ns < 0:
@@ -101,8 +109,8 @@ class MessageQueue(Ring):
                 descriptor.flavour,
                 reset,
                 readonly,
-                fds[reader] if reader >= 0 else -1,
-                fds[writer] if writer >= 0 else -1,
+                self.fds[reader] if reader >= 0 else -1,
+                self.fds[writer] if writer >= 0 else -1,
                 # Spinning on the only processor keeps the peer from doing what is waited for.
                 spin_ns if len(os.sched_getaffinity(0)) > 1 else 0,
             )
@@ -143,18 +151,19 @@ class MessageQueue(Ring):
         descriptor, size = plan_layout(
             quantum_bytes, count, Flavour(flavour), event_flag=event_flag, own_ring=ring_fd is not None
         )
-        fds: list[int] = []
+        waits = descriptor.reader_event_index >= 0
+        fds = [-1] * (1 + (ring_fd is not None) + 2 * waits)  # of full length: growing could fail
         try:
-            fds.append(create_memory("fmq", size))
+            fds[0] = create_memory("fmq", size)
             if ring_fd is not None:
-                fds.append(duplicate(ring_fd))
-            if descriptor.reader_event_index >= 0:
-                fds.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
-                fds.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+                fds[1] = duplicate(ring_fd)
+            if waits:
+                fds[-2] = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+                fds[-1] = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            return cls(descriptor, fds, reset=True, dtype=dtype, spin_ns=spin_ns)
         except BaseException:
             _close_all(fds)
             raise
-        return cls(descriptor, tuple(fds), reset=True, dtype=dtype, spin_ns=spin_ns)
 
     @classmethod
     def attach(
@@ -191,14 +200,14 @@ class MessageQueue(Ring):
         if flavour is not None and descriptor.flavour != flavour:
             raise InvalidDescriptor(f"descriptor: flavour: expected {int(flavour)}, got {descriptor.flavour}")
         check_descriptor(descriptor, len(fds))
-        own: list[int] = []
+        own = [-1] * len(fds)
         try:
-            for fd in fds:
-                own.append(duplicate(fd))
+            for index, fd in enumerate(fds):
+                own[index] = duplicate(fd)
+            return cls(descriptor, own, reset=reset, dtype=dtype, spin_ns=spin_ns)
         except BaseException:
             _close_all(own)
             raise
-        return cls(descriptor, tuple(own), reset=reset, dtype=dtype, spin_ns=spin_ns)
 
     def _map(self, needed: dict[int, int]) -> tuple[Any, bool]:
         """Maps each memory once and cuts the parts out; the views alone keep the mappings alive."""
@@ -507,7 +516,7 @@ class MessageQueue(Ring):
 
     def close(self) -> None:
         """Gives everything back; waiting calls in other threads and tasks raise ClosedQueue. Idempotent."""
-        with self._closing:
+        with _closing:
             if self._closed:
                 return
             self._closed = True
@@ -520,13 +529,14 @@ class MessageQueue(Ring):
                 transaction.release()
         self._open_write = self._open_read = None
         fds = list(self.fds)
+        watches = getattr(self, "_watches", {})
         if self._process != os.getpid():
-            self._watches.clear()  # a forked child shares no loop with its parent
-        for reader, watch in self._watches.items():
+            watches.clear()  # a forked child shares no loop with its parent
+        for reader, watch in watches.items():
             index = self.descriptor.reader_event_index if reader else self.descriptor.writer_event_index
             fds.remove(self.fds[index])
             watch.stop(self.fds[index])
-        self._watches.clear()
+        watches.clear()
         _close_all(fds)
 
     def __enter__(self) -> Self:
@@ -573,4 +583,5 @@ def _remaining(deadline_ns: int | None) -> int | None:
 
 def _close_all(fds: Sequence[int]) -> None:
     for fd in fds:
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
