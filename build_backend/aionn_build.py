@@ -55,8 +55,12 @@ def has_compiler() -> bool:
 
 def zig_target() -> str:
     """The target triple of the running interpreter, with the C library version pinned for glibc."""
-    machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
-    if "musl" in (sysconfig.get_config_var("HOST_GNU_TYPE") or "") + (sysconfig.get_config_var("SOABI") or ""):
+    machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(
+        platform.machine().lower(), platform.machine().lower()
+    )
+    if "musl" in (sysconfig.get_config_var("HOST_GNU_TYPE") or "") + (
+        sysconfig.get_config_var("SOABI") or ""
+    ):
         return f"{machine}-linux-musl"
     return f"{machine}-linux-gnu.{_OLDEST_GLIBC}"
 
