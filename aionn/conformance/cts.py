@@ -37,6 +37,7 @@ from aionn.hal import (
 
 __all__ = [
     "CtsOperand",
+    "CtsOperation",
     "CtsSubgraph",
     "CtsTest",
     "CtsTolerance",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import pty
@@ -10,56 +9,20 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
-import msgspec
-import numpy as np
 import pytest
 
+from aionn.testing.conformance_data import vector_test, write_tests
+
 RUN_S_MAX = 60
-
-
-def relu(name: str, expected: float) -> dict[str, Any]:
-    """A test of RELU on -1, 0 and 2, as in the data, with the last value that is expected."""
-
-    def operand(lifetime: str, *numbers: float) -> dict[str, Any]:
-        values = np.array(numbers, dtype=np.float32)
-        return {
-            "name": None,
-            "type": "TENSOR_FLOAT32",
-            "dimensions": [3],
-            "scale": 0.0,
-            "zero_point": 0,
-            "channel_quant": None,
-            "lifetime": lifetime,
-            "is_ignored": False,
-            "data": values.tobytes(),
-        }
-
-    return {
-        "name": name,
-        "spec": "relu",
-        "version": "V1_0",
-        "min_feature_level": "V1_0",
-        "is_relaxed": False,
-        "expect_failure": False,
-        "tolerance": {"float32": "single", "quant8_atol": 1, "multinomial": None},
-        "main": {
-            "name": None,
-            "operands": [operand("SUBGRAPH_INPUT", -1, 0, 2), operand("SUBGRAPH_OUTPUT", 0, 0, expected)],
-            "operations": [{"type": "RELU", "inputs": [0], "outputs": [1]}],
-            "input_indexes": [0],
-            "output_indexes": [1],
-        },
-        "referenced": [],
-    }
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """Two tests that are right, and one whose expectation is wrong."""
-    tests = [relu("relu_one", 2.0), relu("relu_two", 2.0), relu("wrong", 3.0)]
-    (tmp_path / "relu.msgpack.gz").write_bytes(gzip.compress(msgspec.msgpack.encode(tests)))
+    outputs = {"relu_one": 2.0, "relu_two": 2.0, "wrong": 3.0}
+    tests = [vector_test("RELU", [[-1, 0, 2]], [0, 0, last], name=name) for name, last in outputs.items()]
+    write_tests(tmp_path / "relu.msgpack.gz", tests)
     return tmp_path
 
 

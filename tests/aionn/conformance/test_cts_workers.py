@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
 import textwrap
 from pathlib import Path
-from typing import Any
 
-import msgspec
-import numpy as np
 import pytest
 
 from aionn.conformance.suite import Settings, Tally
 from aionn.conformance.workers import run_suite
 from aionn.errors import DeviceUnavailable, Error, InvalidArgument
+from aionn.testing.conformance_data import vector_test, write_tests
 
 DRIVER = '''
 """Computes as the reference device does; the first input's first value chooses a way to fail."""
@@ -68,48 +65,12 @@ def drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(place), prepend=":")
 
 
-def negation(name: str, value: float) -> dict[str, Any]:
-    """A test of NEG on one value, as in the data."""
-
-    def operand(lifetime: str, number: float) -> dict[str, Any]:
-        return {
-            "name": None,
-            "type": "TENSOR_FLOAT32",
-            "dimensions": [1],
-            "scale": 0.0,
-            "zero_point": 0,
-            "channel_quant": None,
-            "lifetime": lifetime,
-            "is_ignored": False,
-            "data": np.float32(number).tobytes(),
-        }
-
-    return {
-        "name": name,
-        "spec": "negation",
-        "version": "V1_2",
-        "min_feature_level": "V1_2",
-        "is_relaxed": False,
-        "expect_failure": False,
-        "tolerance": {"float32": "single", "quant8_atol": 1, "multinomial": None},
-        "main": {
-            "name": None,
-            "operands": [operand("SUBGRAPH_INPUT", value), operand("SUBGRAPH_OUTPUT", -value)],
-            "operations": [{"type": "NEG", "inputs": [0], "outputs": [1]}],
-            "input_indexes": [0],
-            "output_indexes": [1],
-        },
-        "referenced": [],
-    }
-
-
 def write(folder: Path, **tests: float) -> Path:
-    """Data of two files, with the tests by turns in the one and the other."""
+    """Data of two files, with the tests by turns in the one and the other: NEG of one value each."""
     folder.mkdir()
-    rows = [negation(name, value) for name, value in tests.items()]
+    rows = [vector_test("NEG", [[value]], [-value], name=name) for name, value in tests.items()]
     for part in (0, 1):
-        packed = gzip.compress(msgspec.msgpack.encode(rows[part::2]))
-        (folder / f"part{part}.msgpack.gz").write_bytes(packed)
+        write_tests(folder / f"part{part}.msgpack.gz", rows[part::2])
     return folder
 
 
