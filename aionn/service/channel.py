@@ -42,6 +42,7 @@ from aionn.service.protocol import (
     CallBody,
     CancelCall,
     Done,
+    ExecuteFencedReply,
     Failed,
     Message,
     Reply,
@@ -236,10 +237,13 @@ class Channel:
 
     def _resolve(self, reply: Reply) -> None:
         pending = self._pending.pop(reply.id, None)
-        if pending is not None:  # A reply that nobody waits for any more is ignored.
+        if pending is not None:
             event, box = pending
             box.append(reply.body)
             event.set()
+        elif isinstance(reply.body, ExecuteFencedReply) and reply.body.fence is not None:
+            # A reply that nobody waits for any more is ignored, and what came with it is given back.
+            reply.body.fence.close()
 
     async def call(self, body: CallBody, expected: type[_R]) -> _R:
         """Sends a call and returns its reply.

@@ -14,7 +14,7 @@ Messages mirror the driver contract (``aionn.hal.device``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -452,7 +452,7 @@ def large_size_bytes(payload: bytes) -> int:
         return 0
     try:
         size_bytes = _IN_MEMORY_DECODER.decode(payload).size_bytes
-    except msgspec.MsgspecError as e:
+    except (msgspec.MsgspecError, ValueError) as e:
         raise InvalidArgument(f"message: {e}") from e
     if not 0 < size_bytes <= MESSAGE_BYTES_MAX:
         raise InvalidArgument(
@@ -465,7 +465,7 @@ def read_envelope(payload: bytes) -> tuple[bool, int] | None:
     """Whether an undecodable message is a call, and its number; None if it is nothing that can be answered."""
     try:
         envelope = _ENVELOPE_DECODER.decode(payload)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, ValueError):  # Text that is no UTF-8 is a plain ValueError.
         return None
     return (envelope.type == "Call", envelope.id) if envelope.type in ("Call", "Reply") else None
 
@@ -485,6 +485,8 @@ def decode(payload: bytes, fds: Sequence[int]) -> Message:
         payload = Memory.from_fd(fds[0], size_bytes=size_bytes, writable=False).array.tobytes()
         fds = fds[1:]
 
+    imported: list[SyncFence] = []
+
     def decode_hook(kind: type, value: Any) -> Any:
         if kind is Memory:
             index, size_bytes, memory_kind = value
@@ -492,7 +494,8 @@ def decode(payload: bytes, fds: Sequence[int]) -> Message:
         if kind is SyncFence:
             index, state = value
             record = msgspec.convert(state, FenceState)
-            return SyncFence.from_state(record, None if index is None else _at(fds, index))
+            imported.append(SyncFence.from_state(record, None if index is None else _at(fds, index)))
+            return imported[-1]
         if kind is FileHandle:
             return FileHandle(_at(fds, value))
         if kind is QueueHandle:
@@ -502,6 +505,15 @@ def decode(payload: bytes, fds: Sequence[int]) -> Message:
             )
         raise NotImplementedError(f"cannot receive a {kind.__name__}")
 
+    try:
+        return _decode_message(payload, decode_hook)
+    except BaseException:
+        for fence in imported:
+            fence.close()
+        raise
+
+
+def _decode_message(payload: bytes, decode_hook: Callable[[type, Any], Any]) -> Message:
     try:
         message: Message = msgspec.msgpack.Decoder(Message, dec_hook=decode_hook).decode(payload)
     except (GeneralFailure, ResourceExhausted):

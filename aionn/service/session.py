@@ -339,6 +339,14 @@ class Session:
         return LaunchReply(status)
 
     async def _execute_fenced(self, body: ExecuteFenced) -> ExecuteFencedReply:
+        try:
+            return await self._launch_fenced(body)
+        except BaseException:
+            for fence in body.wait_for:
+                fence.close()  # They came for this call, and nothing waits for them now.
+            raise
+
+    async def _launch_fenced(self, body: ExecuteFenced) -> ExecuteFencedReply:
         prepared = self._prepared_model(body.prepared)
         with self._taking("fenced"), self._taking("executions"):
             launched = await prepared.execute_fenced(

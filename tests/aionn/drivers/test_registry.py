@@ -1,0 +1,122 @@
+"""Drivers of others: found by their entry points, named by module and attribute, and listed with a reason when they are broken."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aionn
+from aionn.drivers import registry
+from aionn.drivers.reference import ReferenceDevice
+from aionn.drivers.skeleton import SkeletonDevice
+from aionn.errors import DeviceUnavailable, InvalidArgument
+from aionn.hal import OperandType, OperationType
+from aionn.models.builder import GraphBuilder
+
+MODULE = """
+    from aionn.drivers.reference import ReferenceDevice
+
+    class Device(ReferenceDevice):
+        pass
+
+    def refuses(name):
+        raise OSError("the accelerator is not plugged in")
+"""
+
+ENTRY_POINTS = """
+    [aionn.drivers]
+    acme-good = acme_driver:Device
+    acme-absent = acme_missing:Device
+    acme-refusing = acme_driver:refuses
+    reference = acme_driver:Device
+"""
+
+
+@pytest.fixture
+def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed distribution with drivers, as this process and driver processes see it."""
+    (tmp_path / "acme_driver.py").write_text(textwrap.dedent(MODULE))
+    metadata = tmp_path / "acme-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(textwrap.dedent(ENTRY_POINTS))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+
+
+def test_drivers_of_others_come_first_and_cannot_replace_ours(acme: None) -> None:
+    names = registry.driver_names()
+    assert names[:3] == ("acme-absent", "acme-good", "acme-refusing")
+    assert names[-1] == "reference" and names.count("reference") == 1
+    assert registry.load_factory("reference") is ReferenceDevice
+    assert registry.load_factory("acme-good").__name__ == "Device"
+
+
+async def test_broken_drivers_are_listed_with_their_reason_and_the_rest_works(acme: None) -> None:
+    async with aionn.open(drivers=["acme-absent", "acme-good", "acme-refusing"]) as runtime:
+        assert [device.name for device in runtime.devices] == ["acme-good"]
+        reasons = {missing.name: missing.reason for missing in runtime.unavailable}
+        assert "No module named 'acme_missing'" in reasons["acme-absent"]
+        assert "the accelerator is not plugged in" in reasons["acme-refusing"]
+
+
+def test_driver_can_be_named_by_module_and_attribute(acme: None) -> None:
+    assert registry.load_factory("acme_driver:Device").__name__ == "Device"
+    with pytest.raises(DeviceUnavailable, match="no attribute 'absent'"):
+        registry.load_factory("acme_driver:absent")
+    with pytest.raises(DeviceUnavailable, match="expected something that makes a device"):
+        registry.load_factory("acme_driver:__name__")
+    with pytest.raises(InvalidArgument, match="expected one of"):
+        registry.load_factory("nobody")
+
+
+async def test_device_that_says_illegal_things_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import types
+
+    import msgspec
+
+    def with_info(**changes: Any) -> Any:
+        def make(name: str) -> ReferenceDevice:
+            device = ReferenceDevice(name)
+            device.info = msgspec.structs.replace(device.info, **changes)
+            return device
+
+        return make
+
+    module = types.ModuleType("illegal_drivers")
+    module.no_version = with_info(version="")  # type: ignore[attr-defined]
+    module.no_slots = with_info(slots=0)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "illegal_drivers", module)
+    for name, why in (("no_version", "version"), ("no_slots", "slots")):
+        with pytest.raises(DeviceUnavailable, match=why):
+            registry.make_device(f"illegal_drivers:{name}", "device")
+    made = registry.make_device("reference", "mine")
+    assert made.info.name == "mine"
+    await made.aclose()
+
+
+async def test_skeleton_computes_what_it_says_it_supports() -> None:
+    graph = GraphBuilder()
+    a = graph.input(OperandType.TENSOR_FLOAT32, (2, 3))
+    b = graph.constant(np.array([1, 2, 3], np.float32))
+    none = graph.constant(0)
+    total = graph.result(OperationType.ADD, [a, b, none], a)
+    product = graph.result(OperationType.MUL, [total, a, none], a)
+    largest = graph.result(OperationType.MAXIMUM, [product, a], a)
+    model = graph.build([largest])
+    values = np.array([[-1, 0, 1], [2, -3, 4]], np.float32)
+    async with aionn.open(devices=[SkeletonDevice("acme-skeleton")]) as runtime:
+        net = await runtime.compile(model)
+        expected = np.maximum((values + np.array([1, 2, 3], np.float32)) * values, values)
+        np.testing.assert_array_equal((await net.execute([values])).outputs[0], expected)
+    graph = GraphBuilder()
+    a = graph.input(OperandType.TENSOR_FLOAT32, (2, 3))
+    refused = graph.build([graph.result(OperationType.ADD, [a, a, graph.constant(1)], a)])
+    async with SkeletonDevice("acme-skeleton") as device:
+        assert await device.supported_operations(refused) == (False,)
