@@ -13,10 +13,11 @@ Source: the rules of the NN HAL 1.3 for models, in the stricter form of its cano
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import NoReturn
+
+import numpy as np
 
 from aionn.errors import InvalidModel
 from aionn.hal import (
@@ -48,6 +49,9 @@ EXTENSION_PREFIX_MAX = 0x7FFF
 
 SIZE_BYTES_MAX = 2**32 - 1
 """Sizes, offsets and extents are unsigned 32-bit numbers on the HAL's wire."""
+
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+"""Scales are 32-bit numbers on the HAL's wire; a Python number beyond them would become infinite in a kernel."""
 
 _OEM_TYPES = (OperandType.OEM, OperandType.TENSOR_OEM_BYTE)
 
@@ -90,8 +94,10 @@ def validate_model(model: Model) -> int:
         level = max(level, _check_operands(model, subgraph, f"subgraph {index}"))
     check_acyclic(model)
     for index, subgraph in enumerate(subgraphs):
+        # All of them first: IF and WHILE look at the inputs and outputs of others.
+        _check_interface(subgraph, f"subgraph {index}")
+    for index, subgraph in enumerate(subgraphs):
         where = f"subgraph {index}"
-        _check_interface(subgraph, where)
         level = max(level, _check_operations(model, subgraph, where))
         _check_order(subgraph, where)
         _check_consumers(subgraph, where)
@@ -193,7 +199,7 @@ def _check_quantization(operand: Operand, where: str) -> None:
     scale, zero_point = operand.scale, operand.zero_point
     if operand.type in _OEM_TYPES:
         return
-    if not math.isfinite(scale):
+    if not -FLOAT32_MAX <= scale <= FLOAT32_MAX:
         _refuse(where, "scale", "a finite number", scale)
     if is_extension_operand_type(operand.type):
         low, high, is_quantized = 0, 0, False
@@ -235,7 +241,7 @@ def _check_parameters(operand: Operand, where: str) -> None:
     if len(quant.scales) != extent:
         _refuse(where, "channel scales", extent, len(quant.scales))
     for scale in quant.scales:
-        if not (math.isfinite(scale) and scale > 0):
+        if not 0 < scale <= FLOAT32_MAX:
             _refuse(where, "channel scales", "positive finite numbers", scale)
 
 
