@@ -81,6 +81,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aionn.cli": PRODUCT
     | {"aionn", "aionn.benchmarking", "aionn.drivers", "aionn.drivers.*", "aionn.testing", "aionn.conformance"},
     "aionn.__main__": {"aionn.cli"},
+    "aionn.blocking": PRODUCT,
     "aionn": PRODUCT,
 }
 
