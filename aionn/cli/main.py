@@ -35,6 +35,7 @@ app.command("aionn.cli.devices:devices", name="devices")
 app.command("aionn.cli.inspect:inspect", name="inspect")
 app.command("aionn.cli.simulate:simulate", name="simulate")
 app.command("aionn.cli.serve:serve", name="serve")
+app.command("aionn.cli.bench:bench", name="bench")
 app.command("aionn.cli.conformance:conformance", name="conformance")
 
 

@@ -1,0 +1,93 @@
+"""What a list of measured numbers says: quantiles with enough samples behind them, mean, spread, and a histogram.
+
+Owns the arithmetic; pure. A quantile is told only where several samples lie beyond it, since one would say nothing.
+
+Source: the 32-bucket histograms of MLTS, the HAL's own benchmark suite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+__all__ = ["BEYOND_MIN", "BUCKETS", "Spread", "Verdict", "spread_of", "verdict"]
+
+BUCKETS = 32
+
+BEYOND_MIN = 5
+"""How many samples must lie beyond a quantile: 10 samples tell the median, 50 the 90th percentile, 500 the 99th."""
+
+SAME_SHARE = 0.01
+"""Differences up to this share count as none; MLTS's number."""
+
+Verdict = str
+"""``better``, ``same`` or ``worse``."""
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """What a list of numbers says.
+
+    Attributes:
+        count: How many there are.
+        mean: Their mean.
+        deviation: Their standard deviation; 0 for one.
+        min: The least.
+        max: The largest.
+        p50: The median; None where fewer than ``BEYOND_MIN`` samples lie beyond it, as for the next two.
+        p90: The 90th percentile.
+        p99: The 99th percentile.
+        histogram: How many fall into each of ``BUCKETS`` equal parts from ``min`` to ``limit``; what is beyond counts in the last.
+        limit: The upper end of the histogram: the 99th percentile of whatever there is, so that one outlier does not flatten it.
+    """
+
+    count: int
+    mean: float
+    deviation: float
+    min: float
+    max: float
+    p50: float | None
+    p90: float | None
+    p99: float | None
+    histogram: tuple[int, ...]
+    limit: float
+
+
+def spread_of(values: Sequence[float]) -> Spread:
+    """Summarises numbers, at least one.
+
+    Raises:
+        ValueError: There are none, or one is not finite.
+    """
+    numbers = np.asarray(values, dtype=np.float64)
+    if numbers.size == 0 or not np.isfinite(numbers).all():
+        raise ValueError(f"expected at least one number, all finite; got {numbers.size} numbers")
+    low, limit = float(numbers.min()), float(np.quantile(numbers, 0.99))
+    top = limit if limit > low else low + 1e-9
+    counts, _ = np.histogram(np.minimum(numbers, top), bins=BUCKETS, range=(low, top))
+
+    def quantile(share: float) -> float | None:
+        is_enough = math.floor(numbers.size * (1 - share) + 1e-9) >= BEYOND_MIN
+        return float(np.quantile(numbers, share)) if is_enough else None
+
+    return Spread(
+        count=int(numbers.size),
+        mean=float(numbers.mean()),
+        deviation=float(numbers.std(ddof=1)) if numbers.size > 1 else 0.0,
+        min=low,
+        max=float(numbers.max()),
+        p50=quantile(0.5),
+        p90=quantile(0.9),
+        p99=quantile(0.99),
+        histogram=tuple(int(c) for c in counts),
+        limit=limit,
+    )
+
+
+def verdict(value: float, baseline: float) -> Verdict:
+    """How a time compares with the baseline's; lower is better."""
+    if abs(value - baseline) <= SAME_SHARE * abs(baseline):
+        return "same"
+    return "better" if value < baseline else "worse"
