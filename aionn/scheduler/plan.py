@@ -73,6 +73,13 @@ class LanePlan:
     def insert(self, position: int, work: Work, duration_ns: int) -> None:
         """Puts a work at its place in the order."""
         sums, slacks = self._sums, self._slacks
+        if not sums:
+            # The usual case where there is little to do: nothing to shift.
+            self.keys.append(work.key)
+            self.works.append(work)
+            sums.append(duration_ns)
+            slacks.append(work.deadline_ns - duration_ns)
+            return
         end = (sums[position - 1] if position else self._offset) + duration_ns
         self.keys.insert(position, work.key)
         self.works.insert(position, work)
@@ -81,6 +88,13 @@ class LanePlan:
 
     def remove(self, work: Work) -> None:
         """Takes a work out; it must be here."""
+        if len(self.works) == 1 and self.works[0] is work:
+            self.keys.clear()
+            self.works.clear()
+            self._sums.clear()
+            self._slacks.clear()
+            self._offset = 0
+            return
         position = bisect_left(self.keys, work.key)
         assert self.works[position] is work, "the plan knows where its works stand"
         duration_ns = self.duration_ns(position)
@@ -90,8 +104,6 @@ class LanePlan:
             # The sums of the others stay as they are, only their origin moves.
             self._offset = sums[0]
             del sums[0], slacks[0]
-            if not sums:
-                self._offset = 0
             return
         sums[position:] = [s - duration_ns for s in sums[position + 1 :]]
         slacks[position:] = [r + duration_ns for r in slacks[position + 1 :]]

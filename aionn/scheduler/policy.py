@@ -43,6 +43,12 @@ def decide(now_ns: int, room: WaitingRoom, lanes: Sequence[Lane]) -> list[Action
         Actions in the order in which they are to be applied. The caller takes started and aborted works out of the room.
     """
     actions: list[Action] = []
+    if not room:
+        for lane in lanes:
+            running = lane.work
+            if running is not None and running.deadline_ns <= now_ns and running.state is WorkState.RUNNING:
+                actions.append(Abort(running, Reason.OVERRAN))
+        return actions
     gone: set[int] = set()
     for work, reason in room.too_late(now_ns):
         actions.append(Abort(work, reason))
@@ -50,35 +56,39 @@ def decide(now_ns: int, room: WaitingRoom, lanes: Sequence[Lane]) -> list[Action
     room.age(now_ns)
     if room.standby:
         room.retry(now_ns)
+    idle: list[Lane] = []
+    plans = room.plans
     for lane in lanes:
         running = lane.work
         if running is None:
-            if lane.is_up:
-                _start(now_ns, room, lane, gone, actions)
+            if lane.is_up and not (plans[lane.index].works and _start(now_ns, room, lane, gone, actions)):
+                idle.append(lane)
         elif running.state is WorkState.RUNNING:
             if running.deadline_ns <= now_ns:
                 actions.append(Abort(running, Reason.OVERRAN))
-            elif not lane.is_stopping and lane.can_preempt:
+            elif plans[lane.index].works and not lane.is_stopping and lane.can_preempt:
                 _preempt(now_ns, room, lane, running, gone, actions)
+    if idle and len(gone) < len(room):
+        for lane in idle:
+            helped = _help(now_ns, room, lane, gone)
+            if helped is not None:
+                room.started(
+                    helped, lane, now_ns, "started on a free lane that ends it sooner than its own, lane"
+                )
+                gone.add(helped.number)
+                actions.append(Start(helped, lane))
     return actions
 
 
-def _start(now_ns: int, room: WaitingRoom, lane: Lane, gone: set[int], actions: list[Action]) -> None:
+def _start(now_ns: int, room: WaitingRoom, lane: Lane, gone: set[int], actions: list[Action]) -> bool:
     for work in room.plans[lane.index].works:
-        if work.number in gone:
+        if work.number in gone or (room.drops and _is_held(now_ns, room, work, lane)):
             continue
-        if room.drops and _is_held(now_ns, room, work, lane):
-            continue
-        room.started(work, lane, now_ns, "first of the lane's plan")
-        break
-    else:
-        found = _help(now_ns, room, lane, gone)
-        if found is None:
-            return
-        work = found
-        room.started(work, lane, now_ns, "the lane is free and ends it sooner than the one it was planned on")
-    gone.add(work.number)
-    actions.append(Start(work, lane))
+        room.started(work, lane, now_ns, "the first in its plan starts, on lane")
+        gone.add(work.number)
+        actions.append(Start(work, lane))
+        return True
+    return False
 
 
 def _preempt(
@@ -93,7 +103,7 @@ def _preempt(
         is_late_behind = max(now_ns, lane.ends_ns) + duration_ns > first.deadline_ns
         if not is_late_behind or now_ns + duration_ns > first.deadline_ns:
             return
-    room.note(running, now_ns, f"interrupted for work {first.number}")
+    room.note(running, now_ns, "interrupted for work", first.number)
     actions.append(Preempt(lane, first))
 
 

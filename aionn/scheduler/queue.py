@@ -112,11 +112,12 @@ class WaitingRoom:
         self.is_stirred = False
         self._lane_of: dict[int, int] = {}
         self._latest: list[tuple[int, int, Work]] = []
-        self._ages: list[tuple[int, int, Work]] = []
+        # Works come in the order of time, so they come of age in that order.
+        self._ages: deque[tuple[int, Work]] = deque()
         self._waiting_max = waiting_max
         self._on_full = on_full
         self._age_ns = age_ns
-        self._notes: OrderedDict[int, tuple[int, str]] = OrderedDict()
+        self._notes: OrderedDict[int, tuple[int, str, int]] = OrderedDict()
         self._counts = dict.fromkeys(
             ("entered", "refused", "started", "moved", "displaced", "retried", "aged"), 0
         )
@@ -136,7 +137,7 @@ class WaitingRoom:
                 self._counts["refused"] += 1
                 self.note(work, now_ns, f"refused: {reason.value}")
                 return reason
-            heappush(self._ages, (work.arrival_ns + self._age_ns, work.number, work))
+            self._ages.append((work.arrival_ns + self._age_ns, work))
         if work.deadline_ns != NEVER_NS:
             heappush(self._latest, (work.deadline_ns - work.shortest_ns, work.number, work))
         self._place(work, now_ns, may_displace=True)
@@ -197,9 +198,11 @@ class WaitingRoom:
 
     def too_late(self, now_ns: int) -> list[tuple[Work, Reason]]:
         """Those that wait and cannot end in time any more on any lane; and those displaced because too many wait."""
+        latest = self._latest
+        if not self.displaced and (not latest or latest[0][0] >= now_ns):
+            return []
         found = [(work, Reason.FULL) for work in self.displaced]
         self.displaced.clear()
-        latest = self._latest
         while latest and (latest[0][0] < now_ns or latest[0][2].state is not WorkState.WAITING):
             work = heappop(latest)[2]
             if work.number in self._lane_of and now_ns + work.shortest_ns > work.deadline_ns:
@@ -214,8 +217,8 @@ class WaitingRoom:
     def age(self, now_ns: int) -> None:
         """Lets those that waited long go ahead of what came later, but for HIGH."""
         ages = self._ages
-        while ages and (ages[0][0] <= now_ns or ages[0][2].state is WorkState.ENDED):
-            at_ns, _, work = heappop(ages)
+        while ages and (ages[0][0] <= now_ns or ages[0][1].state is WorkState.ENDED):
+            at_ns, work = ages.popleft()
             if work.state is WorkState.RUNNING:
                 work.sort_into(max(work.rank, HIGH - 1), min(work.urgent_ns, at_ns))
             elif work.number in self._lane_of and work.rank < HIGH:
@@ -255,9 +258,12 @@ class WaitingRoom:
             return None
         plan = self.plans[lane.index]
         count = len(plan.keys)
+        running = lane.work
+        if running is None and not count:
+            end_ns = now_ns + duration_ns
+            return (end_ns, True, 0, duration_ns, False) if end_ns <= work.deadline_ns else None
         position = bisect_left(plan.keys, work.key) if count else 0
         before_ns = plan.before_ns(position)
-        running = lane.work
         turns_ns = rest_ns = now_ns
         interrupts = False
         is_harmless = True
@@ -296,7 +302,8 @@ class WaitingRoom:
         best: tuple[Lane | None, Place | None] = (None, None)
         least = NEVER_NS
         for lane in self.lanes:
-            if len(self.plans[lane.index]) >= PLAN_MAX and self.plans[lane.index].keys[-1] < work.key:
+            keys = self.plans[lane.index].keys
+            if len(keys) >= PLAN_MAX and keys[-1] < work.key:
                 continue
             place = self.place_on(work, lane, now_ns)
             if place is not None and place[1]:
@@ -310,7 +317,7 @@ class WaitingRoom:
         plan = self.plans[lane.index]
         plan.insert(place[2], work, place[3])
         self._lane_of[work.number] = lane.index
-        if len(plan) > PLAN_MAX:
+        if len(plan.keys) > PLAN_MAX:
             last = plan.works[-1]
             plan.remove(last)
             self._stand_by(last)
@@ -323,8 +330,12 @@ class WaitingRoom:
         lane, place = self._best_place(work, now_ns)
         if lane is not None and place is not None:
             self._plan(work, lane, place)
-        elif not (may_displace and self._displace(work, now_ns)):
+        elif not may_displace or self._is_crowded(work) or not self._displace(work, now_ns):
             self._stand_by(work)
+
+    def _is_crowded(self, work: Work) -> bool:
+        """Whether a work comes after all that some lane plans ahead: then it waits for its turn to be planned."""
+        return any(len(plan) >= PLAN_MAX and plan.keys[-1] < work.key for plan in self.plans)
 
     # --- Who gives way ---
 
@@ -333,7 +344,7 @@ class WaitingRoom:
         lesser ones do. Returns whether it did."""
         best: tuple[tuple[int, int, int, int], Lane, Work | None, Lane | None] | None = None
         for lane in self.lanes:
-            if work.durations_ns[lane.device] == NEVER_NS or not lane.is_up:
+            if now_ns + work.durations_ns[lane.device] > work.deadline_ns or not lane.is_up:
                 continue
             for option in self._options(work, lane, now_ns):
                 if best is None or option[0] < best[0]:
@@ -348,7 +359,7 @@ class WaitingRoom:
         assert place is not None, "the option was found a moment ago"
         self._plan(work, lane, place)
         if victim is not None:
-            self.note(victim, now_ns, f"gave way to work {work.number}")
+            self.note(victim, now_ns, "gave way to work", work.number)
             self._place(victim, now_ns, may_displace=False)
         else:
             self._repair(lane, now_ns)
@@ -366,11 +377,11 @@ class WaitingRoom:
             is_lesser = victim.rank < work.rank or (
                 victim.rank == work.rank and not victim.has_run and saved_ns > duration_ns
             )
+            other = self._elsewhere(victim, lane, now_ns)
+            if other is None and not is_lesser:
+                continue
             plan.remove(victim)
             place = self.place_on(work, lane, now_ns)
-            other = None
-            if place is not None and place[1]:
-                other = self._elsewhere(victim, lane, now_ns)
             plan.insert(bisect_left(plan.keys, victim.key), victim, saved_ns)
             if place is None or not place[1]:
                 continue
@@ -443,12 +454,12 @@ class WaitingRoom:
     def started(self, work: Work, lane: Lane, now_ns: int, why: str) -> None:
         """Remembers a start."""
         self._counts["started"] += 1
-        self.note(work, now_ns, f"started on lane {lane.index}: {why}")
+        self.note(work, now_ns, why, lane.index)
 
-    def note(self, work: Work, now_ns: int, text: str) -> None:
-        """Remembers the last decision about a work."""
+    def note(self, work: Work, now_ns: int, text: str, number: int = -1) -> None:
+        """Remembers the last decision about a work; the number of a lane or of another work belongs to the text."""
         notes = self._notes
-        notes[work.number] = (now_ns, text)
+        notes[work.number] = (now_ns, text, number)
         if len(notes) > NOTES_MAX:
             notes.popitem(last=False)
 
@@ -465,7 +476,7 @@ class WaitingRoom:
                 lines.append(f"lane {lane.index} (device {lane.device}): {_told(place, now_ns)}")
         noted = self._notes.get(work.number)
         if noted is not None:
-            lines.append(f"at {noted[0]} ns: {noted[1]}")
+            lines.append(f"at {noted[0]} ns: {noted[1]}" + (f" {noted[2]}" if noted[2] >= 0 else ""))
         return "\n".join(lines)
 
     def statistics(self) -> WaitingRoomStatistics:

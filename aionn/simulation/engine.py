@@ -269,7 +269,8 @@ class Engine:
     # --- Decisions ---
 
     def _decide(self) -> None:
-        for action in self.policy.decide(self.core.now_ns, self.queue, self.lanes):
+        actions = self.policy.decide(self.core.now_ns, self.queue, self.lanes)
+        for action in actions:
             if type(action) is Start:
                 self._start(action.work, action.lane)
             elif type(action) is Preempt:
@@ -443,8 +444,9 @@ class Engine:
         else:
             is_on_time = False
         if is_on_time:
+            if self._done:
+                self._done.pop(work.number, None)
             self._used_ns.pop(work.number, None)
-            self._done.pop(work.number, None)
         else:
             self._leave(work)
         self._decide()
@@ -503,6 +505,8 @@ class Engine:
         self.outcomes[number] = Outcome(number, kind, self.core.now_ns, device, why)
         if self._record:
             self.events.append((self.core.now_ns, kind, number, device))
+        if not self._followers:
+            return
         for follower in self._followers.get(number, ()):
             if kind == "on_time":
                 self.core.after(0, self._enter, follower)
