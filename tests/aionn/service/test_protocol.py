@@ -265,14 +265,14 @@ class _NoChannel(Channel):
 
 
 async def test_session_survives_mutated_calls(small: Any) -> None:
-    answered = await fuzz_session(small, seed=11, count=2_000)
+    answered = await fuzz_session(small, seed=11, count=20_000)
     assert {"INVALID_ARGUMENT", "GENERAL_FAILURE", "PrepareModelReply", "ExecuteReply"} <= answered
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(10))
 async def test_session_survives_many_mutated_calls(small: Any, seed: int) -> None:
-    await fuzz_session(small, seed, 20_000)
+    await fuzz_session(small, seed, 200_000)
 
 
 def test_account_refuses_beyond_its_limit_and_takes_nothing_then() -> None:
