@@ -548,3 +548,14 @@ async def test_device_without_memories_passes_the_rest() -> None:
     async with Without() as device:
         outcome = await run_on(device, add())
     assert (outcome.verdict, outcome.checks["device_memory"]) == ("passed", "skipped")
+
+
+async def test_prepared_model_that_cannot_be_closed_is_found() -> None:
+    class Clinging(Prepared):
+        async def aclose(self) -> None:
+            await super().aclose()
+            raise GeneralFailure("still in use")
+
+    async with Double(Clinging) as device:
+        failure = await failure_of(device, add(), checks=("general",))
+    assert (failure.expected, failure.got) == ("success", "GENERAL_FAILURE: still in use")
