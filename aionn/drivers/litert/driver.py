@@ -23,9 +23,11 @@ import numpy as np
 
 from aionn.drivers.arguments import Array, OutputArea
 from aionn.drivers.blocking import BlockingDevice
+from aionn.drivers.caching import CacheContents
+from aionn.drivers.caching import CacheContents
 from aionn.drivers.litert.expectations import EXPECTED_FAILURES, UNSUPPORTED
 from aionn.drivers.prepared import BlockingPreparedModel
-from aionn.errors import DeviceUnavailable, InvalidArgument
+from aionn.errors import DeviceUnavailable, GeneralFailure, InvalidArgument
 from aionn.hal import (
     CacheFileCounts,
     CancelCapability,
@@ -151,6 +153,33 @@ class LitertDevice(BlockingDevice):
         except Unsupported as e:
             raise InvalidArgument(f"prepare_model: {self.info.name}: {e}") from e
 
+    def restore(
+        self, contents: CacheContents, *, priority: Priority, deadline_ns: int | None
+    ) -> LitertPreparedModel:
+        """The lowered file is what was kept: nothing is lowered again."""
+        from aionn.drivers.litert.lowering import Lowered, Unsupported
+
+        try:
+            kept = _DECODER.decode(contents.model[0])
+            lowered = Lowered(bytes(contents.data[0]), kept.is_static, kept.is_read)
+            return LitertPreparedModel(self, kept.model, priority, lowered)
+        except (msgspec.MsgspecError, IndexError) as e:
+            raise GeneralFailure(f"compilation cache: expected a lowered model: {e}") from e
+        except Unsupported as e:
+            raise GeneralFailure(f"compilation cache: {self.info.name}: {e}") from e
+
+
+class _LoweredOnDisk(msgspec.Struct, frozen=True):
+    """A lowered model without its file. The model has no constants: they are in the file."""
+
+    model: Model
+    is_static: bool
+    is_read: tuple[bool, ...]
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(_LoweredOnDisk)
+
 
 class LitertPreparedModel(BlockingPreparedModel):
     """A lowered model in one interpreter per slot."""
@@ -159,6 +188,7 @@ class LitertPreparedModel(BlockingPreparedModel):
         from aionn.drivers.litert.engine import Engine
 
         super().__init__(device, model, priority)
+        self._lowered = lowered
         # The last one used is taken first: its memory is in the caches.
         self._idle: deque[Engine] = deque(
             Engine(lowered, device.thread_count) for _ in range(device.info.slots)
@@ -177,6 +207,20 @@ class LitertPreparedModel(BlockingPreparedModel):
             ]
         finally:
             self._idle.append(engine)
+
+    def cached(self) -> CacheContents:
+        """The lowered file, and what a request is checked against: the main subgraph's inputs and outputs."""
+        main = self.model.main
+        used = (*main.input_indexes, *main.output_indexes)
+        arguments = msgspec.structs.replace(
+            main,
+            operands=tuple(main.operands[i] for i in used),
+            operations=(),
+            input_indexes=tuple(range(len(main.input_indexes))),
+            output_indexes=tuple(range(len(main.input_indexes), len(used))),
+        )
+        kept = _LoweredOnDisk(Model(arguments), self._lowered.is_static, self._lowered.is_read)
+        return CacheContents([_ENCODER.encode(kept)], [self._lowered.file])
 
     def release(self) -> None:
         self._idle.clear()

@@ -16,7 +16,8 @@ import pytest
 
 import aionn
 from aionn.conformance.expectations import driver_expectations
-from aionn.drivers import registry
+from aionn.drivers import caching, registry
+from aionn.drivers.caching import CacheContents
 from aionn.drivers.litert.driver import (
     EXPECTED_FAILURES,
     THREADS_VARIABLE,
@@ -25,7 +26,7 @@ from aionn.drivers.litert.driver import (
     info_for,
 )
 from aionn.errors import DeviceUnavailable, GeneralFailure, InvalidArgument
-from aionn.hal import FusedActivation, Memory, Model, OperandType, OperationType
+from aionn.hal import CacheFiles, FusedActivation, Memory, Model, OperandType, OperationType
 from aionn.models.builder import GraphBuilder
 from aionn.models.tflite import load_tflite
 
@@ -75,6 +76,8 @@ class TestWithoutLitert:
 litert = pytest.importorskip(
     "ai_edge_litert.interpreter", reason="LiteRT is not installed", exc_type=ImportError
 )
+
+from aionn.drivers.litert import lowering  # noqa: E402 - it needs LiteRT, whose absence skips what follows
 
 
 def test_version_names_litert_s() -> None:
@@ -213,19 +216,41 @@ async def test_lock_is_free_while_litert_computes(small: Any) -> None:
     assert during > 100
 
 
-async def test_cached_compilation_computes_the_same(tmp_path: Path, small: Any) -> None:
-    from aionn.hal import CacheFiles
-
+async def test_cached_compilation_is_not_lowered_again(
+    tmp_path: Path, example_data: Path, small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = [(tmp_path / name).open("w+b") for name in ("model", "data")]
     cache = CacheFiles([files[0].fileno()], [files[1].fileno()], bytes(32))
-    value = np.array([[-1, 2, -3, 9]], dtype=np.float32)
+    model = load_tflite(example_data / "digits_int8.tflite").model
+    value = np.random.default_rng(2).integers(-128, 128, (1, 49, 40, 1)).astype(np.int8)
+    answers = []
     async with LitertDevice() as device:
-        first = await device.prepare_model(chain_of((OperationType.RELU6, ())), cache=cache)
+        first = await device.prepare_model(model, cache=cache)
+        monkeypatch.setattr(lowering, "lower", None)
         second = await device.prepare_model_from_cache(cache)
         for prepared in (first, second):
-            request = small.request([value], [(16, (1, 4))])
+            request = small.request([value], [(11, (1, 11))])
             await prepared.execute_synchronously(request)
-            assert small.output(request).tolist() == [0, 2, 0, 6]
+            pool = request.pools[-1]
+            assert isinstance(pool, Memory)
+            answers.append(pool.array.tobytes())
             await prepared.aclose()
+    assert answers[0] == answers[1]
+    assert any(answers[0])
+    for file in files:
+        file.close()
+
+
+async def test_cache_of_something_else_is_refused(tmp_path: Path) -> None:
+    files = [(tmp_path / name).open("w+b") for name in ("model", "data")]
+    cache = CacheFiles([files[0].fileno()], [files[1].fileno()], bytes(32))
+    async with LitertDevice() as device:
+        prepared = await device.prepare_model(chain_of((OperationType.RELU6, ())))
+        model, file = prepared.cached().model[0], prepared.cached().data[0]
+        for wrong in ((b"", file), (b"\xc1", file), (model[:-1], file), (model, b""), (model, b"TFL3" * 9)):
+            caching.save(cache, CacheContents([wrong[0]], [wrong[1]]), driver=device._driver)
+            with pytest.raises(GeneralFailure, match="compilation cache"):
+                await device.prepare_model_from_cache(cache)
+        await prepared.aclose()
     for file in files:
         file.close()
