@@ -33,7 +33,7 @@ class Estimates:
         window: How many timings of a pair count.
     """
 
-    def __init__(self, *, quantile: float = 0.95, window: int = 64) -> None:
+    def __init__(self, *, quantile: float = 0.99, window: int = 64) -> None:
         if not 0 < quantile <= 1:
             raise InvalidArgument(f"estimates: quantile must be above 0 and at most 1, got {quantile}")
         if window < 1:

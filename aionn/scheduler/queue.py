@@ -185,6 +185,11 @@ class WaitingRoom:
         work.sort_into(rank, urgent_ns)
         self._place(work, now_ns, may_displace=True)
 
+    def replan(self, work: Work, now_ns: int) -> None:
+        """Plans a waiting work anew: what it was planned behind took longer than expected."""
+        self._take(work)
+        self._place(work, now_ns, may_displace=True)
+
     def change_priority(self, work: Work, priority: Priority, now_ns: int) -> bool:
         """Changes the class of a work that waits; False if it does not wait any more."""
         if work.number not in self._lane_of:
