@@ -49,8 +49,8 @@ class CacheContents(NamedTuple):
         data: Pieces for the data files.
     """
 
-    model: Sequence[bytes]
-    data: Sequence[bytes]
+    model: Sequence[bytes | memoryview]
+    data: Sequence[bytes | memoryview]
 
 
 class HeldFiles:
@@ -127,8 +127,8 @@ def load(cache: CacheFiles, *, driver: str) -> CacheContents:
         raise GeneralFailure("compilation cache: a file does not fit the memory") from e
     if not cache.model or any(file[: len(_MAGIC)] != _MAGIC for file in files):
         raise GeneralFailure("compilation cache: expected files that this version of aionn saved")
-    nonce = files[0][len(_MAGIC) : _HEAD_BYTES]
-    digest = files[0][_HEAD_BYTES : _HEAD_BYTES + _DIGEST_BYTES]
+    nonce = bytes(files[0][len(_MAGIC) : _HEAD_BYTES])
+    digest = bytes(files[0][_HEAD_BYTES : _HEAD_BYTES + _DIGEST_BYTES])
     pieces = [
         memoryview(file)[_HEAD_BYTES + (_DIGEST_BYTES if index == 0 else 0) :]
         for index, file in enumerate(files)
@@ -140,12 +140,10 @@ def load(cache: CacheFiles, *, driver: str) -> CacheContents:
             "compilation cache: expected the files as they were saved with this token by this driver, got changed ones"
         )
     count = len(cache.model)
-    return CacheContents([bytes(p) for p in pieces[:count]], [bytes(p) for p in pieces[count:]])
+    return CacheContents(pieces[:count], pieces[count:])
 
 
-def _digest(
-    token: bytes, driver: str, nonce: bytes, model_count: int, pieces: Sequence[memoryview]
-) -> bytes:
+def _digest(token: bytes, driver: str, nonce: bytes, model_count: int, pieces: Sequence[memoryview]) -> bytes:
     digest = hashlib.blake2b(key=token, digest_size=_DIGEST_BYTES, person=_MAGIC)
     name = driver.encode()
     for number in (len(name), len(nonce), model_count, len(pieces), *(piece.nbytes for piece in pieces)):
@@ -171,17 +169,20 @@ def _write(fd: int, offset: int, data: memoryview) -> None:
         data, offset = data[written:], offset + written
 
 
-def _read(fd: int) -> bytes:
+def _read(fd: int) -> bytearray:
     size_bytes = _check_regular(fd)
     if size_bytes > FILE_BYTES_MAX:
         raise OSError(0, f"expected at most {FILE_BYTES_MAX} bytes, got {size_bytes}")
-    data = bytearray()
-    while len(data) < size_bytes:
-        piece = os.pread(fd, size_bytes - len(data), len(data))
-        if not piece:
+    data = bytearray(size_bytes)
+    view, read_bytes = memoryview(data), 0
+    while read_bytes < size_bytes:
+        count = os.preadv(fd, [view[read_bytes:]], read_bytes)
+        if not count:
             break
-        data += piece
-    return bytes(data)
+        read_bytes += count
+    view.release()
+    del data[read_bytes:]
+    return data
 
 
 class _ModelOnDisk(msgspec.Struct, frozen=True):
@@ -201,7 +202,9 @@ def encode_model(model: Model) -> CacheContents:
     bare = msgspec.structs.replace(model, operand_values=b"", pools=())
     sizes = tuple(pool.size_bytes for pool in model.pools)
     structure = _ENCODER.encode(_ModelOnDisk(bare, len(model.operand_values), sizes))
-    return CacheContents([structure], [b"".join([model.operand_values, *(p.array.data for p in model.pools)])])
+    return CacheContents(
+        [structure], [b"".join([model.operand_values, *(p.array.data for p in model.pools)])]
+    )
 
 
 def decode_model(contents: CacheContents) -> Model:
@@ -226,5 +229,5 @@ def decode_model(contents: CacheContents) -> Model:
         pools.append(memory)
         offset += size_bytes
     return msgspec.structs.replace(
-        on_disk.model, operand_values=data[: on_disk.value_bytes], pools=tuple(pools)
+        on_disk.model, operand_values=bytes(data[: on_disk.value_bytes]), pools=tuple(pools)
     )

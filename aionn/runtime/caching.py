@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import hmac
 import logging
 import os
 import secrets
+import stat
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -45,6 +47,11 @@ __all__ = ["StepCache", "derive_token", "file_names", "open_cache"]
 
 _logger = logging.getLogger("aionn.compilation")
 
+PLAN_BYTES_MAX = 64 << 20
+"""Largest plan that is kept: the structure of a model without its constants, at some 100 bytes an operand."""
+
+_PLAN_FORM = 1
+_PLAN_DIGEST_BYTES = 32
 _FILE_MODE = 0o600
 _DIRECTORY_MODE = 0o700
 
@@ -148,6 +155,65 @@ class StepCache:
         self.used: bool | None = None
         self._token = token
 
+    def _plan_path(self, devices: Sequence[RuntimeDevice], choice: tuple[int, ...]) -> tuple[Path, bytes]:
+        """Where the plan over these devices lies, and the key of its digest."""
+        digest = hashlib.sha256(self._token + b"plan")
+        for device in devices:
+            said = (device.name, device.driver, device.version, device.feature_level, device.capabilities)
+            digest.update(repr(said).encode())
+        digest.update(repr((_PLAN_FORM, choice)).encode())
+        key = digest.digest()
+        letters = file_names(key, CacheFileCounts(1, 0))[0][0][:-2]
+        return self.directory / f"{letters}0", key
+
+    async def read_plan(self, devices: Sequence[RuntimeDevice], choice: tuple[int, ...]) -> bytes | None:
+        """The plan that was kept for a model on these devices; None if there is none, or it was changed.
+
+        Args:
+            devices: All that were asked, in their order.
+            choice: Preference and priority.
+        """
+        path, key = self._plan_path(devices, choice)
+
+        def read() -> bytes | None:
+            try:
+                with open(
+                    os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK), "rb"
+                ) as file:
+                    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                        return None
+                    data = file.read(PLAN_BYTES_MAX)
+            except OSError:
+                return None
+            plan = data[_PLAN_DIGEST_BYTES:]
+            is_whole = hmac.compare_digest(_plan_digest(key, plan), data[:_PLAN_DIGEST_BYTES])
+            return plan if is_whole else None
+
+        with real_work("reading a plan"):
+            return await anyio.to_thread.run_sync(read)
+
+    async def write_plan(
+        self, devices: Sequence[RuntimeDevice], choice: tuple[int, ...], plan: bytes
+    ) -> None:
+        """Keeps a plan; what is wrong with the directory is only logged."""
+        path, key = self._plan_path(devices, choice)
+
+        def write() -> None:
+            temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+            try:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+                with open(os.open(temporary, flags, _FILE_MODE), "wb") as file:
+                    file.write(_plan_digest(key, plan) + plan)
+                os.rename(temporary, path)
+            except OSError as e:
+                _logger.info("the plan is not kept: %s", e)
+                with contextlib.suppress(OSError):
+                    temporary.unlink(missing_ok=True)
+
+        if len(plan) + _PLAN_DIGEST_BYTES <= PLAN_BYTES_MAX:
+            with real_work("keeping a plan"):
+                await anyio.to_thread.run_sync(write)
+
     async def prepare(
         self,
         device: RuntimeDevice,
@@ -165,18 +231,10 @@ class StepCache:
             return await device.hal.prepare_model(
                 model, preference=preference, priority=priority, deadline_ns=deadline_ns
             )
-        token = derive_token(
-            self._token,
-            device=device.name,
-            version=device.version,
-            preference=preference,
-            priority=priority,
-            operations=operations,
-        )
-        restored = await self._restore(device, token, counts, priority, deadline_ns)
-        self.used = restored is not None and self.used is not False
+        restored = await self.restore(device, operations, preference, priority, deadline_ns)
         if restored is not None:
             return restored
+        token = self._step_token(device, operations, preference, priority)
         with contextlib.ExitStack() as held:
             writing = await anyio.to_thread.run_sync(_Writing.begin, self.directory, token, counts)
             files = None if writing is None else held.enter_context(writing)
@@ -187,28 +245,57 @@ class StepCache:
                 await anyio.to_thread.run_sync(writing.keep)
             return prepared
 
-    async def _restore(
+    def _step_token(
         self,
         device: RuntimeDevice,
-        token: bytes,
-        counts: CacheFileCounts,
+        operations: tuple[int, ...] | None,
+        preference: ExecutionPreference,
+        priority: Priority,
+    ) -> bytes:
+        return derive_token(
+            self._token,
+            device=device.name,
+            version=device.version,
+            preference=preference,
+            priority=priority,
+            operations=operations,
+        )
+
+    async def restore(
+        self,
+        device: RuntimeDevice,
+        operations: tuple[int, ...] | None,
+        preference: ExecutionPreference,
         priority: Priority,
         deadline_ns: int | None,
     ) -> PreparedModel | None:
+        """A step from the cache; None if it is not there, or cannot be used.
+
+        Raises:
+            MissedDeadline: The deadline passed.
+        """
+        token = self._step_token(device, operations, preference, priority)
         with contextlib.ExitStack() as stack:
             try:
-                files = stack.enter_context(_opened(self.directory, token, counts))
+                files = stack.enter_context(_opened(self.directory, token, device.info.cache_files))
                 with section("LR_PC", f"from cache on {device.name}"):
-                    return await device.hal.prepare_model_from_cache(
+                    prepared = await device.hal.prepare_model_from_cache(
                         files, priority=priority, deadline_ns=deadline_ns
                     )
-            except FileNotFoundError:
-                return None
+                self.used = self.used is not False
+                return prepared
             except MissedDeadline:
                 raise
+            except FileNotFoundError:
+                pass
             except (OSError, Error) as e:
                 _logger.info("%s: the kept compilation is not used: %s", device.name, e)
-                return None
+        self.used = False
+        return None
+
+
+def _plan_digest(key: bytes, plan: bytes) -> bytes:
+    return hashlib.blake2b(plan, key=key, digest_size=_PLAN_DIGEST_BYTES).digest()
 
 
 @contextlib.contextmanager

@@ -217,10 +217,17 @@ class Compilation:
         outputs: What it gives.
         devices: Names of the devices that it runs on.
         placement: Which operation runs where, and why.
+        from_cache: Whether every step came from the cache; the constants' memory (``model.pools``) may then be missing.
     """
 
     def __init__(
-        self, runtime: Runtime, plan: Plan, priority: Priority, *, on_close: Callable[[Compilation], None]
+        self,
+        runtime: Runtime,
+        plan: Plan,
+        priority: Priority,
+        *,
+        from_cache: bool = False,
+        on_close: Callable[[Compilation], None],
     ) -> None:
         self._runtime = runtime
         self._plan = plan
@@ -235,6 +242,7 @@ class Compilation:
         self.outputs = plan.outputs
         self.devices = tuple(dict.fromkeys(step.device.name for step in plan.steps))
         self.placement = plan.placement
+        self.from_cache = from_cache
 
     async def execute(
         self,

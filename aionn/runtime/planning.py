@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import anyio.to_thread
+import msgspec
 
 from aionn.errors import Error, GeneralFailure, InvalidArgument
 from aionn.hal import ExecutionPreference, Model, PreparedModel, Priority, operation_type_name
@@ -37,7 +38,7 @@ from aionn.validation import validate_model
 if TYPE_CHECKING:
     from aionn.runtime.runtime import RuntimeDevice
 
-__all__ = ["LoadedModel", "PlanOptions", "load_model", "make_plan"]
+__all__ = ["LoadedModel", "PlanOptions", "keep_plan", "load_model", "make_plan", "restore_plan"]
 
 _logger = logging.getLogger("aionn.compilation")
 
@@ -103,6 +104,106 @@ async def load_model(model: Model | str | os.PathLike[str]) -> LoadedModel:
     return LoadedModel(loaded.model, inputs, outputs)
 
 
+class _StepOnDisk(msgspec.Struct, frozen=True, array_like=True):
+    device: str
+    model: Model | None
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    operations: tuple[int, ...]
+
+
+class _PlanOnDisk(msgspec.Struct, frozen=True, array_like=True):
+    """A plan whose prepared steps are kept beside it; models are without pools, None stands for the whole model."""
+
+    model: Model
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    steps: tuple[_StepOnDisk, ...]
+    placement: tuple[Placement, ...]
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(_PlanOnDisk)
+
+
+async def restore_plan(
+    model: Model | str | os.PathLike[str], devices: Sequence[RuntimeDevice], options: PlanOptions
+) -> Plan | None:
+    """The plan that was made before, with every step from the cache; None if any of it is not there.
+
+    A model that was given by its path is not read: the plan's has the structure and small constants, and no pools.
+
+    Raises:
+        MissedDeadline: The deadline passed.
+    """
+    cache = options.cache
+    if cache is None:
+        return None
+    data = await cache.read_plan(devices, (options.preference, options.priority))
+    if data is None:
+        return None
+    try:
+        kept = await _on_thread(lambda: _DECODER.decode(data), "decoding a plan")
+    except (msgspec.MsgspecError, ValueError) as e:
+        _logger.info("the kept plan is not used: %s", e)
+        return None
+    whole = model if isinstance(model, Model) else kept.model
+    by_name = {device.name: device for device in devices}
+    steps: list[PreparedStep] = []
+    try:
+        for step in kept.steps:
+            device = by_name[step.device]
+            part = whole if step.model is None else step.model
+            operations = None if len(kept.steps) == 1 else step.operations
+            prepared = await cache.restore(
+                device, operations, options.preference, options.priority, options.deadline_ns
+            )
+            if prepared is None:
+                break
+            steps.append(PreparedStep(device, prepared, part, step.inputs, step.outputs, step.operations))
+    except BaseException:
+        await _free(steps)
+        raise
+    if len(steps) < len(kept.steps):
+        await _free(steps)
+        return None
+    temporaries = _temporaries(whole, steps)
+    return Plan(whole, kept.inputs, kept.outputs, temporaries, tuple(steps), kept.placement)
+
+
+async def keep_plan(plan: Plan, devices: Sequence[RuntimeDevice], options: PlanOptions) -> None:
+    """Keeps a plan in the cache, if there is one and every step's device keeps something."""
+    cache = options.cache
+    if cache is None or not all(step.device.info.cache_files.model for step in plan.steps):
+        return
+
+    def encoded() -> bytes:
+        steps = tuple(
+            _StepOnDisk(
+                step.device.name,
+                None if step.model is plan.model else _bare(step.model),
+                step.inputs,
+                step.outputs,
+                step.operations,
+            )
+            for step in plan.steps
+        )
+        kept = _PlanOnDisk(_bare(plan.model), plan.inputs, plan.outputs, steps, plan.placement)
+        return _ENCODER.encode(kept)
+
+    data = await _on_thread(encoded, "encoding a plan")
+    await cache.write_plan(devices, (options.preference, options.priority), data)
+
+
+def _bare(model: Model) -> Model:
+    return msgspec.structs.replace(model, pools=())
+
+
+async def _free(steps: Sequence[PreparedStep]) -> None:
+    for step in steps:
+        await step.prepared.aclose()
+
+
 async def make_plan(
     loaded: LoadedModel,
     devices: Sequence[RuntimeDevice],
@@ -144,8 +245,7 @@ async def make_plan(
             writes = model.main.output_indexes if whole else step.outputs
             prepared.append(PreparedStep(device, ready, part, reads, writes, step.operations))
     except BaseException:
-        for done in prepared:
-            await done.prepared.aclose()
+        await _free(prepared)
         raise
     fallback = None
     if fallback_device is not None:

@@ -36,9 +36,9 @@ from aionn.hal.tracing import section
 from aionn.runtime.background import Background
 from aionn.runtime.caching import open_cache
 from aionn.runtime.clock import now_ns
-from aionn.runtime.compilation import Compilation, priority_of
+from aionn.runtime.compilation import Compilation, Plan, priority_of
 from aionn.runtime.fallback import can_fall_back, may_fall_back
-from aionn.runtime.planning import PlanOptions, load_model, make_plan
+from aionn.runtime.planning import PlanOptions, keep_plan, load_model, make_plan, restore_plan
 from aionn.scheduler.dispatcher import Dispatcher
 from aionn.service.client import RemoteDevice
 
@@ -262,23 +262,41 @@ class Runtime:
         candidates = self._candidates(devices)
         with section("LR_PC", "compile"):
             cache = await open_cache(cache_dir, cache_token, model)
-            loaded = await load_model(model)
             options = PlanOptions(wanted_preference, wanted_priority, deadline, cache)
-            fallback_device = self._fallback_device(loaded.model, devices) if allow_fallback else None
-            try:
-                plan = await make_plan(loaded, candidates, options, fallback_device)
-            except Error as e:
-                if fallback_device is None or not may_fall_back(e):
-                    raise
-                # What failed to compile goes to the reference device as a whole, as the HAL has it.
-                plan = await make_plan(loaded, [fallback_device], options._replace(cache=None))
-                reason = f"fallback: compiling failed ({e})"
-                plan = plan._replace(
-                    placement=tuple(msgspec.structs.replace(p, reason=reason) for p in plan.placement)
-                )
-        compilation = Compilation(self, plan, wanted_priority, on_close=self._compilations.discard)
+            # With leave to fall back the whole model is needed; without, a plan from the cache will do.
+            plan = None if allow_fallback else await restore_plan(model, candidates, options)
+            if plan is None:
+                plan = await self._plan(model, devices, candidates, options, allow_fallback)
+        from_cache = cache is not None and cache.used is True
+        compilation = Compilation(
+            self, plan, wanted_priority, from_cache=from_cache, on_close=self._compilations.discard
+        )
         self._compilations.add(compilation)
         return compilation
+
+    async def _plan(
+        self,
+        model: Model | str | os.PathLike[str],
+        devices: str | Sequence[str] | None,
+        candidates: Sequence[RuntimeDevice],
+        options: PlanOptions,
+        allow_fallback: bool,
+    ) -> Plan:
+        loaded = await load_model(model)
+        fallback_device = self._fallback_device(loaded.model, devices) if allow_fallback else None
+        try:
+            plan = await make_plan(loaded, candidates, options, fallback_device)
+        except Error as e:
+            if fallback_device is None or not may_fall_back(e):
+                raise
+            # What failed to compile goes to the reference device as a whole, as the HAL has it.
+            plan = await make_plan(loaded, [fallback_device], options._replace(cache=None))
+            reason = f"fallback: compiling failed ({e})"
+            return plan._replace(
+                placement=tuple(msgspec.structs.replace(p, reason=reason) for p in plan.placement)
+            )
+        await keep_plan(plan, candidates, options)
+        return plan
 
     def _fallback_device(self, model: Model, devices: str | Sequence[str] | None) -> RuntimeDevice | None:
         if devices is not None:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from aionn.drivers.arguments import OutputArea
-from aionn.drivers.blocking import BlockingPreparedModel
 from aionn.drivers.reference import ReferenceDevice, ReferencePreparedModel
 from aionn.errors import Error, InvalidArgument
 from aionn.hal import (
@@ -93,7 +92,7 @@ class SplitDevice(ReferenceDevice):
 
     def prepare(
         self, model: Model, *, preference: ExecutionPreference, priority: Priority, deadline_ns: int | None
-    ) -> BlockingPreparedModel:
+    ) -> ReferencePreparedModel:
         if self._fail_at == "prepare":
             raise self.failure
         if self._fail_at == "run":
