@@ -49,6 +49,7 @@ class BurstController:
         results: Queue that the driver writes; owned by this object from now on.
         free_slot: Tells the driver that a memory slot is free.
         end: Tells the driver that the burst is over.
+        model: Is kept alive for as long as this end is: a driver ends the bursts of a prepared model that is gone.
     """
 
     def __init__(
@@ -58,11 +59,13 @@ class BurstController:
         *,
         free_slot: Callable[[int], Awaitable[None]],
         end: Callable[[], Awaitable[None]],
+        model: object = None,
     ) -> None:
         self._requests = requests
         self._results = results
         self._free_slot = free_slot
         self._end = end
+        self._model = model
         self._slots = MemorySlots()
         self._state = BurstState.IDLE
         self._unread_count = 0

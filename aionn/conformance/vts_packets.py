@@ -13,6 +13,7 @@ Source: ``ValidateBurst`` of the NN HAL's VTS 1.2 and 1.3.
 from __future__ import annotations
 
 import contextlib
+import gc
 import struct
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
@@ -41,7 +42,7 @@ from aionn.burst.packets import (
 )
 from aionn.burst.server import BurstServer
 from aionn.conformance.computing import closing
-from aionn.conformance.vts_case import Case, VtsSubject, expect_refusal, fail
+from aionn.conformance.vts_case import Case, VtsSubject, expect_refusal, fail, status_of_call
 from aionn.conformance.vts_models import RequestPools, add_model, split_model
 from aionn.errors import ErrorStatus
 from aionn.hal import DataLocation, ExecutionResult, Memory, PreparedModel, Request
@@ -406,6 +407,27 @@ async def _bursts_are_apart(subject: VtsSubject) -> None:
                     fail("1 and 2", f"{pools.output()} and {others.output()}")
 
 
+async def _burst_ends_with_its_model(subject: VtsSubject) -> None:
+    """A burst keeps its model while somebody has the burst alone; one whose model was closed answers, whatever it answers."""
+    model = add_model()
+    await subject.check_support(model)
+    burst = await (await subject.device.prepare_model(model)).configure_execution_burst()
+    async with closing(burst):
+        gc.collect()
+        with RequestPools(model, [np.zeros((1, 4), np.float32)]) as pools:
+            subject.step()
+            await burst.execute_synchronously(pools.request, (0, 1))
+            if (pools.output() != 1).any():
+                fail("0 + 1 = 1", pools.output())
+    prepared = await subject.device.prepare_model(model)
+    burst = await prepared.configure_execution_burst()
+    async with closing(burst):
+        await prepared.aclose()
+        with RequestPools(model, [np.zeros((1, 4), np.float32)]) as pools:
+            subject.step()
+            await status_of_call(burst.execute_synchronously(pools.request, (0, 1)))
+
+
 CASES = (
     *(Case(f"burst_packets/{name}", partial(_mutated_packets, name=name)) for name in MUTATIONS),
     Case("burst_packets/no_packet", _no_packets),
@@ -414,4 +436,5 @@ CASES = (
     Case("burst/identifiers_are_checked", _identifiers_are_checked),
     Case("burst/one_in_flight", _one_in_flight),
     Case("burst/bursts_are_apart", _bursts_are_apart),
+    Case("burst/ends_with_its_model", _burst_ends_with_its_model),
 )

@@ -92,6 +92,7 @@ class RemotePreparedModel:
         self.handle = handle
         self._channel = connection.channel
         self._owned = _Owned(self, connection.channel, FreePreparedModel(handle))
+        self._bursts: weakref.WeakSet[BurstController] = weakref.WeakSet()
 
     def _check_open(self) -> None:
         if not self._owned.is_alive:
@@ -188,9 +189,10 @@ class RemotePreparedModel:
             bursts.pop(handle, None)
             await owned.aclose()
 
-        controller = BurstController(requests, results, free_slot=free_slot, end=end)
+        controller = BurstController(requests, results, free_slot=free_slot, end=end, model=self)
         owned = _Owned(controller, channel, EndBurst(handle))
         bursts[handle] = controller
+        self._bursts.add(controller)
         if not channel.is_alive:
             controller.peer_died("the driver process is gone")
         return controller
@@ -203,7 +205,9 @@ class RemotePreparedModel:
         return ResendingExecution(self, request, measure, loop_timeout_ns)
 
     async def aclose(self) -> None:
-        """See ``PreparedModel``."""
+        """See ``PreparedModel``. Its bursts end with it: the driver would answer them no more."""
+        for burst in list(self._bursts):
+            await burst.aclose()
         await self._owned.aclose()
 
 
