@@ -33,9 +33,12 @@ app.command("aionn.cli.stream:stream", name="stream")
 app.command("aionn.cli.run:run", name="run")
 app.command("aionn.cli.devices:devices", name="devices")
 app.command("aionn.cli.inspect:inspect", name="inspect")
+app.command("aionn.cli.env:env", name="env")
+app.command("aionn.cli.trace:trace", name="trace")
 app.command("aionn.cli.simulate:simulate", name="simulate")
 app.command("aionn.cli.serve:serve", name="serve")
 app.command("aionn.cli.bench:bench", name="bench")
+app.command("aionn.cli.stress:stress_command", name="stress")
 app.command("aionn.cli.conformance:conformance", name="conformance")
 
 

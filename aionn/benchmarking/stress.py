@@ -1,0 +1,118 @@
+"""The stress tests of a device: each body in a process of its own, watched from here.
+
+Owns who judges what: a body that tells how it ended is believed; one that dies is a CRASH, one that says nothing in time is a HANG
+and is killed with all that it started. The next test begins whatever became of the one before.
+
+Source: the crash tests of MLTS, whose coordinator waits for a result, the process's death or a time-out, whichever comes first.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from subprocess import DEVNULL
+
+import anyio
+import msgspec
+
+from aionn.benchmarking.stress_bodies import BODIES, Ended, StressTask, task_command
+from aionn.errors import InvalidArgument
+
+__all__ = ["GRACE_S", "StressResult", "stress"]
+
+GRACE_S = 20.0
+"""What a test may take beyond its time before it counts as hanging; MLTS's number."""
+
+
+class StressResult(msgspec.Struct, frozen=True):
+    """How one test ended.
+
+    Attributes:
+        test: Its name.
+        result: SUCCESS, FAILURE, HANG or CRASH.
+        message: Why.
+        count: How many executions or compilations there were.
+        seconds: How long it took.
+    """
+
+    test: str
+    result: str
+    message: str
+    count: int
+    seconds: float
+
+
+async def stress(
+    device: str,
+    model: Path,
+    tests: Sequence[str],
+    seconds: float,
+    *,
+    seed: int = 0,
+    grace_s: float = GRACE_S,
+    progress: Callable[[str, int], None] = lambda _test, _index: None,
+) -> tuple[StressResult, ...]:
+    """Makes the tests one after the other.
+
+    Args:
+        device: Registered name of a driver.
+        model: A .tflite file.
+        tests: Names from ``BODIES``.
+        seconds: How long each test works.
+        seed: Seed of everything that is random.
+        grace_s: What a test may take beyond that.
+        progress: Is told each test before it begins, and its number.
+
+    Raises:
+        InvalidArgument: There is no such test, the model cannot be read, or the time makes no sense.
+    """
+    unknown = [test for test in tests if test not in BODIES]
+    if unknown or not tests:
+        raise InvalidArgument(
+            f"stress: expected tests of {', '.join(BODIES)}; got {', '.join(unknown) or 'none'}"
+        )
+    if not 0 < seconds <= 86400:
+        raise InvalidArgument(
+            f"stress: expected more than 0 and at most 86400 s for each test, got {seconds:g}"
+        )
+    if not os.access(model, os.R_OK):
+        raise InvalidArgument(f"model {model}: cannot be read")
+    results = []
+    for index, test in enumerate(tests):
+        progress(test, index)
+        started_s = time.monotonic()
+        ended = await _watched(StressTask(test, device, str(model), seconds, seed), seconds + grace_s)
+        took_s = round(time.monotonic() - started_s, 3)
+        results.append(StressResult(test, ended.result, ended.message, ended.count, took_s))
+    return tuple(results)
+
+
+async def _watched(task: StressTask, limit_s: float) -> Ended:
+    """Runs a test's process until it ends or its time is up."""
+    text = b""
+    # A session of its own: what the test started ends with it.
+    process = await anyio.open_process(
+        task_command(task), stdin=DEVNULL, stderr=DEVNULL, start_new_session=True
+    )
+    try:
+        assert process.stdout is not None
+        with anyio.move_on_after(limit_s) as scope:
+            async for chunk in process.stdout:
+                text += chunk
+            await process.wait()
+    finally:
+        with anyio.CancelScope(shield=True):
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            await process.aclose()
+    if scope.cancelled_caught:
+        return Ended("HANG", f"no result within {limit_s:g} s")
+    try:
+        return msgspec.json.decode(text.strip().splitlines()[-1], type=Ended)
+    except (msgspec.MsgspecError, IndexError):
+        return Ended("CRASH", f"the test's process ended with code {process.returncode} and without a result")
