@@ -55,6 +55,7 @@ from aionn.hal import (
     check_duration_ns,
 )
 from aionn.hal.real_work import begin_real_work
+from aionn.hal.tracing import section
 from aionn.interpreter import RunControl
 from fences import FenceStatus, SyncFence
 
@@ -147,7 +148,8 @@ class BlockingPreparedModel(abc.ABC):
         Device memories among the outputs are initialised afterwards, or uninitialised when this raises.
         """
         try:
-            result = self._run_checked(arguments, measure, deadline_ns, loop_timeout_ns, is_cancelled)
+            with section("LD_PE", self.device.info.name):
+                result = self._run_checked(arguments, measure, deadline_ns, loop_timeout_ns, is_cancelled)
             if not result.output_sufficient_size and arguments.writes_memory:
                 raise GeneralFailure("execution: a result does not fit, and one of the outputs is a device memory")
             arguments.succeed(result.output_shapes) if result.output_sufficient_size else arguments.fail()
@@ -203,6 +205,13 @@ class BlockingPreparedModel(abc.ABC):
             return self.run_bound(
                 arguments, measure=measure, deadline_ns=deadline_ns, loop_timeout_ns=loop_timeout_ns
             )
+
+    def execute_bound(self, arguments: Arguments, *, measure: bool = False) -> ExecutionResult:
+        """As ``execute_now``, with arguments that ``bind`` gave: any number of times, unless device memories are among them."""
+        if self._closed:
+            raise InvalidArgument("execution: the prepared model is closed")
+        with self.device.gate.slot(self.priority, None):
+            return self.run_bound(arguments, measure=measure, deadline_ns=None, loop_timeout_ns=None)
 
     async def execute_synchronously(
         self,

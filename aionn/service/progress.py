@@ -12,9 +12,11 @@ from __future__ import annotations
 import faulthandler
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 __all__ = ["Progress"]
+
+_NOTHING = nullcontext()
 
 
 class Progress:
@@ -29,12 +31,13 @@ class Progress:
         self._lock = threading.Lock()
         self._count = 0
 
-    @contextmanager
-    def work(self) -> Iterator[None]:
+    def work(self) -> AbstractContextManager[None]:
         """Something that the device does; from any thread."""
-        if self._hang_after_s is None:
-            yield
-            return
+        # Without a watch this is in the way of every frame of a burst for nothing.
+        return _NOTHING if self._hang_after_s is None else self._watched()
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
         self._change(1)
         try:
             yield

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ import anyio.from_thread
 import anyio.to_thread
 
 import fmq
-from aionn.burst.server import BurstServer
+from aionn.burst.server import REMEMBERED_REQUESTS_MAX, BurstServer
 from aionn.errors import Error, ErrorStatus, InvalidArgument, ResourceExhausted
 from aionn.hal import (
     Buffer,
@@ -94,13 +95,40 @@ class _Prepared(NamedTuple):
 
 
 class _Burst:
-    """An open burst, its prepared model's handle, and when it was last used."""
+    """An open burst, its prepared model's handle, and when it was last used.
+
+    A stream sends the same request for the same frame slot again and again, and the server gives the same object for it: what
+    binding it found out is kept, until a memory is given back.
+    """
 
     def __init__(self, prepared: int) -> None:
         self.prepared = prepared
         self.server: BurstServer
         self.used_s = time.monotonic()
         self.is_resting = False
+        self._lock = threading.Lock()
+        self._generation = 0
+        self._bound: dict[int, tuple[Request, object]] = {}
+
+    def bound(self, request: Request, bind: Callable[[Request], object]) -> object:
+        """What ``bind`` gives for a request, perhaps from before. On the burst's thread."""
+        known = self._bound.get(id(request))
+        if known is not None and known[0] is request:
+            return known[1]
+        generation = self._generation
+        arguments = bind(request)
+        with self._lock:
+            if len(self._bound) >= REMEMBERED_REQUESTS_MAX:
+                self._bound.clear()
+            if generation == self._generation:
+                self._bound[id(request)] = request, arguments
+        return arguments
+
+    def forget(self) -> None:
+        """A memory was given back, or all: nothing may hold it any more."""
+        with self._lock:
+            self._generation += 1
+            self._bound.clear()
 
 
 class _Buffer(NamedTuple):
@@ -163,7 +191,9 @@ class Session:
             case ConfigureBurst():
                 return self._configure_burst(body, channel)
             case FreeMemorySlot():
-                self._burst(body.burst).server.free_slot(body.slot)
+                burst = self._burst(body.burst)
+                burst.server.free_slot(body.slot)
+                burst.forget()
                 return Done()
             case EndBurst():
                 return await self._end_burst(body.burst)
@@ -393,12 +423,14 @@ class Session:
         handle = next(self._handles)
         burst = _Burst(body.prepared)
 
+        execute_bound: Callable[..., ExecutionResult] | None = getattr(prepared, "execute_bound", None)
+        bind: Callable[[Request], object] | None = getattr(prepared, "bind", None)
+
         def execute(request: Request, measure: bool) -> ExecutionResult:
             burst.used_s, burst.is_resting = time.monotonic(), False
             with self._progress.work():
-                execute_now: Callable[..., ExecutionResult] | None = getattr(prepared, "execute_now", None)
-                if execute_now is not None:
-                    return execute_now(request, measure=measure)
+                if execute_bound is not None and bind is not None:
+                    return execute_bound(burst.bound(request, bind), measure=measure)
                 return self._portal.call(
                     lambda: prepared.execute_synchronously(request, measure=measure)
                 )
@@ -436,7 +468,9 @@ class Session:
         for burst in self._bursts.values():
             if not burst.is_resting and time.monotonic() - burst.used_s >= idle_s:
                 burst.is_resting = burst.server.forget_memories()
-                count += burst.is_resting
+                if burst.is_resting:
+                    burst.forget()
+                    count += 1
         return count
 
     async def aclose(self) -> None:

@@ -584,3 +584,24 @@ async def test_error_of_an_answer_that_cannot_be_sent_ends_neither_side() -> Non
     two.release()
 
 
+
+
+async def test_what_a_burst_remembers_of_a_request_goes_with_its_memory(served: Any, small: Any) -> None:
+    client = served.client()
+    prepared = await client.prepare_model(small.sum_model())
+    burst = await prepared.configure_execution_burst()
+    first, second = small.Sum(), small.Sum()
+    second.values[0] += 7
+    for _ in range(3):
+        await burst.execute_synchronously(first.request, [0])
+    assert first.is_right
+    own = Path("/proc/self/maps").read_text().count("/memfd:aionn ")
+    await burst.release_memory_resource(0)
+    await settled(lambda: Path("/proc/self/maps").read_text().count("/memfd:aionn ") < own)
+    # The same slot stands for another memory now, and the same packet for another request.
+    for _ in range(3):
+        second.values[1] += 1
+        await burst.execute_synchronously(second.request, [1])
+        assert second.is_right
+    await burst.aclose()
+    await client.aclose()
