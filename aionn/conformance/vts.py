@@ -24,6 +24,7 @@ import msgspec
 
 from aionn.conformance import (
     vts_basics,
+    vts_buffers,
     vts_caching,
     vts_lifetimes,
     vts_memory_domains,
@@ -57,6 +58,7 @@ CASES: tuple[Case, ...] = (
     *vts_basics.CASES,
     *vts_refusals.CASES,
     *vts_packets.CASES,
+    *vts_buffers.CASES,
     *vts_memory_domains.CASES,
     *vts_quality.CASES,
     *vts_caching.CASES,
