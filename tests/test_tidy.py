@@ -99,7 +99,7 @@ HOMES: dict[str, tuple[str, ...]] = {
         "fences/waiting.py",
         "fmq/aio.py",
     ),
-    "pytest": ("aionn/testing/pytest_plugin.py",),
+    "pytest": ("aionn/testing/pytest_plugin.py", "aionn/conformance/pytest_suite.py"),
 }
 """Imports that have a home: nothing else in the packages may import them."""
 
