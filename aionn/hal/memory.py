@@ -55,15 +55,17 @@ class Memory:
     Attributes:
         kind: The spec's kind.
         size_bytes: Size of the pool.
+        offset: Where it starts in the file behind the descriptor.
     """
 
-    __slots__ = ("__weakref__", "_array", "_fd", "_finalizer", "kind", "size_bytes")
+    __slots__ = ("__weakref__", "_array", "_fd", "_finalizer", "kind", "offset", "size_bytes")
 
-    def __init__(self, fd: int, array: npt.NDArray[np.uint8], kind: MemoryKind) -> None:
+    def __init__(self, fd: int, array: npt.NDArray[np.uint8], kind: MemoryKind, offset: int = 0) -> None:
         self._fd = fd
         self._array = array
         self.kind = kind
         self.size_bytes = array.nbytes
+        self.offset = offset
         # The mapping itself goes with the last array that views it: numpy keeps the mmap object alive.
         self._finalizer = weakref.finalize(self, os.close, fd)
 
@@ -147,7 +149,7 @@ class Memory:
         except OSError as e:
             raise ResourceExhausted(f"memory: no descriptor left to import a pool: {e.strerror}") from e
         try:
-            return cls(own, _map(own, size_bytes, offset, writable=writable), kind)
+            return cls(own, _map(own, size_bytes, offset, writable=writable), kind, offset)
         except (OSError, ValueError) as e:
             os.close(own)
             raise GeneralFailure(f"memory: cannot map {size_bytes} bytes: {e}") from e

@@ -404,7 +404,8 @@ def encode(message: Message) -> tuple[bytes, list[int], list[Any]]:
         if isinstance(value, Memory):
             fds.append(value.fileno())
             keep.append(value)
-            return len(fds) - 1, value.size_bytes, str(value.kind)
+            is_writable = bool(value.array.flags.writeable)
+            return len(fds) - 1, value.size_bytes, str(value.kind), value.offset, is_writable
         if isinstance(value, SyncFence):
             state, fd = value.export()
             if fd is None:
@@ -489,8 +490,14 @@ def decode(payload: bytes, fds: Sequence[int]) -> Message:
 
     def decode_hook(kind: type, value: Any) -> Any:
         if kind is Memory:
-            index, size_bytes, memory_kind = value
-            return Memory.from_fd(_at(fds, index), size_bytes=size_bytes, kind=MemoryKind(memory_kind))
+            index, size_bytes, memory_kind, offset, is_writable = msgspec.convert(value, _MEMORY_FIELDS)
+            return Memory.from_fd(
+                _at(fds, index),
+                size_bytes=size_bytes,
+                offset=offset,
+                kind=MemoryKind(memory_kind),
+                writable=is_writable,
+            )
         if kind is SyncFence:
             index, state = value
             record = msgspec.convert(state, FenceState)
@@ -531,6 +538,7 @@ def _at(fds: Sequence[int], index: Any) -> int:
     return fds[index]
 
 
+_MEMORY_FIELDS = tuple[int, int, str, int, bool]
 _ENVELOPE_DECODER = msgspec.msgpack.Decoder(_Envelope)
 _IN_MEMORY_ENCODER = msgspec.msgpack.Encoder()
 _IN_MEMORY_DECODER = msgspec.msgpack.Decoder(_InMemory)
