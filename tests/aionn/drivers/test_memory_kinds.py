@@ -127,3 +127,23 @@ async def test_copies_take_every_mapped_kind(device: Device, small: Any, file_po
     await buffer.copy_from(read_only, [])
     with pytest.raises(InvalidArgument):
         await buffer.copy_to(read_only)
+
+
+async def test_burst_keeps_the_memory_that_came_with_an_identifier_first(device: Device, small: Any) -> None:
+    prepared = await device.prepare_model(small.sum_model())
+    burst = await prepared.configure_execution_burst()
+    request = small.request([A, A], [(A.nbytes, (2, 3))])
+    other = small.request([A + 1, A], [(A.nbytes, (2, 3))])
+    await burst.execute_synchronously(request, [0, 1, 2])
+    # Another memory under a known identifier is not looked at.
+    mixed = msgspec.structs.replace(request, pools=(other.pools[0], *request.pools[1:]))
+    await burst.execute_synchronously(mixed, [0, 1, 2])
+    np.testing.assert_array_equal(small.output(request), 2 * A.ravel())
+    await burst.release_memory_resource(0)
+    await burst.release_memory_resource(0)
+    await burst.release_memory_resource(99)
+    with pytest.raises(InvalidArgument):
+        await burst.release_memory_resource(-2)
+    await burst.execute_synchronously(mixed, [3, 1, 2])
+    np.testing.assert_array_equal(small.output(request), 2 * A.ravel() + 1)
+    await burst.aclose()

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -604,4 +605,20 @@ async def test_what_a_burst_remembers_of_a_request_goes_with_its_memory(served: 
         await burst.execute_synchronously(second.request, [1])
         assert second.is_right
     await burst.aclose()
+    await client.aclose()
+
+
+@pytest.mark.filterwarnings("ignore:.*dropped open.*:ResourceWarning")
+async def test_dropped_burst_is_ended_at_the_driver(served: Any, small: Any) -> None:
+    def listeners() -> int:
+        return sum(thread.name.startswith("aionn-burst-") for thread in threading.enumerate())
+
+    client = served.client()
+    prepared = await client.prepare_model(small.sum_model())
+    before = listeners()
+    burst = await prepared.configure_execution_burst()
+    await burst.execute_synchronously(small.Sum().request, [-1])
+    assert listeners() == before + 1
+    del burst
+    await settled(lambda: listeners() == before)
     await client.aclose()
