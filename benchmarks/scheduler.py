@@ -1,10 +1,10 @@
 """How much of what could be done on time is done on time: our policy against the offline bound and the policies of others.
 
 Every workload of `benchmarks/workloads` runs on two sets of devices, at several loads, under several seeds, in virtual time with
-exact durations. The load is work per time over what the devices can do at best; HIGH streams keep their rates, the others are scaled.
-The bound is the linear program of `aionn.simulation.bound`: all arrivals known beforehand, free migration, HIGH first, then MEDIUM,
-then LOW. All policies see the same arrivals; ratios are paired by seed. No wall clock is involved but for the cost of a decision,
-so the figures are the same on every run. What is planned and interrupted is checked at every decision.
+exact durations. The load is work per time over what the devices can do at best; HIGH streams keep their rates, the others are
+scaled. The bound is the linear program of `aionn.simulation.bound`: all arrivals known beforehand, free migration, HIGH first, then
+MEDIUM, then LOW. All policies see the same arrivals; ratios are paired by seed. No wall clock is involved but for the cost of a
+decision, so the figures are the same on every run. What is planned and interrupted is checked at every decision.
 
 The bound of an instance is not solved for where our policy serves every request that a device could serve at all: then it is met.
 """

@@ -212,7 +212,9 @@ def phone_mix(seconds: float) -> float:
     """Simulated seconds per real second of the phone's streams under our policy."""
     workload = msgspec.structs.replace(read_workload(WORKLOADS / "mobile.toml"), duration_s=seconds)
     scenario = prepare(workload, 1)
-    phone_warm_up = Engine(prepare(read_workload(WORKLOADS / "mobile.toml"), 1), PlanPolicy(), is_clock_held=True)
+    phone_warm_up = Engine(
+        prepare(read_workload(WORKLOADS / "mobile.toml"), 1), PlanPolicy(), is_clock_held=True
+    )
     phone_warm_up.run()
     gc.collect()
     start = time.process_time()

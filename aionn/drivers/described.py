@@ -1,7 +1,7 @@
 """Records from TOML files, with every mistake told by line and field.
 
-Owns the way from a file's text to a frozen record, and the search for the line that an error belongs to. Knows no record: devices and
-workloads are described in their own modules.
+Owns the way from a file's text to a frozen record, and the search for the line that an error belongs to. Knows no record: devices
+and workloads are described in their own modules.
 
 Source: TOML 1.0 as read by the standard library; field rules by msgspec and by each record's own checks.
 """
@@ -50,7 +50,7 @@ def convert_described(text: str, kind: type[_T], *, where: str) -> _T:
     try:
         return msgspec.convert(table, kind)
     except msgspec.ValidationError as e:
-        raise InvalidArgument(_located(str(e), text, table, where)) from e
+        raise InvalidArgument(_located(str(e), text, table, kind, where)) from e
 
 
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>[^`]*)`)?$", re.DOTALL)
@@ -60,20 +60,35 @@ _NAMED = re.compile(
 )
 
 
-def _located(message: str, text: str, table: Mapping[str, Any], where: str) -> str:
+def _located(message: str, text: str, table: Mapping[str, Any], kind: type[_T], where: str) -> str:
     match = _PATH.match(message)
     assert match is not None, "the pattern matches every text"
     what = match["what"]
     steps: list[str | int] = []
     for key, index in _STEP.findall(match["path"] or ""):
-        steps.append(key if key else 0 if index == "..." else int(index))
+        if not key and index == "...":
+            steps.append(_index_of(message, table, kind, steps))
+        else:
+            steps.append(key if key else int(index))
     named = _NAMED.search(what)
     if named is not None and (field := named["field"] or named["unknown"]) is not None:
-        steps += field.split(".")
+        steps += [int(step) if step.isdigit() else step for step in field.split(".")]
         what = what.removeprefix(f"{named['field']}: ")
     line = _line_of(text, steps)
     shown = "".join(f"[{s}]" if isinstance(s, int) else f".{s}" for s in steps).lstrip(".")
     return f"{where}, line {line}, {shown or 'file'}: {what}"
+
+
+def _index_of(message: str, table: Mapping[str, Any], kind: type[_T], steps: Sequence[str | int]) -> int:
+    """Which entry of an array is meant, where the error says only that one is: the first that is wrong by itself."""
+    if len(steps) == 1 and isinstance(entries := table.get(str(steps[0])), list):
+        for index, entry in enumerate(entries):
+            try:
+                msgspec.convert({**table, str(steps[0]): [entry]}, kind)
+            except msgspec.ValidationError as e:
+                if str(e) == message:
+                    return index
+    return 0
 
 
 def _line_of(text: str, steps: Sequence[str | int]) -> int:

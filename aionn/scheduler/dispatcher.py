@@ -109,7 +109,7 @@ class Dispatcher:
         )
         reason = self._room.add(work, now_ns)
         if reason is not None:
-            raise _error(reason, expected_ns)
+            raise _error(reason, expected_ns, has_waited=False)
         self._works[work.number] = work
         self._decide(now_ns)
         return work
@@ -139,7 +139,7 @@ class Dispatcher:
             self.leave(work)
             raise
         if turn.reason is not None:
-            raise _error(turn.reason, work.shortest_ns)
+            raise _error(turn.reason, work.shortest_ns, has_waited=True)
 
     async def acquire(
         self,
@@ -247,12 +247,13 @@ def _held_since(lane: Lane) -> tuple[int, int]:
     return lane.work.item.started_ns, lane.index
 
 
-def _error(reason: Reason, expected_ns: int) -> MissedDeadline | ResourceExhausted:
+def _error(reason: Reason, expected_ns: int, *, has_waited: bool) -> MissedDeadline | ResourceExhausted:
     if reason is Reason.FULL:
         return ResourceExhausted(f"scheduler: {reason.value}", transient=True)
     if reason is Reason.IMPOSSIBLE:
         told = f"scheduler: even an idle device would need {expected_ns} ns, longer than the deadline allows"
         return MissedDeadline(told, transient=False)
-    if reason is Reason.EXPIRED:
-        return MissedDeadline(f"scheduler: {reason.value}", transient=False)
+    if reason is Reason.EXPIRED and not has_waited:
+        told = "scheduler: the deadline had passed before the execution was asked for"
+        return MissedDeadline(told, transient=False)
     return MissedDeadline(f"scheduler: {reason.value}", transient=True)

@@ -81,16 +81,15 @@ def decide(now_ns: int, room: WaitingRoom, lanes: Sequence[Lane]) -> list[Action
 
 
 def _start(now_ns: int, room: WaitingRoom, lane: Lane, gone: set[int], actions: list[Action]) -> bool:
-    plan = room.plans[lane.index]
-    position = 0
-    while position < len(plan.works):
-        work = plan.works[position]
+    for work in room.plans[lane.index].works[:]:
         if work.number in gone or (room.drops and _is_held(now_ns, room, work, lane)):
-            position += 1
             continue
         if now_ns + work.durations_ns[lane.device] > work.deadline_ns:
-            # Those before it took longer than expected. It leaves this plan for another, or stands by: the loop ends.
-            room.replan(work, now_ns)
+            # Those before it took longer than expected: it leaves this plan for another, or stands by.
+            if room.is_planned_on(work, lane):
+                room.replan(work, now_ns)
+            continue
+        if not room.is_planned_on(work, lane):
             continue
         room.started(work, lane, now_ns, "the first in its plan starts, on lane")
         gone.add(work.number)

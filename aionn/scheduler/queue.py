@@ -185,6 +185,10 @@ class WaitingRoom:
         work.sort_into(rank, urgent_ns)
         self._place(work, now_ns, may_displace=True)
 
+    def is_planned_on(self, work: Work, lane: Lane) -> bool:
+        """Whether a work waits in a lane's plan."""
+        return self._lane_of.get(work.number) == lane.index
+
     def replan(self, work: Work, now_ns: int) -> None:
         """Plans a waiting work anew: what it was planned behind took longer than expected."""
         self._take(work)

@@ -142,6 +142,10 @@ class Lane:
         self.can_preempt = can_preempt
         self.is_up = True
 
+    def __repr__(self) -> str:
+        runs = "down" if not self.is_up else "free" if self.work is None else f"runs {self.work!r}"
+        return f"<Lane {self.index} of device {self.device}: {runs}>"
+
 
 class Start(msgspec.Struct, frozen=True, gc=False):
     """Run a waiting work on a free lane."""

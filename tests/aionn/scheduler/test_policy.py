@@ -1,0 +1,341 @@
+"""Decisions: pure, so each claim is a call with a time, a waiting room and lanes."""
+
+import pytest
+
+from aionn.errors import InvalidArgument
+from aionn.hal import TIME_MAX_NS, Priority
+from aionn.scheduler.policy import decide
+from aionn.scheduler.queue import AGE_NS, WaitingRoom
+from aionn.scheduler.work import NEVER_NS, Abort, Lane, Preempt, Reason, Start, Work, WorkState
+
+LOW, MEDIUM, HIGH = Priority.LOW, Priority.MEDIUM, Priority.HIGH
+
+
+class Table:
+    """Lanes with a waiting room, and the least shell that applies decisions."""
+
+    def __init__(self, lanes=1, devices=None, **settings):
+        devices = devices or list(range(lanes))
+        self.lanes = [Lane(index, device) for index, device in enumerate(devices)]
+        self.room = WaitingRoom(self.lanes, **settings)
+        self.now = 0
+        self.number = 0
+
+    def work(self, *durations, priority=MEDIUM, deadline=None, urgent=None):
+        work = Work(
+            self.number,
+            priority=priority,
+            deadline_ns=deadline,
+            arrival_ns=self.now,
+            durations_ns=durations,
+            urgent_ns=urgent,
+        )
+        self.number += 1
+        return work
+
+    def add(self, *durations, **settings):
+        work = self.work(*durations, **settings)
+        assert self.room.add(work, self.now) is None
+        return work
+
+    def decide(self, now=None):
+        self.now = self.now if now is None else now
+        actions = decide(self.now, self.room, self.lanes)
+        for action in actions:
+            if isinstance(action, Start):
+                self.room.remove(action.work)
+                action.work.state = WorkState.RUNNING
+                action.work.has_run = True
+                action.work.device = action.lane.device
+                action.lane.work = action.work
+                action.lane.ends_ns = self.now + action.work.durations_ns[action.lane.device]
+            elif isinstance(action, Abort):
+                self.room.remove(action.work)
+                action.work.state = WorkState.ENDED
+            else:
+                action.lane.is_stopping = True
+        return actions
+
+    def end(self, lane=0, now=None):
+        self.now = self.lanes[lane].ends_ns if now is None else now
+        work = self.lanes[lane].work
+        work.state = WorkState.ENDED
+        self.lanes[lane].work = None
+        self.lanes[lane].is_stopping = False
+        return work
+
+    def order(self):
+        """Numbers in the order in which one lane runs them."""
+        found = []
+        while True:
+            self.decide()
+            if self.lanes[0].work is None:
+                return found
+            found.append(self.end().number)
+
+
+def starts(actions):
+    return [(a.work.number, a.lane.index) for a in actions if isinstance(a, Start)]
+
+
+def test_priority_goes_before_deadline_before_arrival():
+    table = Table()
+    for priority, deadline in ((LOW, 900), (MEDIUM, 800), (MEDIUM, 700), (HIGH, 1000), (MEDIUM, 700)):
+        table.add(10, priority=priority, deadline=deadline)
+    assert table.order() == [3, 2, 4, 1, 0]
+
+
+def test_no_deadline_goes_last_in_its_class():
+    table = Table()
+    table.add(10)
+    table.add(10, deadline=TIME_MAX_NS - 1)
+    table.add(10, priority=LOW, deadline=500)
+    assert table.order() == [1, 0, 2]
+
+
+def test_deadline_in_the_past_is_refused_at_once():
+    table = Table()
+    table.now = 100
+    for deadline in (0, 99, 100):
+        assert table.room.add(table.work(10, deadline=deadline), 100) is Reason.EXPIRED
+    assert table.decide() == []
+
+
+def test_deadline_that_an_idle_device_cannot_keep_is_impossible():
+    table = Table()
+    assert table.room.add(table.work(10, deadline=9), 0) is Reason.IMPOSSIBLE
+    assert table.room.add(table.work(10, deadline=10), 0) is None
+
+
+def test_expired_work_is_given_up_before_it_is_sorted():
+    table = Table()
+    table.add(100, priority=HIGH)
+    table.decide()
+    late = table.add(10, priority=MEDIUM, deadline=105)
+    fine = table.add(10, priority=MEDIUM, deadline=1000)
+    table.end()
+    actions = table.decide(now=110)
+    assert [(a.work, a.reason) for a in actions if isinstance(a, Abort)] == [(late, Reason.EXPIRED)]
+    assert starts(actions) == [(fine.number, 0)]
+
+
+def test_work_that_cannot_end_in_time_any_more_is_told_before_its_deadline():
+    table = Table()
+    table.add(100, priority=HIGH)
+    table.decide()
+    late = table.add(10, deadline=105)
+    assert table.room.next_wake_ns() == 96
+    actions = table.decide(now=96)
+    assert [(a.work, a.reason) for a in actions] == [(late, Reason.TOO_LATE)]
+
+
+def test_running_work_that_overruns_is_aborted_at_its_deadline():
+    table = Table()
+    work = table.add(10, deadline=50)
+    table.decide()
+    assert table.decide(now=49) == []
+    assert table.decide(now=50) == [Abort(work, Reason.OVERRAN)]
+
+
+def test_high_interrupts_lower_work():
+    table = Table()
+    low = table.add(100, priority=LOW)
+    table.decide()
+    high = table.add(10, priority=HIGH)
+    assert table.decide(now=5) == [Preempt(table.lanes[0], high)]
+    assert low.state is WorkState.RUNNING
+
+
+def test_high_interrupts_nothing_where_another_lane_is_free():
+    table = Table(devices=[0, 0])
+    table.add(100, priority=LOW)
+    table.decide()
+    high = table.add(10, priority=HIGH)
+    assert starts(table.decide(now=5)) == [(high.number, 1)]
+
+
+def test_medium_interrupts_low_only_where_it_would_be_late():
+    table = Table()
+    table.add(100, priority=LOW)
+    table.decide()
+    table.add(10, priority=MEDIUM, deadline=200)
+    assert table.decide(now=5) == []
+    urgent = table.add(10, priority=MEDIUM, deadline=50)
+    assert table.decide(now=5) == [Preempt(table.lanes[0], urgent)]
+
+
+def test_equals_interrupt_only_where_both_are_kept():
+    table = Table()
+    table.add(100, deadline=120)
+    table.decide()
+    urgent = table.add(10, deadline=50)
+    assert table.decide(now=5) == [Preempt(table.lanes[0], urgent)]
+    table = Table()
+    table.add(100, deadline=105)
+    table.decide()
+    table.add(10, deadline=50)
+    assert table.decide(now=5) == []
+
+
+def test_device_that_cannot_be_interrupted_is_left_alone():
+    table = Table()
+    table.lanes[0].can_preempt = False
+    table.add(100, priority=LOW)
+    table.decide()
+    table.add(10, priority=HIGH)
+    assert table.decide(now=5) == []
+
+
+def test_lane_is_chosen_by_expected_finish():
+    table = Table(devices=[0, 1])
+    assert starts([*(table.add(50, 20),)] and table.decide()) == [(0, 1)]
+    table.add(50, 20)
+    # Behind the first on the quick device it ends at 40, on the slow one at 50.
+    assert table.decide() == []
+    third = table.add(50, 20)
+    assert starts(table.decide()) == [(third.number, 0)]
+
+
+def test_lane_that_cannot_run_a_work_never_gets_it():
+    table = Table(devices=[0, 1])
+    work = table.add(NEVER_NS, 20)
+    other = table.add(NEVER_NS, 20)
+    assert starts(table.decide()) == [(work.number, 1)]
+    assert other.state is WorkState.WAITING
+
+
+def test_lane_that_is_down_gets_nothing():
+    table = Table(devices=[0, 1])
+    table.lanes[1].is_up = False
+    work = table.add(50, 20)
+    assert starts(table.decide()) == [(work.number, 0)]
+
+
+def test_longest_gives_way_when_not_all_fit():
+    table = Table()
+    table.add(10, priority=HIGH, deadline=10)
+    table.decide()
+    long = table.add(50, deadline=90)
+    shorts = [table.add(20, deadline=95) for _ in range(4)]
+    table.end()
+    done = table.order()
+    assert done == [work.number for work in shorts]
+    assert long.state is WorkState.ENDED
+
+
+def test_lower_classes_give_way_to_higher():
+    table = Table()
+    lows = [table.add(30, priority=LOW, deadline=100) for _ in range(3)]
+    high = table.add(40, priority=HIGH, deadline=100)
+    done = table.order()
+    assert done[0] == high.number
+    assert len(done) == 3 and set(done[1:]) < {work.number for work in lows}
+
+
+def test_follower_lends_its_urgency():
+    table = Table()
+    table.add(10, deadline=200)
+    before = table.add(10, deadline=500, urgent=100)
+    assert table.order()[0] == before.number
+
+
+def test_old_work_goes_ahead_of_newer_medium():
+    table = Table()
+    table.add(10, priority=MEDIUM)
+    table.decide()
+    old = table.add(10, priority=LOW)
+    table.now = AGE_NS
+    newer = [table.add(10, priority=MEDIUM, deadline=AGE_NS + 1000) for _ in range(3)]
+    high = table.add(10, priority=HIGH)
+    table.end(now=AGE_NS)
+    done = table.order()
+    assert done == [high.number, old.number, *(work.number for work in newer)]
+
+
+def test_priority_can_change_while_it_waits():
+    table = Table()
+    table.add(10)
+    table.decide()
+    first, second = table.add(10), table.add(10, priority=LOW)
+    assert table.room.change_priority(second, HIGH, 0)
+    table.end()
+    assert table.order() == [second.number, first.number]
+    assert not table.room.change_priority(second, LOW, table.now)
+
+
+def test_full_room_refuses():
+    table = Table(waiting_max=2)
+    table.add(10)
+    table.add(10)
+    assert table.room.add(table.work(10, priority=HIGH), 0) is Reason.FULL
+
+
+def test_full_room_displaces_the_last_in_the_order():
+    table = Table(waiting_max=2, on_full="displace")
+    table.add(10, priority=MEDIUM)
+    last = table.add(10, priority=LOW)
+    assert table.room.add(table.work(10, priority=LOW), 0) is Reason.FULL
+    high = table.add(10, priority=HIGH)
+    actions = table.decide()
+    assert [(a.work, a.reason) for a in actions if isinstance(a, Abort)] == [(last, Reason.FULL)]
+    assert starts(actions) == [(high.number, 0)]
+
+
+def test_unknown_policy_when_full_is_refused():
+    with pytest.raises(InvalidArgument, match="refuse or displace, got 'wait'"):
+        WaitingRoom([Lane(0, 0)], on_full="wait")
+    with pytest.raises(InvalidArgument, match="at least 1"):
+        WaitingRoom([Lane(0, 0)], waiting_max=0)
+
+
+@pytest.mark.slow
+def test_hundred_thousand_wait_and_high_still_comes_first():
+    table = Table(lanes=2, devices=[0, 0])
+    for _ in range(100_000):
+        table.add(10, priority=LOW)
+    table.decide()
+    high = table.add(10, priority=HIGH, deadline=1000)
+    assert any(isinstance(a, Preempt) and a.by is high for a in table.decide(now=1))
+    assert table.room.statistics().waiting == 99_999
+
+
+def test_decision_is_a_function_of_its_arguments():
+    def run():
+        table = Table(devices=[0, 1])
+        seen = []
+        for step in range(60):
+            priority = Priority(step * 7 % 3)
+            work = table.work(10 + step % 7, 20 - step % 5, priority=priority, deadline=table.now + 40 + step)
+            table.room.add(work, table.now)
+            seen.append([repr(a) for a in table.decide()])
+            for lane in table.lanes:
+                if lane.work is not None and lane.ends_ns <= table.now + 6:
+                    table.end(lane.index, now=table.now)
+            table.now += 5
+        return seen
+
+    assert run() == run()
+
+
+def test_explain_tells_place_lanes_and_last_decision():
+    table = Table()
+    table.add(100, deadline=1000)
+    table.decide()
+    table.add(10, deadline=500)
+    work = table.add(10, deadline=600)
+    text = table.room.explain(work, 0)
+    assert "1 of 2 go before it; planned on lane 0" in text
+    assert "lane 0 (device 0): would end in 120 ns, behind 1" in text
+    started = table.lanes[0].work
+    assert "the first in its plan starts, on lane 0" in table.room.explain(started, 0)
+
+
+def test_statistics_add_up():
+    table = Table()
+    for deadline in (50, 60, 70, 15):
+        table.room.add(table.work(20, deadline=deadline), 0)
+    table.order()
+    table.decide(now=1000)
+    counts = table.room.statistics()
+    assert counts.entered == 4 and counts.refused == 1
+    assert counts.waiting == 0 and counts.started + sum(counts.given_up.values()) == 3

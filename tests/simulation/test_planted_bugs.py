@@ -1,0 +1,169 @@
+"""Bugs planted into the scheduler: each must be caught by the checkers or by the engine's own assertions."""
+
+import pytest
+
+from aionn.scheduler import policy as policy_module
+from aionn.scheduler.policy import PlanPolicy
+from aionn.scheduler.queue import WaitingRoom
+from aionn.scheduler.work import Preempt, Start
+from aionn.simulation.checkers import Watched, breaches
+from aionn.simulation.engine import Engine, prepare
+from aionn.simulation.workload import workload_from_text
+
+TEXT = """
+name = "mixed"
+duration_s = 0.6
+devices = ["slow", "quick"]
+[[device]]
+name = "slow"
+rates = {int8 = 1e11, float16 = 1e11, float32 = 1e11}
+memory_bandwidth = 1e10
+[[device]]
+name = "quick"
+rates = {int8 = 5e11}
+memory_bandwidth = 1e10
+[[stream]]
+name = "camera"
+model = "classify-int8"
+priority = "high"
+rate_per_s = 60
+deadline_s = 0.02
+[[stream]]
+name = "flood"
+model = "embed-int8"
+priority = "low"
+arrivals = "poisson"
+rate_per_s = 120
+deadline_s = 0.15
+"""
+
+AGEING = """
+name = "ageing"
+duration_s = 6.0
+devices = ["one"]
+[[device]]
+name = "one"
+rates = {int8 = 1e11}
+memory_bandwidth = 1e10
+[[stream]]
+name = "medium"
+model = "classify-int8"
+rate_per_s = 170
+deadline_s = 5.0
+[[stream]]
+name = "low"
+model = "keyword-int8"
+priority = "low"
+rate_per_s = 5
+"""
+
+
+def caught(policy, text=TEXT):
+    """What the checkers say of a run; an assertion of the engine counts."""
+    watched = Watched(policy)
+    engine = Engine(prepare(workload_from_text(text), 3), watched, record=True)
+    try:
+        engine.run()
+    except AssertionError as e:
+        return [f"assertion: {e}"]
+    overran = [str(o) for o in engine.outcomes if o.kind == "late" or "past its deadline" in o.why]
+    return breaches(engine) + watched.breaches + overran
+
+
+class StartsOnBusyLanes(PlanPolicy):
+    def decide(self, now_ns, queue, lanes):
+        actions = super().decide(now_ns, queue, lanes)
+        return [Start(a.by, a.lane) if isinstance(a, Preempt) else a for a in actions]
+
+
+class NeverInterrupts(PlanPolicy):
+    def decide(self, now_ns, queue, lanes):
+        return [a for a in super().decide(now_ns, queue, lanes) if not isinstance(a, Preempt)]
+
+
+class RoomThatForgets(WaitingRoom):
+    def add(self, work, now_ns):
+        return None if work.has_run else super().add(work, now_ns)
+
+
+class RoomWithoutAge(WaitingRoom):
+    def age(self, now_ns):
+        pass
+
+
+class RoomThatKeepsTheExpired(WaitingRoom):
+    """Expired work looks most urgent, as where what is left is clamped to zero."""
+
+    def place_on(self, work, lane, now_ns):
+        place = super().place_on(work, lane, now_ns)
+        duration_ns = work.durations_ns[lane.device]
+        if place is None and duration_ns < 1 << 62:
+            return (
+                now_ns + duration_ns,
+                True,
+                0 if not self.plans[lane.index].works else len(self.plans[lane.index]),
+                duration_ns,
+                False,
+            )
+        return place
+
+
+class StartsAnywhere(PlanPolicy):
+    """Takes the last free lane, whatever its device can run."""
+
+    def decide(self, now_ns, queue, lanes):
+        actions = super().decide(now_ns, queue, lanes)
+        free = [lane for lane in lanes if lane.work is None]
+        return [Start(a.work, free.pop()) if isinstance(a, Start) else a for a in actions]
+
+
+class WithRoom(PlanPolicy):
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    def make_queue(self, lanes):
+        return self.kind(lanes)
+
+
+@pytest.mark.parametrize("text", [TEXT, AGEING])
+def test_without_a_bug_nothing_is_found(text):
+    assert caught(PlanPolicy(), text) == []
+
+
+def test_start_on_a_busy_lane_is_caught():
+    assert any("one work at a time" in breach for breach in caught(StartsOnBusyLanes()))
+
+
+def test_missing_interruption_is_caught():
+    assert any("HIGH work" in breach for breach in caught(NeverInterrupts()))
+
+
+def test_forgotten_work_is_caught():
+    assert any("has an outcome" in breach for breach in caught(WithRoom(RoomThatForgets)))
+
+
+def test_missing_ageing_is_caught():
+    assert any("overtaken for ever" in breach for breach in caught(WithRoom(RoomWithoutAge), AGEING))
+
+
+def test_plans_that_cannot_be_kept_are_caught(monkeypatch):
+    # The decision starts what its plan says, late or not.
+    monkeypatch.setattr(policy_module.WaitingRoom, "replan", lambda self, work, now_ns: None)
+    original = policy_module._start
+
+    def start(now_ns, room, lane, gone, actions):
+        for work in room.plans[lane.index].works:
+            if work.number not in gone:
+                gone.add(work.number)
+                actions.append(Start(work, lane))
+                return True
+        return original(now_ns, room, lane, gone, actions)
+
+    monkeypatch.setattr(policy_module, "_start", start)
+    assert any("past its deadline" in breach for breach in caught(WithRoom(RoomThatKeepsTheExpired)))
+
+
+def test_work_on_a_device_that_cannot_run_it_is_caught():
+    text = TEXT.replace('model = "embed-int8"', 'model = "classify-float16"')
+    assert any("can run" in breach for breach in caught(StartsAnywhere(), text))
