@@ -38,6 +38,8 @@ from aionn.conformance.suite import Counts, DeviceUnderTest, Isolation, Verdict,
 from aionn.conformance.vts_case import STEP_S, Case, CaseFailed, CaseSkipped, VtsSubject
 from aionn.conformance.vts_models import default_data, sample_tests
 from aionn.errors import Error, InvalidArgument, status_of
+from aionn.hal import Device
+from aionn.service.client import RemoteDevice
 
 __all__ = [
     "CASES",
@@ -286,6 +288,11 @@ async def run_case(
     def failed(expected: str, got: str, where: str = "") -> VtsFailure:
         return VtsFailure(case.name, where, expected, got)
 
+    try:
+        current = await _ready(device)
+    except Error as e:
+        failure = failed("a device", f"{status_of(e).name}: {e}")
+        return _judged(case, settings, failure, "", time.monotonic() - began_s)
     with anyio.CancelScope(deadline=anyio.current_time() + settings.step_s) as scope:
 
         def step() -> None:
@@ -293,7 +300,7 @@ async def run_case(
 
         try:
             subject = VtsSubject(
-                await device.get(),
+                current,
                 tests,
                 mutants_max=settings.mutants_max,
                 is_remote=is_remote,
@@ -316,6 +323,14 @@ async def run_case(
         await device.give_up()
         failure = failed(f"an answer within {settings.step_s:g} s", "none")
     return _judged(case, settings, failure, why_skipped, time.monotonic() - began_s)
+
+
+async def _ready(device: DeviceUnderTest) -> Device:
+    """The device; one whose process has died is started again first, within the time that starting may take."""
+    current = await device.get()
+    if isinstance(current, RemoteDevice):
+        await current.connect()
+    return current
 
 
 def _judged(
