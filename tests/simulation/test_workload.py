@@ -46,17 +46,17 @@ rate_per_s = 20
     ("old", "new", "line", "field"),
     [
         ("rate_per_s = 50", "rate_per_s = -1", 14, "stream[0].rate_per_s"),
-        ("rate_per_s = 20", "rate_per_s = 'many'", 21, "stream[1].rate_per_s"),
-        ('priority = "high"', 'priority = "urgent"', 19, "stream[1].priority"),
+        ("rate_per_s = 20", "rate_per_s = 'many'", 22, "stream[1].rate_per_s"),
+        ('priority = "high"', 'priority = "urgent"', 20, "stream[1].priority"),
         ("deadline_s = 0.1", "deadlines = 0.1", 15, "stream[0].deadlines"),
         ("deadline_s = 0.1", "deadline_s = -0.1", 15, "stream[0].deadline_s"),
         ("operations = 4", "operations = 0", 7, "model[0].operations"),
         ("duration_s = 10.0", "duration_s = 0", 2, "duration_s"),
         ('devices = "edge"', 'devices = "moon"', 3, "devices"),
         ('model = "own"', 'model = "nobody"', 13, "stream.0.model"),
-        ('name = "second"', 'name = "first"', 17, "stream.1.name"),
-        ('arrivals = "poisson"', 'arrivals = "trace"', 20, "stream[1]"),
-        ('arrivals = "poisson"', 'after = "nobody"', 20, "stream.1.after"),
+        ('name = "second"', 'name = "first"', 18, "stream.1.name"),
+        ('arrivals = "poisson"', 'arrivals = "trace"', 21, "stream[1]"),
+        ('arrivals = "poisson"', 'after = "nobody"', 21, "stream.1.after"),
     ],
 )
 def test_mistake_is_told_with_line_and_field(old, new, line, field):
