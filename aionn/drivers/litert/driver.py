@@ -24,7 +24,6 @@ import numpy as np
 from aionn.drivers.arguments import Array, OutputArea
 from aionn.drivers.blocking import BlockingDevice
 from aionn.drivers.caching import CacheContents
-from aionn.drivers.caching import CacheContents
 from aionn.drivers.litert.expectations import EXPECTED_FAILURES, UNSUPPORTED
 from aionn.drivers.prepared import BlockingPreparedModel
 from aionn.errors import DeviceUnavailable, GeneralFailure, InvalidArgument
@@ -223,7 +222,9 @@ class LitertPreparedModel(BlockingPreparedModel):
         return CacheContents([_ENCODER.encode(kept)], [self._lowered.file])
 
     def release(self) -> None:
+        # The file is as large as the model, and whoever remembers a closed prepared model must not keep it.
         self._idle.clear()
+        self._lowered = msgspec.structs.replace(self._lowered, file=b"")
 
 
 def _shaped(result: Array, declared: tuple[int, ...]) -> Array:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from ai_edge_litert import schema_py_generated as schema
 
-__all__ = ["NO_TENSOR", "FileWriter", "Quantization", "SubgraphFile", "Unsupported"]
+__all__ = ["NO_TENSOR", "FileParts", "FileWriter", "Quantization", "SubgraphFile", "Unsupported"]
 
 Array = npt.NDArray[Any]
 
@@ -76,11 +76,52 @@ class _Buffer(schema.BufferT):  # type: ignore[misc]
         return place
 
 
+class FileParts:
+    """What the subgraphs of a file share: constants and operators' codes.
+
+    It knows no subgraph: a circle of references would keep a model's constants until Python looks for circles.
+
+    Attributes:
+        is_static: Whether every shape is known before execution, so that LiteRT never moves a tensor.
+        buffers: The constants, the first one empty.
+        size_bytes: What they take.
+    """
+
+    def __init__(self) -> None:
+        self.is_static = True
+        self.buffers: list[_Buffer] = [_Buffer()]
+        self.size_bytes = 0
+        self._places: dict[bytes, int] = {}
+        self._codes: dict[str, int] = {}
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """Names of the operators in the order of their codes."""
+        return tuple(self._codes)
+
+    def buffer(self, data: bytes) -> int:
+        """Stores a constant, once."""
+        place = self._places.get(data)
+        if place is None:
+            self.size_bytes += len(data)
+            if self.size_bytes > FILE_BYTES_MAX:
+                raise Unsupported(f"constants of more than {FILE_BYTES_MAX} bytes")
+            buffer = _Buffer()
+            buffer.data = data
+            self.buffers.append(buffer)
+            place = self._places[data] = len(self.buffers) - 1
+        return place
+
+    def code(self, name: str) -> int:
+        """The index of an operator's code."""
+        return self._codes.setdefault(name, len(self._codes))
+
+
 class SubgraphFile:
     """One subgraph that is being written."""
 
-    def __init__(self, file: FileWriter) -> None:
-        self.file = file
+    def __init__(self, parts: FileParts) -> None:
+        self.parts = parts
         self.tensors: list[Any] = []
         self.operators: list[Any] = []
         self.inputs: list[int] = []
@@ -108,7 +149,7 @@ class SubgraphFile:
             q.zeroPoint = np.full(len(quantization.scales), quantization.zero_point, dtype=np.int64)
             q.quantizedDimension = quantization.axis
         if value is not None:
-            tensor.buffer = self.file.buffer(np.ascontiguousarray(value).tobytes())
+            tensor.buffer = self.parts.buffer(np.ascontiguousarray(value).tobytes())
         self.tensors.append(tensor)
         return len(self.tensors) - 1
 
@@ -122,7 +163,7 @@ class SubgraphFile:
     ) -> None:
         """Adds an operator with its options' table."""
         operator = schema.OperatorT()
-        operator.opcodeIndex = self.file.code(name)
+        operator.opcodeIndex = self.parts.code(name)
         operator.inputs = np.asarray(inputs, dtype=np.int32)
         operator.outputs = np.asarray(outputs, dtype=np.int32)
         if options is not None:
@@ -139,48 +180,27 @@ class FileWriter:
     """A file that is being written; subgraph 0 is the main one.
 
     Attributes:
+        parts: What the subgraphs share.
         subgraphs: What is written so far.
-        is_static: Whether every shape is known before execution, so that LiteRT never moves a tensor.
     """
 
     def __init__(self) -> None:
+        self.parts = FileParts()
         self.subgraphs: list[SubgraphFile] = []
-        self.is_static = True
-        self._buffers: list[_Buffer] = [_Buffer()]
-        self._places: dict[bytes, int] = {}
-        self._codes: dict[str, int] = {}
-        self._size_bytes = 0
 
     def subgraph(self) -> SubgraphFile:
         """Adds a subgraph."""
-        self.subgraphs.append(SubgraphFile(self))
+        self.subgraphs.append(SubgraphFile(self.parts))
         return self.subgraphs[-1]
-
-    def buffer(self, data: bytes) -> int:
-        """Stores a constant, once."""
-        place = self._places.get(data)
-        if place is None:
-            self._size_bytes += len(data)
-            if self._size_bytes > FILE_BYTES_MAX:
-                raise Unsupported(f"constants of more than {FILE_BYTES_MAX} bytes")
-            buffer = _Buffer()
-            buffer.data = data
-            self._buffers.append(buffer)
-            place = self._places[data] = len(self._buffers) - 1
-        return place
-
-    def code(self, name: str) -> int:
-        """The index of an operator's code."""
-        return self._codes.setdefault(name, len(self._codes))
 
     def finish(self) -> bytes:
         """The file."""
         model = schema.ModelT()
         model.version = 3
         model.description = "aionn"
-        model.buffers = self._buffers
+        model.buffers = self.parts.buffers
         model.operatorCodes = []
-        for name in self._codes:
+        for name in self.parts.codes:
             code = schema.OperatorCodeT()
             code.builtinCode = getattr(schema.BuiltinOperator, name)
             code.deprecatedBuiltinCode = min(code.builtinCode, 127)
@@ -195,7 +215,7 @@ class FileWriter:
             subgraph.inputs = np.asarray(source.inputs, dtype=np.int32)
             subgraph.outputs = np.asarray(source.outputs, dtype=np.int32)
             model.subgraphs.append(subgraph)
-        builder = flatbuffers.Builder(self._size_bytes + 65536)
+        builder = flatbuffers.Builder(self.parts.size_bytes + 65536)
         builder.Finish(model.Pack(builder), b"TFL3")
         return bytes(builder.Output())
 

@@ -20,7 +20,6 @@ import numpy as np
 from aionn.drivers.litert.flatbuffer_writer import (
     NO_TENSOR,
     Array,
-    FileWriter,
     Quantization,
     SubgraphFile,
     Unsupported,
@@ -128,11 +127,6 @@ class Graph:
         self.file = file
         self.values: dict[int, Value] = {}
 
-    @property
-    def writer(self) -> FileWriter:
-        """The whole file."""
-        return self.file.file
-
     # Operands
 
     def operand(self, operation: Operation, position: int) -> Operand:
@@ -209,7 +203,7 @@ class Graph:
     def temporary(self, dtype: str, shape: Sequence[int], quantization: Quantization | None = None) -> Value:
         """A tensor that is computed."""
         if not shape or 0 in shape:
-            self.writer.is_static = False  # What LiteRT finds out only while it computes may move.
+            self.file.parts.is_static = False  # What LiteRT finds out only while it computes may move.
         index = self.file.tensor(dtype, shape, quantization)
         return Value(index, dtype, tuple(shape), quantization)
 
@@ -246,7 +240,7 @@ class Graph:
         if name in _SHAPED and any(
             i is not None and i.dtype == "int32" and i.constant is None for i in inputs
         ):
-            self.writer.is_static = False
+            self.file.parts.is_static = False
         targets = [outputs] if isinstance(outputs, Value) else list(outputs)
         self.file.operator(
             name,

@@ -109,7 +109,9 @@ class _Lowering:
         g.file.outputs = outputs
         read = {int(i) for operator in g.file.operators for i in operator.inputs}
         return Lowered(
-            self._file.finish(), self._file.is_static, tuple(i in read or i in outputs for i in g.file.inputs)
+            self._file.finish(),
+            self._file.parts.is_static,
+            tuple(i in read or i in outputs for i in g.file.inputs),
         )
 
     def _main_input(self, g: Graph, index: int) -> int:
@@ -168,7 +170,7 @@ class _Lowering:
 
     def _write_subgraph(self, subgraph: Subgraph, extra_outputs: int) -> int:
         """Writes a referenced subgraph; the inputs after the first ones are handed on as ``extra_outputs`` more outputs."""
-        self._file.is_static = False
+        self._file.parts.is_static = False
         for operand in subgraph.inputs:
             if is_scalar_type(operand.type):
                 raise Unsupported("a scalar that is not constant")
