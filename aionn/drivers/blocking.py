@@ -49,6 +49,7 @@ from aionn.hal import (
     operation_type_name,
 )
 from aionn.hal.real_work import real_work
+from aionn.hal.tracing import section
 from aionn.validation import check_buffer_roles, check_cache_files, validate_model
 from fences import SyncFence
 from fences import now_ns as fences_now_ns
@@ -137,9 +138,10 @@ class BlockingDevice(abc.ABC):
         held = self._held(cache) if cache is not None else None
 
         def prepare(_: Callable[[], bool]) -> BlockingPreparedModel:
-            prepared = self._checked_prepare(model, preference, priority, deadline_ns)
-            if held is not None:
-                self._save(held, prepared)
+            with section("LD_PC", f"prepare on {self.info.name}"):
+                prepared = self._checked_prepare(model, preference, priority, deadline_ns)
+                if held is not None:
+                    self._save(held, prepared)
             return prepared
 
         return await run_on_gate(self.gate, priority, deadline_ns, prepare)

@@ -26,6 +26,7 @@ from aionn.hal import (
     Priority,
     uniform_capabilities,
 )
+from aionn.hal.tracing import section
 from aionn.interpreter import Interpreter, RunControl
 from aionn.ops import CONTRACTS
 
@@ -71,5 +72,6 @@ class ReferencePreparedModel(BlockingPreparedModel):
     def run(
         self, inputs: Sequence[Array | None], outputs: Sequence[OutputArea], control: RunControl
     ) -> Sequence[OutputShape]:
-        results = self._interpreter.run(inputs, control)
+        with section("LC_PCO", "interpreter"):
+            results = self._interpreter.run(inputs, control)
         return [area.store(array) for area, array in zip(outputs, results, strict=True)]

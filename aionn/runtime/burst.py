@@ -21,6 +21,7 @@ import msgspec
 from aionn.errors import Error, GeneralFailure, InvalidArgument, MissedDeadline
 from aionn.hal import Burst as HalBurst
 from aionn.hal import Priority, Timing, check_deadline_ns, dimensions_are_known
+from aionn.hal.tracing import section
 from aionn.runtime.arguments import Array, RequestArea, TensorSpec, Writer, check_inputs
 from aionn.runtime.execution import Execution, Result, Turn
 from aionn.validation import check_execution_result
@@ -139,9 +140,10 @@ class Burst:
 
         async def run(area: RequestArea, deadline_ns: int | None) -> Timing:
             async with self._in_flight[index]:
-                result = await hal.execute_synchronously(
-                    slot.requests[index], (slot.identifier,), measure=measure, deadline_ns=deadline_ns
-                )
+                with section("LI_PE", step.device.name):
+                    result = await hal.execute_synchronously(
+                        slot.requests[index], (slot.identifier,), measure=measure, deadline_ns=deadline_ns
+                    )
             check_execution_result(step.model.main, result, measure=measure)
             if not result.output_sufficient_size:
                 raise GeneralFailure(

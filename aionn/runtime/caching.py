@@ -278,7 +278,7 @@ class StepCache:
         with contextlib.ExitStack() as stack:
             try:
                 files = stack.enter_context(_opened(self.directory, token, device.info.cache_files))
-                with section("LR_PC", f"from cache on {device.name}"):
+                with section("LI_PC", f"from cache on {device.name}"):
                     prepared = await device.hal.prepare_model_from_cache(
                         files, priority=priority, deadline_ns=deadline_ns
                     )

@@ -12,8 +12,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import msgspec
 
-from aionn.errors import Error, InvalidArgument, OutputInsufficientSize
-from aionn.hal import Model, PreparedModel, Priority, Timing, check_deadline_ns
+from aionn.errors import Error, ErrorStatus, InvalidArgument, OutputInsufficientSize, error_for_status
+from aionn.hal import (
+    ExecutionResult,
+    Model,
+    OutputShape,
+    PreparedModel,
+    Priority,
+    Request,
+    Timing,
+    check_deadline_ns,
+)
+from aionn.hal.real_work import real_work
 from aionn.hal.tracing import section
 from aionn.runtime.arguments import (
     Array,
@@ -190,13 +200,14 @@ async def execute_step(
         loop_timeout_ns: For every WHILE; None for the default.
     """
     for _ in range(GROWTH_TRIES_MAX):
+        request = area.request(step.inputs, step.outputs)
         with section("LI_PE", step.device.name):
-            result = await step.prepared.execute_synchronously(
-                area.request(step.inputs, step.outputs),
-                measure=measure,
-                deadline_ns=deadline_ns,
-                loop_timeout_ns=loop_timeout_ns,
-            )
+            if step.device.is_asynchronous:
+                result = await _launch(step.prepared, request, measure, deadline_ns, loop_timeout_ns)
+            else:
+                result = await step.prepared.execute_synchronously(
+                    request, measure=measure, deadline_ns=deadline_ns, loop_timeout_ns=loop_timeout_ns
+                )
         check_execution_result(step.model.main, result, measure=measure)
         area.note(step.outputs, result.output_shapes)
         if result.output_sufficient_size:
@@ -206,6 +217,35 @@ async def execute_step(
         f"execute: the outputs did not fit after {GROWTH_TRIES_MAX} tries",
         [(s.dimensions, s.is_sufficient) for s in result.output_shapes],
     )
+
+
+async def _launch(
+    prepared: PreparedModel,
+    request: Request,
+    measure: bool,
+    deadline_ns: int | None,
+    loop_timeout_ns: int | None,
+) -> ExecutionResult:
+    """The driver's asynchronous call, waited for."""
+    done = SyncFence("launched execution")
+    outcome: list[tuple[ErrorStatus, Sequence[OutputShape], Timing]] = []
+
+    def callback(status: ErrorStatus, shapes: Sequence[OutputShape], timing: Timing) -> None:
+        # From any thread; a second one is ignored.
+        outcome.append((status, shapes, timing))
+        done.try_signal()
+
+    with real_work("a launched execution"):
+        status = await prepared.execute(
+            request, callback, measure=measure, deadline_ns=deadline_ns, loop_timeout_ns=loop_timeout_ns
+        )
+        if status != ErrorStatus.NONE:
+            raise error_for_status(status, "execution: the device refused to launch it")
+        await done
+    status, shapes, timing = outcome[0]
+    if status not in (ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE):
+        raise error_for_status(status, "execution: the device reports that it failed")
+    return ExecutionResult(status == ErrorStatus.NONE, tuple(shapes), timing)
 
 
 class Compilation:

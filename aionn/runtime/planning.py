@@ -234,12 +234,22 @@ async def make_plan(
         choices, steps, models = await _on_thread(
             lambda: _cut(model, level, levels, candidates, options.preference), "partitioning a model"
         )
+    if _logger.isEnabledFor(logging.DEBUG):
+        for choice in choices:
+            kind = operation_type_name(model.main.operations[choice.operation].type)
+            _logger.debug(
+                "operation %d (%s): %s, %s",
+                choice.operation,
+                kind,
+                devices[choice.candidate].name,
+                choice.reason,
+            )
     whole = len(steps) == 1 and models[0].main is model.main
     prepared: list[PreparedStep] = []
     try:
         for step, part in zip(steps, models, strict=True):
             device = devices[step.candidate]
-            with section("LR_PC", f"prepare on {device.name}"):
+            with section("LI_PC", f"prepare on {device.name}"):
                 ready = await _prepare(device, part, options, None if len(steps) == 1 else step.operations)
             reads = model.main.input_indexes if whole else step.inputs
             writes = model.main.output_indexes if whole else step.outputs
@@ -280,7 +290,7 @@ async def _ask(
         supported = [False] * len(model.main.operations)
         if question is not None:
             try:
-                with section("LR_PC", f"ask {device.name}"):
+                with section("LI_PC", f"ask {device.name}"):
                     answer = await device.hal.supported_operations(question.model)
                 if len(answer) != len(question.operations):
                     raise GeneralFailure(

@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -32,6 +33,7 @@ from aionn.hal import (
     Priority,
     check_deadline_ns,
 )
+from aionn.hal.log_tags import choose_tags
 from aionn.hal.tracing import section
 from aionn.runtime.background import Background
 from aionn.runtime.caching import open_cache
@@ -39,10 +41,15 @@ from aionn.runtime.clock import now_ns
 from aionn.runtime.compilation import Compilation, Plan, priority_of
 from aionn.runtime.fallback import can_fall_back, may_fall_back
 from aionn.runtime.planning import PlanOptions, keep_plan, load_model, make_plan, restore_plan
+from aionn.runtime.settings import ExecutionPath, PartitionMode, Settings, settings_from
+from aionn.runtime.traces import begin_trace, end_trace
 from aionn.scheduler.dispatcher import Dispatcher
 from aionn.service.client import RemoteDevice
+from aionn.validation import check_device_info
 
 __all__ = ["Runtime", "RuntimeDevice", "Unavailable", "open_runtime"]
+
+_logger = logging.getLogger("aionn.manager")
 
 Isolation = Literal["process", "in_process"]
 
@@ -67,9 +74,13 @@ class RuntimeDevice:
         driver: Registered name of its driver; ``given`` for a device that the caller made.
         hal: The driver contract's side of it.
         dispatcher: Its slots.
+        is_asynchronous: Whether executions take the driver's asynchronous call.
     """
 
-    def __init__(self, name: str, driver: str, hal: Device) -> None:
+    def __init__(
+        self, name: str, driver: str, hal: Device, execution_path: ExecutionPath = ExecutionPath.SYNC
+    ) -> None:
+        self.is_asynchronous = execution_path == ExecutionPath.ASYNC
         self.name = name
         self.driver = driver
         self.hal = hal
@@ -118,6 +129,11 @@ def open_runtime(
     drivers: Mapping[str, str] | Sequence[str] | None = None,
     isolation: Isolation = "process",
     devices: Sequence[Device] = (),
+    enabled_devices: str | None = None,
+    cpu_only: bool | None = None,
+    partition: str | None = None,
+    execution_path: str | None = None,
+    trace: str | os.PathLike[str] | None = None,
 ) -> Runtime:
     """Opens a runtime; use it with ``async with``.
 
@@ -127,9 +143,15 @@ def open_runtime(
         isolation: ``process`` runs each driver in a process of its own, so that no crash, hang or GIL-holding engine can hurt the
             application; ``in_process`` runs them here.
         devices: Devices that the caller has made, in this process; they come first, and the runtime closes them.
+        enabled_devices: Regular expression; only devices whose whole name it matches are used. None takes ``AIONN_DEVICES``.
+        cpu_only: Whether only the reference device is used. None takes ``AIONN_CPU_ONLY``.
+        partition: ``none``: whole models, on the reference device; ``with_fallback``: models are cut, and fall back where a
+            compilation allows it; ``without_fallback``: they never do. None takes ``AIONN_PARTITION``.
+        execution_path: ``sync`` or ``async``: which of the driver's calls executions take. None takes ``AIONN_EXECUTION``.
+        trace: A file that a trace of all processes is written to; None takes ``AIONN_TRACE``.
 
     Raises:
-        InvalidArgument: A name is empty or used twice, or there is no such isolation.
+        InvalidArgument: A name is empty or used twice, there is no such isolation, or a setting makes no sense.
     """
     if isolation not in ("process", "in_process"):
         raise InvalidArgument(f"isolation: expected process or in_process, got {isolation!r}")
@@ -143,7 +165,13 @@ def open_runtime(
     names = [*wanted, *(device.info.name for device in devices)]
     if not all(names) or len(set(names)) != len(names):
         raise InvalidArgument(f"devices: expected different names that are not empty, got {names}")
-    return Runtime(wanted, isolation, devices)
+    settings = settings_from(
+        enabled_devices=enabled_devices,
+        cpu_only=cpu_only,
+        partition=partition,
+        execution_path=execution_path,
+    )
+    return Runtime(wanted, isolation, devices, settings=settings, trace=trace)
 
 
 class Runtime:
@@ -152,11 +180,21 @@ class Runtime:
     Attributes:
         devices: What can be used, in order of preference.
         unavailable: What cannot, and why.
+        settings: How it behaves.
     """
 
     def __init__(
-        self, drivers: Mapping[str, str], isolation: Isolation, given: Sequence[Device] = ()
+        self,
+        drivers: Mapping[str, str],
+        isolation: Isolation,
+        given: Sequence[Device] = (),
+        *,
+        settings: Settings | None = None,
+        trace: str | os.PathLike[str] | None = None,
     ) -> None:
+        self.settings = Settings() if settings is None else settings
+        self._trace = trace
+        self._owns_trace = False
         self._drivers = drivers
         self._isolation = isolation
         self._given = tuple(given)
@@ -165,6 +203,7 @@ class Runtime:
         self._background = Background()
         self._compilations: set[Compilation] = set()
         self._open = False
+        self._unused: tuple[Device, ...] = ()
 
     @property
     def tasks(self) -> anyio.abc.TaskGroup:
@@ -172,26 +211,48 @@ class Runtime:
         return self._background.tasks
 
     async def __aenter__(self) -> Self:
-        await self._background.start()
+        choose_tags()
+        self._owns_trace = begin_trace(self._trace)
         try:
-            await self._find_devices()
+            await self._background.start()
+            with section("LR_PI", "find devices"):
+                await self._find_devices()
         except BaseException:
-            await self._close_devices()
-            await self._background.aclose()
+            await self._close()
+            self._end_trace()
             raise
         self._open = True
         return self
 
     async def _find_devices(self) -> None:
-        devices = [RuntimeDevice(device.info.name, "given", device) for device in self._given]
-        self.devices = tuple(devices)
+        found: list[RuntimeDevice] = []
         unavailable: list[Unavailable] = []
-        for name, driver in self._drivers.items():
+        # The reference device comes last, wherever it was named.
+        drivers = sorted(self._drivers.items(), key=lambda item: item[1] == "reference")
+        made: list[tuple[str, str, Device | None]] = [(d.info.name, "given", d) for d in self._given]
+        self._unused = tuple(
+            d for name, driver, d in made if d and not self.settings.is_enabled(name, driver)
+        )
+        for name, driver, given in [*made, *((name, driver, None) for name, driver in drivers)]:
+            if not self.settings.is_enabled(name, driver):
+                unavailable.append(Unavailable(name, "not enabled: see enabled_devices and cpu_only"))
+                continue
+            hal = given
             try:
-                devices.append(RuntimeDevice(name, driver, await self._make(driver, name)))
-            except DeviceUnavailable as e:
+                hal = await self._make(driver, name) if hal is None else hal
+                check_device_info(hal.info)
+                found.append(RuntimeDevice(name, driver, hal, self.settings.execution_path))
+                _logger.debug("found %s: driver %s %s", name, driver, hal.info.version)
+            except Error as e:
+                # A driver that cannot be used, or that says of itself what cannot be, is left out.
+                if isinstance(e, InvalidArgument) and hal is None:
+                    raise
                 unavailable.append(Unavailable(name, str(e)))
-            self.devices = tuple(devices)
+                _logger.debug("left out %s: %s", name, e)
+                if hal is not None:
+                    self._unused = (*self._unused, hal)
+            finally:
+                self.devices = tuple(found)
         self.unavailable = tuple(unavailable)
 
     async def _make(self, driver: str, name: str) -> Device:
@@ -264,6 +325,8 @@ class Runtime:
             cache = await open_cache(cache_dir, cache_token, model)
             options = PlanOptions(wanted_preference, wanted_priority, deadline, cache)
             # With leave to fall back the whole model is needed; without, a plan from the cache will do.
+            if self.settings.partition == PartitionMode.WITHOUT_FALLBACK:
+                allow_fallback = False
             plan = None if allow_fallback else await restore_plan(model, candidates, options)
             if plan is None:
                 plan = await self._plan(model, devices, candidates, options, allow_fallback)
@@ -312,6 +375,13 @@ class Runtime:
             if not self.devices:
                 reasons = "; ".join(f"{u.name}: {u.reason}" for u in self.unavailable) or "none is registered"
                 raise DeviceUnavailable(f"compile: no device can be used ({reasons})")
+            if self.settings.partition == PartitionMode.NONE:
+                reference = [device for device in self.devices if device.driver == "reference"]
+                if not reference:
+                    raise DeviceUnavailable(
+                        "compile: partition=none needs the reference device; there is none"
+                    )
+                return reference
             return list(self.devices)
         names = [devices] if isinstance(devices, str) else list(devices)
         if not names or len(set(names)) != len(names):
@@ -329,6 +399,16 @@ class Runtime:
         if not self._open:
             return
         self._open = False
+        with section("LR_PT", "close"):
+            await self._close()
+        self._end_trace()
+
+    def _end_trace(self) -> None:
+        if self._owns_trace and self._trace is not None:
+            self._owns_trace = False
+            end_trace(self._trace)
+
+    async def _close(self) -> None:
         with anyio.CancelScope(shield=True):
             for compilation in list(self._compilations):
                 try:
@@ -340,8 +420,8 @@ class Runtime:
 
     async def _close_devices(self) -> None:
         with anyio.CancelScope(shield=True):
-            for device in self.devices:
-                await device.hal.aclose()
+            for hal in (*(device.hal for device in self.devices), *self._unused):
+                await hal.aclose()
 
 
 def _preference_of(value: str | ExecutionPreference) -> ExecutionPreference:

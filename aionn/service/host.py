@@ -36,6 +36,8 @@ from aionn.errors import (
     OutputInsufficientSize,
 )
 from aionn.hal import Device
+from aionn.hal.log_tags import choose_tags
+from aionn.hal.tracing import TRACE_VARIABLE, start_tracing
 from aionn.service.channel import Channel
 from aionn.service.progress import Progress
 from aionn.service.protocol import CallBody, ReplyBody
@@ -274,6 +276,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     sock = socket.socket(fileno=options.fd)
     sock.set_inheritable(False)
+    choose_tags()
+    trace = os.environ.get(TRACE_VARIABLE)
+    if trace:
+        try:
+            start_tracing(trace, process=f"driver of {options.name}", create=False)
+        except InvalidArgument as e:
+            _logger.warning("%s", e)
     threading.Thread(
         target=_end_with_client, args=(os.dup(options.fd),), daemon=True, name="aionn-end"
     ).start()

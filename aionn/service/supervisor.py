@@ -21,6 +21,7 @@ import anyio
 import anyio.to_thread
 
 from aionn.errors import DeviceUnavailable
+from aionn.hal.tracing import TRACE_VARIABLE, trace_path
 
 __all__ = ["DriverProcess"]
 
@@ -104,6 +105,9 @@ def _spawn(
     environment = dict(os.environ)
     package_root = str(Path(__file__).resolve().parents[2])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (package_root, environment.get("PYTHONPATH"))))
+    path = trace_path()
+    if path is not None:
+        environment[TRACE_VARIABLE] = path
     for variable in _THREADS_VARIABLES:
         environment.setdefault(variable, "1")
     command = [sys.executable, "-m", "aionn.service.host", "--fd", str(theirs.fileno())]

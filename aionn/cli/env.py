@@ -1,0 +1,44 @@
+"""``aionn env``: the environment variables that change what aionn does."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import msgspec
+from cyclopts import Parameter
+
+from aionn.cli.output import print_json, print_table
+from aionn.runtime.settings import VARIABLES, settings_from
+
+__all__ = ["env"]
+
+
+def env(*, json: Annotated[bool, Parameter(negative=())] = False) -> int:
+    """List the environment variables, with what they are set to now; fails if a value makes no sense.
+
+    Args:
+        json: Print one JSON object instead of a table.
+    """
+    rows = [
+        {**msgspec.to_builtins(variable), "value": os.environ.get(variable.name)} for variable in VARIABLES
+    ]
+    if json:
+        print_json({"variables": rows})
+    else:
+        print_table(
+            "environment",
+            ("variable", "value", "default", "option", "meaning"),
+            [
+                (
+                    row["name"],
+                    "-" if row["value"] is None else row["value"],
+                    row["default"] or "-",
+                    row["option"] or "-",
+                    row["meaning"],
+                )
+                for row in rows
+            ],
+        )
+    settings_from()
+    return 0

@@ -1,0 +1,157 @@
+"""What can be set from outside: options of ``aionn.open``, and the variables that stand in for those that are not given.
+
+Owns the names, meanings and checks. An option that is given wins over its variable, a variable over the default.
+
+Invariants:
+1. Every variable that the packages read is in ``VARIABLES``; ``aionn env`` lists them.
+2. A value that makes no sense is refused where the runtime is opened, with the name of the variable or option.
+
+Source: the NN HAL runtime's properties (``debug.nn.*``).
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import re
+from collections.abc import Mapping
+from typing import TypeVar
+
+import msgspec
+
+from aionn.errors import InvalidArgument
+from aionn.hal.log_tags import LOG_VARIABLE, TAGS
+from aionn.hal.tracing import TRACE_VARIABLE
+
+__all__ = ["VARIABLES", "ExecutionPath", "PartitionMode", "Settings", "Variable", "settings_from"]
+
+
+class PartitionMode(enum.StrEnum):
+    """What may become of a model."""
+
+    NONE = "none"
+    WITH_FALLBACK = "with_fallback"
+    WITHOUT_FALLBACK = "without_fallback"
+
+
+class ExecutionPath(enum.StrEnum):
+    """Which of the driver's calls an execution takes."""
+
+    SYNC = "sync"
+    ASYNC = "async"
+
+
+class Variable(msgspec.Struct, frozen=True):
+    """An environment variable.
+
+    Attributes:
+        name: Its name.
+        default: What holds without it.
+        meaning: What it sets, and how.
+        option: The option of ``aionn.open`` that wins over it; empty for none.
+    """
+
+    name: str
+    default: str
+    meaning: str
+    option: str = ""
+
+
+VARIABLES = (
+    Variable(
+        "AIONN_DEVICES",
+        ".*",
+        "regular expression; only devices whose whole name it matches are used",
+        "enabled_devices",
+    ),
+    Variable("AIONN_CPU_ONLY", "0", "1: only the CPU reference device is used", "cpu_only"),
+    Variable(
+        "AIONN_PARTITION",
+        "with_fallback",
+        "none (0): whole models on the reference device; with_fallback (1): cut, falling back where a compilation allows it; "
+        "without_fallback (2): cut, never falling back",
+        "partition",
+    ),
+    Variable(
+        "AIONN_EXECUTION", "sync", "sync or async: the driver's call that executions take", "execution_path"
+    ),
+    Variable(TRACE_VARIABLE, "", "file that a trace of all processes is written to", "trace"),
+    Variable(LOG_VARIABLE, "", f"log tags, or all: {', '.join(TAGS)}"),
+    Variable("AIONN_LITERT_THREADS", "1", "threads of each LiteRT interpreter"),
+    Variable("AIONN_TRACEBACK", "0", "1: the command line shows where an error came from"),
+    Variable("AIONN_CONFORMANCE_DATA", "", "folder of the conformance data"),
+)
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """How a runtime behaves.
+
+    Attributes:
+        enabled_devices: Regular expression for whole device names.
+        cpu_only: Whether only the reference device is used.
+        partition: What may become of a model.
+        execution_path: Which of the driver's calls an execution takes.
+    """
+
+    enabled_devices: str = ".*"
+    cpu_only: bool = False
+    partition: PartitionMode = PartitionMode.WITH_FALLBACK
+    execution_path: ExecutionPath = ExecutionPath.SYNC
+
+    def is_enabled(self, name: str, driver: str) -> bool:
+        """Whether a device is used."""
+        if self.cpu_only and driver != "reference":
+            return False
+        return re.fullmatch(self.enabled_devices, name) is not None
+
+
+def settings_from(
+    *,
+    enabled_devices: str | None = None,
+    cpu_only: bool | None = None,
+    partition: str | None = None,
+    execution_path: str | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Settings:
+    """Settings from options and variables.
+
+    Args:
+        enabled_devices: See ``Settings``; None takes the variable's, as for the others.
+        cpu_only: See ``Settings``.
+        partition: See ``Settings``.
+        execution_path: See ``Settings``.
+        environment: The variables; None takes the process's.
+
+    Raises:
+        InvalidArgument: A value makes no sense.
+    """
+    variables = os.environ if environment is None else environment
+
+    def value(given: str | None, option: str, name: str, default: str) -> tuple[str, str]:
+        return (given, option) if given is not None else (variables.get(name, "") or default, name)
+
+    pattern, where = value(enabled_devices, "enabled_devices", "AIONN_DEVICES", ".*")
+    try:
+        re.compile(pattern)
+    except re.error as e:
+        raise InvalidArgument(f"{where}: expected a regular expression, got {pattern!r}: {e}") from e
+    cpu_text, where = value(
+        None if cpu_only is None else str(int(cpu_only)), "cpu_only", "AIONN_CPU_ONLY", "0"
+    )
+    if cpu_text not in ("0", "1"):
+        raise InvalidArgument(f"{where}: expected 0 or 1, got {cpu_text!r}")
+    mode_text, where = value(partition, "partition", "AIONN_PARTITION", "with_fallback")
+    mode_text = dict(zip("012", PartitionMode, strict=True)).get(mode_text, mode_text)
+    mode = _member(PartitionMode, mode_text, where)
+    path_text, where = value(execution_path, "execution_path", "AIONN_EXECUTION", "sync")
+    return Settings(pattern, cpu_text == "1", mode, _member(ExecutionPath, path_text, where))
+
+
+_E = TypeVar("_E", bound=enum.StrEnum)
+
+
+def _member(kind: type[_E], text: str, where: str) -> _E:
+    try:
+        return kind(text)
+    except ValueError:
+        raise InvalidArgument(f"{where}: expected one of {', '.join(kind)}, got {text!r}") from None

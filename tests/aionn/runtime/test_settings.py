@@ -1,0 +1,209 @@
+"""Options and variables: which wins, what they do, and that every variable is listed."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import aionn
+from aionn.cli.main import main
+from aionn.drivers.reference import ReferenceDevice
+from aionn.hal import CACHE_FILES_MAX, CacheFileCounts, uniform_capabilities
+from aionn.hal.log_tags import TAGS, choose_tags, parse_tags
+from aionn.runtime.settings import VARIABLES, Settings, settings_from
+
+Values = npt.NDArray[np.float32]
+
+
+def quick(name: str) -> ReferenceDevice:
+    device = ReferenceDevice(name)
+    device.info = msgspec.structs.replace(device.info, capabilities=uniform_capabilities(0.1, 0.1))
+    return device
+
+
+def open_with(*names: str, **options: object) -> aionn.Runtime:
+    devices = [quick(name) for name in names]
+    return aionn.open(devices=devices, drivers=["reference"], isolation="in_process", **options)  # type: ignore[arg-type]
+
+
+def test_option_wins_over_variable_and_variable_over_default() -> None:
+    variables = {
+        "AIONN_DEVICES": "b",
+        "AIONN_CPU_ONLY": "1",
+        "AIONN_PARTITION": "2",
+        "AIONN_EXECUTION": "async",
+    }
+    assert settings_from(environment={}) == Settings()
+    assert settings_from(environment=variables) == Settings("b", True, "without_fallback", "async")  # type: ignore[arg-type]
+    assert settings_from(
+        enabled_devices="a",
+        cpu_only=False,
+        partition="none",
+        execution_path="sync",
+        environment=variables,
+    ) == Settings("a", False, "none", "sync")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("AIONN_DEVICES", "("),
+        ("AIONN_CPU_ONLY", "yes"),
+        ("AIONN_PARTITION", "3"),
+        ("AIONN_EXECUTION", "both"),
+    ],
+)
+def test_senseless_variable_is_refused_by_name(name: str, value: str) -> None:
+    with pytest.raises(aionn.InvalidArgument, match=name):
+        settings_from(environment={name: value})
+
+
+async def test_pattern_must_match_the_whole_name() -> None:
+    async with open_with("npu0", "npu10", enabled_devices="npu.|reference") as runtime:
+        assert [d.name for d in runtime.devices] == ["npu0", "reference"]
+        (missing,) = runtime.unavailable
+        assert missing.name == "npu10" and "not enabled" in missing.reason
+
+
+async def test_cpu_only_leaves_the_reference_device(digits: Path) -> None:
+    async with open_with("npu", cpu_only=True) as runtime:
+        assert [d.name for d in runtime.devices] == ["reference"]
+        assert (await runtime.compile(digits)).devices == ("reference",)
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [("none", ("reference",)), ("with_fallback", ("npu",)), ("without_fallback", ("npu",))],
+)
+async def test_partition_mode(digits: Path, mode: str, expected: tuple[str, ...]) -> None:
+    async with open_with("npu", partition=mode) as runtime:
+        net = await runtime.compile(digits, allow_fallback=True)
+        assert net.devices == expected
+        assert (net._plan.fallback is not None) == (mode != "without_fallback")
+        assert (await runtime.compile(digits, devices="npu")).devices == ("npu",)
+
+
+async def test_reference_device_is_last_wherever_it_was_named() -> None:
+    drivers = {"first": "reference", "phone-npu": "simulated"}
+    async with aionn.open(drivers=drivers, isolation="in_process") as runtime:
+        assert [d.name for d in runtime.devices] == ["phone-npu", "first"]
+
+
+@pytest.mark.parametrize("execution_path", ["sync", "async"])
+@pytest.mark.parametrize("isolation", ["process", "in_process"])
+async def test_both_calls_of_the_driver_give_the_answer(
+    digits: Path, silence: Values, execution_path: str, isolation: str
+) -> None:
+    async with aionn.open(
+        drivers=["reference"], isolation=isolation, execution_path=execution_path
+    ) as runtime:
+        net = await runtime.compile(digits)
+        result = await net.execute([silence], measure=True)
+        assert int(result.outputs[0].argmax()) == 0
+        assert result.timing.time_on_device_ns is not None
+        with pytest.raises(aionn.MissedDeadline):
+            await net.execute([silence], deadline=1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"cache_files": CacheFileCounts(CACHE_FILES_MAX + 1, 0)},
+        {"cache_files": CacheFileCounts(0, CACHE_FILES_MAX + 1)},
+        {"slots": 0},
+        {"version": ""},
+        {"capabilities": uniform_capabilities(-1.0, 1.0)},
+    ],
+)
+async def test_device_that_says_what_cannot_be_is_left_out_with_the_reason(
+    change: dict[str, object],
+) -> None:
+    odd = ReferenceDevice("odd")
+    odd.info = msgspec.structs.replace(odd.info, **change)
+    async with aionn.open(devices=[odd], drivers=["reference"], isolation="in_process") as runtime:
+        assert [d.name for d in runtime.devices] == ["reference"]
+        assert runtime.unavailable[0].name == "odd" and "expected" in runtime.unavailable[0].reason
+        with pytest.raises(aionn.DeviceUnavailable, match="odd"):
+            runtime.device("odd")
+
+
+# Log tags
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", ()),
+        ("1", TAGS),
+        ("all", TAGS),
+        ("driver model", ("model", "driver")),
+        ("memory:execution,,  model", ("model", "execution", "memory")),
+    ],
+)
+def test_tags_are_chosen(text: str, expected: Sequence[str]) -> None:
+    assert parse_tags(text) == (expected, ())
+
+
+def test_unknown_tag_is_told_and_the_others_apply() -> None:
+    assert parse_tags("driver nonsense") == (("driver",), ("nonsense",))
+
+
+@pytest.fixture
+def levels() -> Iterator[None]:
+    loggers = [logging.getLogger(f"aionn.{tag}") for tag in TAGS]
+    before = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, before, strict=True):
+        logger.setLevel(level)
+
+
+async def test_chosen_tags_speak_and_others_do_not(
+    digits: Path, levels: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_with("npu") as runtime:
+        await runtime.compile(digits)
+    assert not caplog.records
+    choose_tags("compilation manager")
+    async with open_with("npu") as runtime:
+        net = await runtime.compile(digits)
+        await net.aclose()
+    said = {record.name for record in caplog.records}
+    assert said == {"aionn.compilation", "aionn.manager"}
+    assert "npu" in caplog.text
+
+
+def test_unknown_tag_is_an_error_line(levels: None, caplog: pytest.LogCaptureFixture) -> None:
+    assert choose_tags("nonsense") == ()
+    assert "unknown: nonsense" in caplog.text
+
+
+# The list
+
+
+def test_every_variable_that_is_read_is_listed(repository: Path) -> None:
+    read = {
+        name
+        for path in (repository / "aionn").rglob("*.py")
+        for name in re.findall(r"\bAIONN_[A-Z_]+\b", path.read_text())
+    }
+    assert read == {variable.name for variable in VARIABLES}
+
+
+def test_command_lists_variables(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIONN_PARTITION", "none")
+    with pytest.raises(SystemExit) as ended:
+        main(["env", "--json"])
+    assert ended.value.code == 0
+    listed = {v["name"]: v for v in msgspec.json.decode(capsys.readouterr().out)["variables"]}
+    assert listed["AIONN_PARTITION"]["value"] == "none" and len(listed) == len(VARIABLES)
+    monkeypatch.setenv("AIONN_PARTITION", "nonsense")
+    with pytest.raises(SystemExit) as ended:
+        main(["env"])
+    assert ended.value.code == 2 and "AIONN_PARTITION" in capsys.readouterr().err

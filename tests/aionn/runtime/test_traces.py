@@ -1,0 +1,177 @@
+"""Traces: one timeline over all processes, opened by viewers, added up by layer; nothing while nobody asks."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import aionn
+from aionn.cli.main import main
+from aionn.hal.tracing import TRACE_VARIABLE, is_tracing, section, start_tracing, stop_tracing
+from aionn.runtime.traces import end_trace, read_trace, summarize
+
+Values = npt.NDArray[np.float32]
+
+
+def names(path: Path) -> set[str]:
+    return {event.name for event in read_trace(path)}
+
+
+@pytest.mark.parametrize("isolation", ["process", "in_process"])
+async def test_trace_has_every_layer_on_one_timeline(
+    tmp_path: Path, digits: Path, silence: Values, isolation: str
+) -> None:
+    path = tmp_path / "trace.json"
+    async with aionn.open(drivers=["reference"], isolation=isolation, trace=path) as runtime:
+        net = await runtime.compile(digits)
+        for _ in range(3):
+            await net.execute([silence])
+        async with net.burst() as burst:
+            await burst.execute([silence])
+    assert not is_tracing()
+    events = msgspec.json.decode(path.read_bytes())  # one whole JSON array
+    assert {"name", "ph", "ts", "dur", "pid", "tid"} <= set(events[-1])
+    marks = {e["name"].partition("]")[0] + "]" for e in events if e["ph"] == "X"}
+    assert marks == {
+        f"[NN_{m}]"
+        for m in ["LR_PI", "LR_PP", "LR_PC", "LI_PC", "LD_PC", "LR_PE", "LR_PIO", "LI_PE", "LD_PE", "LC_PCO", "LR_PR", "LR_PT"]
+    }
+    assert len({e["pid"] for e in events}) == (2 if isolation == "process" else 1)
+    client = [e for e in events if e["name"].startswith("[NN_LI_PE]")]
+    server = [e for e in events if e["name"].startswith("[NN_LD_PE]")]
+    assert len(client) == len(server) == 4
+    for outer, inner in zip(client, sorted(server, key=lambda e: e["ts"]), strict=True):
+        assert outer["ts"] <= inner["ts"] <= inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"]
+
+
+async def test_sections_of_overlapping_tasks_have_lanes_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    start_tracing(path, process="test")
+    gates = [anyio.Event() for _ in range(3)]
+
+    async def work(index: int) -> None:
+        with section("LR_PE", str(index)):
+            await gates[index].wait()
+            with section("LR_PR", str(index)):
+                pass
+
+    async with anyio.create_task_group() as tasks:
+        for index in range(3):
+            tasks.start_soon(work, index)
+        await anyio.lowlevel.checkpoint()
+        for gate in gates:
+            await anyio.lowlevel.checkpoint()
+            gate.set()
+    with section("LR_PT"):
+        pass
+    end_trace(path)
+    events = [e for e in read_trace(path) if e.ph == "X"]
+    lanes = [[e for e in events if e.tid == lane] for lane in sorted({e.tid for e in events})]
+    assert len(lanes) == 3  # the last section took a lane that was free again
+    for lane in lanes:
+        ordered = sorted(lane, key=lambda e: (e.ts, -e.dur))
+        for a, b in itertools.pairwise(ordered):
+            assert b.ts >= a.ts + a.dur or b.ts + b.dur <= a.ts + a.dur, "sections of a lane nest"
+    assert summarize(events).executions == 3
+
+
+def event(mark: str, start_ms: float, end_ms: float, pid: int = 1, tid: int = 1) -> str:
+    took = (end_ms - start_ms) * 1000
+    return f'{{"name":"[NN_{mark}]x","ph":"X","ts":{start_ms * 1000},"dur":{took},"pid":{pid},"tid":{tid}}}'
+
+
+def test_time_is_the_layers_own(tmp_path: Path) -> None:
+    """Runtime 10 ms, of which 1 + 1 are copies and 6 a call, of which the driver works 4, of which the CPU executor 3."""
+    path = tmp_path / "trace.json"
+    lines = [
+        event("LR_PE", 0, 10),
+        event("LR_PIO", 0, 1),
+        event("LI_PE", 2, 8),
+        event("LR_PR", 8, 9),
+        event("LD_PE", 3, 7, pid=2),
+        event("LC_PCO", 3, 6, pid=2),
+        '{"name":"foreign","ph":"X","ts":0,"dur":99,"pid":1,"tid":1}',
+    ]
+    path.write_text("[" + ",\n".join(lines) + "]")
+    found = summarize(read_trace(path))
+    assert (found.executions, found.processes, found.wall_ms) == (1, 2, 10)
+    compute = {layer: cells["Compute"] for layer, cells in found.rows.items()}
+    assert compute == {"Runtime": 2, "IPC": 2, "Driver": 1, "CPU": 3, "Total": 8}
+    assert found.rows["Runtime"]["I/O"] == found.rows["Runtime"]["Results"] == 1
+    assert found.rows["Total"]["Ex. total"] == found.rows["Total"]["Total"] == 10
+    assert found.rows["Runtime"]["Compilation"] is None
+
+
+def test_cut_off_trace_is_added_up_without_its_last_line(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(
+        "[\n" + event("LR_PE", 0, 1) + ",\n" + event("LR_PE", 1, 2) + ",\n" + event("LR_PE", 2, 3)[:20]
+    )
+    assert summarize(read_trace(path)).executions == 2
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"no trace", b"[1, 2]", b'[{"name": 5, "ph": "X"}]'])
+def test_what_is_no_trace_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "trace.json"
+    path.write_bytes(content)
+    with pytest.raises(aionn.InvalidArgument, match="expected a JSON array"):
+        read_trace(path)
+
+
+async def test_process_traces_to_one_file_at_a_time(tmp_path: Path) -> None:
+    async with aionn.open(drivers=["reference"], trace=tmp_path / "a") as _:
+        with pytest.raises(aionn.InvalidArgument, match="this process traces to"):
+            await aionn.open(drivers=["reference"], trace=tmp_path / "b").__aenter__()
+    assert not is_tracing()
+
+
+async def test_unwritable_trace_is_refused_when_opening(tmp_path: Path) -> None:
+    with pytest.raises(aionn.InvalidArgument, match="cannot be written"):
+        await aionn.open(drivers=["reference"], trace=tmp_path / "no" / "trace").__aenter__()
+    assert not is_tracing()
+
+
+def test_section_is_nothing_while_nobody_traces() -> None:
+    stop_tracing()
+    assert section("LR_PE") is section("LD_PE", "other")
+
+
+def test_variable_traces_a_whole_process(tmp_path: Path, digits: Path) -> None:
+    path = tmp_path / "trace.json"
+    program = (
+        "import asyncio, sys, numpy as np, aionn\n"
+        "async def main():\n"
+        "    for _ in range(2):\n"
+        "        async with aionn.open(drivers=['reference']) as runtime:\n"
+        "            net = await runtime.compile(sys.argv[1])\n"
+        "            await net.execute([np.zeros((1, 49, 40, 1), np.float32)])\n"
+        "asyncio.run(main())\n"
+    )
+    environment = {**os.environ, TRACE_VARIABLE: str(path), "PYTHONPATH": os.getcwd()}
+    subprocess.run([sys.executable, "-c", program, str(digits)], env=environment, check=True, timeout=60)
+    msgspec.json.decode(path.read_bytes())  # finished
+    found = summarize(read_trace(path))
+    assert (found.executions, found.processes) == (2, 3)
+
+
+def test_command_prints_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text("[" + event("LR_PE", 0, 4) + "," + event("LR_PE", 4, 6) + "]")
+    with pytest.raises(SystemExit) as ended:
+        main(["trace", "summary", str(path), "--per-execution"])
+    assert ended.value.code == 0
+    printed = capsys.readouterr().out
+    assert "2 executions" in printed and "3.000" in printed and "n/a" in printed
+    with pytest.raises(SystemExit):
+        main(["trace", "summary", str(path), "--json"])
+    assert msgspec.json.decode(capsys.readouterr().out)["rows"]["Runtime"]["Compute"] == 6.0
