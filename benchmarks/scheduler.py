@@ -28,7 +28,7 @@ from aionn.scheduler.estimates import Estimates
 from aionn.scheduler.policy import PlanPolicy
 from aionn.scheduler.work import Action, Lane
 from aionn.simulation.baselines import POLICIES
-from aionn.simulation.bound import BoundRequest, fluid_rate, on_time_bound
+from aionn.simulation.bound import fluid_rate, on_time_bound, requests_of
 from aionn.simulation.checkers import Watched
 from aionn.simulation.engine import Engine, Scenario, prepare
 from aionn.simulation.workload import (
@@ -77,23 +77,6 @@ def scaled(name: str, devices: str, load: float) -> Workload:
     )
     rate = sum(rate for rate, _ in fixed) + factor * sum(rate for rate, _ in others)
     return msgspec.structs.replace(workload, stream=streams, duration_s=REQUESTS / rate)
-
-
-def bound_requests(scenario: Scenario) -> list[BoundRequest]:
-    """The requests as the bound sees them: one that follows another comes when that could have ended at the soonest."""
-    found: list[BoundRequest] = []
-    for arrival in scenario.arrivals:
-        stream = scenario.workload.stream[arrival.stream_index]
-        durations = tuple(None if d is None else sum(d) for d in scenario.durations_ns[arrival.stream_index])
-        release_ns = arrival.at_ns
-        if arrival.after_index is not None:
-            before = found[arrival.after_index]
-            release_ns = before.release_ns + min(d for d in before.durations_ns if d is not None)
-        assert arrival.deadline_ns is not None
-        deadline_ns = max(arrival.deadline_ns, release_ns + 1)
-        priority = PRIORITIES[stream.priority]
-        found.append(BoundRequest(release_ns, deadline_ns, durations, priority, arrival.after_index))
-    return found
 
 
 def on_time(engine: Engine) -> dict[Priority, int]:
@@ -162,7 +145,7 @@ def run_instance(case: tuple[str, str, float, int]) -> Instance:
 
 
 def _bound(scenario: Scenario, found: Instance) -> dict[Priority, int]:
-    requests = bound_requests(scenario)
+    requests = requests_of(scenario)
     possible = dict.fromkeys(Priority, 0)
     for request in requests:
         window_ns = request.deadline_ns - request.release_ns

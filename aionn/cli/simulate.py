@@ -11,6 +11,8 @@ from cyclopts import Parameter
 from aionn.cli.output import console, print_json, print_table
 from aionn.errors import InvalidArgument
 from aionn.simulation.baselines import policy_named
+from aionn.simulation.bound import on_time_bound, requests_of
+from aionn.simulation.checkers import breaches
 from aionn.simulation.engine import Engine, prepare
 from aionn.simulation.report import page, report_of
 from aionn.simulation.workload import read_workload
@@ -25,6 +27,8 @@ def simulate(
     seed: int = 1,
     json: Annotated[bool, Parameter(negative=())] = False,
     html: Path | None = None,
+    bound: Annotated[bool, Parameter(negative=())] = False,
+    check: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Run a workload's requests through a scheduler on simulated devices, and say what ended on time.
 
@@ -35,6 +39,8 @@ def simulate(
         seed: Of arrivals, noise and faults; the same seed gives the same run.
         json: Print one JSON object instead of tables.
         html: Write a page with timelines and distributions to this file.
+        bound: Also tell how many could have ended on time had everything been known beforehand; needs scipy, and exact durations.
+        check: Also check the record of events against the rules that every schedule must keep; breaches make the exit code 1.
     """
     chosen = policy_named(policy)
     described = read_workload(workload)
@@ -46,9 +52,15 @@ def simulate(
             html.write_text(page(engine), encoding="utf-8")
         except OSError as e:
             raise InvalidArgument(f"html: {html} cannot be written: {e.strerror}") from e
+    most = None
+    if bound:
+        slots = [device.slots for device in engine.scenario.devices]
+        by_priority = on_time_bound(requests_of(engine.scenario), slots).by_priority
+        most = {priority.name.lower(): count for priority, count in by_priority.items()}
+    broken = breaches(engine) if check else []
     if json:
-        print_json(msgspec.to_builtins(report))
-        return 0
+        print_json({**msgspec.to_builtins(report), "bound": most, "breaches": broken if check else None})
+        return 1 if broken else 0
     columns = ("priority", "requests", "on time", "late", "aborted", "refused", "failed", "p50 ms", "p99 ms")
     rows = [
         (
@@ -70,5 +82,9 @@ def simulate(
         ("device", "busy %", "joules"),
         [(d.name, 100 * d.busy_share, d.energy_j) for d in report.devices],
     )
+    if most is not None:
+        print_table("could have ended on time", ("priority", "requests"), list(most.items()))
+    for breach in broken:
+        console().print(f"breach: {breach}")
     console().print(f"{report.simulated_s:.3f} s in {report.events} events; record {report.digest[:16]}")
-    return 0
+    return 1 if broken else 0

@@ -21,10 +21,12 @@ from typing import Any
 
 import msgspec
 
-from aionn.errors import DeviceUnavailable
+from aionn.errors import DeviceUnavailable, InvalidArgument
 from aionn.hal import Priority
+from aionn.simulation.engine import Scenario
+from aionn.simulation.workload import PRIORITIES
 
-__all__ = ["Bound", "BoundRequest", "fluid_rate", "on_time_bound", "total_bound"]
+__all__ = ["Bound", "BoundRequest", "fluid_rate", "on_time_bound", "requests_of", "total_bound"]
 
 _ROUNDING = 1e-6
 """What a solver's optimum may miss of a whole number: its tolerance, summed over some hundred requests."""
@@ -67,6 +69,29 @@ def _scipy() -> Any:
     except ImportError as e:
         raise DeviceUnavailable("bound: scipy is missing; install aionn[bound]") from e
     return scipy
+
+
+def requests_of(scenario: Scenario) -> list[BoundRequest]:
+    """A scenario's requests as the bound sees them: one that follows another comes when that could have ended at the soonest.
+
+    Raises:
+        InvalidArgument: A request has no deadline: then nothing bounds how many can end.
+    """
+    found: list[BoundRequest] = []
+    for arrival in scenario.arrivals:
+        stream = scenario.workload.stream[arrival.stream_index]
+        if arrival.deadline_ns is None:
+            raise InvalidArgument(f"bound: stream {stream.name} has no deadline")
+        durations = tuple(None if d is None else sum(d) for d in scenario.durations_ns[arrival.stream_index])
+        release_ns = arrival.at_ns
+        if arrival.after_index is not None:
+            before = found[arrival.after_index]
+            release_ns = before.release_ns + min(d for d in before.durations_ns if d is not None)
+        deadline_ns = max(arrival.deadline_ns, release_ns + 1)
+        found.append(
+            BoundRequest(release_ns, deadline_ns, durations, PRIORITIES[stream.priority], arrival.after_index)
+        )
+    return found
 
 
 def on_time_bound(requests: Sequence[BoundRequest], slots: Sequence[int], *, migrates: bool = True) -> Bound:

@@ -11,7 +11,7 @@ from aionn.hal import Priority
 from aionn.scheduler.policy import PlanPolicy
 from aionn.simulation import bound as bound_module
 from aionn.simulation.baselines import POLICIES
-from aionn.simulation.bound import BoundRequest, fluid_rate, on_time_bound, total_bound
+from aionn.simulation.bound import BoundRequest, fluid_rate, on_time_bound, requests_of, total_bound
 from aionn.simulation.engine import Engine, prepare
 
 MS = 1_000_000
@@ -92,15 +92,7 @@ def test_no_policy_exceeds_the_bound(draw_workload):
         scenario = prepare(draw_workload(seed, with_faults=False), seed)
         if any(arrival.deadline_ns is None for arrival in scenario.arrivals) or len(scenario.arrivals) > 150:
             continue
-        requests = []
-        for arrival in scenario.arrivals:
-            durations = tuple(
-                None if d is None else sum(d) for d in scenario.durations_ns[arrival.stream_index]
-            )
-            requests.append(
-                BoundRequest(arrival.at_ns, arrival.deadline_ns, durations, Priority.LOW, arrival.after_index)
-            )
-        most = total_bound(requests, [device.slots for device in scenario.devices])
+        most = total_bound(requests_of(scenario), [device.slots for device in scenario.devices])
         for policy in POLICIES.values():
             engine = Engine(scenario, policy)
             engine.run()

@@ -61,6 +61,16 @@ def test_page_stands_alone(repository, tmp_path, capsys):
     assert "phone-npu" in capsys.readouterr().out
 
 
+def test_bound_and_checks_are_told(repository, capsys):
+    pytest.importorskip("scipy", reason="the bound needs scipy")
+    workload = repository / "benchmarks" / "workloads" / "mobile.toml"
+    assert run(workload, "--json", "--bound", "--check") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["breaches"] == []
+    for of_class in report["classes"]:
+        assert of_class["on_time"] <= report["bound"][of_class["priority"]]
+
+
 def test_mistakes_are_told_in_a_sentence(repository, tmp_path, capsys):
     workload = repository / "benchmarks" / "workloads" / "mobile.toml"
     assert run(workload, "--policy", "magic") == 2
