@@ -198,7 +198,8 @@ async def test_mutated_packets_are_answered() -> None:
 
 
 @given(
-    st.binary(max_size=200) | st.lists(st.integers(-(2**63), 2**64 - 1) | st.lists(st.integers(0, 9))).map(msgspec.msgpack.encode)
+    st.binary(max_size=200)
+    | st.lists(st.integers(-(2**63), 2**64 - 1) | st.lists(st.integers(0, 9))).map(msgspec.msgpack.encode)
 )
 @settings(max_examples=300, deadline=None, derandomize=True)
 def test_any_bytes_are_a_packet_or_refused(payload: bytes) -> None:
