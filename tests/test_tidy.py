@@ -95,6 +95,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "asyncio": (
         "aionn/drivers/asynchronous.py",
         "aionn/runtime/background.py",
+        "aionn/runtime/clock.py",
         "aionn/testing/clock.py",
         "fences/waiting.py",
         "fmq/aio.py",

@@ -166,6 +166,8 @@ class RequestArea:
     """
 
     def __init__(self, values: Sequence[Value]) -> None:
+        self._made_for = values
+        self._requests: dict[tuple[tuple[int, ...], tuple[int, ...]], Request] = {}
         self._values = {value.key: value for value in values}
         self._locations: dict[int, DataLocation] = {}
         self._shapes: dict[int, tuple[int, ...] | None] = {value.key: value.shape for value in values}
@@ -177,7 +179,7 @@ class RequestArea:
 
     def is_for(self, values: Sequence[Value]) -> bool:
         """Whether the area was made for values like these, so that it can be used again for them."""
-        return list(self._values.values()) == list(values)
+        return self._made_for is values or list(self._values.values()) == list(values)
 
     def view(self, key: int) -> Array:
         """A writable view of a value that is not left out, in its present shape."""
@@ -207,8 +209,14 @@ class RequestArea:
             views.append(view)
         return tuple(views)
 
-    def request(self, inputs: Sequence[int], outputs: Sequence[int]) -> Request:
-        """The request of a step that reads and writes these values."""
+    def request(self, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Request:
+        """The request of a step that reads and writes these values; the same object as long as nothing has changed."""
+        request = self._requests.get((inputs, outputs))
+        if request is None:
+            request = self._requests[inputs, outputs] = self._new_request(inputs, outputs)
+        return request
+
+    def _new_request(self, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Request:
         read = []
         for key in inputs:
             shape, value = self._shapes[key], self._values[key]
@@ -238,8 +246,9 @@ class RequestArea:
                 if not dimensions_are_known(spec.type, spec.dimensions):
                     raise GeneralFailure(f"{spec.name}: the device reports no shape")
         for key, shape in zip(keys, shapes, strict=False):
-            if shape.is_sufficient:
+            if shape.is_sufficient and self._shapes[key] != shape.dimensions:
                 self._shapes[key] = shape.dimensions
+                self._requests.clear()
 
     def grow(self, keys: Sequence[int], shapes: Sequence[OutputShape]) -> dict[int, int]:
         """Makes more room for what did not fit: what the device asks for, at least twice what there was.
@@ -248,6 +257,7 @@ class RequestArea:
             The new sizes by key, for the next execution.
         """
         sizes = {}
+        self._requests.clear()
         for key, shape in zip(keys, shapes, strict=False):
             if not shape.is_sufficient:
                 known = operand_size_bytes(self._values[key].spec.type, shape.dimensions)

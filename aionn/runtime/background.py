@@ -12,6 +12,8 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import anyio
 import anyio.abc
@@ -30,6 +32,8 @@ class Background:
         self.tasks: anyio.abc.TaskGroup
         self._stop = anyio.Event()
         self._host: asyncio.Task[None] | None = None
+        self._executions: set[asyncio.Task[None]] = set()
+        self._failures: list[BaseException] = []
 
     async def start(self) -> None:
         """Starts the group."""
@@ -46,6 +50,31 @@ class Background:
             await self._stop.wait()
             self.tasks.cancel_scope.cancel()
 
+    def start_execution(
+        self, work: Coroutine[Any, Any, None], on_end: Callable[[asyncio.Task[None]], None]
+    ) -> asyncio.Task[None]:
+        """Starts one short piece of work in a plain task: a third of the cost of one in the group.
+
+        Args:
+            work: What to do; it raises nothing but cancellation.
+            on_end: Called when it has ended, also when it was cancelled before it began.
+        """
+        task = asyncio.get_running_loop().create_task(work)
+        self._executions.add(task)
+        task.add_done_callback(on_end)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._executions.discard(task)
+        failure = None if task.cancelled() else task.exception()
+        if failure is not None:
+            self._failures.append(failure)
+
+    def at(self, time_ns: int, call: Callable[[], None]) -> asyncio.TimerHandle:
+        """Calls at a time on the loop's clock; the handle's ``cancel`` takes that back."""
+        return asyncio.get_running_loop().call_at(time_ns / 1e9, call)
+
     async def aclose(self) -> None:
         """Cancels what runs and waits for its end. Idempotent.
 
@@ -57,4 +86,10 @@ class Background:
         host, self._host = self._host, None
         self._stop.set()
         with anyio.CancelScope(shield=True):
+            while self._executions:
+                for task in self._executions:
+                    task.cancel()
+                await asyncio.wait(self._executions)
             await host
+        if self._failures:
+            raise BaseExceptionGroup("executions failed: a fault of aionn's own", self._failures)

@@ -132,7 +132,7 @@ class Burst:
             rescue=self._plan.rescue(measure),
             finish=lambda area: self._leave(slot),
         )
-        execution.start(self._runtime.tasks)
+        execution.start(self._runtime.background)
         return execution
 
     def _turn(self, slot: _Slot, index: int, measure: bool) -> Turn:

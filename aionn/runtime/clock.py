@@ -5,10 +5,9 @@ On a real loop that is CLOCK_MONOTONIC, which driver processes share; under a vi
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
-
-import anyio
 
 from aionn.errors import InvalidArgument
 from aionn.hal import TIME_MAX_NS
@@ -20,8 +19,8 @@ def now_ns() -> int:
     """The time now: the running loop's, or CLOCK_MONOTONIC outside of a loop."""
     try:
         # Rounded: seconds as a float are seldom exact, and a nanosecond lost here would miss an exact deadline.
-        return round(anyio.current_time() * 1e9)
-    except RuntimeError:  # anyio's NoEventLoopError: called from a thread without a loop
+        return round(asyncio.get_running_loop().time() * 1e9)
+    except RuntimeError:  # Called from a thread without a loop.
         return time.monotonic_ns()
 
 

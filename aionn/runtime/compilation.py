@@ -275,6 +275,7 @@ class Compilation:
         self._on_close = on_close
         self._areas: list[RequestArea] = []
         self._sizes: dict[int, int] = {}
+        self._last_values: tuple[object, tuple[Value, ...]] | None = None
         self._bursts: set[Burst] = set()
         self._closed = False
         self.model = plan.model
@@ -386,7 +387,7 @@ class Compilation:
             rescue=self._plan.rescue(measure, loop_timeout_ns),
             finish=self._give_back,
         )
-        execution.start(self._runtime.tasks)
+        execution.start(self._runtime.background)
         return execution
 
     def _turn(self, index: int, measure: bool, loop_timeout_ns: int | None) -> Turn:
@@ -398,13 +399,19 @@ class Compilation:
         return Turn(step.device.dispatcher, run, self._plan.fall_back(index, measure, loop_timeout_ns))
 
     def _area(self, arrays: Sequence[Array | None]) -> RequestArea:
-        shapes = [None if array is None else array.shape for array in arrays]
-        values = self._plan.values(shapes, self._sizes)
+        shapes = tuple([None if array is None else array.shape for array in arrays])
+        values = self._values(shapes)
         for index, area in enumerate(self._areas):
             if area.is_for(values):
                 return self._areas.pop(index)
         self._areas.clear()  # What was kept is for other shapes or sizes.
         return RequestArea(values)
+
+    def _values(self, shapes: tuple[tuple[int, ...] | None, ...]) -> tuple[Value, ...]:
+        known = (shapes, dict(self._sizes))
+        if self._last_values is None or self._last_values[0] != known:
+            self._last_values = known, self._plan.values(shapes, self._sizes)
+        return self._last_values[1]
 
     def _give_back(self, area: RequestArea | None) -> None:
         # One that had to grow has its values scattered; the next execution starts with one memory of the right size.

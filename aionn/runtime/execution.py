@@ -14,16 +14,15 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-import anyio
-import anyio.abc
 import msgspec
 
 from aionn.errors import Error, ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline
 from aionn.hal import NO_TIMING, Priority, Timing
 from aionn.hal.tracing import section
 from aionn.runtime.arguments import Array, RequestArea
+from aionn.runtime.background import Background
 from aionn.runtime.clock import now_ns
 from aionn.runtime.fallback import may_fall_back
 from aionn.scheduler.dispatcher import Dispatcher
@@ -78,6 +77,12 @@ class Turn(NamedTuple):
     fall_back: Callable[[RequestArea, int | None, Error], Awaitable[tuple[Timing, str]]] | None = None
 
 
+class Cancellable(Protocol):
+    """What can be told to stop."""
+
+    def cancel(self) -> object: ...
+
+
 class Execution:
     """An execution under way. Awaiting it gives its ``Result`` or raises; cancelling an await leaves it as it is.
 
@@ -116,8 +121,9 @@ class Execution:
         self._asked_ns = now_ns()
         self._queued_ns = 0
         self._fallback: list[str] = []
-        self._scope: anyio.CancelScope | None = None
-        self._tasks: anyio.abc.TaskGroup
+        self._background: Background
+        self._task: Cancellable
+        self._timer: Cancellable | None = None
         self._result: Result | None = None
         self.fence = SyncFence("execution")
         self.finished_ns = 0
@@ -128,20 +134,20 @@ class Execution:
         """Absolute limit: the deadline, or the allowance after the fences where that ends sooner; None for none."""
         return self._deadline_ns
 
-    def start(self, tasks: anyio.abc.TaskGroup) -> None:
-        """Starts the work in a task group that outlives the caller."""
-        self._tasks = tasks
-        tasks.start_soon(self._run)
+    def start(self, background: Background) -> None:
+        """Starts the work in the background, which outlives the caller."""
+        self._background = background
+        self._task = background.start_execution(self._run(), self._end)
         if self._deadline_ns is not None:
-            tasks.start_soon(self._expire, self._deadline_ns)
+            self._limit_at(self._deadline_ns)
 
-    async def _expire(self, limit_ns: int) -> None:
-        with anyio.move_on_after(max(0.0, (limit_ns - now_ns()) / 1e9)):
-            try:
-                await self.fence
-            except Exception:
-                pass
-            return
+    def _limit_at(self, limit_ns: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        # A clock that is told in floats may ring a little early: the deadline has passed at the next nanosecond.
+        self._timer = self._background.at(limit_ns, self._expire)
+
+    def _expire(self) -> None:
         if self.fence.status == FenceStatus.PENDING:
             where = self.state.value
             self._fail(MissedDeadline(f"execution: the deadline passed while {where}", transient=True))
@@ -149,7 +155,7 @@ class Execution:
 
     async def _run(self) -> None:
         try:
-            with anyio.CancelScope() as self._scope, section("LR_PE", self._device):
+            with section("LR_PE", self._device):
                 if self._wait_for:
                     await self._wait_for_fences()
                 with section("LR_PIO", "inputs"):
@@ -163,10 +169,13 @@ class Execution:
             failure = GeneralFailure(f"execution: {type(e).__name__}: {e}")
             failure.__cause__ = e
             self._fail(failure)
-        finally:
-            self.state = ExecutionState.FINISHED
-            self.fence.try_fail(GeneralFailure("execution: cancelled"))
-            self._finish(self._area)
+
+    def _end(self, task: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self.state = ExecutionState.FINISHED
+        self.fence.try_fail(GeneralFailure("execution: cancelled"))
+        self._finish(self._area)
 
     async def _wait_for_fences(self) -> None:
         try:
@@ -178,7 +187,7 @@ class Execution:
             limit_ns = now_ns() + self._duration_ns
             if self._deadline_ns is None or limit_ns < self._deadline_ns:
                 self._deadline_ns = limit_ns
-                self._tasks.start_soon(self._expire, limit_ns)
+                self._limit_at(limit_ns)
 
     async def _take_turns(self, area: RequestArea) -> Timing:
         try:
@@ -196,17 +205,16 @@ class Execution:
         if self.fence.status != FenceStatus.PENDING:
             raise GeneralFailure("execution: given up before its next step")
         self.state = ExecutionState.WAITING_FOR_SLOT
-        await turn.dispatcher.acquire(priority=self._priority, deadline_ns=self._deadline_ns)
+        work = await turn.dispatcher.acquire(priority=self._priority, deadline_ns=self._deadline_ns)
         try:
             if not self._queued_ns:
                 self._queued_ns = now_ns() - self._asked_ns
+            # From here on the device works: whoever gives up, nothing cancels this task, and the slot is held until the device
+            # has answered.
             self.state = ExecutionState.RUNNING
-            # From here on the device works: whoever gives up, the slot is held until it has answered.
-            with anyio.CancelScope(shield=True):
-                timing = await self._run_or_fall_back(turn, area)
-            return timing
+            return await self._run_or_fall_back(turn, area)
         finally:
-            turn.dispatcher.release()
+            turn.dispatcher.release(work)
 
     async def _run_or_fall_back(self, turn: Turn, area: RequestArea) -> Timing:
         try:
@@ -241,8 +249,8 @@ class Execution:
             self.fence.try_fail(error)
 
     def _stop_waiting(self) -> None:
-        if self.state != ExecutionState.RUNNING and self._scope is not None:
-            self._scope.cancel()
+        if self.state != ExecutionState.RUNNING:
+            self._task.cancel()
 
     def cancel(self) -> None:
         """Gives the execution up: one that waits never runs; one that runs keeps its slot until the device is done, and its

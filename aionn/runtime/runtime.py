@@ -206,8 +206,13 @@ class Runtime:
         self._unused: tuple[Device, ...] = ()
 
     @property
+    def background(self) -> Background:
+        """Where executions live."""
+        return self._background
+
+    @property
     def tasks(self) -> anyio.abc.TaskGroup:
-        """Where executions and connections live."""
+        """Where connections and streams live."""
         return self._background.tasks
 
     async def __aenter__(self) -> Self:
