@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import simpy
 
 from aionn.scheduler.policy import PlanPolicy
 from aionn.simulation.core import Core
@@ -78,6 +77,8 @@ def our_timeouts(events: int) -> int:
 
 def simpy_timeouts(events: int) -> int:
     """Timeouts on SimPy."""
+    import simpy  # Not above: other interpreters import this module for the hash alone.
+
     environment = simpy.Environment()
     rounds = events // PROCESSES
 
@@ -184,6 +185,8 @@ def our_jobs(jobs: list[tuple[int, int, int]]) -> int:
 
 def simpy_jobs(jobs: list[tuple[int, int, int]]) -> int:
     """Jobs on SimPy's PriorityResource."""
+    import simpy
+
     environment = simpy.Environment()
     resource = simpy.PriorityResource(environment, capacity=SLOTS)
     done = 0

@@ -43,7 +43,7 @@ def decide(now_ns: int, room: WaitingRoom, lanes: Sequence[Lane]) -> list[Action
         Actions in the order in which they are to be applied. The caller takes started and aborted works out of the room.
     """
     actions: list[Action] = []
-    if not room:
+    if not room.lane_of:
         for lane in lanes:
             running = lane.work
             if running is not None and running.deadline_ns <= now_ns and running.state is WorkState.RUNNING:
@@ -68,7 +68,7 @@ def decide(now_ns: int, room: WaitingRoom, lanes: Sequence[Lane]) -> list[Action
                 actions.append(Abort(running, Reason.OVERRAN))
             elif plans[lane.index].works and not lane.is_stopping and lane.can_preempt:
                 _preempt(now_ns, room, lane, running, gone, actions)
-    if idle and len(gone) < len(room):
+    if idle and len(gone) < len(room.lane_of):
         for lane in idle:
             helped = _help(now_ns, room, lane, gone)
             if helped is not None:
@@ -171,6 +171,4 @@ class PlanPolicy:
             return WaitingRoom(lanes, on_full=self._on_full)
         return WaitingRoom(lanes, waiting_max=self._waiting_max, on_full=self._on_full)
 
-    def decide(self, now_ns: int, queue: WaitingRoom, lanes: Sequence[Lane]) -> list[Action]:
-        """See ``decide``."""
-        return decide(now_ns, queue, lanes)
+    decide = staticmethod(decide)

@@ -90,6 +90,15 @@ class WaitingRoom:
         waiting_max: Most works that may wait.
         on_full: ``refuse`` turns a new work away; ``displace`` gives up the last in the order, if the new one goes before it.
         age_ns: After how long a waiting work goes ahead.
+
+    Attributes:
+        lanes: As given.
+        plans: One per lane.
+        standby: Those without a plan, in order.
+        lane_of: The index of the lane that each waiting work is planned on, by its number; -1 for one that stands by.
+        displaced: Those that lost their place because too many wait, until ``too_late`` tells of them.
+        drops: When which durations were lost for want of time, the latest last.
+        is_stirred: Whether there may be room for one that stands by.
     """
 
     def __init__(
@@ -110,7 +119,7 @@ class WaitingRoom:
         self.displaced: list[Work] = []
         self.drops: deque[tuple[int, int, Sequence[int]]] = deque(maxlen=64)
         self.is_stirred = False
-        self._lane_of: dict[int, int] = {}
+        self.lane_of: dict[int, int] = {}
         self._latest: list[tuple[int, int, Work]] = []
         # Works come in the order of time, so they come of age in that order.
         self._ages: deque[tuple[int, Work]] = deque()
@@ -124,7 +133,7 @@ class WaitingRoom:
         self._given_up: dict[str, int] = {}
 
     def __len__(self) -> int:
-        return len(self._lane_of)
+        return len(self.lane_of)
 
     # --- In and out ---
 
@@ -148,7 +157,7 @@ class WaitingRoom:
             return Reason.EXPIRED
         if now_ns + work.shortest_ns > work.deadline_ns:
             return Reason.IMPOSSIBLE
-        if len(self._lane_of) < self._waiting_max:
+        if len(self.lane_of) < self._waiting_max:
             return None
         last = self._last()
         if self._on_full == "refuse" or last is None or last.key < work.key:
@@ -165,15 +174,15 @@ class WaitingRoom:
 
     def remove(self, work: Work) -> None:
         """Lets a waiting work go, to a lane or for ever. One that was let go already is ignored."""
-        if work.number in self._lane_of:
-            index = self._lane_of[work.number]
+        if work.number in self.lane_of:
+            index = self.lane_of[work.number]
             # A planned start of the first changes nothing for the others; anything else makes room.
             if index < 0 or self.plans[index].works[0] is not work or self.lanes[index].work is not None:
                 self.is_stirred = True
             self._take(work)
 
     def _take(self, work: Work) -> None:
-        index = self._lane_of.pop(work.number)
+        index = self.lane_of.pop(work.number)
         if index >= 0:
             self.plans[index].remove(work)
         else:
@@ -187,7 +196,7 @@ class WaitingRoom:
 
     def is_planned_on(self, work: Work, lane: Lane) -> bool:
         """Whether a work waits in a lane's plan."""
-        return self._lane_of.get(work.number) == lane.index
+        return self.lane_of.get(work.number) == lane.index
 
     def replan(self, work: Work, now_ns: int) -> None:
         """Plans a waiting work anew: what it was planned behind took longer than expected."""
@@ -196,7 +205,7 @@ class WaitingRoom:
 
     def change_priority(self, work: Work, priority: Priority, now_ns: int) -> bool:
         """Changes the class of a work that waits; False if it does not wait any more."""
-        if work.number not in self._lane_of:
+        if work.number not in self.lane_of:
             return False
         work.priority = priority
         self.sort_into(work, now_ns, rank=int(priority), urgent_ns=work.urgent_ns)
@@ -214,7 +223,7 @@ class WaitingRoom:
         self.displaced.clear()
         while latest and (latest[0][0] < now_ns or latest[0][2].state is not WorkState.WAITING):
             work = heappop(latest)[2]
-            if work.number in self._lane_of and now_ns + work.shortest_ns > work.deadline_ns:
+            if work.number in self.lane_of and now_ns + work.shortest_ns > work.deadline_ns:
                 found.append((work, Reason.EXPIRED if work.deadline_ns <= now_ns else Reason.TOO_LATE))
         for work, reason in found:
             self._given_up[reason.name] = self._given_up.get(reason.name, 0) + 1
@@ -230,7 +239,7 @@ class WaitingRoom:
             at_ns, work = ages.popleft()
             if work.state is WorkState.RUNNING:
                 work.sort_into(max(work.rank, HIGH - 1), min(work.urgent_ns, at_ns))
-            elif work.number in self._lane_of and work.rank < HIGH:
+            elif work.number in self.lane_of and work.rank < HIGH:
                 self._counts["aged"] += 1
                 self.sort_into(
                     work, now_ns, rank=max(work.rank, HIGH - 1), urgent_ns=min(work.urgent_ns, at_ns)
@@ -268,9 +277,6 @@ class WaitingRoom:
         plan = self.plans[lane.index]
         count = len(plan.keys)
         running = lane.work
-        if running is None and not count:
-            end_ns = now_ns + duration_ns
-            return (end_ns, True, 0, duration_ns, False) if end_ns <= work.deadline_ns else None
         position = bisect_left(plan.keys, work.key) if count else 0
         before_ns = plan.before_ns(position)
         turns_ns = rest_ns = now_ns
@@ -312,6 +318,14 @@ class WaitingRoom:
         least = NEVER_NS
         for lane in self.lanes:
             keys = self.plans[lane.index].keys
+            if not keys and lane.work is None:
+                # A free lane with nothing planned, the usual case: what place_on would say, in half the time.
+                duration_ns = work.durations_ns[lane.device]
+                end_ns = now_ns + duration_ns
+                if lane.is_up and duration_ns != NEVER_NS and end_ns < least and end_ns <= work.deadline_ns:
+                    least = end_ns
+                    best = (lane, (end_ns, True, 0, duration_ns, False))
+                continue
             if len(keys) >= PLAN_MAX and keys[-1] < work.key:
                 continue
             place = self.place_on(work, lane, now_ns)
@@ -325,14 +339,14 @@ class WaitingRoom:
     def _plan(self, work: Work, lane: Lane, place: Place) -> None:
         plan = self.plans[lane.index]
         plan.insert(place[2], work, place[3])
-        self._lane_of[work.number] = lane.index
+        self.lane_of[work.number] = lane.index
         if len(plan.keys) > PLAN_MAX:
             last = plan.works[-1]
             plan.remove(last)
             self._stand_by(last)
 
     def _stand_by(self, work: Work) -> None:
-        self._lane_of[work.number] = -1
+        self.lane_of[work.number] = -1
         insort(self.standby, (work.key, work))
 
     def _place(self, work: Work, now_ns: int, *, may_displace: bool) -> None:
@@ -475,7 +489,7 @@ class WaitingRoom:
     def explain(self, work: Work, now_ns: int) -> str:
         """Why a work is where it is, in some lines: its place in the order, what each lane could do for it, the last decision."""
         lines = [repr(work)]
-        index = self._lane_of.get(work.number)
+        index = self.lane_of.get(work.number)
         if index is not None:
             ahead = sum(key < work.key for plan in self.plans for key in plan.keys)
             ahead += bisect_left(self.standby, (work.key,))

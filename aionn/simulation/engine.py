@@ -180,6 +180,7 @@ class Engine:
         self.policy = policy
         self.lanes = lanes_of(scenario.devices)
         self.queue = policy.make_queue(self.lanes)
+        self._ask_policy = policy.decide
         self.outcomes: list[Outcome | None] = [None] * len(scenario.arrivals)
         self.events: list[Event] = []
         self.busy_ns = [0] * len(self.lanes)
@@ -225,11 +226,13 @@ class Engine:
 
     def _schedule_arrival(self) -> None:
         arrivals = self.scenario.arrivals
-        while self._next < len(arrivals) and arrivals[self._next].after_index is not None:
-            self._next += 1
-        if self._next < len(arrivals):
-            self.core.at(arrivals[self._next].at_ns, self._arrive, self._next)
-            self._next += 1
+        number = self._next
+        if self._followers:
+            while number < len(arrivals) and arrivals[number].after_index is not None:
+                number += 1
+        if number < len(arrivals):
+            self.core.at(arrivals[number].at_ns, self._arrive, number)
+        self._next = number + 1
 
     def _arrive(self, number: int) -> None:
         self._schedule_arrival()
@@ -269,8 +272,7 @@ class Engine:
     # --- Decisions ---
 
     def _decide(self) -> None:
-        actions = self.policy.decide(self.core.now_ns, self.queue, self.lanes)
-        for action in actions:
+        for action in self._ask_policy(self.core.now_ns, self.queue, self.lanes):
             if type(action) is Start:
                 self._start(action.work, action.lane)
             elif type(action) is Preempt:

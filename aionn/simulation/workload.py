@@ -257,7 +257,7 @@ READY_MODELS: Mapping[str, DescribedModel] = MappingProxyType(
 """Networks of common kinds by their numbers, ready for any workload."""
 
 
-class Arrival(msgspec.Struct, frozen=True, array_like=True):
+class Arrival(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One request.
 
     Attributes:
