@@ -44,7 +44,20 @@ async def test_trace_has_every_layer_on_one_timeline(
     marks = {e["name"].partition("]")[0] + "]" for e in events if e["ph"] == "X"}
     assert marks == {
         f"[NN_{m}]"
-        for m in ["LR_PI", "LR_PP", "LR_PC", "LI_PC", "LD_PC", "LR_PE", "LR_PIO", "LI_PE", "LD_PE", "LC_PCO", "LR_PR", "LR_PT"]
+        for m in [
+            "LR_PI",
+            "LR_PP",
+            "LR_PC",
+            "LI_PC",
+            "LD_PC",
+            "LR_PE",
+            "LR_PIO",
+            "LI_PE",
+            "LD_PE",
+            "LC_PCO",
+            "LR_PR",
+            "LR_PT",
+        ]
     }
     assert len({e["pid"] for e in events}) == (2 if isolation == "process" else 1)
     client = [e for e in events if e["name"].startswith("[NN_LI_PE]")]
