@@ -185,3 +185,20 @@ async def test_death_ends_the_pending_call_and_every_later_one(ends: Ends, memor
     hold.set()
     with pytest.raises(DeadObject, match="unplugged"):
         await ends.controller.execute_synchronously(doubling(memory), [0])
+
+
+async def test_repeated_request_is_sent_again_and_a_changed_one_is_not_mistaken_for_it(
+    ends: Ends, memory: Memory
+) -> None:
+    request = doubling(memory)
+    for value in (3, 4):
+        memory.array[0] = value
+        await ends.controller.execute_synchronously(request, [0])
+        assert memory.array[1] == 2 * value
+    other = Memory.create(64)
+    other.array[0] = 9
+    await ends.controller.execute_synchronously(doubling(other), [1])
+    assert other.array[1] == 18 and ends.asked == [[0], [1]]
+    await ends.controller.release_memory_resource(0)
+    await ends.controller.execute_synchronously(request, [0])
+    assert ends.asked == [[0], [1], [0]]
