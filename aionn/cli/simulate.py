@@ -57,7 +57,7 @@ def simulate(
         slots = [device.slots for device in engine.scenario.devices]
         by_priority = on_time_bound(requests_of(engine.scenario), slots).by_priority
         most = {priority.name.lower(): count for priority, count in by_priority.items()}
-    broken = breaches(engine) if check else []
+    broken = breaches(engine, ages=policy == "plan") if check else []
     if json:
         print_json({**msgspec.to_builtins(report), "bound": most, "breaches": broken if check else None})
         return 1 if broken else 0
