@@ -1,7 +1,7 @@
 """Described devices: how long an operation takes on hardware that is not there, by operation and byte counts alone.
 
 Owns the description (``DeviceProfile``), the cost of a model (``ModelCost``), the durations that follow from the two, the clock's
-ramp, what noise and which failures a seed draws, and the ready profiles. Refuses to own time: it reads no clock and waits for nothing.
+ramp, what noise and which failures a seed draws, and the ready profiles. Refuses to own time: it reads no clock and never waits.
 The simulated driver and the simulator at scale share it, and so agree to the nanosecond.
 
 Invariants:
