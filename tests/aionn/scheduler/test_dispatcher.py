@@ -84,10 +84,10 @@ async def test_learnt_duration_makes_a_deadline_impossible():
     work = await dispatcher.acquire(priority=HIGH, deadline_ns=None, model="m")
     clock[0] = 1000
     dispatcher.release(work)
-    with pytest.raises(MissedDeadline, match="even an idle device would need 1000 ns") as caught:
-        dispatcher.enter(priority=HIGH, deadline_ns=1999, model="m")
+    with pytest.raises(MissedDeadline, match="even an idle device would need 1212 ns") as caught:
+        dispatcher.enter(priority=HIGH, deadline_ns=2200, model="m")
     assert not caught.value.transient
-    dispatcher.leave(dispatcher.enter(priority=HIGH, deadline_ns=2001, model="m"))
+    dispatcher.leave(dispatcher.enter(priority=HIGH, deadline_ns=2213, model="m"))
 
 
 async def test_waiter_is_told_before_its_deadline_when_it_cannot_be_kept():
@@ -98,7 +98,7 @@ async def test_waiter_is_told_before_its_deadline_when_it_cannot_be_kept():
     dispatcher.release(work)
     await dispatcher.acquire(priority=HIGH, deadline_ns=None)
     waiting = dispatcher.enter(priority=HIGH, deadline_ns=2500, model="m")
-    clock[0] = 1502
+    clock[0] = 1300
     other = dispatcher.enter(priority=LOW, deadline_ns=None)
     with pytest.raises(MissedDeadline) as caught:
         await dispatcher.turn(waiting)
