@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from aionn.runtime.clock import after, now_ns
     from aionn.runtime.compilation import Compilation, Placement
     from aionn.runtime.execution import Execution, Result
+    from aionn.runtime.memory import DeviceMemory, SharedMemory
     from aionn.runtime.runtime import Runtime, RuntimeDevice
     from aionn.runtime.runtime import open_runtime as open
 
@@ -37,6 +38,7 @@ _HOME_BY_NAME = {
     "Burst": "aionn.runtime.burst",
     "Compilation": "aionn.runtime.compilation",
     "DeadObject": "aionn.errors",
+    "DeviceMemory": "aionn.runtime.memory",
     "DeviceUnavailable": "aionn.errors",
     "Error": "aionn.errors",
     "ErrorStatus": "aionn.errors",
@@ -54,6 +56,7 @@ _HOME_BY_NAME = {
     "Result": "aionn.runtime.execution",
     "Runtime": "aionn.runtime.runtime",
     "RuntimeDevice": "aionn.runtime.runtime",
+    "SharedMemory": "aionn.runtime.memory",
     "Stream": "aionn.runtime.burst",
     "StreamResult": "aionn.runtime.burst",
     "TensorSpec": "aionn.runtime.arguments",
@@ -67,6 +70,7 @@ __all__ = [
     "Burst",
     "Compilation",
     "DeadObject",
+    "DeviceMemory",
     "DeviceUnavailable",
     "Error",
     "ErrorStatus",
@@ -84,6 +88,7 @@ __all__ = [
     "Result",
     "Runtime",
     "RuntimeDevice",
+    "SharedMemory",
     "Stream",
     "StreamResult",
     "TensorSpec",

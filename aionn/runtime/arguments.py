@@ -10,16 +10,17 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aionn.errors import GeneralFailure, InvalidArgument
+from aionn.errors import GeneralFailure, InvalidArgument, OutputInsufficientSize
 from aionn.hal import (
     PREFERRED_ALIGNMENT_BYTES,
+    BufferToken,
     DataLocation,
     Memory,
     Operand,
@@ -37,6 +38,7 @@ from aionn.hal import (
 
 __all__ = [
     "Array",
+    "Binding",
     "RequestArea",
     "TensorSpec",
     "check_inputs",
@@ -158,6 +160,22 @@ def result_value(key: int, spec: TensorSpec, size_bytes: int | None = None) -> V
     return Value(key, spec, spec.dimensions, size_bytes)
 
 
+class Binding(NamedTuple):
+    """A value in memory of the application's own.
+
+    Attributes:
+        pool: The memory.
+        location: Where in it; the pool's index is the request's to say.
+        shape: Of the value.
+        array: Its view; None where only the device can see it.
+    """
+
+    pool: Memory | BufferToken
+    location: DataLocation
+    shape: tuple[int, ...]
+    array: Array | None
+
+
 class RequestArea:
     """Shared memory for all values of one execution, and the requests that refer to it.
 
@@ -171,6 +189,7 @@ class RequestArea:
         self._values = {value.key: value for value in values}
         self._locations: dict[int, DataLocation] = {}
         self._shapes: dict[int, tuple[int, ...] | None] = {value.key: value.shape for value in values}
+        self._bound: Mapping[int, Binding] = {}
         end = 0
         for value in values:
             self._locations[value.key] = DataLocation(0, end, value.size_bytes)
@@ -180,6 +199,14 @@ class RequestArea:
     def is_for(self, values: Sequence[Value]) -> bool:
         """Whether the area was made for values like these, so that it can be used again for them."""
         return self._made_for is values or list(self._values.values()) == list(values)
+
+    def bind(self, bound: Mapping[int, Binding]) -> None:
+        """Has values lie elsewhere than in this area, until the next call."""
+        if bound or self._bound:
+            self._requests.clear()
+            self._shapes = {value.key: value.shape for value in self._values.values()}
+            self._shapes.update({key: binding.shape for key, binding in bound.items()})
+            self._bound = bound
 
     def view(self, key: int) -> Array:
         """A writable view of a value that is not left out, in its present shape."""
@@ -200,11 +227,18 @@ class RequestArea:
             if array is not None:
                 np.copyto(self.view(key), array, casting="no")
 
-    def outputs(self, keys: Sequence[int]) -> tuple[Array, ...]:
-        """Read-only views of results."""
+    def outputs(self, keys: Sequence[int], *, copy: bool) -> tuple[Array, ...]:
+        """Results: arrays of their own, or read-only views; views in any case of what lies in the application's memory."""
         views = []
         for key in keys:
-            view = self.view(key)
+            if key in self._bound:
+                array = self._bound[key].array
+                view = np.empty(0, self._values[key].spec.dtype) if array is None else array.view()
+            elif copy:
+                views.append(self.view(key).copy())
+                continue
+            else:
+                view = self.view(key)
             view.flags.writeable = False
             views.append(view)
         return tuple(views)
@@ -218,7 +252,19 @@ class RequestArea:
 
     def _new_request(self, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Request:
         read = []
+        pools: list[Memory | BufferToken] = list(self.memories)
+
+        def elsewhere(key: int) -> RequestArgument:
+            binding, value = self._bound[key], self._values[key]
+            pools.append(binding.pool)
+            location = msgspec.structs.replace(binding.location, pool_index=len(pools) - 1)
+            shape = binding.shape
+            return RequestArgument(False, location, () if shape == value.spec.dimensions else shape)
+
         for key in inputs:
+            if key in self._bound:
+                read.append(elsewhere(key))
+                continue
             shape, value = self._shapes[key], self._values[key]
             if shape is None:
                 read.append(RequestArgument(has_no_value=True))
@@ -232,8 +278,11 @@ class RequestArea:
                     size_bytes = operand_size_bytes(value.spec.type, shape)
                     location = DataLocation(location.pool_index, location.offset, size_bytes)
                 read.append(RequestArgument(False, location, () if shape == value.spec.dimensions else shape))
-        written = tuple(RequestArgument(False, self._locations[key]) for key in outputs)
-        return Request(tuple(read), written, tuple(self.memories))
+        written = tuple(
+            elsewhere(key) if key in self._bound else RequestArgument(False, self._locations[key])
+            for key in outputs
+        )
+        return Request(tuple(read), written, tuple(pools))
 
     def note(self, keys: Sequence[int], shapes: Sequence[OutputShape]) -> None:
         """Remembers the shapes that a device reported for what it wrote.
@@ -260,6 +309,9 @@ class RequestArea:
         self._requests.clear()
         for key, shape in zip(keys, shapes, strict=False):
             if not shape.is_sufficient:
+                if key in self._bound:
+                    told = [(s.dimensions, s.is_sufficient) for s in shapes]
+                    raise OutputInsufficientSize("execute: an output does not fit its memory", told)
                 known = operand_size_bytes(self._values[key].spec.type, shape.dimensions)
                 sizes[key] = max(known, 2 * self._locations[key].length)
                 self.memories.append(Memory.create(sizes[key], name="aionn-request"))

@@ -6,7 +6,7 @@ device knows.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -27,6 +27,7 @@ from aionn.hal.real_work import real_work
 from aionn.hal.tracing import section
 from aionn.runtime.arguments import (
     Array,
+    Binding,
     RequestArea,
     TensorSpec,
     Value,
@@ -38,6 +39,7 @@ from aionn.runtime.burst import Burst
 from aionn.runtime.clock import to_ns
 from aionn.runtime.execution import Execution, Result, Turn, check_fences
 from aionn.runtime.fallback import Fallback
+from aionn.runtime.memory import DeviceMemory, SharedMemory, bind
 from aionn.validation import check_execution_result
 from fences import SyncFence
 
@@ -289,6 +291,7 @@ class Compilation:
         self,
         inputs: Sequence[Any],
         *,
+        outputs: Sequence[Any] | None = None,
         deadline: int | None = None,
         priority: str | Priority | None = None,
         measure: bool = False,
@@ -297,7 +300,9 @@ class Compilation:
         """Executes the model once.
 
         Args:
-            inputs: One array (or buffer, or DLPack object) per input; None for an optional input that is left out.
+            inputs: One array (or buffer, or DLPack object, or memory) per input; None for an optional input that is left out.
+            outputs: One entry per output: a memory that it is written to in place, or None for an array; None for arrays alone.
+                In the result, a shared memory's output is a view of it, a device memory's an empty array.
             deadline: Absolute nanoseconds, see ``aionn.after``; None for none.
             priority: Against other executions; None takes the compilation's.
             measure: Whether ``timing`` is wanted.
@@ -314,7 +319,7 @@ class Compilation:
 
         Cancelled while waiting: the execution never runs. Cancelled while running: the device keeps its slot until it is done.
         """
-        execution = self._start(inputs, deadline, priority, measure, loop_timeout)
+        execution = self._start(inputs, outputs, deadline, priority, measure, loop_timeout)
         try:
             return await execution
         except BaseException:
@@ -325,6 +330,7 @@ class Compilation:
         self,
         inputs: Sequence[Any],
         *,
+        outputs: Sequence[Any] | None = None,
         wait_for: Sequence[SyncFence] = (),
         deadline: int | None = None,
         duration: float | None = None,
@@ -338,6 +344,7 @@ class Compilation:
 
         Args:
             inputs: As for ``execute``.
+            outputs: As for ``execute``.
             wait_for: Fences to wait for; one that fails later fails this execution.
             deadline: As for ``execute``.
             duration: Seconds allowed from the moment that the last fence signals; None for no limit.
@@ -353,11 +360,12 @@ class Compilation:
         """
         check_fences(wait_for)
         duration_ns = None if duration is None else to_ns(duration, what="duration")
-        return self._start(inputs, deadline, priority, measure, loop_timeout, wait_for, duration_ns)
+        return self._start(inputs, outputs, deadline, priority, measure, loop_timeout, wait_for, duration_ns)
 
     def _start(
         self,
         inputs: Sequence[Any],
+        outputs: Sequence[Any] | None,
         deadline: int | None,
         priority: str | Priority | None,
         measure: bool,
@@ -367,55 +375,95 @@ class Compilation:
     ) -> Execution:
         self._check_open()
         check_deadline_ns(deadline, where="execute")
-        values = check_inputs(self.inputs, inputs)
+        bound, plain = self._bindings(inputs, outputs)
+        values = check_inputs(self.inputs, plain)
+        is_on_device = any(binding.array is None for binding in bound.values())
         loop_timeout_ns = None if loop_timeout is None else to_ns(loop_timeout, what="loop_timeout")
 
         def prepare() -> RequestArea:
-            area = self._area(values)
+            area = self._area(values, bound)
             area.write(self.model.main.input_indexes, values)
             return area
 
         execution = Execution(
             prepare,
-            [self._turn(index, measure, loop_timeout_ns) for index in range(len(self._plan.steps))],
+            [
+                self._turn(index, measure, loop_timeout_ns, can_move=not is_on_device)
+                for index in range(len(self._plan.steps))
+            ],
             self.model.main.output_indexes,
             device=self._plan.device_names,
             priority=self._priority if priority is None else priority_of(priority),
             deadline_ns=deadline,
             duration_ns=duration_ns,
             wait_for=wait_for,
-            rescue=self._plan.rescue(measure, loop_timeout_ns),
+            rescue=None if is_on_device else self._plan.rescue(measure, loop_timeout_ns),
             finish=self._give_back,
         )
         execution.start(self._runtime.background)
         return execution
 
-    def _turn(self, index: int, measure: bool, loop_timeout_ns: int | None) -> Turn:
+    def _bindings(
+        self, inputs: Sequence[Any], outputs: Sequence[Any] | None
+    ) -> tuple[dict[int, Binding], Sequence[Any]]:
+        """What lies in memories of the application's own, by key; and the other inputs."""
+        if outputs is None and not any(isinstance(value, SharedMemory | DeviceMemory) for value in inputs):
+            return {}, inputs
+        main = self.model.main
+        bound: dict[int, Binding] = {}
+        plain = list(inputs)
+        for index, value in enumerate(plain[: len(self.inputs)]):
+            if isinstance(value, SharedMemory | DeviceMemory):
+                bound[main.input_indexes[index]] = bind(self, False, index, value, f"input {index}")
+                plain[index] = None
+        if outputs is not None and len(outputs) != len(self.outputs):
+            raise InvalidArgument(f"outputs: expected {len(self.outputs)} entries, got {len(outputs)}")
+        for index, value in enumerate(outputs or ()):
+            if value is not None:
+                bound[main.output_indexes[index]] = bind(self, True, index, value, f"output {index}")
+        return bound, plain
+
+    def _turn(self, index: int, measure: bool, loop_timeout_ns: int | None, *, can_move: bool = True) -> Turn:
         step = self._plan.steps[index]
 
         async def run(area: RequestArea, deadline_ns: int | None) -> Timing:
             return await execute_step(step, area, self._sizes, measure, deadline_ns, loop_timeout_ns)
 
-        return Turn(step.device.dispatcher, run, self._plan.fall_back(index, measure, loop_timeout_ns))
+        # What lies in a device's memory cannot go to another device.
+        fall_back = self._plan.fall_back(index, measure, loop_timeout_ns) if can_move else None
+        return Turn(step.device.dispatcher, run, fall_back)
 
-    def _area(self, arrays: Sequence[Array | None]) -> RequestArea:
+    def _area(self, arrays: Sequence[Array | None], bound: Mapping[int, Binding]) -> RequestArea:
         shapes = tuple([None if array is None else array.shape for array in arrays])
-        values = self._values(shapes)
+        values = self._values(shapes, bound.keys())
         for index, area in enumerate(self._areas):
             if area.is_for(values):
-                return self._areas.pop(index)
-        self._areas.clear()  # What was kept is for other shapes or sizes.
-        return RequestArea(values)
+                del self._areas[index]
+                break
+        else:
+            self._areas.clear()  # What was kept is for other shapes or sizes.
+            area = RequestArea(values)
+        area.bind(bound)
+        return area
 
-    def _values(self, shapes: tuple[tuple[int, ...] | None, ...]) -> tuple[Value, ...]:
-        known = (shapes, dict(self._sizes))
+    def _values(
+        self, shapes: tuple[tuple[int, ...] | None, ...], bound: Collection[int]
+    ) -> tuple[Value, ...]:
+        known = (shapes, dict(self._sizes), set(bound))
         if self._last_values is None or self._last_values[0] != known:
-            self._last_values = known, self._plan.values(shapes, self._sizes)
+            values = self._plan.values(shapes, self._sizes)
+            if bound:
+                values = tuple(
+                    msgspec.structs.replace(v, size_bytes=0) if v.key in bound else v for v in values
+                )
+            self._last_values = known, values
         return self._last_values[1]
 
     def _give_back(self, area: RequestArea | None) -> None:
         # One that had to grow has its values scattered; the next execution starts with one memory of the right size.
         keep = area is not None and len(area.memories) == 1 and not self._closed
+        if area is not None:
+            area.bind({})
         if area is not None and keep and len(self._areas) < AREAS_KEPT_MAX:
             self._areas.append(area)
 

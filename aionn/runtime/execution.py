@@ -230,8 +230,7 @@ class Execution:
         self.finished_ns = now_ns()
         if self.fence.status != FenceStatus.PENDING:
             return
-        views = area.outputs(self._outputs)
-        outputs = tuple(view.copy() for view in views) if self._copy else views
+        outputs = area.outputs(self._outputs, copy=self._copy)
         self._result = Result(
             outputs,
             timing,

@@ -40,6 +40,7 @@ from aionn.runtime.caching import open_cache
 from aionn.runtime.clock import now_ns
 from aionn.runtime.compilation import Compilation, Plan, priority_of
 from aionn.runtime.fallback import can_fall_back, may_fall_back
+from aionn.runtime.memory import DeviceMemory, IoRole, SharedMemory, allocate
 from aionn.runtime.planning import PlanOptions, keep_plan, load_model, make_plan, restore_plan
 from aionn.runtime.settings import ExecutionPath, PartitionMode, Settings, settings_from
 from aionn.runtime.traces import begin_trace, end_trace
@@ -392,6 +393,29 @@ class Runtime:
         if not names or len(set(names)) != len(names):
             raise InvalidArgument(f"devices: expected different names, at least one, got {names}")
         return [self.device(name) for name in names]
+
+    async def allocate(
+        self,
+        *,
+        inputs: Sequence[tuple[Compilation, int]] = (),
+        outputs: Sequence[tuple[Compilation, int]] = (),
+        shape: Sequence[int] = (),
+    ) -> DeviceMemory | SharedMemory:
+        """Memory that executions read and write in place, such as the state of a recurrent model.
+
+        Args:
+            inputs: Which inputs it will be: compilation and index.
+            outputs: Which outputs it will be.
+            shape: What is known of its shape beyond that of its uses.
+
+        Returns:
+            A device's memory where all uses are on one device that has memories, else shared memory.
+
+        Raises:
+            InvalidArgument: There is no use, one repeats or does not exist, or they contradict each other.
+            GeneralFailure: No device has memory for it, and its size is not known.
+        """
+        return await allocate([IoRole(*role) for role in inputs], [IoRole(*role) for role in outputs], shape)
 
     async def aclose(self) -> None:
         """Closes every compilation, ends every driver process. Idempotent."""

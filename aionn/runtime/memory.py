@@ -1,0 +1,342 @@
+"""Memory of the application's own that executions read and write in place: shared memory, and memories of devices.
+
+Owns what an application holds, which uses a device memory is for, and copies between memories. How a request names them is in
+``arguments``.
+
+Invariants:
+1. What an execution reads from or writes to such a memory is not copied by us.
+2. A device memory is used in the roles that it was made for, and never sent to another device.
+3. A device memory holds a value after a successful write, and none after a failed one.
+
+Source: memory objects of the NN HAL's runtime (``ANeuralNetworksMemory``, ``MemoryDesc``); ``allocate`` and ``IBuffer`` of the HAL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from aionn.errors import GeneralFailure, InvalidArgument
+from aionn.hal import (
+    Buffer,
+    BufferDesc,
+    BufferRole,
+    BufferToken,
+    DataLocation,
+    Memory,
+    MemoryKind,
+    combine_dimensions,
+    dimensions_are_known,
+    operand_dtype,
+    operand_size_bytes,
+)
+from aionn.runtime.arguments import Binding, TensorSpec
+
+if TYPE_CHECKING:
+    from aionn.runtime.compilation import Compilation, PreparedStep
+
+__all__ = ["DeviceMemory", "IoRole", "SharedMemory", "allocate", "bind", "copy"]
+
+Array = npt.NDArray[Any]
+
+
+class IoRole(NamedTuple):
+    """One use of a memory: an input or output of a compilation, by index."""
+
+    compilation: Compilation
+    io_index: int
+
+
+class SharedMemory:
+    """An array in memory that driver processes map as well. Close it, or use it with ``with``.
+
+    Attributes:
+        memory: The memory itself.
+        array: The values; writing here is what the next execution reads.
+    """
+
+    def __init__(self, memory: Memory, dtype: npt.DTypeLike, shape: Sequence[int], offset: int = 0) -> None:
+        kind = np.dtype(dtype)
+        size_bytes = kind.itemsize * int(np.prod(tuple(shape), dtype=object))
+        if offset < 0 or size_bytes <= 0 or offset + size_bytes > memory.size_bytes:
+            raise InvalidArgument(
+                f"memory: expected {size_bytes} bytes at {offset} to lie in {memory.size_bytes} bytes"
+            )
+        self.memory = memory
+        self.array: Array = memory.array[offset : offset + size_bytes].view(kind).reshape(tuple(shape))
+        self._location = DataLocation(0, offset, size_bytes)
+
+    @classmethod
+    def create(cls, shape: Sequence[int], dtype: npt.DTypeLike) -> Self:
+        """Makes zeroed memory."""
+        count = int(np.prod(tuple(shape), dtype=object))
+        return cls(Memory.create(max(1, count) * np.dtype(dtype).itemsize), dtype, shape)
+
+    @classmethod
+    def from_array(cls, array: Array) -> Self:
+        """Makes memory with a copy of an array."""
+        made = cls.create(array.shape, array.dtype)
+        made.array[...] = array
+        return made
+
+    @classmethod
+    def from_fd(
+        cls,
+        fd: int,
+        shape: Sequence[int],
+        dtype: npt.DTypeLike,
+        *,
+        offset: int = 0,
+        is_file: bool = False,
+        writable: bool = True,
+    ) -> Self:
+        """Maps memory of somebody else's; the descriptor is duplicated.
+
+        Args:
+            fd: A sealed memfd, or a file with ``is_file``.
+            shape: Of the values.
+            dtype: Of the values.
+            offset: Where they begin, in bytes.
+            is_file: Whether it is an ordinary file. Nobody may make it shorter meanwhile.
+            writable: False maps it read-only; executions cannot write to it then.
+
+        Raises:
+            InvalidArgument: The descriptor cannot be used so, or the values do not lie in it.
+        """
+        kind = MemoryKind.MMAP_FD if is_file else MemoryKind.ASHMEM
+        memory = Memory.from_fd(fd, kind=kind, writable=writable)
+        try:
+            return cls(memory, dtype, shape, offset)
+        except BaseException:
+            memory.close()
+            raise
+
+    async def read(self) -> Array:
+        """A copy of the values."""
+        return self.array.copy()
+
+    async def write(self, values: Array) -> None:
+        """Copies values in.
+
+        Raises:
+            InvalidArgument: Another shape or type.
+        """
+        _check_like(values, self.array.shape, self.array.dtype, "memory")
+        self.array[...] = values
+
+    def binding(self, spec: TensorSpec, *, is_output: bool, where: str) -> Binding:
+        """How a request names it, as an input or output of this description."""
+        if self.memory.is_closed:
+            raise InvalidArgument(f"{where}: the memory is closed")
+        if is_output and not self.array.flags.writeable:
+            raise InvalidArgument(f"{where}: the memory is read-only")
+        _check_like(self.array, spec.dimensions, spec.dtype, where)
+        return Binding(self.memory, self._location, self.array.shape, self.array)
+
+    def close(self) -> None:
+        """Closes the descriptor; ``array`` stays valid. Idempotent."""
+        self.memory.close()
+
+    async def aclose(self) -> None:
+        """As ``close``."""
+        self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class DeviceMemory:
+    """Memory that a device manages. Close it with ``aclose``.
+
+    Attributes:
+        device: The device's name.
+        spec: Type and shape of what it holds.
+    """
+
+    def __init__(
+        self, device: str, buffer: Buffer, spec: TensorSpec, roles: frozenset[tuple[int, bool, int]]
+    ) -> None:
+        self.device = device
+        self.spec = spec
+        self._buffer = buffer
+        self._roles = roles
+        self._closed = False
+
+    def _check_open(self, where: str) -> None:
+        if self._closed:
+            raise InvalidArgument(f"{where}: the device memory is closed")
+
+    async def write(self, values: Array) -> None:
+        """Copies values in.
+
+        Raises:
+            InvalidArgument: Another shape or type.
+        """
+        self._check_open("write")
+        _check_like(values, self.spec.dimensions, self.spec.dtype, "write")
+        staging = Memory.create(max(values.nbytes, 1))
+        try:
+            staging.array[: values.nbytes] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+            await self._buffer.copy_from(staging, values.shape)
+        finally:
+            staging.close()
+
+    async def read(self) -> Array:
+        """A copy of the values.
+
+        Raises:
+            GeneralFailure: It holds none.
+            InvalidArgument: Its shape is not known.
+        """
+        self._check_open("read")
+        size_bytes = operand_size_bytes(self.spec.type, self.spec.dimensions)
+        if not size_bytes:
+            raise InvalidArgument(f"read: expected a memory of known shape, got {self.spec}")
+        staging = Memory.create(size_bytes)
+        try:
+            await self._buffer.copy_to(staging)
+            return staging.array.view(self.spec.dtype).reshape(self.spec.dimensions).copy()
+        finally:
+            staging.close()
+
+    def binding(
+        self, spec: TensorSpec, *, is_output: bool, where: str, role: tuple[int, bool, int]
+    ) -> Binding:
+        """How a request names it, in a role."""
+        self._check_open(where)
+        if role not in self._roles:
+            raise InvalidArgument(f"{where}: the device memory was not made for this use")
+        shape = combine_dimensions(spec.dimensions, self.spec.dimensions)
+        assert shape is not None, "the driver combined them before"
+        return Binding(BufferToken(self._buffer.token), DataLocation(), shape, None)
+
+    async def aclose(self) -> None:
+        """Frees it at the device. Idempotent."""
+        self._closed = True
+        await self._buffer.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+def _check_like(values: Array, shape: tuple[int, ...], dtype: np.dtype[Any], where: str) -> None:
+    if values.dtype != dtype or (
+        shape and (values.ndim != len(shape) or combine_dimensions(shape, values.shape) is None)
+    ):
+        raise InvalidArgument(
+            f"{where}: expected {dtype} of shape {list(shape)}, got {values.dtype} {list(values.shape)}"
+        )
+
+
+def bind(compilation: Compilation, is_output: bool, index: int, memory: Any, where: str) -> Binding:
+    """The binding of an application's memory to an input or output of a compilation.
+
+    Raises:
+        InvalidArgument: It does not fit.
+    """
+    spec = (compilation.outputs if is_output else compilation.inputs)[index]
+    if isinstance(memory, SharedMemory):
+        return memory.binding(spec, is_output=is_output, where=where)
+    if isinstance(memory, DeviceMemory):
+        role = (id(compilation), is_output, index)
+        return memory.binding(spec, is_output=is_output, where=where, role=role)
+    raise InvalidArgument(f"{where}: expected a SharedMemory or DeviceMemory, got a {type(memory).__name__}")
+
+
+async def allocate(
+    inputs: Sequence[IoRole], outputs: Sequence[IoRole], dimensions: Sequence[int]
+) -> DeviceMemory | SharedMemory:
+    """Memory for the given uses; see ``Runtime.allocate``."""
+    roles = [*((role, False) for role in inputs), *((role, True) for role in outputs)]
+    if not roles:
+        raise InvalidArgument("allocate: expected at least one role, got none")
+    named = {(id(role.compilation), is_output, role.io_index) for role, is_output in roles}
+    if len(named) != len(roles):
+        raise InvalidArgument("allocate: expected every role once, got one twice")
+    shape: tuple[int, ...] = tuple(dimensions)
+    first: TensorSpec | None = None
+    steps: list[tuple[PreparedStep, bool, int]] = []
+    for position, (role, is_output) in enumerate(roles):
+        where = f"allocate, role {position}"
+        spec = _spec_of(role, is_output, where)
+        first = spec if first is None else first
+        if (spec.type, spec.scale, spec.zero_point) != (first.type, first.scale, first.zero_point):
+            raise InvalidArgument(f"{where}: expected what fits {first}, got {spec}")
+        joined = combine_dimensions(shape, spec.dimensions)
+        if joined is None:
+            raise InvalidArgument(f"{where}: expected what fits shape {list(shape)}, got {spec}")
+        shape = joined
+        steps += _uses(role, is_output)
+    assert first is not None, "there is a role"
+    held = TensorSpec(first.name, first.type, shape, first.scale, first.zero_point)
+    if len({id(step.device) for step, _, _ in steps}) == 1:
+        try:
+            return await _allocate_at(steps, held, frozenset(named))
+        except GeneralFailure:
+            pass  # The device has none of its own.
+    if not dimensions_are_known(held.type, shape):
+        raise GeneralFailure(f"allocate: no device has memory for {held}, and its size is not known")
+    return SharedMemory.create(shape, operand_dtype(held.type))
+
+
+def _spec_of(role: IoRole, is_output: bool, where: str) -> TensorSpec:
+    role.compilation._check_open()
+    specs = role.compilation.outputs if is_output else role.compilation.inputs
+    if not 0 <= role.io_index < len(specs):
+        what = "output" if is_output else "input"
+        raise InvalidArgument(f"{where}: expected an {what} index below {len(specs)}, got {role.io_index}")
+    return specs[role.io_index]
+
+
+def _uses(role: IoRole, is_output: bool) -> list[tuple[PreparedStep, bool, int]]:
+    """Where a role meets the steps: ``(step, whether it writes, which argument)``."""
+    plan = role.compilation._plan
+    main = plan.model.main
+    key = (main.output_indexes if is_output else main.input_indexes)[role.io_index]
+    found = [(step, False, step.inputs.index(key)) for step in plan.steps if key in step.inputs]
+    return found + [(step, True, step.outputs.index(key)) for step in plan.steps if key in step.outputs]
+
+
+async def _allocate_at(
+    steps: Sequence[tuple[PreparedStep, bool, int]],
+    spec: TensorSpec,
+    roles: frozenset[tuple[int, bool, int]],
+) -> DeviceMemory:
+    device = steps[0][0].device
+    prepared = list({id(step.prepared): step.prepared for step, _, _ in steps}.values())
+    index_of = {id(model): index for index, model in enumerate(prepared)}
+    input_roles, output_roles = (
+        [
+            BufferRole(index_of[id(step.prepared)], argument)
+            for step, writes, argument in steps
+            if writes is is_output
+        ]
+        for is_output in (False, True)
+    )
+    buffer = await device.hal.allocate(BufferDesc(spec.dimensions), prepared, input_roles, output_roles)
+    return DeviceMemory(device.name, buffer, spec, roles)
+
+
+async def copy(source: SharedMemory | DeviceMemory, destination: SharedMemory | DeviceMemory) -> None:
+    """Copies from memory to memory; to itself is nothing.
+
+    Raises:
+        InvalidArgument: Type or shape differ.
+        GeneralFailure: The source holds no value.
+    """
+    if source is not destination:
+        await destination.write(await source.read())

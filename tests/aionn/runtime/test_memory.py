@@ -1,0 +1,261 @@
+"""Memory of the application's own: read and written in place, used only as it was meant, carried from execution to execution."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import aionn
+from aionn.conformance import cts
+from aionn.drivers.memories import DeviceBuffer
+from aionn.drivers.reference import ReferenceDevice
+from aionn.hal import OperationType
+from aionn.runtime.memory import copy
+from aionn.testing.models import chain
+from aionn.testing.split import SplitDevice
+
+STEPS = 100
+X = np.array([-1.0, 2.0, -3.0], np.float32)
+RELU = np.array([0.0, 2.0, 0.0], np.float32)
+
+
+@pytest.fixture(params=["process", "in_process"])
+async def runtime(request: pytest.FixtureRequest) -> AsyncIterator[aionn.Runtime]:
+    async with aionn.open(drivers=["reference"], isolation=request.param) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def net(runtime: aionn.Runtime) -> aionn.Compilation:
+    return await runtime.compile(chain([OperationType.RELU], (3,)))
+
+
+# Shared memory
+
+
+async def test_shared_memory_is_read_and_written_in_place(net: aionn.Compilation) -> None:
+    with aionn.SharedMemory.from_array(X) as source, aionn.SharedMemory.create((3,), np.float32) as target:
+        result = await net.execute([source], outputs=[target])
+        np.testing.assert_array_equal(target.array, RELU)
+        assert np.shares_memory(result.outputs[0], target.array)
+        source.array[0] = 7.0
+        await net.execute([source], outputs=[target])
+        assert target.array[0] == 7.0
+        # Nothing of it stays behind: the next execution has arrays of its own.
+        np.testing.assert_array_equal((await net.execute([X])).outputs[0], RELU)
+        assert target.array[0] == 7.0
+
+
+async def test_memory_of_a_descriptor_is_mapped_where_it_says(net: aionn.Compilation, tmp_path: Path) -> None:
+    path = tmp_path / "values"
+    path.write_bytes(bytes(64) + X.tobytes())
+    fd = os.open(path, os.O_RDWR)
+    try:
+        memory = aionn.SharedMemory.from_fd(fd, (3,), np.float32, offset=64, is_file=True)
+    finally:
+        os.close(fd)
+    with memory:
+        np.testing.assert_array_equal((await net.execute([memory])).outputs[0], RELU)
+
+
+@pytest.mark.parametrize("change", ["shape", "dtype", "closed"])
+@pytest.mark.parametrize("side", ["input", "output"])
+async def test_memory_that_does_not_fit_is_refused(net: aionn.Compilation, change: str, side: str) -> None:
+    shape, dtype = ((4,) if change == "shape" else (3,)), (np.int32 if change == "dtype" else np.float32)
+    with aionn.SharedMemory.create(shape, dtype) as memory:
+        if change == "closed":
+            memory.close()
+        with pytest.raises(aionn.InvalidArgument, match=f"{side} 0"):
+            if side == "input":
+                await net.execute([memory])
+            else:
+                await net.execute([X], outputs=[memory])
+    np.testing.assert_array_equal((await net.execute([X])).outputs[0], RELU)
+
+
+async def test_read_only_memory_takes_no_output(net: aionn.Compilation, tmp_path: Path) -> None:
+    path = tmp_path / "values"
+    path.write_bytes(X.tobytes())
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        memory = aionn.SharedMemory.from_fd(fd, (3,), np.float32, is_file=True, writable=False)
+    finally:
+        os.close(fd)
+    with memory, pytest.raises(aionn.InvalidArgument, match="read-only"):
+        await net.execute([X], outputs=[memory])
+
+
+async def test_wrong_list_of_outputs_is_refused(net: aionn.Compilation) -> None:
+    with pytest.raises(aionn.InvalidArgument, match="outputs: expected 1 entries, got 2"):
+        await net.execute([X], outputs=[None, None])
+    with pytest.raises(aionn.InvalidArgument, match="expected a SharedMemory or DeviceMemory"):
+        await net.execute([X], outputs=[np.zeros(3, np.float32)])
+
+
+@pytest.mark.parametrize(("shape", "offset"), [((3,), -4), ((0,), 0), ((100_000,), 0), ((3,), 1 << 40)])
+def test_values_outside_of_the_memory_are_refused(shape: tuple[int, ...], offset: int) -> None:
+    fd = os.memfd_create("short")
+    try:
+        os.ftruncate(fd, 64)
+        with pytest.raises(aionn.InvalidArgument):
+            aionn.SharedMemory.from_fd(fd, shape, np.float32, offset=offset, is_file=True)
+    finally:
+        os.close(fd)
+
+
+# Device memory
+
+
+async def test_device_memory_goes_from_output_to_input(
+    runtime: aionn.Runtime, net: aionn.Compilation
+) -> None:
+    memory = await runtime.allocate(inputs=[(net, 0)], outputs=[(net, 0)])
+    assert isinstance(memory, aionn.DeviceMemory) and memory.device == "reference"
+    async with memory:
+        with pytest.raises(aionn.GeneralFailure, match=r"(?i)before a successful write|GENERAL_FAILURE"):
+            await net.execute([memory])
+        result = await net.execute([X], outputs=[memory])
+        assert result.outputs[0].size == 0
+        np.testing.assert_array_equal(await memory.read(), RELU)
+        np.testing.assert_array_equal((await net.execute([memory])).outputs[0], RELU)
+        await memory.write(X)
+        np.testing.assert_array_equal((await net.execute([memory])).outputs[0], RELU)
+    with pytest.raises(aionn.InvalidArgument, match="closed"):
+        await net.execute([memory])
+
+
+async def test_memories_are_copied_into_each_other(runtime: aionn.Runtime, net: aionn.Compilation) -> None:
+    a = await runtime.allocate(inputs=[(net, 0)])
+    b = await runtime.allocate(inputs=[(net, 0)])
+    with aionn.SharedMemory.from_array(X) as shared:
+        with pytest.raises(aionn.GeneralFailure):
+            await copy(a, b)
+        await copy(a, a)
+        await copy(shared, a)
+        await copy(a, b)
+        await copy(b, shared)
+        np.testing.assert_array_equal(await b.read(), X)
+    with aionn.SharedMemory.create((4,), np.float32) as other, pytest.raises(aionn.InvalidArgument):
+        await copy(other, a)
+    await a.aclose()
+    await b.aclose()
+
+
+async def test_memory_is_used_only_as_it_was_meant(runtime: aionn.Runtime, net: aionn.Compilation) -> None:
+    other = await runtime.compile(chain([OperationType.ABS], (3,)))
+    memory = await runtime.allocate(inputs=[(net, 0)])
+    async with memory:
+        with pytest.raises(aionn.InvalidArgument, match="output 0: the device memory was not made for this"):
+            await net.execute([X], outputs=[memory])
+        with pytest.raises(aionn.InvalidArgument, match="input 0: the device memory was not made for this"):
+            await other.execute([memory])
+
+
+async def test_illegal_roles_are_refused(runtime: aionn.Runtime, net: aionn.Compilation) -> None:
+    wide = await runtime.compile(chain([OperationType.RELU], (4,)))
+    closed = await runtime.compile(chain([OperationType.RELU], (3,)))
+    await closed.aclose()
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({}, "at least one role"),
+        ({"inputs": [(net, 0), (net, 0)]}, "every role once"),
+        ({"inputs": [(net, 1)]}, "input index below 1"),
+        ({"outputs": [(net, -1)]}, "output index below 1"),
+        ({"inputs": [(net, 0), (wide, 0)]}, "fits shape"),
+        ({"inputs": [(net, 0)], "shape": (4,)}, "fits shape"),
+        ({"inputs": [(closed, 0)]}, "closed"),
+    ]
+    for roles, words in cases:
+        with pytest.raises(aionn.InvalidArgument, match=words):
+            await runtime.allocate(**roles)
+
+
+async def test_use_on_several_devices_gets_shared_memory() -> None:
+    devices = [ReferenceDevice("a"), ReferenceDevice("b")]
+    async with aionn.open(devices=devices) as runtime:
+        nets = [await runtime.compile(chain([OperationType.RELU], (3,)), devices=d) for d in "ab"]
+        memory = await runtime.allocate(outputs=[(nets[0], 0)], inputs=[(nets[1], 0)])
+        assert isinstance(memory, aionn.SharedMemory)
+        with memory:
+            await nets[0].execute([X], outputs=[memory])
+            np.testing.assert_array_equal((await nets[1].execute([memory])).outputs[0], RELU)
+
+
+async def test_step_with_a_device_memory_is_not_moved() -> None:
+    """What only a failing device can see is not there for the reference device."""
+    broken = SplitDevice(0, 1, fail_at="run", failure=lambda: aionn.GeneralFailure("planted"))
+    model = chain([OperationType.RELU], (3,))
+    async with aionn.open(devices=[broken], drivers=["reference"], isolation="in_process") as runtime:
+        net = await runtime.compile(model, allow_fallback=True)
+        if net.devices != (broken.info.name,):
+            pytest.skip("the draw gave the operation to another device")
+        memory = await runtime.allocate(outputs=[(net, 0)])
+        async with memory:
+            with pytest.raises(aionn.GeneralFailure, match="planted"):
+                await net.execute([X], outputs=[memory])
+        assert (await net.execute([X])).fallback
+
+
+# State
+
+
+async def test_lstm_state_stays_in_device_memory(
+    runtime: aionn.Runtime, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """100 steps with the state in two pairs of device memories equal 100 steps with it in arrays; nobody copies it."""
+    if not (shared / "cts").is_dir():
+        pytest.skip("the conformance data are not beside the repository")
+    test = next(
+        t
+        for t in cts.iterate_tests(shared / "cts", contains="lstm")
+        if [o.type for o in t.main.operations] == ["LSTM"]
+    )
+    net = await runtime.compile(cts.build_model(test))
+    inputs = cts.main_inputs(test)
+    read = {test.main.operands[index].name: i for i, index in enumerate(test.main.input_indexes)}
+    written = {test.main.operands[index].name: i for i, index in enumerate(test.main.output_indexes)}
+    states = [(read[f"{s}_state_in"], written[f"{s}_state_out"]) for s in ("output", "cell")]
+    generator = np.random.default_rng(7)
+    first = inputs[read["input"]]
+    assert first is not None
+    frames: list[npt.NDArray[Any]] = [
+        generator.normal(size=first.shape).astype(first.dtype) for _ in range(STEPS)
+    ]
+
+    expected = []
+    values = list(inputs)
+    for frame in frames:
+        values[read["input"]] = frame
+        outputs = (await net.execute(values)).outputs
+        expected.append(outputs[-1])
+        for into, out in states:
+            values[into] = outputs[out]
+
+    pairs = [
+        [await runtime.allocate(inputs=[(net, into)], outputs=[(net, out)]) for _ in range(2)]
+        for into, out in states
+    ]
+    for pair, (into, _) in zip(pairs, states, strict=True):
+        await pair[0].write(np.asarray(inputs[into]))
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the state was copied")
+
+    monkeypatch.setattr(DeviceBuffer, "copy_to", refuse)
+    monkeypatch.setattr(DeviceBuffer, "copy_from", refuse)
+    arguments: list[Any] = list(inputs)
+    for number, frame in enumerate(frames):
+        arguments[read["input"]] = frame
+        targets: list[Any] = [None] * len(written)
+        for pair, (into, out) in zip(pairs, states, strict=True):
+            arguments[into], targets[out] = pair[number % 2], pair[1 - number % 2]
+        outputs = (await net.execute(arguments, outputs=targets)).outputs
+        np.testing.assert_array_equal(outputs[-1], expected[number])
+    for pair in pairs:
+        for memory in pair:
+            await memory.aclose()
