@@ -129,7 +129,9 @@ class Channel:
                 return
             try:
                 if is_short:
-                    raise ResourceExhausted("no descriptor is left to take those of the message", transient=True)
+                    raise ResourceExhausted(
+                        "no descriptor is left to take those of the message", transient=True
+                    )
                 size_bytes = large_size_bytes(payload)
                 await self._wait_for_room(size_bytes)
                 message: Message | _Refusal = decode(payload, fds)
@@ -154,9 +156,7 @@ class Channel:
             self._room = anyio.Event()
             await self._room.wait()
 
-    async def _take(
-        self, message: Message | _Refusal, size_bytes: int, tasks: anyio.abc.TaskGroup
-    ) -> None:
+    async def _take(self, message: Message | _Refusal, size_bytes: int, tasks: anyio.abc.TaskGroup) -> None:
         if isinstance(message, Reply):
             self._resolve(message)
         elif isinstance(message, _Refusal):

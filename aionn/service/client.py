@@ -156,9 +156,7 @@ class RemoteDevice:
     async def _start(self) -> Connection:
         await self._pause()
         self._started_s = anyio.current_time()
-        connection = Connection(
-            await self._open(), self._name, self._tasks, hang_after_s=self._hang_after_s
-        )
+        connection = Connection(await self._open(), self._name, self._tasks, hang_after_s=self._hang_after_s)
         self._tasks.start_soon(connection.run)
         try:
             with anyio.fail_after(START_S_MAX):

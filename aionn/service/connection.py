@@ -60,6 +60,10 @@ class Peer(Protocol):
         """Ends it at once, if it is ours to end."""
         ...
 
+    async def log_output(self) -> None:
+        """Logs what it writes to its standard error, if that is ours to read, until it ends."""
+        ...
+
     async def aclose(self) -> None: ...
 
 
@@ -103,6 +107,9 @@ class ServedSocket:
     def kill(self) -> None:
         """Does nothing: the process serves others, too."""
 
+    async def log_output(self) -> None:
+        """Does nothing: its standard error is of whoever started it."""
+
     async def aclose(self) -> None:
         """Does nothing: the channel closes the socket."""
 
@@ -141,6 +148,8 @@ class Connection:
 
     async def run(self) -> None:
         """Runs until the process is gone, then ends everything that belonged to it and reaps the process."""
+        # Not in the group below: the last words come after the channel has ended.
+        self._tasks.start_soon(self.peer.log_output)
         try:
             async with anyio.create_task_group() as tasks:
                 if self._hang_after_s is not None:

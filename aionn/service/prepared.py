@@ -122,9 +122,7 @@ class RemotePreparedModel:
     ) -> ErrorStatus:
         """See ``PreparedModel``. The callback comes in the event loop's thread."""
         launch = self.connection.next_launch()
-        body = Launch(
-            launch, self.handle, RequestOnWire.of(request), measure, deadline_ns, loop_timeout_ns
-        )
+        body = Launch(launch, self.handle, RequestOnWire.of(request), measure, deadline_ns, loop_timeout_ns)
         return await self.connection.launch(body, callback)
 
     async def execute_fenced(
@@ -177,9 +175,7 @@ class RemotePreparedModel:
             raise
         return self._burst(handle, requests, results)
 
-    def _burst(
-        self, handle: int, requests: fmq.MessageQueue, results: fmq.MessageQueue
-    ) -> BurstController:
+    def _burst(self, handle: int, requests: fmq.MessageQueue, results: fmq.MessageQueue) -> BurstController:
         channel, bursts = self._channel, self.connection.bursts
 
         async def free_slot(slot: int) -> None:

@@ -397,9 +397,7 @@ class Session:
         return ExecuteFencedReply(handle, launched.fence)
 
     async def _execution_info(self, body: GetExecutionInfo) -> ExecutionInfoReply:
-        status, timing = await _find(
-            self._fenced, body.execution, "fenced execution"
-        ).get_execution_info()
+        status, timing = await _find(self._fenced, body.execution, "fenced execution").get_execution_info()
         if body.last:
             self._forget_execution(body.execution)
         return ExecutionInfoReply(status, timing)
@@ -431,9 +429,7 @@ class Session:
             with self._progress.work():
                 if execute_bound is not None and bind is not None:
                     return execute_bound(burst.bound(request, bind), measure=measure)
-                return self._portal.call(
-                    lambda: prepared.execute_synchronously(request, measure=measure)
-                )
+                return self._portal.call(lambda: prepared.execute_synchronously(request, measure=measure))
 
         def get_memories(slots: Sequence[int]) -> Sequence[Memory]:
             reply = self._portal.call(

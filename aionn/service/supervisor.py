@@ -4,12 +4,13 @@ Owns the process, its socket and the notice of its death. What is said over the 
 
 Invariants:
 1. A process that was started is always reaped, and killed if it does not end by itself in time.
-2. Everything inherited is the one end of the socket pair and the standard streams.
+2. Everything inherited is the one end of the socket pair and standard output; standard error goes to a logger.
 3. The process is its own session: a terminal's Ctrl-C reaches the application alone.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -28,6 +29,12 @@ __all__ = ["DriverProcess"]
 END_S_MAX = 2.0
 """How long a process may take to end once its client let go; the host itself ends within half a second."""
 
+STDERR_BYTES_AT_ONCE = 1 << 16
+"""What is taken from a process's standard error at once: all that a pipe holds."""
+
+_GREETINGS = ("INFO", "I0000")
+"""How lines begin that engines write when nothing is wrong."""
+
 _THREADS_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """How the common matrix libraries learn their number of threads; one each, unless the user says otherwise: a driver process shares
 the cores with the application, and a thread pool that spins between calls would take them away."""
@@ -41,11 +48,16 @@ class DriverProcess:
         socket: Our end of the connection; the one who takes it closes it.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], sock: socket.socket) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], sock: socket.socket, name: str) -> None:
+        assert process.stderr is not None, "_spawn asks for a pipe"
         self._process = process
         self.pid = process.pid
         self.socket = sock
         self._pidfd = os.pidfd_open(process.pid)
+        self._stderr = process.stderr
+        self._partial = b""
+        os.set_blocking(self._stderr.fileno(), False)
+        self._logger = logging.getLogger(f"aionn.driver.{name}")
 
     @classmethod
     async def start(cls, driver: str, name: str, *, hang_after_s: float | None = None) -> DriverProcess:
@@ -63,7 +75,7 @@ class DriverProcess:
         try:
             # Forking is quick but not instant; exec waits for the file system.
             process = await anyio.to_thread.run_sync(_spawn, driver, name, theirs, hang_after_s)
-            return cls(process, ours)
+            return cls(process, ours, name)
         except OSError as e:
             ours.close()
             raise DeviceUnavailable(f"device {name!r}: its process cannot be started: {e}") from e
@@ -72,6 +84,35 @@ class DriverProcess:
             raise
         finally:
             theirs.close()
+
+    async def log_output(self) -> None:
+        """Hands what the process writes to its standard error to the logger ``aionn.driver.NAME``, until it ends.
+
+        Engines greet on standard error; a terminal that shows a live table, or a program whose errors are read, must not see that.
+        """
+        try:
+            while True:
+                await anyio.wait_readable(self._stderr)
+                if not self._log_some():
+                    return
+        except (anyio.ClosedResourceError, ValueError):
+            return  # closed by aclose
+
+    def _log_some(self) -> bool:
+        """Logs what is there now; False at the end."""
+        try:
+            chunk = os.read(self._stderr.fileno(), STDERR_BYTES_AT_ONCE)
+        except BlockingIOError:
+            return True
+        # A line may come in pieces; an endless one is cut.
+        *lines, self._partial = (self._partial + chunk).split(b"\n")
+        if self._partial and (not chunk or len(self._partial) > STDERR_BYTES_AT_ONCE):
+            lines, self._partial = [*lines, self._partial], b""
+        for line in lines:
+            text = line.decode(errors="replace").rstrip()
+            if text:
+                self._logger.log(logging.INFO if text.startswith(_GREETINGS) else logging.WARNING, "%s", text)
+        return bool(chunk)
 
     async def wait(self) -> int:
         """Waits until the process has ended, and returns its exit status (negative: the signal)."""
@@ -97,6 +138,9 @@ class DriverProcess:
                 await self.wait()
             os.close(self._pidfd)
             self._pidfd = -1
+            self._log_some()  # its last words
+            anyio.notify_closing(self._stderr)
+            self._stderr.close()
 
 
 def _spawn(
@@ -116,6 +160,7 @@ def _spawn(
     return subprocess.Popen(
         [*command, "--driver", driver, "--name", name],
         stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         pass_fds=(theirs.fileno(),),
         env=environment,
         start_new_session=True,

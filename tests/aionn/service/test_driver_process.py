@@ -21,6 +21,18 @@ import aionn
 NOTICED_S_MAX = 1.0
 
 
+def stop(pid: int) -> None:
+    """Stops a process, and returns once every thread of it has stopped: kill() alone only asks for it."""
+    os.kill(pid, signal.SIGSTOP)
+    end_s = time.monotonic() + 10
+    while any(_state(task) != "T" for task in Path(f"/proc/{pid}/task").iterdir()):
+        assert time.monotonic() < end_s, "the process does not stop"
+
+
+def _state(task: Path) -> str:
+    return (task / "stat").read_text().rpartition(")")[2].split()[0]
+
+
 @pytest.fixture
 def digits(example_data: Path) -> Path:
     return example_data / "digits_float.tflite"
@@ -39,7 +51,7 @@ async def test_killed_driver_ends_every_pending_await(digits: Path, silence: np.
         assert pid is not None
         async with net.burst() as burst:
             await burst.execute([silence])
-            os.kill(pid, signal.SIGSTOP)  # so that everything below is pending for certain
+            stop(pid)  # so that everything below is pending for certain
             errors: list[aionn.Error] = []
 
             async def expect_death(execution: object) -> None:
@@ -94,7 +106,7 @@ async def test_driver_that_dies_while_compiling_is_started_again(digits: Path) -
         await device.status()
         pid = device.pid
         assert pid is not None
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
         with pytest.raises(aionn.DeadObject):
             async with anyio.create_task_group() as tasks:
 
@@ -159,7 +171,7 @@ async def test_stopped_driver_does_not_hold_a_deadline_up(digits: Path, silence:
         assert pid is not None
         async with net.burst() as burst:
             await burst.execute([silence])
-            os.kill(pid, signal.SIGSTOP)
+            stop(pid)
             try:
                 with pytest.raises(aionn.MissedDeadline, match="running"):
                     await burst.execute([np.zeros_like(silence)], deadline=aionn.after(0.05))
@@ -177,14 +189,42 @@ async def test_cancelled_start_leaves_no_process(digits: Path) -> None:
         await runtime.compile(digits)
 
 
-async def test_runtime_closes_in_bounded_time_around_a_stopped_driver(digits: Path, silence: np.ndarray) -> None:
+async def test_runtime_closes_in_bounded_time_around_a_stopped_driver(
+    digits: Path, silence: np.ndarray
+) -> None:
     async with aionn.open(drivers=["reference"]) as runtime:
         net = await runtime.compile(digits)
         async with net.burst() as burst:
             await burst.execute([silence])
             pid = runtime.devices[0].pid
             assert pid is not None
-            os.kill(pid, signal.SIGSTOP)
+            stop(pid)
             began_s = time.monotonic()
     assert time.monotonic() - began_s < 20.0
     assert not Path(f"/proc/{pid}").exists()
+
+
+async def test_what_a_driver_writes_to_standard_error_goes_to_a_logger(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "loud_driver.py"
+    module.write_text(
+        "import sys\nfrom aionn.drivers.reference import ReferenceDevice\n"
+        "class Loud(ReferenceDevice):\n"
+        "    def __init__(self, name):\n"
+        "        super().__init__(name)\n"
+        "        print('INFO: hello', file=sys.stderr, flush=True)\n"
+        "        print('engine: something odd', file=sys.stderr, flush=True)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with caplog.at_level("INFO", logger="aionn.driver"):
+        async with aionn.open(drivers={"loud": "loud_driver:Loud"}) as runtime:
+            await runtime.devices[0].status()
+    said = [
+        (r.name, r.levelname, r.getMessage()) for r in caplog.records if r.name.startswith("aionn.driver")
+    ]
+    assert said == [
+        ("aionn.driver.loud", "INFO", "INFO: hello"),
+        ("aionn.driver.loud", "WARNING", "engine: something odd"),
+    ]

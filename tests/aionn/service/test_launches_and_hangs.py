@@ -287,5 +287,3 @@ async def test_starts_in_a_row_are_spaced(
 async def test_hang_limit_must_be_positive(background: Any) -> None:
     with pytest.raises(InvalidArgument, match="positive"):
         RemoteDevice("reference", "reference", background.tasks, hang_after_s=0)
-
-

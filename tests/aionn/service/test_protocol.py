@@ -157,7 +157,9 @@ def mutated(rng: random.Random, payload: bytes, others: list[bytes]) -> bytes:
                 start = rng.randrange(len(other))
                 data[at : at + 8] = other[start : start + rng.randrange(1, 64)]
             case 4 if data:
-                data[at % len(data)] = rng.choice((0x00, 0x7F, 0x80, 0xC0, 0xC3, 0xCB, 0xCF, 0xD3, 0xDF, 0xFF))
+                data[at % len(data)] = rng.choice(
+                    (0x00, 0x7F, 0x80, 0xC0, 0xC3, 0xCB, 0xCF, 0xD3, 0xDF, 0xFF)
+                )
             case _:
                 del data[at:]
         if not data:
@@ -211,7 +213,9 @@ async def fuzz_session(small: Any, seed: int, count: int) -> set[str]:
     answered: set[str] = set()
     device = ReferenceDevice()
     async with anyio.from_thread.BlockingPortal() as portal, anyio.create_task_group() as tasks:
-        quotas = Quotas(memory_bytes=1 << 20, prepared_models=64, buffers=16, bursts=4, executions=64, fenced=64)
+        quotas = Quotas(
+            memory_bytes=1 << 20, prepared_models=64, buffers=16, bursts=4, executions=64, fenced=64
+        )
         session = Session(device, portal, tasks, quotas=quotas, progress=Progress(None))
         channel: Any = _NoChannel()
         await session.handle(Hello(PROTOCOL_VERSION), channel)

@@ -88,7 +88,10 @@ async def test_handles_and_tokens_of_others_mean_nothing(served: Any, small: Any
     theirs = await other.prepare_model(small.sum_model())
     work = small.Sum()
     stolen = type(work.request)(
-        (type(work.request.inputs[0])(False, type(work.request.inputs[0].location)(1)), work.request.inputs[1]),
+        (
+            type(work.request.inputs[0])(False, type(work.request.inputs[0].location)(1)),
+            work.request.inputs[1],
+        ),
         work.request.outputs,
         (work.memory, BufferToken(buffer.token)),
     )
@@ -406,8 +409,6 @@ async def test_error_of_an_answer_that_cannot_be_sent_ends_neither_side() -> Non
         await one.tell(Ping())
     one.release()
     two.release()
-
-
 
 
 async def test_what_a_burst_remembers_of_a_request_goes_with_its_memory(served: Any, small: Any) -> None:
