@@ -1,7 +1,8 @@
 """An asyncio runtime for neural networks with the execution model of the Android NN HAL.
 
-``async with aionn.open() as runtime`` finds devices; ``runtime.compile`` makes a model ready; ``execute``, ``execute_fenced`` and ``burst``
-run it, with priorities and deadlines. Names are imported when first used, so that ``import aionn`` costs next to nothing.
+``async with aionn.open() as runtime`` finds devices; ``runtime.compile`` makes a model ready; ``execute``,
+``execute_fenced`` and ``burst`` run it, with priorities and deadlines. Names are imported when first used, so that ``import
+aionn`` costs next to nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What holds for every test: a watchdog on what may hang, and a check that nothing is left behind.
 
-A test that ends with more descriptors, threads, child processes or shared-memory mappings than it began with has failed, whatever else
-it showed. The check runs after all fixtures of the test are torn down, its event loop included.
+A test that ends with more descriptors, threads, child processes or shared-memory mappings than it began with has failed,
+whatever else it showed. The check runs after all fixtures of the test are torn down, its event loop included.
 """
 
 from __future__ import annotations

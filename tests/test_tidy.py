@@ -1,9 +1,7 @@
 """The house's rules that a machine can check: who imports whom, names, sizes, and what must not be said.
 
-Each rule is a function from sources to breaches, and has a test that feeds it bad snippets, so that no rule can fall asleep. The
-tables below are the rules; where something is excused, its reason stands beside it, and a needless excuse fails as well.
-
-Source: docs/architecture.md, "Who may import whom".
+Each rule is a function from sources to breaches, with a test that feeds it bad snippets. Where something is excused, its reason
+stands beside it, and a needless excuse fails as well. Source: docs/architecture.md, "Who may import whom".
 """
 
 import ast
@@ -79,7 +77,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aionn.conformance": PRODUCT | {"aionn", "aionn.drivers", "aionn.drivers.*", "aionn.testing"},
     "aionn.testing": PRODUCT | {"aionn", "aionn.drivers", "aionn.drivers.*", "aionn.conformance"},
     "aionn.cli": PRODUCT
-    | {"aionn", "aionn.benchmarking", "aionn.drivers", "aionn.drivers.*", "aionn.testing", "aionn.conformance"},
+    | {
+        "aionn",
+        "aionn.benchmarking",
+        "aionn.drivers",
+        "aionn.drivers.*",
+        "aionn.testing",
+        "aionn.conformance",
+    },
     "aionn.__main__": {"aionn.cli"},
     "aionn.blocking": PRODUCT,
     "aionn": PRODUCT,
@@ -396,7 +401,13 @@ def test_functions_are_of_a_readable_length(package_sources):
 
 def test_every_module_is_imported_by_something(package_sources):
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"].values()
-    entry_points = {*PACKAGES, "aionn.__main__", "aionn.blocking", "aionn.media", *(s.partition(":")[0] for s in scripts)}
+    entry_points = {
+        *PACKAGES,
+        "aionn.__main__",
+        "aionn.blocking",
+        "aionn.media",
+        *(s.partition(":")[0] for s in scripts),
+    }
     # Made for the drivers of others.
     entry_points |= {"aionn.drivers.skeleton", "aionn.drivers.versioned"}
     report([f"{path}: nothing imports it" for path in unused_modules(package_sources, entry_points)])

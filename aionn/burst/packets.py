@@ -4,12 +4,13 @@ Owns the datums (with the spec's tags), their order, their MessagePack form and 
 
 Invariants:
 1. What is read is a private copy; nothing here looks at shared memory.
-2. A packet is either wholly well-formed or refused with ``MalformedPacket``; a count in it is compared with the datums that are there before
-   anything is allocated for it.
+2. A packet is either wholly well-formed or refused with ``MalformedPacket``; a count in it is compared with the datums that
+   are there before anything is allocated for it.
 3. A result that fails carries no shapes and no timing.
 
-Source: ``FmqRequestDatum``, ``FmqResultDatum`` of the NN HAL 1.2 and the order of the datums in its burst protocol. One packet is one
-MessagePack array of datums, published by one commit; the spec's unions, with their padding to clear, do not arise.
+Source: ``FmqRequestDatum``, ``FmqResultDatum`` of the NN HAL 1.2 and the order of the datums in its burst protocol. One
+packet is one MessagePack array of datums, published by one commit; the spec's unions, with their padding to clear, do not
+arise.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class DemoReport(msgspec.Struct, frozen=True):
 
 def demo(
     *,
-    device: str = "reference",
+    device: str | None = None,
     precision: Literal["float", "int8", "uint8"] = "int8",
     data: Path | None = None,
     json: Annotated[bool, Parameter(negative=())] = False,
@@ -110,7 +110,7 @@ def demo(
     """Recognise shapes in a video and digits in a recording, both live, and show how late and how right the answers were.
 
     Args:
-        device: Which device runs the models.
+        device: Which device runs the models; by default the quickest that there is.
         precision: Which form of the models.
         data: Folder with the models and media; by default the examples' data beside the package.
         json: Print one JSON object instead of tables.
@@ -127,7 +127,7 @@ def _data_folder() -> Path:
     return Path(__file__).resolve().parents[2] / "examples" / "data"
 
 
-async def run_demo(device: str, precision: str, data: Path, live: bool) -> DemoReport:
+async def run_demo(device: str | None, precision: str, data: Path, live: bool) -> DemoReport:
     """Runs the demo.
 
     Raises:
@@ -141,6 +141,7 @@ async def run_demo(device: str, precision: str, data: Path, live: bool) -> DemoR
         hearing = await runtime.compile(
             data / f"digits_{precision}.tflite", devices=device, priority="medium"
         )
+        used = ", ".join(dict.fromkeys((*seeing.devices, *hearing.devices)))
         video: Account[Frame] = Account("video", shapes.classes)
         audio: Account[AudioWindow] = Account("audio", digits.classes)
         _, height, width, _ = seeing.inputs[0].dimensions
@@ -186,9 +187,9 @@ async def run_demo(device: str, precision: str, data: Path, live: bool) -> DemoR
                 tasks.start_soon(see)
                 tasks.start_soon(hear)
                 if live:
-                    title = f"aionn demo on {device}, driver process {', '.join(map(str, pids)) or 'none'}"
+                    title = f"aionn demo on {used}, driver process {', '.join(map(str, pids)) or 'none'}"
                     tasks.start_soon(lambda: show_live(title, (video, audio), finished=lambda: running == 0))
-    return DemoReport(_video_report(video, shapes), _audio_report(audio, digits), pids, device)
+    return DemoReport(_video_report(video, shapes), _audio_report(audio, digits), pids, used)
 
 
 def _read(path: Path, kind: type[_T]) -> _T:

@@ -224,9 +224,7 @@ def bind(
     found = _memories_of(request, memories)
     types = extension_types or {}
     inputs: list[Array | MemoryInput | None] = []
-    for index, (argument, operand, shape) in enumerate(
-        zip(request.inputs, main.inputs, shapes, strict=True)
-    ):
+    for index, (argument, operand, shape) in enumerate(zip(request.inputs, main.inputs, shapes, strict=True)):
         memory = None if argument.has_no_value else found.get(argument.location.pool_index)
         if argument.has_no_value:
             inputs.append(None)

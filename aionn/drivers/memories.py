@@ -261,7 +261,9 @@ class DeviceBuffer:
         memory.check_copy_to(destination.size_bytes)
         target = destination.array
         if not target.flags.writeable:
-            raise InvalidArgument(f"{memory}, copy to: expected memory that can be written, got a read-only one")
+            raise InvalidArgument(
+                f"{memory}, copy to: expected memory that can be written, got a read-only one"
+            )
         source = memory.readable(memory.dimensions)
         flat = np.frombuffer(source, dtype=np.uint8)
         await _copy(target, flat)

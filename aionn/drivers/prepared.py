@@ -151,7 +151,9 @@ class BlockingPreparedModel(abc.ABC):
             with section("LD_PE", self.device.info.name):
                 result = self._run_checked(arguments, measure, deadline_ns, loop_timeout_ns, is_cancelled)
             if not result.output_sufficient_size and arguments.writes_memory:
-                raise GeneralFailure("execution: a result does not fit, and one of the outputs is a device memory")
+                raise GeneralFailure(
+                    "execution: a result does not fit, and one of the outputs is a device memory"
+                )
             arguments.succeed(result.output_shapes) if result.output_sufficient_size else arguments.fail()
         except BaseException:
             arguments.fail()

@@ -75,9 +75,7 @@ class VersionedPreparedModel(BlockingPreparedModel):
     device: VersionedDevice
 
     @abc.abstractmethod
-    def run_old(
-        self, inputs: Sequence[Array | None], outputs: Sequence[OutputArea]
-    ) -> Sequence[OutputShape]:
+    def run_old(self, inputs: Sequence[Array | None], outputs: Sequence[OutputArea]) -> Sequence[OutputShape]:
         """Computes the outputs; see ``BlockingPreparedModel.run``. A driver of these versions knows no deadline."""
 
     def run(

@@ -1,6 +1,7 @@
 """A reusable execution for prepared models that have none of their own.
 
-Owns the rule that at most one computation is outstanding. A driver that gains from binding a request once has an ``Execution`` of its own.
+Owns the rule that at most one computation is outstanding. A driver that gains from binding a request once has an
+``Execution`` of its own.
 
 Source: the wrapper that the NN HAL's runtime puts around drivers below feature level 8.
 """

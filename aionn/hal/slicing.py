@@ -89,8 +89,6 @@ def slice_model(model: Model, removed: Collection[int]) -> Slice:
     )
     uses_subgraphs = any(operand.lifetime == OperandLifeTime.SUBGRAPH for operand in operands)
     return Slice(
-        msgspec.structs.replace(
-            model, main=sliced, referenced=model.referenced if uses_subgraphs else ()
-        ),
+        msgspec.structs.replace(model, main=sliced, referenced=model.referenced if uses_subgraphs else ()),
         kept,
     )

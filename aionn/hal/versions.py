@@ -448,5 +448,3 @@ def upgrade_capabilities(old: OldCapabilities) -> Capabilities:
     by_type |= dict.fromkeys((OperandType.FLOAT32, OperandType.TENSOR_FLOAT32), old.float32)
     entries = tuple(OperandPerformance(kind, by_type[kind]) for kind in sorted(by_type))
     return Capabilities(relaxed, relaxed, entries, NO_PERFORMANCE, NO_PERFORMANCE)
-
-

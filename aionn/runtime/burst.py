@@ -62,6 +62,7 @@ class Burst:
         priority: Priority,
         slots: int,
         *,
+        report: Callable[[Execution], None] | None = None,
         on_close: Callable[[Burst], None],
     ) -> None:
         if not 1 <= slots <= SLOTS_MAX:
@@ -81,6 +82,7 @@ class Burst:
         self._opened = False
         self._streams: set[Stream[Any]] = set()
         self._on_close = on_close
+        self._report = report
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -130,6 +132,7 @@ class Burst:
             deadline_ns=deadline_ns,
             copy=copy,
             rescue=self._plan.rescue(measure),
+            report=self._report,
             finish=lambda area: self._leave(slot),
         )
         execution.start(self._runtime.background)

@@ -18,7 +18,14 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from aionn.errors import Error, ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline
+from aionn.errors import (
+    Error,
+    ErrorStatus,
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadline,
+    status_of,
+)
 from aionn.hal import NO_TIMING, Priority, Timing
 from aionn.hal.tracing import section
 from aionn.runtime.arguments import Array, RequestArea
@@ -104,6 +111,7 @@ class Execution:
         wait_for: Sequence[SyncFence] = (),
         copy: bool = True,
         rescue: Turn | None = None,
+        report: Callable[[Execution], None] | None = None,
         finish: Callable[[RequestArea | None], None] = lambda area: None,
     ) -> None:
         self._prepare = prepare
@@ -117,6 +125,7 @@ class Execution:
         self._wait_for = wait_for
         self._copy = copy
         self._rescue = rescue
+        self._report = report
         self._finish = finish
         self._asked_ns = now_ns()
         self._queued_ns = 0
@@ -174,8 +183,15 @@ class Execution:
         if self._timer is not None:
             self._timer.cancel()
         self.state = ExecutionState.FINISHED
-        self.fence.try_fail(GeneralFailure("execution: cancelled"))
+        self._fail(GeneralFailure("execution: cancelled"))
         self._finish(self._area)
+        if self._report is not None:
+            self._report(self)
+
+    def outcome(self) -> tuple[ErrorStatus, Result | None, int]:
+        """Status, result and nanoseconds from the call to the end, of one that has ended."""
+        status = ErrorStatus.NONE if self._result is not None else status_of(self._error())
+        return status, self._result, self.finished_ns - self._asked_ns
 
     async def _wait_for_fences(self) -> None:
         try:

@@ -17,10 +17,11 @@ from typing import Literal, Self
 
 import anyio
 import anyio.abc
+import anyio.to_thread
 import msgspec
 
 from aionn.drivers import registry
-from aionn.errors import DeviceUnavailable, Error, InvalidArgument
+from aionn.errors import DeviceUnavailable, Error, ErrorStatus, InvalidArgument
 from aionn.hal import (
     Capabilities,
     Device,
@@ -43,6 +44,15 @@ from aionn.runtime.fallback import can_fall_back, may_fall_back
 from aionn.runtime.memory import DeviceMemory, IoRole, SharedMemory, allocate
 from aionn.runtime.planning import PlanOptions, keep_plan, load_model, make_plan, restore_plan
 from aionn.runtime.settings import ExecutionPath, PartitionMode, Settings, settings_from
+from aionn.runtime.telemetry import (
+    Listener,
+    Report,
+    Reporter,
+    data_class,
+    has_control_flow,
+    session_id,
+    structure_digest,
+)
 from aionn.runtime.traces import begin_trace, end_trace
 from aionn.scheduler.dispatcher import Dispatcher
 from aionn.service.client import RemoteDevice
@@ -135,6 +145,7 @@ def open_runtime(
     partition: str | None = None,
     execution_path: str | None = None,
     trace: str | os.PathLike[str] | None = None,
+    telemetry: Sequence[Listener] = (),
 ) -> Runtime:
     """Opens a runtime; use it with ``async with``.
 
@@ -150,6 +161,7 @@ def open_runtime(
             compilation allows it; ``without_fallback``: they never do. None takes ``AIONN_PARTITION``.
         execution_path: ``sync`` or ``async``: which of the driver's calls executions take. None takes ``AIONN_EXECUTION``.
         trace: A file that a trace of all processes is written to; None takes ``AIONN_TRACE``.
+        telemetry: Called with a ``Report`` at the end of each compilation that succeeds and of each execution.
 
     Raises:
         InvalidArgument: A name is empty or used twice, there is no such isolation, or a setting makes no sense.
@@ -172,7 +184,7 @@ def open_runtime(
         partition=partition,
         execution_path=execution_path,
     )
-    return Runtime(wanted, isolation, devices, settings=settings, trace=trace)
+    return Runtime(wanted, isolation, devices, settings=settings, trace=trace, telemetry=telemetry)
 
 
 class Runtime:
@@ -192,7 +204,9 @@ class Runtime:
         *,
         settings: Settings | None = None,
         trace: str | os.PathLike[str] | None = None,
+        telemetry: Sequence[Listener] = (),
     ) -> None:
+        self._listeners = tuple(telemetry)
         self.settings = Settings() if settings is None else settings
         self._trace = trace
         self._owns_trace = False
@@ -324,6 +338,7 @@ class Runtime:
         if not self._open:
             raise InvalidArgument("compile: the runtime is not open; use it with async with")
         check_deadline_ns(deadline, where="compile")
+        started_ns = now_ns()
         wanted_priority = priority_of(priority)
         wanted_preference = _preference_of(preference)
         candidates = self._candidates(devices)
@@ -337,8 +352,18 @@ class Runtime:
             if plan is None:
                 plan = await self._plan(model, devices, candidates, options, allow_fallback)
         from_cache = cache is not None and cache.used is True
+        reporter = None
+        if self._listeners:
+            base = await anyio.to_thread.run_sync(_report_of, plan, from_cache, devices is not None)
+            reporter = Reporter(self._listeners, base)
+            reporter.compiled(now_ns() - started_ns)
         compilation = Compilation(
-            self, plan, wanted_priority, from_cache=from_cache, on_close=self._compilations.discard
+            self,
+            plan,
+            wanted_priority,
+            from_cache=from_cache,
+            report=None if reporter is None else reporter.executed,
+            on_close=self._compilations.discard,
         )
         self._compilations.add(compilation)
         return compilation
@@ -451,6 +476,24 @@ class Runtime:
         with anyio.CancelScope(shield=True):
             for hal in (*(device.hal for device in self.devices), *self._unused):
                 await hal.aclose()
+
+
+def _report_of(plan: Plan, from_cache: bool, chosen: bool) -> Report:
+    return Report(
+        kind="compilation",
+        session=session_id(),
+        model=structure_digest(plan.model),
+        devices=tuple(sorted({f"{step.device.name}={step.device.version}" for step in plan.steps})),
+        status=ErrorStatus.NONE,
+        input_class=data_class(plan.inputs),
+        output_class=data_class(plan.outputs),
+        took_ns=0,
+        fallback=any(placement.reason.startswith("fallback:") for placement in plan.placement),
+        chosen_devices=chosen,
+        from_cache=from_cache,
+        control_flow=has_control_flow(plan.model),
+        dynamic_temporaries=any(0 in spec.dimensions for spec in plan.temporaries.values()),
+    )
 
 
 def _preference_of(value: str | ExecutionPreference) -> ExecutionPreference:

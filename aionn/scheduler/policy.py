@@ -91,7 +91,13 @@ def _start(now_ns: int, room: WaitingRoom, lane: Lane, gone: set[int], actions: 
             continue
         if not room.is_planned_on(work, lane):
             continue
-        room.started(work, lane, now_ns, "the first in its plan starts, on lane")
+        why = "the first in its plan starts, on lane"
+        if any(keys[0][0] < -work.rank for plan in room.plans if (keys := plan.keys)):
+            # Work of a higher class waits for another lane: it goes first where it ends sooner here.
+            higher = _help(now_ns, room, lane, gone, above=work.rank)
+            if higher is not None:
+                work, why = higher, "started on a free lane that ends it sooner than its own, lane"
+        room.started(work, lane, now_ns, why)
         gone.add(work.number)
         actions.append(Start(work, lane))
         return True
@@ -127,8 +133,9 @@ def _is_held(now_ns: int, room: WaitingRoom, work: Work, lane: Lane) -> bool:
     return lost_ns * LONG_RATIO >= duration_ns
 
 
-def _help(now_ns: int, room: WaitingRoom, lane: Lane, gone: set[int]) -> Work | None:
-    """A work planned on another lane that this free one ends sooner; of several the one that costs least more than there."""
+def _help(now_ns: int, room: WaitingRoom, lane: Lane, gone: set[int], above: int = -1) -> Work | None:
+    """A work of a class above one, planned on another lane, that this free lane ends sooner; of several the one that costs
+    least more than there."""
     best: Work | None = None
     least = 0.0
     for other in room.lanes:
@@ -139,6 +146,8 @@ def _help(now_ns: int, room: WaitingRoom, lane: Lane, gone: set[int]) -> Work | 
         turns_ns = max(now_ns, other.ends_ns) if other.work is not None else now_ns
         for position in range(0 if busy else 1, min(HELP_MAX, len(plan))):
             work = plan.works[position]
+            if work.rank <= above:
+                break
             duration_ns = work.durations_ns[lane.device]
             if duration_ns == NEVER_NS or work.number in gone or now_ns + duration_ns > work.deadline_ns:
                 continue

@@ -236,14 +236,14 @@ class WaitingRoom:
         """Lets those that waited long go ahead of what came later, but for HIGH."""
         ages = self._ages
         while ages and (ages[0][0] <= now_ns or ages[0][1].state is WorkState.ENDED):
-            at_ns, work = ages.popleft()
+            work = ages.popleft()[1]
+            # As urgent as if it should have ended when it came: before everything of its class that came later.
+            rank, urgent_ns = max(work.rank, HIGH - 1), min(work.urgent_ns, work.arrival_ns)
             if work.state is WorkState.RUNNING:
-                work.sort_into(max(work.rank, HIGH - 1), min(work.urgent_ns, at_ns))
+                work.sort_into(rank, urgent_ns)
             elif work.number in self.lane_of and work.rank < HIGH:
                 self._counts["aged"] += 1
-                self.sort_into(
-                    work, now_ns, rank=max(work.rank, HIGH - 1), urgent_ns=min(work.urgent_ns, at_ns)
-                )
+                self.sort_into(work, now_ns, rank=rank, urgent_ns=urgent_ns)
                 self.note(work, now_ns, "goes ahead because of its age")
 
     def next_wake_ns(self) -> int:

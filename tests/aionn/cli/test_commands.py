@@ -149,9 +149,9 @@ def test_interrupted_command_ends_its_driver_process(example_data: Path) -> None
     import signal
     import time
 
+    streamed = (example_data / "digits_float.tflite", "--audio", example_data / "digits.wav")
     process = subprocess.Popen(
-        [sys.executable, "-m", "aionn", "stream", str(example_data / "digits_float.tflite")]
-        + ["--audio", str(example_data / "digits.wav")],
+        [sys.executable, "-m", "aionn", "stream", *map(str, streamed)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -43,7 +43,9 @@ def request_of(
     """A request: an array, or a device memory's token, per input; bytes and shape, or a token, per output."""
     pools: list[Memory | BufferToken] = []
 
-    def argument(size_bytes: int, dimensions: Sequence[int], value: npt.NDArray[Any] | None) -> RequestArgument:
+    def argument(
+        size_bytes: int, dimensions: Sequence[int], value: npt.NDArray[Any] | None
+    ) -> RequestArgument:
         memory = Memory.create(max(1, size_bytes))
         if value is not None:
             memory.array[:] = np.frombuffer(value.tobytes(), np.uint8)

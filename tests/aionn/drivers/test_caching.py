@@ -115,7 +115,9 @@ async def test_constants_in_pools_come_back(device: Device, files: Any, small: A
     np.testing.assert_array_equal(await computed(prepared, small), A * 7)
 
 
-async def test_files_may_hold_old_content_and_stand_at_any_offset(device: Device, files: Any, small: Any) -> None:
+async def test_files_may_hold_old_content_and_stand_at_any_offset(
+    device: Device, files: Any, small: Any
+) -> None:
     own: Files = files("old")
     own.put([b"old content " * 1000] * 2)
     cache = own.cache()

@@ -125,7 +125,8 @@ def test_prefixes_are_the_models_own() -> None:
     backward = msgspec.structs.replace(
         forward,
         extension_name_to_prefix=tuple(
-            msgspec.structs.replace(entry, prefix=3 - entry.prefix) for entry in forward.extension_name_to_prefix
+            msgspec.structs.replace(entry, prefix=3 - entry.prefix)
+            for entry in forward.extension_name_to_prefix
         ),
     )
     code = forward.main.operations[0].type
@@ -162,7 +163,9 @@ async def test_sizes_of_open_shapes_come_from_the_request(copying: Copying) -> N
     prepared = await copying.prepare_model(copy_model((COPY[TWO], PAIR), dimensions=(0,)))
     request = request_for(10, 10)
     result = await prepared.execute_synchronously(
-        msgspec.structs.replace(request, inputs=(msgspec.structs.replace(request.inputs[0], dimensions=(5,)),))
+        msgspec.structs.replace(
+            request, inputs=(msgspec.structs.replace(request.inputs[0], dimensions=(5,)),)
+        )
     )
     assert result.output_sufficient_size
     with pytest.raises(InvalidArgument, match="expected 8 bytes"):
@@ -176,9 +179,7 @@ async def test_sizes_of_open_shapes_come_from_the_request(copying: Copying) -> N
 def _with_operand(model: Model, index: int, **changes: Any) -> Model:
     operands = list(model.main.operands)
     operands[index] = msgspec.structs.replace(operands[index], **changes)
-    return msgspec.structs.replace(
-        model, main=msgspec.structs.replace(model.main, operands=tuple(operands))
-    )
+    return msgspec.structs.replace(model, main=msgspec.structs.replace(model.main, operands=tuple(operands)))
 
 
 async def test_constants_have_the_size_of_type_and_shape(copying: Copying) -> None:
@@ -209,7 +210,11 @@ async def test_prefix_that_the_model_does_not_name_is_refused(copying: Copying) 
     with pytest.raises(InvalidArgument, match="prefix"):
         await copying.supported_operations(unnamed)
     data_on_base = _with_operand(
-        model, 0, type=OperandType.TENSOR_FLOAT32, extension_data=b"x", lifetime=OperandLifeTime.SUBGRAPH_INPUT
+        model,
+        0,
+        type=OperandType.TENSOR_FLOAT32,
+        extension_data=b"x",
+        lifetime=OperandLifeTime.SUBGRAPH_INPUT,
     )
     with pytest.raises(InvalidArgument, match="extension data"):
         await copying.supported_operations(data_on_base)

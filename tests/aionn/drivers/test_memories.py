@@ -108,7 +108,11 @@ def executed(request: pytest.FixtureRequest) -> Any:
     ],
 )
 async def test_illegal_allocation_is_refused(
-    device: Device, small: Any, description: tuple[int, ...], inputs: list[BufferRole], outputs: list[BufferRole]
+    device: Device,
+    small: Any,
+    description: tuple[int, ...],
+    inputs: list[BufferRole],
+    outputs: list[BufferRole],
 ) -> None:
     prepared = await device.prepare_model(small.sum_model())
     with pytest.raises(InvalidArgument, match="allocate"):
@@ -137,17 +141,19 @@ async def test_roles_of_two_models_must_agree(device: Device, small: Any) -> Non
         with pytest.raises(InvalidArgument, match="dimensions"):
             await device.allocate(BufferDesc(), [first, other], [BufferRole(0, 0), BufferRole(1, 0)], [])
     same = await device.prepare_model(small.sum_model((2, 3)))
-    await device.allocate(BufferDesc(), [first, same], [BufferRole(0, 0), BufferRole(1, 0)], [BufferRole(0, 0)])
+    await device.allocate(
+        BufferDesc(), [first, same], [BufferRole(0, 0), BufferRole(1, 0)], [BufferRole(0, 0)]
+    )
 
 
-async def test_the_same_model_prepared_twice_has_roles_of_its_own(reference: ReferenceDevice, small: Any) -> None:
+async def test_the_same_model_prepared_twice_has_roles_of_its_own(
+    reference: ReferenceDevice, small: Any
+) -> None:
     model = small.sum_model()
     twice = [await reference.prepare_model(model), await reference.prepare_model(model)]
     await reference.allocate(BufferDesc(), twice, [BufferRole(0, 0), BufferRole(1, 0)], [])
     with pytest.raises(InvalidArgument, match="once"):
-        await reference.allocate(
-            BufferDesc(), [twice[0], twice[0]], [BufferRole(0, 0), BufferRole(1, 0)], []
-        )
+        await reference.allocate(BufferDesc(), [twice[0], twice[0]], [BufferRole(0, 0), BufferRole(1, 0)], [])
 
 
 async def test_tokens_start_at_one_and_the_last_freed_comes_first(device: Device, small: Any) -> None:
@@ -165,7 +171,9 @@ async def test_tokens_start_at_one_and_the_last_freed_comes_first(device: Device
     assert [b.token for b in again] == [4, 2, 5]
 
 
-async def test_closed_and_dropped_buffers_give_their_memory_back(reference: ReferenceDevice, small: Any) -> None:
+async def test_closed_and_dropped_buffers_give_their_memory_back(
+    reference: ReferenceDevice, small: Any
+) -> None:
     prepared = await reference.prepare_model(small.sum_model())
     assert reference.memories is not None
     kept = await reference.allocate(BufferDesc(), [prepared], INPUT, [])
@@ -223,7 +231,9 @@ async def test_size_is_checked_before_the_state(device: Device, small: Any) -> N
 
 
 @pytest.mark.parametrize("is_dynamic", [False, True])
-async def test_failed_copy_leaves_the_memory_uninitialised(device: Device, small: Any, is_dynamic: bool) -> None:
+async def test_failed_copy_leaves_the_memory_uninitialised(
+    device: Device, small: Any, is_dynamic: bool
+) -> None:
     prepared = await device.prepare_model(small.sum_model((0, 3) if is_dynamic else (2, 3)))
     buffer = await device.allocate(BufferDesc(), [prepared], INPUT, OUTPUT)
     for source, dimensions in [
@@ -289,7 +299,9 @@ async def three(device: Device, small: Any) -> Three:
     )
 
 
-async def test_memories_feed_executions_and_take_their_results(three: Three, small: Any, executed: Any) -> None:
+async def test_memories_feed_executions_and_take_their_results(
+    three: Three, small: Any, executed: Any
+) -> None:
     await three.source.copy_from(pool(A), [])
     request = small.request([three.source.token, A], [three.target.token])
     assert await executed(three.prepared, request) == ErrorStatus.NONE
@@ -364,12 +376,13 @@ async def test_inputs_keep_the_shape_of_the_last_write_and_outputs_may_change_it
         assert await executed(prepared, reading(2)) == ErrorStatus.INVALID_ARGUMENT
 
 
-async def test_result_outside_of_the_allocation_is_a_general_failure(
-    device: Device, small: Any
-) -> None:
+async def test_result_outside_of_the_allocation_is_a_general_failure(device: Device, small: Any) -> None:
     prepared = await device.prepare_model(small.sum_model((0, 3)))
     buffer = await device.allocate(BufferDesc((2, 3)), [prepared], [], OUTPUT)
-    for rows in (3, 1):  # More than fits, which would be OUTPUT_INSUFFICIENT_SIZE elsewhere; and another shape.
+    for rows in (
+        3,
+        1,
+    ):  # More than fits, which would be OUTPUT_INSUFFICIENT_SIZE elsewhere; and another shape.
         await buffer.copy_from(pool(A), [])
         values = np.ones((rows, 3), np.float32)
         with pytest.raises(GeneralFailure):

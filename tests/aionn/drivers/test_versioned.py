@@ -54,9 +54,7 @@ class Old(VersionedDevice):
     """Computes by the interpreter; remembers what it saw."""
 
     def __init__(self, version: HalVersion) -> None:
-        super().__init__(
-            "old", version, CAPABILITIES[version], type=DeviceType.GPU, version="7"
-        )
+        super().__init__("old", version, CAPABILITIES[version], type=DeviceType.GPU, version="7")
         self.seen: list[OldModel] = []
         self.preferences: list[ExecutionPreference] = []
         self.error: Exception | None = None

@@ -149,8 +149,10 @@ def test_requests_by_kind_of_pool() -> None:
             if version < V1_3 and version >= first:
                 assert convert_request(request, version).pools == (pool,)
             else:
-                with pytest.raises(InvalidArgument) if version < first else pytest.raises(
-                    (InvalidArgument, AssertionError)
+                with (
+                    pytest.raises(InvalidArgument)
+                    if version < first
+                    else pytest.raises((InvalidArgument, AssertionError))
                 ):
                     convert_request(request, version)
                     assert version == V1_3 and not isinstance(pool, Memory)
