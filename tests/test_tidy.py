@@ -1,7 +1,6 @@
 """The house's rules that a machine can check: who imports whom, names, sizes, and what must not be said.
 
-Each rule is a function from sources to breaches, with a test that feeds it bad snippets. Where something is excused, its reason
-stands beside it, and a needless excuse fails as well. Source: docs/architecture.md, "Who may import whom".
+Each rule has a test that feeds it bad snippets; a needless excuse fails as well. Source: docs/architecture.md.
 """
 
 import ast

@@ -22,7 +22,6 @@ from aionn.hal import (
     Request,
     Timing,
     check_deadline_ns,
-    dimensions_are_known,
 )
 from aionn.hal.real_work import real_work
 from aionn.hal.tracing import section
@@ -38,16 +37,17 @@ from aionn.runtime.arguments import (
 )
 from aionn.runtime.burst import Burst
 from aionn.runtime.clock import to_ns
-from aionn.runtime.execution import Execution, ExecutionState, Result, Turn, check_fences
+from aionn.runtime.execution import Execution, Result, Turn, check_fences
 from aionn.runtime.fallback import Fallback
 from aionn.runtime.memory import DeviceMemory, SharedMemory, bind
 from aionn.validation import check_execution_result
 from fences import SyncFence
 
 if TYPE_CHECKING:
+    from aionn.runtime.reusable import ReusableExecution
     from aionn.runtime.runtime import Runtime, RuntimeDevice
 
-__all__ = ["Compilation", "Placement", "Plan", "PreparedStep", "ReusableExecution", "priority_of"]
+__all__ = ["Compilation", "Placement", "Plan", "PreparedStep", "priority_of"]
 
 AREAS_KEPT_MAX = 8
 """Request memories that a compilation keeps for the next execution; more are given back."""
@@ -517,6 +517,8 @@ class Compilation:
         Raises:
             InvalidArgument: An input has an unknown shape.
         """
+        from aionn.runtime.reusable import ReusableExecution
+
         self._check_open()
         return ReusableExecution(self, measure, loop_timeout)
 
@@ -545,61 +547,3 @@ class Compilation:
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"on {self._plan.device_names}"
         return f"<Compilation of {len(self.model.main.operations)} operations, {state}>"
-
-
-class ReusableExecution:
-    """The same execution again and again, one computation at a time, without a copy. Made by ``Compilation.reusable``.
-
-    Attributes:
-        inputs: Views of the inputs; what they hold is what the next computation reads.
-        outputs: Views of the outputs as the last computation left them; empty before the first.
-    """
-
-    def __init__(self, compilation: Compilation, measure: bool, loop_timeout: float | None) -> None:
-        for spec in compilation.inputs:
-            if not dimensions_are_known(spec.type, spec.dimensions):
-                raise InvalidArgument(f"reusable execution: expected known input shapes, got {spec}")
-        self._compilation = compilation
-        self._measure = measure
-        self._loop_timeout_ns = None if loop_timeout is None else to_ns(loop_timeout, what="loop_timeout")
-        plan = compilation._plan
-        self._area = RequestArea(plan.values([spec.dimensions for spec in plan.inputs], compilation._sizes))
-        self.inputs = tuple(self._area.view(key) for key in plan.model.main.input_indexes)
-        self.outputs: tuple[Array, ...] = ()
-        self._running: Execution | None = None
-
-    async def execute(self, *, deadline: int | None = None, priority: str | Priority | None = None) -> Result:
-        """Computes once. The result's arrays are views that the next computation overwrites.
-
-        Raises:
-            InvalidArgument: A computation is under way.
-            Error: As for ``Compilation.execute``.
-        """
-        compilation = self._compilation
-        compilation._check_open()
-        check_deadline_ns(deadline, where="execute")
-        if self._running is not None and self._running.state is not ExecutionState.FINISHED:
-            raise InvalidArgument("reusable execution: a computation is under way")
-        plan = compilation._plan
-        execution = self._running = Execution(
-            lambda: self._area,
-            [
-                compilation._turn(index, self._measure, self._loop_timeout_ns)
-                for index in range(len(plan.steps))
-            ],
-            plan.model.main.output_indexes,
-            device=plan.device_names,
-            priority=compilation._priority if priority is None else priority_of(priority),
-            deadline_ns=deadline,
-            copy=False,
-            rescue=plan.rescue(self._measure, self._loop_timeout_ns),
-            report=compilation._report,
-        )
-        execution.start(compilation._runtime.background)
-        try:
-            result = await execution
-        except BaseException:
-            execution.cancel()
-            raise
-        self.outputs = result.outputs
-        return result

@@ -173,8 +173,10 @@ class Execution:
                 with section("LR_PR", "outputs"):
                     self._complete(self._area, timing)
         except Error as e:
+            self.state = ExecutionState.FINISHED
             self._fail(e)
         except Exception as e:
+            self.state = ExecutionState.FINISHED
             failure = GeneralFailure(f"execution: {type(e).__name__}: {e}")
             failure.__cause__ = e
             self._fail(failure)
@@ -244,6 +246,7 @@ class Execution:
 
     def _complete(self, area: RequestArea, timing: Timing) -> None:
         self.finished_ns = now_ns()
+        self.state = ExecutionState.FINISHED  # Before the fence: who is woken by it may look.
         if self.fence.status != FenceStatus.PENDING:
             return
         outputs = area.outputs(self._outputs, copy=self._copy)

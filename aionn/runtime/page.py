@@ -1,0 +1,122 @@
+"""A compilation as one self-contained HTML page: the graph as SVG, each device's operations in a colour of their own.
+
+Owns the layout: operations in rows, one below those whose results they read. What the graph is called in text is in
+``aionn.models.dot``.
+
+Invariants:
+1. The page loads nothing from anywhere, and every text in it is escaped.
+2. Equal compilations give equal pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+from aionn.errors import InvalidArgument
+from aionn.hal import Model, Operand, operand_type_name
+from aionn.runtime.compilation import Placement
+
+if TYPE_CHECKING:
+    from aionn.runtime.compilation import Compilation
+
+__all__ = ["compilation_page"]
+
+OPERATIONS_MAX = 5000
+"""Most operations that are drawn: beyond that no browser scrolls smoothly, and nobody sees anything."""
+
+_BOX_WIDTH, _BOX_HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 190, 38, 24, 34, 20
+
+_COLOURS = ("#4477aa", "#cc6677", "#228833", "#997700", "#aa3377", "#117788", "#555555", "#884400")
+"""Dark enough for white text, and told apart by colour-blind readers; devices beyond them repeat."""
+
+_STYLE = """body{font:14px sans-serif;margin:1.5em}svg text{font:11px sans-serif;fill:#fff;pointer-events:none}
+.key span{display:inline-block;padding:.2em .6em;margin-right:.6em;color:#fff;border-radius:4px}
+path{fill:none;stroke:#999}table{border-collapse:collapse;margin-top:1em}td,th{padding:.15em .7em;text-align:left}"""
+
+
+def compilation_page(compilation: Compilation, *, title: str = "compilation") -> str:
+    """The page's text.
+
+    Args:
+        compilation: What is drawn: its main subgraph, coloured by the devices that operations run on.
+        title: The page's.
+
+    Raises:
+        InvalidArgument: The model is too large to be drawn.
+    """
+    model = compilation.model
+    count = len(model.main.operations)
+    if count > OPERATIONS_MAX:
+        raise InvalidArgument(f"page: expected at most {OPERATIONS_MAX} operations, got {count}")
+    colours = {device: _COLOURS[index % len(_COLOURS)] for index, device in enumerate(compilation.devices)}
+    numbers = {p.operation: p for p in compilation.placement}
+    key = "".join(
+        f'<span style="background:{colour}">{escape(device)}: '
+        f"{sum(p.device == device for p in compilation.placement)} operations</span>"
+        for device, colour in colours.items()
+    )
+    rows = "".join(
+        f"<tr><td>{p.operation}</td><td>{escape(p.type)}</td><td>{escape(p.device)}</td><td>{escape(p.reason)}</td></tr>"
+        for p in compilation.placement
+    )
+    return (
+        f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f"<style>{_STYLE}</style></head><body><h1>{escape(title)}</h1>"
+        f'<p>{count} operations in {len(compilation.steps)} steps</p><p class="key">{key}</p>'
+        f"{_drawing(model, numbers, colours)}"
+        f"<table><tr><th>operation</th><th>type</th><th>device</th><th>why there</th></tr>{rows}</table></body></html>\n"
+    )
+
+
+def _drawing(model: Model, placed: dict[int, Placement], colours: dict[str, str]) -> str:
+    places = _places(model)
+    width = 2 * _MARGIN + max(x + _BOX_WIDTH for x, _ in places)
+    height = 2 * _MARGIN + max(y + _BOX_HEIGHT for _, y in places)
+    shapes = [*_lines(model, places)]
+    for index, (x, y) in enumerate(places):
+        placement = placed[index]
+        results = ", ".join(_described(model.main.operands[i]) for i in model.main.operations[index].outputs)
+        told = escape(f"{index}: {placement.type} on {placement.device}, {placement.reason}; gives {results}")
+        shapes.append(
+            f'<g><title>{told}</title><rect x="{x + _MARGIN}" y="{y + _MARGIN}" width="{_BOX_WIDTH}" '
+            f'height="{_BOX_HEIGHT}" rx="4" fill="{colours[placement.device]}"/>'
+            f'<text x="{x + _MARGIN + 6}" y="{y + _MARGIN + 15}">{index}: {escape(placement.type[:26])}</text>'
+            f'<text x="{x + _MARGIN + 6}" y="{y + _MARGIN + 30}">{escape(results[:32])}</text></g>'
+        )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}">{"".join(shapes)}</svg>'
+    )
+
+
+def _described(operand: Operand) -> str:
+    return f"{operand_type_name(operand.type)} {'x'.join(map(str, operand.dimensions)) or 'scalar'}"
+
+
+def _places(model: Model) -> list[tuple[int, int]]:
+    """Left upper corners of the operations: a row below everything that is read, the next free column of the row."""
+    row_of: dict[int, int] = {}
+    used: dict[int, int] = {}
+    places = []
+    for operation in model.main.operations:
+        row = max((row_of[i] + 1 for i in operation.inputs if i in row_of), default=0)
+        column = used.get(row, 0)
+        used[row] = column + 1
+        row_of.update(dict.fromkeys(operation.outputs, row))
+        places.append((column * (_BOX_WIDTH + _GAP_X), row * (_BOX_HEIGHT + _GAP_Y)))
+    return places
+
+
+def _lines(model: Model, places: Sequence[tuple[int, int]]) -> list[str]:
+    writer = {i: index for index, operation in enumerate(model.main.operations) for i in operation.outputs}
+    lines = []
+    for index, operation in enumerate(model.main.operations):
+        for i in dict.fromkeys(operation.inputs):
+            if i in writer:
+                (x0, y0), (x1, y1) = places[writer[i]], places[index]
+                ax, ay = x0 + _MARGIN + _BOX_WIDTH // 2, y0 + _MARGIN + _BOX_HEIGHT
+                bx, by = x1 + _MARGIN + _BOX_WIDTH // 2, y1 + _MARGIN
+                middle = (ay + by) // 2
+                lines.append(f'<path d="M{ax} {ay}C{ax} {middle} {bx} {middle} {bx} {by}"/>')
+    return lines

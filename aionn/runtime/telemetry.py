@@ -1,0 +1,159 @@
+"""Reports about compilations and executions, for applications that count them. Opt-in: nothing is made up while nobody listens.
+
+Owns what is reported. A report holds no value of a model and no data: the model is named by a digest of its structure.
+
+Invariants:
+1. A listener is called once at the end of each compilation that succeeds and of each execution, in the event loop.
+2. A listener that raises is logged and changes nothing.
+
+Source: ``Telemetry`` of the NN HAL's runtime.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from aionn.errors import ErrorStatus
+from aionn.hal import Model, OperandType, OperationType
+from aionn.runtime.arguments import TensorSpec
+
+if TYPE_CHECKING:
+    from aionn.runtime.execution import Execution
+
+__all__ = [
+    "Listener",
+    "Report",
+    "Reporter",
+    "data_class",
+    "has_control_flow",
+    "session_id",
+    "structure_digest",
+    "tell",
+]
+
+_logger = logging.getLogger("aionn.manager")
+
+DataClass = Literal["unknown", "other", "float32", "float16", "quant", "mixed"]
+
+_CLASS_BY_TYPE: dict[int, DataClass] = {
+    OperandType.TENSOR_FLOAT32: "float32",
+    OperandType.FLOAT32: "float32",
+    OperandType.TENSOR_FLOAT16: "float16",
+    OperandType.FLOAT16: "float16",
+    OperandType.TENSOR_QUANT8_ASYMM: "quant",
+    OperandType.TENSOR_QUANT8_ASYMM_SIGNED: "quant",
+    OperandType.TENSOR_QUANT8_SYMM: "quant",
+    OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL: "quant",
+    OperandType.TENSOR_QUANT16_ASYMM: "quant",
+    OperandType.TENSOR_QUANT16_SYMM: "quant",
+}
+
+
+class Report(msgspec.Struct, frozen=True):
+    """One compilation or execution.
+
+    Attributes:
+        kind: Which.
+        session: A number for this process's session.
+        model: Digest of the model's structure, without its constants.
+        devices: ``name=version`` of the devices, sorted.
+        status: How it ended.
+        input_class: What kind of numbers the inputs are.
+        output_class: What kind of numbers the outputs are.
+        took_ns: From the call to its end.
+        on_device_ns: What the devices measured; None where they did not.
+        fallback: Whether the reference device stepped in.
+        chosen_devices: Whether the application chose the devices.
+        from_cache: Whether the compilation came from a cache.
+        control_flow: Whether the model has an IF or WHILE.
+        dynamic_temporaries: Whether a value between two steps has a size that only executions know.
+    """
+
+    kind: Literal["compilation", "execution"]
+    session: int
+    model: str
+    devices: tuple[str, ...]
+    status: ErrorStatus
+    input_class: DataClass
+    output_class: DataClass
+    took_ns: int
+    on_device_ns: int | None = None
+    fallback: bool = False
+    chosen_devices: bool = False
+    from_cache: bool = False
+    control_flow: bool = False
+    dynamic_temporaries: bool = False
+
+
+Listener = Callable[[Report], None]
+
+
+def session_id(pid: int | None = None, now_ms: int | None = None) -> int:
+    """The original's number for a session."""
+    pid = os.getpid() if pid is None else pid
+    now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    return (pid * 123 + now_ms) % 999983
+
+
+def structure_digest(model: Model) -> str:
+    """SHA-256 of operations, types and shapes; equal for models that differ in constants alone."""
+    digest = hashlib.sha256()
+    for subgraph in (model.main, *model.referenced):
+        operands = [(int(o.type), o.dimensions, int(o.lifetime)) for o in subgraph.operands]
+        operations = [(int(o.type), o.inputs, o.outputs) for o in subgraph.operations]
+        digest.update(repr((operands, operations, subgraph.input_indexes, subgraph.output_indexes)).encode())
+    return digest.hexdigest()
+
+
+def data_class(specs: Iterable[TensorSpec]) -> DataClass:
+    """The kind of numbers of all inputs, or of all outputs."""
+    classes = {_CLASS_BY_TYPE.get(spec.type, "other") for spec in specs}
+    if not classes:
+        return "unknown"
+    return classes.pop() if len(classes) == 1 else "mixed"
+
+
+def has_control_flow(model: Model) -> bool:
+    """Whether the main subgraph has an IF or WHILE."""
+    return any(o.type in (OperationType.IF, OperationType.WHILE) for o in model.main.operations)
+
+
+class Reporter:
+    """Makes the reports of one compilation and of its executions."""
+
+    def __init__(self, listeners: Sequence[Listener], base: Report) -> None:
+        self._listeners = listeners
+        self._base = base
+
+    def compiled(self, took_ns: int) -> None:
+        """Reports the compilation."""
+        tell(self._listeners, msgspec.structs.replace(self._base, took_ns=took_ns))
+
+    def executed(self, execution: Execution) -> None:
+        """Reports an execution that has ended."""
+        status, result, took_ns = execution.outcome()
+        report = msgspec.structs.replace(
+            self._base,
+            kind="execution",
+            status=status,
+            took_ns=took_ns,
+            on_device_ns=None if result is None else result.timing.time_on_device_ns,
+            fallback=result is not None and bool(result.fallback),
+        )
+        tell(self._listeners, report)
+
+
+def tell(listeners: Sequence[Listener], report: Report) -> None:
+    """Calls every listener."""
+    for listener in listeners:
+        try:
+            listener(report)
+        except Exception:
+            _logger.exception("telemetry: a listener failed")

@@ -1,0 +1,91 @@
+"""The page of a compilation, and executions that keep their memory."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import anyio
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import aionn
+from aionn.drivers.reference import ReferenceDevice
+from aionn.hal import OperationType
+from aionn.testing.models import chain
+from aionn.testing.split import SplitDevice
+
+Values = npt.NDArray[np.float32]
+
+
+async def test_page_is_self_contained_and_coloured_by_device(example_data: Path) -> None:
+    devices = [SplitDevice(index, 1) for index in range(3)]
+    async with aionn.open(devices=devices, drivers=["reference"], isolation="in_process") as runtime:
+        net = await runtime.compile(example_data / "shapes_int8.tflite")
+        page = net.page(title="<shapes> & more")
+    assert "<h1>&lt;shapes&gt; &amp; more</h1>" in page
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+    drawing = page[page.index("<svg") : page.index("</svg>") + 6]
+    svg = ElementTree.fromstring(drawing)
+    boxes = list(svg.iter("{http://www.w3.org/2000/svg}rect"))
+    assert len(boxes) == len(net.placement)
+    assert len({box.get("fill") for box in boxes}) == len(net.devices) > 1
+    corners = {(box.get("x"), box.get("y")) for box in boxes}
+    assert len(corners) == len(boxes), "no box hides another"
+    assert net.page() == net.page()
+
+
+async def test_names_cannot_break_out_of_the_page() -> None:
+    hostile = ReferenceDevice('<script>alert("x")</script>')
+    async with aionn.open(devices=[hostile]) as runtime:
+        page = (await runtime.compile(chain([OperationType.RELU]))).page()
+    assert "<script>" not in page
+
+
+@pytest.mark.parametrize("isolation", ["process", "in_process"])
+async def test_reusable_execution_computes_what_its_inputs_hold(isolation: str) -> None:
+    async with aionn.open(drivers=["reference"], isolation=isolation) as runtime:
+        net = await runtime.compile(chain([OperationType.RELU], (3,)))
+        again = net.reusable(measure=True)
+        for value in (-1.0, 2.0, 3.0):
+            again.inputs[0][:] = value
+            result = await again.execute()
+            assert result.outputs[0].tolist() == [max(value, 0.0)] * 3
+            assert result.timing.time_on_device_ns is not None
+        assert again.outputs[0] is result.outputs[0]
+        assert not again.outputs[0].flags.writeable
+        assert (await net.execute([np.ones(3, np.float32)])).outputs[0].tolist() == [1.0] * 3
+
+
+async def test_second_computation_at_once_is_refused(digits: Path) -> None:
+    async with aionn.open(drivers=["reference"], isolation="in_process") as runtime:
+        again = (await runtime.compile(digits)).reusable()
+        refused = []
+
+        async def compute() -> None:
+            try:
+                await again.execute()
+            except aionn.InvalidArgument as e:
+                refused.append(str(e))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(compute)
+            tasks.start_soon(compute)
+        assert refused == ["reusable execution: a computation is under way"]
+        await again.execute()
+
+
+async def test_failed_computation_may_be_repeated(digits: Path) -> None:
+    async with aionn.open(drivers=["reference"], isolation="in_process") as runtime:
+        net = await runtime.compile(digits)
+        again = net.reusable()
+        with pytest.raises(aionn.MissedDeadline):
+            await again.execute(deadline=1)
+        await anyio.sleep(0.01)
+        await again.execute()
+        await net.aclose()
+        with pytest.raises(aionn.InvalidArgument, match="closed"):
+            await again.execute()
+        with pytest.raises(aionn.InvalidArgument, match="closed"):
+            net.reusable()

@@ -1,0 +1,120 @@
+"""Telemetry: every compilation and execution is told once, without data, and a listener cannot do harm."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import aionn
+from aionn.errors import ErrorStatus
+from aionn.hal import OperandType, OperationType
+from aionn.runtime.arguments import TensorSpec
+from aionn.runtime.telemetry import Report, data_class, session_id, structure_digest
+from aionn.testing.models import chain
+from aionn.testing.split import SplitDevice
+from fences import SyncFence
+
+Values = npt.NDArray[np.float32]
+
+
+@pytest.fixture
+def reports() -> list[Report]:
+    return []
+
+
+@pytest.fixture
+async def runtime(reports: list[Report]) -> AsyncIterator[aionn.Runtime]:
+    async with aionn.open(
+        drivers=["reference"], isolation="in_process", telemetry=[reports.append]
+    ) as opened:
+        yield opened
+
+
+async def test_compilations_and_executions_are_told(
+    runtime: aionn.Runtime, reports: list[Report], digits: Path, silence: Values
+) -> None:
+    net = await runtime.compile(digits)
+    await net.execute([silence], measure=True)
+    async with net.burst() as burst:
+        await burst.execute([silence])
+    compiled, executed, in_burst = reports
+    assert [r.kind for r in reports] == ["compilation", "execution", "execution"]
+    assert compiled.devices == ("reference=1",) and compiled.input_class == "float32"
+    assert compiled.model == structure_digest(net.model) and len(compiled.model) == 64
+    assert executed.on_device_ns is not None and executed.took_ns >= executed.on_device_ns
+    assert in_burst.on_device_ns is None and in_burst.status == ErrorStatus.NONE
+    assert len({r.session for r in reports}) == 1
+
+
+async def test_failures_are_told_with_their_status(
+    runtime: aionn.Runtime, reports: list[Report], digits: Path, silence: Values
+) -> None:
+    net = await runtime.compile(digits, devices="reference")
+    with pytest.raises(aionn.MissedDeadline):
+        await net.execute([silence], deadline=1)
+    fenced = net.execute_fenced([silence], wait_for=[SyncFence("never")])
+    fenced.cancel()
+    with pytest.raises(aionn.GeneralFailure):
+        await fenced
+    await runtime.aclose()  # A report comes when its execution has ended, a turn after its fence.
+    assert reports[0].chosen_devices
+    statuses = [r.status for r in reports[1:]]
+    assert (
+        ErrorStatus.MISSED_DEADLINE_PERSISTENT in statuses
+        or ErrorStatus.MISSED_DEADLINE_TRANSIENT in statuses
+    )
+    assert len(statuses) == 2 and ErrorStatus.NONE not in statuses
+
+
+async def test_fallback_and_cache_are_told(
+    reports: list[Report], digits: Path, silence: Values, tmp_path: Path
+) -> None:
+    broken = SplitDevice(0, 1, fail_at="prepare", failure=lambda: aionn.GeneralFailure("planted"))
+    async with aionn.open(
+        devices=[broken], drivers=["reference"], isolation="in_process", telemetry=[reports.append]
+    ) as runtime:
+        await runtime.compile(digits, allow_fallback=True)
+        for _ in range(2):
+            await runtime.compile(digits, devices="reference", cache_dir=tmp_path)
+    assert [(r.fallback, r.from_cache) for r in reports] == [(True, False), (False, False), (False, True)]
+
+
+async def test_listener_that_raises_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    def raises(report: Report) -> None:
+        raise RuntimeError("planted")
+
+    async with aionn.open(drivers=["reference"], isolation="in_process", telemetry=[raises]) as runtime:
+        net = await runtime.compile(chain([OperationType.RELU]))
+        await net.execute([np.zeros(1, np.float32)])
+    assert [r.levelno for r in caplog.records] == [logging.ERROR] * 2
+
+
+def test_digest_is_of_the_structure_alone() -> None:
+    relu = structure_digest(chain([OperationType.RELU]))
+    assert relu == structure_digest(chain([OperationType.RELU]))
+    assert relu != structure_digest(chain([OperationType.ABS]))
+    assert relu != structure_digest(chain([OperationType.RELU], (2,)))
+
+
+@pytest.mark.parametrize(
+    ("types", "expected"),
+    [
+        ((), "unknown"),
+        ((OperandType.TENSOR_FLOAT32, OperandType.FLOAT32), "float32"),
+        ((OperandType.TENSOR_FLOAT16,), "float16"),
+        ((OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED), "quant"),
+        ((OperandType.TENSOR_BOOL8,), "other"),
+        ((OperandType.TENSOR_FLOAT32, OperandType.TENSOR_INT32), "mixed"),
+    ],
+)
+def test_kind_of_numbers(types: tuple[OperandType, ...], expected: str) -> None:
+    assert data_class([TensorSpec("x", t, (1,)) for t in types]) == expected
+
+
+def test_session_is_the_originals_number() -> None:
+    assert session_id(1000, 10**12) == (1000 * 123 + 10**12) % 999983
