@@ -14,7 +14,7 @@ Source: earliest deadline first within a class is optimal where all can be met; 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from aionn.scheduler.queue import HIGH, WaitingRoom
 from aionn.scheduler.work import NEVER_NS, Abort, Action, Lane, Preempt, Reason, Start, Work, WorkState
@@ -92,11 +92,10 @@ def _start(now_ns: int, room: WaitingRoom, lane: Lane, gone: set[int], actions: 
         if not room.is_planned_on(work, lane):
             continue
         why = "the first in its plan starts, on lane"
-        if any(keys[0][0] < -work.rank for plan in room.plans if (keys := plan.keys)):
-            # Work of a higher class waits for another lane: it goes first where it ends sooner here.
-            higher = _help(now_ns, room, lane, gone, above=work.rank)
-            if higher is not None:
-                work, why = higher, "started on a free lane that ends it sooner than its own, lane"
+        if work.rank < HIGH:
+            other = _more_urgent(now_ns, room, lane, gone, work)
+            if other is not None:
+                work, why = other, "started on a free lane that ends it sooner than its own, lane"
         room.started(work, lane, now_ns, why)
         gone.add(work.number)
         actions.append(Start(work, lane))
@@ -133,31 +132,51 @@ def _is_held(now_ns: int, room: WaitingRoom, work: Work, lane: Lane) -> bool:
     return lost_ns * LONG_RATIO >= duration_ns
 
 
-def _help(now_ns: int, room: WaitingRoom, lane: Lane, gone: set[int], above: int = -1) -> Work | None:
-    """A work of a class above one, planned on another lane, that this free lane ends sooner; of several the one that costs
-    least more than there."""
+def _more_urgent(now_ns: int, room: WaitingRoom, lane: Lane, gone: set[int], than: Work) -> Work | None:
+    """HIGH or overdue work that waits for another lane though this free one ends it sooner; it goes before a lane's own."""
+    limit_ns = now_ns - room.age_ns
+    best: Work | None = None
+    for other in room.lanes:
+        keys = room.plans[other.index].keys
+        if not keys or other is lane or not (keys[0] < than.key):
+            continue
+        if keys[0][0] != -HIGH and keys[0][1] >= limit_ns:
+            continue
+        for work in _candidates(now_ns, room, lane, other, gone):
+            if not work.key < than.key or (work.rank < HIGH and work.urgent_ns >= limit_ns):
+                break
+            if best is None or work.key < best.key:
+                best = work
+            break
+    return best
+
+
+def _help(now_ns: int, room: WaitingRoom, lane: Lane, gone: set[int]) -> Work | None:
+    """A work planned on another lane that this free one ends sooner; of several the one that costs least more than there."""
     best: Work | None = None
     least = 0.0
     for other in room.lanes:
-        plan = room.plans[other.index]
-        if other is lane or not plan.works:
+        if other is lane or not room.plans[other.index].works:
             continue
-        busy = other.work is not None or not other.is_up
-        turns_ns = max(now_ns, other.ends_ns) if other.work is not None else now_ns
-        for position in range(0 if busy else 1, min(HELP_MAX, len(plan))):
-            work = plan.works[position]
-            if work.rank <= above:
-                break
-            duration_ns = work.durations_ns[lane.device]
-            if duration_ns == NEVER_NS or work.number in gone or now_ns + duration_ns > work.deadline_ns:
-                continue
-            ends_ns = turns_ns + plan.before_ns(position + 1)
-            if other.is_up and now_ns + duration_ns > ends_ns:
-                continue
-            ratio = duration_ns / plan.duration_ns(position)
+        for work in _candidates(now_ns, room, lane, other, gone):
+            ratio = work.durations_ns[lane.device] / work.durations_ns[other.device]
             if best is None or ratio < least:
                 best, least = work, ratio
     return best
+
+
+def _candidates(now_ns: int, room: WaitingRoom, lane: Lane, other: Lane, gone: set[int]) -> Iterator[Work]:
+    """Works of another lane's plan that a free lane ends in time and sooner, in their order; the first few alone are looked at."""
+    plan = room.plans[other.index]
+    is_busy = other.work is not None or not other.is_up
+    turns_ns = max(now_ns, other.ends_ns) if other.work is not None else now_ns
+    for position in range(0 if is_busy else 1, min(HELP_MAX, len(plan))):
+        work = plan.works[position]
+        ends_ns = now_ns + work.durations_ns[lane.device]
+        if work.durations_ns[lane.device] == NEVER_NS or work.number in gone or ends_ns > work.deadline_ns:
+            continue
+        if not other.is_up or ends_ns <= turns_ns + plan.before_ns(position + 1):
+            yield work
 
 
 class PlanPolicy:

@@ -98,6 +98,7 @@ class WaitingRoom:
         lane_of: The index of the lane that each waiting work is planned on, by its number; -1 for one that stands by.
         displaced: Those that lost their place because too many wait, until ``too_late`` tells of them.
         drops: When which durations were lost for want of time, the latest last.
+        age_ns: As given.
         is_stirred: Whether there may be room for one that stands by.
     """
 
@@ -125,7 +126,7 @@ class WaitingRoom:
         self._ages: deque[tuple[int, Work]] = deque()
         self._waiting_max = waiting_max
         self._on_full = on_full
-        self._age_ns = age_ns
+        self.age_ns = age_ns
         self._notes: OrderedDict[int, tuple[int, str, int]] = OrderedDict()
         self._counts = dict.fromkeys(
             ("entered", "refused", "started", "moved", "displaced", "retried", "aged"), 0
@@ -146,7 +147,7 @@ class WaitingRoom:
                 self._counts["refused"] += 1
                 self.note(work, now_ns, f"refused: {reason.value}")
                 return reason
-            self._ages.append((work.arrival_ns + self._age_ns, work))
+            self._ages.append((work.arrival_ns + self.age_ns, work))
         if work.deadline_ns != NEVER_NS:
             heappush(self._latest, (work.deadline_ns - work.shortest_ns, work.number, work))
         self._place(work, now_ns, may_displace=True)
