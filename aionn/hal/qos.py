@@ -53,7 +53,7 @@ def check_deadline_ns(deadline_ns: int | None, *, where: str) -> int | None:
     """Returns the deadline when it is legal.
 
     Raises:
-        InvalidArgument: It is negative or does not fit 64 bits.
+        InvalidArgument: It is no integer, negative, or does not fit 64 bits.
     """
     return _check_time(deadline_ns, where=where, what="deadline")
 
@@ -62,12 +62,14 @@ def check_duration_ns(duration_ns: int | None, *, where: str) -> int | None:
     """Returns the duration when it is legal.
 
     Raises:
-        InvalidArgument: It is negative or does not fit 64 bits.
+        InvalidArgument: It is no integer, negative, or does not fit 64 bits.
     """
     return _check_time(duration_ns, where=where, what="duration")
 
 
 def _check_time(value_ns: int | None, *, where: str, what: str) -> int | None:
+    if value_ns is not None and not isinstance(value_ns, int):
+        raise InvalidArgument(f"{where}: {what} must be a whole number of ns or None, got {value_ns!r}")
     if value_ns is not None and not 0 <= value_ns <= TIME_MAX_NS:
         raise InvalidArgument(f"{where}: {what} must be from 0 to 2**63 - 1 ns or None, got {value_ns} ns")
     return value_ns
