@@ -17,13 +17,8 @@ from aionn.models.builder import ExtensionCode, GraphBuilder
 
 NAME = "com.example.fibonacci"
 TENSOR_QUANT64 = ExtensionCode(NAME, 0)
-FIBONACCI, DEQUANTIZE64 = (
-    ExtensionCode(NAME, 0),
-    ExtensionCode(NAME, 1),
-)  # Operations are numbered apart from types.
-EXTENSION = hal.Extension(
-    NAME, (hal.ExtensionOperandType(TENSOR_QUANT64.number, is_tensor=True, byte_size=8),)
-)
+FIBONACCI, DEQUANTIZE64 = ExtensionCode(NAME, 0), ExtensionCode(NAME, 1)  # numbered apart from types
+EXTENSION = hal.Extension(NAME, (hal.ExtensionOperandType(TENSOR_QUANT64.number, True, 8),))
 
 
 class FibonacciDevice(BlockingDevice):
