@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -42,7 +41,7 @@ def test_example_in_the_documentation_runs(name: str, code: str) -> None:
         assert running.stdout is not None and running.stderr is not None
         lines = list(itertools.islice(running.stdout, LINES_ENOUGH))
         if len(lines) == LINES_ENOUGH:  # A stream: it would go on for as long as its video does.
-            running.send_signal(signal.SIGINT)
+            running.terminate()
         errors = running.stderr.read()
         running.wait(timeout=RUN_S_MAX)
     assert lines, errors

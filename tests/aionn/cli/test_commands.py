@@ -155,6 +155,8 @@ def test_interrupted_command_ends_its_driver_process(example_data: Path) -> None
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell's background job has SIGINT ignored, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     drivers: list[int] = []
