@@ -189,7 +189,9 @@ async def wait_for_process() -> object:
 
 
 async def wait_for_stream() -> object:
-    async with await anyio.open_process(["echo", "done"], stdin=subprocess.DEVNULL) as process:
+    async with await anyio.open_process(
+        [sys.executable, "-c", "print('done')"], stdin=subprocess.DEVNULL
+    ) as process:
         assert process.stdout is not None
         return (await process.stdout.receive()).decode().strip()
 
