@@ -45,7 +45,6 @@ __all__ = [
     "build_model",
     "check_shapes",
     "compare",
-    "expected_outputs",
     "load_tests",
     "main_inputs",
     "operand_bytes",
@@ -314,11 +313,6 @@ def main_inputs(test: CtsTest) -> list[npt.NDArray[Any] | None]:
     """The inputs in the order of the model's arguments; None for one that is left out."""
     operands = [test.main.operands[i] for i in test.main.input_indexes]
     return [None if not operand.data else _array(operand) for operand in operands]
-
-
-def expected_outputs(test: CtsTest) -> list[npt.NDArray[Any]]:
-    """The expected outputs in the order of the model's results."""
-    return [_array(test.main.operands[i]) for i in test.main.output_indexes]
 
 
 class Mismatch(msgspec.Struct, frozen=True):

@@ -29,6 +29,8 @@ from aionn.hal import (
     OutputShape,
     Request,
     RequestArgument,
+    check_deadline_ns,
+    check_duration_ns,
     combine_dimensions,
     is_extension_operand_type,
     is_scalar_type,
@@ -36,8 +38,9 @@ from aionn.hal import (
     operand_size_bytes,
 )
 from aionn.validation import validate_request
+from fences import FenceStatus, SyncFence
 
-__all__ = ["Arguments", "MemoryArea", "OutputArea", "bind"]
+__all__ = ["Arguments", "MemoryArea", "OutputArea", "bind", "check_fences", "check_times"]
 
 Array = npt.NDArray[Any]
 
@@ -288,3 +291,24 @@ def _input(request: Request, argument: RequestArgument, operand: Operand, shape:
     array = array.reshape(() if is_scalar_type(operand.type) else shape)
     array.flags.writeable = False
     return array
+
+
+def check_times(deadline_ns: int | None, loop_timeout_ns: int | None) -> None:
+    """Refuses a deadline or a loop time-out that is negative or does not fit 64 bits.
+
+    Raises:
+        InvalidArgument: One of them is illegal.
+    """
+    check_deadline_ns(deadline_ns, where="execution")
+    check_duration_ns(loop_timeout_ns, where="execution, loop time-out")
+
+
+def check_fences(wait_for: Sequence[SyncFence]) -> None:
+    """Refuses fences that have failed before the launch.
+
+    Raises:
+        InvalidArgument: One of them has.
+    """
+    for index, fence in enumerate(wait_for):
+        if fence.status == FenceStatus.FAILED:
+            raise InvalidArgument(f"fenced execution: fence {index} to wait for has failed already")

@@ -23,7 +23,7 @@ import anyio
 import anyio.to_thread
 import numpy.typing as npt
 
-from aionn.drivers.arguments import Arguments, OutputArea, bind
+from aionn.drivers.arguments import Arguments, OutputArea, bind, check_fences, check_times
 from aionn.drivers.blocking import DirectBurst
 from aionn.drivers.turns import Slots, Turn, left_s, loop_now_ns
 from aionn.errors import (
@@ -147,7 +147,7 @@ class AsyncPreparedModel(abc.ABC):
         loop_timeout_ns: int | None = None,
     ) -> ExecutionResult:
         """See ``PreparedModel``. Cancellation asks the device to stop; it keeps its slot until it has."""
-        _check_times(deadline_ns, loop_timeout_ns)
+        check_times(deadline_ns, loop_timeout_ns)
         arguments = self.bind(request)
         turn = self._turn(deadline_ns, loop_timeout_ns)
         return await self.device.work(turn, lambda: self._run_in_turn(arguments, turn, measure))
@@ -172,7 +172,7 @@ class AsyncPreparedModel(abc.ABC):
             callback(status, outcome.output_shapes, outcome.timing)
 
         try:
-            _check_times(deadline_ns, loop_timeout_ns)
+            check_times(deadline_ns, loop_timeout_ns)
             arguments = self.bind(request)
         except Error as e:
             tell(e)
@@ -192,12 +192,10 @@ class AsyncPreparedModel(abc.ABC):
         duration_ns: int | None = None,
     ) -> FencedExecution:
         """See ``PreparedModel``."""
-        _check_times(deadline_ns, loop_timeout_ns)
+        check_times(deadline_ns, loop_timeout_ns)
         check_duration_ns(duration_ns, where="fenced execution")
         arguments = self.bind(request, allow_unspecified_outputs=False)
-        for index, fence in enumerate(wait_for):
-            if fence.status == FenceStatus.FAILED:
-                raise InvalidArgument(f"fenced execution: fence {index} to wait for has failed already")
+        check_fences(wait_for)
         if deadline_ns is not None and loop_now_ns() >= deadline_ns:
             raise MissedDeadline(
                 "fenced execution: the deadline had passed before the start", transient=False
@@ -215,7 +213,7 @@ class AsyncPreparedModel(abc.ABC):
         self, request: Request, *, measure: bool = False, loop_timeout_ns: int | None = None
     ) -> ResendingExecution:
         """See ``PreparedModel``."""
-        _check_times(None, loop_timeout_ns)
+        check_times(None, loop_timeout_ns)
         self.bind(request)
         return ResendingExecution(self, request, measure, loop_timeout_ns)
 
@@ -474,8 +472,3 @@ class AsyncDevice(abc.ABC):
 
     async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
-
-
-def _check_times(deadline_ns: int | None, loop_timeout_ns: int | None) -> None:
-    check_deadline_ns(deadline_ns, where="execution")
-    check_duration_ns(loop_timeout_ns, where="execution, loop time-out")

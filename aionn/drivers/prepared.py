@@ -22,7 +22,7 @@ import msgspec
 import numpy.typing as npt
 
 from aionn.drivers import caching
-from aionn.drivers.arguments import Arguments, OutputArea, bind
+from aionn.drivers.arguments import Arguments, OutputArea, bind, check_fences, check_times
 from aionn.drivers.caching import CacheContents
 from aionn.drivers.extensions import extension_types
 from aionn.drivers.fenced import FencedLaunch
@@ -51,7 +51,6 @@ from aionn.hal import (
     Request,
     ResendingExecution,
     Timing,
-    check_deadline_ns,
     check_duration_ns,
 )
 from aionn.hal.real_work import begin_real_work
@@ -201,7 +200,7 @@ class BlockingPreparedModel(abc.ABC):
         loop_timeout_ns: int | None = None,
     ) -> ExecutionResult:
         """Executes on the calling thread when its turn comes; blocks. Raises as ``PreparedModel.execute_synchronously`` does."""
-        _check_times(deadline_ns, loop_timeout_ns)
+        check_times(deadline_ns, loop_timeout_ns)
         arguments = self.bind(request)
         with self.device.gate.slot(self.priority, deadline_ns):
             return self.run_bound(
@@ -224,7 +223,7 @@ class BlockingPreparedModel(abc.ABC):
         loop_timeout_ns: int | None = None,
     ) -> ExecutionResult:
         """See ``PreparedModel``. Cancellation asks the device to stop; it keeps its slot until it has."""
-        _check_times(deadline_ns, loop_timeout_ns)
+        check_times(deadline_ns, loop_timeout_ns)
         arguments = self.bind(request)
         return await run_on_gate(
             self.device.gate,
@@ -267,7 +266,7 @@ class BlockingPreparedModel(abc.ABC):
                 end()
 
         try:
-            _check_times(deadline_ns, loop_timeout_ns)
+            check_times(deadline_ns, loop_timeout_ns)
             arguments = self.bind(request)
             self.device.gate.submit(self.priority, deadline_ns, job)
         except Error as e:
@@ -287,7 +286,7 @@ class BlockingPreparedModel(abc.ABC):
         duration_ns: int | None = None,
     ) -> FencedExecution:
         """See ``PreparedModel``."""
-        _check_times(deadline_ns, loop_timeout_ns)
+        check_times(deadline_ns, loop_timeout_ns)
         check_duration_ns(duration_ns, where="fenced execution")
         launch = FencedLaunch(
             self,
@@ -298,9 +297,7 @@ class BlockingPreparedModel(abc.ABC):
             loop_timeout_ns=loop_timeout_ns,
             duration_ns=duration_ns,
         )
-        for index, fence in enumerate(wait_for):
-            if fence.status == FenceStatus.FAILED:
-                raise InvalidArgument(f"fenced execution: fence {index} to wait for has failed already")
+        check_fences(wait_for)
         if deadline_ns is not None and self.device.now() >= deadline_ns:
             raise MissedDeadline(
                 "fenced execution: the deadline had passed before the start", transient=False
@@ -318,7 +315,7 @@ class BlockingPreparedModel(abc.ABC):
         self, request: Request, *, measure: bool = False, loop_timeout_ns: int | None = None
     ) -> ResendingExecution:
         """See ``PreparedModel``."""
-        _check_times(None, loop_timeout_ns)
+        check_times(None, loop_timeout_ns)
         self.bind(request)
         return ResendingExecution(self, request, measure, loop_timeout_ns)
 
@@ -392,8 +389,3 @@ class DirectBurst:
     async def aclose(self) -> None:
         """Forgets the memories. Idempotent."""
         self._memories.clear()
-
-
-def _check_times(deadline_ns: int | None, loop_timeout_ns: int | None) -> None:
-    check_deadline_ns(deadline_ns, where="execution")
-    check_duration_ns(loop_timeout_ns, where="execution, loop time-out")

@@ -13,7 +13,6 @@ import enum
 import msgspec
 
 __all__ = [
-    "CONTROL_FLOW_OPERATIONS",
     "EXTENSION_OPERATION_MIN",
     "FusedActivation",
     "Operation",
@@ -136,10 +135,6 @@ class OperationType(enum.IntEnum):
     MIRROR_PAD = 104
     REVERSE = 105
     OEM_OPERATION = 10000
-
-
-CONTROL_FLOW_OPERATIONS = frozenset({OperationType.IF, OperationType.WHILE})
-"""The operations that refer to other subgraphs of the model."""
 
 
 class FusedActivation(enum.IntEnum):
