@@ -14,6 +14,7 @@ Source: ``Memory`` of the NN HAL (kinds ashmem, mmap_fd, hardware_buffer_blob, h
 from __future__ import annotations
 
 import enum
+import errno
 import fcntl
 import mmap
 import os
@@ -119,6 +120,7 @@ class Memory:
 
         Raises:
             InvalidArgument: No such file, not sealed, too small, or illegal numbers.
+            ResourceExhausted: No descriptor or no address space is left.
             GeneralFailure: It cannot be mapped.
         """
         try:
@@ -152,7 +154,10 @@ class Memory:
             return cls(own, _map(own, size_bytes, offset, writable=writable), kind, offset)
         except (OSError, ValueError) as e:
             os.close(own)
-            raise GeneralFailure(f"memory: cannot map {size_bytes} bytes: {e}") from e
+            # mmap needs a descriptor of its own: the limit may be met here as well as one call earlier.
+            short = isinstance(e, OSError) and e.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+            error = ResourceExhausted if short else GeneralFailure
+            raise error(f"memory: cannot map {size_bytes} bytes: {e}") from e
 
     @property
     def is_closed(self) -> bool:
