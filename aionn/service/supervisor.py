@@ -22,6 +22,7 @@ import anyio
 import anyio.to_thread
 
 from aionn.errors import DeviceUnavailable
+from aionn.hal.log_tags import LOG_VARIABLE, chosen_tags, relayed
 from aionn.hal.tracing import TRACE_VARIABLE, trace_path
 
 __all__ = ["DriverProcess"]
@@ -35,9 +36,19 @@ STDERR_BYTES_AT_ONCE = 1 << 16
 _GREETINGS = ("INFO", "I0000")
 """How lines begin that engines write when nothing is wrong."""
 
-_THREADS_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""How the common matrix libraries learn their number of threads; one each, unless the user says otherwise: a driver process shares
-the cores with the application, and a thread pool that spins between calls would take them away."""
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
+}
+"""What a driver process is told unless the user says otherwise.
+
+Threads of the common matrix libraries, one each: a driver process shares the cores with the application, and a thread pool that spins
+between calls would take them away. glibc's allocator, to keep what one frame gave back for the next one: by default it returns
+large temporaries to the system at once, and the page faults of taking them again are a fifth of a MobileNet frame.
+"""
 
 
 class DriverProcess:
@@ -110,7 +121,10 @@ class DriverProcess:
             lines, self._partial = [*lines, self._partial], b""
         for line in lines:
             text = line.decode(errors="replace").rstrip()
-            if text:
+            said = relayed(text)
+            if said is not None:
+                logging.getLogger(said[0]).debug("%s (driver process %d)", said[1], self.pid)
+            elif text:
                 self._logger.log(logging.INFO if text.startswith(_GREETINGS) else logging.WARNING, "%s", text)
         return bool(chunk)
 
@@ -152,8 +166,10 @@ def _spawn(
     path = trace_path()
     if path is not None:
         environment[TRACE_VARIABLE] = path
-    for variable in _THREADS_VARIABLES:
-        environment.setdefault(variable, "1")
+    if chosen_tags():
+        environment[LOG_VARIABLE] = ",".join(chosen_tags())
+    for variable, value in _ENVIRONMENT.items():
+        environment.setdefault(variable, value)
     command = [sys.executable, "-m", "aionn.service.host", "--fd", str(theirs.fileno())]
     if hang_after_s is not None:
         command += ["--hang-after", str(hang_after_s)]
