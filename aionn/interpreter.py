@@ -73,27 +73,55 @@ class RunControl:
             raise GeneralFailure("execution: cancelled")
 
 
-class _Plan:
-    """What is known of a subgraph before it runs."""
+class _Step:
+    """What is known of an operation before it runs.
 
-    __slots__ = ("constants", "drops", "kept", "subgraph")
+    Attributes:
+        operation: As the model has it.
+        contract: Its meaning; None for control flow, and for what only extensions know.
+        outputs: Its output operands.
+        kept: What is derived from constants alone.
+        drops: Temporaries that nobody uses after it.
+    """
+
+    __slots__ = ("contract", "drops", "kept", "operation", "outputs")
+
+    def __init__(self, subgraph: Subgraph, operation: Operation) -> None:
+        self.operation = operation
+        self.outputs = tuple(subgraph.operands[index] for index in operation.outputs)
+        self.contract = CONTRACTS.get(operation.type)  # type: ignore[call-overload]
+        if operation.type in (OperationType.IF, OperationType.WHILE):
+            self.contract = None
+        self.kept: dict[str, Any] = {}
+        self.drops: list[int] = []
+
+
+class _Plan:
+    """What is known of a subgraph before it runs.
+
+    Attributes:
+        values: By operand: a constant, else None.
+        steps: Its operations.
+    """
+
+    __slots__ = ("steps", "subgraph", "values")
 
     def __init__(self, model: Model, subgraph: Subgraph) -> None:
         self.subgraph = subgraph
-        self.constants = {
-            index: Tensor(operand, constant_array(model, operand), is_constant=True)
-            for index, operand in enumerate(subgraph.operands)
+        self.values: list[Tensor | None] = [
+            Tensor(operand, constant_array(model, operand), is_constant=True)
             if operand.is_constant and not is_extension_operand_type(operand.type)
-        }
-        last_use: dict[int, int] = {}
-        for position, operation in enumerate(subgraph.operations):
-            for index in (*operation.inputs, *operation.outputs):
-                last_use[index] = position
-        self.drops: list[list[int]] = [[] for _ in subgraph.operations]
-        for index, position in last_use.items():
+            else None
+            for operand in subgraph.operands
+        ]
+        self.steps = [_Step(subgraph, operation) for operation in subgraph.operations]
+        last_use: dict[int, _Step] = {}
+        for step in self.steps:
+            for index in (*step.operation.inputs, *step.operation.outputs):
+                last_use[index] = step
+        for index, step in last_use.items():
             if subgraph.operands[index].lifetime == OperandLifeTime.TEMPORARY_VARIABLE:
-                self.drops[position].append(index)
-        self.kept: list[dict[str, Any]] = [{} for _ in subgraph.operations]
+                step.drops.append(index)
 
 
 class Interpreter:
@@ -104,6 +132,7 @@ class Interpreter:
 
     def __init__(self, model: Model) -> None:
         self._model = model
+        self._is_relaxed = model.relax_computation_float32_to_float16
         self._plans = [_Plan(model, subgraph) for subgraph in (model.main, *model.referenced)]
 
     def run(self, inputs: Sequence[Array | None], control: RunControl) -> list[Array]:
@@ -121,107 +150,111 @@ class Interpreter:
             InvalidArgument: A run-time value is illegal.
             GeneralFailure: An operation failed, or an output's shape contradicts the model's.
         """
-        subgraph = self._model.main
-        tensors = [
-            None if array is None else Tensor(subgraph.operands[index], array)
-            for index, array in zip(subgraph.input_indexes, inputs, strict=True)
-        ]
         # Overflow to infinity and division by zero have defined results in every operation's contract.
         with np.errstate(all="ignore"):
-            return [tensor.array for tensor in self._run_subgraph(0, tensors, control)]
+            return [tensor.array for tensor in self._run_subgraph(0, inputs, control)]
 
     def _run_subgraph(
-        self, subgraph_index: int, inputs: Sequence[Tensor | None], control: RunControl
+        self, subgraph_index: int, inputs: Sequence[Array | None], control: RunControl
     ) -> list[Tensor]:
         plan = self._plans[subgraph_index]
         subgraph = plan.subgraph
-        values: dict[int, Tensor | None] = dict(plan.constants)
-        for index, tensor in zip(subgraph.input_indexes, inputs, strict=True):
-            # The value keeps its array and takes the type and quantisation that this subgraph declares for it.
-            values[index] = None if tensor is None else Tensor(subgraph.operands[index], tensor.array)
-        for position, operation in enumerate(subgraph.operations):
+        operands = subgraph.operands
+        values = plan.values.copy()
+        for index, array in zip(subgraph.input_indexes, inputs, strict=True):
+            # A value keeps its array and takes the type and quantisation that this subgraph declares for it.
+            values[index] = None if array is None else Tensor(operands[index], array)
+        for position, step in enumerate(plan.steps):
             control.check()
-            where = f"subgraph {subgraph_index}, operation {position} ({operation_type_name(operation.type)})"
             try:
-                results = self._run_operation(plan, position, operation, values, control)
+                self._run_step(step, operands, values, control)
             except Error as e:
                 if not (e.args and str(e.args[0]).startswith("subgraph ")):
-                    e.args = (f"{where}: {e}",)
+                    e.args = (f"{_where(subgraph_index, position, step)}: {e}",)
                 raise
             except (ArithmeticError, ValueError, TypeError, IndexError, MemoryError) as e:
-                raise GeneralFailure(f"{where}: {type(e).__name__}: {e}") from e
-            for output, (index, tensor) in enumerate(zip(operation.outputs, results, strict=True)):
-                _check_result(where, output, subgraph.operands[index], tensor.array)
-                values[index] = tensor
-            for index in plan.drops[position]:
-                values.pop(index, None)
+                raise GeneralFailure(
+                    f"{_where(subgraph_index, position, step)}: {type(e).__name__}: {e}"
+                ) from e
+            for index in step.drops:
+                values[index] = None
         outputs = []
         for position, index in enumerate(subgraph.output_indexes):
-            value = values.get(index)
+            value = values[index]
             if value is None:
                 raise GeneralFailure(f"subgraph {subgraph_index}, output {position}: never written")
             outputs.append(value)
         return outputs
 
-    def _run_operation(
+    def _run_step(
         self,
-        plan: _Plan,
-        position: int,
-        operation: Operation,
-        values: dict[int, Tensor | None],
+        step: _Step,
+        operands: tuple[Operand, ...],
+        values: list[Tensor | None],
         control: RunControl,
-    ) -> list[Tensor]:
-        operands = plan.subgraph.operands
+    ) -> None:
+        operation = step.operation
+        contract = step.contract
+        if contract is None:
+            arrays = self._run_control_flow(operands, operation, values, control)
+        else:
+            call = Call(
+                [values[index] for index in operation.inputs],
+                step.outputs,
+                is_relaxed=self._is_relaxed,
+                kept=step.kept,
+            )
+            if contract.shapes is None:
+                arrays = contract.execute(call)
+            else:
+                shapes = contract.shapes(call)
+                arrays = contract.execute(call)
+                got = [array.shape for array in arrays]
+                assert got == shapes or got == [tuple(shape) for shape in shapes], (
+                    f"{contract.type.name}: shape rule says {shapes}, kernel gives {got}"
+                )
+        for index, operand, array in zip(operation.outputs, step.outputs, arrays, strict=True):
+            if operand.dimensions != array.shape:
+                _check_shape(operation.outputs.index(index), operand, array)
+            values[index] = Tensor(operand, array)
+
+    def _run_control_flow(
+        self,
+        operands: tuple[Operand, ...],
+        operation: Operation,
+        values: list[Tensor | None],
+        control: RunControl,
+    ) -> list[Array]:
         if operation.type == OperationType.IF:
             return self._run_if(operands, operation, values, control)
         if operation.type == OperationType.WHILE:
             return self._run_while(operands, operation, values, control)
-        contract = CONTRACTS.get(operation.type)  # type: ignore[call-overload]
-        if contract is None:
-            raise GeneralFailure("expected an operation of the spec; its meaning is unknown here")
-        outputs = [operands[index] for index in operation.outputs]
-        call = Call(
-            [values.get(index) for index in operation.inputs],
-            outputs,
-            is_relaxed=self._model.relax_computation_float32_to_float16,
-            kept=plan.kept[position],
-        )
-        if contract.shapes is None:
-            arrays = contract.execute(call)
-        else:
-            shapes = contract.shapes(call)
-            arrays = contract.execute(call)
-            assert [a.shape for a in arrays] == [tuple(s) for s in shapes], (
-                f"{contract.type.name}: shape rule says {shapes}, kernel gives {[a.shape for a in arrays]}"
-            )
-        return [Tensor(operand, array) for operand, array in zip(outputs, arrays, strict=True)]
+        raise GeneralFailure("expected an operation of the spec; its meaning is unknown here")
 
     def _run_if(
         self,
         operands: tuple[Operand, ...],
         operation: Operation,
-        values: dict[int, Tensor | None],
+        values: list[Tensor | None],
         control: RunControl,
-    ) -> list[Tensor]:
-        condition = values.get(operation.inputs[0])
+    ) -> list[Array]:
+        condition = values[operation.inputs[0]]
         if condition is None or condition.array.size != 1:
             raise InvalidArgument("input 0: expected one boolean")
         branch = operands[operation.inputs[1 if bool(condition.array.reshape(())) else 2]]
-        results = self._run_subgraph(
-            branch.location.offset + 1, [values.get(i) for i in operation.inputs[3:]], control
-        )
-        return _as_outputs(operands, operation, results)
+        given = [_array_of(values[i]) for i in operation.inputs[3:]]
+        return [t.array for t in self._run_subgraph(branch.location.offset + 1, given, control)]
 
     def _run_while(
         self,
         operands: tuple[Operand, ...],
         operation: Operation,
-        values: dict[int, Tensor | None],
+        values: list[Tensor | None],
         control: RunControl,
-    ) -> list[Tensor]:
+    ) -> list[Array]:
         condition_index = operands[operation.inputs[0]].location.offset + 1
         body_index = operands[operation.inputs[1]].location.offset + 1
-        state = [values.get(i) for i in operation.inputs[2:]]
+        state = [_array_of(values[i]) for i in operation.inputs[2:]]
         started_ns = control.now()
         while True:
             (condition,) = self._run_subgraph(condition_index, state, control)
@@ -238,25 +271,26 @@ class Interpreter:
                 )
             results = self._run_subgraph(body_index, state, control)
             # State beyond the body's outputs is constant through the loop.
-            state[: len(results)] = results
-        kept = state[: len(operation.outputs)]
-        if any(tensor is None for tensor in kept):
+            state[: len(results)] = [tensor.array for tensor in results]
+        kept = [array for array in state[: len(operation.outputs)] if array is not None]
+        if len(kept) != len(operation.outputs):
             raise InvalidArgument("state: a value that is left out cannot be an output")
-        return _as_outputs(operands, operation, [tensor for tensor in kept if tensor is not None])
+        return kept
 
 
-def _as_outputs(
-    operands: tuple[Operand, ...], operation: Operation, results: Sequence[Tensor]
-) -> list[Tensor]:
-    return [Tensor(operands[i], t.array) for i, t in zip(operation.outputs, results, strict=True)]
+def _array_of(tensor: Tensor | None) -> Array | None:
+    return None if tensor is None else tensor.array
 
 
-def _check_result(where: str, output: int, operand: Operand, array: Array) -> None:
+def _where(subgraph_index: int, position: int, step: _Step) -> str:
+    return f"subgraph {subgraph_index}, operation {position} ({operation_type_name(step.operation.type)})"
+
+
+def _check_shape(output: int, operand: Operand, array: Array) -> None:
+    """Refuses a result of another shape than the model says, as far as it says one."""
     declared = operand.dimensions
     if declared and (
         len(declared) != array.ndim
         or any(d and d != got for d, got in zip(declared, array.shape, strict=True))
     ):
-        raise GeneralFailure(
-            f"{where}, output {output}: the model says shape {list(declared)}, got {list(array.shape)}"
-        )
+        raise GeneralFailure(f"output {output}: the model says shape {list(declared)}, got {list(array.shape)}")

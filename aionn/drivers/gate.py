@@ -73,10 +73,19 @@ class SlotGate:
             self._free -= 1
             heapq.heappop(self._heap)[3]()
 
+    def _enter_at_once(self) -> bool:
+        """Takes a slot that is free while nobody waits; False where there is none."""
+        with self._lock:
+            if self._closed or self._free <= 0 or self._heap:
+                return False
+            self._free -= 1
+            return True
+
     def _release(self) -> None:
         with self._lock:
             self._free += 1
-            self._dispatch()
+            if self._heap:
+                self._dispatch()
 
     def slot(self, priority: Priority, deadline_ns: int | None) -> _Slot:
         """A slot for the calling thread, as a context manager; entering blocks until it is this caller's turn."""
@@ -133,6 +142,8 @@ class _Slot:
         self._deadline_ns = deadline_ns
 
     def __enter__(self) -> None:
+        if self._gate._enter_at_once():
+            return
         turn = threading.Lock()
         turn.acquire()
         self._gate._enter(self._priority, self._deadline_ns, turn.release)

@@ -42,9 +42,10 @@ QuantizedFunction = Callable[[Call, int], Callable[[Array, Array], Array]]
 
 def _activation(call: Call) -> FusedActivation:
     value = call.scalar(2)
-    if value not in iter(FusedActivation):
+    try:
+        return FusedActivation(value)
+    except ValueError:
         call.refuse(f"input 2: expected a fused activation from 0 to 3, got {value}")
-    return FusedActivation(value)
 
 
 def _validate_fused(check: Check, levels: Mapping[OperandType, int]) -> OperandType:
@@ -69,12 +70,12 @@ def _execute_fused(
 ) -> list[Array]:
     """ADD, SUB, MUL and DIV by element type."""
     a, b = call.array(0), call.array(1)
-    activation = _activation(call)
+    activation = call.kept("activation", (2,), lambda: _activation(call))
     output = call.outputs[0]
     kind = call.tensor(0).type
     if kind in _FLOAT_TYPES:
         result = on_float(a.astype(np.float32, copy=False), b.astype(np.float32, copy=False))
-        return [float_result(float_activation(result, activation), output)]
+        return [float_result(float_activation(result, activation) if activation else result, output)]
     if kind == T.TENSOR_INT32:
         if activation != FusedActivation.NONE:
             call.refuse(f"input 2: expected no fused activation (0) for TENSOR_INT32, got {int(activation)}")
