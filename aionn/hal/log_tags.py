@@ -1,7 +1,8 @@
 """Log tags: which parts of the runtime and of drivers say what they do.
 
-Owns the tags, the variable that chooses them, and their loggers. Every tag is the logger ``aionn.<tag>``; what is logged there at
-DEBUG level is off until a tag is chosen, or the application sets the logger's level itself.
+Owns the tags, the variable that chooses them, their loggers, and how a driver process hands what it says there to the application.
+Every tag is the logger ``aionn.<tag>``; what is logged there at DEBUG level is off until a tag is chosen, or the application sets
+the logger's level itself.
 
 Invariants:
 1. Nothing is chosen unless somebody chooses it.
@@ -17,7 +18,7 @@ import os
 import re
 from collections.abc import Sequence
 
-__all__ = ["LOG_VARIABLE", "TAGS", "choose_tags", "parse_tags"]
+__all__ = ["LOG_VARIABLE", "TAGS", "choose_tags", "chosen_tags", "parse_tags", "relayed"]
 
 LOG_VARIABLE = "AIONN_LOG"
 """Tags with spaces, commas or colons between them; 1 or ``all`` chooses every one. Driver processes inherit it."""
@@ -25,6 +26,13 @@ LOG_VARIABLE = "AIONN_LOG"
 TAGS = ("model", "compilation", "execution", "cpuexe", "manager", "driver", "memory")
 
 _FORMAT = "%(asctime)s %(process)d %(name)s: %(message)s"
+
+_RELAY_FORMAT = "aionn-log %(name)s: %(message)s"
+"""How a driver process writes what it says under a tag to its standard error."""
+
+_RELAYED = re.compile(rf"aionn-log (aionn\.(?:{'|'.join(TAGS)})): (.*)", re.DOTALL)
+
+_chosen: tuple[str, ...] = ()
 
 
 def parse_tags(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -36,20 +44,34 @@ def parse_tags(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return chosen, tuple(word for word in words if word not in TAGS)
 
 
-def choose_tags(text: str | None = None) -> Sequence[str]:
+def chosen_tags() -> tuple[str, ...]:
+    """The tags that were chosen last in this process: what a driver process inherits."""
+    return _chosen
+
+
+def relayed(line: str) -> tuple[str, str] | None:
+    """``(logger, message)`` of a line that a driver process said under a tag; None for any other line."""
+    found = _RELAYED.fullmatch(line)
+    return None if found is None else (found[1], found[2])
+
+
+def choose_tags(text: str | None = None, *, is_driver: bool = False) -> Sequence[str]:
     """Lets the chosen tags' loggers speak, on standard error where the application has no handler of its own.
 
     Args:
         text: The choice; None takes the variable's.
+        is_driver: Whether this is a driver process, whose standard error the application reads.
 
     Returns:
         The tags.
     """
+    global _chosen
     tags, unknown = parse_tags(os.environ.get(LOG_VARIABLE, "") if text is None else text)
+    _chosen = tags
     ours = logging.getLogger("aionn")
     if tags and not ours.hasHandlers():
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter(_FORMAT))
+        handler.setFormatter(logging.Formatter(_RELAY_FORMAT if is_driver else _FORMAT))
         ours.addHandler(handler)
     for tag in tags:
         logging.getLogger(f"aionn.{tag}").setLevel(logging.DEBUG)
