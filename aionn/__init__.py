@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from aionn.runtime.clock import after, now_ns
     from aionn.runtime.compilation import Compilation, Placement
     from aionn.runtime.execution import Execution, Result
+    from aionn.runtime.images import ImageMemory
     from aionn.runtime.memory import DeviceMemory, SharedMemory
     from aionn.runtime.runtime import Runtime, RuntimeDevice
     from aionn.runtime.runtime import open_runtime as open
@@ -46,6 +47,7 @@ _HOME_BY_NAME = {
     "Execution": "aionn.runtime.execution",
     "ExecutionPreference": "aionn.hal",
     "GeneralFailure": "aionn.errors",
+    "ImageMemory": "aionn.runtime.images",
     "InvalidArgument": "aionn.errors",
     "InvalidModel": "aionn.errors",
     "MissedDeadline": "aionn.errors",
@@ -78,6 +80,7 @@ __all__ = [
     "Execution",
     "ExecutionPreference",
     "GeneralFailure",
+    "ImageMemory",
     "InvalidArgument",
     "InvalidModel",
     "MissedDeadline",

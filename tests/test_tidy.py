@@ -38,6 +38,7 @@ DRIVER_PARTS = {
     "extensions",
     "fenced",
     "gate",
+    "images",
     "memories",
     "prepared",
     "profiles",

@@ -6,6 +6,7 @@ Owns the binding of locations to views of pool memory, and of tokens to device m
 Invariants:
 1. A view never reaches outside of the area that the request names.
 2. Locations are read once, from the request itself, which is private memory; pools are shared with the client and only hold values.
+3. A driver sees images as any other argument: as the tensors that they are by the rule of ``images``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aionn.drivers.extensions import check_extension_size
+from aionn.drivers.images import check_image, read_image, write_image
 from aionn.drivers.memories import DeviceMemory, MemoryTable, Role
 from aionn.errors import GeneralFailure, InvalidArgument
 from aionn.hal import (
@@ -54,15 +56,22 @@ class OutputArea:
         buffer: The bytes that may be written, ``[length]`` uint8.
     """
 
-    __slots__ = ("buffer", "dimensions", "operand")
+    __slots__ = ("_before", "buffer", "dimensions", "operand")
 
     def __init__(self, operand: Operand, dimensions: tuple[int, ...], buffer: npt.NDArray[np.uint8]) -> None:
         self.operand = operand
         self.dimensions = dimensions
         self.buffer = buffer
+        self._before: tuple[npt.NDArray[np.uint8], Array, OutputShape] | None = None
 
     def store(self, array: Array) -> OutputShape:
         """Writes the output if it fits, and says what it turned out to be."""
+        if self._before is not None:
+            # The frames of a stream differ in their values alone.
+            buffer, into, shape = self._before
+            if buffer is self.buffer and array.shape == into.shape and array.dtype == into.dtype:
+                into[...] = array
+                return shape
         size_bytes = array.nbytes
         if size_bytes > self.buffer.nbytes:
             return OutputShape(array.shape, is_sufficient=False)
@@ -73,7 +82,28 @@ class OutputArea:
             # frombuffer, unlike ndarray.view, takes any alignment.
             into = np.frombuffer(self.buffer, dtype=dtype, count=array.size).reshape(array.shape)
             np.copyto(into, array, casting="no")
+            self._before = self.buffer, into, OutputShape(array.shape)
         return OutputShape(array.shape)
+
+
+class ImageArea(OutputArea):
+    """An output that goes into an image: the driver writes a tensor without gaps, whose values are the image's when it succeeds.
+
+    Attributes:
+        image: The image.
+    """
+
+    __slots__ = ("image",)
+
+    def __init__(self, operand: Operand, dimensions: tuple[int, ...], image: Memory) -> None:
+        self.image = image
+        super().__init__(
+            operand, dimensions, np.zeros(operand_size_bytes(operand.type, dimensions), np.uint8)
+        )
+
+    def written(self) -> None:
+        """The execution succeeded: the image gets its values."""
+        write_image(self.image, self.buffer)
 
 
 class MemoryArea(OutputArea):
@@ -117,6 +147,18 @@ class MemoryInput(NamedTuple):
     shape: tuple[int, ...]
 
 
+class ImageInput(NamedTuple):
+    """An input that comes from an image.
+
+    Attributes:
+        image: The image.
+        shape: What model and request say of its shape, whole.
+    """
+
+    image: Memory
+    shape: tuple[int, ...]
+
+
 class Arguments:
     """The bound arguments of one execution.
 
@@ -124,12 +166,17 @@ class Arguments:
         outputs: Where the results go.
     """
 
-    __slots__ = ("_inputs", "_is_over", "outputs")
+    __slots__ = ("_inputs", "_is_over", "_uses_memories", "outputs")
 
     def __init__(
-        self, inputs: Sequence[Array | MemoryInput | None], outputs: Sequence[OutputArea | MemoryUse]
+        self,
+        inputs: Sequence[Array | MemoryInput | ImageInput | None],
+        outputs: Sequence[OutputArea | MemoryUse],
     ) -> None:
         self._inputs = inputs
+        self._uses_memories = any(
+            isinstance(value, (MemoryInput, MemoryUse)) for value in (*inputs, *outputs)
+        )
         self.outputs: Sequence[OutputArea] = ()
         self._is_over = False
         areas: list[OutputArea] = []
@@ -149,7 +196,15 @@ class Arguments:
             GeneralFailure: A device memory is uninitialised.
             InvalidArgument: A device memory holds another shape than the request says.
         """
-        return [i.memory.readable(i.shape) if isinstance(i, MemoryInput) else i for i in self._inputs]
+        arrays: list[Array | None] = []
+        for given in self._inputs:
+            if isinstance(given, MemoryInput):
+                arrays.append(given.memory.readable(given.shape))
+            elif isinstance(given, ImageInput):
+                arrays.append(read_image(given.image, given.shape))
+            else:
+                arrays.append(given)
+        return arrays
 
     @property
     def writes_memory(self) -> bool:
@@ -157,14 +212,20 @@ class Arguments:
         return any(isinstance(area, MemoryArea) for area in self.outputs)
 
     def succeed(self, shapes: Sequence[OutputShape]) -> None:
-        """The execution wrote its outputs: the device memories among them are initialised. Once; later calls do nothing.
+        """The execution wrote its outputs: images get their values, and the device memories among them are initialised. Those once:
+        later calls leave them alone.
 
         Raises:
             GeneralFailure: A result does not fit its memory's allocation; all of them are uninitialised then.
         """
+        for area in self.outputs:
+            if isinstance(area, ImageArea):
+                area.written()
         if self._is_over:
             return
         self._is_over = True
+        if not self._uses_memories:
+            return
         areas = zip(self.outputs, shapes, strict=True)
         written = [(area, shape) for area, shape in areas if isinstance(area, MemoryArea)]
         try:
@@ -200,6 +261,7 @@ def bind(
     prepared: int = 0,
     is_ready: bool = True,
     extension_types: Mapping[int, ExtensionOperandType] | None = None,
+    takes_images: bool = False,
 ) -> Arguments:
     """Checks a request and maps it.
 
@@ -211,26 +273,30 @@ def bind(
         prepared: Identity of the prepared model in the memories' roles.
         is_ready: Whether the execution may start now; if not, what device memories hold is looked at when it starts.
         extension_types: The extension operand types that the device knows, by the model's codes.
+        takes_images: Whether the driver takes images.
 
     Raises:
-        InvalidArgument: The request does not fit the model, an output's memory cannot be written, or a token is unknown or not
-            meant for this use.
+        InvalidArgument: The request does not fit the model, an output's memory cannot be written, a token is unknown or not
+            meant for this use, or an image is not the operand's tensor.
         GeneralFailure: A pool is of a kind that this driver cannot use, or a device memory is uninitialised.
     """
     for index, pool in enumerate(request.pools):
-        if isinstance(pool, Memory) and pool.kind == MemoryKind.HARDWARE_BUFFER:
-            raise GeneralFailure(f"request, pool {index}: this driver maps no images")
+        if isinstance(pool, Memory) and pool.kind == MemoryKind.HARDWARE_BUFFER and not takes_images:
+            raise GeneralFailure(f"request, pool {index}: this driver takes no images")
         if isinstance(pool, BufferToken) and memories is None:
             raise GeneralFailure(f"request, pool {index}: this driver has no device memories")
     shapes = validate_request(model, request, allow_unspecified_outputs=allow_unspecified_outputs)
     main = model.main
     found = _memories_of(request, memories)
     types = extension_types or {}
-    inputs: list[Array | MemoryInput | None] = []
+    inputs: list[Array | MemoryInput | ImageInput | None] = []
     for index, (argument, operand, shape) in enumerate(zip(request.inputs, main.inputs, shapes, strict=True)):
         memory = None if argument.has_no_value else found.get(argument.location.pool_index)
         if argument.has_no_value:
             inputs.append(None)
+        elif (image := _image_of(request, argument)) is not None:
+            check_image(image, operand, shape or (), f"request, input {index}")
+            inputs.append(ImageInput(image, shape or ()))
         elif memory is None:
             length = argument.location.length
             check_extension_size(types, operand, shape or (), length, f"request, input {index}")
@@ -244,18 +310,33 @@ def bind(
     for index, (argument, operand) in enumerate(zip(request.outputs, main.outputs, strict=True)):
         dimensions = combine_dimensions(operand.dimensions, argument.dimensions) or ()
         memory = None if argument.has_no_value else found.get(argument.location.pool_index)
-        if memory is None:
+        if (image := _image_of(request, argument)) is not None:
+            check_image(image, operand, dimensions, f"request, output {index}")
+            _check_writable(image.array, index)
+            outputs.append(ImageArea(operand, dimensions, image))
+        elif memory is None:
             length = argument.location.length
             check_extension_size(types, operand, dimensions, length, f"request, output {index}")
             area = OutputArea(operand, dimensions, _area(request, argument))
-            if not area.buffer.flags.writeable:
-                raise InvalidArgument(f"request, output {index}: expected memory that can be written")
+            _check_writable(area.buffer, index)
             outputs.append(area)
         else:
             _check_role(memory, Role(prepared, True, index), f"request, output {index}")
             memory.check_output(dimensions)
             outputs.append(MemoryUse(operand, dimensions, memory))
     return Arguments(inputs, outputs)
+
+
+def _image_of(request: Request, argument: RequestArgument) -> Memory | None:
+    if argument.has_no_value:
+        return None
+    pool = request.pools[argument.location.pool_index]
+    return pool if isinstance(pool, Memory) and pool.kind == MemoryKind.HARDWARE_BUFFER else None
+
+
+def _check_writable(array: npt.NDArray[np.uint8], index: int) -> None:
+    if not array.flags.writeable:
+        raise InvalidArgument(f"request, output {index}: expected memory that can be written")
 
 
 def _memories_of(request: Request, memories: MemoryTable | None) -> dict[int, DeviceMemory]:

@@ -27,6 +27,7 @@ import numpy.typing as npt
 from aionn.errors import GeneralFailure, InvalidArgument, ResourceExhausted
 from aionn.hal import (
     Memory,
+    MemoryKind,
     Operand,
     combine_dimensions,
     dimensions_are_known,
@@ -254,10 +255,11 @@ class DeviceBuffer:
         """Copies the value into shared memory of exactly its size.
 
         Raises:
-            InvalidArgument: Another size, or memory that cannot be written.
+            InvalidArgument: Another size, an image, or memory that cannot be written.
             GeneralFailure: The memory is uninitialised.
         """
         memory = self._open()
+        _check_no_image(destination, f"{memory}, copy to")
         memory.check_copy_to(destination.size_bytes)
         target = destination.array
         if not target.flags.writeable:
@@ -276,12 +278,13 @@ class DeviceBuffer:
             dimensions: The value's shape; empty where the allocation's is whole.
 
         Raises:
-            InvalidArgument: Size and shape do not fit each other or the allocation.
+            InvalidArgument: Size and shape do not fit each other or the allocation, or it is an image.
             ResourceExhausted: No memory is left for it.
         """
         memory = self._open()
         array = None
         try:
+            _check_no_image(source, f"{memory}, copy from")
             shape = memory.check_copy_from(source.size_bytes, tuple(dimensions))
             array = memory.writable(source.size_bytes)
             await _copy(array, source.array)
@@ -293,6 +296,12 @@ class DeviceBuffer:
     async def aclose(self) -> None:
         """Frees the memory. Idempotent."""
         self._finalizer()
+
+
+def _check_no_image(memory: Memory, where: str) -> None:
+    # An image has gaps; its values come and go by executions alone.
+    if memory.kind == MemoryKind.HARDWARE_BUFFER:
+        raise InvalidArgument(f"{where}: expected memory without rows, got an image")
 
 
 async def _copy(target: Bytes, source: Bytes) -> None:

@@ -130,6 +130,7 @@ class BlockingPreparedModel(abc.ABC):
             memories=self.device.memories,
             prepared=self.identity,
             extension_types=self.extension_types,
+            takes_images=self.device.info.takes_images,
             is_ready=is_ready,
         )
 

@@ -43,6 +43,7 @@ INFO = DeviceInfo(
     capabilities=uniform_capabilities(1.0, 1.0),
     cache_files=CacheFileCounts(1, 1),
     cancel=CancelCapability.BETWEEN_OPERATIONS,
+    takes_images=True,
 )
 
 

@@ -198,6 +198,7 @@ class DeviceInfo(msgspec.Struct, frozen=True):
         cache_files: How many cache files it wants.
         slots: How many executions it can run at once; at least 1.
         cancel: When a running execution can be stopped.
+        takes_images: Whether executions may read and write images (memory of kind ``hardware_buffer``).
     """
 
     name: str
@@ -209,3 +210,4 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     cache_files: CacheFileCounts = CacheFileCounts()
     slots: int = 1
     cancel: CancelCapability = CancelCapability.NONE
+    takes_images: bool = False

@@ -1,14 +1,16 @@
 """Memory pools: shared memory by descriptor, mapped once, closed with the last reference.
 
-Owns creation, sealing, import and mapping. Does not know what lies in a pool.
+Owns creation, sealing, import and mapping, and where the pixels of an image lie. Does not know what lies in any other pool.
 
 Invariants:
 1. A pool that we create has its space allocated at creation (shortage is an exception then, never SIGBUS later) and is sealed
    against shrinking and growing.
 2. A pool of kind ``ashmem`` that comes from elsewhere must carry those seals and be as large as declared.
 3. Descriptors are close-on-exec. A pool's descriptor and mapping go when its last reference goes, or at ``close``.
+4. A pool of kind ``hardware_buffer`` is an image and has a description; no other pool has one.
 
-Source: ``Memory`` of the NN HAL (kinds ashmem, mmap_fd, hardware_buffer_blob, hardware_buffer); sealing: memfd_create(2).
+Source: ``Memory`` of the NN HAL (kinds ashmem, mmap_fd, hardware_buffer_blob, hardware_buffer) and ``AHardwareBuffer_Desc``;
+sealing: memfd_create(2).
 """
 
 from __future__ import annotations
@@ -19,20 +21,32 @@ import fcntl
 import mmap
 import os
 import weakref
+from collections.abc import Callable
 from typing import Self
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from aionn.errors import GeneralFailure, InvalidArgument, ResourceExhausted
 
-__all__ = ["PREFERRED_ALIGNMENT_BYTES", "PREFERRED_PADDING_BYTES", "Memory", "MemoryKind"]
+__all__ = [
+    "PREFERRED_ALIGNMENT_BYTES",
+    "PREFERRED_PADDING_BYTES",
+    "HardwareBufferDesc",
+    "HardwareBufferFormat",
+    "Memory",
+    "MemoryKind",
+]
 
 PREFERRED_ALIGNMENT_BYTES = 64
 """Alignment that values in request pools should have; the spec's number, and a cache line."""
 
 PREFERRED_PADDING_BYTES = 64
 """Padding that values in request pools should have; the spec's number."""
+
+IMAGE_BYTES_MAX = 2**32 - 1
+"""Sizes are unsigned 32-bit numbers on the HAL's wire."""
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _SEALS_NEEDED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -47,6 +61,89 @@ class MemoryKind(enum.StrEnum):
     HARDWARE_BUFFER = "hardware_buffer"
 
 
+class HardwareBufferFormat(enum.IntEnum):
+    """What a pixel of a hardware buffer is, with the spec's numbers; ``BLOB`` is bytes without pixels."""
+
+    R8G8B8A8_UNORM = 1
+    R8G8B8X8_UNORM = 2
+    R8G8B8_UNORM = 3
+    BLOB = 0x21
+    R8_UNORM = 0x38
+
+
+_PIXELS = {
+    # Bytes of a pixel, and how many of them, from the first on, are channels: an X byte is nobody's.
+    HardwareBufferFormat.R8G8B8A8_UNORM: (4, 4),
+    HardwareBufferFormat.R8G8B8X8_UNORM: (4, 3),
+    HardwareBufferFormat.R8G8B8_UNORM: (3, 3),
+    HardwareBufferFormat.BLOB: (1, 1),
+    HardwareBufferFormat.R8_UNORM: (1, 1),
+}
+
+
+class HardwareBufferDesc(msgspec.Struct, frozen=True, array_like=True):
+    """Where the pixels of a hardware buffer lie: layer behind layer, row behind row, from the buffer's first byte on.
+
+    Attributes:
+        width: Pixels of a row; of a ``BLOB``, its bytes.
+        height: Rows of a layer; 1 for a ``BLOB``.
+        layers: Images behind each other; 1 for a ``BLOB``.
+        format: What a pixel is.
+        stride: Pixels from the start of a row to the start of the next; 0 stands for ``width``, which is what a ``BLOB`` has.
+    """
+
+    width: int
+    height: int
+    layers: int = 1
+    format: HardwareBufferFormat = HardwareBufferFormat.R8G8B8A8_UNORM
+    stride: int = 0
+
+    @property
+    def pixel_bytes(self) -> int:
+        """Bytes of a pixel."""
+        return _PIXELS[self.format][0]
+
+    @property
+    def channel_count(self) -> int:
+        """Values of a pixel."""
+        return _PIXELS[self.format][1]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes from the start of a row to the start of the next."""
+        return (self.stride or self.width) * self.pixel_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the whole buffer, the last row's end included."""
+        return self.layers * self.height * self.row_bytes
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """The pixels as a tensor: ``(layers, height, width, channels)``."""
+        return self.layers, self.height, self.width, self.channel_count
+
+    def check(self) -> None:
+        """Refuses what no buffer can be.
+
+        Raises:
+            InvalidArgument: An extent is below 1, a row reaches into the next, a ``BLOB`` has rows, or it is larger than 4 GiB.
+        """
+        if min(self.width, self.height, self.layers) < 1 or self.stride < 0:
+            raise InvalidArgument(f"hardware buffer: expected extents of at least 1, got {self}")
+        if self.stride and self.stride < self.width:
+            raise InvalidArgument(
+                f"hardware buffer: expected a stride of at least the {self.width} pixels of a row, got {self.stride}"
+            )
+        is_row = (self.height, self.layers) == (1, 1) and self.stride in (0, self.width)
+        if self.format == HardwareBufferFormat.BLOB and not is_row:
+            raise InvalidArgument(f"hardware buffer: expected a BLOB of one row, got {self}")
+        if self.size_bytes > IMAGE_BYTES_MAX:
+            raise InvalidArgument(
+                f"hardware buffer: expected at most {IMAGE_BYTES_MAX} bytes, got {self.size_bytes}"
+            )
+
+
 class Memory:
     """A pool of shared memory.
 
@@ -57,18 +154,38 @@ class Memory:
         kind: The spec's kind.
         size_bytes: Size of the pool.
         offset: Where it starts in the file behind the descriptor.
+        image: Where its pixels lie; None for memory that is no image.
     """
 
-    __slots__ = ("__weakref__", "_array", "_fd", "_finalizer", "kind", "offset", "size_bytes")
+    __slots__ = (
+        "__weakref__",
+        "_array",
+        "_at_close",
+        "_fd",
+        "_finalizer",
+        "image",
+        "kind",
+        "offset",
+        "size_bytes",
+    )
 
-    def __init__(self, fd: int, array: npt.NDArray[np.uint8], kind: MemoryKind, offset: int = 0) -> None:
+    def __init__(
+        self,
+        fd: int,
+        array: npt.NDArray[np.uint8],
+        kind: MemoryKind,
+        offset: int = 0,
+        image: HardwareBufferDesc | None = None,
+    ) -> None:
         self._fd = fd
+        self.image = image
         self._array = array
         self.kind = kind
         self.size_bytes = array.nbytes
         self.offset = offset
         # The mapping itself goes with the last array that views it: numpy keeps the mmap object alive.
-        self._finalizer = weakref.finalize(self, os.close, fd)
+        self._at_close: list[Callable[[], object]] = []
+        self._finalizer = weakref.finalize(self, _end, fd, self._at_close)
 
     @classmethod
     def create(cls, size_bytes: int, *, kind: MemoryKind = MemoryKind.ASHMEM, name: str = "aionn") -> Self:
@@ -87,6 +204,25 @@ class Memory:
             raise InvalidArgument(f"memory: size must be at least 1 byte, got {size_bytes}")
         if kind not in (MemoryKind.ASHMEM, MemoryKind.HARDWARE_BUFFER_BLOB):
             raise InvalidArgument(f"memory: can create ashmem or hardware_buffer_blob, got {kind}")
+        return cls._create(size_bytes, kind, name)
+
+    @classmethod
+    def create_hardware_buffer(cls, description: HardwareBufferDesc, *, name: str = "aionn-image") -> Self:
+        """Makes a hardware buffer, zeroed, allocated and sealed: an image, or plain bytes for the format ``BLOB``.
+
+        Raises:
+            InvalidArgument: No buffer can be so.
+            ResourceExhausted: No memory or no descriptor is left.
+        """
+        description.check()
+        if description.format == HardwareBufferFormat.BLOB:
+            return cls._create(description.width, MemoryKind.HARDWARE_BUFFER_BLOB, name)
+        return cls._create(description.size_bytes, MemoryKind.HARDWARE_BUFFER, name, description)
+
+    @classmethod
+    def _create(
+        cls, size_bytes: int, kind: MemoryKind, name: str, image: HardwareBufferDesc | None = None
+    ) -> Self:
         try:
             fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except OSError as e:
@@ -94,7 +230,7 @@ class Memory:
         try:
             os.posix_fallocate(fd, 0, size_bytes)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-            return cls(fd, _map(fd, size_bytes, 0, writable=True), kind)
+            return cls(fd, _map(fd, size_bytes, 0, writable=True), kind, 0, image)
         except OSError as e:
             os.close(fd)
             raise ResourceExhausted(f"memory: cannot allocate {size_bytes} bytes: {e.strerror}") from e
@@ -108,21 +244,26 @@ class Memory:
         offset: int = 0,
         kind: MemoryKind = MemoryKind.ASHMEM,
         writable: bool = True,
+        image: HardwareBufferDesc | None = None,
     ) -> Self:
         """Imports a descriptor, which is duplicated: the caller keeps and closes its own.
 
         Args:
-            fd: A sealed memfd for ``ASHMEM`` and ``HARDWARE_BUFFER_BLOB``; any file that can be mapped for ``MMAP_FD``.
-            size_bytes: Declared size; None takes what the file has after ``offset``.
+            fd: Any file that can be mapped for ``MMAP_FD``; a sealed memfd for every other kind.
+            size_bytes: Declared size; None takes what the file has after ``offset``, or what ``image`` needs.
             offset: Where the pool starts, a multiple of the page size.
             kind: The spec's kind.
             writable: False maps read-only.
+            image: Where the pixels of a ``HARDWARE_BUFFER`` lie; None for every other kind.
 
         Raises:
             InvalidArgument: No such file, not sealed, too small, or illegal numbers.
             ResourceExhausted: No descriptor or no address space is left.
             GeneralFailure: It cannot be mapped.
         """
+        _check_image(kind, size_bytes, image)
+        if image is not None:
+            size_bytes = image.size_bytes
         try:
             file_bytes = os.fstat(fd).st_size
         except OSError as e:
@@ -151,7 +292,7 @@ class Memory:
         except OSError as e:
             raise ResourceExhausted(f"memory: no descriptor left to import a pool: {e.strerror}") from e
         try:
-            return cls(own, _map(own, size_bytes, offset, writable=writable), kind, offset)
+            return cls(own, _map(own, size_bytes, offset, writable=writable), kind, offset, image)
         except (OSError, ValueError) as e:
             os.close(own)
             # mmap needs a descriptor of its own: the limit may be met here as well as one call earlier.
@@ -181,13 +322,54 @@ class Memory:
         """
         return self._array
 
+    @property
+    def pixels(self) -> npt.NDArray[np.uint8]:
+        """An image's values, ``[layers, height, width, channels]`` uint8: a view, with gaps where rows or pixels have some.
+
+        Raises:
+            ValueError: The memory is no image.
+        """
+        image = self.image
+        if image is None:
+            raise ValueError(f"memory: expected an image, got memory of kind {self.kind}")
+        shape = (image.layers, image.height, image.stride or image.width, image.pixel_bytes)
+        return self._array.reshape(shape)[:, :, : image.width, : image.channel_count]
+
     def close(self) -> None:
         """Closes the descriptor. Arrays that view the pool stay valid."""
         self._finalizer()
 
+    def add_close_callback(self, callback: Callable[[], object]) -> None:
+        """Has ``callback`` called once when the pool is closed or dropped, in whatever thread that happens; it must not block."""
+        self._at_close.append(callback)
+
+    def remove_close_callback(self, callback: Callable[[], object]) -> None:
+        """Undoes ``add_close_callback``; one that was never added is ignored."""
+        if callback in self._at_close:
+            self._at_close.remove(callback)
+
     def __repr__(self) -> str:
         state = "closed" if self.is_closed else f"fd {self._fd}"
         return f"<Memory {self.kind} {self.size_bytes} bytes, {state}>"
+
+
+def _check_image(kind: MemoryKind, size_bytes: int | None, image: HardwareBufferDesc | None) -> None:
+    if (kind == MemoryKind.HARDWARE_BUFFER) != (image is not None):
+        raise InvalidArgument(f"memory: expected a description for an image and for nothing else, got {kind}")
+    if image is None:
+        return
+    image.check()
+    if image.format == HardwareBufferFormat.BLOB:
+        raise InvalidArgument("memory: expected an image, got a BLOB: that is hardware_buffer_blob")
+    if size_bytes is not None and size_bytes != image.size_bytes:
+        raise InvalidArgument(f"memory: expected {image.size_bytes} bytes for {image}, got {size_bytes}")
+
+
+def _end(fd: int, callbacks: list[Callable[[], object]]) -> None:
+    os.close(fd)
+    for callback in callbacks:
+        callback()
+    callbacks.clear()
 
 
 def _map(fd: int, size_bytes: int, offset: int, *, writable: bool) -> npt.NDArray[np.uint8]:

@@ -37,9 +37,9 @@ from aionn.runtime.arguments import (
 )
 from aionn.runtime.burst import Burst
 from aionn.runtime.clock import to_ns
-from aionn.runtime.execution import Execution, Result, Turn, check_fences
+from aionn.runtime.execution import PRIORITY, Execution, Result, Turn, check_fences
 from aionn.runtime.fallback import Fallback
-from aionn.runtime.memory import DeviceMemory, SharedMemory, bind
+from aionn.runtime.memory import OwnMemory, bind, image_view
 from aionn.validation import check_execution_result
 from fences import SyncFence
 
@@ -411,13 +411,16 @@ class Compilation:
         self, inputs: Sequence[Any], outputs: Sequence[Any] | None
     ) -> tuple[dict[int, Binding], Sequence[Any]]:
         """What lies in memories of the application's own, by key; and the other inputs."""
-        if outputs is None and not any(isinstance(value, SharedMemory | DeviceMemory) for value in inputs):
+        if outputs is None and not any(isinstance(value, OwnMemory) for value in inputs):
             return {}, inputs
         main = self.model.main
         bound: dict[int, Binding] = {}
         plain = list(inputs)
         for index, value in enumerate(plain[: len(self.inputs)]):
-            if isinstance(value, SharedMemory | DeviceMemory):
+            pixels = image_view(self, index, value, f"input {index}")
+            if pixels is not None:
+                plain[index] = pixels
+            elif isinstance(value, OwnMemory):
                 bound[main.input_indexes[index]] = bind(self, False, index, value, f"input {index}")
                 plain[index] = None
         if outputs is not None and len(outputs) != len(self.outputs):

@@ -35,11 +35,21 @@ from aionn.hal import (
     operand_size_bytes,
 )
 from aionn.runtime.arguments import Binding, TensorSpec
+from aionn.runtime.images import ImageMemory, check_like, fitted
 
 if TYPE_CHECKING:
     from aionn.runtime.compilation import Compilation, PreparedStep
 
-__all__ = ["DeviceMemory", "IoRole", "SharedMemory", "allocate", "bind", "copy"]
+__all__ = [
+    "DeviceMemory",
+    "IoRole",
+    "OwnMemory",
+    "SharedMemory",
+    "allocate",
+    "bind",
+    "copy",
+    "image_view",
+]
 
 Array = npt.NDArray[Any]
 
@@ -125,7 +135,7 @@ class SharedMemory:
         Raises:
             InvalidArgument: Another shape or type.
         """
-        _check_like(values, self.array.shape, self.array.dtype, "memory")
+        check_like(values, self.array.shape, self.array.dtype, "memory")
         self.array[...] = values
 
     def binding(self, spec: TensorSpec, *, is_output: bool, where: str) -> Binding:
@@ -134,7 +144,7 @@ class SharedMemory:
             raise InvalidArgument(f"{where}: the memory is closed")
         if is_output and not self.array.flags.writeable:
             raise InvalidArgument(f"{where}: the memory is read-only")
-        _check_like(self.array, spec.dimensions, spec.dtype, where)
+        check_like(self.array, spec.dimensions, spec.dtype, where)
         return Binding(self.memory, self._location, self.array.shape, self.array)
 
     def close(self) -> None:
@@ -182,7 +192,7 @@ class DeviceMemory:
             InvalidArgument: Another shape or type.
         """
         self._check_open("write")
-        _check_like(values, self.spec.dimensions, self.spec.dtype, "write")
+        check_like(values, self.spec.dimensions, self.spec.dtype, "write")
         staging = Memory.create(max(values.nbytes, 1))
         try:
             staging.array[: values.nbytes] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
@@ -233,13 +243,26 @@ class DeviceMemory:
         await self.aclose()
 
 
-def _check_like(values: Array, shape: tuple[int, ...], dtype: np.dtype[Any], where: str) -> None:
-    if values.dtype != dtype or (
-        shape and (values.ndim != len(shape) or combine_dimensions(shape, values.shape) is None)
-    ):
-        raise InvalidArgument(
-            f"{where}: expected {dtype} of shape {list(shape)}, got {values.dtype} {list(values.shape)}"
-        )
+OwnMemory = SharedMemory | DeviceMemory | ImageMemory
+"""What an application may pass instead of an array."""
+
+
+def image_view(compilation: Compilation, index: int, value: Any, where: str) -> Array | None:
+    """The pixels of an image that cannot be bound, since one of the devices that read the input takes none; else None.
+
+    Raises:
+        InvalidArgument: It does not fit.
+    """
+    if not isinstance(value, ImageMemory) or _takes_images(compilation, index, is_output=False):
+        return None
+    if value.memory.is_closed:
+        raise InvalidArgument(f"{where}: the image is closed")
+    return value.view(compilation.inputs[index], where)
+
+
+def _takes_images(compilation: Compilation, index: int, *, is_output: bool) -> bool:
+    uses = _uses(IoRole(compilation, index), is_output)
+    return all(step.device.info.takes_images for step, _, _ in uses)
 
 
 def bind(compilation: Compilation, is_output: bool, index: int, memory: Any, where: str) -> Binding:
@@ -249,12 +272,18 @@ def bind(compilation: Compilation, is_output: bool, index: int, memory: Any, whe
         InvalidArgument: It does not fit.
     """
     spec = (compilation.outputs if is_output else compilation.inputs)[index]
-    if isinstance(memory, SharedMemory):
+    if isinstance(memory, ImageMemory) and not _takes_images(compilation, index, is_output=is_output):
+        raise InvalidArgument(
+            f"{where}: a device that uses it takes no images; pass an array or SharedMemory"
+        )
+    if isinstance(memory, SharedMemory | ImageMemory):
         return memory.binding(spec, is_output=is_output, where=where)
     if isinstance(memory, DeviceMemory):
         role = (id(compilation), is_output, index)
         return memory.binding(spec, is_output=is_output, where=where, role=role)
-    raise InvalidArgument(f"{where}: expected a SharedMemory or DeviceMemory, got a {type(memory).__name__}")
+    raise InvalidArgument(
+        f"{where}: expected a SharedMemory, DeviceMemory or ImageMemory, got a {type(memory).__name__}"
+    )
 
 
 async def allocate(
@@ -307,8 +336,7 @@ def _uses(role: IoRole, is_output: bool) -> list[tuple[PreparedStep, bool, int]]
     plan = role.compilation._plan
     main = plan.model.main
     key = (main.output_indexes if is_output else main.input_indexes)[role.io_index]
-    found = [(step, False, step.inputs.index(key)) for step in plan.steps if key in step.inputs]
-    return found + [(step, True, step.outputs.index(key)) for step in plan.steps if key in step.outputs]
+    return plan.uses(key)
 
 
 async def _allocate_at(
@@ -331,12 +359,19 @@ async def _allocate_at(
     return DeviceMemory(device.name, buffer, spec, roles)
 
 
-async def copy(source: SharedMemory | DeviceMemory, destination: SharedMemory | DeviceMemory) -> None:
-    """Copies from memory to memory; to itself is nothing.
+async def copy(source: OwnMemory, destination: OwnMemory) -> None:
+    """Copies from memory to memory; to itself is nothing. Between an image and another memory, extents of 1 do not count.
 
     Raises:
         InvalidArgument: Type or shape differ.
         GeneralFailure: The source holds no value.
     """
-    if source is not destination:
-        await destination.write(await source.read())
+    if source is destination:
+        return
+    values = await source.read()
+    if isinstance(source, ImageMemory):
+        shape = (
+            destination.spec.dimensions if isinstance(destination, DeviceMemory) else destination.array.shape
+        )
+        values = fitted(values, shape)
+    await destination.write(values)

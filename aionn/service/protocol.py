@@ -30,6 +30,7 @@ from aionn.hal import (
     ExecutionPreference,
     ExecutionResult,
     FencedTiming,
+    HardwareBufferDesc,
     Memory,
     MemoryKind,
     Model,
@@ -54,7 +55,7 @@ __all__ = [
     "read_envelope",
 ]
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Refused at the handshake when it differs: both ends come from one installation, except with a served device."""
 
 INLINE_BYTES_MAX = 32 << 10
@@ -405,7 +406,7 @@ def encode(message: Message) -> tuple[bytes, list[int], list[Any]]:
             fds.append(value.fileno())
             keep.append(value)
             is_writable = bool(value.array.flags.writeable)
-            return len(fds) - 1, value.size_bytes, str(value.kind), value.offset, is_writable
+            return len(fds) - 1, value.size_bytes, str(value.kind), value.offset, is_writable, value.image
         if isinstance(value, SyncFence):
             state, fd = value.export()
             if fd is None:
@@ -490,13 +491,15 @@ def decode(payload: bytes, fds: Sequence[int]) -> Message:
 
     def decode_hook(kind: type, value: Any) -> Any:
         if kind is Memory:
-            index, size_bytes, memory_kind, offset, is_writable = msgspec.convert(value, _MEMORY_FIELDS)
+            fields = msgspec.convert(value, _MEMORY_FIELDS)
+            index, size_bytes, memory_kind, offset, is_writable, image = fields
             return Memory.from_fd(
                 _at(fds, index),
                 size_bytes=size_bytes,
                 offset=offset,
                 kind=MemoryKind(memory_kind),
                 writable=is_writable,
+                image=image,
             )
         if kind is SyncFence:
             index, state = value
@@ -538,7 +541,7 @@ def _at(fds: Sequence[int], index: Any) -> int:
     return fds[index]
 
 
-_MEMORY_FIELDS = tuple[int, int, str, int, bool]
+_MEMORY_FIELDS = tuple[int, int, str, int, bool, HardwareBufferDesc | None]
 _ENVELOPE_DECODER = msgspec.msgpack.Decoder(_Envelope)
 _IN_MEMORY_ENCODER = msgspec.msgpack.Encoder()
 _IN_MEMORY_DECODER = msgspec.msgpack.Decoder(_InMemory)

@@ -5,7 +5,8 @@ driver's to know.
 
 Invariants:
 1. An argument that passed lies inside of its pool; nothing outside of the areas that it names has to be touched.
-2. A pool that is a device memory counts as one of unknown size: offset, length and padding are 0 there.
+2. A pool that is a device memory or an image counts as one of unknown size: offset, length and padding are 0 there, and mean the
+   whole of it. Whether an image's pixels are what the model wants is the driver's to know.
 3. Outputs overlap nothing that the execution reads or writes; inputs may share memory.
 
 Source: the rules of the NN HAL 1.3 for requests, in the stricter form of its canonical types, which demand exact sizes.
@@ -20,6 +21,7 @@ from aionn.errors import InvalidArgument
 from aionn.hal import (
     BufferToken,
     Memory,
+    MemoryKind,
     Model,
     Operand,
     Request,
@@ -138,10 +140,12 @@ def _check_place(request: Request, argument: RequestArgument, where: str) -> Non
     if location.pool_index >= len(request.pools):
         _refuse(where, "pool index", f"an index below {len(request.pools)}", location.pool_index)
     pool = request.pools[location.pool_index]
-    if isinstance(pool, BufferToken):
+    if _is_whole(pool):
         if location.offset or location.length or location.padding:
-            _refuse(where, "location", "offset, length and padding 0 in a device memory", location)
+            what = "a device memory" if isinstance(pool, BufferToken) else "an image"
+            _refuse(where, "location", f"offset, length and padding 0 in {what}", location)
         return
+    assert isinstance(pool, Memory), "only memory has parts"
     end = location.offset + location.length + location.padding
     if end > pool.size_bytes:
         _refuse(where, "location", f"an end within the pool's {pool.size_bytes} bytes", f"end at byte {end}")
@@ -159,6 +163,11 @@ class _Area(NamedTuple):
     name: str
 
 
+def _is_whole(pool: Memory | BufferToken) -> bool:
+    """Whether an argument takes the whole of a pool."""
+    return isinstance(pool, BufferToken) or pool.kind == MemoryKind.HARDWARE_BUFFER
+
+
 def _check_overlaps(request: Request) -> None:
     areas: dict[object, list[_Area]] = {}
     for what, arguments in (("input", request.inputs), ("output", request.outputs)):
@@ -167,10 +176,10 @@ def _check_overlaps(request: Request) -> None:
                 continue
             location = argument.location
             pool = request.pools[location.pool_index]
-            # A device memory has no addresses here: two uses of it always overlap.
-            is_token = isinstance(pool, BufferToken)
-            start = 0 if is_token else location.offset
-            end = 1 if is_token else start + location.length
+            # A device memory or an image has no addresses here: two uses of it always overlap.
+            is_whole = _is_whole(pool)
+            start = 0 if is_whole else location.offset
+            end = 1 if is_whole else start + location.length
             area = _Area(start, end, end + location.padding, what == "output", f"{what} {index}")
             areas.setdefault(("token", pool.token) if isinstance(pool, BufferToken) else id(pool), []).append(
                 area

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from aionn.errors import GeneralFailure, InvalidArgument
+from aionn.errors import InvalidArgument
 from aionn.hal import DataLocation, Device, Memory, MemoryKind, OperandLifeTime, OperandType, OperationType
 from aionn.models.builder import GraphBuilder
 
@@ -95,17 +95,6 @@ async def test_output_into_memory_that_may_only_be_read_is_refused(
             msgspec.structs.replace(request, pools=(*request.pools[:2], pool))
         )
     np.testing.assert_array_equal(pool.array, before)
-
-
-async def test_image_is_a_general_failure(device: Device, small: Any) -> None:
-    own = Memory.create(PAGE)
-    image = Memory.from_fd(own.fileno(), kind=MemoryKind.HARDWARE_BUFFER)
-    prepared = await device.prepare_model(small.sum_model())
-    request = small.request([A, A], [(A.nbytes, (2, 3))])
-    with pytest.raises(GeneralFailure, match="images"):
-        await prepared.execute_synchronously(
-            msgspec.structs.replace(request, pools=(image, *request.pools[1:]))
-        )
 
 
 async def test_copies_take_every_mapped_kind(device: Device, small: Any, file_pool: Any) -> None:

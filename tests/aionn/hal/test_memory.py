@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
 import os
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from aionn.errors import InvalidArgument, ResourceExhausted
-from aionn.hal import Memory, MemoryKind
+from aionn.hal import HardwareBufferDesc, HardwareBufferFormat, Memory, MemoryKind
 
 
 def test_created_memory_is_zeroed_writable_and_sealed() -> None:
@@ -127,3 +128,71 @@ def test_descriptor_limit_is_a_clean_error_and_leaks_nothing(spare: int) -> None
         assert Memory.create(64).size_bytes == 64
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+# Images
+
+
+@pytest.mark.parametrize("format", [f for f in HardwareBufferFormat if f != HardwareBufferFormat.BLOB])
+def test_pixels_lie_in_rows_of_the_stride(format: HardwareBufferFormat) -> None:
+    description = HardwareBufferDesc(3, 2, 2, format, 5)
+    with contextlib.closing(Memory.create_hardware_buffer(description)) as image:
+        assert image.kind == MemoryKind.HARDWARE_BUFFER and image.size_bytes == description.size_bytes
+        image.array[:] = np.arange(image.size_bytes) % 251
+        size = description.pixel_bytes
+        for layer, row, column, channel in np.ndindex(image.pixels.shape):
+            place = ((layer * 2 + row) * 5 + column) * size + channel
+            assert image.pixels[layer, row, column, channel] == place % 251
+        image.pixels[1, 1, 2, 0] = 255
+        assert image.array[((2 + 1) * 5 + 2) * size] == 255
+
+
+def test_image_of_a_descriptor_shares_its_pixels() -> None:
+    description = HardwareBufferDesc(3, 2, 1, HardwareBufferFormat.R8G8B8X8_UNORM, 4)
+    own = Memory.create_hardware_buffer(description)
+    other = Memory.from_fd(own.fileno(), kind=MemoryKind.HARDWARE_BUFFER, image=description)
+    own.pixels[...] = 7
+    assert (other.pixels == 7).all() and other.pixels.shape == (1, 2, 3, 3)
+
+
+def test_blob_is_bytes_without_a_description() -> None:
+    blob = Memory.create_hardware_buffer(HardwareBufferDesc(40, 1, 1, HardwareBufferFormat.BLOB))
+    assert (blob.kind, blob.size_bytes, blob.image) == (MemoryKind.HARDWARE_BUFFER_BLOB, 40, None)
+    with pytest.raises(ValueError, match="expected an image"):
+        _ = blob.pixels
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        HardwareBufferDesc(0, 1),
+        HardwareBufferDesc(1, -1),
+        HardwareBufferDesc(1, 1, 0),
+        HardwareBufferDesc(4, 1, stride=3),
+        HardwareBufferDesc(4, 1, stride=-4),
+        HardwareBufferDesc(4, 2, 1, HardwareBufferFormat.BLOB),
+        HardwareBufferDesc(4, 1, 1, HardwareBufferFormat.BLOB, 8),
+        HardwareBufferDesc(1 << 20, 1 << 20),
+    ],
+)
+def test_buffer_that_cannot_be_is_refused(description: HardwareBufferDesc) -> None:
+    with pytest.raises(InvalidArgument, match="hardware buffer"):
+        Memory.create_hardware_buffer(description)
+
+
+def test_image_needs_a_description_and_all_of_its_bytes() -> None:
+    memory = Memory.create(4096)
+    description = HardwareBufferDesc(32, 32)
+    with pytest.raises(InvalidArgument, match="description"):
+        Memory.from_fd(memory.fileno(), kind=MemoryKind.HARDWARE_BUFFER)
+    with pytest.raises(InvalidArgument, match="description"):
+        Memory.from_fd(memory.fileno(), image=description)
+    with pytest.raises(InvalidArgument, match="the file has 4096"):
+        Memory.from_fd(
+            memory.fileno(), kind=MemoryKind.HARDWARE_BUFFER, image=HardwareBufferDesc(32, 32, stride=33)
+        )
+    with pytest.raises(InvalidArgument, match="expected 4096 bytes"):
+        Memory.from_fd(memory.fileno(), size_bytes=4095, kind=MemoryKind.HARDWARE_BUFFER, image=description)
+    blob = HardwareBufferDesc(4096, 1, 1, HardwareBufferFormat.BLOB)
+    with pytest.raises(InvalidArgument, match="hardware_buffer_blob"):
+        Memory.from_fd(memory.fileno(), kind=MemoryKind.HARDWARE_BUFFER, image=blob)
