@@ -69,7 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aionn.drivers.registry": DRIVER_LAYER,
     "aionn.drivers.*": DRIVER_LAYER | {"aionn.drivers", "aionn.drivers.reference", "aionn.drivers.registry"},
     "aionn.scheduler": LOWEST,
-    "aionn.service": LOWEST | {"aionn.burst", "aionn.drivers.registry", "aionn.scheduler", "fmq"},
+    "aionn.service": RUNTIME_LAYER - {"aionn.models", "aionn.ops", "aionn.interpreter", "aionn.service"},
     "aionn.runtime": RUNTIME_LAYER,
     "aionn.media": {"aionn.errors"},
     "aionn.simulation": LOWEST | {"aionn.models", "aionn.drivers", "aionn.scheduler"},

@@ -52,6 +52,7 @@ from aionn.service.protocol import (
     SupportedOperationsReply,
 )
 from aionn.service.supervisor import DriverProcess
+from aionn.validation import check_device_info
 
 __all__ = ["RemoteDevice"]
 
@@ -65,8 +66,8 @@ PAUSE_S_MIN = 0.05
 PAUSE_S_MAX = 5.0
 """The pause before the second start in a row of a driver that died at once; it doubles with each further one, up to the maximum."""
 
-FREE_S_MAX = 1.0
-"""How long freeing an object waits for a driver that does not answer; the end of its process frees everything."""
+POOLS_MAX = 4096
+"""Most memories that a driver process is asked to remember, whatever it offers."""
 
 
 class RemoteDevice:
@@ -170,12 +171,18 @@ class RemoteDevice:
         except BaseException:
             connection.channel.close("its start was cancelled")
             raise
+        try:
+            check_device_info(hello.info)
+        except InvalidArgument as e:
+            connection.channel.close("what it says of itself is illegal")
+            raise DeviceUnavailable(f"device {self._name!r}: {e}") from e
         if self._info is not None and hello.info != self._info:
             connection.channel.close("it is not the device that it was")
             raise DeviceUnavailable(
                 f"device {self._name!r}: the new driver process differs from the one before"
             )
         self._info = hello.info
+        connection.identifiers.limit = min(hello.pools, POOLS_MAX)
         connection.is_serving.set()
         return connection
 

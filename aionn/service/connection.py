@@ -38,6 +38,7 @@ from aionn.service.protocol import (
     Ping,
     ReplyBody,
 )
+from aionn.service.repetition import ForgetMemory, MemoryIdentifiers, RecallMemories
 
 __all__ = ["Connection", "Peer", "ServedSocket"]
 
@@ -127,6 +128,7 @@ class Connection:
         peer: See above.
         channel: Calls and replies.
         bursts: Open bursts by handle; a burst that is dropped vanishes from here.
+        identifiers: The memories of requests that the process remembers.
         ended: Set when the process is gone and reaped.
         is_serving: To be set when the process has answered for the first time.
     """
@@ -139,6 +141,8 @@ class Connection:
             peer.socket, self._handle, peer_name=f"the driver process of {device_name} (pid {peer.pid})"
         )
         self.bursts: weakref.WeakValueDictionary[int, BurstController] = weakref.WeakValueDictionary()
+        channel = self.channel
+        self.identifiers = MemoryIdentifiers(lambda identifier: channel.post(ForgetMemory(identifier)))
         self.ended = anyio.Event()
         self.is_serving = anyio.Event()
         self._tasks = tasks
@@ -161,6 +165,7 @@ class Connection:
                 burst.peer_died(f"the driver process (pid {self.peer.pid}) is gone")
             for launch in list(self._callbacks):
                 self._finish(launch, ErrorStatus.DEAD_OBJECT)
+            self.identifiers.close()
             self.channel.release()
             await self.peer.aclose()
             self.ended.set()
@@ -186,6 +191,8 @@ class Connection:
             burst = self.bursts.get(body.burst)
             if burst is not None:
                 return GetMemoriesReply(tuple(burst.memories(body.slots)))
+        if isinstance(body, RecallMemories):
+            return GetMemoriesReply(self.identifiers.memories(body.identifiers))
         if isinstance(body, Notify):
             self._finish(body.launch, body.status, body.output_shapes, body.timing)
             return Done()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -96,13 +96,19 @@ class CacheOnWire(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PoolOnWire(msgspec.Struct, frozen=True, array_like=True):
-    """A request's pool: a memory, or a device memory's token where there is none.
+    """A request's pool: a memory, or a device memory's token where there is none, or the identifier of a remembered memory alone.
 
     msgspec decodes no union of a class of ours with anything but None.
+
+    Attributes:
+        memory: The memory, where it comes along.
+        token: Of a device memory; 0 for none.
+        identifier: Under which the memory is, or is to be, remembered; -1 for not at all. See ``repetition``.
     """
 
     memory: Memory | None
     token: int = 0
+    identifier: int = -1
 
 
 class RequestOnWire(msgspec.Struct, frozen=True, array_like=True):
@@ -113,15 +119,20 @@ class RequestOnWire(msgspec.Struct, frozen=True, array_like=True):
     pools: tuple[PoolOnWire, ...]
 
     @classmethod
-    def of(cls, request: Request) -> RequestOnWire:
-        """The form that travels."""
+    def of(cls, request: Request, on_wire: Callable[[Memory], PoolOnWire] = PoolOnWire) -> RequestOnWire:
+        """The form that travels; ``on_wire`` says how a memory does, by default always along with the request."""
         pools = tuple(
-            PoolOnWire(None, pool.token) if isinstance(pool, BufferToken) else PoolOnWire(pool)
+            PoolOnWire(None, pool.token) if isinstance(pool, BufferToken) else on_wire(pool)
             for pool in request.pools
         )
         return cls(request.inputs, request.outputs, pools)
 
-    def request(self) -> Request:
-        """The request itself."""
-        pools = tuple(BufferToken(p.token) if p.memory is None else p.memory for p in self.pools)
+    def request(self, memories: Sequence[Memory | None] | None = None) -> Request:
+        """The request itself; ``memories`` stand for its pools where they are not None, by default those that came along."""
+        if memories is None:
+            memories = [pool.memory for pool in self.pools]
+        pools = tuple(
+            BufferToken(pool.token) if memory is None else memory
+            for pool, memory in zip(self.pools, memories, strict=True)
+        )
         return Request(self.inputs, self.outputs, pools)

@@ -50,7 +50,8 @@ END_S_MAX = 0.5
 """How long a process whose client is gone may take to clean up before it ends regardless: half of what users are promised."""
 
 IDLE_S = 10.0
-"""A burst that was not used for so long gives back the memories it knows: longer than any pause within a stream."""
+"""What was not used for so long, a burst or a memory of requests, is unmapped until it is used again: longer than any pause within
+a stream."""
 
 BACKLOG = 64
 
@@ -61,7 +62,14 @@ RETRY_S = 0.1
 """Pause before accepting again when no descriptor was left."""
 
 SHARED_QUOTAS = Quotas(
-    memory_bytes=1 << 30, prepared_models=256, buffers=256, bursts=32, executions=1024, fenced=1024
+    memory_bytes=1 << 30,
+    prepared_models=256,
+    buffers=256,
+    bursts=32,
+    executions=1024,
+    fenced=1024,
+    reusable=256,
+    pools=16,
 )
 """What each client of a shared device may take unless the server is told otherwise."""
 
@@ -83,14 +91,14 @@ async def serve(
         sock: The connection; owned by this call.
         quotas: What the client may take; None for the defaults of ``Quotas``.
         progress: Is told of the work that the device does; None for no watch.
-        idle_s: Bursts that were not used for so long give back the memories they know.
+        idle_s: Memories of bursts and requests that were not used for so long are given back.
     """
     async with anyio.from_thread.BlockingPortal() as portal, anyio.create_task_group() as tasks:
         session = Session(
             device, portal, tasks, quotas=quotas or Quotas(), progress=progress or Progress(None)
         )
         channel = Channel(sock, session.handle, peer_name="the client")
-        tasks.start_soon(_rest_bursts, session, idle_s)
+        tasks.start_soon(_rest, session, idle_s)
         try:
             await channel.run()
         finally:
@@ -100,10 +108,10 @@ async def serve(
             tasks.cancel_scope.cancel()
 
 
-async def _rest_bursts(session: Session, idle_s: float) -> None:
+async def _rest(session: Session, idle_s: float) -> None:
     while True:
         await anyio.sleep(idle_s / 2)
-        session.rest_bursts(idle_s)
+        session.rest(idle_s)
 
 
 async def listen(

@@ -18,14 +18,12 @@ import fmq
 from aionn.burst.controller import QUEUE_BYTES, BurstController
 from aionn.errors import DeadObject, ErrorStatus, InvalidArgument, ResourceExhausted
 from aionn.hal import (
-    Execution,
     ExecutionCallback,
     ExecutionResult,
     FencedExecution,
     FencedTiming,
     Memory,
     Request,
-    ResendingExecution,
 )
 from aionn.service.channel import Channel
 from aionn.service.connection import Connection
@@ -49,9 +47,10 @@ from aionn.service.protocol import (
     GetExecutionInfo,
     Launch,
 )
+from aionn.service.repetition import Compute, ComputeFenced, CreateExecution, CreateExecutionReply
 from fences import FenceStatus, SyncFence
 
-__all__ = ["RemoteBuffer", "RemotePreparedModel"]
+__all__ = ["RemoteBuffer", "RemoteExecution", "RemotePreparedModel"]
 
 FREE_S_MAX = 1.0
 """How long freeing an object waits for a driver that does not answer; the end of its process frees everything."""
@@ -98,6 +97,9 @@ class RemotePreparedModel:
         if not self._owned.is_alive:
             raise InvalidArgument("execution: the prepared model is closed")
 
+    def _on_wire(self, request: Request) -> RequestOnWire:
+        return RequestOnWire.of(request, self.connection.identifiers.on_wire)
+
     async def execute_synchronously(
         self,
         request: Request,
@@ -108,7 +110,7 @@ class RemotePreparedModel:
     ) -> ExecutionResult:
         """See ``PreparedModel``."""
         self._check_open()
-        body = Execute(self.handle, RequestOnWire.of(request), measure, deadline_ns, loop_timeout_ns)
+        body = Execute(self.handle, self._on_wire(request), measure, deadline_ns, loop_timeout_ns)
         return (await self._channel.call(body, ExecuteReply)).result
 
     async def execute(
@@ -122,7 +124,7 @@ class RemotePreparedModel:
     ) -> ErrorStatus:
         """See ``PreparedModel``. The callback comes in the event loop's thread."""
         launch = self.connection.next_launch()
-        body = Launch(launch, self.handle, RequestOnWire.of(request), measure, deadline_ns, loop_timeout_ns)
+        body = Launch(launch, self.handle, self._on_wire(request), measure, deadline_ns, loop_timeout_ns)
         return await self.connection.launch(body, callback)
 
     async def execute_fenced(
@@ -139,16 +141,14 @@ class RemotePreparedModel:
         self._check_open()
         body = ExecuteFenced(
             self.handle,
-            RequestOnWire.of(request),
+            self._on_wire(request),
             tuple(wait_for),
             measure,
             deadline_ns,
             loop_timeout_ns,
             duration_ns,
         )
-        reply = await self._channel.call(body, ExecuteFencedReply)
-        launched = _RemoteLaunch(self._channel, reply.execution, reply.fence)
-        return FencedExecution(reply.fence, launched.get_execution_info)
+        return _launched(self._channel, await self._channel.call(body, ExecuteFencedReply))
 
     async def configure_execution_burst(self) -> BurstController:
         """See ``PreparedModel``. The driver's end runs on a thread of its own in the driver process."""
@@ -195,16 +195,39 @@ class RemotePreparedModel:
 
     async def create_reusable_execution(
         self, request: Request, *, measure: bool = False, loop_timeout_ns: int | None = None
-    ) -> Execution:
-        """See ``PreparedModel``. The request is checked at each computation."""
+    ) -> RemoteExecution:
+        """See ``PreparedModel``. The driver keeps the request."""
         self._check_open()
-        return ResendingExecution(self, request, measure, loop_timeout_ns)
+        body = CreateExecution(self.handle, self._on_wire(request), measure, loop_timeout_ns)
+        reply = await self._channel.call(body, CreateExecutionReply)
+        return RemoteExecution(self, self._channel, reply.execution)
 
     async def aclose(self) -> None:
         """See ``PreparedModel``. Its bursts end with it: the driver would answer them no more."""
         for burst in list(self._bursts):
             await burst.aclose()
         await self._owned.aclose()
+
+
+class RemoteExecution:
+    """A reusable execution in a driver process; the prepared model lives as long as this does."""
+
+    def __init__(self, prepared: RemotePreparedModel, channel: Channel, handle: int) -> None:
+        self._prepared = prepared
+        self._channel = channel
+        self._handle = handle
+        self._owned = _Owned(self, channel, ForgetExecution(handle))
+
+    async def execute_synchronously(self, *, deadline_ns: int | None = None) -> ExecutionResult:
+        """See ``Execution``."""
+        return (await self._channel.call(Compute(self._handle, deadline_ns), ExecuteReply)).result
+
+    async def execute_fenced(
+        self, wait_for: Sequence[SyncFence], *, deadline_ns: int | None = None, duration_ns: int | None = None
+    ) -> FencedExecution:
+        """See ``Execution``."""
+        body = ComputeFenced(self._handle, tuple(wait_for), deadline_ns, duration_ns)
+        return _launched(self._channel, await self._channel.call(body, ExecuteFencedReply))
 
 
 class RemoteBuffer:
@@ -237,6 +260,11 @@ class RemoteBuffer:
     async def aclose(self) -> None:
         """See ``Buffer``."""
         await self._owned.aclose()
+
+
+def _launched(channel: Channel, reply: ExecuteFencedReply) -> FencedExecution:
+    launched = _RemoteLaunch(channel, reply.execution, reply.fence)
+    return FencedExecution(reply.fence, launched.get_execution_info)
 
 
 class _RemoteLaunch:

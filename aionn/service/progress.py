@@ -31,6 +31,11 @@ class Progress:
         self._lock = threading.Lock()
         self._count = 0
 
+    @property
+    def is_watching(self) -> bool:
+        """Whether there is a watch."""
+        return self._hang_after_s is not None
+
     def work(self) -> AbstractContextManager[None]:
         """Something that the device does; from any thread."""
         # Without a watch this is in the way of every frame of a burst for nothing.

@@ -40,6 +40,14 @@ from aionn.hal import (
 )
 from aionn.service.handles import CacheOnWire, Descriptor, FileHandle, QueueHandle, RequestOnWire
 from fences import FenceState, NotAFenceError, SyncFence
+from aionn.service.repetition import (
+    Compute,
+    ComputeFenced,
+    CreateExecution,
+    CreateExecutionReply,
+    ForgetMemory,
+    RecallMemories,
+)
 
 __all__ = [
     "DESCRIPTORS_MAX",
@@ -78,12 +86,13 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
 
 
 class HelloReply(msgspec.Struct, frozen=True, tag=True):
-    """Who answers."""
+    """Who answers; ``pools`` is how many memories of requests it remembers."""
 
     version: int
     pid: int
     info: DeviceInfo
 
+    pools: int = 0
 
 class GetStatus(msgspec.Struct, frozen=True, tag=True):
     """``Device.status``."""
@@ -219,7 +228,7 @@ class ExecutionInfoReply(msgspec.Struct, frozen=True, tag=True):
 
 
 class ForgetExecution(msgspec.Struct, frozen=True, tag=True):
-    """The client dropped a fenced execution: nobody will ask for its information."""
+    """The client dropped a fenced execution, so that nobody will ask for its information; or a reusable one."""
 
     execution: int
 
@@ -332,6 +341,11 @@ CallBody = (
     | GetExecutionInfo
     | ForgetExecution
     | Allocate
+    | CreateExecution
+    | Compute
+    | ComputeFenced
+    | ForgetMemory
+    | RecallMemories
     | CopyTo
     | CopyFrom
     | FreeBuffer
@@ -352,6 +366,7 @@ ReplyBody = (
     | ExecuteFencedReply
     | ExecutionInfoReply
     | AllocateReply
+    | CreateExecutionReply
     | ConfigureBurstReply
     | GetMemoriesReply
     | Done

@@ -27,6 +27,9 @@ class Quotas(msgspec.Struct, frozen=True):
         bursts: Open bursts: each has a thread.
         executions: Executions under way: launched, waiting or running, those of bursts aside.
         fenced: Fenced executions whose information can still be asked for.
+        reusable: Reusable executions.
+        pools: Memories of requests that are remembered, each a mapping and two descriptors; further ones are mapped anew for each
+            request.
     """
 
     memory_bytes: int = 4 << 30
@@ -35,6 +38,8 @@ class Quotas(msgspec.Struct, frozen=True):
     bursts: int = 1 << 10
     executions: int = 1 << 16
     fenced: int = 1 << 16
+    reusable: int = 1 << 12
+    pools: int = 128
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -53,6 +58,10 @@ class Account:
         self._limits: dict[str, int] = msgspec.structs.asdict(quotas)
         self._taken = dict.fromkeys(self._limits, 0)
         self._lock = threading.Lock()
+
+    def limit(self, what: str) -> int:
+        """How much of ``what``, an attribute of ``Quotas``, may be taken."""
+        return self._limits[what]
 
     def taken(self, what: str) -> int:
         """How much of ``what``, an attribute of ``Quotas``, is taken."""

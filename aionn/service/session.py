@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from typing import NamedTuple, TypeVar
 
 import anyio
@@ -31,6 +31,7 @@ from aionn.errors import Error, ErrorStatus, InvalidArgument, ResourceExhausted
 from aionn.hal import (
     Buffer,
     Device,
+    Execution,
     ExecutionResult,
     FencedExecution,
     Memory,
@@ -41,7 +42,7 @@ from aionn.hal import (
     Timing,
 )
 from aionn.service.channel import Channel
-from aionn.service.handles import CacheOnWire, QueueHandle
+from aionn.service.handles import CacheOnWire, QueueHandle, RequestOnWire
 from aionn.service.progress import Progress
 from aionn.service.protocol import (
     PROTOCOL_VERSION,
@@ -82,7 +83,16 @@ from aionn.service.protocol import (
     SupportedOperationsReply,
 )
 from aionn.service.quotas import Account, Quotas
-from fences import SyncFence
+from aionn.service.repetition import (
+    Compute,
+    ComputeFenced,
+    CreateExecution,
+    CreateExecutionReply,
+    ForgetMemory,
+    RecallMemories,
+    RememberedMemories,
+)
+from fences import FenceError, FenceStatus, SyncFence, merge
 
 __all__ = ["Session"]
 
@@ -92,6 +102,11 @@ _T = TypeVar("_T")
 class _Prepared(NamedTuple):
     model: PreparedModel
     memory_bytes: int
+
+
+class _Reusable(NamedTuple):
+    prepared: int
+    execution: Execution
 
 
 class _Burst:
@@ -167,6 +182,8 @@ class Session:
         self._buffers: dict[int, _Buffer] = {}
         self._bursts: dict[int, _Burst] = {}
         self._fenced: dict[int, FencedExecution] = {}
+        self._reusable: dict[int, _Reusable] = {}
+        self._memories = RememberedMemories(self.account)
 
     async def handle(self, body: CallBody, channel: Channel) -> ReplyBody:
         """Answers one call. Raises ``Error`` for what becomes a failed reply."""
@@ -190,6 +207,9 @@ class Session:
                 return await self._handle_buffer(body)
             case ConfigureBurst():
                 return self._configure_burst(body, channel)
+            case ForgetMemory():
+                self._memories.forget(body.identifier)
+                return Done()
             case FreeMemorySlot():
                 burst = self._burst(body.burst)
                 burst.server.free_slot(body.slot)
@@ -203,11 +223,15 @@ class Session:
     async def _handle_execution(self, body: CallBody, channel: Channel) -> ReplyBody:
         match body:
             case Execute():
-                return await self._execute(body)
+                return await self._execute(body, channel)
             case Launch():
                 return await self._launch(body, channel)
-            case ExecuteFenced():
-                return await self._execute_fenced(body)
+            case ExecuteFenced() | ComputeFenced():
+                return await self._execute_fenced(body, channel)
+            case CreateExecution():
+                return await self._create_execution(body, channel)
+            case Compute():
+                return await self._compute(body)
             case GetExecutionInfo():
                 return await self._execution_info(body)
             case ForgetExecution():
@@ -221,7 +245,7 @@ class Session:
                 f"service: expected protocol version {PROTOCOL_VERSION}, got {body.version}: the two ends differ"
             )
         self._is_welcome = True
-        return HelloReply(PROTOCOL_VERSION, os.getpid(), self._device.info)
+        return HelloReply(PROTOCOL_VERSION, os.getpid(), self._device.info, self.account.limit("pools"))
 
     # Prepared models
 
@@ -273,6 +297,8 @@ class Session:
         if owned is not None:
             for burst in [number for number, b in self._bursts.items() if b.prepared == handle]:
                 await self._end_burst(burst)
+            for execution in [number for number, e in self._reusable.items() if e.prepared == handle]:
+                self._forget_execution(execution)
             self.account.give_back("prepared_models")
             self.account.give_back("memory_bytes", owned.memory_bytes)
             await owned.model.aclose()
@@ -321,20 +347,54 @@ class Session:
 
     # Executions
 
-    async def _execute(self, body: Execute) -> ExecuteReply:
+    async def _request(self, on_wire: RequestOnWire, channel: Channel) -> Request:
+        """A request with the memories that its pools stand for; asks the client for those that are not remembered."""
+        memories, unknown = self._memories.take(on_wire.pools)
+        if unknown:
+            try:
+                reply = await channel.call(RecallMemories(tuple(unknown)), GetMemoriesReply)
+                self._memories.learn(unknown, reply.memories)
+            finally:
+                self._memories.asked(unknown)
+            answered = dict(zip(unknown, reply.memories, strict=True))
+            for index, pool in enumerate(on_wire.pools):
+                if memories[index] is None:
+                    memories[index] = answered.get(pool.identifier)
+        return on_wire.request(memories)
+
+    async def _execute(self, body: Execute, channel: Channel) -> ExecuteReply:
         prepared = self._prepared_model(body.prepared)
+        request = await self._request(body.request, channel)
         with self._executing():
             return ExecuteReply(
                 await prepared.execute_synchronously(
-                    body.request.request(),
+                    request,
                     measure=body.measure,
                     deadline_ns=body.deadline_ns,
                     loop_timeout_ns=body.loop_timeout_ns,
                 )
             )
 
+    async def _create_execution(self, body: CreateExecution, channel: Channel) -> CreateExecutionReply:
+        prepared = self._prepared_model(body.prepared)
+        with self._taking("reusable"):
+            request = await self._request(body.request, channel)
+            execution = await prepared.create_reusable_execution(
+                request, measure=body.measure, loop_timeout_ns=body.loop_timeout_ns
+            )
+            self._prepared_model(body.prepared)  # It may have been freed meanwhile.
+        handle = next(self._handles)
+        self._reusable[handle] = _Reusable(body.prepared, execution)
+        return CreateExecutionReply(handle)
+
+    async def _compute(self, body: Compute) -> ExecuteReply:
+        execution = _find(self._reusable, body.execution, "reusable execution").execution
+        with self._executing():
+            return ExecuteReply(await execution.execute_synchronously(deadline_ns=body.deadline_ns))
+
     async def _launch(self, body: Launch, channel: Channel) -> LaunchReply:
         prepared = self._prepared_model(body.prepared)
+        request = await self._request(body.request, channel)
         self.account.take("executions")
         done = SyncFence("launched execution")
         outcome: list[Notify] = []
@@ -357,7 +417,7 @@ class Session:
         self._tasks.start_soon(notify)
         try:
             status = await prepared.execute(
-                body.request.request(),
+                request,
                 callback,
                 measure=body.measure,
                 deadline_ns=body.deadline_ns,
@@ -368,33 +428,56 @@ class Session:
             raise
         return LaunchReply(status)
 
-    async def _execute_fenced(self, body: ExecuteFenced) -> ExecuteFencedReply:
+    async def _execute_fenced(
+        self, body: ExecuteFenced | ComputeFenced, channel: Channel
+    ) -> ExecuteFencedReply:
         try:
-            return await self._launch_fenced(body)
+            with self._taking("fenced"), self._taking("executions"):
+                launched = await self._launch_fenced(body, channel)
+                handle = next(self._handles)
+                self._fenced[handle] = launched
         except BaseException:
             for fence in body.wait_for:
                 fence.close()  # They came for this call, and nothing waits for them now.
             raise
+        account, outcome = self.account, launched.fence
+        if outcome is None:
+            account.give_back("executions")
+        else:
+            if self._progress.is_watching:
+                self._tasks.start_soon(self._watch_fenced, body.wait_for, outcome)
+            outcome.add_callback(lambda _: account.give_back("executions"))
+        return ExecuteFencedReply(handle, outcome)
 
-    async def _launch_fenced(self, body: ExecuteFenced) -> ExecuteFencedReply:
+    async def _launch_fenced(self, body: ExecuteFenced | ComputeFenced, channel: Channel) -> FencedExecution:
+        # A driver that waits in the call for fences of others does not hang.
+        is_ready = all(fence.status != FenceStatus.PENDING for fence in body.wait_for)
+        if isinstance(body, ComputeFenced):
+            execution = _find(self._reusable, body.execution, "reusable execution").execution
+            with self._progress.work() if is_ready else nullcontext():
+                return await execution.execute_fenced(
+                    body.wait_for, deadline_ns=body.deadline_ns, duration_ns=body.duration_ns
+                )
         prepared = self._prepared_model(body.prepared)
-        with self._taking("fenced"), self._taking("executions"):
-            launched = await prepared.execute_fenced(
-                body.request.request(),
+        request = await self._request(body.request, channel)
+        with self._progress.work() if is_ready else nullcontext():
+            return await prepared.execute_fenced(
+                request,
                 body.wait_for,
                 measure=body.measure,
                 deadline_ns=body.deadline_ns,
                 loop_timeout_ns=body.loop_timeout_ns,
                 duration_ns=body.duration_ns,
             )
-            handle = next(self._handles)
-            self._fenced[handle] = launched
-        account = self.account
-        if launched.fence is None:
-            account.give_back("executions")
-        else:
-            launched.fence.add_callback(lambda _: account.give_back("executions"))
-        return ExecuteFencedReply(handle, launched.fence)
+
+    async def _watch_fenced(self, wait_for: Sequence[SyncFence], fence: SyncFence) -> None:
+        """Counts a fenced execution as work of the device from when it may start; until then it waits for others."""
+        ready = merge(wait_for)
+        fence.add_callback(lambda _: ready.close())
+        with suppress(FenceError):
+            await ready
+        with self._progress.work(), suppress(FenceError):
+            await fence
 
     async def _execution_info(self, body: GetExecutionInfo) -> ExecutionInfoReply:
         status, timing = await _find(self._fenced, body.execution, "fenced execution").get_execution_info()
@@ -405,6 +488,8 @@ class Session:
     def _forget_execution(self, handle: int) -> Done:
         if self._fenced.pop(handle, None) is not None:
             self.account.give_back("fenced")
+        if self._reusable.pop(handle, None) is not None:
+            self.account.give_back("reusable")
         return Done()
 
     # Bursts
@@ -454,13 +539,13 @@ class Session:
             await anyio.to_thread.run_sync(burst.server.stop)
         return Done()
 
-    def rest_bursts(self, idle_s: float) -> int:
-        """Lets bursts that were not used for ``idle_s`` give back the memories that they know; the next frame takes them again.
+    def rest(self, idle_s: float) -> int:
+        """Gives back the memories of requests and bursts that were not used for ``idle_s``; the next use takes them again.
 
         Returns:
-            How many did so now.
+            How many memories of requests, and bursts, there were.
         """
-        count = 0
+        count = self._memories.rest(idle_s)
         for burst in self._bursts.values():
             if not burst.is_resting and time.monotonic() - burst.used_s >= idle_s:
                 burst.is_resting = burst.server.forget_memories()
@@ -482,6 +567,7 @@ class Session:
         for handle in list(self._prepared):
             await self._free_prepared(handle)
         self._fenced.clear()
+        self._memories.clear()
 
 
 def _find(table: dict[int, _T], handle: int, what: str) -> _T:

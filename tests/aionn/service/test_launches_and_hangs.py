@@ -12,12 +12,15 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
+import msgspec
 import pytest
 
+from aionn.drivers.reference import ReferenceDevice
 from aionn.errors import DeadObject, DeviceUnavailable, ErrorStatus, InvalidArgument
 from aionn.hal import OutputShape, Timing
 from aionn.service import client as client_module
 from aionn.service.client import RemoteDevice
+from fences import FenceError, FenceStatus, SyncFence
 
 NOTICED_S_MAX = 10.0
 
@@ -162,8 +165,17 @@ async def test_death_tells_every_callback_once(background: Any, small: Any) -> N
     await device.aclose()
 
 
-@pytest.mark.parametrize("how", ["loop", "hold the GIL"])
-@pytest.mark.parametrize("by", ["execute", "burst"])
+@pytest.mark.parametrize(
+    ("how", "by"),
+    [
+        ("loop", "execute"),
+        ("loop", "burst"),
+        ("loop", "fenced"),
+        ("hold the GIL", "execute"),
+        ("hold the GIL", "burst"),
+        ("hold the GIL", "reusable fenced"),
+    ],
+)
 async def test_device_that_hangs_ends_its_process(
     background: Any, small: Any, monkeypatch: pytest.MonkeyPatch, how: str, by: str, capfd: Any
 ) -> None:
@@ -171,19 +183,79 @@ async def test_device_that_hangs_ends_its_process(
     device = RemoteDevice("wrong_drivers:Looping", "looping", background.tasks, hang_after_s=1.0)
     prepared = await device.prepare_model(small.sum_model())
     pid = device.pid
-    with anyio.fail_after(NOTICED_S_MAX), pytest.raises(DeadObject):
+    with anyio.fail_after(NOTICED_S_MAX), pytest.raises((DeadObject, FenceError)) as caught:
         if by == "execute":
             await prepared.execute_synchronously(small.Sum().request)
-        else:
+        elif by == "burst":
             burst = await prepared.configure_execution_burst()
             try:
                 await burst.execute_synchronously(small.Sum().request, [-1])
             finally:
                 await burst.aclose()
+        else:
+            await hang_fenced(prepared, small.Sum().request, by)
+    assert by.endswith("fenced") == isinstance(caught.value, FenceError)
     # Another process serves the next call.
     await device.prepare_model(small.sum_model())
     assert device.pid not in (None, pid)
     await device.aclose()
+
+
+async def hang_fenced(prepared: Any, request: Any, by: str) -> None:
+    """The watch begins when the device may: the fence that the execution waits for is signalled after more than the limit."""
+    with SyncFence("start") as start:
+        if by == "fenced":
+            launched = await prepared.execute_fenced(request, [start])
+        else:
+            execution = await prepared.create_reusable_execution(request)
+            launched = await execution.execute_fenced([start])
+        with launched.fence:
+            await anyio.sleep(1.5)
+            assert launched.fence.status == FenceStatus.PENDING
+            start.signal()
+            try:
+                await launched.fence
+            finally:
+                with pytest.raises(DeadObject):
+                    await launched.get_execution_info()
+
+
+async def test_fenced_execution_that_is_given_up_is_watched_no_more(
+    background: Any, small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = RemoteDevice("reference", "reference", background.tasks, hang_after_s=0.5)
+    prepared = await device.prepare_model(small.sum_model())
+    pid = device.pid
+    with SyncFence("never") as never:
+        deadline_ns = time.monotonic_ns() + 50_000_000
+        launched = await prepared.execute_fenced(small.Sum().request, [never], deadline_ns=deadline_ns)
+        with launched.fence, pytest.raises(FenceError):
+            await launched.fence
+        assert (await launched.get_execution_info())[0] == ErrorStatus.MISSED_DEADLINE_TRANSIENT
+        await anyio.sleep(0.8)
+    await prepared.execute_synchronously(small.Sum().request)
+    assert device.pid == pid
+    await device.aclose()
+
+
+async def test_device_that_says_illegal_things_of_itself_is_refused(serving: Any) -> None:
+    wrong = ReferenceDevice()
+    wrong.info = msgspec.structs.replace(wrong.info, slots=0)
+    client = (await serving(wrong)).client()
+    for _ in range(2):
+        with pytest.raises(DeviceUnavailable, match="slots: expected at least 1, got 0"):
+            await client.connect()
+    await client.aclose()
+    capabilities = wrong.info.capabilities
+    backwards = msgspec.structs.replace(
+        capabilities, operand_performance=capabilities.operand_performance[::-1]
+    )
+    other = ReferenceDevice()
+    other.info = msgspec.structs.replace(other.info, capabilities=backwards)
+    client = (await serving(other)).client()
+    with pytest.raises(DeviceUnavailable, match="rising order"):
+        await client.connect()
+    await client.aclose()
 
 
 async def test_process_that_is_stopped_is_killed(background: Any, small: Any) -> None:
