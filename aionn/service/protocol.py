@@ -39,7 +39,6 @@ from aionn.hal import (
     Timing,
 )
 from aionn.service.handles import CacheOnWire, Descriptor, FileHandle, QueueHandle, RequestOnWire
-from fences import FenceState, NotAFenceError, SyncFence
 from aionn.service.repetition import (
     Compute,
     ComputeFenced,
@@ -48,6 +47,7 @@ from aionn.service.repetition import (
     ForgetMemory,
     RecallMemories,
 )
+from fences import FenceState, NotAFenceError, SyncFence
 
 __all__ = [
     "DESCRIPTORS_MAX",
@@ -91,8 +91,8 @@ class HelloReply(msgspec.Struct, frozen=True, tag=True):
     version: int
     pid: int
     info: DeviceInfo
-
     pools: int = 0
+
 
 class GetStatus(msgspec.Struct, frozen=True, tag=True):
     """``Device.status``."""
@@ -340,12 +340,12 @@ CallBody = (
     | ExecuteFenced
     | GetExecutionInfo
     | ForgetExecution
-    | Allocate
     | CreateExecution
     | Compute
     | ComputeFenced
     | ForgetMemory
     | RecallMemories
+    | Allocate
     | CopyTo
     | CopyFrom
     | FreeBuffer
@@ -365,8 +365,8 @@ ReplyBody = (
     | LaunchReply
     | ExecuteFencedReply
     | ExecutionInfoReply
-    | AllocateReply
     | CreateExecutionReply
+    | AllocateReply
     | ConfigureBurstReply
     | GetMemoriesReply
     | Done
