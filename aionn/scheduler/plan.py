@@ -70,6 +70,11 @@ class LanePlan:
                 return position
         return -1
 
+    def is_late_between(self, count: int, sooner_ns: int, later_ns: int) -> bool:
+        """Whether one of the first ``count`` works ends in time if the lane turns to them sooner, but not if it does later."""
+        offset = self._offset
+        return any(sooner_ns <= slack_ns + offset < later_ns for slack_ns in self._slacks[:count])
+
     def insert(self, position: int, work: Work, duration_ns: int) -> None:
         """Puts a work at its place in the order."""
         sums, slacks = self._sums, self._slacks

@@ -7,13 +7,13 @@ Invariants:
 1. Expired work is given up before anything is ordered; work that runs past its deadline is aborted.
 2. HIGH interrupts lower classes at the next boundary; MEDIUM and equals interrupt only where they would be late otherwise.
 3. A free lane runs the first of its plan, or helps out another lane where that ends a work sooner.
-4. A long work is not begun while shorter ones of its class are being lost for want of time.
 
 Source: earliest deadline first within a class is optimal where all can be met; priorities after the NN HAL 1.3.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 from aionn.scheduler.queue import HIGH, WaitingRoom
@@ -23,12 +23,6 @@ __all__ = ["PlanPolicy", "decide"]
 
 HELP_MAX = 8
 """How many works of a lane are looked at by one that is free."""
-
-HOLD_WINDOW = 8
-"""Over how many of its own durations a long work looks back at what was lost."""
-
-LONG_RATIO = 2
-"""From how many times the duration of what was lost a work counts as long."""
 
 
 def decide(now_ns: int, room: WaitingRoom, lanes: Sequence[Lane]) -> list[Action]:
@@ -82,7 +76,7 @@ def decide(now_ns: int, room: WaitingRoom, lanes: Sequence[Lane]) -> list[Action
 
 def _start(now_ns: int, room: WaitingRoom, lane: Lane, gone: set[int], actions: list[Action]) -> bool:
     for work in room.plans[lane.index].works[:]:
-        if work.number in gone or (room.drops and _is_held(now_ns, room, work, lane)):
+        if work.number in gone:
             continue
         if now_ns + work.durations_ns[lane.device] > work.deadline_ns:
             # Those before it took longer than expected: it leaves this plan for another, or stands by.
@@ -111,25 +105,12 @@ def _preempt(
     if first is None or not first.key < running.key:
         return
     if not first.rank == HIGH > running.rank:
-        duration_ns = first.durations_ns[lane.device]
-        is_late_behind = max(now_ns, lane.ends_ns) + duration_ns > first.deadline_ns
-        if not is_late_behind or now_ns + duration_ns > first.deadline_ns:
+        # Any of those that go before what runs may be the one that cannot wait for it, not the first alone.
+        ahead_count = bisect_left(plan.keys, running.key)
+        if not plan.is_late_between(ahead_count, now_ns, max(now_ns, lane.ends_ns)):
             return
     room.note(running, now_ns, "interrupted for work", first.number)
     actions.append(Preempt(lane, first))
-
-
-def _is_held(now_ns: int, room: WaitingRoom, work: Work, lane: Lane) -> bool:
-    """Whether a long work should not be begun: shorter ones that this lane could have run were lost, half its time or more."""
-    if work.has_run or work.deadline_ns == NEVER_NS:
-        return False
-    duration_ns = work.durations_ns[lane.device]
-    since_ns = now_ns - HOLD_WINDOW * duration_ns
-    lost_ns = 0
-    for at_ns, rank, durations_ns in room.drops:
-        if at_ns >= since_ns and rank >= work.rank and durations_ns[lane.device] * LONG_RATIO <= duration_ns:
-            lost_ns += durations_ns[lane.device]
-    return lost_ns * LONG_RATIO >= duration_ns
 
 
 def _more_urgent(now_ns: int, room: WaitingRoom, lane: Lane, gone: set[int], than: Work) -> Work | None:

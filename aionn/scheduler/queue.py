@@ -8,8 +8,11 @@ Invariants:
 2. With exact durations every planned work ends in time, unless a later arrival of a higher class takes its place.
 3. A work whose deadline cannot be met by any lane, were it idle, is given up at once; expired work is given up before anything is
 sorted.
-4. A work that has run never gives way to one of its own class.
-5. Nothing waits longer than ``age_ns`` behind works that came later, but behind HIGH ones.
+4. A work that has run gives way to one of its own class only where it runs and what is left of it takes ``LONG_RATIO`` times as
+long.
+5. A LOW work goes before a MEDIUM one only where it would be lost otherwise, and all MEDIUM ones still end in time; never before
+one without a deadline, and it interrupts none. Nothing goes before HIGH.
+6. Nothing waits longer than ``age_ns`` behind works that came later, but behind HIGH ones.
 
 Source: Moore and Hodgson 1968 (giving up the longest saves the most), with classes; early abort as in deadline-aware serving
 systems.
@@ -43,6 +46,10 @@ VICTIMS_MAX = 16
 RETRIES_MAX = 4
 """How many of those that stand by are tried at one decision."""
 
+LONG_RATIO = 2
+"""From how many times the duration of a work of its class on what is left of a running one is given up for it, where only one of
+both can end in time. At 1 more device time is lost to works that never end."""
+
 NOTES_MAX = 4096
 """Of how many works the last decision is remembered."""
 
@@ -52,6 +59,11 @@ _PREEMPTS = 1 << 62
 
 Place = tuple[int, bool, int, int, bool]
 """``(end, whether nobody else becomes late, position in the plan, duration, whether it interrupts what runs)``."""
+
+
+Price = tuple[int, int, int, int, int]
+"""What a place costs others: ``(whether any is lost, the highest class of those, whether several are, how many, device time)``.
+One that has run counts as a thousand."""
 
 
 class WaitingRoomStatistics(msgspec.Struct, frozen=True):
@@ -97,7 +109,6 @@ class WaitingRoom:
         standby: Those without a plan, in order.
         lane_of: The index of the lane that each waiting work is planned on, by its number; -1 for one that stands by.
         displaced: Those that lost their place because too many wait, until ``too_late`` tells of them.
-        drops: When which durations were lost for want of time, the latest last.
         age_ns: As given.
         is_stirred: Whether there may be room for one that stands by.
     """
@@ -118,7 +129,6 @@ class WaitingRoom:
         self.plans = [LanePlan() for _ in lanes]
         self.standby: list[tuple[Key, Work]] = []
         self.displaced: list[Work] = []
-        self.drops: deque[tuple[int, int, Sequence[int]]] = deque(maxlen=64)
         self.is_stirred = False
         self.lane_of: dict[int, int] = {}
         self._latest: list[tuple[int, int, Work]] = []
@@ -168,10 +178,11 @@ class WaitingRoom:
         return None
 
     def _last(self) -> Work | None:
-        ends = [plan.works[-1] for plan in self.plans if plan.works and not plan.works[-1].has_run]
+        # A plan's last is not always the least: one may stand before it that was let ahead.
+        ends = [work for plan in self.plans for work in plan.works if not work.has_run]
         if self.standby and not self.standby[-1][1].has_run:
             ends.append(self.standby[-1][1])
-        return max(ends, key=lambda work: work.key, default=None)
+        return max(ends, key=lambda work: _key_in(work, work.rank), default=None)
 
     def remove(self, work: Work) -> None:
         """Lets a waiting work go, to a lane or for ever. One that was let go already is ignored."""
@@ -186,6 +197,7 @@ class WaitingRoom:
         index = self.lane_of.pop(work.number)
         if index >= 0:
             self.plans[index].remove(work)
+            work.key = _key_in(work, work.rank)
         else:
             del self.standby[bisect_left(self.standby, (work.key,))]
 
@@ -229,8 +241,6 @@ class WaitingRoom:
         for work, reason in found:
             self._given_up[reason.name] = self._given_up.get(reason.name, 0) + 1
             self.note(work, now_ns, f"given up: {reason.value}")
-            if not work.has_run:
-                self.drops.append((now_ns, work.rank, work.durations_ns))
         return found
 
     def age(self, now_ns: int) -> None:
@@ -262,7 +272,7 @@ class WaitingRoom:
             return
         self.is_stirred = False
         for key, work in self.standby[:RETRIES_MAX]:
-            lane, place = self._best_place(work, now_ns)
+            lane, place = self._find_place(work, now_ns)
             if lane is not None and place is not None:
                 del self.standby[bisect_left(self.standby, (key,))]
                 self._counts["retried"] += 1
@@ -313,6 +323,24 @@ class WaitingRoom:
             return 0
         return bisect_left(plan.keys, (1 - HIGH,))
 
+    def _find_place(self, work: Work, now_ns: int) -> tuple[Lane | None, Place | None]:
+        """The best place in the order; for a LOW work that finds none, one among the MEDIUM works that have time to spare."""
+        lane, place = self._best_place(work, now_ns)
+        if lane is not None or work.rank >= HIGH - 1 or work.deadline_ns == NEVER_NS:
+            return lane, place
+        work.key = _key_in(work, HIGH - 1)
+        lane, place = self._best_place(work, now_ns)
+        if lane is not None and place is not None:
+            running = lane.work
+            waits = any(
+                other.rank > work.rank and other.deadline_ns == NEVER_NS
+                for other in self.plans[lane.index].works[place[2] :]
+            )
+            if not waits and not (place[4] and running is not None and running.rank > work.rank):
+                return lane, place
+        work.key = _key_in(work, work.rank)
+        return None, None
+
     def _best_place(self, work: Work, now_ns: int) -> tuple[Lane | None, Place | None]:
         """The lane that ends a work first without harm to others, one that interrupts nothing if there is any."""
         best: tuple[Lane | None, Place | None] = (None, None)
@@ -348,10 +376,11 @@ class WaitingRoom:
 
     def _stand_by(self, work: Work) -> None:
         self.lane_of[work.number] = -1
+        work.key = _key_in(work, work.rank)
         insort(self.standby, (work.key, work))
 
     def _place(self, work: Work, now_ns: int, *, may_displace: bool) -> None:
-        lane, place = self._best_place(work, now_ns)
+        lane, place = self._find_place(work, now_ns)
         if lane is not None and place is not None:
             self._plan(work, lane, place)
         elif not may_displace or self._is_crowded(work) or not self._displace(work, now_ns):
@@ -366,7 +395,7 @@ class WaitingRoom:
     def _displace(self, work: Work, now_ns: int) -> bool:
         """Plans a work at the cost of others: one moves to another lane, one that is longer or lesser loses its plan, or several
         lesser ones do. Returns whether it did."""
-        best: tuple[tuple[int, int, int, int], Lane, Work | None, Lane | None] | None = None
+        best: tuple[Price, Lane, Work | None, Lane | None] | None = None
         for lane in self.lanes:
             if now_ns + work.durations_ns[lane.device] > work.deadline_ns or not lane.is_up:
                 continue
@@ -386,14 +415,14 @@ class WaitingRoom:
             self.note(victim, now_ns, "gave way to work", work.number)
             self._place(victim, now_ns, may_displace=False)
         else:
-            self._repair(lane, now_ns)
+            self._repair(lane, now_ns, place[2] + 1 if place[4] else 0)
         return True
 
     def _options(
         self, work: Work, lane: Lane, now_ns: int
-    ) -> list[tuple[tuple[int, int, int, int], Lane, Work | None, Lane | None]]:
-        """What could give way on one lane, each with its price: losses, started losses, more losses, device time."""
-        found: list[tuple[tuple[int, int, int, int], Lane, Work | None, Lane | None]] = []
+    ) -> list[tuple[Price, Lane, Work | None, Lane | None]]:
+        """What could give way on one lane, each with its price."""
+        found: list[tuple[Price, Lane, Work | None, Lane | None]] = []
         plan = self.plans[lane.index]
         duration_ns = work.durations_ns[lane.device]
         for victim in plan.works[:VICTIMS_MAX]:
@@ -411,9 +440,10 @@ class WaitingRoom:
                 continue
             if other is not None:
                 extra_ns = victim.durations_ns[other.device] - saved_ns
-                found.append(((0, 0, 0, duration_ns + extra_ns), lane, victim, other))
+                found.append(((0, 0, 0, 0, duration_ns + extra_ns), lane, victim, other))
             elif is_lesser:
-                found.append(((1, int(victim.has_run), 1, duration_ns - saved_ns), lane, victim, None))
+                count = 1000 if victim.has_run else 1
+                found.append(((1, victim.rank, 0, count, duration_ns - saved_ns), lane, victim, None))
         price = self._force_price(work, lane, now_ns)
         if price is not None:
             found.append((price, lane, None, None))
@@ -429,7 +459,7 @@ class WaitingRoom:
                     best, best_ns = other, place[0]
         return best
 
-    def _force_price(self, work: Work, lane: Lane, now_ns: int) -> tuple[int, int, int, int] | None:
+    def _force_price(self, work: Work, lane: Lane, now_ns: int) -> Price | None:
         """What it costs to put a work on a lane whoever becomes late; None where one of its own class or above would."""
         place = self.place_on(work, lane, now_ns)
         if place is None:
@@ -438,34 +468,41 @@ class WaitingRoom:
         plan = self.plans[lane.index]
         running = lane.work if lane.work is not None and lane.work.state is not WorkState.ENDED else None
         rest_ns = max(now_ns, lane.ends_ns) if running is not None else now_ns
-        losses = 0
+        losses = highest = 0
         for position in range(place[2], len(plan)):
             if plan.slack_ns(position, position + 1) - duration_ns < rest_ns:
                 if plan.works[position].rank >= work.rank:
                     return None
                 losses += 1
+                highest = max(highest, plan.works[position].rank)
         started = 0
         if running is not None and place[4] and running.deadline_ns - rest_ns < duration_ns:
-            if running.rank >= work.rank:
+            if running.rank > work.rank or (
+                running.rank == work.rank and rest_ns - now_ns < LONG_RATIO * duration_ns
+            ):
                 return None
             started = 1
-        return 1, 0 if losses + started <= 1 else 1, started * 1000 + losses, duration_ns
+            highest = max(highest, running.rank)
+        return 1, highest, int(losses + started > 1), started * 1000 + losses, duration_ns
 
-    def _repair(self, lane: Lane, now_ns: int) -> None:
-        """Takes works out of a lane's plan until the rest ends in time: of the least class up to the late one, the longest."""
+    def _repair(self, lane: Lane, now_ns: int, urgent_count: int) -> None:
+        """Takes works out of a lane's plan until the rest ends in time: of the least class up to the late one, the longest.
+
+        The first ``urgent_count`` interrupt what runs.
+        """
         plan = self.plans[lane.index]
         running = lane.work if lane.work is not None and lane.work.state is not WorkState.ENDED else None
         rest_ns = max(now_ns, lane.ends_ns) if running is not None else now_ns
         out = []
         while plan.works:
-            late = plan.first_late(self._urgent_count(lane, plan), now_ns, rest_ns)
+            late = plan.first_late(max(urgent_count, self._urgent_count(lane, plan)), now_ns, rest_ns)
             if late < 0:
                 break
             least = plan.works[late].rank
             candidates = [p for p in range(late + 1) if plan.works[p].rank == least]
-            victim = plan.works[
-                min(candidates, key=lambda p: (plan.works[p].has_run, -plan.duration_ns(p), p))
-            ]
+            position = min(candidates, key=lambda p: (plan.works[p].has_run, -plan.duration_ns(p), p))
+            victim = plan.works[position]
+            urgent_count -= position < urgent_count
             self._take(victim)
             self._counts["displaced"] += 1
             self.note(victim, now_ns, "gave way to works of a higher class")
@@ -511,6 +548,10 @@ class WaitingRoom:
             given_up=dict(self._given_up),
             **self._counts,
         )
+
+
+def _key_in(work: Work, rank: int) -> Key:
+    return (-rank, work.urgent_ns, work.number)
 
 
 def _where(index: int) -> str:

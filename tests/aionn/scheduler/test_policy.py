@@ -164,17 +164,70 @@ def test_medium_interrupts_low_only_where_it_would_be_late():
     assert table.decide(now=5) == [Preempt(table.lanes[0], urgent)]
 
 
-def test_equals_interrupt_only_where_both_are_kept():
+@pytest.mark.parametrize(
+    ("deadline", "duration", "interrupts"),
+    [(120, 10, True), (105, 60, False), (105, 40, True)],
+    ids=["both are kept", "about as much is left", "far more is left"],
+)
+def test_equals_interrupt_where_both_are_kept_or_far_more_is_left(deadline, duration, interrupts):
     table = Table()
-    table.add(100, deadline=120)
+    table.add(100, deadline=deadline)
     table.decide()
-    urgent = table.add(10, deadline=50)
-    assert table.decide(now=5) == [Preempt(table.lanes[0], urgent)]
+    urgent = table.add(duration, deadline=80)
+    assert table.decide(now=5) == ([Preempt(table.lanes[0], urgent)] if interrupts else [])
+
+
+def test_medium_interrupts_low_that_is_lost_by_it():
     table = Table()
-    table.add(100, deadline=105)
+    low = table.add(100, priority=LOW, deadline=105)
     table.decide()
-    table.add(10, deadline=50)
-    assert table.decide(now=5) == []
+    medium = table.add(10, deadline=50)
+    assert table.decide(now=5) == [Preempt(table.lanes[0], medium)]
+    assert table.room.is_planned_on(medium, table.lanes[0]) and low.state is WorkState.RUNNING
+
+
+def test_any_planned_work_that_cannot_wait_interrupts_not_the_first_alone():
+    table = Table()
+    table.add(60, priority=LOW)
+    table.decide()
+    first = table.add(10, deadline=75)
+    assert table.decide() == []
+    # Behind the first it would end at 80.
+    table.add(10, deadline=78)
+    assert table.decide() == [Preempt(table.lanes[0], first)]
+
+
+def test_low_goes_before_medium_only_where_it_would_be_lost_and_medium_is_not():
+    for medium_deadline, low_deadline, order in ((100, 100, [1, 2]), (100, 35, [2, 1]), (75, 35, [1])):
+        table = Table()
+        table.add(20, priority=HIGH)
+        table.decide()
+        table.add(50, priority=MEDIUM, deadline=medium_deadline)
+        table.add(10, priority=LOW, deadline=low_deadline)
+        table.end()
+        assert table.order() == order
+
+
+def test_low_goes_before_no_high_and_before_nothing_without_a_deadline():
+    for priority, deadline in ((HIGH, 100), (MEDIUM, None)):
+        table = Table()
+        table.add(20, priority=HIGH)
+        table.decide()
+        first = table.add(50, priority=priority, deadline=deadline)
+        table.add(10, priority=LOW, deadline=35)
+        table.end()
+        assert table.order() == [first.number]
+
+
+def test_low_that_went_ahead_gives_way_to_medium():
+    table = Table()
+    table.add(20, priority=HIGH)
+    table.decide()
+    spared = table.add(50, priority=MEDIUM, deadline=100)
+    table.add(10, priority=LOW, deadline=35)
+    urgent = table.add(30, priority=MEDIUM, deadline=90)
+    table.end()
+    assert table.order() == [urgent.number, spared.number]
 
 
 def test_device_that_cannot_be_interrupted_is_left_alone():
