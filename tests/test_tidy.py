@@ -97,7 +97,9 @@ HOMES: dict[str, tuple[str, ...]] = {
     "openvino": ("aionn/drivers/openvino/",),
     "onnxruntime": ("aionn/drivers/onnxruntime/",),
     "av": ("aionn/media/",),
+    "mlperf_loadgen": ("aionn/benchmarking/loadgen.py",),
     "asyncio": (
+        "aionn/benchmarking/loadgen.py",
         "aionn/drivers/asynchronous.py",
         "aionn/runtime/background.py",
         "aionn/runtime/clock.py",
@@ -401,13 +403,8 @@ def test_functions_are_of_a_readable_length(package_sources):
 
 def test_every_module_is_imported_by_something(package_sources):
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"].values()
-    entry_points = {
-        *PACKAGES,
-        "aionn.__main__",
-        "aionn.blocking",
-        "aionn.media",
-        *(s.partition(":")[0] for s in scripts),
-    }
+    entry_points = {*PACKAGES, "aionn.__main__", "aionn.blocking", "aionn.media"}
+    entry_points |= {script.partition(":")[0] for script in scripts}
     # Made for the drivers of others.
     entry_points |= {"aionn.drivers.skeleton", "aionn.drivers.versioned"}
     report([f"{path}: nothing imports it" for path in unused_modules(package_sources, entry_points)])

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from aionn.hal import Operand
 
-__all__ = ["Accuracy", "Array", "compare_outputs"]
+__all__ = ["Accuracy", "Array", "compare_outputs", "to_real"]
 
 Array = npt.NDArray[Any]
 
@@ -50,7 +50,7 @@ def compare_outputs(
         identical += all(a.tobytes() == b.tobytes() for a, b in zip(mine, wanted, strict=True))
         for a, b, operand in zip(mine, wanted, operands, strict=True):
             with np.errstate(invalid="ignore"):
-                difference = np.abs(_real(a, operand) - _real(b, operand))
+                difference = np.abs(to_real(a, operand) - to_real(b, operand))
             # Infinities of one sign and missing numbers on both sides are equal, and differ from everything else.
             same = (a == b) | ((a != a) & (b != b))
             difference = np.where(same, 0.0, np.where(np.isfinite(difference), difference, np.inf))
@@ -68,6 +68,7 @@ def compare_outputs(
     )
 
 
-def _real(array: Array, operand: Operand) -> Array:
+def to_real(array: Array, operand: Operand) -> Array:
+    """Real numbers that stored ones mean, float64."""
     real = array.astype(np.float64)
     return (real - operand.zero_point) * operand.scale if operand.scale else real

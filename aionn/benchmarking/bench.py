@@ -24,7 +24,17 @@ import msgspec
 import numpy as np
 
 from aionn.benchmarking.accuracy import Accuracy, Array, compare_outputs
-from aionn.benchmarking.figures import Spread, Verdict, spread_of, verdict
+from aionn.benchmarking.evaluators import Evaluation
+from aionn.benchmarking.figures import Spread, Verdict, judgement, spread_of, verdict
+from aionn.benchmarking.loadgen import LoadReport, Scenario
+from aionn.benchmarking.measures import (
+    KnownData,
+    Load,
+    OperationShare,
+    evaluate,
+    operation_shares,
+    run_scenarios,
+)
 from aionn.benchmarking.paths import PATHS, Arguments, Path, draw_inputs, opened
 from aionn.errors import Error, InvalidArgument
 from aionn.hal import CACHE_TOKEN_BYTES, CacheFileCounts, CacheFiles, Model, PreparedModel
@@ -35,6 +45,9 @@ __all__ = ["BASELINE", "BenchmarkReport", "CompileTimes", "DeviceReport", "Progr
 
 BASELINE = "litert-cpu"
 """The device whose answers and times the others are compared with: LiteRT's own on the CPU."""
+
+REFERENCE = "reference"
+"""The device whose operations can be timed one by one: its kernels run here as well."""
 
 COUNT_MAX = 1_000_000
 SECONDS_MAX = 3600.0
@@ -54,6 +67,8 @@ class Settings(msgspec.Struct, frozen=True):
         compilations: How often the model is compiled, without a cache, into one, and from it.
         samples: How many random inputs are compared with the baseline's answers.
         seed: Seed of the inputs.
+        known: Data whose right answers are known; None for none.
+        load: LoadGen's scenarios.
     """
 
     count: int = 1000
@@ -62,6 +77,8 @@ class Settings(msgspec.Struct, frozen=True):
     compilations: int = 5
     samples: int = 20
     seed: int = 0
+    known: KnownData | None = None
+    load: Load = Load()
 
     def check(self) -> None:
         """Demands settings that measure something.
@@ -84,6 +101,9 @@ class Settings(msgspec.Struct, frozen=True):
             raise InvalidArgument(
                 f"bench, paths: expected some of {', '.join(PATHS)}, got {', '.join(self.paths) or 'none'}"
             )
+        if self.known is not None:
+            self.known.check()
+        self.load.check()
 
 
 class CompileTimes(msgspec.Struct, frozen=True):
@@ -115,6 +135,10 @@ class DeviceReport(msgspec.Struct, frozen=True):
         throughput: Executions per second with all slots busy through bursts; None where bursts were not asked for.
         compared: The median on the first path against the baseline's.
         accuracy: Against the baseline's answers; None for the baseline itself, and where there is none.
+        evaluation: On data whose right answers are known; None without such data.
+        judged: Its first figure against the baseline's, within a point; None where one of them is missing.
+        load: What LoadGen found in each scenario.
+        shares: What each type of operation takes; known for the reference kernels only, and None elsewhere.
     """
 
     device: str
@@ -126,6 +150,10 @@ class DeviceReport(msgspec.Struct, frozen=True):
     throughput: float | None = None
     compared: Verdict | None = None
     accuracy: Accuracy | None = None
+    evaluation: Evaluation | None = None
+    judged: Verdict | None = None
+    load: dict[Scenario, LoadReport] = {}
+    shares: tuple[OperationShare, ...] | None = None
 
 
 class BenchmarkReport(msgspec.Struct, frozen=True):
@@ -187,7 +215,11 @@ def _compared(report: DeviceReport, reports: Sequence[DeviceReport]) -> DeviceRe
         return report
     path = next(iter(baseline.latency_ms))
     told = verdict(_middle(report.latency_ms[path]), _middle(baseline.latency_ms[path]))
-    return msgspec.structs.replace(report, compared=told)
+    judged = None
+    if report.evaluation is not None and baseline.evaluation is not None:
+        ours, theirs = (next(iter(r.values.values())) for r in (report.evaluation, baseline.evaluation))
+        judged = judgement(ours, theirs, higher_is_better=report.evaluation.evaluator == "top-k")
+    return msgspec.structs.replace(report, compared=told, judged=judged)
 
 
 def _middle(spread: Spread) -> float:
@@ -228,7 +260,7 @@ class _Measured:
         self._model = model
         self._settings = settings
         self._done = 0
-        self._steps = 3 + len(settings.paths)
+        self._steps = 3 + len(settings.paths) + (settings.known is not None) + bool(settings.load.scenarios)
         self._progress = progress
 
     def _step(self, what: str) -> None:
@@ -255,6 +287,8 @@ class _Measured:
                 throughput = await self._throughput(prepared, inputs[0]) if is_wanted else None
                 self._step("accuracy")
                 outputs = await _outputs(prepared, self._model, inputs) if wanted is not None else []
+                evaluation = await self._evaluation(prepared)
+                load = await self._load(prepared, inputs, throughput)
             finally:
                 await prepared.aclose()
         except Error as e:
@@ -268,7 +302,40 @@ class _Measured:
             latency_ms=latencies,
             throughput=throughput,
             accuracy=None if wanted is None else compare_outputs(outputs, wanted, self._model.main.outputs),
+            evaluation=evaluation,
+            load=load,
+            shares=await self._shares(inputs[0]),
         )
+
+    async def _evaluation(self, prepared: PreparedModel) -> Evaluation | None:
+        if self._settings.known is None:
+            return None
+        self._step("right answers")
+        return await evaluate(prepared, self._model, self._settings.known)
+
+    async def _load(
+        self, prepared: PreparedModel, inputs: Sequence[Sequence[Array]], throughput: float | None
+    ) -> dict[Scenario, LoadReport]:
+        load = self._settings.load
+        if not load.scenarios:
+            return {}
+        self._step("LoadGen")
+        if throughput is None:
+            throughput = await self._throughput(prepared, inputs[0])
+        return await run_scenarios(
+            prepared,
+            self._model,
+            inputs,
+            load,
+            slots=self._device.info.slots,
+            throughput=throughput,
+            seed=self._settings.seed,
+        )
+
+    async def _shares(self, inputs: Sequence[Array]) -> tuple[OperationShare, ...] | None:
+        if self._device.name != REFERENCE:
+            return None
+        return await anyio.to_thread.run_sync(operation_shares, self._model, inputs)
 
     async def _compile_times(self) -> CompileTimes:
         hal = self._device.hal

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-__all__ = ["BEYOND_MIN", "BUCKETS", "Spread", "Verdict", "spread_of", "verdict"]
+__all__ = ["BEYOND_MIN", "BUCKETS", "Spread", "Verdict", "judgement", "spread_of", "verdict"]
 
 BUCKETS = 32
 
@@ -22,6 +22,9 @@ BEYOND_MIN = 5
 
 SAME_SHARE = 0.01
 """Differences up to this share count as none; MLTS's number."""
+
+SAME_POINTS = 0.01
+"""Shares of right answers that differ by up to one point are the same; MLTS's number."""
 
 Verdict = str
 """``better``, ``same`` or ``worse``."""
@@ -91,3 +94,11 @@ def verdict(value: float, baseline: float) -> Verdict:
     if abs(value - baseline) <= SAME_SHARE * abs(baseline):
         return "same"
     return "better" if value < baseline else "worse"
+
+
+def judgement(value: float, baseline: float, *, higher_is_better: bool) -> Verdict:
+    """How a share of right answers, or an error, compares with the baseline's. A missing number is worse than any other."""
+    if abs(value - baseline) <= SAME_POINTS:
+        return "same"
+    is_better = value > baseline if higher_is_better else value < baseline
+    return "better" if is_better else "worse"

@@ -27,6 +27,7 @@ table { border-collapse: collapse; }
 th, td { padding: .25rem .8rem .25rem 0; border-bottom: 1px solid var(--line); text-align: right; }
 th:first-child, td:first-child { text-align: left; } caption { text-align: left; color: var(--soft); }
 .better { color: var(--good); } .worse, .failure { color: var(--bad); } .plots { display: flex; flex-wrap: wrap; gap: 1.5rem; }
+.wide + .wide, .wide + .plots { margin-top: 1.2rem; }
 svg { max-width: 100%; height: auto; } svg text { fill: var(--soft); font-size: 11px; } svg rect { fill: var(--bar); }
 svg line { stroke: var(--line); } p.note { color: var(--soft); }
 """
@@ -101,9 +102,61 @@ def _device(device: DeviceReport) -> str:
         facts.append(("largest error", f"{a.largest_error:.3g}"))
         if a.top1_agreement is not None:
             facts.append(("same largest output", f"{a.top1_agreement:.1%}"))
+    if device.evaluation is not None:
+        for name, value in device.evaluation.values.items():
+            facts.append((f"right answers: {name}", f"{value:.4g}"))
+        told = device.judged
+        if told is not None:
+            facts.append(("right answers against the baseline", f'<span class="{told}">{told}</span>'))
+        for failure in device.evaluation.failures[:10]:
+            facts.append(("beyond a limit", f'<span class="failure">{escape(failure)}</span>'))
     rows = "".join(f"<tr><td>{name}</td><td>{value}</td></tr>" for name, value in facts)
     plots = "".join(_histogram(device.device, path, spread) for path, spread in device.latency_ms.items())
-    return f'{title}<div class="wide"><table>{rows}</table></div><div class="plots">{plots}</div>'
+    tables = f'<div class="wide"><table>{rows}</table></div>{_load(device)}'
+    return f'{title}{tables}<div class="plots">{plots}{_shares(device)}</div>'
+
+
+def _load(device: DeviceReport) -> str:
+    if not device.load:
+        return ""
+    heads = ("scenario", "queries", "per s", "p50 ms", "p90 ms", "p99 ms", "bound held", "valid")
+    rows = []
+    for name, load in device.load.items():
+        cells = [
+            name,
+            str(load.queries),
+            _rate(load.samples_per_s),
+            *(_ms(v) for v in (load.p50_ms, load.p90_ms, load.p99_ms)),
+            "yes" if load.is_within_bound else "no",
+            "yes" if load.is_valid else "no",
+        ]
+        rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
+    head = "".join(f"<th>{text}</th>" for text in heads)
+    caption = "LoadGen; latency counts from when a query was due"
+    return (
+        f'<div class="wide"><table><caption>{caption}</caption><tr>{head}</tr>{"".join(rows)}</table></div>'
+    )
+
+
+def _shares(device: DeviceReport) -> str:
+    """A bar for each type of operation, the largest first."""
+    if not device.shares:
+        return ""
+    shown, step, left = device.shares[:12], 18, 190
+    high = step * len(shown)
+    parts = []
+    for index, share in enumerate(shown):
+        y, width = index * step, (WIDTH - left - 60) * share.share / shown[0].share
+        name = escape(f"{share.operation} x{share.count}")
+        parts.append(f'<text x="{left - 6}" y="{y + 13}" text-anchor="end">{name}</text>')
+        parts.append(f'<rect x="{left}" y="{y + 3}" width="{max(width, 1):.1f}" height="{step - 6}"/>')
+        parts.append(f'<text x="{left + max(width, 1) + 4:.1f}" y="{y + 13}">{share.share:.1%}</text>')
+    words = escape(f"Share of each type of operation on {device.device}")
+    return (
+        '<figure style="margin:0"><h3>operations</h3>'
+        f'<svg role="img" aria-label="{words}" viewBox="0 0 {WIDTH} {high}" width="{WIDTH}" height="{high}">{"".join(parts)}</svg>'
+        "</figure>"
+    )
 
 
 def _histogram(device: str, path: str, spread: Spread) -> str:

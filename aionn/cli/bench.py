@@ -12,13 +12,19 @@ from cyclopts import Parameter
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import aionn
-from aionn.benchmarking.bench import BenchmarkReport, Settings, benchmark
+from aionn.benchmarking.bench import BenchmarkReport, DeviceReport, Settings, benchmark
+from aionn.benchmarking.evaluators import Evaluator
+from aionn.benchmarking.loadgen import Scenario
+from aionn.benchmarking.measures import KnownData, Load
 from aionn.benchmarking.page import render_page
 from aionn.benchmarking.paths import PATHS, Path
 from aionn.cli.output import console, print_json, print_table
 from aionn.errors import InvalidArgument
 
 __all__ = ["bench"]
+
+FAILURES_SHOWN = 5
+SHARES_SHOWN = 6
 
 
 def bench(
@@ -32,10 +38,20 @@ def bench(
     samples: int = 20,
     compilations: int = 5,
     seed: int = 0,
+    data: FilePath | None = None,
+    evaluator: Evaluator = "top-k",
+    pixels: tuple[float, float] = (0.0, 1.0),
+    expected_top1: float | None = None,
+    scenario: list[Scenario] | None = None,
+    load_seconds: float = 5.0,
+    rate: float | None = None,
+    bound_ms: float = 33.0,
     html: FilePath | None = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Measure latency, throughput, compilation, memory and accuracy of a model. Exit code 1 says that a device failed.
+    """Measure latency, throughput, compilation, memory and accuracy of a model.
+
+    Exit code 1 says that a device failed, or that its answers on labelled data are beyond a limit.
 
     Args:
         model: A .tflite file.
@@ -46,11 +62,21 @@ def bench(
         samples: Random inputs whose answers are compared with LiteRT's.
         compilations: How often the model is compiled.
         seed: Seed of the inputs.
+        data: A folder of labelled pictures, sounds or arrays: one folder in it for each class; or NAME.npy with NAME.expected.npy.
+        evaluator: What labelled data are judged by: top-k for classes, mel-cepstral for speech, phone-error for phones.
+        pixels: What the darkest and the lightest pixel of a picture become.
+        expected_top1: The share of right first choices that the model is known for; more than 5 points under it is a failure.
+        scenario: A scenario of MLPerf's LoadGen, given once for each.
+        load_seconds: How long each scenario issues queries.
+        rate: Queries per second of the server scenario; by default the largest rate that holds the bound is looked for.
+        bound_ms: Time within which 99 % of a server's queries must be answered.
         html: A file to write a page with plots to.
         json: Print one JSON object.
     """
     paths = tuple(p for p in PATHS if path is None or p in path)
-    settings = Settings(count, seconds, paths, compilations, samples, seed)
+    known = None if data is None else KnownData(str(data), evaluator, pixels, expected_top1)
+    load = Load(tuple(scenario or ()), load_seconds, rate, bound_ms)
+    settings = Settings(count, seconds, paths, compilations, samples, seed, known, load)
     settings.check()
     if html is not None:
         _check_writable(html)
@@ -74,7 +100,11 @@ def bench(
         print_json(report)
     else:
         _print(report)
-    return 1 if any(found.failure for found in report.devices) else 0
+    return 1 if any(_is_bad(found) for found in report.devices) else 0
+
+
+def _is_bad(found: DeviceReport) -> bool:
+    return found.failure is not None or (found.evaluation is not None and bool(found.evaluation.failures))
 
 
 def _check_writable(path: FilePath) -> None:
@@ -116,8 +146,37 @@ def _print(report: BenchmarkReport) -> None:
             a = found.accuracy
             told.append(f"{a.identical} of {a.samples} answers LiteRT's, largest error {a.largest_error:.3g}")
         screen.print(f"{found.device}: {'; '.join(told)}", markup=False)
+        _print_measures(found)
     if report.baseline is None:
         screen.print("answers are not compared: LiteRT cannot run the model or is not installed")
+
+
+def _print_measures(found: DeviceReport) -> None:
+    screen = console()
+    if found.evaluation is not None:
+        values = ", ".join(f"{name} {value:.4g}" for name, value in found.evaluation.values.items())
+        judged = "" if found.judged is None else f" ({found.judged})"
+        samples = found.evaluation.samples
+        screen.print(f"{found.device}: right answers on {samples} samples: {values}{judged}", markup=False)
+        for failure in found.evaluation.failures[:FAILURES_SHOWN]:
+            screen.print(f"{found.device}: {failure}", markup=False)
+    if found.load:
+        heads = ("scenario", "queries", "per s", "p50 ms", "p90 ms", "p99 ms", "bound held", "valid")
+        rows = [
+            (
+                name,
+                load.queries,
+                f"{load.samples_per_s:.1f}",
+                *(_number(value) for value in (load.p50_ms, load.p90_ms, load.p99_ms)),
+                "yes" if load.is_within_bound else "no",
+                "yes" if load.is_valid else "no",
+            )
+            for name, load in found.load.items()
+        ]
+        print_table(f"{found.device}, LoadGen", heads, rows)
+    if found.shares is not None:
+        told = ", ".join(f"{s.operation} {s.share:.0%}" for s in found.shares[:SHARES_SHOWN])
+        screen.print(f"{found.device}: operations: {told}", markup=False)
 
 
 def _number(value: float | None) -> str:

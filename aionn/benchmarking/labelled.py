@@ -1,0 +1,196 @@
+"""Data whose right answers are known, from a folder.
+
+Owns finding the files and turning each into the first input of a model. What the answers say is for ``evaluators``.
+
+Classes, for ``top-k``: one folder for each, named after its number, or after a line of ``labels.txt`` beside them; in it pictures,
+sounds, or arrays (.npy) of the input's shape. Sequences, for the others: ``NAME.npy`` with one input for each step, and the right
+outputs in ``NAME.expected.npy``.
+
+Invariants:
+1. Everything is found and named before anything is read; files come in the order of their names.
+2. A file that cannot be used is an error that names it: none is left out in silence.
+
+Source: the data sets of MLTS, the HAL's own benchmark suite, and how its models take their input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from aionn.benchmarking.evaluators import Evaluator
+from aionn.errors import InvalidArgument
+from aionn.hal import Operand, operand_dtype
+from aionn.media import audio_file, log_mel, video_file
+
+__all__ = ["Sample", "find_samples", "load_array", "read_sample"]
+
+Array = npt.NDArray[Any]
+
+SAMPLES_MAX = 100_000
+PICTURES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".webp"))
+SOUNDS = frozenset((".wav", ".flac", ".mp3", ".ogg", ".m4a"))
+PIECE_S = 0.02
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One file with its right answer.
+
+    Attributes:
+        path: The file.
+        label: Its class; -1 for a sequence.
+        expected: The file with the right outputs of a sequence; None for a class.
+    """
+
+    path: Path
+    label: int = -1
+    expected: Path | None = None
+
+
+def find_samples(folder: Path, evaluator: Evaluator) -> list[Sample]:
+    """What is in a folder, in the order of the names.
+
+    Raises:
+        InvalidArgument: It cannot be read, holds nothing, or something that has no right answer.
+    """
+    if not folder.is_dir():
+        raise InvalidArgument(f"labelled data {folder}: expected a folder")
+    try:
+        found = _classes(folder) if evaluator == "top-k" else _sequences(folder)
+    except (OSError, UnicodeDecodeError) as e:
+        raise InvalidArgument(f"labelled data {folder}: cannot be read: {e}") from e
+    if not 0 < len(found) <= SAMPLES_MAX:
+        raise InvalidArgument(
+            f"labelled data {folder}: expected 1 to {SAMPLES_MAX} samples, got {len(found)}"
+        )
+    return found
+
+
+def _classes(folder: Path) -> list[Sample]:
+    names: list[str] = []
+    listed = folder / "labels.txt"
+    if listed.exists():
+        names = [line.strip() for line in listed.read_text(encoding="utf-8").splitlines()]
+    found = []
+    for inner in sorted(path for path in folder.iterdir() if path.is_dir()):
+        if inner.name in names:
+            label = names.index(inner.name)
+        elif inner.name.isdecimal():
+            label = int(inner.name)
+        else:
+            raise InvalidArgument(
+                f"labelled data {inner}: expected a folder named after a class's number, or after a line of labels.txt"
+            )
+        for path in sorted(inner.iterdir()):
+            if path.suffix.lower() not in PICTURES | SOUNDS | {".npy"}:
+                raise InvalidArgument(
+                    f"labelled data {path}: expected a picture, a sound, or an array (.npy)"
+                )
+            found.append(Sample(path, label))
+    return found
+
+
+def _sequences(folder: Path) -> list[Sample]:
+    found = []
+    for path in sorted(folder.glob("*.npy")):
+        if path.name.endswith(".expected.npy"):
+            continue
+        expected = path.with_name(f"{path.stem}.expected.npy")
+        if not expected.exists():
+            raise InvalidArgument(f"labelled data {path}: expected its right outputs in {expected.name}")
+        found.append(Sample(path, expected=expected))
+    return found
+
+
+async def read_sample(sample: Sample, operand: Operand, pixels: tuple[float, float]) -> Array:
+    """A file as the model takes it.
+
+    Args:
+        sample: Which one.
+        operand: The model's first input, of known shape.
+        pixels: What the darkest and the lightest pixel become; arrays and sounds are taken as they are.
+
+    Returns:
+        One input for a class; ``[steps, *shape]`` for a sequence. Real numbers are quantised as the operand says.
+
+    Raises:
+        InvalidArgument: The file cannot be read, or does not fit the input.
+    """
+    suffix = sample.path.suffix.lower()
+    if suffix in PICTURES:
+        return _stored(await _picture(sample.path, operand, pixels), operand)
+    if suffix in SOUNDS:
+        return _stored(await _sound(sample.path, operand), operand)
+    array = load_array(sample.path)
+    shape: tuple[int, ...] = operand.dimensions
+    steps = 1 if sample.expected is None else array.size // max(1, int(np.prod(shape)))
+    wanted = shape if sample.expected is None else (steps, *shape)
+    if array.size != np.prod(wanted) or not steps:
+        what = "of shape" if sample.expected is None else "with a whole number of steps, each of shape"
+        raise InvalidArgument(
+            f"labelled data {sample.path}: expected an array {what} {list(shape)}, got {list(array.shape)}"
+        )
+    array = array.reshape(wanted)
+    return array if array.dtype == operand_dtype(operand.type) else _stored(array, operand)
+
+
+def load_array(path: Path) -> Array:
+    """An array from a .npy file, without any code that the file may hold.
+
+    Raises:
+        InvalidArgument: It is none.
+    """
+    try:
+        array: Array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as e:
+        raise InvalidArgument(f"labelled data {path}: expected an array: {e}") from e
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
+        raise InvalidArgument(f"labelled data {path}: expected an array of numbers")
+    return array
+
+
+async def _picture(path: Path, operand: Operand, pixels: tuple[float, float]) -> Array:
+    shape: Sequence[int] = operand.dimensions
+    if len(shape) != 4 or shape[0] != 1 or shape[3] not in (1, 3):
+        raise InvalidArgument(
+            f"labelled data {path}: a picture needs an input of shape [1, height, width, 1 or 3], got {list(shape)}"
+        )
+    async with video_file(path, size=(shape[2], shape[1]), pace=False) as frames:
+        async for frame in frames:
+            low, high = pixels
+            picture = np.asarray(frame.data, dtype=np.float64) / 255 * (high - low) + low
+            return picture[None] if shape[3] == 3 else picture.mean(axis=2, keepdims=True)[None]
+    raise InvalidArgument(f"labelled data {path}: expected a picture, got none")
+
+
+async def _sound(path: Path, operand: Operand) -> Array:
+    """Log-mel energies of the sound, which is cut or filled with silence to the length that the input takes."""
+    shape: Sequence[int] = operand.dimensions
+    if len(shape) < 3 or shape[-2:] != (40, 1) or np.prod(shape[:-3]) != 1:
+        raise InvalidArgument(
+            f"labelled data {path}: a sound needs an input of log-mel energies [1, frames, 40, 1], got {list(shape)}"
+        )
+    samples = 512 + 320 * (shape[-3] - 1)
+    # The digits model takes a whole second for its 49 frames, of which the last 128 samples fill no frame.
+    pieces: list[Array] = []
+    async with audio_file(path, window_s=PIECE_S, hop_s=PIECE_S, pace=False) as windows:
+        async for window in windows:
+            pieces.append(np.array(window.samples))
+            if sum(piece.size for piece in pieces) >= samples:
+                break
+    heard = np.concatenate(pieces)[:samples] if pieces else np.zeros(0, dtype=np.float32)
+    return log_mel(np.pad(heard, (0, samples - heard.size)).astype(np.float32)).reshape(shape)
+
+
+def _stored(array: Array, operand: Operand) -> Array:
+    dtype = operand_dtype(operand.type)
+    if not operand.scale:
+        return array.astype(dtype)
+    info = np.iinfo(dtype.name)
+    stored = np.round(array.astype(np.float64) / operand.scale) + operand.zero_point
+    return np.clip(stored, info.min, info.max).astype(dtype)

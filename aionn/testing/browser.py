@@ -1,0 +1,213 @@
+"""A page in headless Chromium: what its console said, and what can be seen of its plots.
+
+Owns one Chromium process and the words of its DevTools protocol that a test of a page needs, over a pair of pipes: no port, no
+further package. Refuses to click and type; a test of an application needs a real driver for that.
+
+Invariants:
+1. Every wait ends: what Chromium does not answer in ``timeout_s`` is a ``BrowserError``.
+2. The process and its profile are gone when the block is left.
+
+Source: the DevTools protocol (messages end with a zero byte; descriptor 3 is read by Chromium, 4 is written).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+__all__ = ["BrowserError", "SeenPage", "find_browser", "see_page"]
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+OPTIONS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--remote-debugging-pipe",
+    "--window-size=1200,900",
+)
+
+_LOOK = """
+(() => {
+  const seen = element => { const r = element.getBoundingClientRect(); return r.width >= 1 && r.height >= 1; };
+  const plots = [...document.querySelectorAll('svg, canvas')].filter(seen);
+  const marks = svg => [...svg.querySelectorAll('rect, path, circle, line, polyline')].filter(seen).length;
+  return JSON.stringify({
+    title: document.title,
+    text: document.body.innerText,
+    plots: plots.map(marks),
+    width: document.documentElement.scrollWidth,
+  });
+})()
+"""
+
+
+class BrowserError(Exception):
+    """Chromium died, or did not answer in time."""
+
+
+class SeenPage(msgspec.Struct, frozen=True):
+    """What is to be seen.
+
+    Attributes:
+        title: Of the document.
+        text: As a reader sees it.
+        plots: Of each visible plot, how many marks (bars, lines, points) are visible in it.
+        width: How wide the page is in pixels, in a window 1,200 wide: more than that must be scrolled sideways.
+        requests: Addresses that it fetched, beside itself.
+        console: Errors and warnings on its console, and exceptions that nobody caught.
+    """
+
+    title: str
+    text: str
+    plots: list[int]
+    width: int
+    requests: list[str] = []
+    console: list[str] = []
+
+
+def find_browser() -> str | None:
+    """The path of a Chromium, or None where there is none."""
+    return next((found for name in NAMES if (found := shutil.which(name))), None)
+
+
+def see_page(path: Path, *, timeout_s: float = 60.0, browser: str | None = None) -> SeenPage:
+    """Opens a file in Chromium and looks at it.
+
+    Raises:
+        BrowserError: There is no browser, it died, or it did not answer in time.
+    """
+    program = browser or find_browser()
+    if program is None:
+        raise BrowserError(f"expected one of {', '.join(NAMES)} on PATH, got none")
+    with _started(program, timeout_s) as talk:
+        target = talk.ask("Target.createTarget", url="about:blank")["targetId"]
+        session = talk.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            talk.ask(f"{domain}.enable", session=session)
+        address = path.resolve().as_uri()
+        talk.ask("Page.navigate", session=session, url=address)
+        talk.wait_for("Page.loadEventFired")
+        found = talk.ask("Runtime.evaluate", session=session, expression=_LOOK, returnByValue=True)
+        if "exceptionDetails" in found:
+            raise BrowserError(f"{path}: cannot be looked at: {found['exceptionDetails']}")
+        page = msgspec.json.decode(found["result"]["value"], type=SeenPage)
+        requests = [name for name in talk.requests() if name != address and not name.startswith("data:")]
+        return msgspec.structs.replace(page, requests=requests, console=talk.complaints())
+
+
+class _Talk:
+    """Requests, answers and events of the protocol."""
+
+    def __init__(self, read_fd: int, write_fd: int, end_s: float) -> None:
+        self._read_fd = read_fd
+        self._write_fd = write_fd
+        self._end_s = end_s
+        self._sent = 0
+        self._rest = b""
+        self._events: list[dict[str, Any]] = []
+
+    def ask(self, method: str, session: str | None = None, **parameters: Any) -> dict[str, Any]:
+        self._sent += 1
+        message: dict[str, Any] = {"id": self._sent, "method": method, "params": parameters}
+        if session is not None:
+            message["sessionId"] = session
+        try:
+            os.write(self._write_fd, json.dumps(message).encode() + b"\0")
+        except OSError as e:
+            raise BrowserError(f"{method}: the browser is gone: {e.strerror}") from e
+        while True:
+            answer = self._receive(method)
+            if answer.get("id") == self._sent:
+                if "error" in answer:
+                    raise BrowserError(f"{method}: {answer['error'].get('message')}")
+                result: dict[str, Any] = answer["result"]
+                return result
+            self._events.append(answer)
+
+    def wait_for(self, event: str) -> None:
+        while not any(found.get("method") == event for found in self._events):
+            self._events.append(self._receive(event))
+
+    def requests(self) -> list[str]:
+        return [
+            event["params"]["request"]["url"]
+            for event in self._events
+            if event.get("method") == "Network.requestWillBeSent"
+        ]
+
+    def complaints(self) -> list[str]:
+        found = []
+        for event in self._events:
+            parameters = event.get("params", {})
+            match event.get("method"):
+                case "Runtime.exceptionThrown":
+                    found.append(f"exception: {parameters['exceptionDetails'].get('text')}")
+                case "Runtime.consoleAPICalled" if parameters["type"] in ("error", "warning", "assert"):
+                    words = " ".join(str(a.get("value", a.get("description"))) for a in parameters["args"])
+                    found.append(f"{parameters['type']}: {words}")
+                case "Log.entryAdded" if parameters["entry"]["level"] in ("error", "warning"):
+                    found.append(f"{parameters['entry']['level']}: {parameters['entry']['text']}")
+        return found
+
+    def _receive(self, what: str) -> dict[str, Any]:
+        while b"\0" not in self._rest:
+            left_s = self._end_s - time.monotonic()
+            if left_s <= 0 or not select.select([self._read_fd], [], [], left_s)[0]:
+                raise BrowserError(f"{what}: no answer from the browser in time")
+            part = os.read(self._read_fd, 1 << 16)
+            if not part:
+                raise BrowserError(f"{what}: the browser ended")
+            self._rest += part
+        message, _, self._rest = self._rest.partition(b"\0")
+        decoded: dict[str, Any] = json.loads(message)
+        return decoded
+
+
+@contextlib.contextmanager
+def _started(program: str, timeout_s: float) -> Iterator[_Talk]:
+    to_read, to_write = os.pipe()
+    from_read, from_write = os.pipe()
+    # The two ends get the numbers that Chromium expects in a shell between us: Python runs no code of ours after its fork.
+    wrapper = f'exec 3<&{to_read} 4>&{from_write}; exec "$@"'
+    try:
+        with tempfile.TemporaryDirectory(prefix="aionn-browser-", ignore_cleanup_errors=True) as profile:
+            command = ["/bin/bash", "-c", wrapper, "sh", program, *OPTIONS, f"--user-data-dir={profile}"]
+            process = subprocess.Popen(
+                command,
+                pass_fds=(to_read, from_write),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            os.close(to_read)
+            os.close(from_write)
+            to_read = from_write = -1
+            try:
+                yield _Talk(from_read, to_write, time.monotonic() + timeout_s)
+            finally:
+                # The whole session: Chromium is a family of processes.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, 9)
+                process.wait()
+    finally:
+        for fd in (to_read, to_write, from_read, from_write):
+            if fd >= 0:
+                os.close(fd)
