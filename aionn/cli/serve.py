@@ -15,6 +15,8 @@ from aionn.cli.output import console
 from aionn.drivers import registry
 from aionn.errors import InvalidArgument
 from aionn.hal import Device
+from aionn.hal.log_tags import choose_tags
+from aionn.runtime.traces import begin_trace
 from aionn.service.host import SHARED_QUOTAS, listen
 from aionn.service.progress import Progress
 from aionn.service.quotas import Quotas
@@ -69,6 +71,8 @@ def serve(
         bursts=bursts,
         executions=executions,
     )
+    choose_tags()
+    begin_trace(None, process=f"server of {name or device}")
     made = registry.make_device(device, name or device)
     anyio.run(_serve, made, socket, permissions, quotas, hang_after, quiet)
     return 0

@@ -23,6 +23,7 @@ __all__ = [
     "built_in_info",
     "driver_names",
     "load_factory",
+    "made_by",
     "make_device",
 ]
 
@@ -86,10 +87,14 @@ def make_device(driver: str, name: str) -> Device:
         InvalidArgument: No such driver.
         DeviceUnavailable: It cannot be imported or made, or breaks a rule about names, counts, performance or extensions.
     """
+    return made_by(load_factory(driver), driver, name)
+
+
+def made_by(factory: DriverFactory, driver: str, name: str) -> Device:
+    """As ``make_device``, of a driver that has been imported."""
     # Not before it is needed: the rules import every operation.
     from aionn.validation import check_device_info
 
-    factory = load_factory(driver)
     try:
         device = factory(name)
         check_device_info(device.info)

@@ -35,6 +35,7 @@ from aionn.hal import (
     check_deadline_ns,
 )
 from aionn.hal.log_tags import choose_tags
+from aionn.hal.real_work import real_work
 from aionn.hal.tracing import section
 from aionn.runtime.background import Background
 from aionn.runtime.caching import open_cache
@@ -64,6 +65,8 @@ _logger = logging.getLogger("aionn.manager")
 
 Isolation = Literal["process", "in_process"]
 
+_NOT_ENABLED = "not enabled: see enabled_devices and cpu_only"
+
 
 class Unavailable(msgspec.Struct, frozen=True):
     """A driver that cannot be used.
@@ -82,25 +85,27 @@ class RuntimeDevice:
 
     Attributes:
         name: Its name, unique in the runtime.
-        driver: Registered name of its driver; ``given`` for a device that the caller made.
+        driver: Registered name of its driver; ``given`` for a device that the caller made, ``served`` for one at a socket.
         hal: The driver contract's side of it.
+        info: What never changes for a build of its driver; asked for once.
         dispatcher: Its slots.
         is_asynchronous: Whether executions take the driver's asynchronous call.
     """
 
     def __init__(
-        self, name: str, driver: str, hal: Device, execution_path: ExecutionPath = ExecutionPath.SYNC
+        self,
+        name: str,
+        driver: str,
+        hal: Device,
+        execution_path: ExecutionPath = ExecutionPath.SYNC,
+        info: DeviceInfo | None = None,
     ) -> None:
         self.is_asynchronous = execution_path == ExecutionPath.ASYNC
         self.name = name
         self.driver = driver
         self.hal = hal
-        self.dispatcher = Dispatcher(hal.info.slots, now=now_ns)
-
-    @property
-    def info(self) -> DeviceInfo:
-        """What never changes for a build of its driver."""
-        return self.hal.info
+        self.info = hal.info if info is None else info
+        self.dispatcher = Dispatcher(self.info.slots, now=now_ns)
 
     @property
     def type(self) -> DeviceType:
@@ -144,6 +149,10 @@ def open_runtime(
     cpu_only: bool | None = None,
     partition: str | None = None,
     execution_path: str | None = None,
+    sockets: Sequence[str | os.PathLike[str]] | None = None,
+    burst_controller_polling_us: int | None = None,
+    burst_server_polling_us: int | None = None,
+    log: str | None = None,
     trace: str | os.PathLike[str] | None = None,
     telemetry: Sequence[Listener] = (),
 ) -> Runtime:
@@ -160,8 +169,14 @@ def open_runtime(
         partition: ``none``: whole models, on the reference device; ``with_fallback``: models are cut, and fall back where a
             compilation allows it; ``without_fallback``: they never do. None takes ``AIONN_PARTITION``.
         execution_path: ``sync`` or ``async``: which of the driver's calls executions take. None takes ``AIONN_EXECUTION``.
+        sockets: Where ``aionn serve`` makes devices available; they are used beside the others, after those of ``devices``. None
+            takes ``AIONN_SOCKETS``.
+        burst_controller_polling_us: Microseconds that a burst looks for a result before it sleeps; not for models compiled
+            with ``low_power``. None takes ``AIONN_BURST_CONTROLLER_POLLING_US``.
+        burst_server_polling_us: The same for the driver's end. None takes ``AIONN_BURST_SERVER_POLLING_US``.
+        log: Log tags with commas between them, or ``all``; None takes ``AIONN_LOG``.
         trace: A file that a trace of all processes is written to; None takes ``AIONN_TRACE``.
-        telemetry: Called with a ``Report`` at the end of each compilation that succeeds and of each execution.
+        telemetry: Called with a ``Report`` at the end of each compilation and of each execution.
 
     Raises:
         InvalidArgument: A name is empty or used twice, there is no such isolation, or a setting makes no sense.
@@ -175,7 +190,8 @@ def open_runtime(
         raise InvalidArgument(
             f"drivers: expected different names, got {list(drivers)}; give a mapping to name devices"
         )
-    names = [*wanted, *(device.info.name for device in devices)]
+    given = [(device, device.info) for device in devices]
+    names = [*wanted, *(info.name for _, info in given)]
     if not all(names) or len(set(names)) != len(names):
         raise InvalidArgument(f"devices: expected different names that are not empty, got {names}")
     settings = settings_from(
@@ -183,8 +199,12 @@ def open_runtime(
         cpu_only=cpu_only,
         partition=partition,
         execution_path=execution_path,
+        sockets=sockets,
+        burst_controller_polling_us=burst_controller_polling_us,
+        burst_server_polling_us=burst_server_polling_us,
+        log=log,
     )
-    return Runtime(wanted, isolation, devices, settings=settings, trace=trace, telemetry=telemetry)
+    return Runtime(wanted, isolation, given, settings=settings, trace=trace, telemetry=telemetry)
 
 
 class Runtime:
@@ -200,7 +220,7 @@ class Runtime:
         self,
         drivers: Mapping[str, str],
         isolation: Isolation,
-        given: Sequence[Device] = (),
+        given: Sequence[tuple[Device, DeviceInfo]] = (),
         *,
         settings: Settings | None = None,
         trace: str | os.PathLike[str] | None = None,
@@ -231,7 +251,7 @@ class Runtime:
         return self._background.tasks
 
     async def __aenter__(self) -> Self:
-        choose_tags()
+        choose_tags(self.settings.log)
         self._owns_trace = begin_trace(self._trace)
         try:
             await self._background.start()
@@ -245,40 +265,69 @@ class Runtime:
         return self
 
     async def _find_devices(self) -> None:
-        found: list[RuntimeDevice] = []
-        unavailable: list[Unavailable] = []
-        # The reference device comes last, wherever it was named.
+        # Those that the caller made come first, then those of others' processes, then drivers; the reference device comes last,
+        # wherever it was named.
         drivers = sorted(self._drivers.items(), key=lambda item: item[1] == "reference")
-        made: list[tuple[str, str, Device | None]] = [(d.info.name, "given", d) for d in self._given]
-        self._unused = tuple(
-            d for name, driver, d in made if d and not self.settings.is_enabled(name, driver)
-        )
-        for name, driver, given in [*made, *((name, driver, None) for name, driver in drivers)]:
-            if not self.settings.is_enabled(name, driver):
-                unavailable.append(Unavailable(name, "not enabled: see enabled_devices and cpu_only"))
-                continue
-            hal = given
+        sources = [
+            *((path, "served") for path in self.settings.sockets),
+            *((name, driver) for name, driver in drivers),
+        ]
+        # Until it is found, a device that was given is closed with the runtime all the same.
+        self._unused = tuple(device for device, _ in self._given)
+        for device, info in self._given:
             try:
-                hal = await self._make(driver, name) if hal is None else hal
-                check_device_info(hal.info)
-                found.append(RuntimeDevice(name, driver, hal, self.settings.execution_path))
-                _logger.debug("found %s: driver %s %s", name, driver, hal.info.version)
+                self._add(device, info, info.name, "given")
+            except Error as e:
+                self._leave_out(info.name, str(e))
+        for name, driver in sources:
+            if driver != "served" and not self.settings.is_enabled(name, driver):
+                self._leave_out(name, _NOT_ENABLED)
+                continue
+            hal = None
+            try:
+                hal = await self._make(driver, name)
+                info = hal.info
+                self._add(hal, info, info.name if driver == "served" else name, driver)
             except Error as e:
                 # A driver that cannot be used, or that says of itself what cannot be, is left out.
                 if isinstance(e, InvalidArgument) and hal is None:
                     raise
-                unavailable.append(Unavailable(name, str(e)))
-                _logger.debug("left out %s: %s", name, e)
+                self._leave_out(name, str(e))
                 if hal is not None:
                     self._unused = (*self._unused, hal)
-            finally:
-                self.devices = tuple(found)
-        self.unavailable = tuple(unavailable)
+
+    def _add(self, hal: Device, info: DeviceInfo, name: str, driver: str) -> None:
+        """Takes a device up.
+
+        Raises:
+            Error: It says of itself what cannot be, or is not wanted.
+        """
+        check_device_info(info)
+        if any(device.name == name for device in self.devices):
+            raise DeviceUnavailable(f"a device is called {name!r} already")
+        if not self.settings.is_enabled(name, driver):
+            raise DeviceUnavailable(_NOT_ENABLED)
+        self.devices = (*self.devices, RuntimeDevice(name, driver, hal, self.settings.execution_path, info))
+        self._unused = tuple(other for other in self._unused if other is not hal)
+        _logger.debug("found %s: driver %s %s", name, driver, info.version)
+
+    def _leave_out(self, name: str, reason: str) -> None:
+        self.unavailable = (*self.unavailable, Unavailable(name, reason))
+        _logger.debug("left out %s: %s", name, reason)
 
     async def _make(self, driver: str, name: str) -> Device:
+        if driver == "served":
+            device = RemoteDevice(driver, name, self.tasks, path=name)
+            await device.connect()
+            return device
+        with real_work("importing a driver"):
+            # Engines take long to import, and the first one brings the rules of every operation with it.
+            if self._isolation == "in_process":
+                factory = await anyio.to_thread.run_sync(registry.load_factory, driver)
+            else:
+                info = await anyio.to_thread.run_sync(registry.built_in_info, driver, name)
         if self._isolation == "in_process":
-            return registry.load_factory(driver)(name)
-        info = registry.built_in_info(driver, name)
+            return registry.made_by(factory, driver, name)
         if info is None and driver not in registry.driver_names():
             registry.load_factory(driver)  # raises: names what there is
         device = RemoteDevice(driver, name, self.tasks, info=info)

@@ -14,16 +14,24 @@ from __future__ import annotations
 import enum
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
 
 from aionn.errors import InvalidArgument
-from aionn.hal.log_tags import LOG_VARIABLE, TAGS
+from aionn.hal.log_tags import LOG_VARIABLE, TAGS, parse_tags
 from aionn.hal.tracing import TRACE_VARIABLE
 
-__all__ = ["VARIABLES", "ExecutionPath", "PartitionMode", "Settings", "Variable", "settings_from"]
+__all__ = [
+    "VARIABLES",
+    "ExecutionPath",
+    "POLLING_US_MAX",
+    "PartitionMode",
+    "Settings",
+    "Variable",
+    "settings_from",
+]
 
 
 class PartitionMode(enum.StrEnum):
@@ -75,12 +83,34 @@ VARIABLES = (
     Variable(
         "AIONN_EXECUTION", "sync", "sync or async: the driver's call that executions take", "execution_path"
     ),
+    Variable(
+        "AIONN_SOCKETS",
+        "",
+        f"sockets of aionn serve, with {os.pathsep} between them; their devices are used as well",
+        "sockets",
+    ),
+    Variable(
+        "AIONN_BURST_CONTROLLER_POLLING_US",
+        "0",
+        "microseconds that a burst looks for a result in the application before it sleeps; not with low_power",
+        "burst_controller_polling_us",
+    ),
+    Variable(
+        "AIONN_BURST_SERVER_POLLING_US",
+        "0",
+        "microseconds that a burst looks for a request in the driver process before it sleeps; not with low_power",
+        "burst_server_polling_us",
+    ),
     Variable(TRACE_VARIABLE, "", "file that a trace of all processes is written to", "trace"),
-    Variable(LOG_VARIABLE, "", f"log tags, or all: {', '.join(TAGS)}"),
+    Variable(LOG_VARIABLE, "", f"log tags, or all: {', '.join(TAGS)}", "log"),
     Variable("AIONN_LITERT_THREADS", "1", "threads of each LiteRT interpreter"),
     Variable("AIONN_TRACEBACK", "0", "1: the command line shows where an error came from"),
     Variable("AIONN_CONFORMANCE_DATA", "", "folder of the conformance data"),
 )
+
+
+POLLING_US_MAX = 500
+"""Longest polling window. The application's holds the event loop, which nothing of ours may do for as long as a millisecond."""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -91,12 +121,20 @@ class Settings(msgspec.Struct, frozen=True):
         cpu_only: Whether only the reference device is used.
         partition: What may become of a model.
         execution_path: Which of the driver's calls an execution takes.
+        sockets: Where served devices are.
+        burst_controller_polling_us: How long a burst looks for a result before it sleeps, in microseconds.
+        burst_server_polling_us: How long the driver's end looks for a request before it sleeps, in microseconds.
+        log: Log tags; None leaves them to the variable.
     """
 
     enabled_devices: str = ".*"
     cpu_only: bool = False
     partition: PartitionMode = PartitionMode.WITH_FALLBACK
     execution_path: ExecutionPath = ExecutionPath.SYNC
+    sockets: tuple[str, ...] = ()
+    burst_controller_polling_us: int = 0
+    burst_server_polling_us: int = 0
+    log: str | None = None
 
     def is_enabled(self, name: str, driver: str) -> bool:
         """Whether a device is used."""
@@ -111,6 +149,10 @@ def settings_from(
     cpu_only: bool | None = None,
     partition: str | None = None,
     execution_path: str | None = None,
+    sockets: Sequence[str | os.PathLike[str]] | None = None,
+    burst_controller_polling_us: int | None = None,
+    burst_server_polling_us: int | None = None,
+    log: str | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Settings:
     """Settings from options and variables.
@@ -120,6 +162,10 @@ def settings_from(
         cpu_only: See ``Settings``.
         partition: See ``Settings``.
         execution_path: See ``Settings``.
+        sockets: See ``Settings``.
+        burst_controller_polling_us: See ``Settings``.
+        burst_server_polling_us: See ``Settings``.
+        log: See ``Settings``.
         environment: The variables; None takes the process's.
 
     Raises:
@@ -144,7 +190,34 @@ def settings_from(
     mode_text = dict(zip("012", PartitionMode, strict=True)).get(mode_text, mode_text)
     mode = _member(PartitionMode, mode_text, where)
     path_text, where = value(execution_path, "execution_path", "AIONN_EXECUTION", "sync")
-    return Settings(pattern, cpu_text == "1", mode, _member(ExecutionPath, path_text, where))
+    path = _member(ExecutionPath, path_text, where)
+    if log is not None and (unknown := parse_tags(log)[1]):
+        raise InvalidArgument(f"log: expected some of {', '.join(TAGS)}, got {', '.join(unknown)}")
+    windows = (
+        _window(burst_controller_polling_us, "burst_controller_polling_us", variables),
+        _window(burst_server_polling_us, "burst_server_polling_us", variables),
+    )
+    return Settings(pattern, cpu_text == "1", mode, path, _sockets(sockets, variables), *windows, log)
+
+
+def _sockets(given: Sequence[str | os.PathLike[str]] | None, variables: Mapping[str, str]) -> tuple[str, ...]:
+    where = "AIONN_SOCKETS" if given is None else "sockets"
+    if given is None:
+        given = [path for path in variables.get(where, "").split(os.pathsep) if path]
+    if isinstance(given, str | os.PathLike):
+        raise InvalidArgument(f"sockets: expected a list of paths, got {given!r}")
+    paths = tuple(os.fspath(path) for path in given)
+    if not all(paths) or len(set(paths)) != len(paths):
+        raise InvalidArgument(f"{where}: expected different paths, got {list(paths)}")
+    return paths
+
+
+def _window(given: int | None, option: str, variables: Mapping[str, str]) -> int:
+    name = f"AIONN_{option.upper()}"
+    text, where = (str(given), option) if given is not None else (variables.get(name, "") or "0", name)
+    if not text.isdecimal() or int(text) > POLLING_US_MAX:
+        raise InvalidArgument(f"{where}: expected from 0 to {POLLING_US_MAX} microseconds, got {text}")
+    return int(text)
 
 
 _E = TypeVar("_E", bound=enum.StrEnum)

@@ -42,8 +42,12 @@ EVENTS_MAX = 4_000_000
 """Most events that are read: beyond any trace that a viewer opens."""
 
 
-def begin_trace(path: str | os.PathLike[str] | None) -> bool:
+def begin_trace(path: str | os.PathLike[str] | None, *, process: str = "application") -> bool:
     """Starts tracing if that is asked for, by the argument or by the variable.
+
+    Args:
+        path: The file; None takes the variable's.
+        process: What this process is called in the trace.
 
     Returns:
         Whether ``end_trace`` ends it. What the variable asks for ends with the process: runtimes come and go, the trace is one.
@@ -52,11 +56,11 @@ def begin_trace(path: str | os.PathLike[str] | None) -> bool:
         InvalidArgument: The file cannot be written, or the process traces to another file already.
     """
     if path is not None:
-        start_tracing(path, process="application")
+        start_tracing(path, process=process)
         return True
     asked = os.environ.get(TRACE_VARIABLE)
     if asked and not is_tracing():
-        start_tracing(asked, process="application")
+        start_tracing(asked, process=process)
         atexit.register(end_trace, os.path.abspath(asked))
     return False
 
