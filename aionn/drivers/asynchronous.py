@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from typing import Any, Self, TypeVar
 
 import anyio
@@ -76,12 +76,17 @@ class AsyncPreparedModel(abc.ABC):
         device: The device that prepared it.
         model: The model, validated.
         priority: Relative to other prepared models of the device.
+        owner: Whose it is, where several clients share the device; equals take turns.
+        takes_priority: Executions may say what class they are of, other than that of the prepared model.
     """
+
+    takes_priority = True
 
     def __init__(self, device: AsyncDevice, model: Model, priority: Priority) -> None:
         self.device = device
         self.model = model
         self.priority = priority
+        self.owner: Hashable = None
         self._closed = False
 
     @abc.abstractmethod
@@ -116,10 +121,12 @@ class AsyncPreparedModel(abc.ABC):
             raise InvalidArgument("execution: the prepared model is closed")
         self.device.check_open()
 
-    def _turn(self, deadline_ns: int | None, loop_timeout_ns: int | None) -> Turn:
+    def _turn(
+        self, deadline_ns: int | None, loop_timeout_ns: int | None, priority: Priority | None = None
+    ) -> Turn:
         return Turn(
             self.device.slots,
-            priority=self.priority,
+            priority=self.priority if priority is None else priority,
             deadline_ns=deadline_ns,
             loop_timeout_ns=loop_timeout_ns,
         )
@@ -145,11 +152,12 @@ class AsyncPreparedModel(abc.ABC):
         measure: bool = False,
         deadline_ns: int | None = None,
         loop_timeout_ns: int | None = None,
+        priority: Priority | None = None,
     ) -> ExecutionResult:
         """See ``PreparedModel``. Cancellation asks the device to stop; it keeps its slot until it has."""
         check_times(deadline_ns, loop_timeout_ns)
         arguments = self.bind(request)
-        turn = self._turn(deadline_ns, loop_timeout_ns)
+        turn = self._turn(deadline_ns, loop_timeout_ns, priority)
         return await self.device.work(turn, lambda: self._run_in_turn(arguments, turn, measure))
 
     async def execute(
@@ -160,6 +168,7 @@ class AsyncPreparedModel(abc.ABC):
         measure: bool = False,
         deadline_ns: int | None = None,
         loop_timeout_ns: int | None = None,
+        priority: Priority | None = None,
     ) -> ErrorStatus:
         """See ``PreparedModel``. The callback comes from the event loop, or from here when the launch fails."""
 
@@ -177,7 +186,7 @@ class AsyncPreparedModel(abc.ABC):
         except Error as e:
             tell(e)
             return status_of(e)
-        turn = self._turn(deadline_ns, loop_timeout_ns)
+        turn = self._turn(deadline_ns, loop_timeout_ns, priority)
         self.device.start(self._run_in_turn(arguments, turn, measure), tell)
         return ErrorStatus.NONE
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import abc
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -82,13 +82,18 @@ class BlockingPreparedModel(abc.ABC):
         priority: Relative to other prepared models of the device.
         identity: A number that no other prepared model of this process ever has.
         extension_types: The operand types of the device's extensions, by the model's codes.
+        owner: Whose it is, where several clients share the device; equals take turns.
+        takes_priority: Executions may say what class they are of, other than that of the prepared model.
     """
+
+    takes_priority = True
 
     def __init__(self, device: BlockingDevice, model: Model, priority: Priority) -> None:
         self.device = device
         self.model = model
         self.priority = priority
         self.identity = next(_identities)
+        self.owner: Hashable = None
         self.extension_types = extension_types(model, device.info.extensions)
         self._closed = False
         self._abandoned = False
@@ -222,13 +227,14 @@ class BlockingPreparedModel(abc.ABC):
         measure: bool = False,
         deadline_ns: int | None = None,
         loop_timeout_ns: int | None = None,
+        priority: Priority | None = None,
     ) -> ExecutionResult:
         """See ``PreparedModel``. Cancellation asks the device to stop; it keeps its slot until it has."""
         check_times(deadline_ns, loop_timeout_ns)
         arguments = self.bind(request)
         return await run_on_gate(
             self.device.gate,
-            self.priority,
+            self.priority if priority is None else priority,
             deadline_ns,
             lambda is_cancelled: self.run_bound(
                 arguments,
@@ -247,6 +253,7 @@ class BlockingPreparedModel(abc.ABC):
         measure: bool = False,
         deadline_ns: int | None = None,
         loop_timeout_ns: int | None = None,
+        priority: Priority | None = None,
     ) -> ErrorStatus:
         """See ``PreparedModel``. The callback comes from one of the device's threads, or from here when the launch fails."""
 
@@ -269,7 +276,7 @@ class BlockingPreparedModel(abc.ABC):
         try:
             check_times(deadline_ns, loop_timeout_ns)
             arguments = self.bind(request)
-            self.device.gate.submit(self.priority, deadline_ns, job)
+            self.device.gate.submit(self.priority if priority is None else priority, deadline_ns, job)
         except Error as e:
             end()
             callback(status_of(e), (), NO_TIMING)

@@ -309,12 +309,18 @@ class SimulatedPreparedModel(AsyncPreparedModel):
         self._generation = device.generation
         self._interpreter = Interpreter(model) if device.results == "computed" else None
         cost = model_cost(model)
+        self._durations_ns: Sequence[int]
         if device.run_time_ns is None:
-            self._durations_ns: Sequence[int] = operation_durations_ns(device.profile, cost)
+            self._durations_ns = operation_durations_ns(device.profile, cost)
         else:
             count = max(1, len(cost.operations))
             cuts = [device.run_time_ns * index // count for index in range(count + 1)]
             self._durations_ns = [after - before for before, after in itertools.pairwise(cuts)]
+
+    @property
+    def expected_duration_ns(self) -> int:
+        """What an execution takes at full clock, without noise: what a driver that knows its device can say."""
+        return sum(self._durations_ns)
 
     def bind(self, request: Request, *, allow_unspecified_outputs: bool = True) -> Arguments:
         """As of the base class. Raises also ``DeadObject``: the device died since the preparation."""

@@ -82,6 +82,7 @@ class Burst:
         self._opened = False
         self._streams: set[Stream[Any]] = set()
         self._on_close = on_close
+        self._learnt_by = [object() for _ in plan.steps]
         self._report = report
         self._closed = False
 
@@ -155,7 +156,9 @@ class Burst:
             area.note(step.outputs, result.output_shapes)
             return result.timing
 
-        return Turn(step.device.dispatcher, run, self._plan.fall_back(index, measure))
+        fall_back = self._plan.fall_back(index, measure)
+        declared: int | None = getattr(step.prepared, "expected_duration_ns", None)
+        return Turn(step.device.dispatcher, run, fall_back, self._learnt_by[index], declared)
 
     async def execute(
         self,

@@ -184,6 +184,12 @@ class Plan(NamedTuple):
         return (*inputs, *(result_value(key, spec, sizes.get(key)) for key, spec in results.items()))
 
 
+def declared_ns(prepared: PreparedModel) -> int | None:
+    """What a driver says that an execution takes, in ns; None where it says nothing."""
+    declared: int | None = getattr(prepared, "expected_duration_ns", None)
+    return declared
+
+
 async def execute_step(
     step: PreparedStep,
     area: RequestArea,
@@ -202,14 +208,21 @@ async def execute_step(
         deadline_ns: Absolute; None for none.
         loop_timeout_ns: For every WHILE; None for the default.
     """
+    urgency: dict[str, Any] = {}
+    if getattr(step.prepared, "takes_priority", False):
+        urgency["priority"] = PRIORITY.get()
     for _ in range(GROWTH_TRIES_MAX):
         request = area.request(step.inputs, step.outputs)
         with section("LI_PE", step.device.name):
             if step.device.is_asynchronous:
-                result = await _launch(step.prepared, request, measure, deadline_ns, loop_timeout_ns)
+                result = await _launch(step.prepared, request, measure, deadline_ns, loop_timeout_ns, urgency)
             else:
                 result = await step.prepared.execute_synchronously(
-                    request, measure=measure, deadline_ns=deadline_ns, loop_timeout_ns=loop_timeout_ns
+                    request,
+                    measure=measure,
+                    deadline_ns=deadline_ns,
+                    loop_timeout_ns=loop_timeout_ns,
+                    **urgency,
                 )
         check_execution_result(step.model.main, result, measure=measure)
         area.note(step.outputs, result.output_shapes)
@@ -228,6 +241,7 @@ async def _launch(
     measure: bool,
     deadline_ns: int | None,
     loop_timeout_ns: int | None,
+    urgency: Mapping[str, Any],
 ) -> ExecutionResult:
     """The driver's asynchronous call, waited for."""
     done = SyncFence("launched execution")
@@ -240,7 +254,12 @@ async def _launch(
 
     with real_work("a launched execution"):
         status = await prepared.execute(
-            request, callback, measure=measure, deadline_ns=deadline_ns, loop_timeout_ns=loop_timeout_ns
+            request,
+            callback,
+            measure=measure,
+            deadline_ns=deadline_ns,
+            loop_timeout_ns=loop_timeout_ns,
+            **urgency,
         )
         if status != ErrorStatus.NONE:
             raise error_for_status(status, "execution: the device refused to launch it")
@@ -283,6 +302,8 @@ class Compilation:
         self._last_values: tuple[object, tuple[Value, ...]] | None = None
         self._bursts: set[Burst] = set()
         self._closed = False
+        # Durations are learnt by these, which nothing else is equal to, however often an address is used again.
+        self._learnt_by = [object() for _ in plan.steps]
         self.model = plan.model
         self.inputs = plan.inputs
         self.outputs = plan.outputs
@@ -438,7 +459,9 @@ class Compilation:
 
         # What lies in a device's memory cannot go to another device.
         fall_back = self._plan.fall_back(index, measure, loop_timeout_ns) if can_move else None
-        return Turn(step.device.dispatcher, run, fall_back)
+        return Turn(
+            step.device.dispatcher, run, fall_back, self._learnt_by[index], declared_ns(step.prepared)
+        )
 
     def _area(self, arrays: Sequence[Array | None], bound: Mapping[int, Binding]) -> RequestArea:
         shapes = tuple([None if array is None else array.shape for array in arrays])

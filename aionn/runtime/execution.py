@@ -13,7 +13,9 @@ Source: execution model of the NN HAL 1.3; "late" is defined at the caller becau
 from __future__ import annotations
 
 import enum
-from collections.abc import Awaitable, Callable, Generator, Sequence
+import weakref
+from collections.abc import Awaitable, Callable, Generator, Hashable, Sequence
+from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -32,10 +34,24 @@ from aionn.runtime.arguments import Array, RequestArea
 from aionn.runtime.background import Background
 from aionn.runtime.clock import now_ns
 from aionn.runtime.fallback import may_fall_back
-from aionn.scheduler.dispatcher import Dispatcher
+from aionn.scheduler.dispatcher import Dispatcher, Outcome
+from aionn.scheduler.work import NEVER_NS, Work
 from fences import FenceStatus, SyncFence, merge
 
-__all__ = ["Execution", "ExecutionState", "Result", "Turn", "check_fences"]
+__all__ = [
+    "PRIORITY",
+    "UNDER_WAY",
+    "Execution",
+    "ExecutionFence",
+    "ExecutionState",
+    "Result",
+    "Turn",
+    "check_fences",
+    "sum_of",
+]
+
+FALLBACKS_TOLD_MAX = 64
+"""Most fallbacks that a result tells of, each once: a loop may fall back in every round."""
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -77,11 +93,23 @@ class Turn(NamedTuple):
         dispatcher: The slots of the device that runs it.
         run: Runs it there, on a slot that is had, and gives what the device measured. Takes the memory and the limit.
         fall_back: Runs it on the reference device after ``run`` has failed; None where that is not allowed. Gives a sentence too.
+        model: What its duration on the device is learnt by; None to learn nothing.
+        declared_ns: What the driver says that it takes; None where it says nothing.
     """
 
     dispatcher: Dispatcher
     run: Callable[[RequestArea, int | None], Awaitable[Timing]]
     fall_back: Callable[[RequestArea, int | None, Error], Awaitable[tuple[Timing, str]]] | None = None
+    model: Hashable = None
+    declared_ns: int | None = None
+
+    def least_ns(self) -> int:
+        """What it takes at least, as far as is known."""
+        return self.dispatcher.least_ns(self.model, self.declared_ns)
+
+    def expected_ns(self) -> int:
+        """What it is expected to take."""
+        return self.dispatcher.expected_ns(self.model, self.declared_ns)
 
 
 class Cancellable(Protocol):
@@ -132,9 +160,12 @@ class Execution:
         self._fallback: list[str] = []
         self._background: Background
         self._task: Cancellable
+        self._turn: tuple[Turn, Work] | None = None
+        self._lent_priority = Priority.LOW
+        self._lent_urgent_ns = NEVER_NS
         self._timer: Cancellable | None = None
         self._result: Result | None = None
-        self.fence = SyncFence("execution")
+        self.fence: SyncFence = ExecutionFence(self)
         self.finished_ns = 0
         self.state = ExecutionState.WAITING_FOR_FENCES if wait_for else ExecutionState.WAITING_FOR_SLOT
 
@@ -146,6 +177,8 @@ class Execution:
     def start(self, background: Background) -> None:
         """Starts the work in the background, which outlives the caller."""
         self._background = background
+        if self._wait_for:
+            self._lend()
         self._task = background.start_execution(self._run(), self._end)
         if self._deadline_ns is not None:
             self._limit_at(self._deadline_ns)
@@ -163,10 +196,14 @@ class Execution:
             self._stop_waiting()
 
     async def _run(self) -> None:
+        UNDER_WAY.set(weakref.ref(self))
         try:
             with section("LR_PE", self._device):
                 if self._wait_for:
+                    self._check_time()
                     await self._wait_for_fences()
+                if len(self._turns) > 1:
+                    self._check_time()
                 with section("LR_PIO", "inputs"):
                     self._area = self._prepare()
                 timing = await self._take_turns(self._area)
@@ -207,32 +244,127 @@ class Execution:
                 self._deadline_ns = limit_ns
                 self._limit_at(limit_ns)
 
+    def _check_time(self) -> None:
+        """Refuses what all of its steps together cannot end in time, before anything is waited for.
+
+        Raises:
+            MissedDeadline: Even idle devices would need longer (persistent).
+        """
+        if self._deadline_ns is None:
+            return
+        least_ns = sum(turn.least_ns() for turn in self._turns)
+        left_ns = self._deadline_ns - now_ns()
+        if left_ns < least_ns:
+            told = f"execution: even idle devices would need {least_ns} ns, and {max(0, left_ns)} ns are left"
+            raise MissedDeadline(told, transient=False)
+
+    def _lend(self) -> None:
+        """Lends priority and urgency to what this waits for, and to what that waits for: a chain is as urgent as its end."""
+        urgent_ns = min(self._lent_urgent_ns, NEVER_NS if self._deadline_ns is None else self._deadline_ns)
+        chain = [(self, self._rank, urgent_ns)]
+        for _ in range(LENT_MAX):
+            if not chain:
+                return
+            follower, priority, urgent_ns = chain.pop(0)
+            if urgent_ns != NEVER_NS:
+                # What it waits for must be done so much earlier that it still has its own time.
+                urgent_ns = max(0, urgent_ns - sum(turn.expected_ns() for turn in follower._turns))
+            for fence in follower._wait_for:
+                for part in getattr(fence, "parts", (fence,)):
+                    leader = part.execution() if isinstance(part, ExecutionFence) else None
+                    if leader is not None and leader._borrow(priority, urgent_ns):
+                        chain.append((leader, leader._rank, leader._lent_urgent_ns))
+
+    def _borrow(self, priority: Priority, urgent_ns: int) -> bool:
+        """Takes over what one that waits for this lends; whether that is more than it had."""
+        if self.fence.status != FenceStatus.PENDING or (
+            priority <= self._rank and urgent_ns >= self._lent_urgent_ns
+        ):
+            return False
+        self._lent_priority = max(priority, self._lent_priority)
+        self._lent_urgent_ns = min(urgent_ns, self._lent_urgent_ns)
+        if self._turn is not None:
+            turn, work = self._turn
+            turn.dispatcher.hasten(work, self._lent_priority, self._lent_urgent_ns)
+        return True
+
+    @property
+    def _rank(self) -> Priority:
+        """Its class, or that of one that waits for it where that is higher."""
+        return max(self._priority, self._lent_priority)
+
+    def change_priority(self, priority: Priority) -> bool:
+        """Changes the class of an execution that does not run yet; False if it runs or has ended.
+
+        Raises:
+            InvalidArgument: There is no such priority.
+        """
+        if not isinstance(priority, Priority):
+            raise InvalidArgument(f"priority: expected a Priority, got {priority!r}")
+        if self.state in (ExecutionState.RUNNING, ExecutionState.FINISHED):
+            return False
+        self._priority = priority
+        self._lend()
+        return self._turn is None or self._turn[0].dispatcher.change_priority(self._turn[1], self._rank)
+
+    def explain(self) -> str:
+        """Why it is where it is, in some lines."""
+        told = f"{self.state.value}, priority {self._rank.name}, deadline {self._deadline_ns}"
+        return told if self._turn is None else f"{told}\n{self._turn[0].dispatcher.explain(self._turn[1])}"
+
     async def _take_turns(self, area: RequestArea) -> Timing:
         try:
-            return _sum_of([await self._take_turn(turn, area) for turn in self._turns])
+            return sum_of([await self.take_turn(turn, area) for turn in self._turns])
         except Error as e:
             rescue = self._rescue
             if rescue is None or not may_fall_back(e) or self.fence.status != FenceStatus.PENDING:
                 raise
             error = e
-        timing = await self._take_turn(rescue, area)
+        timing = await self.take_turn(rescue, area)
         self._fallback.append(f"the whole model: {error}; ran on the reference device")
         return timing
 
-    async def _take_turn(self, turn: Turn, area: RequestArea) -> Timing:
+    async def take_turn(self, turn: Turn, area: RequestArea) -> Timing:
+        """Waits for a slot and runs a step; steps of a control flow that is interpreted take their turns within its own.
+
+        Raises:
+            Error: The execution was given up before, or the step failed.
+        """
         if self.fence.status != FenceStatus.PENDING:
             raise GeneralFailure("execution: given up before its next step")
         self.state = ExecutionState.WAITING_FOR_SLOT
-        work = await turn.dispatcher.acquire(priority=self._priority, deadline_ns=self._deadline_ns)
+        told_count = len(self._fallback)
+        dispatcher = turn.dispatcher
+        work = dispatcher.enter(
+            priority=self._rank,
+            deadline_ns=self._deadline_ns,
+            model=turn.model,
+            declared_ns=turn.declared_ns,
+            urgent_ns=self._lent_urgent_ns,
+        )
+        self._turn = turn, work
+        outcome: Outcome = "failed"
+        try:
+            await dispatcher.turn(work)
+        except BaseException:
+            self._turn = None
+            raise
         try:
             if not self._queued_ns:
                 self._queued_ns = now_ns() - self._asked_ns
             # From here on the device works: whoever gives up, nothing cancels this task, and the slot is held until the device
             # has answered.
             self.state = ExecutionState.RUNNING
-            return await self._run_or_fall_back(turn, area)
+            PRIORITY.set(self._rank)
+            timing = await self._run_or_fall_back(turn, area)
+            outcome = "ended" if len(self._fallback) == told_count else "failed"
+            return timing
+        except MissedDeadline as e:
+            outcome = "late" if e.transient else "failed"  # Persistent: it was never begun.
+            raise
         finally:
-            turn.dispatcher.release(work)
+            self._turn = None
+            dispatcher.release(work, outcome=outcome)
 
     async def _run_or_fall_back(self, turn: Turn, area: RequestArea) -> Timing:
         try:
@@ -241,7 +373,8 @@ class Execution:
             if turn.fall_back is None or not may_fall_back(e) or self.fence.status != FenceStatus.PENDING:
                 raise
             timing, told = await turn.fall_back(area, self._deadline_ns, e)
-        self._fallback.append(told)
+        if told not in self._fallback and len(self._fallback) < FALLBACKS_TOLD_MAX:
+            self._fallback.append(told)
         return timing
 
     def _complete(self, area: RequestArea, timing: Timing) -> None:
@@ -300,7 +433,29 @@ class Execution:
         return self.wait().__await__()
 
 
-def _sum_of(timings: Sequence[Timing]) -> Timing:
+UNDER_WAY: ContextVar[weakref.ref[Execution]] = ContextVar("execution under way")
+"""The execution whose task this is. Weak: a task that is started here inherits the context, and may live as long as the runtime."""
+
+
+PRIORITY: ContextVar[Priority | None] = ContextVar("priority of the execution under way", default=None)
+"""The class that a driver shall give to what this task executes; None for that of its prepared model."""
+
+LENT_MAX = 1024
+"""How many executions of a chain are told at once that they became more urgent."""
+
+
+class ExecutionFence(SyncFence):
+    """The fence of an execution, which knows it, so that who waits for the one can hasten the other."""
+
+    __slots__ = ("execution",)
+
+    def __init__(self, execution: Execution) -> None:
+        super().__init__("execution")
+        # Weak: the two would otherwise live until the garbage collector comes.
+        self.execution: weakref.ref[Execution] = weakref.ref(execution)
+
+
+def sum_of(timings: Sequence[Timing]) -> Timing:
     """What all steps took; None where one was not measured."""
     on_device = [t.time_on_device_ns for t in timings if t.time_on_device_ns is not None]
     in_driver = [t.time_in_driver_ns for t in timings if t.time_in_driver_ns is not None]

@@ -23,6 +23,7 @@ import msgspec
 from aionn.drivers import registry
 from aionn.errors import DeviceUnavailable, Error, ErrorStatus, InvalidArgument
 from aionn.hal import (
+    CancelCapability,
     Capabilities,
     Device,
     DeviceInfo,
@@ -105,7 +106,8 @@ class RuntimeDevice:
         self.driver = driver
         self.hal = hal
         self.info = hal.info if info is None else info
-        self.dispatcher = Dispatcher(self.info.slots, now=now_ns)
+        can_preempt = self.info.cancel != CancelCapability.NONE
+        self.dispatcher = Dispatcher(self.info.slots, now=now_ns, can_preempt=can_preempt)
 
     @property
     def type(self) -> DeviceType:

@@ -3,42 +3,70 @@
 Owns the waiting of tasks and the learning of durations; who gets a slot is for ``aionn.scheduler.policy`` to say.
 
 Invariants:
-1. No more than ``slot_count`` slots are held at once.
+1. No more than ``slot_count`` slots are held at once. Where the device can interrupt work between operations, a more urgent work is
+   sent to it beside the one that it interrupts, which then holds no slot until its device goes on with it.
 2. A waiter is told that it will be late as soon as that is certain, not when its turn comes.
 3. A cancelled waiter leaves the room; a cancelled holder gives its slot back only by ``release``.
 4. A slot is held until its holder gives it back, also by work that runs past its deadline.
+5. No estimate turns work away for ever: now and then one is let through to see whether it still holds.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Hashable
+from typing import Literal
 
 import anyio
 
 from aionn.errors import InvalidArgument, MissedDeadline, ResourceExhausted
-from aionn.hal import Priority
+from aionn.hal import Priority, check_deadline_ns
 from aionn.scheduler.estimates import Estimates
 from aionn.scheduler.policy import PlanPolicy
 from aionn.scheduler.queue import WAITING_MAX, WaitingRoomStatistics
-from aionn.scheduler.work import NEVER_NS, Abort, Action, Lane, Reason, Start, Work, WorkState
+from aionn.scheduler.work import (
+    NEVER_NS,
+    Abort,
+    Action,
+    Lane,
+    Preempt,
+    Reason,
+    Start,
+    Work,
+    WorkState,
+)
 
-__all__ = ["Dispatcher"]
+__all__ = ["Dispatcher", "Outcome"]
 
 EXPLAINED_MAX = 16
 """How many waiting works ``explain`` tells of."""
+
+PROBE_EVERY = 16
+"""Of the works that a learnt duration alone would turn away, every so many is tried all the same: devices become faster again."""
+
+INTERRUPTED_MAX = 2
+"""How many works per slot may stand interrupted at the device: one of each lower class."""
+
+Outcome = Literal["ended", "late", "failed"]
+"""How an execution ended at the device: with results, broken off at its deadline, or so that its duration says nothing."""
 
 
 class _Turn:
     """What a work means to the task that waits for it."""
 
-    __slots__ = ("event", "model", "reason", "started_ns")
+    __slots__ = ("event", "is_disturbed", "is_interrupting", "model", "reason", "started_ns")
 
     def __init__(self, model: Hashable) -> None:
-        self.event = anyio.Event()
+        self.event: anyio.Event | None = None
         self.model = model
         self.reason: Reason | None = None
         self.started_ns = 0
+        self.is_interrupting = False
+        self.is_disturbed = False
+
+    def wake(self) -> None:
+        if self.event is not None:
+            self.event.set()
 
 
 class Dispatcher:
@@ -47,6 +75,8 @@ class Dispatcher:
     Args:
         slot_count: How many executions the device can run at once.
         now: The clock of the deadlines, the same as the loop's.
+        can_preempt: Whether the device interrupts what runs for more urgent work, between operations or anywhere, and goes on with
+            it afterwards.
         estimates: Where durations are learnt; None for a new place.
         waiting_max: Most that may wait.
         on_full: ``refuse`` or ``displace``: what happens to a new one, or to the last in the order, when too many wait.
@@ -58,20 +88,25 @@ class Dispatcher:
         slot_count: int,
         *,
         now: Callable[[], int],
+        can_preempt: bool = False,
         estimates: Estimates | None = None,
         waiting_max: int = WAITING_MAX,
         on_full: str = "refuse",
         trace: Callable[[int, Action], None] | None = None,
     ) -> None:
         self._now = now
-        # The shell cannot interrupt a device; drivers that can do so between operations look at the deadline themselves.
-        self._lanes = [Lane(index, 0, can_preempt=False) for index in range(slot_count)]
+        self._can_preempt = can_preempt
+        self._lanes = [Lane(index, 0, can_preempt=can_preempt) for index in range(slot_count)]
         self._policy = PlanPolicy(waiting_max=waiting_max, on_full=on_full)
         self._room = self._policy.make_queue(self._lanes)
         self._estimates = Estimates() if estimates is None else estimates
         self._trace = trace
         self._numbers = itertools.count()
         self._works: dict[int, Work] = {}
+        self._interrupted: dict[int, Work] = {}
+        self._taken: set[int] = set()
+        self._refusals: dict[Hashable, int] = {}
+        self._counts = dict.fromkeys(("preempted", "overran", "probed"), 0)
 
     def enter(
         self,
@@ -79,6 +114,7 @@ class Dispatcher:
         priority: Priority,
         deadline_ns: int | None,
         model: Hashable = None,
+        declared_ns: int | None = None,
         urgent_ns: int | None = None,
     ) -> Work:
         """Asks for a slot; ``turn`` waits for it.
@@ -87,32 +123,61 @@ class Dispatcher:
             priority: Its class.
             deadline_ns: Absolute; None for none.
             model: What to learn durations by; None to learn nothing and to expect no duration.
+            declared_ns: What its driver says that it takes, believed until enough was learnt; None where it says nothing.
             urgent_ns: The deadline that one who waits for this work leaves it, where that is sooner than its own.
 
         Raises:
-            InvalidArgument: There is no such priority.
+            InvalidArgument: There is no such priority, or a time is no integer of 64 bits or negative.
             MissedDeadline: The deadline has passed, or even an idle device could not keep it (both persistent).
             ResourceExhausted: Too many wait already.
         """
         if not isinstance(priority, Priority):
             raise InvalidArgument(f"scheduler: expected a Priority, got {priority!r}")
+        check_deadline_ns(deadline_ns, where="scheduler")
         now_ns = self._now()
-        expected_ns = 1 if model is None else self._estimates.duration_ns(model, 1)
+        expected_ns = least_ns = 1
+        if model is not None:
+            least_ns = self._least_ns(model, declared_ns)
+            expected_ns = max(self._estimates.duration_ns(model, declared_ns or 1), least_ns)
+            if deadline_ns is not None and deadline_ns > now_ns and now_ns + least_ns > deadline_ns:
+                least_ns = self._probe(model, least_ns)
         work = Work(
             next(self._numbers),
             priority=priority,
             deadline_ns=deadline_ns,
             arrival_ns=now_ns,
             durations_ns=(expected_ns,),
+            least_ns=None if least_ns == expected_ns else (least_ns,),
             urgent_ns=urgent_ns,
             item=_Turn(model),
         )
         reason = self._room.add(work, now_ns)
         if reason is not None:
-            raise _error(reason, expected_ns, has_waited=False)
+            raise _error(reason, work.shortest_ns, has_waited=False)
         self._works[work.number] = work
         self._decide(now_ns)
         return work
+
+    def _least_ns(self, model: Hashable, declared_ns: int | None) -> int:
+        return self._estimates.least_ns(model, declared_ns or 1)
+
+    def _probe(self, model: Hashable, least_ns: int) -> int:
+        """What to believe of a work that would be turned away: the estimate, or nothing at all if it is to be tried."""
+        if not self._estimates.count(model):
+            return least_ns  # Its driver says so, and knows.
+        count = self._refusals[model] = self._refusals.get(model, 0) + 1
+        if count % PROBE_EVERY:
+            return least_ns
+        self._counts["probed"] += 1
+        return 1
+
+    def least_ns(self, model: Hashable, declared_ns: int | None = None) -> int:
+        """What an execution takes at least, as far as is known; arguments as of ``enter``."""
+        return 0 if model is None else self._least_ns(model, declared_ns)
+
+    def expected_ns(self, model: Hashable, declared_ns: int | None = None) -> int:
+        """What an execution is expected to take; arguments as of ``enter``."""
+        return 0 if model is None else self._estimates.duration_ns(model, declared_ns or 1)
 
     async def turn(self, work: Work) -> None:
         """Waits for the slot that ``enter`` asked for. The caller must give it back with ``release``; a cancelled one never has it.
@@ -122,24 +187,28 @@ class Dispatcher:
             ResourceExhausted: Others displaced it because too many wait.
         """
         turn: _Turn = work.item
-        try:
-            while work.state is WorkState.WAITING:
-                now_ns = self._now()
-                if work.deadline_ns == NEVER_NS:
-                    await turn.event.wait()
-                else:
-                    # One nanosecond after the last moment at which it could start; at least a turn of the loop.
-                    limit_ns = work.deadline_ns - work.shortest_ns + 1
-                    with anyio.move_on_after(max(0.0, (limit_ns - now_ns) / 1e9)):
-                        await turn.event.wait()
-                    if work.state is WorkState.WAITING:
-                        self._decide(max(self._now(), limit_ns))
-        except BaseException:
-            # The turn may have come in the same turn of the loop as the cancellation: then the slot is given back here.
-            self.leave(work)
-            raise
+        if work.state is WorkState.WAITING:
+            turn.event = anyio.Event()
+            try:
+                await self._wait(work, turn.event)
+            except BaseException:
+                # The turn may have come in the same turn of the loop as the cancellation: then the slot is given back here.
+                self.leave(work)
+                raise
         if turn.reason is not None:
             raise _error(turn.reason, work.shortest_ns, has_waited=True)
+
+    async def _wait(self, work: Work, event: anyio.Event) -> None:
+        while work.state is WorkState.WAITING:
+            if work.deadline_ns == NEVER_NS:
+                await event.wait()
+                continue
+            # One nanosecond after the last moment at which it could start; at least a turn of the loop.
+            limit_ns = work.deadline_ns - work.shortest_ns + 1
+            with anyio.move_on_after(max(0.0, (limit_ns - self._now()) / 1e9)):
+                await event.wait()
+            if work.state is WorkState.WAITING:
+                self._decide(max(self._now(), limit_ns))
 
     async def acquire(
         self,
@@ -147,6 +216,7 @@ class Dispatcher:
         priority: Priority,
         deadline_ns: int | None,
         model: Hashable = None,
+        declared_ns: int | None = None,
         urgent_ns: int | None = None,
     ) -> Work:
         """Waits for a slot: ``enter`` and ``turn`` in one. Returns what ``release`` takes.
@@ -154,81 +224,177 @@ class Dispatcher:
         Raises:
             MissedDeadline: See ``enter`` and ``turn``.
             ResourceExhausted: Too many wait.
-            InvalidArgument: There is no such priority.
+            InvalidArgument: See ``enter``.
         """
-        work = self.enter(priority=priority, deadline_ns=deadline_ns, model=model, urgent_ns=urgent_ns)
+        work = self.enter(
+            priority=priority,
+            deadline_ns=deadline_ns,
+            model=model,
+            declared_ns=declared_ns,
+            urgent_ns=urgent_ns,
+        )
         await self.turn(work)
         return work
 
     def leave(self, work: Work) -> None:
         """Gives up what ``enter`` asked for, whether it waits or has its slot. Idempotent."""
-        if work.state is WorkState.RUNNING:
-            self.release(work)
+        if self._lane_of(work) is not None or work.number in self._interrupted:
+            self.release(work, outcome="failed")
         elif work.state is WorkState.WAITING:
             self._room.note(work, self._now(), "cancelled by its caller")
             self._room.remove(work)
             self._end(work)
             self._decide(self._now())
 
-    def release(self, work: Work | None = None, *, is_representative: bool = True) -> None:
+    def release(self, work: Work, *, outcome: Outcome = "ended") -> None:
         """Gives a slot back; the next in the order gets it.
 
         Args:
-            work: Whose slot; None for the one that is held longest.
-            is_representative: Whether the time that it was held says how long its model takes.
+            work: Whose slot.
+            outcome: What the time that it was held says of its model.
+
+        Raises:
+            InvalidArgument: It has no slot, or gave it back already.
         """
         now_ns = self._now()
         lane = self._lane_of(work)
-        held = lane.work
-        assert held is not None, "a slot is given back once"
-        turn: _Turn = held.item
-        if turn.model is not None and is_representative and held.number in self._works:
-            self._estimates.observe(turn.model, max(0, now_ns - turn.started_ns))
-        lane.work = None
-        self._end(held)
+        if lane is not None:
+            self._learn(work, now_ns, outcome)
+            lane.work = None
+        elif self._interrupted.pop(work.number, None) is None:
+            raise InvalidArgument("scheduler: a slot was given back that is not held")
+        else:
+            self._room.remove(work)  # The device was done with it before it was interrupted.
+        self._end(work)
         self._decide(now_ns)
 
-    def _lane_of(self, work: Work | None) -> Lane:
-        held = [lane for lane in self._lanes if lane.work is not None and (work is None or lane.work is work)]
-        if not held:
-            raise InvalidArgument("scheduler: a slot was given back that is not held")
-        return min(held, key=_held_since)
+    def _learn(self, work: Work, now_ns: int, outcome: Outcome) -> None:
+        turn: _Turn = work.item
+        if turn.model is None or outcome == "failed" or turn.is_disturbed:
+            return
+        limit: Literal["none", "at_least", "at_most"] = "none"
+        if turn.is_interrupting:
+            limit = "at_most"  # Part of it went by until what it interrupts came to a boundary.
+        if outcome == "late":
+            if turn.is_interrupting:
+                return
+            limit = "at_least"
+        self._estimates.observe(turn.model, max(0, now_ns - turn.started_ns), limit=limit)
+
+    def _lane_of(self, work: Work) -> Lane | None:
+        return next((lane for lane in self._lanes if lane.work is work), None)
 
     def change_priority(self, work: Work, priority: Priority) -> bool:
         """Changes the class of a work that waits; False if it does not wait any more."""
+        if not isinstance(priority, Priority):
+            raise InvalidArgument(f"scheduler: expected a Priority, got {priority!r}")
         now_ns = self._now()
         changed = self._room.change_priority(work, priority, now_ns)
         self._decide(now_ns)
         return changed
 
+    def hasten(self, work: Work, priority: Priority, urgent_ns: int) -> None:
+        """Lends a work the class and the urgency of one that waits for it, where they are higher than its own.
+
+        Args:
+            work: Whether it waits or has its slot.
+            priority: The class of the other.
+            urgent_ns: When it must be done for the other to be in time; ``NEVER_NS`` for no matter when.
+        """
+        rank, urgent_ns = max(work.rank, int(priority)), min(work.urgent_ns, urgent_ns)
+        if (rank, urgent_ns) == (work.rank, work.urgent_ns) or work.state is WorkState.ENDED:
+            return
+        now_ns = self._now()
+        if work.state is WorkState.RUNNING:
+            work.sort_into(rank, urgent_ns)
+            return
+        self._room.sort_into(work, now_ns, rank=rank, urgent_ns=urgent_ns)
+        self._room.note(work, now_ns, "lent the urgency of one that waits for it")
+        self._decide(now_ns)
+
     def _decide(self, now_ns: int) -> None:
-        for action in self._policy.decide(now_ns, self._room, self._lanes):
-            if self._trace is not None:
-                self._trace(now_ns, action)
-            if isinstance(action, Start):
-                work, lane = action.work, action.lane
-                self._room.remove(work)
-                work.state = WorkState.RUNNING
-                work.has_run = True
-                work.device = 0
-                lane.work = work
-                lane.ends_ns = now_ns + work.durations_ns[0]
-                work.item.started_ns = now_ns
-                work.item.event.set()
-            elif isinstance(action, Abort) and action.work.state is WorkState.WAITING:
-                # Of one that runs the caller hears from the execution, and its slot stays held until the device is done.
-                self._room.remove(action.work)
-                action.work.item.reason = action.reason
-                self._end(action.work)
-                action.work.item.event.set()
+        for _ in range(1 + INTERRUPTED_MAX * len(self._lanes)):
+            has_interrupted = False
+            if self._can_preempt:
+                may_interrupt = len(self._interrupted) < INTERRUPTED_MAX * len(self._lanes)
+                for lane in self._lanes:
+                    lane.can_preempt = may_interrupt
+            for action in self._policy.decide(now_ns, self._room, self._lanes):
+                if self._trace is not None:
+                    self._trace(now_ns, action)
+                if isinstance(action, Start):
+                    self._start(action.work, action.lane, now_ns)
+                elif isinstance(action, Preempt):
+                    self._interrupt(action.lane, now_ns)
+                    has_interrupted = True
+                else:
+                    self._abort(action)
+            if not has_interrupted:
+                return
+            # Again: now there is a free slot for the one that it was taken for.
+
+    def _start(self, work: Work, lane: Lane, now_ns: int) -> None:
+        turn: _Turn = work.item
+        self._room.remove(work)
+        work.state = WorkState.RUNNING
+        lane.work = work
+        lane.ends_ns = now_ns + work.durations_ns[0]
+        if self._interrupted.pop(work.number, None) is not None:
+            self._taken.discard(lane.index)
+            return  # Its task waits for the device, which goes on with it.
+        work.has_run = True
+        work.device = 0
+        turn.started_ns = now_ns
+        turn.is_interrupting = lane.index in self._taken
+        self._taken.discard(lane.index)
+        turn.wake()
+
+    def _interrupt(self, lane: Lane, now_ns: int) -> None:
+        """Lets another have a slot: the device is asked by the other's arrival, and this work waits at the device."""
+        work = lane.work
+        assert work is not None, "only work that runs is interrupted"
+        self._counts["preempted"] += 1
+        lane.work = None
+        work.state = WorkState.WAITING
+        work.item.is_disturbed = True
+        work.durations_ns = (max(1, lane.ends_ns - now_ns),)
+        work.least_ns = (1,)  # How far it has come, the device alone knows.
+        work.shortest_ns = 1
+        self._interrupted[work.number] = work
+        self._taken.add(lane.index)
+        self._room.add(work, now_ns)
+
+    def _abort(self, action: Abort) -> None:
+        work = action.work
+        if work.state is WorkState.RUNNING:
+            # Of this the caller hears from the execution, and its slot stays held until the device is done.
+            self._counts["overran"] += 1
+            work.state = WorkState.ENDED
+        elif work.state is WorkState.WAITING:
+            self._room.remove(work)
+            if work.number in self._interrupted:
+                work.state = WorkState.ENDED  # The device still has it: it is over when that has answered.
+                return
+            work.item.reason = action.reason
+            self._end(work)
+            work.item.wake()
 
     def _end(self, work: Work) -> None:
         work.state = WorkState.ENDED
         self._works.pop(work.number, None)
 
     def statistics(self) -> WaitingRoomStatistics:
-        """Counts of the waiting room."""
+        """Counts of the waiting room and of what ran."""
         return self._room.statistics()
+
+    def counts(self) -> dict[str, int]:
+        """What became of work that ran.
+
+        Returns:
+            ``preempted``: interrupted for another. ``overran``: past its deadline at the device. ``probed``: begun though an estimate
+            spoke against it.
+        """
+        return dict(self._counts)
 
     def explain(self, work: Work | None = None) -> str:
         """Why a work is where it is, or what holds the slots and who waits first, in lines of text."""
@@ -236,22 +402,18 @@ class Dispatcher:
         if work is not None:
             return self._room.explain(work, now_ns)
         lines = [f"slot {lane.index}: {lane.work or 'free'}" for lane in self._lanes]
+        lines += [f"interrupted at the device: {work}" for work in self._interrupted.values()]
         waiting = [w for w in self._works.values() if w.state is WorkState.WAITING]
         waiting.sort(key=lambda w: w.key)
         lines += [self._room.explain(w, now_ns) for w in waiting[:EXPLAINED_MAX]]
         return "\n".join(lines)
 
 
-def _held_since(lane: Lane) -> tuple[int, int]:
-    assert lane.work is not None
-    return lane.work.item.started_ns, lane.index
-
-
-def _error(reason: Reason, expected_ns: int, *, has_waited: bool) -> MissedDeadline | ResourceExhausted:
+def _error(reason: Reason, least_ns: int, *, has_waited: bool) -> MissedDeadline | ResourceExhausted:
     if reason is Reason.FULL:
         return ResourceExhausted(f"scheduler: {reason.value}", transient=True)
     if reason is Reason.IMPOSSIBLE:
-        told = f"scheduler: even an idle device would need {expected_ns} ns, longer than the deadline allows"
+        told = f"scheduler: even an idle device would need {least_ns} ns, longer than the deadline allows"
         return MissedDeadline(told, transient=False)
     if reason is Reason.EXPIRED and not has_waited:
         told = "scheduler: the deadline had passed before the execution was asked for"

@@ -1,7 +1,8 @@
 """How long work is expected to take: learnt from timings, per model and device.
 
 Owns the recent timings and the quantile that decisions use. A mean would be missed half of the time; the quantile is missed as
-seldom as one asks for. Refuses to measure: timings come from outside.
+seldom as one asks for. What is certain to be late is judged by the shortest timing instead: one slow execution must not turn
+all others away. Refuses to measure: timings come from outside.
 
 Invariants:
 1. An estimate is at least 1 ns, whatever was observed.
@@ -16,6 +17,7 @@ import math
 from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 from collections.abc import Hashable
+from typing import Literal
 
 from aionn.errors import InvalidArgument
 
@@ -28,6 +30,9 @@ KEYS_MAX = 4096
 MARGIN = 0.3
 """What is added to the estimate of one that was never timed, as a share: three deviations of a timing with 10 % noise. It
 shrinks with the root of the count: the largest of few timings says little of the next."""
+
+SURE_COUNT = 4
+"""From how many timings on the shortest of them is believed to be the least there is: the first are slow, as caches are cold."""
 
 
 class Estimates:
@@ -47,12 +52,16 @@ class Estimates:
         self._window = window
         self._seen: OrderedDict[Hashable, tuple[deque[int], list[int]]] = OrderedDict()
 
-    def observe(self, key: Hashable, duration_ns: int) -> None:
+    def observe(
+        self, key: Hashable, duration_ns: int, *, limit: Literal["none", "at_least", "at_most"] = "none"
+    ) -> None:
         """Learns from a timing.
 
         Args:
             key: Model and device.
             duration_ns: From start to end on the device.
+            limit: ``at_least`` if it was broken off, ``at_most`` if something else took part of the time: such a timing counts
+                only where it does not say less than is known.
 
         Raises:
             InvalidArgument: The duration is negative.
@@ -60,6 +69,11 @@ class Estimates:
         if duration_ns < 0:
             raise InvalidArgument(f"estimates: a duration must be at least 0 ns, got {duration_ns}")
         pair = self._seen.get(key)
+        if pair is not None and (
+            (limit == "at_least" and duration_ns < pair[1][0])
+            or (limit == "at_most" and duration_ns > pair[1][-1])
+        ):
+            return
         if pair is None:
             if len(self._seen) >= KEYS_MAX:
                 self._seen.popitem(last=False)
@@ -84,6 +98,18 @@ class Estimates:
         ordered = pair[1]
         known_ns = ordered[math.ceil(self._quantile * len(ordered)) - 1]
         return max(1, int(known_ns * (1 + MARGIN / math.sqrt(1 + len(ordered)))))
+
+    def least_ns(self, key: Hashable, default_ns: int) -> int:
+        """What no execution takes less than, as far as is known: with less time left it is certain to be late.
+
+        Args:
+            key: Model and device.
+            default_ns: What is believed as long as little was observed.
+        """
+        pair = self._seen.get(key)
+        if pair is None or len(pair[1]) < SURE_COUNT:
+            return max(1, default_ns)
+        return max(1, pair[1][0])
 
     def count(self, key: Hashable) -> int:
         """How many timings of a pair count now."""

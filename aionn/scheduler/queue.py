@@ -272,6 +272,7 @@ class WaitingRoom:
             return
         self.is_stirred = False
         for key, work in self.standby[:RETRIES_MAX]:
+            self._hope(work, now_ns)
             lane, place = self._find_place(work, now_ns)
             if lane is not None and place is not None:
                 del self.standby[bisect_left(self.standby, (key,))]
@@ -380,11 +381,17 @@ class WaitingRoom:
         insort(self.standby, (work.key, work))
 
     def _place(self, work: Work, now_ns: int, *, may_displace: bool) -> None:
+        self._hope(work, now_ns)
         lane, place = self._find_place(work, now_ns)
         if lane is not None and place is not None:
             self._plan(work, lane, place)
         elif not may_displace or self._is_crowded(work) or not self._displace(work, now_ns):
             self._stand_by(work)
+
+    def _hope(self, work: Work, now_ns: int) -> None:
+        """Believes the least of a work whose time is too short for what is expected: an idle device loses nothing by trying."""
+        if work.least_ns is not None and now_ns + min(work.durations_ns) > work.deadline_ns:
+            work.durations_ns, work.least_ns = work.least_ns, None
 
     def _is_crowded(self, work: Work) -> bool:
         """Whether a work comes after all that some lane plans ahead: then it waits for its turn to be planned."""

@@ -55,7 +55,9 @@ class Work:
         deadline_ns: Absolute; ``NEVER_NS`` for none.
         arrival_ns: When it came.
         durations_ns: Per device, what is left of it there, as expected; ``NEVER_NS`` where it cannot run.
-        shortest_ns: The least of them.
+        least_ns: Per device, what no execution takes less than, for where the time left is too short for ``durations_ns``; None
+            where both are the same.
+        shortest_ns: The least of these: with less time left than that it is certain to be late.
         urgent_ns: What it is sorted by within its class: its deadline, or what a follower's deadline makes of it where that is
             sooner.
         rank: The class that it is sorted into: its priority, or more once it has aged.
@@ -74,6 +76,7 @@ class Work:
         "has_run",
         "item",
         "key",
+        "least_ns",
         "number",
         "priority",
         "rank",
@@ -90,6 +93,7 @@ class Work:
         deadline_ns: int | None,
         arrival_ns: int,
         durations_ns: Sequence[int],
+        least_ns: Sequence[int] | None = None,
         urgent_ns: int | None = None,
         item: Any = None,
     ) -> None:
@@ -98,7 +102,8 @@ class Work:
         self.deadline_ns = NEVER_NS if deadline_ns is None else deadline_ns
         self.arrival_ns = arrival_ns
         self.durations_ns = durations_ns
-        self.shortest_ns = min(durations_ns)
+        self.least_ns = least_ns
+        self.shortest_ns = min(durations_ns if least_ns is None else least_ns)
         self.urgent_ns = self.deadline_ns if urgent_ns is None else min(urgent_ns, self.deadline_ns)
         self.rank = int(priority)
         self.key = (-self.rank, self.urgent_ns, number)

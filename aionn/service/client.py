@@ -224,7 +224,7 @@ class RemoteDevice:
                 pass  # Whatever is wrong with cache arguments never fails a preparation: there will be nothing in the cache.
         body = PrepareModel(model, preference, priority, deadline_ns, on_wire)
         reply = await connection.channel.call(body, PrepareModelReply)
-        return RemotePreparedModel(connection, reply.prepared)
+        return RemotePreparedModel(connection, reply.prepared, reply.expected_duration_ns)
 
     async def prepare_model_from_cache(
         self, cache: CacheFiles, *, priority: Priority = Priority.MEDIUM, deadline_ns: int | None = None
@@ -237,7 +237,7 @@ class RemoteDevice:
         connection = await self._connected()
         body = PrepareModelFromCache(CacheOnWire.of(cache), Priority(priority), deadline_ns)
         reply = await connection.channel.call(body, PrepareModelReply)
-        return RemotePreparedModel(connection, reply.prepared)
+        return RemotePreparedModel(connection, reply.prepared, reply.expected_duration_ns)
 
     async def allocate(
         self,

@@ -23,6 +23,7 @@ from aionn.hal import (
     FencedExecution,
     FencedTiming,
     Memory,
+    Priority,
     Request,
 )
 from aionn.service.channel import Channel
@@ -84,9 +85,14 @@ class RemotePreparedModel:
     Attributes:
         connection: The process that it belongs to.
         handle: Its number there.
+        expected_duration_ns: What its driver says that an execution takes; None where it says nothing.
+        takes_priority: Executions may say what class they are of, other than that of the prepared model.
     """
 
-    def __init__(self, connection: Connection, handle: int) -> None:
+    takes_priority = True
+
+    def __init__(self, connection: Connection, handle: int, expected_duration_ns: int | None = None) -> None:
+        self.expected_duration_ns = expected_duration_ns
         self.connection = connection
         self.handle = handle
         self._channel = connection.channel
@@ -107,10 +113,11 @@ class RemotePreparedModel:
         measure: bool = False,
         deadline_ns: int | None = None,
         loop_timeout_ns: int | None = None,
+        priority: Priority | None = None,
     ) -> ExecutionResult:
         """See ``PreparedModel``."""
         self._check_open()
-        body = Execute(self.handle, self._on_wire(request), measure, deadline_ns, loop_timeout_ns)
+        body = Execute(self.handle, self._on_wire(request), measure, deadline_ns, loop_timeout_ns, priority)
         return (await self._channel.call(body, ExecuteReply)).result
 
     async def execute(
@@ -121,10 +128,12 @@ class RemotePreparedModel:
         measure: bool = False,
         deadline_ns: int | None = None,
         loop_timeout_ns: int | None = None,
+        priority: Priority | None = None,
     ) -> ErrorStatus:
         """See ``PreparedModel``. The callback comes in the event loop's thread."""
         launch = self.connection.next_launch()
-        body = Launch(launch, self.handle, self._on_wire(request), measure, deadline_ns, loop_timeout_ns)
+        on_wire = self._on_wire(request)
+        body = Launch(launch, self.handle, on_wire, measure, deadline_ns, loop_timeout_ns, priority)
         return await self.connection.launch(body, callback)
 
     async def execute_fenced(

@@ -135,9 +135,10 @@ class PrepareModelFromCache(msgspec.Struct, frozen=True, tag=True):
 
 
 class PrepareModelReply(msgspec.Struct, frozen=True, tag=True):
-    """The handle of the prepared model; handles are never used again."""
+    """The handle of the prepared model; handles are never used again. And what an execution takes, where the driver says it."""
 
     prepared: int
+    expected_duration_ns: int | None = None
 
 
 class FreePreparedModel(msgspec.Struct, frozen=True, tag=True):
@@ -154,6 +155,7 @@ class Execute(msgspec.Struct, frozen=True, tag=True):
     measure: bool
     deadline_ns: int | None
     loop_timeout_ns: int | None
+    priority: Priority | None = None
 
 
 class ExecuteReply(msgspec.Struct, frozen=True, tag=True):
@@ -171,6 +173,7 @@ class Launch(msgspec.Struct, frozen=True, tag=True):
     measure: bool
     deadline_ns: int | None
     loop_timeout_ns: int | None
+    priority: Priority | None = None
 
 
 class LaunchReply(msgspec.Struct, frozen=True, tag=True):

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import anyio
 import anyio.abc
@@ -254,9 +254,11 @@ class Session:
         with self._taking("prepared_models"), self._taking("memory_bytes", memory_bytes):
             with self._progress.work():
                 prepared = await self._prepare_by(body)
+            if hasattr(prepared, "owner"):
+                prepared.owner = self  # Clients of a shared device take turns among equals.
             handle = next(self._handles)
             self._prepared[handle] = _Prepared(prepared, memory_bytes)
-        return PrepareModelReply(handle)
+        return PrepareModelReply(handle, getattr(prepared, "expected_duration_ns", None))
 
     async def _prepare_by(self, body: PrepareModel | PrepareModelFromCache) -> PreparedModel:
         if isinstance(body, PrepareModelFromCache):
@@ -372,6 +374,7 @@ class Session:
                     measure=body.measure,
                     deadline_ns=body.deadline_ns,
                     loop_timeout_ns=body.loop_timeout_ns,
+                    **_class_of(body, prepared),
                 )
             )
 
@@ -422,6 +425,7 @@ class Session:
                 measure=body.measure,
                 deadline_ns=body.deadline_ns,
                 loop_timeout_ns=body.loop_timeout_ns,
+                **_class_of(body, prepared),
             )
         except Error as e:
             callback(e.status, (), Timing())
@@ -575,6 +579,12 @@ def _find(table: dict[int, _T], handle: int, what: str) -> _T:
         return table[handle]
     except KeyError:
         raise InvalidArgument(f"service: no {what} has the handle {handle}") from None
+
+
+def _class_of(body: Execute | Launch, prepared: PreparedModel) -> dict[str, Any]:
+    """What a driver that tells executions of one prepared model apart is told of their class."""
+    is_told = body.priority is not None and getattr(prepared, "takes_priority", False)
+    return {"priority": body.priority} if is_told else {}
 
 
 def _constant_bytes(model: Model) -> int:

@@ -5,8 +5,8 @@ import pytest
 
 from aionn.errors import InvalidArgument, MissedDeadline, ResourceExhausted
 from aionn.hal import Priority
-from aionn.scheduler.dispatcher import Dispatcher
-from aionn.scheduler.work import Start
+from aionn.scheduler.dispatcher import INTERRUPTED_MAX, PROBE_EVERY, Dispatcher
+from aionn.scheduler.work import NEVER_NS, Abort, Start, WorkState
 
 LOW, MEDIUM, HIGH = Priority.LOW, Priority.MEDIUM, Priority.HIGH
 
@@ -49,19 +49,22 @@ async def test_slots_go_by_priority_then_deadline(dispatcher):
 
 
 async def test_slot_is_held_until_it_is_released(dispatcher):
-    await dispatcher.acquire(priority=LOW, deadline_ns=None)
+    first = await dispatcher.acquire(priority=LOW, deadline_ns=None)
     with anyio.move_on_after(0.02) as scope:
         await dispatcher.acquire(priority=HIGH, deadline_ns=None)
     assert scope.cancelled_caught
-    dispatcher.release()
-    await dispatcher.acquire(priority=LOW, deadline_ns=None)
-    dispatcher.release()
+    dispatcher.release(first)
+    dispatcher.release(await dispatcher.acquire(priority=LOW, deadline_ns=None))
     assert dispatcher.statistics().waiting == 0
 
 
 async def test_release_of_a_slot_that_is_not_held_is_refused(dispatcher):
-    with pytest.raises(InvalidArgument, match="not held"):
-        dispatcher.release()
+    work = await dispatcher.acquire(priority=LOW, deadline_ns=None)
+    dispatcher.release(work)
+    waiting = [dispatcher.enter(priority=LOW, deadline_ns=None) for _ in range(2)][1]
+    for not_held in (work, waiting):
+        with pytest.raises(InvalidArgument, match="not held"):
+            dispatcher.release(not_held)
 
 
 async def test_past_deadline_is_a_persistent_miss(dispatcher):
@@ -71,40 +74,178 @@ async def test_past_deadline_is_a_persistent_miss(dispatcher):
 
 
 async def test_waiter_is_told_when_its_deadline_comes(dispatcher):
-    await dispatcher.acquire(priority=LOW, deadline_ns=None)
+    holder = await dispatcher.acquire(priority=LOW, deadline_ns=None)
     with pytest.raises(MissedDeadline) as caught:
         await dispatcher.acquire(priority=HIGH, deadline_ns=now_ns() + 5_000_000)
     assert caught.value.transient
-    dispatcher.release()
+    dispatcher.release(holder)
+
+
+async def learn(dispatcher, clock, *durations_ns, model="m"):
+    """Lets executions of a model take their time."""
+    for duration_ns in durations_ns:
+        work = await dispatcher.acquire(priority=HIGH, deadline_ns=None, model=model)
+        clock[0] += duration_ns
+        dispatcher.release(work)
 
 
 async def test_learnt_duration_makes_a_deadline_impossible():
     clock = [0]
     dispatcher = Dispatcher(1, now=lambda: clock[0])
-    work = await dispatcher.acquire(priority=HIGH, deadline_ns=None, model="m")
-    clock[0] = 1000
-    dispatcher.release(work)
-    with pytest.raises(MissedDeadline, match="even an idle device would need 1212 ns") as caught:
-        dispatcher.enter(priority=HIGH, deadline_ns=2200, model="m")
+    await learn(dispatcher, clock, 1000, 1200, 1300, 1100)
+    with pytest.raises(MissedDeadline, match="even an idle device would need 1000 ns") as caught:
+        dispatcher.enter(priority=HIGH, deadline_ns=clock[0] + 999, model="m")
     assert not caught.value.transient
-    dispatcher.leave(dispatcher.enter(priority=HIGH, deadline_ns=2213, model="m"))
+    dispatcher.leave(dispatcher.enter(priority=HIGH, deadline_ns=clock[0] + 1000, model="m"))
+
+
+async def test_declared_duration_is_believed_before_anything_ran():
+    dispatcher = Dispatcher(1, now=lambda: 0)
+    for _ in range(100):
+        with pytest.raises(MissedDeadline) as caught:
+            dispatcher.enter(priority=HIGH, deadline_ns=999, model="m", declared_ns=1000)
+        assert not caught.value.transient
+    assert dispatcher.enter(priority=HIGH, deadline_ns=1000, model="m", declared_ns=1000)
+
+
+async def test_one_slow_execution_turns_nobody_away():
+    clock = [0]
+    dispatcher = Dispatcher(1, now=lambda: clock[0])
+    await learn(dispatcher, clock, 100_000, 1000, 1000, 1000, 90_000)
+    for _ in range(3):
+        work = await dispatcher.acquire(priority=HIGH, deadline_ns=clock[0] + 1500, model="m")
+        dispatcher.release(work)
+
+
+async def test_estimate_is_put_to_the_test_now_and_then():
+    clock = [0]
+    dispatcher = Dispatcher(1, now=lambda: clock[0])
+    await learn(dispatcher, clock, *[5000] * 8)
+    refused = 0
+    while not dispatcher.counts()["probed"]:
+        try:
+            work = await dispatcher.acquire(priority=HIGH, deadline_ns=clock[0] + 2000, model="m")
+        except MissedDeadline:
+            refused += 1
+    clock[0] += 1000
+    dispatcher.release(work)
+    assert refused == PROBE_EVERY - 1
+    dispatcher.release(await dispatcher.acquire(priority=HIGH, deadline_ns=clock[0] + 2000, model="m"))
+
+
+async def test_execution_that_was_broken_off_took_at_least_so_long():
+    clock = [0]
+    dispatcher = Dispatcher(1, now=lambda: clock[0])
+    for _ in range(4):
+        work = await dispatcher.acquire(priority=HIGH, deadline_ns=clock[0] + 1000, model="m")
+        clock[0] += 1010
+        dispatcher.release(work, outcome="late")
+    with pytest.raises(MissedDeadline, match="would need 1010 ns"):
+        dispatcher.enter(priority=HIGH, deadline_ns=clock[0] + 1000, model="m")
+    work = await dispatcher.acquire(priority=HIGH, deadline_ns=None, model="m")
+    clock[0] += 1
+    dispatcher.release(work, outcome="failed")
+    assert dispatcher.least_ns("m") == 1010, "how long a failure takes says nothing"
 
 
 async def test_waiter_is_told_before_its_deadline_when_it_cannot_be_kept():
     clock = [0]
     dispatcher = Dispatcher(1, now=lambda: clock[0])
-    work = await dispatcher.acquire(priority=HIGH, deadline_ns=None, model="m")
-    clock[0] = 1000
-    dispatcher.release(work)
-    await dispatcher.acquire(priority=HIGH, deadline_ns=None)
-    waiting = dispatcher.enter(priority=HIGH, deadline_ns=2500, model="m")
-    clock[0] = 1300
+    await learn(dispatcher, clock, *[1000] * 4)
+    holder = await dispatcher.acquire(priority=HIGH, deadline_ns=None)
+    waiting = dispatcher.enter(priority=HIGH, deadline_ns=clock[0] + 1500, model="m")
+    clock[0] += 501
     other = dispatcher.enter(priority=LOW, deadline_ns=None)
     with pytest.raises(MissedDeadline) as caught:
         await dispatcher.turn(waiting)
     assert caught.value.transient
     dispatcher.leave(other)
-    dispatcher.release()
+    dispatcher.release(holder)
+
+
+async def test_more_urgent_work_is_sent_beside_what_it_interrupts():
+    traced = []
+    dispatcher = Dispatcher(
+        1, now=now_ns, can_preempt=True, trace=lambda at_ns, action: traced.append(action)
+    )
+    low = await dispatcher.acquire(priority=LOW, deadline_ns=None)
+    with anyio.fail_after(1):
+        high = await dispatcher.acquire(priority=HIGH, deadline_ns=None)
+    assert "interrupted at the device: <Work 0" in dispatcher.explain()
+    medium = dispatcher.enter(priority=MEDIUM, deadline_ns=None)
+    dispatcher.release(high)
+    assert medium.state is WorkState.RUNNING
+    dispatcher.release(medium)
+    assert low.state is WorkState.RUNNING
+    dispatcher.release(low)
+    kinds = [type(action).__name__ for action in traced]
+    assert kinds == ["Start", "Preempt", "Start", "Start", "Start"]
+    assert dispatcher.counts()["preempted"] == 1 and dispatcher.statistics().waiting == 0
+
+
+async def test_interrupted_work_may_end_first():
+    dispatcher = Dispatcher(1, now=now_ns, can_preempt=True)
+    low = await dispatcher.acquire(priority=LOW, deadline_ns=None)
+    high = await dispatcher.acquire(priority=HIGH, deadline_ns=None)
+    dispatcher.release(low)
+    assert high.state is WorkState.RUNNING
+    dispatcher.release(high)
+    dispatcher.release(await dispatcher.acquire(priority=LOW, deadline_ns=None))
+
+
+async def test_few_stand_interrupted_at_once():
+    clock = [0]
+    dispatcher = Dispatcher(1, now=lambda: clock[0], can_preempt=True)
+    works = []
+    for number in range(20):
+        deadline_ns = 10**9 - number * 10**6
+        works.append(dispatcher.enter(priority=Priority(min(number, 2)), deadline_ns=deadline_ns))
+    begun = [work for work in works if work.has_run]
+    assert len(begun) <= 1 + INTERRUPTED_MAX
+    while begun:
+        for work in begun:
+            dispatcher.release(work)
+        begun = [work for work in works if work.has_run and work.state is WorkState.RUNNING]
+    assert all(work.state is WorkState.ENDED for work in works)
+
+
+async def test_device_that_cannot_stop_is_sent_nothing_more():
+    dispatcher = Dispatcher(1, now=now_ns)
+    low = await dispatcher.acquire(priority=LOW, deadline_ns=None)
+    high = dispatcher.enter(priority=HIGH, deadline_ns=None)
+    assert high.state is WorkState.WAITING
+    dispatcher.release(low)
+    dispatcher.release(high)
+
+
+async def test_work_that_overran_keeps_its_slot_and_is_told_once():
+    clock, traced = [0], []
+    dispatcher = Dispatcher(1, now=lambda: clock[0], trace=lambda at_ns, action: traced.append(action))
+    late = await dispatcher.acquire(priority=HIGH, deadline_ns=100)
+    clock[0] = 200
+    others = [dispatcher.enter(priority=HIGH, deadline_ns=None) for _ in range(3)]
+    assert all(work.state is WorkState.WAITING for work in others)
+    assert sum(isinstance(action, Abort) for action in traced) == 1
+    assert dispatcher.counts()["overran"] == 1
+    dispatcher.release(late, outcome="late")
+    assert others[0].state is WorkState.RUNNING
+
+
+async def test_work_is_hastened_while_it_waits_and_while_it_runs():
+    dispatcher = Dispatcher(1, now=lambda: 0, can_preempt=True)
+    low = dispatcher.enter(priority=LOW, deadline_ns=None)
+    first, second = (dispatcher.enter(priority=LOW, deadline_ns=None) for _ in range(2))
+    dispatcher.hasten(second, MEDIUM, 1000)
+    assert second.state is WorkState.WAITING
+    dispatcher.hasten(low, HIGH, NEVER_NS)
+    high = dispatcher.enter(priority=HIGH, deadline_ns=None)
+    assert high.state is WorkState.WAITING, "what runs for HIGH work is not interrupted by it"
+    dispatcher.release(low)
+    dispatcher.release(high)
+    assert second.state is WorkState.RUNNING and first.state is WorkState.WAITING
+    dispatcher.release(second)
+    dispatcher.hasten(second, HIGH, 0)  # Too late to matter.
+    dispatcher.release(first)
 
 
 async def test_cancelled_waiter_leaves_and_a_cancelled_holder_keeps():
