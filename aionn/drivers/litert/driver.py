@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
 from aionn.drivers.arguments import Array, OutputArea
 from aionn.drivers.blocking import BlockingDevice
@@ -47,6 +46,7 @@ from aionn.interpreter import RunControl
 
 if TYPE_CHECKING:
     from aionn.drivers.litert.engine import Engine
+    from aionn.drivers.litert.in_place import InPlaceEngine
     from aionn.drivers.litert.lowering import Lowered
 
 __all__ = ["EXPECTED_FAILURES", "INFO", "UNSUPPORTED", "LitertDevice", "info_for"]
@@ -160,7 +160,13 @@ class LitertDevice(BlockingDevice):
 
         try:
             kept = _DECODER.decode(contents.model[0])
-            lowered = Lowered(bytes(contents.data[0]), kept.is_static, kept.is_read)
+            lowered = Lowered(
+                bytes(contents.data[0]),
+                kept.is_static,
+                kept.is_read,
+                kept.is_input_in_place,
+                kept.is_output_in_place,
+            )
             return LitertPreparedModel(self, kept.model, priority, lowered)
         except (msgspec.MsgspecError, IndexError) as e:
             raise GeneralFailure(f"compilation cache: expected a lowered model: {e}") from e
@@ -174,6 +180,8 @@ class _LoweredOnDisk(msgspec.Struct, frozen=True):
     model: Model
     is_static: bool
     is_read: tuple[bool, ...]
+    is_input_in_place: tuple[bool, ...]
+    is_output_in_place: tuple[bool, ...]
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -184,26 +192,22 @@ class LitertPreparedModel(BlockingPreparedModel):
     """A lowered model in one interpreter per slot."""
 
     def __init__(self, device: LitertDevice, model: Model, priority: Priority, lowered: Lowered) -> None:
-        from aionn.drivers.litert.engine import Engine
+        from aionn.drivers.litert.engine import make_engine
 
         super().__init__(device, model, priority)
         self._lowered = lowered
         # The last one used is taken first: its memory is in the caches.
-        self._idle: deque[Engine] = deque(
-            Engine(lowered, device.thread_count) for _ in range(device.info.slots)
+        shapes = [tuple(operand.dimensions) for operand in model.main.outputs]
+        self._idle: deque[Engine | InPlaceEngine] = deque(
+            make_engine(lowered, device.thread_count, shapes) for _ in range(device.info.slots)
         )
-        self._shapes = [tuple(operand.dimensions) for operand in model.main.outputs]
 
     def run(
         self, inputs: Sequence[Array | None], outputs: Sequence[OutputArea], control: RunControl
     ) -> Sequence[OutputShape]:
         engine = self._idle.pop()
         try:
-            results = engine.run(inputs)
-            return [
-                area.store(_shaped(result, shape))
-                for area, result, shape in zip(outputs, results, self._shapes, strict=True)
-            ]
+            return engine.run(inputs, outputs)
         finally:
             self._idle.append(engine)
 
@@ -218,17 +222,17 @@ class LitertPreparedModel(BlockingPreparedModel):
             input_indexes=tuple(range(len(main.input_indexes))),
             output_indexes=tuple(range(len(main.input_indexes), len(used))),
         )
-        kept = _LoweredOnDisk(Model(arguments), self._lowered.is_static, self._lowered.is_read)
-        return CacheContents([_ENCODER.encode(kept)], [self._lowered.file])
+        lowered = self._lowered
+        kept = _LoweredOnDisk(
+            Model(arguments),
+            lowered.is_static,
+            lowered.is_read,
+            lowered.is_input_in_place,
+            lowered.is_output_in_place,
+        )
+        return CacheContents([_ENCODER.encode(kept)], [lowered.file])
 
     def release(self) -> None:
         # The file is as large as the model, and whoever remembers a closed prepared model must not keep it.
         self._idle.clear()
         self._lowered = msgspec.structs.replace(self._lowered, file=b"")
-
-
-def _shaped(result: Array, declared: tuple[int, ...]) -> Array:
-    """The result in the HAL's shape: a single number has shape [1]."""
-    if result.shape == declared or (declared and 0 not in declared and result.size == np.prod(declared)):
-        return result if result.shape == declared else result.reshape(declared)
-    return result.reshape(1) if result.ndim == 0 else result

@@ -1,7 +1,7 @@
-"""One LiteRT interpreter, made ready once and run many times.
+"""One LiteRT interpreter, made ready once and run many times; and which engine a file gets.
 
 Owns the interpreter, and views of its inputs and outputs. Each execution copies its arguments into LiteRT's memory and the results
-out of it, once each; nothing else is allocated.
+out of it, once each; nothing else is allocated. ``in_place`` has the engine that copies nothing, for files that it can run.
 
 Invariants:
 1. ``run`` is called by one thread at a time. It lets go of Python's lock while LiteRT computes.
@@ -19,15 +19,21 @@ from typing import Any
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
+from aionn.drivers.arguments import OutputArea
 from aionn.drivers.litert.flatbuffer_writer import Array, Unsupported
+from aionn.drivers.litert.in_place import InPlaceEngine, Tensor, is_known_version
 from aionn.drivers.litert.lowering import Lowered
 from aionn.errors import InvalidArgument
+from aionn.hal import OutputShape
 
-__all__ = ["Engine", "check"]
+__all__ = ["Engine", "check", "make_engine"]
 
 
-def check(lowered: Lowered) -> None:
+def check(lowered: Lowered) -> tuple[list[Tensor], list[Tensor]]:
     """Lets LiteRT plan a file with its builtin kernels, without packing weights.
+
+    Returns:
+        The file's inputs and its outputs.
 
     Raises:
         Unsupported: LiteRT refuses it.
@@ -41,16 +47,52 @@ def check(lowered: Lowered) -> None:
         interpreter.allocate_tensors()
     except (RuntimeError, ValueError) as e:
         raise Unsupported(f"LiteRT refuses it: {e}") from e
+    inputs, outputs = (
+        [Tensor(int(d["index"]), tuple(int(n) for n in d["shape"]), np.dtype(d["dtype"])) for d in details]
+        for details in (interpreter.get_input_details(), interpreter.get_output_details())
+    )
+    return inputs, outputs
+
+
+def make_engine(
+    lowered: Lowered, thread_count: int, shapes: Sequence[tuple[int, ...]]
+) -> Engine | InPlaceEngine:
+    """The engine that works in the client's memory, or the interpreter for what that one cannot run.
+
+    Args:
+        lowered: The file.
+        thread_count: Threads of one execution.
+        shapes: The outputs' shapes as the HAL has them; 0 or empty where unknown.
+
+    Raises:
+        Unsupported: LiteRT refuses the file.
+    """
+    if lowered.is_static and all(lowered.is_read) and is_known_version():
+        inputs, outputs = check(lowered)
+        if all(t.shape and 0 not in t.shape for t in (*inputs, *outputs)):
+            sizes = zip(outputs, shapes, strict=True)
+            known = [s if 0 not in s and np.prod(s) == np.prod(t.shape) else t.shape for t, s in sizes]
+            try:
+                return InPlaceEngine(lowered, thread_count, inputs, outputs, known)
+            except Unsupported:
+                pass  # The interpreter says why not, if it cannot run it either.
+    return Engine(lowered, thread_count, shapes)
 
 
 class Engine:
     """A file in an interpreter, its memory planned and its weights packed.
 
+    Args:
+        lowered: The file.
+        thread_count: Threads of one execution.
+        shapes: The outputs' shapes as the HAL has them; 0 or empty where unknown.
+
     Raises:
         Unsupported: LiteRT refuses the file.
     """
 
-    def __init__(self, lowered: Lowered, thread_count: int) -> None:
+    def __init__(self, lowered: Lowered, thread_count: int, shapes: Sequence[tuple[int, ...]] = ()) -> None:
+        self._shapes = shapes
         try:
             self._interpreter = Interpreter(model_content=lowered.file, num_threads=thread_count)
             self._interpreter.allocate_tensors()
@@ -79,8 +121,13 @@ class Engine:
         raw = (ctypes.c_char * size_bytes).from_address(address)
         return np.frombuffer(raw, dtype=dtype).reshape(shape)
 
-    def run(self, inputs: Sequence[Array | None]) -> list[Array]:
-        """Computes. The results may be views that the next ``run`` overwrites.
+    def run(self, inputs: Sequence[Array | None], areas: Sequence[OutputArea]) -> list[OutputShape]:
+        """Computes, and writes the outputs. Raises as ``compute`` does."""
+        results = zip(areas, self.compute(inputs), self._shapes, strict=True)
+        return [area.store(_shaped(result, shape)) for area, result, shape in results]
+
+    def compute(self, inputs: Sequence[Array | None]) -> list[Array]:
+        """Computes. The results may be views that the next call overwrites.
 
         Raises:
             InvalidArgument: An input that is needed is left out.
@@ -103,3 +150,10 @@ class Engine:
                 raise InvalidArgument("execution: an input that the model reads is left out")
         self._interpreter.invoke()
         return [np.asarray(self._interpreter.get_tensor(index)) for index in self._outputs]
+
+
+def _shaped(result: Array, declared: tuple[int, ...]) -> Array:
+    """The result in the HAL's shape: a single number has shape [1]."""
+    if result.shape == declared or (declared and 0 not in declared and result.size == np.prod(declared)):
+        return result if result.shape == declared else result.reshape(declared)
+    return result.reshape(1) if result.ndim == 0 else result

@@ -19,7 +19,15 @@ import numpy as np
 import numpy.typing as npt
 from ai_edge_litert import schema_py_generated as schema
 
-__all__ = ["NO_TENSOR", "FileParts", "FileWriter", "Quantization", "SubgraphFile", "Unsupported"]
+__all__ = [
+    "NO_TENSOR",
+    "VALUE_TYPES",
+    "FileParts",
+    "FileWriter",
+    "Quantization",
+    "SubgraphFile",
+    "Unsupported",
+]
 
 Array = npt.NDArray[Any]
 
@@ -38,6 +46,9 @@ _TYPES = {
     "int16": schema.TensorType.INT16,
     "bool": schema.TensorType.BOOL,
 }
+
+VALUE_TYPES = tuple(_TYPES[name] for name in ("float32", "uint8", "int8"))
+"""Types whose numbers are measured or computed; integers of others are also counts and indexes."""
 
 
 class Unsupported(Exception):

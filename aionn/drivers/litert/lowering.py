@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from aionn.drivers.litert import lowering_elementwise, lowering_layers, lowering_shapes
-from aionn.drivers.litert.flatbuffer_writer import FileWriter, Unsupported
+from aionn.drivers.litert.flatbuffer_writer import VALUE_TYPES, FileWriter, SubgraphFile, Unsupported
 from aionn.drivers.litert.graph import Graph, Value
 from aionn.drivers.litert.patterns import find_patterns
 from aionn.hal import (
@@ -50,11 +50,15 @@ class Lowered(msgspec.Struct, frozen=True):
         file: The .tflite file.
         is_static: Whether LiteRT keeps the place of every tensor from one execution to the next.
         is_read: For each input, whether an operator reads it; only those that none reads may be left out at an execution.
+        is_input_in_place: For each input, whether LiteRT may read it in memory that a client can change meanwhile.
+        is_output_in_place: For each output, whether LiteRT may write it, and read it again, in such memory.
     """
 
     file: bytes
     is_static: bool
     is_read: tuple[bool, ...]
+    is_input_in_place: tuple[bool, ...]
+    is_output_in_place: tuple[bool, ...]
 
 
 def lower(model: Model) -> Lowered:
@@ -112,6 +116,8 @@ class _Lowering:
             self._file.finish(),
             self._file.parts.is_static,
             tuple(i in read or i in outputs for i in g.file.inputs),
+            tuple(_is_only_a_value(g.file, i) for i in g.file.inputs),
+            tuple(_is_only_a_value(g.file, i) for i in outputs),
         )
 
     def _main_input(self, g: Graph, index: int) -> int:
@@ -211,6 +217,36 @@ class _Lowering:
             "WHILE", state, outputs, "WhileOptions",
             condSubgraphIndex=condition_index, bodySubgraphIndex=body_index,
         )  # fmt: skip
+
+
+_ARITHMETIC = frozenset(
+    (
+        "ADD", "AVERAGE_POOL_2D", "CONCATENATION", "CONV_2D", "DEPTHWISE_CONV_2D", "DEQUANTIZE", "DIV", "FULLY_CONNECTED",
+        "LOGISTIC", "MAXIMUM", "MAX_POOL_2D", "MEAN", "MINIMUM", "MUL", "PAD", "PADV2", "QUANTIZE", "RELU", "RELU6", "SUB",
+        "TANH", "TRANSPOSE", "TRANSPOSE_CONV",
+    )
+)  # fmt: skip
+"""Operators that read each number for itself, whatever it is by then: none becomes an index, a count or a bound, and none that was
+compared is compared again."""
+
+_SAME_MEMORY = frozenset(("EXPAND_DIMS", "RESHAPE", "SQUEEZE"))
+"""Operators whose output may be their input's memory."""
+
+
+def _is_only_a_value(file: SubgraphFile, tensor: int) -> bool:
+    """Whether a float or 8-bit tensor is read only by operators to which its numbers are just numbers."""
+    if file.tensors[tensor].type not in VALUE_TYPES:
+        return False
+    names = file.parts.codes
+    for operator in file.operators:
+        if tensor in operator.inputs:
+            name = names[operator.opcodeIndex]
+            if name in _SAME_MEMORY and operator.inputs[0] == tensor:
+                if not _is_only_a_value(file, int(operator.outputs[0])):
+                    return False
+            elif name not in _ARITHMETIC:
+                return False
+    return True
 
 
 _UPPER_BOUNDS = (OperationType.LESS, OperationType.LESS_EQUAL)

@@ -38,7 +38,7 @@ def compare(model: Model, inputs: Sequence[Array], *, steps: int = 0) -> None:
     """Both devices' outputs: equal, but for rounding of floats, or of so many steps of stored numbers."""
     wanted = Interpreter(model).run(inputs, RunControl())
     engine = Engine(lower(model), 1)  # Its results are views of its memory.
-    got = engine.run(inputs)
+    got = engine.compute(inputs)
     for a, b in zip(got, wanted, strict=True):
         assert a.shape == b.shape
         assert a.dtype == b.dtype
@@ -177,7 +177,7 @@ def test_quantised_values_are_compared_as_real_numbers() -> None:
     model = graph.build([graph.result(OperationType.LESS, [a, b], wanted)])
     values = [np.arange(-128, 128).astype(np.int8), drawn((256,), "int8") // 32 - 123]
     engine = Engine(lower(model), 1)
-    (ours,) = engine.run(values)
+    (ours,) = engine.compute(values)
     (theirs,) = Interpreter(model).run(values, RunControl())
     assert ours.tolist() == theirs.tolist()
     assert 0 < ours.sum() < 256
@@ -214,7 +214,7 @@ def test_loop_that_is_sure_to_end_is_run() -> None:
     inputs = [np.array([0], np.int32), np.array([0.5, 3], np.float32), np.array([9], np.int32)]
     engine = Engine(lower(model), 1)
     for _ in range(2):
-        count, x = engine.run(inputs)
+        count, x = engine.compute(inputs)
         assert count.tolist() == [10]
         assert x.tolist() == [16, 96]
 

@@ -1,0 +1,396 @@
+"""LiteRT's C interface: executions that read and write the client's memory where it lies.
+
+Owns the library, the versions whose signatures are known, compiled models, and which arrays LiteRT may be given as they are. What
+it may not be given is copied, into and out of memory of the engine's own.
+
+Invariants:
+1. A version of LiteRT that is not listed is never called: its signatures may be others.
+2. LiteRT works directly on memory that a client can change meanwhile only where no value is ever an address (``Lowered``).
+3. An array is used in place only as long as it is the object that was looked at: its mapping lives as long as it does.
+4. One thread at a time runs an engine. Python's lock is free while LiteRT computes: ctypes lets go of it.
+
+Source: LiteRT's public C headers; XNNPACK reads up to ``READ_PAST_BYTES`` behind what it was given.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.metadata
+import importlib.util
+import mmap
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from aionn.drivers.arguments import Array, OutputArea
+from aionn.drivers.litert.flatbuffer_writer import Unsupported
+from aionn.drivers.litert.lowering import Lowered
+from aionn.errors import InvalidArgument
+from aionn.hal import OutputShape
+
+__all__ = ["InPlaceEngine", "Tensor", "is_known_version"]
+
+VERSIONS_KNOWN = ("2.3.",)
+"""Versions that the signatures below were tried with."""
+
+ALIGNMENT_BYTES = 64
+READ_PAST_BYTES = 128
+
+BOUND_MAX = 256
+"""Most sets of arguments kept: a burst's slots come again and again, others once."""
+
+RANK_MAX = 8
+
+_ELEMENT_TYPES = {
+    "float32": 1, "int32": 2, "uint8": 3, "bool": 6, "int16": 7, "int8": 9, "float16": 10,
+}  # fmt: skip
+_CPU = 1
+
+_Handle = ctypes.c_void_p
+_lock = threading.Lock()
+
+
+class Tensor(NamedTuple):
+    """An input or an output of a lowered file.
+
+    Attributes:
+        place: Which tensor of the file it is.
+        shape: Its extents, all known.
+        dtype: numpy's element type.
+    """
+
+    place: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+class _Layout(ctypes.Structure):
+    _fields_ = (
+        ("rank", ctypes.c_uint32),  # 7 bits, and one that says whether there are strides
+        ("dimensions", ctypes.c_int32 * RANK_MAX),
+        ("strides", ctypes.c_uint32 * RANK_MAX),
+    )
+
+
+class _TensorType(ctypes.Structure):
+    _fields_ = (("element_type", ctypes.c_int), ("layout", _Layout))
+
+
+class _EnvironmentOption(ctypes.Structure):
+    _fields_ = (
+        ("tag", ctypes.c_int),
+        ("type", ctypes.c_int64),  # an int, padded to its union's alignment
+        ("value", ctypes.c_int64),
+    )
+
+
+_AUTO_REGISTER, _INTEGER = 24, 2
+
+_Destructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+_keep = _Destructor(lambda payload: None)
+"""Destroys nothing: the payload is Python's."""
+
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "LiteRtCreateEnvironment": (ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(_Handle)),
+    "LiteRtCreateModelFromBuffer": (_Handle, ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(_Handle)),
+    "LiteRtCreateOptions": (ctypes.POINTER(_Handle),),
+    "LiteRtSetOptionsHardwareAccelerators": (_Handle, ctypes.c_int),
+    "LiteRtCreateOpaqueOptions": (
+        ctypes.c_char_p,
+        ctypes.c_char_p,
+        _Destructor,
+        ctypes.POINTER(_Handle),
+    ),
+    "LiteRtAddOpaqueOptions": (_Handle, _Handle),
+    "LiteRtCreateCompiledModel": (_Handle, _Handle, _Handle, ctypes.POINTER(_Handle)),
+    "LiteRtCreateTensorBufferFromHostMemory": (
+        ctypes.POINTER(_TensorType),
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_void_p,
+        ctypes.POINTER(_Handle),
+    ),
+    "LiteRtRunCompiledModel": (
+        _Handle,
+        ctypes.c_size_t,
+        ctypes.c_size_t,
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_void_p,
+    ),
+}
+_DESTROY = {
+    "LiteRtDestroyTensorBuffer": (_Handle,),
+    "LiteRtDestroyCompiledModel": (_Handle,),
+    "LiteRtDestroyModel": (_Handle,),
+    "LiteRtDestroyOptions": (_Handle,),
+}
+
+
+def is_known_version() -> bool:
+    """Whether the installed LiteRT is one whose C interface is known."""
+    return importlib.metadata.version("ai-edge-litert").startswith(VERSIONS_KNOWN)
+
+
+class _Library:
+    """The shared library and its environment, of which a process has one."""
+
+    def __init__(self) -> None:
+        spec = importlib.util.find_spec("ai_edge_litert")
+        assert spec is not None and spec.origin is not None, "its version was read"
+        path = os.path.join(os.path.dirname(spec.origin), "libLiteRt.so")
+        try:
+            self.functions = ctypes.CDLL(path)
+            for name, arguments in _SIGNATURES.items():
+                getattr(self.functions, name).argtypes = arguments
+                getattr(self.functions, name).restype = ctypes.c_int
+            for name, arguments in _DESTROY.items():
+                getattr(self.functions, name).argtypes = arguments
+                getattr(self.functions, name).restype = None
+        except (OSError, AttributeError) as e:
+            raise Unsupported(f"LiteRT's C interface: {e}") from e
+        # Without this LiteRT looks for accelerators that are not there, and complains.
+        option = _EnvironmentOption(_AUTO_REGISTER, _INTEGER, _CPU)
+        self.environment = self.make("LiteRtCreateEnvironment", 1, ctypes.byref(option))
+
+    def make(self, function: str, *arguments: Any) -> ctypes.c_void_p:
+        """Calls a function whose last argument takes a new handle."""
+        handle = _Handle()
+        self.check(function, getattr(self.functions, function)(*arguments, ctypes.byref(handle)))
+        return handle
+
+    @staticmethod
+    def check(function: str, status: int) -> None:
+        if status:
+            raise Unsupported(f"LiteRT refuses it: {function} gives status {status}")
+
+
+@functools.cache
+def _library() -> _Library:
+    return _Library()
+
+
+class _Bound(NamedTuple):
+    """One set of arguments that was looked at.
+
+    Attributes:
+        references: The arrays, weakly.
+        arguments: What LiteRT is called with.
+        copied_in: Which inputs are copied.
+        copied_out: Which outputs are copied.
+        buffers: LiteRT's objects for those in place.
+        shapes: What is reported, where all outputs are in place.
+    """
+
+    references: list[weakref.ref[Array]]
+    arguments: tuple[Any, ...]
+    copied_in: list[int]
+    copied_out: list[int]
+    buffers: list[ctypes.c_void_p]
+
+
+class InPlaceEngine:
+    """A lowered file, compiled, that has run once.
+
+    Args:
+        lowered: The file.
+        thread_count: Threads of one execution.
+        inputs: Its inputs.
+        outputs: Its outputs.
+        shapes: The outputs' shapes as the HAL has them.
+
+    Raises:
+        Unsupported: LiteRT's C interface cannot run it; ``Engine`` perhaps can.
+    """
+
+    def __init__(
+        self,
+        lowered: Lowered,
+        thread_count: int,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        shapes: Sequence[tuple[int, ...]],
+    ) -> None:
+        tensors = [*inputs, *outputs]
+        if not all(len(t.shape) <= RANK_MAX and t.dtype.name in _ELEMENT_TYPES for t in tensors):
+            raise Unsupported("LiteRT's C interface: a tensor of this type or rank")
+        if len({t.place for t in tensors}) != len(tensors):
+            raise Unsupported("LiteRT's C interface: one tensor in two places")
+        with _lock:
+            self._library = _library()
+        self._functions = self._library.functions
+        self._run = self._functions.LiteRtRunCompiledModel
+        self._tensors = tensors
+        self._input_count = len(inputs)
+        self._may_bind = (*lowered.is_input_in_place, *lowered.is_output_in_place)
+        self._shapes = [OutputShape(shape) for shape in shapes]
+        self._handles: list[tuple[str, ctypes.c_void_p]] = []
+        self._bound: dict[tuple[int, ...], _Bound] = {}
+        # LiteRT reads the file, and our own memory, for as long as its objects live.
+        self._own = [_own_memory(t) for t in tensors]
+        options = f"num_threads = {thread_count}\n".encode()
+        memory = (lowered.file, options, self._own)
+        end = weakref.finalize(self, _destroy, self._functions, self._handles, self._bound, memory)
+        end.atexit = False  # A thread may still run it then, and the process gives everything back.
+        self._compiled = self._compile(lowered.file, options)
+        self._own_buffers = [self._buffer(t, a) for t, a in zip(tensors, self._own, strict=True)]
+        self._handles.extend(("LiteRtDestroyTensorBuffer", b) for b in self._own_buffers)
+        # The first run packs what is left to pack, and shows that this way works at all.
+        self._library.check("LiteRtRunCompiledModel", self._run(*self._arguments(self._own_buffers)))
+
+    def _compile(self, file: bytes, cpu_options: bytes) -> ctypes.c_void_p:
+        make, functions = self._library.make, self._functions
+        model = make("LiteRtCreateModelFromBuffer", self._library.environment, file, len(file))
+        self._handles.append(("LiteRtDestroyModel", model))
+        options = make("LiteRtCreateOptions")
+        self._handles.append(("LiteRtDestroyOptions", options))
+        check = self._library.check
+        check("accelerators", functions.LiteRtSetOptionsHardwareAccelerators(options, _CPU))
+        cpu = make("LiteRtCreateOpaqueOptions", b"xnnpack", cpu_options, _keep)
+        check("LiteRtAddOpaqueOptions", functions.LiteRtAddOpaqueOptions(options, cpu))
+        compiled = make("LiteRtCreateCompiledModel", self._library.environment, model, options)
+        self._handles.append(("LiteRtDestroyCompiledModel", compiled))
+        return compiled
+
+    def _buffer(self, tensor: Tensor, array: Array) -> ctypes.c_void_p:
+        """LiteRT's object for memory of ours."""
+        kind = _TensorType(_ELEMENT_TYPES[tensor.dtype.name])
+        kind.layout.rank = len(tensor.shape)
+        kind.layout.dimensions[: len(tensor.shape)] = tensor.shape
+        size_bytes = tensor.dtype.itemsize * int(np.prod(tensor.shape))
+        return self._library.make(
+            "LiteRtCreateTensorBufferFromHostMemory", kind, _address(array), size_bytes, None
+        )
+
+    def _arguments(self, buffers: Sequence[ctypes.c_void_p]) -> tuple[Any, ...]:
+        read, written = buffers[: self._input_count], buffers[self._input_count :]
+        return (
+            self._compiled,
+            0,
+            len(read),
+            (_Handle * len(read))(*read),
+            len(written),
+            (_Handle * len(written))(*written),
+        )
+
+    def run(self, inputs: Sequence[Array | None], areas: Sequence[OutputArea]) -> list[OutputShape]:
+        """Computes, and writes the outputs.
+
+        Raises:
+            InvalidArgument: An input is left out.
+            RuntimeError: LiteRT failed, for example at an index out of range.
+        """
+        arrays = [*inputs, *[area.buffer for area in areas]]
+        key = tuple(map(id, arrays))
+        bound = self._bound.get(key)
+        if bound is None or not all(r() is a for r, a in zip(bound.references, arrays, strict=True)):
+            bound = self._bind(key, arrays)
+        for index in bound.copied_in:
+            value = inputs[index]
+            assert value is not None, "looked at when it was bound"
+            np.copyto(self._own[index], value, casting="no")
+        status = self._run(*bound.arguments)
+        if status:
+            raise RuntimeError(f"LiteRT gives status {status}")
+        if not bound.copied_out:
+            return self._shapes
+        shapes = list(self._shapes)
+        for index in bound.copied_out:
+            result = self._own[self._input_count + index]
+            shapes[index] = areas[index].store(result.reshape(shapes[index].dimensions))
+        return shapes
+
+    def _bind(self, key: tuple[int, ...], arrays: Sequence[Array | None]) -> _Bound:
+        given: list[Array] = []
+        for array in arrays:
+            if array is None:
+                raise InvalidArgument("execution: an input that the model reads is left out")
+            given.append(array)
+        buffers, made, copied = [], [], []
+        for place, (tensor, array) in enumerate(zip(self._tensors, given, strict=True)):
+            if self._may_bind[place] and _fits(tensor, array, is_input=place < self._input_count):
+                made.append(self._buffer(tensor, array))
+                buffers.append(made[-1])
+            else:
+                buffers.append(self._own_buffers[place])
+                copied.append(place)
+        count = self._input_count
+        bound = _Bound(
+            [weakref.ref(array) for array in given],
+            self._arguments(buffers),
+            [i for i in copied if i < count],
+            [i - count for i in copied if i >= count],
+            made,
+        )
+        outdated = self._bound.pop(key, None)
+        if outdated is not None:
+            _release(self._functions, outdated.buffers)
+        if len(self._bound) >= BOUND_MAX:
+            for other in self._bound.values():
+                _release(self._functions, other.buffers)
+            self._bound.clear()
+        self._bound[key] = bound
+        return bound
+
+
+def _own_memory(tensor: Tensor) -> Array:
+    size_bytes = tensor.dtype.itemsize * int(np.prod(tensor.shape))
+    raw = np.zeros(size_bytes + READ_PAST_BYTES + ALIGNMENT_BYTES, dtype=np.uint8)
+    start = -_address(raw) % ALIGNMENT_BYTES
+    return raw[start : start + size_bytes].view(tensor.dtype).reshape(tensor.shape)
+
+
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _fits(tensor: Tensor, array: Array, *, is_input: bool) -> bool:
+    """Whether LiteRT can work on an array where it lies. An output's array is its bytes, perhaps more than it needs."""
+    size_bytes = tensor.dtype.itemsize * int(np.prod(tensor.shape))
+    if not array.flags.c_contiguous or _address(array) % ALIGNMENT_BYTES:
+        return False
+    if not is_input:
+        return array.nbytes >= size_bytes
+    if array.dtype != tensor.dtype or array.shape != tensor.shape:
+        return False
+    return _mapped_behind_bytes(array) >= READ_PAST_BYTES
+
+
+def _mapped_behind_bytes(array: Array) -> int:
+    """How many bytes behind an array are sure to be mapped: those of its pool, and the rest of the page where that ends."""
+    whole = array
+    base: object = array
+    while isinstance(base, np.ndarray | memoryview):
+        if isinstance(base, np.ndarray):
+            whole = base
+        base = base.base if isinstance(base, np.ndarray) else base.obj
+    end = -(-(_address(whole) + whole.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+    return end - (_address(array) + array.nbytes)
+
+
+def _release(functions: ctypes.CDLL, buffers: Sequence[ctypes.c_void_p]) -> None:
+    for buffer in buffers:
+        functions.LiteRtDestroyTensorBuffer(buffer)
+
+
+def _destroy(
+    functions: ctypes.CDLL,
+    handles: list[tuple[str, ctypes.c_void_p]],
+    bound: dict[tuple[int, ...], _Bound],
+    memory: object,
+) -> None:
+    """Ends LiteRT's objects, the last one made first; ``memory`` is what they read."""
+    for one in bound.values():
+        _release(functions, one.buffers)
+    bound.clear()
+    while handles:
+        function, handle = handles.pop()
+        getattr(functions, function)(handle)
