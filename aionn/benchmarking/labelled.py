@@ -26,7 +26,7 @@ import numpy.typing as npt
 from aionn.benchmarking.evaluators import Evaluator
 from aionn.errors import InvalidArgument
 from aionn.hal import Operand, operand_dtype
-from aionn.media import audio_file, log_mel, video_file
+from aionn.media import LogMel, audio_file, video_file
 
 __all__ = ["Sample", "find_samples", "load_array", "read_sample"]
 
@@ -175,8 +175,8 @@ async def _sound(path: Path, operand: Operand) -> Array:
         raise InvalidArgument(
             f"labelled data {path}: a sound needs an input of log-mel energies [1, frames, 40, 1], got {list(shape)}"
         )
-    samples = 512 + 320 * (shape[-3] - 1)
-    # The digits model takes a whole second for its 49 frames, of which the last 128 samples fill no frame.
+    front_end = LogMel()
+    samples = front_end.frame_samples + front_end.hop_samples * (shape[-3] - 1)
     pieces: list[Array] = []
     async with audio_file(path, window_s=PIECE_S, hop_s=PIECE_S, pace=False) as windows:
         async for window in windows:
@@ -184,7 +184,7 @@ async def _sound(path: Path, operand: Operand) -> Array:
             if sum(piece.size for piece in pieces) >= samples:
                 break
     heard = np.concatenate(pieces)[:samples] if pieces else np.zeros(0, dtype=np.float32)
-    return log_mel(np.pad(heard, (0, samples - heard.size)).astype(np.float32)).reshape(shape)
+    return front_end(np.pad(heard, (0, samples - heard.size)).astype(np.float32)).reshape(shape)
 
 
 def _stored(array: Array, operand: Operand) -> Array:
