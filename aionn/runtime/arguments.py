@@ -49,6 +49,9 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 
+# In a request an extent of 0 says "unknown": an empty value cannot be an input.
+_EMPTY = "no device can be given an empty value"
+
 UNKNOWN_OUTPUT_BYTES = 4096
 """First guess for an output whose size the model does not tell: a page; the device says what it wants if that is too small."""
 
@@ -221,6 +224,14 @@ class RequestArea:
         flat = pool.array[location.offset : location.offset + size_bytes].view(value.spec.dtype)
         return flat.reshape(() if is_scalar_type(value.spec.type) else shape)
 
+    def binding(self, key: int) -> Binding:
+        """Where a value lies that is not left out, for who reads it in place."""
+        if key in self._bound:
+            return self._bound[key]
+        view, location = self.view(key), self._locations[key]
+        place = DataLocation(0, location.offset, view.nbytes)
+        return Binding(self.memories[location.pool_index], place, self._shapes[key] or (), view)
+
     def write(self, keys: Sequence[int], arrays: Sequence[Array | None]) -> None:
         """Copies checked inputs into the memory."""
         for key, array in zip(keys, arrays, strict=True):
@@ -256,21 +267,24 @@ class RequestArea:
 
         def elsewhere(key: int) -> RequestArgument:
             binding, value = self._bound[key], self._values[key]
-            pools.append(binding.pool)
-            location = msgspec.structs.replace(binding.location, pool_index=len(pools) - 1)
+            place = next((i for i, pool in enumerate(pools) if pool is binding.pool), len(pools))
+            if place == len(pools):
+                pools.append(binding.pool)
+            location = msgspec.structs.replace(binding.location, pool_index=place)
             shape = binding.shape
             return RequestArgument(False, location, () if shape == value.spec.dimensions else shape)
 
         for key in inputs:
             if key in self._bound:
+                if 0 in self._bound[key].shape:
+                    raise GeneralFailure(f"{self._values[key].spec.name}: {_EMPTY}")
                 read.append(elsewhere(key))
                 continue
             shape, value = self._shapes[key], self._values[key]
             if shape is None:
                 read.append(RequestArgument(has_no_value=True))
             elif 0 in shape:
-                # In a request an extent of 0 says "unknown": an empty value cannot be an input.
-                raise GeneralFailure(f"{value.spec.name}: no device can be given an empty value")
+                raise GeneralFailure(f"{value.spec.name}: {_EMPTY}")
             else:
                 location = self._locations[key]
                 if value.shape != shape or location.length == 0:

@@ -44,6 +44,7 @@ from aionn.validation import check_execution_result
 from fences import SyncFence
 
 if TYPE_CHECKING:
+    from aionn.runtime.control_flow import InterpretedModel
     from aionn.runtime.reusable import ReusableExecution
     from aionn.runtime.runtime import Runtime, RuntimeDevice
 
@@ -57,19 +58,21 @@ GROWTH_TRIES_MAX = 8
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """Where one operation of the main subgraph runs.
+    """Where one operation runs.
 
     Attributes:
-        operation: Its index.
+        operation: Its index in its subgraph.
         type: Its name.
-        device: The device's name.
+        device: The device's name; ``interpreter`` for an IF or WHILE whose subgraphs are placed on their own.
         reason: Why there.
+        subgraph: 0 for the main one, ``i + 1`` for ``model.referenced[i]``, where that is placed on its own.
     """
 
     operation: int
     type: str
     device: str
     reason: str
+    subgraph: int = 0
 
 
 def priority_of(value: str | Priority) -> Priority:
@@ -95,6 +98,7 @@ class PreparedStep(NamedTuple):
         inputs: Keys of the values that it reads, in the order of its model's inputs.
         outputs: Keys of the values that it writes, in the order of its model's outputs.
         operations: Which of the whole model's operations it has.
+        interpreted: The IF or WHILE that the runtime itself runs, which is what ``prepared`` is then; None for all other steps.
     """
 
     device: RuntimeDevice
@@ -103,10 +107,11 @@ class PreparedStep(NamedTuple):
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     operations: tuple[int, ...]
+    interpreted: InterpretedModel | None = None
 
 
 class Plan(NamedTuple):
-    """All that a compilation executes.
+    """All that a compilation executes, or all of a subgraph that is placed on its own.
 
     Attributes:
         model: The whole model.
@@ -116,6 +121,7 @@ class Plan(NamedTuple):
         steps: In the order in which they run.
         placement: Which operation runs where, and why.
         fallback: The reference device for steps that fail; None where that is not allowed.
+        number: Of the subgraph; 0 for the main one.
     """
 
     model: Model
@@ -125,6 +131,7 @@ class Plan(NamedTuple):
     steps: tuple[PreparedStep, ...]
     placement: tuple[Placement, ...]
     fallback: Fallback | None = None
+    number: int = 0
 
     def fall_back(
         self, index: int, measure: bool, loop_timeout_ns: int | None = None
@@ -139,10 +146,9 @@ class Plan(NamedTuple):
             timing = await execute_step(
                 step._replace(prepared=prepared), area, {}, measure, deadline_ns, loop_timeout_ns
             )
-            return (
-                timing,
-                f"step {index} of {len(self.steps)}: {step.device.name} failed ({error}); ran on {fallback.device.name}",
-            )
+            inside = f"subgraph {self.number}, " if self.number else ""
+            told = f"{inside}step {index} of {len(self.steps)}: {step.device.name} failed ({error}); ran on {fallback.device.name}"
+            return timing, told
 
         return run
 
@@ -167,9 +173,35 @@ class Plan(NamedTuple):
         return Turn(fallback.device.dispatcher, run)
 
     @property
+    def devices(self) -> tuple[RuntimeDevice, ...]:
+        """The devices in the order of the steps, each once, those inside of control flow included."""
+        found: dict[RuntimeDevice, None] = {}
+        for step in self.steps:
+            inside = (step.device,) if step.interpreted is None else step.interpreted.devices
+            found.update(dict.fromkeys(inside))
+        return tuple(found)
+
+    @property
     def device_names(self) -> str:
         """The devices' names in the order of the steps, each once."""
-        return ", ".join(dict.fromkeys(step.device.name for step in self.steps))
+        return ", ".join(device.name for device in self.devices)
+
+    def uses(self, key: int) -> list[tuple[PreparedStep, bool, int]]:
+        """Where a value is met: ``(step, whether it writes, which argument)``.
+
+        Of an IF or WHILE that is interpreted, the steps inside that read or write the very memory, and the IF or WHILE itself where
+        the runtime does.
+        """
+        found: list[tuple[PreparedStep, bool, int]] = []
+        for step in self.steps:
+            for writes, keys in ((False, step.inputs), (True, step.outputs)):
+                if key in keys:
+                    argument = keys.index(key)
+                    inside = None
+                    if step.interpreted is not None:
+                        inside = step.interpreted.uses(argument, is_output=writes)
+                    found += [(step, writes, argument)] if inside is None else inside
+        return found
 
     def values(
         self, input_shapes: Sequence[tuple[int, ...] | None], sizes: Mapping[int, int]
@@ -307,7 +339,7 @@ class Compilation:
         self.model = plan.model
         self.inputs = plan.inputs
         self.outputs = plan.outputs
-        self.devices = tuple(dict.fromkeys(step.device.name for step in plan.steps))
+        self.devices = tuple(device.name for device in plan.devices)
         self.placement = plan.placement
         self.from_cache = from_cache
 

@@ -50,15 +50,18 @@ def compilation_page(compilation: Compilation, *, title: str = "compilation") ->
     count = len(model.main.operations)
     if count > OPERATIONS_MAX:
         raise InvalidArgument(f"page: expected at most {OPERATIONS_MAX} operations, got {count}")
-    colours = {device: _COLOURS[index % len(_COLOURS)] for index, device in enumerate(compilation.devices)}
-    numbers = {p.operation: p for p in compilation.placement}
+    # An IF or WHILE that is interpreted has a colour too, beside those of the devices that its subgraphs go to.
+    placed_on = dict.fromkeys((*compilation.devices, *(p.device for p in compilation.placement)))
+    colours = {device: _COLOURS[index % len(_COLOURS)] for index, device in enumerate(placed_on)}
+    numbers = {p.operation: p for p in compilation.placement if not p.subgraph}
     key = "".join(
         f'<span style="background:{colour}">{escape(device)}: '
         f"{sum(p.device == device for p in compilation.placement)} operations</span>"
         for device, colour in colours.items()
     )
     rows = "".join(
-        f"<tr><td>{p.operation}</td><td>{escape(p.type)}</td><td>{escape(p.device)}</td><td>{escape(p.reason)}</td></tr>"
+        f"<tr><td>{p.subgraph or 'main'}</td><td>{p.operation}</td><td>{escape(p.type)}</td>"
+        f"<td>{escape(p.device)}</td><td>{escape(p.reason)}</td></tr>"
         for p in compilation.placement
     )
     return (
@@ -66,7 +69,8 @@ def compilation_page(compilation: Compilation, *, title: str = "compilation") ->
         f"<style>{_STYLE}</style></head><body><h1>{escape(title)}</h1>"
         f'<p>{count} operations in {len(compilation.steps)} steps</p><p class="key">{key}</p>'
         f"{_drawing(model, numbers, colours)}"
-        f"<table><tr><th>operation</th><th>type</th><th>device</th><th>why there</th></tr>{rows}</table></body></html>\n"
+        f"<table><tr><th>subgraph</th><th>operation</th><th>type</th><th>device</th>"
+        f"<th>why there</th></tr>{rows}</table></body></html>\n"
     )
 
 

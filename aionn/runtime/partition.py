@@ -1,13 +1,13 @@
 """Which operation goes to which device, and how the work is cut into steps. Pure: no device is asked here.
 
 Owns scores, the choice, the order of steps, and the model of each step. Who supports what was asked before; steps are prepared and
-run elsewhere.
+run elsewhere. What becomes of the subgraphs of an IF or WHILE that no device takes is for ``division`` to say.
 
 Invariants:
-1. Every operation of the main subgraph is in exactly one step; an operand is written by one step and read by later ones only.
+1. Every operation of a subgraph is in exactly one step; an operand is written by one step and read by later ones only.
 2. The choice depends on the arguments alone: equal arguments give equal steps.
-3. IF and WHILE go to a device as a whole, with the subgraphs that they refer to; with values of unknown size, only to the reference
-   device.
+3. A device takes an IF or WHILE as a whole, with the subgraphs that it refers to; with values of unknown size, only the reference
+   device does. One that is interpreted is a step of its own, of the candidate behind the last.
 
 Source: partitioning of the NN HAL's runtime (``ExecutionPlan``): scores by the type of an operation's first input, ties to the CPU
 device and then to the earlier one, ready queues drained from the last device to the first.
@@ -15,7 +15,7 @@ device and then to the earlier one, ready queues drained from the last device to
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -45,8 +45,10 @@ __all__ = [
     "has_unknown_sizes",
     "is_unknown",
     "make_steps",
+    "needs_reference",
     "referenced_subgraphs",
     "step_model",
+    "without_unused",
 ]
 
 
@@ -76,7 +78,7 @@ class Choice(msgspec.Struct, frozen=True):
 
     Attributes:
         operation: Its index in the main subgraph.
-        candidate: Index of the device.
+        candidate: Index of the device; the number of devices for an IF or WHILE that is interpreted.
         scores: One per device, lower is better; None for a device that cannot run it.
         reason: Why there.
     """
@@ -85,6 +87,11 @@ class Choice(msgspec.Struct, frozen=True):
     candidate: int
     scores: tuple[float | None, ...]
     reason: str
+
+    @property
+    def is_interpreted(self) -> bool:
+        """Whether no device takes it, and its subgraphs are divided on their own."""
+        return self.candidate == len(self.scores)
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -95,12 +102,14 @@ class Step(msgspec.Struct, frozen=True):
         operations: Indexes of its operations, in execution order.
         inputs: Operands that it reads and does not write, constants left out, by index in the main subgraph.
         outputs: Operands that it writes and that a later step or the caller reads.
+        is_interpreted: Whether it is one IF or WHILE that no device takes.
     """
 
     candidate: int
     operations: tuple[int, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    is_interpreted: bool = False
 
 
 def is_unknown(operand: Operand) -> bool:
@@ -123,10 +132,29 @@ def has_unknown_sizes(model: Model, subgraph: Subgraph, operation: Operation) ->
     )
 
 
+Interpretation = Callable[[int, bool], str | None]
+"""Whether the runtime itself can run an IF or WHILE: from its index, and whether the reference device could take it as a whole, to
+where its subgraphs would go, in words; None where it cannot, or where that would be of no use."""
+
+
+def needs_reference(model: Model, operation: Operation) -> bool:
+    """Whether no device but the reference device may be given an operation of the main subgraph."""
+    return operation.type in CONTROL_FLOW and has_unknown_sizes(model, model.main, operation)
+
+
 def choose_devices(
-    model: Model, candidates: Sequence[Candidate], preference: ExecutionPreference
+    model: Model,
+    candidates: Sequence[Candidate],
+    preference: ExecutionPreference,
+    interpretation: Interpretation = lambda operation, could_be_whole: None,
 ) -> tuple[Choice, ...]:
     """The best device for each operation of the main subgraph.
+
+    Args:
+        model: Whose main subgraph it is.
+        candidates: The devices.
+        preference: What they are chosen for.
+        interpretation: Asked about each IF and WHILE that no device would take, or the reference device.
 
     Raises:
         InvalidArgument: Some operation is supported by no device; all such operations are listed.
@@ -134,20 +162,26 @@ def choose_devices(
     choices = []
     homeless: set[str] = set()
     for index, operation in enumerate(model.main.operations):
-        needs_reference = operation.type in CONTROL_FLOW and has_unknown_sizes(model, model.main, operation)
+        only_reference = needs_reference(model, operation)
         scores = tuple(
             _score(model, model.main, operation, c.capabilities, preference)
-            if c.supported[index] and (c.is_reference or not needs_reference)
+            if c.supported[index] and (c.is_reference or not only_reference)
             else None
             for c in candidates
         )
         able = [i for i, score in enumerate(scores) if score is not None]
-        if not able:
-            name = operation_type_name(operation.type)
-            homeless.add(f"{name} with values of unknown size" if needs_reference else name)
-            continue
         # min() keeps the first of equals, so the reference device sorts before the others at the same score.
-        best = min(able, key=lambda i: (scores[i], not candidates[i].is_reference, i))
+        best = min(able, key=lambda i: (scores[i], not candidates[i].is_reference, i), default=None)
+        if operation.type in CONTROL_FLOW and (best is None or candidates[best].is_reference):
+            # The reference device takes what is of unknown size as a whole: between devices such values are copied to and fro.
+            told = None if best is not None and only_reference else interpretation(index, best is not None)
+            if told is not None:
+                choices.append(Choice(index, len(candidates), scores, told))
+                continue
+        if best is None:
+            name = operation_type_name(operation.type)
+            homeless.add(f"{name} with values of unknown size" if only_reference else name)
+            continue
         choices.append(Choice(index, best, scores, _reason(best, able, scores, candidates)))
     if homeless:
         names = ", ".join(c.name for c in candidates)
@@ -207,6 +241,7 @@ def make_steps(model: Model, choices: Sequence[Choice]) -> tuple[Step, ...]:
     """
     main = model.main
     device_of = {choice.operation: choice.candidate for choice in choices}
+    interpreted = {choice.candidate for choice in choices if choice.is_interpreted}
     writer = {index: i for i, operation in enumerate(main.operations) for index in operation.outputs}
     waits: dict[int, set[int]] = {
         i: {writer[index] for index in operation.inputs if index in writer}
@@ -232,11 +267,23 @@ def make_steps(model: Model, choices: Sequence[Choice]) -> tuple[Step, ...]:
                 waits[reader].discard(done)
                 if not waits[reader]:
                     queues.setdefault(device_of[reader], []).append(reader)
+            if device in interpreted:
+                break
         groups.append((device, group))
-    return tuple(cut(model, position, device, groups) for position, (device, _) in enumerate(groups))
+    return tuple(
+        cut(model, position, device, groups, is_interpreted=device in interpreted)
+        for position, (device, _) in enumerate(groups)
+    )
 
 
-def cut(model: Model, position: int, device: int, groups: Sequence[tuple[int, list[int]]]) -> Step:
+def cut(
+    model: Model,
+    position: int,
+    device: int,
+    groups: Sequence[tuple[int, list[int]]],
+    *,
+    is_interpreted: bool = False,
+) -> Step:
     """The step of one of the groups that the operations were put into.
 
     Raises:
@@ -253,19 +300,14 @@ def cut(model: Model, position: int, device: int, groups: Sequence[tuple[int, li
         for i in group
         for index in main.operations[i].inputs
     }
-    carried = (
-        OperandLifeTime.SUBGRAPH_INPUT,
-        OperandLifeTime.TEMPORARY_VARIABLE,
-        OperandLifeTime.SUBGRAPH_OUTPUT,
-    )
-    inputs = tuple(sorted(i for i in read - written if main.operands[i].lifetime in carried))
+    inputs = tuple(sorted(i for i in read - written if main.operands[i].lifetime in _HELD))
     outputs = tuple(sorted(i for i in written if i in read_elsewhere or i in main.output_indexes))
-    if not inputs or not outputs:
+    if not (inputs and outputs) and not is_interpreted:
         names = ", ".join(operation_type_name(main.operations[i].type) for i in operations)
         raise GeneralFailure(
             f"partition: the step with {names} has no {'inputs' if not inputs else 'outputs'}"
         )
-    return Step(device, tuple(operations), inputs, outputs)
+    return Step(device, tuple(operations), inputs, outputs, is_interpreted)
 
 
 def step_model(model: Model, step: Step) -> Model:
@@ -299,13 +341,40 @@ def step_model(model: Model, step: Step) -> Model:
     subgraph = Subgraph(
         operands, operations, tuple(used[i] for i in step.inputs), tuple(used[i] for i in step.outputs)
     )
-    refers = any(operand.lifetime == OperandLifeTime.SUBGRAPH for operand in operands)
-    return msgspec.structs.replace(
-        model,
-        main=subgraph,
-        referenced=model.referenced if refers else (),
-        extension_name_to_prefix=model.extension_name_to_prefix if refers else extensions,
+    part = without_unused(msgspec.structs.replace(model, main=subgraph))
+    return part if part.referenced else msgspec.structs.replace(part, extension_name_to_prefix=extensions)
+
+
+def without_unused(model: Model) -> Model:
+    """The model without subgraphs that nothing refers to: a device must not be refused for what it will not run."""
+    needed: set[int] = set()
+    found = _references(model.main)
+    while found:
+        needed |= found
+        found = set().union(*(_references(model.referenced[index]) for index in found)) - needed
+    if len(needed) == len(model.referenced):
+        return model
+    place = {old: new for new, old in enumerate(sorted(needed))}
+    main, *referenced = (
+        _renumbered(subgraph, place) for subgraph in (model.main, *(model.referenced[i] for i in place))
     )
+    return msgspec.structs.replace(model, main=main, referenced=tuple(referenced))
+
+
+def _references(subgraph: Subgraph) -> set[int]:
+    return {o.location.offset for o in subgraph.operands if o.lifetime == OperandLifeTime.SUBGRAPH}
+
+
+def _renumbered(subgraph: Subgraph, place: Mapping[int, int]) -> Subgraph:
+    if not _references(subgraph):
+        return subgraph
+    operands = tuple(
+        msgspec.structs.replace(o, location=DataLocation(0, place[o.location.offset], 0))
+        if o.lifetime == OperandLifeTime.SUBGRAPH
+        else o
+        for o in subgraph.operands
+    )
+    return msgspec.structs.replace(subgraph, operands=operands)
 
 
 def _uses(main: Subgraph, operations: Sequence[int], prefix: int) -> bool:

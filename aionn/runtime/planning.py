@@ -1,7 +1,7 @@
 """From a model to a plan: load it, ask every device what it supports, cut it, prepare every step.
 
 Owns the order of this, what a device that fails to answer means, and that nothing heavy runs on the event loop. The rules of the
-cut are in ``partition`` and ``slicing``.
+cut are in ``partition``, ``division`` and ``slicing``.
 
 Invariants:
 1. A device that fails to answer what it supports supports nothing; if every device fails, the first failure is the caller's to see.
@@ -13,9 +13,10 @@ Source: ``ExecutionPlan`` and ``CompilationBuilder`` of the NN HAL's runtime.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -23,15 +24,31 @@ import anyio.to_thread
 import msgspec
 
 from aionn.errors import Error, GeneralFailure, InvalidArgument
-from aionn.hal import ExecutionPreference, Model, PreparedModel, Priority, operation_type_name
+from aionn.hal import (
+    ExecutionPreference,
+    FeatureLevel,
+    Model,
+    PreparedModel,
+    Priority,
+    operation_type_name,
+)
 from aionn.hal.real_work import real_work
 from aionn.hal.tracing import section
 from aionn.models.tflite import load_tflite
 from aionn.runtime.arguments import TensorSpec, tensor_spec
 from aionn.runtime.caching import StepCache
 from aionn.runtime.compilation import Placement, Plan, PreparedStep
+from aionn.runtime.control_flow import interpreted_step
+from aionn.runtime.division import (
+    INTERPRETER,
+    Division,
+    divide,
+    open_references,
+    referenced_by,
+    subgraph_model,
+)
 from aionn.runtime.fallback import Fallback
-from aionn.runtime.partition import Candidate, Choice, Step, choose_devices, make_steps, step_model
+from aionn.runtime.partition import Candidate, Step, step_model
 from aionn.runtime.slicing import Slice, expressed_at, operation_levels, slice_model
 from aionn.validation import validate_model
 
@@ -43,6 +60,9 @@ __all__ = ["LoadedModel", "PlanOptions", "keep_plan", "load_model", "make_plan",
 _logger = logging.getLogger("aionn.compilation")
 
 _T = TypeVar("_T")
+
+_SUBGRAPH_IN_CACHE = 1 << 31
+"""Above every index of an operation."""
 
 
 class LoadedModel(NamedTuple):
@@ -224,51 +244,154 @@ async def make_plan(
     """
     model = loaded.model
     levels = [device.feature_level for device in devices]
-    with section("LR_PC", "slice"):
-        level, questions = await _on_thread(lambda: _questions(model, levels), "slicing a model")
-    candidates = [
-        Candidate(device.name, device.capabilities, supported, is_reference=device.driver == "reference")
-        for device, supported in zip(devices, await _ask(model, devices, questions), strict=True)
-    ]
+    asked, needed = await _ask_about(model, devices, levels, options.preference)
     with section("LR_PC", "partition"):
-        choices, steps, models = await _on_thread(
-            lambda: _cut(model, level, levels, candidates, options.preference), "partitioning a model"
-        )
-    if _logger.isEnabledFor(logging.DEBUG):
-        for choice in choices:
-            kind = operation_type_name(model.main.operations[choice.operation].type)
-            _logger.debug(
-                "operation %d (%s): %s, %s",
-                choice.operation,
-                kind,
-                devices[choice.candidate].name,
-                choice.reason,
-            )
-    whole = len(steps) == 1 and models[0].main is model.main
-    prepared: list[PreparedStep] = []
+        divisions = await _on_thread(lambda: divide(model, asked, options.preference), "partitioning a model")
+    _log_choices(divisions, devices)
+    preparing = _Preparing(loaded, devices, options, fallback_device, divisions, needed)
     try:
-        for step, part in zip(steps, models, strict=True):
-            device = devices[step.candidate]
-            with section("LI_PC", f"prepare on {device.name}"):
-                ready = await _prepare(device, part, options, None if len(steps) == 1 else step.operations)
-            reads = model.main.input_indexes if whole else step.inputs
-            writes = model.main.output_indexes if whole else step.outputs
-            prepared.append(PreparedStep(device, ready, part, reads, writes, step.operations))
+        return await preparing.plan(0)
     except BaseException:
-        await _free(prepared)
+        await preparing.undo()
         raise
-    fallback = None
-    if fallback_device is not None:
-        fallback = Fallback(fallback_device, (*models, model), options.priority)
-    return Plan(
-        model,
-        loaded.inputs,
-        loaded.outputs,
-        _temporaries(model, prepared),
-        tuple(prepared),
-        _placement(model, choices, devices),
-        fallback,
-    )
+
+
+class _Preparing:
+    """Makes the steps of every division ready, those inside of control flow first."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        devices: Sequence[RuntimeDevice],
+        options: PlanOptions,
+        fallback_device: RuntimeDevice | None,
+        divisions: Mapping[int, Division],
+        needed: Mapping[int, int],
+    ) -> None:
+        self._loaded = loaded
+        self._devices = devices
+        self._options = options
+        self._fallback_device = fallback_device
+        self._divisions = divisions
+        self._needed = needed
+        self._plans: dict[int, Plan] = {}
+        self._done: list[PreparedStep] = []
+
+    async def plan(self, number: int) -> Plan:
+        """The plan of a subgraph. Raises as ``Device.prepare_model``."""
+        if number not in self._plans:
+            self._plans[number] = await self._make(number)
+        return self._plans[number]
+
+    async def undo(self) -> None:
+        """Frees what was prepared."""
+        await _free(self._done)
+
+    async def _make(self, number: int) -> Plan:
+        division = self._divisions[number]
+        model, main = division.model, division.model.main
+        parts = await _on_thread(lambda: self._models(number), "making the models of steps")
+        steps: list[PreparedStep] = []
+        for step, part in zip(division.steps, parts, strict=True):
+            if step.is_interpreted:
+                inner = referenced_by(self._loaded.model, number, step.operations[0])
+                plans = [await self.plan(other) for other in inner]
+                ready = interpreted_step(part, step, plans)
+            else:
+                whole = part.main is main
+                prepared = await self._prepare(number, step, part, is_alone=len(parts) == 1)
+                reads = main.input_indexes if whole else step.inputs
+                writes = main.output_indexes if whole else step.outputs
+                device = self._devices[step.candidate]
+                ready = PreparedStep(device, prepared, part, reads, writes, step.operations)
+            steps.append(ready)
+            self._done.append(ready)
+        if number:
+            inputs = tuple(tensor_spec(o, f"input{i}") for i, o in enumerate(main.inputs))
+            outputs = tuple(tensor_spec(o, f"output{i}") for i, o in enumerate(main.outputs))
+        else:
+            inputs, outputs = self._loaded.inputs, self._loaded.outputs
+        fallback = None
+        if self._fallback_device is not None:
+            fallback = Fallback(self._fallback_device, (*parts, model), self._options.priority)
+        placement = () if number else _placement(self._divisions, self._devices)
+        return Plan(
+            model, inputs, outputs, _temporaries(model, steps), tuple(steps), placement, fallback, number
+        )
+
+    def _models(self, number: int) -> list[Model]:
+        """What each step's device is given."""
+        division = self._divisions[number]
+        model, steps = division.model, division.steps
+        levels = [
+            FeatureLevel.LEVEL_8 if s.is_interpreted else self._devices[s.candidate].feature_level
+            for s in steps
+        ]
+        if len(steps) == 1 and not steps[0].is_interpreted and self._needed[number] <= levels[0]:
+            return [model]
+        return [
+            expressed_at(step_model(model, step), level) for step, level in zip(steps, levels, strict=True)
+        ]
+
+    async def _prepare(self, number: int, step: Step, part: Model, *, is_alone: bool) -> PreparedModel:
+        device, options = self._devices[step.candidate], self._options
+        # In the cache's names a step inside of control flow begins with its subgraph.
+        operations = None if is_alone and not number else step.operations
+        if number:
+            operations = (_SUBGRAPH_IN_CACHE | number, *step.operations)
+        with section("LI_PC", f"prepare on {device.name}"):
+            prepared: PreparedModel | None
+            if options.cache is not None:
+                prepared = await options.cache.prepare(
+                    device, part, operations, options.preference, options.priority, options.deadline_ns
+                )
+            else:
+                prepared = await device.hal.prepare_model(
+                    part,
+                    preference=options.preference,
+                    priority=options.priority,
+                    deadline_ns=options.deadline_ns,
+                )
+        if prepared is None:
+            raise GeneralFailure(f"{device.name}: prepared a model without an error, and gives none")
+        return prepared
+
+
+def _log_choices(divisions: Mapping[int, Division], devices: Sequence[RuntimeDevice]) -> None:
+    if _logger.isEnabledFor(logging.DEBUG):
+        for placement in _placement(divisions, devices):
+            _logger.debug(
+                "subgraph %d, operation %d (%s): %s, %s",
+                placement.subgraph,
+                placement.operation,
+                placement.type,
+                placement.device,
+                placement.reason,
+            )
+
+
+async def _ask_about(
+    model: Model, devices: Sequence[RuntimeDevice], levels: Sequence[int], preference: ExecutionPreference
+) -> tuple[dict[int, list[Candidate]], dict[int, int]]:
+    """What the devices support, and the level needed, by number of the subgraph: the main one, and those that may be divided."""
+    asked: dict[int, list[Candidate]] = {}
+    needed: dict[int, int] = {}
+    pending = [0]
+    while pending:
+        number = pending.pop(0)
+        part = subgraph_model(model, number)
+        with section("LR_PC", "slice"):
+            needed[number], questions = await _on_thread(
+                functools.partial(_questions, part, levels), "slicing a model"
+            )
+        answers = await _ask(part, devices, questions)
+        asked[number] = [
+            Candidate(device.name, device.capabilities, supported, is_reference=device.driver == "reference")
+            for device, supported in zip(devices, answers, strict=True)
+        ]
+        found = open_references(model, number, asked[number], preference)
+        pending += [other for other in found if other not in asked and other not in pending]
+    return asked, needed
 
 
 def _questions(model: Model, levels: Sequence[int]) -> tuple[int, list[Slice | None]]:
@@ -307,44 +430,17 @@ async def _ask(
     return answers
 
 
-def _cut(
-    model: Model,
-    level: int,
-    levels: Sequence[int],
-    candidates: Sequence[Candidate],
-    preference: ExecutionPreference,
-) -> tuple[tuple[Choice, ...], tuple[Step, ...], list[Model]]:
-    choices = choose_devices(model, candidates, preference)
-    steps = make_steps(model, choices)
-    if len(steps) == 1 and level <= levels[steps[0].candidate]:
-        return choices, steps, [model]
-    parts = [expressed_at(step_model(model, step), levels[step.candidate]) for step in steps]
-    return choices, steps, parts
-
-
-async def _prepare(
-    device: RuntimeDevice, part: Model, options: PlanOptions, operations: tuple[int, ...] | None
-) -> PreparedModel:
-    if options.cache is not None:
-        return await options.cache.prepare(
-            device, part, operations, options.preference, options.priority, options.deadline_ns
-        )
-    return await device.hal.prepare_model(
-        part, preference=options.preference, priority=options.priority, deadline_ns=options.deadline_ns
-    )
-
-
-def _placement(
-    model: Model, choices: Sequence[Choice], devices: Sequence[RuntimeDevice]
-) -> tuple[Placement, ...]:
+def _placement(divisions: Mapping[int, Division], devices: Sequence[RuntimeDevice]) -> tuple[Placement, ...]:
     return tuple(
         Placement(
             choice.operation,
-            operation_type_name(model.main.operations[choice.operation].type),
-            devices[choice.candidate].name,
+            operation_type_name(division.model.main.operations[choice.operation].type),
+            INTERPRETER if choice.is_interpreted else devices[choice.candidate].name,
             choice.reason,
+            number,
         )
-        for choice in choices
+        for number, division in sorted(divisions.items())
+        for choice in division.choices
     )
 
 
