@@ -6,22 +6,26 @@ Invariants:
 1. A request that was sent is never sent again, on no path: the work may have run.
 2. If the caller is cancelled while a request is in flight, its result is read and thrown away before the next request is sent.
 3. When the driver's death is reported, the pending call ends at once with DEAD_OBJECT.
+4. What a packet cannot say, a device memory, goes through the prepared model instead, before anything is sent.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
 
 import anyio
+import anyio.lowlevel
 
 import fmq
 from aionn.burst.packets import (
     PACKET_BYTES_MAX,
     BurstResult,
+    MalformedPacket,
     decode_result,
+    encode_limits,
     encode_request,
-    failed_result,
 )
 from aionn.burst.session import BurstState, MemorySlots, next_state
 from aionn.errors import (
@@ -34,7 +38,15 @@ from aionn.errors import (
     ResourceExhausted,
     error_for_status,
 )
-from aionn.hal import ExecutionResult, Memory, Request, check_deadline_ns
+from aionn.hal import (
+    BufferToken,
+    ExecutionResult,
+    Memory,
+    PreparedModel,
+    Request,
+    check_deadline_ns,
+    check_duration_ns,
+)
 
 __all__ = ["QUEUE_BYTES", "BurstController"]
 
@@ -44,10 +56,23 @@ QUEUE_BYTES = 1 << 16
 PACKETS_KEPT_MAX = 64
 """Packets kept: more than the slots that a burst of the runtime has."""
 
+POLLED_MAX = 8
+"""Most results in a row that are found by looking for them: then other tasks of the loop have a turn."""
+
+POLLING_PAUSE = 16
+"""Executions that are not looked for after one that took longer than the polling window."""
+
 END_S_MAX = 1.0
 """How long ending a burst waits for the driver, which first lets a running execution end."""
 
 assert QUEUE_BYTES <= PACKET_BYTES_MAX
+
+
+class _Packet(NamedTuple):
+    """A request's packet, without its limits. The request is kept too: as long as it lives nothing else has its identity."""
+
+    request: Request
+    payload: bytes
 
 
 class BurstController:
@@ -55,10 +80,13 @@ class BurstController:
 
     Args:
         requests: Queue that the driver reads; owned by this object from now on.
-        results: Queue that the driver writes; owned by this object from now on.
+        results: Queue that the driver writes; owned by this object from now on. It spins for ``polling_ns``.
         free_slot: Tells the driver that a memory slot is free.
         end: Tells the driver that the burst is over.
-        model: Is kept alive for as long as this end is: a driver ends the bursts of a prepared model that is gone.
+        model: Executes what packets cannot say, and is kept alive for as long as this end is: a driver ends the bursts of a
+            prepared model that is gone. None refuses such requests.
+        polling_ns: How long an execution may look for its result before it sleeps. The event loop stands still meanwhile; after an
+            execution that took longer, the next ones are not looked for.
     """
 
     def __init__(
@@ -68,20 +96,24 @@ class BurstController:
         *,
         free_slot: Callable[[int], Awaitable[None]],
         end: Callable[[], Awaitable[None]],
-        model: object = None,
+        model: PreparedModel | None = None,
+        polling_ns: int = 0,
     ) -> None:
         self._requests = requests
         self._results = results
         self._free_slot = free_slot
         self._end = end
         self._model = model
+        self._polling_ns = polling_ns
+        self._polling_pause = 0
+        self._polled_count = 0
         self._slots = MemorySlots()
         self._state = BurstState.IDLE
         self._unread_count = 0
         self._temporary: list[int] = []
-        self._packets: dict[tuple[int, bool, tuple[int, ...]], tuple[Request, bytes]] = {}
+        self._packets: dict[tuple[int, bool, bool, tuple[int, ...]], _Packet] = {}
         self._last_payload = b""
-        self._last_result = failed_result(ErrorStatus.GENERAL_FAILURE)
+        self._last_result = ExecutionResult()
         self._why_dead = ""
 
     @property
@@ -102,41 +134,80 @@ class BurstController:
         deadline_ns: int | None = None,
         loop_timeout_ns: int | None = None,
     ) -> ExecutionResult:
-        """See ``aionn.hal.Burst``. A packet carries neither deadline nor loop time-out: a deadline that has passed is missed here,
-        one that is to come is the caller's to keep, and a loop time-out is refused."""
-        if loop_timeout_ns is not None:
-            raise InvalidArgument("burst: a request with a loop time-out must go through the prepared model")
-        if deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
+        """See ``aionn.hal.Burst``."""
+        limits = b""
+        if deadline_ns is not None or loop_timeout_ns is not None:
             check_deadline_ns(deadline_ns, where="burst")
-            raise MissedDeadline("burst: the deadline had passed before the start", transient=False)
-        if self._state == BurstState.DEAD:
+            check_duration_ns(loop_timeout_ns, where="burst, loop time-out")
+            if deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
+                raise MissedDeadline("burst: the deadline had passed before the start", transient=False)
+            limits = encode_limits(deadline_ns, loop_timeout_ns)
+        if self._state is BurstState.DEAD:
             raise DeadObject(f"burst: {self._why_dead}")
         self._state = next_state(self._state, "send")
         try:
             if self._unread_count or self._temporary:
                 await self._settle()
-            result = await self._exchange(self._packet(request, memory_identifiers, measure))
+            kept = self._packets.get((id(request), measure, bool(limits), tuple(memory_identifiers)))
+            if kept is not None:
+                return await self._exchange(kept.payload + limits if limits else kept.payload)
+            self._check_identifiers(request, memory_identifiers)
+            if any(isinstance(pool, BufferToken) for pool in request.pools):
+                return await self._execute_by_model(
+                    request, memory_identifiers, measure, deadline_ns, loop_timeout_ns
+                )
+            packet = self._packet(request, memory_identifiers, measure, bool(limits))
+            result = await self._exchange(packet + limits)
             if self._temporary:
                 await self._settle()
+            return result
         finally:
-            if self._state == BurstState.IN_FLIGHT:
+            if self._state is BurstState.IN_FLIGHT:
                 self._state = next_state(self._state, "result")
-        return _execution_result(result)
 
-    def _packet(self, request: Request, memory_identifiers: Sequence[int], measure: bool) -> bytes:
+    def _check_identifiers(self, request: Request, memory_identifiers: Sequence[int]) -> None:
+        if len(memory_identifiers) != len(request.pools) or any(i < -1 for i in memory_identifiers):
+            raise InvalidArgument(
+                f"burst: expected {len(request.pools)} memory identifiers of at least -1, got {list(memory_identifiers)}"
+            )
+        for pool, identifier in zip(request.pools, memory_identifiers, strict=True):
+            if isinstance(pool, BufferToken) and identifier != -1:
+                raise InvalidArgument(f"burst: expected identifier -1 for a device memory, got {identifier}")
+
+    async def _execute_by_model(
+        self,
+        request: Request,
+        memory_identifiers: Sequence[int],
+        measure: bool,
+        deadline_ns: int | None,
+        loop_timeout_ns: int | None,
+    ) -> ExecutionResult:
+        """Executes a request that no packet can say. The memories are those that its identifiers stand for."""
+        if self._model is None:
+            raise InvalidArgument("burst: a request with a device memory must go through the prepared model")
+        pools = tuple(
+            pool if isinstance(pool, BufferToken) or identifier == -1 else self._slots.named(identifier, pool)
+            for pool, identifier in zip(request.pools, memory_identifiers, strict=True)
+        )
+        return await self._model.execute_synchronously(
+            Request(request.inputs, request.outputs, pools),
+            measure=measure,
+            deadline_ns=deadline_ns,
+            loop_timeout_ns=loop_timeout_ns,
+        )
+
+    def _packet(
+        self, request: Request, memory_identifiers: Sequence[int], measure: bool, with_limits: bool
+    ) -> bytes:
         """The request's packet. A stream sends the same few requests again and again: their packets are kept."""
-        key = (id(request), measure, tuple(memory_identifiers))
-        kept = self._packets.get(key)
-        if kept is not None:
-            return kept[1]
         slots = self._request_slots(request, memory_identifiers)
-        packet = encode_request(request, slots, measure=measure)
+        payload = encode_request(request, slots, measure=measure, with_limits=with_limits)
         if not self._temporary:
             if len(self._packets) >= PACKETS_KEPT_MAX:
                 self._packets.clear()
-            # The request is kept too: as long as it lives nothing else has its identity.
-            self._packets[key] = (request, packet)
-        return packet
+            key = (id(request), measure, with_limits, tuple(memory_identifiers))
+            self._packets[key] = _Packet(request, payload)
+        return payload
 
     async def _settle(self) -> None:
         """Reads what a cancelled caller left in flight, then gives back the slots that were for one execution alone."""
@@ -148,14 +219,9 @@ class BurstController:
             self._slots.free_slot(self._temporary.pop())
 
     def _request_slots(self, request: Request, memory_identifiers: Sequence[int]) -> list[int]:
-        if len(memory_identifiers) != len(request.pools) or any(i < -1 for i in memory_identifiers):
-            raise InvalidArgument(
-                f"burst: expected {len(request.pools)} memory identifiers of at least -1, got {list(memory_identifiers)}"
-            )
         slots: list[int] = []
-        for index, (pool, identifier) in enumerate(zip(request.pools, memory_identifiers, strict=True)):
-            if not isinstance(pool, Memory):
-                raise InvalidArgument(f"burst: pool {index} is a device memory; use the prepared model")
+        for pool, identifier in zip(request.pools, memory_identifiers, strict=True):
+            assert isinstance(pool, Memory), "device memories take the other way"
             if identifier == -1:
                 slots.append(self._slots.temporary_slot(pool))
                 self._temporary.append(slots[-1])
@@ -163,7 +229,10 @@ class BurstController:
                 slots.append(self._slots.slot(identifier, pool))
         return slots
 
-    async def _exchange(self, packet: bytes) -> BurstResult:
+    async def _exchange(self, packet: bytes) -> ExecutionResult:
+        if self._polled_count >= POLLED_MAX:
+            self._polled_count = 0
+            await anyio.lowlevel.checkpoint()
         try:
             sent = self._requests.write_message(packet)
         except fmq.Error as e:
@@ -171,11 +240,35 @@ class BurstController:
         if not sent:
             raise ResourceExhausted("burst: the request queue is full", transient=True)
         self._unread_count += 1
-        payload = await self._read()
+        payload = self._polled() if self._polling_ns else None
+        if payload is None:
+            self._polled_count = 0
+            payload = await self._read()
         # Results without timings repeat to the byte; a decoded one is immutable.
         if payload != self._last_payload:
-            self._last_payload, self._last_result = payload, decode_result(payload)
+            try:
+                result = decode_result(payload)
+            except MalformedPacket as e:
+                raise GeneralFailure(f"burst: the result cannot be read: {e}") from e
+            self._last_result = _execution_result(result)
+            self._last_payload = payload
         return self._last_result
+
+    def _polled(self) -> bytes | None:
+        """The result if it is here within the polling window; None at once where the execution before took longer."""
+        if self._polling_pause:
+            self._polling_pause -= 1
+            return None
+        try:
+            payload = self._results.read_message_blocking(self._polling_ns)
+        except fmq.Error:
+            return None  # Reading says why.
+        if payload is None:
+            self._polling_pause = POLLING_PAUSE
+        else:
+            self._polled_count += 1
+            self._unread_count -= 1
+        return payload
 
     async def _read(self) -> bytes:
         """One result packet.

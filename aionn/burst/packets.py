@@ -10,11 +10,13 @@ Invariants:
 
 Source: ``FmqRequestDatum``, ``FmqResultDatum`` of the NN HAL 1.2 and the order of the datums in its burst protocol. One
 packet is one MessagePack array of datums, published by one commit; the spec's unions, with their padding to clear, do not
-arise.
+arise. The spec's packets have no limits of time, the bursts of its later AIDL form do: a request with limits has one datum more,
+``ExecutionLimits``, of fixed length, so that a stream's packets differ in their last bytes alone.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Generic, NamedTuple, TypeVar
 
@@ -23,6 +25,7 @@ import msgspec
 from aionn.errors import ErrorStatus, InvalidArgument
 from aionn.hal import (
     NO_TIMING,
+    TIME_MAX_NS,
     DataLocation,
     ExecutionResult,
     OutputShape,
@@ -32,10 +35,12 @@ from aionn.hal import (
 )
 
 __all__ = [
+    "LIMITS_BYTES",
     "PACKET_BYTES_MAX",
     "RANK_MAX",
     "BurstRequest",
     "BurstResult",
+    "ExecutionLimits",
     "FmqRequestDatum",
     "FmqResultDatum",
     "MalformedPacket",
@@ -43,11 +48,13 @@ __all__ = [
     "decode_result",
     "deserialize_request",
     "deserialize_result",
+    "encode_limits",
     "encode_request",
     "encode_result",
     "failed_result",
     "serialize_request",
     "serialize_result",
+    "split_limits",
 ]
 
 PACKET_BYTES_MAX = 1 << 20
@@ -109,10 +116,29 @@ class PoolIdentifier(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
 
 class MeasureTiming(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """Last datum of a request."""
+    """Last datum of a request without limits."""
 
     measure: bool
 
+
+class ExecutionLimits(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """Last datum of a request with limits: its deadline, and what each WHILE may take; ``NO_LIMIT`` for none."""
+
+    deadline_ns: int
+    loop_timeout_ns: int
+
+
+NO_LIMIT = 2**64 - 1
+"""The spec's word for no deadline."""
+
+_LIMITS = struct.Struct(">2sBQBQ")
+"""``ExecutionLimits`` in MessagePack, with both numbers at their longest."""
+
+_LIMITS_START = b"\x93\x07"
+_UINT64 = 0xCF
+
+LIMITS_BYTES = _LIMITS.size
+"""Length of the limits at the end of a packet."""
 
 FmqRequestDatum = (
     PacketInformation
@@ -122,6 +148,7 @@ FmqRequestDatum = (
     | OutputOperandDimensionValue
     | PoolIdentifier
     | MeasureTiming
+    | ExecutionLimits
 )
 
 
@@ -165,12 +192,18 @@ class BurstRequest(NamedTuple):
         outputs: One per output of the model.
         slots: The memory slot of each pool.
         measure: Whether timings are wanted.
+        has_limits: Whether it came with limits.
+        deadline_ns: Absolute; None for none.
+        loop_timeout_ns: For every WHILE; None for the default.
     """
 
     inputs: tuple[RequestArgument, ...]
     outputs: tuple[RequestArgument, ...]
     slots: tuple[int, ...]
     measure: bool
+    has_limits: bool = False
+    deadline_ns: int | None = None
+    loop_timeout_ns: int | None = None
 
 
 class BurstResult(NamedTuple):
@@ -187,7 +220,7 @@ _RESULT_DECODER = msgspec.msgpack.Decoder(list[FmqResultDatum])
 
 
 def serialize_request(request: Request, slots: Sequence[int], *, measure: bool) -> list[FmqRequestDatum]:
-    """A request as datums; ``slots`` has one memory slot per pool."""
+    """A request without limits as datums; ``slots`` has one memory slot per pool."""
     datums: list[FmqRequestDatum] = []
     for argument in request.inputs:
         dimensions = argument.dimensions
@@ -227,8 +260,20 @@ def deserialize_request(datums: Sequence[FmqRequestDatum]) -> BurstRequest:
     if any(not 0 <= slot < 2**31 for slot in slots):
         raise MalformedPacket(f"burst request: expected slots from 0 to 2**31 - 1, got {list(slots)}")
     measure = reader.next(MeasureTiming).measure
+    if reader.is_at_end:
+        return BurstRequest(inputs, outputs, slots, measure)
+    limits = reader.next(ExecutionLimits)
     reader.end()
-    return BurstRequest(inputs, outputs, slots, measure)
+    times = _limit(limits.deadline_ns), _limit(limits.loop_timeout_ns)
+    return BurstRequest(inputs, outputs, slots, measure, True, *times)
+
+
+def _limit(value_ns: int) -> int | None:
+    if value_ns == NO_LIMIT:
+        return None
+    if not 0 <= value_ns <= TIME_MAX_NS:
+        raise MalformedPacket(f"burst request: expected a time of 63 bits, got {value_ns} ns")
+    return value_ns
 
 
 def serialize_result(result: BurstResult) -> list[FmqResultDatum]:
@@ -275,9 +320,46 @@ def deserialize_result(datums: Sequence[FmqResultDatum]) -> BurstResult:
     return BurstResult(status, tuple(shapes), timing)
 
 
-def encode_request(request: Request, slots: Sequence[int], *, measure: bool) -> bytes:
-    """A request packet's bytes."""
-    return _ENCODER.encode(serialize_request(request, slots, measure=measure))
+def encode_request(
+    request: Request, slots: Sequence[int], *, measure: bool, with_limits: bool = False
+) -> bytes:
+    """A request packet's bytes; with limits those before the limits, which ``encode_limits`` gives."""
+    datums = serialize_request(request, slots, measure=measure)
+    if not with_limits:
+        return _ENCODER.encode(datums)
+    first = datums[0]
+    assert isinstance(first, PacketInformation), "the first datum of every packet"
+    datums[0] = msgspec.structs.replace(first, packet_size=first.packet_size + 1)
+    return _ENCODER.encode([*datums, ExecutionLimits(NO_LIMIT, NO_LIMIT)])[:-LIMITS_BYTES]
+
+
+def encode_limits(deadline_ns: int | None, loop_timeout_ns: int | None) -> bytes:
+    """The end of a request packet with limits."""
+    return _LIMITS.pack(
+        _LIMITS_START,
+        _UINT64,
+        NO_LIMIT if deadline_ns is None else deadline_ns,
+        _UINT64,
+        NO_LIMIT if loop_timeout_ns is None else loop_timeout_ns,
+    )
+
+
+def split_limits(payload: bytes) -> tuple[bytes, int | None, int | None] | None:
+    """A packet's bytes before the limits, deadline, loop time-out; None if it does not end like limits.
+
+    Any bytes may end like that: whoever takes the answer knows the bytes before for those of a packet with limits.
+
+    Raises:
+        MalformedPacket: The limits are out of range.
+    """
+    if len(payload) < LIMITS_BYTES:
+        return None
+    start, first, deadline_ns, second, loop_timeout_ns = _LIMITS.unpack_from(
+        payload, len(payload) - LIMITS_BYTES
+    )
+    if start != _LIMITS_START or first != _UINT64 or second != _UINT64:
+        return None
+    return payload[:-LIMITS_BYTES], _limit(deadline_ns), _limit(loop_timeout_ns)
 
 
 def encode_result(result: BurstResult) -> bytes:
@@ -340,6 +422,10 @@ class _Reader(Generic[_D]):
             )
         self._position += 1
         return datum
+
+    @property
+    def is_at_end(self) -> bool:
+        return self._position == len(self._datums)
 
     def check_size(self, claimed: int) -> None:
         if claimed != len(self._datums):

@@ -4,36 +4,50 @@ Owns the loop: read a packet, learn unknown memories, execute, answer. Drivers n
 
 Invariants:
 1. Every request that was read is answered by exactly one result, at worst by a short failed one.
-2. A malformed request ends with GENERAL_FAILURE and the loop goes on; a corrupt queue ends the burst.
+2. A malformed request ends with GENERAL_FAILURE and the loop goes on; a corrupt queue ends the burst, and its owner is told.
 3. ``stop`` ends the thread promptly unless the executor itself hangs.
+4. What binding a request found out is kept for the bytes of its packet, until one of its memories is given back: a stream sends the
+   same packets for the same frame slots again and again.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import fmq
 from aionn.burst.packets import (
-    BurstRequest,
-    BurstResult,
     MalformedPacket,
     decode_request,
     encode_result,
     failed_result,
     result_of,
+    split_limits,
 )
 from aionn.burst.session import SlotCache
 from aionn.errors import Error, ErrorStatus, InvalidArgument, status_of
 from aionn.hal import ExecutionResult, Memory, Request
 
-__all__ = ["BurstServer"]
+__all__ = ["BurstServer", "Execute"]
 
 _logger = logging.getLogger("aionn.burst")
 
 REMEMBERED_REQUESTS_MAX = 256
-"""Most decoded packets kept: a stream sends the same packet for the same frame slot again and again."""
+"""Most requests kept by their packets' bytes: four for each slot of a burst of the runtime."""
+
+Execute = Callable[[Any, bool, int | None, int | None], ExecutionResult]
+"""Executes what ``bind`` gave: whether to measure, the deadline and the loop time-out. On the burst's thread; may block."""
+
+
+class _Known(NamedTuple):
+    """What is known of a packet's bytes, or of those before its limits."""
+
+    bound: Any
+    measure: bool
+    has_limits: bool
 
 
 class BurstServer:
@@ -44,6 +58,9 @@ class BurstServer:
         results: Queue that the client reads; owned by this object from now on.
         execute: Executes a request on the calling thread and may block.
         get_memories: Asks the client for the memories of slots and may block.
+        bind: Checks a request and makes it ready for ``execute``, which is given what this gives, any number of times; None where
+            ``execute`` takes requests as they are.
+        on_end: Told why, on the burst's thread, when the burst ends although nobody stopped it; ``stop`` must still be called.
         name: Names the thread.
     """
 
@@ -52,19 +69,29 @@ class BurstServer:
         requests: fmq.MessageQueue,
         results: fmq.MessageQueue,
         *,
-        execute: Callable[[Request, bool], ExecutionResult],
+        execute: Execute,
         get_memories: Callable[[Sequence[int]], Sequence[Memory]],
+        bind: Callable[[Request], Any] | None = None,
+        on_end: Callable[[str], None] | None = None,
         name: str,
     ) -> None:
         self._requests = requests
         self._results = results
         self._execute = execute
         self._get_memories = get_memories
+        self._bind = bind
+        self._on_end = on_end
+        self._name = name
         self._cache = SlotCache()
         self._lock = threading.Lock()
-        self._remembered: dict[bytes, tuple[BurstRequest, Request]] = {}
+        self._remembered: dict[bytes, _Known] = {}
+        self._generation = 0
+        self._last_result = ExecutionResult()
+        self._last_packet = encode_result(result_of(self._last_result))
         self._stopping = False
         self._is_serving = False
+        self._is_resting = False
+        self._used_s = time.monotonic()
         self._thread = threading.Thread(target=self._listen, name=name, daemon=True)
 
     def start(self) -> None:
@@ -75,20 +102,26 @@ class BurstServer:
         """Forgets a memory, from any thread; unknown slots are ignored."""
         with self._lock:
             self._cache.free(slot)
-            # A remembered request holds the memories of its slots.
-            self._remembered.clear()
+            self._forget_requests()
 
-    def forget_memories(self) -> bool:
-        """Gives back every memory it knows, from any thread; the next request asks the client for its own again.
+    def _forget_requests(self) -> None:
+        """Remembered requests hold the memories of their slots."""
+        self._remembered.clear()
+        self._generation += 1
+
+    def rest(self, idle_s: float) -> bool:
+        """Gives back every memory it knows if it was not used for so long, from any thread; the next request asks the client for
+        its own again.
 
         Returns:
-            False, and nothing happened, while a request is being served.
+            Whether it did; False also while a request is being served, or if it rests already.
         """
         with self._lock:
-            if self._is_serving:
+            if self._is_serving or self._is_resting or time.monotonic() - self._used_s < idle_s:
                 return False
             self._cache = SlotCache()
-            self._remembered.clear()
+            self._forget_requests()
+            self._is_resting = True
             return True
 
     def stop(self) -> None:
@@ -101,60 +134,93 @@ class BurstServer:
         self._results.close()
 
     def _listen(self) -> None:
+        read, write = self._requests.read_message_blocking, self._results.write_message
+        why = ""
         try:
             while not self._stopping:
-                payload = self._requests.read_message_blocking(None)
+                payload = read(None)
                 if payload is None or self._stopping:
                     break
                 with self._lock:
                     self._is_serving = True
-                result = self._serve(payload)
+                packet = self._serve(payload)
                 with self._lock:
-                    self._is_serving = False
-                self._answer(result)
-                # Not kept while waiting for the next request: they hold memories.
-                del payload, result
+                    self._is_serving = self._is_resting = False
+                    self._used_s = time.monotonic()
+                if not self._fits(write, packet):
+                    # The client would wait for ever for a result that does not fit: a short one says so.
+                    write(encode_result(failed_result(ErrorStatus.GENERAL_FAILURE)))
         except fmq.InterruptedQueue:
             pass
         except fmq.Error as e:
-            _logger.warning("burst ended: %s", e)
+            why = str(e)
+        if why and not self._stopping:
+            _logger.warning("%s ended: %s", self._name, why)
+            if self._on_end is not None:
+                self._on_end(why)
 
-    def _serve(self, payload: bytes) -> BurstResult:
+    @staticmethod
+    def _fits(write: Callable[[bytes], bool], packet: bytes) -> bool:
         try:
-            with self._lock:
-                known = self._remembered.get(payload)
-            burst_request, request = known if known is not None else self._learn(payload)
-            return result_of(self._execute(request, burst_request.measure))
+            return write(packet)
+        except fmq.InvalidArgument:
+            return False  # It could never fit.
+
+    def _serve(self, payload: bytes) -> bytes:
+        try:
+            known, deadline_ns, loop_timeout_ns = self._known(payload)
+            result = self._execute(known.bound, known.measure, deadline_ns, loop_timeout_ns)
+            if result != self._last_result:
+                # Results without timings repeat: their packets are kept.
+                self._last_packet = encode_result(result_of(result))
+                self._last_result = result
+            return self._last_packet
         except MalformedPacket as e:
             _logger.debug("malformed request: %s", e)
-            return failed_result(ErrorStatus.GENERAL_FAILURE)
+            failed = failed_result(ErrorStatus.GENERAL_FAILURE)
         except Error as e:
             _logger.debug("request failed: %s", e)
-            return failed_result(status_of(e))
+            failed = failed_result(status_of(e))
+        except Exception:
+            # The client waits: whatever an executor does, there is an answer.
+            _logger.exception("%s: a request failed", self._name)
+            failed = failed_result(ErrorStatus.GENERAL_FAILURE)
+        return encode_result(failed)
 
-    def _learn(self, payload: bytes) -> tuple[BurstRequest, Request]:
-        burst_request = decode_request(payload)
+    def _known(self, payload: bytes) -> tuple[_Known, int | None, int | None]:
         with self._lock:
-            missing = self._cache.missing(burst_request.slots)
+            known = self._remembered.get(payload)
+        if known is not None and not known.has_limits:
+            return known, None, None
+        split = split_limits(payload)
+        if split is not None:
+            head, deadline_ns, loop_timeout_ns = split
+            with self._lock:
+                known = self._remembered.get(head)
+            if known is not None and known.has_limits:
+                return known, deadline_ns, loop_timeout_ns
+        return self._learn(payload)
+
+    def _learn(self, payload: bytes) -> tuple[_Known, int | None, int | None]:
+        asked = decode_request(payload)
+        with self._lock:
+            missing = self._cache.missing(asked.slots)
         memories = self._get_memories(missing) if missing else ()
         with self._lock:
             self._cache.learn(missing, memories)
-            if self._cache.missing(burst_request.slots):
+            if self._cache.missing(asked.slots):
                 raise InvalidArgument("burst: a memory of the request was freed while the request was read")
-            pools = self._cache.pools(burst_request.slots)
-            request = Request(burst_request.inputs, burst_request.outputs, pools)
-            if len(self._remembered) >= REMEMBERED_REQUESTS_MAX:
-                self._remembered.clear()
-            self._remembered[payload] = (burst_request, request)
-        return burst_request, request
-
-    def _answer(self, result: BurstResult) -> None:
-        try:
-            fits = self._results.write_message(encode_result(result))
-        except fmq.CorruptQueue:
-            raise
-        except fmq.Error:
-            fits = False
-        if not fits:
-            # The client would wait for ever for a result that does not fit: a short one says so.
-            self._results.write_message(encode_result(failed_result(ErrorStatus.GENERAL_FAILURE)))
+            request = Request(asked.inputs, asked.outputs, self._cache.pools(asked.slots))
+            generation = self._generation
+        known = _Known(
+            request if self._bind is None else self._bind(request), asked.measure, asked.has_limits
+        )
+        split = split_limits(payload) if asked.has_limits else None
+        # Limits in a shorter form of their numbers are legal, and not worth remembering.
+        key = payload if not asked.has_limits else split[0] if split is not None else None
+        with self._lock:
+            if key is not None and generation == self._generation:
+                if len(self._remembered) >= REMEMBERED_REQUESTS_MAX:
+                    self._remembered.clear()
+                self._remembered[key] = known
+        return known, asked.deadline_ns, asked.loop_timeout_ns

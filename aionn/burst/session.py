@@ -18,10 +18,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from aionn.errors import InvalidArgument, ResourceExhausted
 from aionn.hal import Memory
 
-__all__ = ["SLOTS_MAX", "BurstState", "MemorySlots", "SlotCache", "next_state"]
+__all__ = ["POLLING_US_MAX", "SLOTS_MAX", "BurstState", "MemorySlots", "SlotCache", "next_state"]
 
 SLOTS_MAX = 4096
 """Most memories that one burst remembers: each is a mapping in the driver, and a process may have some 65,000."""
+
+
+POLLING_US_MAX = 500
+"""Longest polling window. The client's holds its event loop, which nothing of ours may do for as long as a millisecond."""
 
 
 class BurstState(enum.Enum):
@@ -78,6 +82,10 @@ class MemorySlots:
             slot = self._allocate(memory)
             self._slot_by_identifier[identifier] = slot
         return slot
+
+    def named(self, identifier: int, memory: Memory) -> Memory:
+        """The memory that came first under ``identifier``. Raises as ``slot``."""
+        return self._memory_by_slot[self.slot(identifier, memory)]
 
     def temporary_slot(self, memory: Memory) -> int:
         """A slot for one execution; give it back with ``free_slot``."""

@@ -132,8 +132,14 @@ async def _local(
 ) -> AsyncIterator[BurstController]:
     async with anyio.from_thread.BlockingPortal() as portal:
 
-        def execute(request: Request, measure: bool) -> ExecutionResult:
-            return portal.call(lambda: prepared.execute_synchronously(request, measure=measure))
+        def execute(
+            request: Request, measure: bool, deadline_ns: int | None, loop_timeout_ns: int | None
+        ) -> ExecutionResult:
+            return portal.call(
+                lambda: prepared.execute_synchronously(
+                    request, measure=measure, deadline_ns=deadline_ns, loop_timeout_ns=loop_timeout_ns
+                )
+            )
 
         def get_memories(slots: Sequence[int]) -> Sequence[Memory]:
             return controller.memories(slots)

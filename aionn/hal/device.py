@@ -215,8 +215,16 @@ class PreparedModel(Protocol):
         """
         ...
 
-    async def configure_execution_burst(self) -> Burst:
-        """Opens a burst."""
+    async def configure_execution_burst(
+        self, *, controller_polling_us: int = 0, server_polling_us: int = 0
+    ) -> Burst:
+        """Opens a burst.
+
+        Args:
+            controller_polling_us: Microseconds that an execution looks for its result before it sleeps; 0 for not at all. A wish: a
+                device in this process has nothing to look for.
+            server_polling_us: The same for the driver's end, which looks for the next request.
+        """
         ...
 
     async def create_reusable_execution(

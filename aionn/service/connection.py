@@ -28,6 +28,7 @@ from aionn.errors import DeviceUnavailable, Error, ErrorStatus, InvalidArgument,
 from aionn.hal import NO_TIMING, ExecutionCallback, OutputShape, Timing
 from aionn.service.channel import Channel
 from aionn.service.protocol import (
+    BurstEnded,
     CallBody,
     Done,
     GetMemories,
@@ -191,6 +192,11 @@ class Connection:
             burst = self.bursts.get(body.burst)
             if burst is not None:
                 return GetMemoriesReply(tuple(burst.memories(body.slots)))
+        if isinstance(body, BurstEnded):
+            burst = self.bursts.get(body.burst)
+            if burst is not None:
+                burst.peer_died(f"the driver ended the burst: {body.why}")
+            return Done()
         if isinstance(body, RecallMemories):
             return GetMemoriesReply(self.identifiers.memories(body.identifiers))
         if isinstance(body, Notify):

@@ -16,6 +16,7 @@ import anyio
 
 import fmq
 from aionn.burst.controller import QUEUE_BYTES, BurstController
+from aionn.burst.session import POLLING_US_MAX
 from aionn.errors import DeadObject, ErrorStatus, InvalidArgument, ResourceExhausted
 from aionn.hal import (
     ExecutionCallback,
@@ -159,13 +160,20 @@ class RemotePreparedModel:
         )
         return _launched(self._channel, await self._channel.call(body, ExecuteFencedReply))
 
-    async def configure_execution_burst(self) -> BurstController:
+    async def configure_execution_burst(
+        self, *, controller_polling_us: int = 0, server_polling_us: int = 0
+    ) -> BurstController:
         """See ``PreparedModel``. The driver's end runs on a thread of its own in the driver process."""
+        for window_us in (controller_polling_us, server_polling_us):
+            if not 0 <= window_us <= POLLING_US_MAX:
+                raise InvalidArgument(
+                    f"burst: expected a polling window of at most {POLLING_US_MAX} microseconds, got {window_us}"
+                )
         self._check_open()
         try:
             requests = fmq.MessageQueue.create(1, QUEUE_BYTES)
             try:
-                results = fmq.MessageQueue.create(1, QUEUE_BYTES)
+                results = fmq.MessageQueue.create(1, QUEUE_BYTES, spin_ns=1000 * controller_polling_us)
             except BaseException:
                 requests.close()
                 raise
@@ -176,15 +184,18 @@ class RemotePreparedModel:
                 self.handle,
                 QueueHandle(requests.descriptor, requests.fds),
                 QueueHandle(results.descriptor, results.fds),
+                server_polling_us,
             )
             handle = (await self._channel.call(body, ConfigureBurstReply)).burst
         except BaseException:
             requests.close()
             results.close()
             raise
-        return self._burst(handle, requests, results)
+        return self._burst(handle, requests, results, 1000 * controller_polling_us)
 
-    def _burst(self, handle: int, requests: fmq.MessageQueue, results: fmq.MessageQueue) -> BurstController:
+    def _burst(
+        self, handle: int, requests: fmq.MessageQueue, results: fmq.MessageQueue, polling_ns: int
+    ) -> BurstController:
         channel, bursts = self._channel, self.connection.bursts
 
         async def free_slot(slot: int) -> None:
@@ -194,7 +205,9 @@ class RemotePreparedModel:
             bursts.pop(handle, None)
             await owned.aclose()
 
-        controller = BurstController(requests, results, free_slot=free_slot, end=end, model=self)
+        controller = BurstController(
+            requests, results, free_slot=free_slot, end=end, model=self, polling_ns=polling_ns
+        )
         owned = _Owned(controller, channel, EndBurst(handle))
         bursts[handle] = controller
         self._bursts.add(controller)

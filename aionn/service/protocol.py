@@ -279,6 +279,7 @@ class ConfigureBurst(msgspec.Struct, frozen=True, tag=True):
     prepared: int
     requests: QueueHandle
     results: QueueHandle
+    polling_us: int = 0
 
 
 class ConfigureBurstReply(msgspec.Struct, frozen=True, tag=True):
@@ -298,6 +299,13 @@ class EndBurst(msgspec.Struct, frozen=True, tag=True):
     """``Burst.aclose``."""
 
     burst: int
+
+
+class BurstEnded(msgspec.Struct, frozen=True, tag=True):
+    """From the driver: a burst cannot go on, because what lies in its queues is no queue any more."""
+
+    burst: int
+    why: str
 
 
 class GetMemories(msgspec.Struct, frozen=True, tag=True):
@@ -355,6 +363,7 @@ CallBody = (
     | ConfigureBurst
     | FreeMemorySlot
     | EndBurst
+    | BurstEnded
     | GetMemories
     | Ping
 )

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple, TypeVar
@@ -26,7 +24,9 @@ import anyio.from_thread
 import anyio.to_thread
 
 import fmq
-from aionn.burst.server import REMEMBERED_REQUESTS_MAX, BurstServer
+from aionn.burst.server import BurstServer
+from aionn.burst.server import Execute as BurstExecute
+from aionn.burst.session import POLLING_US_MAX
 from aionn.errors import Error, ErrorStatus, InvalidArgument, ResourceExhausted
 from aionn.hal import (
     Buffer,
@@ -48,6 +48,7 @@ from aionn.service.protocol import (
     PROTOCOL_VERSION,
     Allocate,
     AllocateReply,
+    BurstEnded,
     CallBody,
     ConfigureBurst,
     ConfigureBurstReply,
@@ -109,41 +110,9 @@ class _Reusable(NamedTuple):
     execution: Execution
 
 
-class _Burst:
-    """An open burst, its prepared model's handle, and when it was last used.
-
-    A stream sends the same request for the same frame slot again and again, and the server gives the same object for it: what
-    binding it found out is kept, until a memory is given back.
-    """
-
-    def __init__(self, prepared: int) -> None:
-        self.prepared = prepared
-        self.server: BurstServer
-        self.used_s = time.monotonic()
-        self.is_resting = False
-        self._lock = threading.Lock()
-        self._generation = 0
-        self._bound: dict[int, tuple[Request, object]] = {}
-
-    def bound(self, request: Request, bind: Callable[[Request], object]) -> object:
-        """What ``bind`` gives for a request, perhaps from before. On the burst's thread."""
-        known = self._bound.get(id(request))
-        if known is not None and known[0] is request:
-            return known[1]
-        generation = self._generation
-        arguments = bind(request)
-        with self._lock:
-            if len(self._bound) >= REMEMBERED_REQUESTS_MAX:
-                self._bound.clear()
-            if generation == self._generation:
-                self._bound[id(request)] = request, arguments
-        return arguments
-
-    def forget(self) -> None:
-        """A memory was given back, or all: nothing may hold it any more."""
-        with self._lock:
-            self._generation += 1
-            self._bound.clear()
+class _Burst(NamedTuple):
+    prepared: int
+    server: BurstServer
 
 
 class _Buffer(NamedTuple):
@@ -181,6 +150,7 @@ class Session:
         self._prepared: dict[int, _Prepared] = {}
         self._buffers: dict[int, _Buffer] = {}
         self._bursts: dict[int, _Burst] = {}
+        self.broken_burst_count = 0
         self._fenced: dict[int, FencedExecution] = {}
         self._reusable: dict[int, _Reusable] = {}
         self._memories = RememberedMemories(self.account)
@@ -211,9 +181,7 @@ class Session:
                 self._memories.forget(body.identifier)
                 return Done()
             case FreeMemorySlot():
-                burst = self._burst(body.burst)
-                burst.server.free_slot(body.slot)
-                burst.forget()
+                _find(self._bursts, body.burst, "burst").server.free_slot(body.slot)
                 return Done()
             case EndBurst():
                 return await self._end_burst(body.burst)
@@ -500,25 +468,18 @@ class Session:
 
     def _configure_burst(self, body: ConfigureBurst, channel: Channel) -> ConfigureBurstReply:
         prepared = self._prepared_model(body.prepared)
+        if not 0 <= body.polling_us <= POLLING_US_MAX:
+            raise InvalidArgument(
+                f"burst: expected a polling window of at most {POLLING_US_MAX} microseconds, got {body.polling_us}"
+            )
         with self._taking("bursts"):
-            requests = _attach(body.requests)
+            requests = _attach(body.requests, spin_ns=1000 * body.polling_us)
             try:
                 results = _attach(body.results)
             except Error:
                 requests.close()
                 raise
         handle = next(self._handles)
-        burst = _Burst(body.prepared)
-
-        execute_bound: Callable[..., ExecutionResult] | None = getattr(prepared, "execute_bound", None)
-        bind: Callable[[Request], object] | None = getattr(prepared, "bind", None)
-
-        def execute(request: Request, measure: bool) -> ExecutionResult:
-            burst.used_s, burst.is_resting = time.monotonic(), False
-            with self._progress.work():
-                if execute_bound is not None and bind is not None:
-                    return execute_bound(burst.bound(request, bind), measure=measure)
-                return self._portal.call(lambda: prepared.execute_synchronously(request, measure=measure))
 
         def get_memories(slots: Sequence[int]) -> Sequence[Memory]:
             reply = self._portal.call(
@@ -526,15 +487,57 @@ class Session:
             )
             return reply.memories
 
-        burst.server = BurstServer(
-            requests, results, execute=execute, get_memories=get_memories, name=f"aionn-burst-{handle}"
+        def on_end(why: str) -> None:
+            self.broken_burst_count += 1
+            self._portal.start_task_soon(self._tell_of_end, channel, handle, why)
+
+        bind, execute = self._executor(prepared)
+        server = BurstServer(
+            requests,
+            results,
+            bind=bind,
+            execute=execute,
+            get_memories=get_memories,
+            on_end=on_end,
+            name=f"aionn-burst-{handle}",
         )
-        self._bursts[handle] = burst
-        burst.server.start()
+        self._bursts[handle] = _Burst(body.prepared, server)
+        server.start()
         return ConfigureBurstReply(handle)
 
-    def _burst(self, handle: int) -> _Burst:
-        return _find(self._bursts, handle, "burst")
+    def _executor(self, prepared: PreparedModel) -> tuple[Callable[[Request], object] | None, BurstExecute]:
+        """How a burst's thread executes: with arguments bound once where the driver can, else by the loop."""
+        progress = self._progress
+        bind: Callable[[Request], object] | None = getattr(prepared, "bind", None)
+        execute_bound: BurstExecute | None = getattr(prepared, "execute_bound", None)
+        if bind is not None and execute_bound is not None:
+            run = execute_bound
+
+            def watched(
+                bound: object, measure: bool, deadline_ns: int | None, loop_timeout_ns: int | None
+            ) -> ExecutionResult:
+                with progress.work():
+                    return run(bound, measure, deadline_ns, loop_timeout_ns)
+
+            return bind, watched if progress.is_watching else run
+
+        def by_loop(
+            request: Request, measure: bool, deadline_ns: int | None, loop_timeout_ns: int | None
+        ) -> ExecutionResult:
+            with progress.work():
+                return self._portal.call(
+                    lambda: prepared.execute_synchronously(
+                        request, measure=measure, deadline_ns=deadline_ns, loop_timeout_ns=loop_timeout_ns
+                    )
+                )
+
+        return None, by_loop
+
+    async def _tell_of_end(self, channel: Channel, handle: int, why: str) -> None:
+        """Ends a burst that cannot go on; its client hears of it at once."""
+        await self._end_burst(handle)
+        with suppress(Error):
+            await channel.tell(BurstEnded(handle, why))
 
     async def _end_burst(self, handle: int) -> Done:
         burst = self._bursts.pop(handle, None)
@@ -550,13 +553,7 @@ class Session:
             How many memories of requests, and bursts, there were.
         """
         count = self._memories.rest(idle_s)
-        for burst in self._bursts.values():
-            if not burst.is_resting and time.monotonic() - burst.used_s >= idle_s:
-                burst.is_resting = burst.server.forget_memories()
-                if burst.is_resting:
-                    burst.forget()
-                    count += 1
-        return count
+        return count + sum(burst.server.rest(idle_s) for burst in self._bursts.values())
 
     async def aclose(self) -> None:
         """Frees everything that the client made, and abandons what it left running."""
@@ -591,9 +588,9 @@ def _constant_bytes(model: Model) -> int:
     return len(model.operand_values) + sum(pool.size_bytes for pool in model.pools)
 
 
-def _attach(handle: QueueHandle) -> fmq.MessageQueue:
+def _attach(handle: QueueHandle, *, spin_ns: int = 0) -> fmq.MessageQueue:
     try:
-        return fmq.MessageQueue.attach(handle.descriptor, handle.fds)
+        return fmq.MessageQueue.attach(handle.descriptor, handle.fds, spin_ns=spin_ns)
     except fmq.Error as e:
         raise InvalidArgument(f"burst: the queue cannot be used: {e}") from e
     except OSError as e:

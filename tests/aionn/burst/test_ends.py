@@ -35,7 +35,7 @@ class Ends:
         self.server = BurstServer(
             fmq.MessageQueue.attach(self.requests.descriptor, self.requests.fds),
             fmq.MessageQueue.attach(self.results.descriptor, self.results.fds),
-            execute=lambda request, measure: self.execute(request, measure),
+            execute=lambda request, measure, deadline_ns, loop_timeout_ns: self.execute(request, measure),
             get_memories=self._memories,
             name="aionn-burst-test",
         )

@@ -9,6 +9,7 @@ import pytest
 
 from aionn.burst import packets
 from aionn.burst.packets import (
+    BurstRequest,
     BurstResult,
     MalformedPacket,
     decode_request,
@@ -58,7 +59,7 @@ RESULT_KINDS: list[Any] = [
 
 def test_request_survives_the_wire() -> None:
     got = decode_request(encode_request(REQUEST, SLOTS, measure=True))
-    assert got == (REQUEST.inputs, REQUEST.outputs, SLOTS, True)
+    assert got == BurstRequest(REQUEST.inputs, REQUEST.outputs, SLOTS, True)
 
 
 def test_result_survives_the_wire() -> None:
