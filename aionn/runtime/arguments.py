@@ -20,6 +20,7 @@ import numpy.typing as npt
 from aionn.errors import GeneralFailure, InvalidArgument, OutputInsufficientSize
 from aionn.hal import (
     PREFERRED_ALIGNMENT_BYTES,
+    Buffer,
     BufferToken,
     DataLocation,
     Memory,
@@ -171,12 +172,14 @@ class Binding(NamedTuple):
         location: Where in it; the pool's index is the request's to say.
         shape: Of the value.
         array: Its view; None where only the device can see it.
+        buffer: The device memory that it lies in, where that is known; None for ordinary memory.
     """
 
     pool: Memory | BufferToken
     location: DataLocation
     shape: tuple[int, ...]
     array: Array | None
+    buffer: Buffer | None = None
 
 
 class RequestArea:
@@ -210,6 +213,20 @@ class RequestArea:
             self._shapes = {value.key: value.shape for value in self._values.values()}
             self._shapes.update({key: binding.shape for key, binding in bound.items()})
             self._bound = bound
+
+    def spec(self, key: int) -> TensorSpec:
+        """The description of a value."""
+        return self._values[key].spec
+
+    @property
+    def bound(self) -> Mapping[int, Binding]:
+        """What lies elsewhere, by key."""
+        return self._bound
+
+    def move(self, bound: Mapping[int, Binding]) -> None:
+        """Has the values that lie elsewhere lie in other places, in the midst of an execution."""
+        self._requests.clear()
+        self._bound = bound
 
     def view(self, key: int) -> Array:
         """A writable view of a value that is not left out, in its present shape."""
@@ -375,12 +392,32 @@ def image_writer(spec: TensorSpec, *, low: float = 0.0, high: float = 1.0) -> Wr
             f"{spec.name}: expected a float or quantised input, got {operand_type_name(spec.type)}"
         )
 
+    convert = _through(table)
+
     def write(value: Any, view: Array) -> None:
         if value.dtype != np.uint8 or value.shape != view.shape[1:]:
             raise InvalidArgument(
                 f"{spec.name}: expected a uint8 picture of shape {list(view.shape[1:])}, got {value.dtype} {list(value.shape)}"
             )
-        # mode="clip" spares numpy a buffer for the output; a uint8 index cannot be out of range.
-        np.take(table, value, out=view[0], mode="clip")
+        convert(value, view[0])
 
     return write
+
+
+def _through(table: Array) -> Callable[[Array, Array], object]:
+    """The quickest way to write ``table[picture]``: arithmetic, four to forty times as fast, where it gives the table's very bytes."""
+    ways: list[Callable[[Array, Array], object]]
+    if table.dtype == np.float32:
+        white = np.float32(255 / float(table[255])) if table[255] else np.float32(1)
+        ways = [lambda picture, into: np.divide(picture, white, out=into, dtype=np.float32)]
+    elif table.dtype == np.int8:
+        ways = [lambda picture, into: np.bitwise_xor(picture, 0x80, out=into.view(np.uint8))]
+    else:
+        ways = [lambda picture, into: np.copyto(into, picture, casting="same_kind")]
+    levels, found = np.arange(256, dtype=np.uint8), np.empty_like(table)
+    for way in ways:
+        way(levels, found)
+        if found.tobytes() == table.tobytes():
+            return way
+    # mode="clip" spares numpy a buffer for the output; a uint8 index cannot be out of range.
+    return lambda picture, into: np.take(table, picture, out=into, mode="clip")
