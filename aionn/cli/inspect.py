@@ -1,95 +1,189 @@
-"""``aionn inspect``: what is in a model."""
+"""``aionn inspect``: what is in a model, who can run it, and what it looks like."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import anyio
+import msgspec
 from cyclopts import Parameter
 
 import aionn
 from aionn.cli.output import console, print_json, print_table
-from aionn.errors import Error, InvalidArgument
-from aionn.hal import Model, operation_type_name
+from aionn.errors import InvalidArgument
+from aionn.models.dot import graph_text
 from aionn.models.tflite import load_tflite
 from aionn.runtime.arguments import tensor_spec
-from aionn.validation import validate_model
+from aionn.runtime.introspection import ModelSummary, Support, summarize_model
 
 __all__ = ["inspect"]
 
 
-def inspect(model: Path, /, *, json: Annotated[bool, Parameter(negative=())] = False) -> int:
-    """Show a model's inputs, outputs, operations, sizes, least feature level, and which device supports what.
+def inspect(
+    model: Path,
+    /,
+    *,
+    operations: Annotated[bool, Parameter(negative=())] = False,
+    device: Annotated[list[str] | None, Parameter(name="--device")] = None,
+    dot: Path | None = None,
+    html: Path | None = None,
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Show a model's inputs, outputs, operations, operands, sizes, least feature level, and which device supports what.
 
     Args:
         model: A .tflite file.
+        operations: List every operation with what it reads and writes, its level and the devices that support it.
+        device: A device to ask, and to draw on; may be given several times. By default all.
+        dot: A file to write the graph to, as Graphviz text.
+        html: A file to write a page to that draws the graph, the operations of each device in a colour of their own.
         json: Print one JSON object instead of tables.
     """
     try:
         loaded = load_tflite(model)
     except OSError as e:
         raise InvalidArgument(f"model {model}: cannot be read: {e.strerror}") from e
-    report = _describe(loaded.model)
-    report["model"] = str(model)
-    for key, arguments, operands in (
-        ("inputs", loaded.inputs, loaded.model.main.inputs),
-        ("outputs", loaded.outputs, loaded.model.main.outputs),
-    ):
-        report[key] = [str(tensor_spec(o, a.name)) for a, o in zip(arguments, operands, strict=True)]
-    report["devices"] = anyio.run(_support, loaded.model)
+    summary = summarize_model(loaded.model)
+    support, unavailable, page = anyio.run(_ask, loaded.model, device, html is not None, model.name)
+    for path, text in ((dot, graph_text(loaded.model, name=model.name)), (html, page)):
+        if path is not None and text is not None:
+            _write(path, text)
+    arguments = {
+        key: [str(tensor_spec(o, a.name)) for a, o in zip(named, operands, strict=True)]
+        for key, named, operands in (
+            ("inputs", loaded.inputs, loaded.model.main.inputs),
+            ("outputs", loaded.outputs, loaded.model.main.outputs),
+        )
+    }
     if json:
-        print_json(report)
+        print_json(_report(str(model), summary, arguments, support, unavailable))
     else:
-        _print(report)
+        _print(str(model), summary, arguments, support, unavailable, every=operations)
     return 0
 
 
-def _describe(model: Model) -> dict[str, Any]:
-    subgraphs = (model.main, *model.referenced)
-    constants = [o for s in subgraphs for o in s.operands if o.is_constant]
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as e:
+        raise InvalidArgument(f"{path}: cannot be written: {e.strerror}") from e
+
+
+async def _ask(
+    model: aionn.Model, devices: list[str] | None, draws: bool, name: str
+) -> tuple[tuple[Support, ...], dict[str, str], str | None]:
+    """Support by device, why others cannot be asked, and the page if it is wanted."""
+    async with aionn.open() as runtime:
+        support = await runtime.supported_operations(model, devices=devices)
+        unavailable = {missing.name: missing.reason for missing in runtime.unavailable}
+        if not draws:
+            return support, unavailable, None
+        compilation = await runtime.compile(model, devices=devices)
+        return support, unavailable, compilation.page(title=name)
+
+
+def _count_types(summary: ModelSummary) -> dict[str, int]:
+    return dict(sorted(Counter(operation.type for operation in summary.operations).items()))
+
+
+def _report(
+    name: str,
+    summary: ModelSummary,
+    arguments: dict[str, list[str]],
+    support: Sequence[Support],
+    unavailable: dict[str, str],
+) -> dict[str, Any]:
+    devices: dict[str, Any] = {
+        answer.device: {"error": answer.error}
+        if answer.error
+        else {
+            "supported": sum(answer.supported),
+            "of": len(answer.supported),
+            "operations": list(answer.supported),
+        }
+        for answer in support
+    }
+    devices |= {missing: {"error": reason} for missing, reason in unavailable.items()}
+    told = msgspec.to_builtins(summary)
+    told["operation_list"] = told.pop("operations")
     return {
-        "feature_level": validate_model(model),
-        "subgraphs": len(subgraphs),
-        "operands": sum(len(s.operands) for s in subgraphs),
-        "operations": dict(
-            sorted(Counter(operation_type_name(o.type) for s in subgraphs for o in s.operations).items())
-        ),
-        "constant_values": sum(math.prod(o.dimensions) for o in constants),
-        "constant_bytes": sum(o.location.length for o in constants),
-        "is_relaxed": model.relax_computation_float32_to_float16,
+        "model": name,
+        **told,
+        "operations": _count_types(summary),
+        **arguments,
+        "devices": devices,
     }
 
 
-async def _support(model: Model) -> dict[str, Any]:
-    support: dict[str, Any] = {}
-    async with aionn.open() as runtime:
-        for device in runtime.devices:
-            try:
-                answer = await device.hal.supported_operations(model)
-                support[device.name] = {"supported": sum(answer), "of": len(answer)}
-            except Error as e:
-                support[device.name] = {"error": str(e)}
-        for missing in runtime.unavailable:
-            support[missing.name] = {"error": missing.reason}
-    return support
-
-
-def _print(report: dict[str, Any]) -> None:
+def _print(
+    name: str,
+    summary: ModelSummary,
+    arguments: dict[str, list[str]],
+    support: Sequence[Support],
+    unavailable: dict[str, str],
+    *,
+    every: bool,
+) -> None:
     screen = console()
-    screen.print(f"[bold]{report['model']}[/bold]")
+    screen.print(f"[bold]{name}[/bold]")
     screen.print(
-        f"feature level {report['feature_level']}, {report['subgraphs']} subgraph(s), {report['operands']} operands, "
-        f"{report['constant_values']:,} constant values in {report['constant_bytes']:,} bytes"
+        f"feature level {summary.feature_level}, {summary.subgraphs} subgraph(s), {len(summary.operations)} operations, "
+        f"{summary.operands} operands\n"
+        f"{summary.constant_values:,} constant values in {summary.constant_bytes:,} bytes, "
+        f"{summary.temporary_bytes:,} bytes between operations, {summary.unknown_sizes} values of unknown size"
     )
     for key in ("inputs", "outputs"):
-        for line in report[key]:
+        for line in arguments[key]:
             screen.print(f"{key[:-1]:6} {line}", markup=False)
-    print_table("operations", ("type", "count"), list(report["operations"].items()))
-    rows = [
-        (name, answer.get("error") or f"{answer['supported']} of {answer['of']} operations")
-        for name, answer in report["devices"].items()
-    ]
-    print_table("devices", ("device", "supports"), rows)
+    print_table(
+        "operands",
+        ("lifetime or type", "count"),
+        [
+            *summary.operands_by_lifetime.items(),
+            *summary.operands_by_type.items(),
+        ],
+    )
+    answering = [answer for answer in support if not answer.error]
+    columns = ("operation", "count", "level", *(answer.device for answer in answering))
+    print_table(
+        "operations, and how many of them each device supports", columns, _by_type(summary, answering)
+    )
+    if every:
+        print_table(
+            "every operation",
+            ("operation", "type", "level", "reads", "writes", "devices"),
+            [
+                (
+                    f"{o.subgraph}.{o.index}",
+                    o.type,
+                    o.feature_level or "-",
+                    ", ".join(o.inputs),
+                    ", ".join(o.outputs),
+                    ", ".join(a.device for a in answering if a.supported[o.index])
+                    if o.subgraph == 0
+                    else "-",
+                )
+                for o in summary.operations
+            ],
+        )
+    for answer in support:
+        if answer.error:
+            screen.print(f"{answer.device} does not answer: {answer.error}", markup=False)
+    for missing, reason in unavailable.items():
+        screen.print(f"unavailable: {missing}: {reason}", markup=False)
+
+
+def _by_type(summary: ModelSummary, answering: Sequence[Support]) -> list[tuple[object, ...]]:
+    """A row per type of the main subgraph's operations, then one for all."""
+    main = [operation for operation in summary.operations if operation.subgraph == 0]
+    rows: list[tuple[object, ...]] = []
+    for kind in sorted({operation.type for operation in main}):
+        of_kind = [operation for operation in main if operation.type == kind]
+        counts = (sum(answer.supported[o.index] for o in of_kind) for answer in answering)
+        rows.append((kind, len(of_kind), max(o.feature_level for o in of_kind), *counts))
+    totals = (sum(answer.supported) for answer in answering)
+    rows.append(("all", len(main), max((o.feature_level for o in main), default=0), *totals))
+    return rows

@@ -104,12 +104,16 @@ async def load_model(model: Model | str | os.PathLike[str]) -> LoadedModel:
     """A model as it is, or from a .tflite file.
 
     Raises:
-        InvalidArgument: The file cannot be read, or is no model.
+        InvalidArgument: The file cannot be read, or is no model; or the model's inputs or outputs are not its own.
     """
     if isinstance(model, Model):
         main = model.main
-        inputs = tuple(tensor_spec(operand, f"input{i}") for i, operand in enumerate(main.inputs))
-        outputs = tuple(tensor_spec(operand, f"output{i}") for i, operand in enumerate(main.outputs))
+        try:
+            inputs = tuple(tensor_spec(operand, f"input{i}") for i, operand in enumerate(main.inputs))
+            outputs = tuple(tensor_spec(operand, f"output{i}") for i, operand in enumerate(main.outputs))
+        except IndexError:
+            validate_model(model)  # says which index
+            raise
         return LoadedModel(model, inputs, outputs)
     if not isinstance(model, str | os.PathLike):
         raise InvalidArgument(f"model: expected a path or a Model, got a {type(model).__name__}")

@@ -43,6 +43,7 @@ from aionn.runtime.caching import open_cache
 from aionn.runtime.clock import now_ns
 from aionn.runtime.compilation import Compilation, Plan, priority_of
 from aionn.runtime.fallback import can_fall_back, may_fall_back
+from aionn.runtime.introspection import Support, ask_support
 from aionn.runtime.memory import DeviceMemory, IoRole, SharedMemory, allocate
 from aionn.runtime.planning import PlanOptions, keep_plan, load_model, make_plan, restore_plan
 from aionn.runtime.settings import ExecutionPath, PartitionMode, Settings, settings_from
@@ -353,6 +354,29 @@ class Runtime:
         known = ", ".join(device.name for device in self.devices) or "none"
         raise InvalidArgument(f"device: expected one of {known}; got {name!r}")
 
+    async def supported_operations(
+        self, model: Model | str | os.PathLike[str], *, devices: str | Sequence[str] | None = None
+    ) -> tuple[Support, ...]:
+        """Which device can run which operation of a model's main subgraph. Nothing is compiled.
+
+        Args:
+            model: A model, or the path of a .tflite file.
+            devices: A device's name, or several; None for all.
+
+        Returns:
+            One answer per device, in the order of ``devices``; a device that fails to answer is told with the reason.
+
+        Raises:
+            InvalidArgument: The model or the file is wrong, or a device is named that there is not.
+        """
+        self._check_open("supported_operations")
+        asked = self.devices if devices is None else self._candidates(devices)
+        return await ask_support(model, asked)
+
+    def _check_open(self, where: str) -> None:
+        if not self._open:
+            raise InvalidArgument(f"{where}: the runtime is not open; use it with async with")
+
     async def compile(
         self,
         model: Model | str | os.PathLike[str],
@@ -386,8 +410,7 @@ class Runtime:
             DeviceUnavailable: The driver cannot be started.
             Error: Any other failure.
         """
-        if not self._open:
-            raise InvalidArgument("compile: the runtime is not open; use it with async with")
+        self._check_open("compile")
         check_deadline_ns(deadline, where="compile")
         started_ns = now_ns()
         wanted_priority = priority_of(priority)

@@ -49,7 +49,7 @@ def test_inspect_counts_operations_and_asks_devices(example_data: Path) -> None:
     report = answer("inspect", example_data / "shapes_int8.tflite")
     assert report["operations"]["DEPTHWISE_CONV_2D"] == 5
     assert report["feature_level"] == 4
-    assert report["devices"]["reference"] == {"supported": 16, "of": 16}
+    assert report["devices"]["reference"] == {"supported": 16, "of": 16, "operations": [True] * 16}
 
 
 def test_run_is_reproducible_by_seed(digits: Path) -> None:

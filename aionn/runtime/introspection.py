@@ -1,0 +1,203 @@
+"""What a model is, and which device can run what of it, before anything is compiled.
+
+Owns the questions and the summary; who is chosen in the end is for ``partition``.
+
+Invariants:
+1. A device is asked only about what its feature level can express; it supports nothing of the rest.
+2. A device that fails to answer is told with its reason, and the others are asked all the same.
+3. Answers are in the order of the model's operations, whatever a device was shown.
+
+Source: ``ANeuralNetworksModel_getSupportedOperationsForDevices`` of the NN HAL's runtime.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import anyio.to_thread
+import msgspec
+
+from aionn.errors import Error
+from aionn.hal import (
+    Model,
+    Operand,
+    OperandLifeTime,
+    Subgraph,
+    operand_size_bytes,
+    operand_type_name,
+    operation_type_name,
+)
+from aionn.hal.real_work import real_work
+from aionn.runtime.planning import load_model
+from aionn.runtime.slicing import Slice, operation_levels, slice_model
+from aionn.validation import validate_model
+
+if TYPE_CHECKING:
+    from aionn.runtime.runtime import RuntimeDevice
+
+__all__ = [
+    "ModelSummary",
+    "OperationSummary",
+    "Support",
+    "ask_support",
+    "describe_operand",
+    "summarize_model",
+]
+
+
+class Support(msgspec.Struct, frozen=True):
+    """What a device says of a model.
+
+    Attributes:
+        device: The device's name.
+        supported: For each operation of the main subgraph whether the device can run it.
+        error: Why it did not answer; empty where it did.
+    """
+
+    device: str
+    supported: tuple[bool, ...]
+    error: str = ""
+
+
+class OperationSummary(msgspec.Struct, frozen=True):
+    """One operation of a model.
+
+    Attributes:
+        subgraph: Its subgraph, 0 for the main one.
+        index: Its index there.
+        type: Its name.
+        inputs: Types and shapes of what it reads.
+        outputs: Types and shapes of what it writes.
+        feature_level: The least that can express it; 0 for one that is not in the main subgraph.
+    """
+
+    subgraph: int
+    index: int
+    type: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    feature_level: int = 0
+
+
+class ModelSummary(msgspec.Struct, frozen=True):
+    """What a model is made of.
+
+    Attributes:
+        feature_level: The least that can express all of it.
+        subgraphs: How many there are.
+        operands: How many there are.
+        operands_by_lifetime: How many of each lifetime, by the spec's names.
+        operands_by_type: How many of each type, by the spec's names.
+        constant_values: Elements of all constants.
+        constant_bytes: Bytes of all constants.
+        temporary_bytes: Bytes of all values between operations whose size is known.
+        unknown_sizes: Values whose size only an execution knows.
+        is_relaxed: Whether float32 may be computed as float16.
+        extensions: Names of the extensions that it uses.
+        operations: Every operation.
+    """
+
+    feature_level: int
+    subgraphs: int
+    operands: int
+    operands_by_lifetime: dict[str, int]
+    operands_by_type: dict[str, int]
+    constant_values: int
+    constant_bytes: int
+    temporary_bytes: int
+    unknown_sizes: int
+    is_relaxed: bool
+    extensions: tuple[str, ...]
+    operations: tuple[OperationSummary, ...]
+
+
+def summarize_model(model: Model) -> ModelSummary:
+    """Counts and describes what is in a model.
+
+    Raises:
+        InvalidModel: It breaks a rule.
+    """
+    level = validate_model(model)
+    levels = operation_levels(model)
+    subgraphs = (model.main, *model.referenced)
+    operands = [operand for subgraph in subgraphs for operand in subgraph.operands]
+    constants = [operand for operand in operands if operand.is_constant]
+    temporaries = [o for o in operands if o.lifetime == OperandLifeTime.TEMPORARY_VARIABLE]
+    sizes = [operand_size_bytes(o.type, o.dimensions) for o in temporaries]
+    return ModelSummary(
+        level,
+        len(subgraphs),
+        len(operands),
+        _counted(operand.lifetime.name for operand in operands),
+        _counted(operand_type_name(operand.type) for operand in operands),
+        sum(math.prod(operand.dimensions) for operand in constants),
+        sum(operand.location.length for operand in constants),
+        sum(sizes),
+        sum(not size for size in sizes),
+        model.relax_computation_float32_to_float16,
+        tuple(sorted(entry.name for entry in model.extension_name_to_prefix)),
+        tuple(
+            OperationSummary(
+                position,
+                index,
+                operation_type_name(operation.type),
+                _described(subgraph, operation.inputs),
+                _described(subgraph, operation.outputs),
+                levels[index] if position == 0 else 0,
+            )
+            for position, subgraph in enumerate(subgraphs)
+            for index, operation in enumerate(subgraph.operations)
+        ),
+    )
+
+
+def _counted(names: Iterable[str]) -> dict[str, int]:
+    return dict(sorted(Counter(names).items()))
+
+
+def _described(subgraph: Subgraph, indexes: Sequence[int]) -> tuple[str, ...]:
+    return tuple(describe_operand(subgraph.operands[index]) for index in indexes)
+
+
+def describe_operand(operand: Operand) -> str:
+    """An operand's type and shape in words; ``?`` stands for an extent that is not known."""
+    shape = "x".join(str(extent) if extent else "?" for extent in operand.dimensions)
+    return f"{operand_type_name(operand.type)} {shape or 'scalar'}"
+
+
+async def ask_support(
+    model: Model | str | os.PathLike[str], devices: Sequence[RuntimeDevice]
+) -> tuple[Support, ...]:
+    """Asks devices what they support of a model; see ``Runtime.supported_operations``."""
+    loaded = (await load_model(model)).model
+
+    def cut() -> list[Slice | None]:
+        everything = Slice(loaded, tuple(range(len(loaded.main.operations))))
+        level = validate_model(loaded)
+        levels = operation_levels(loaded)
+        return [
+            everything if level <= device.feature_level else slice_model(loaded, levels, device.feature_level)
+            for device in devices
+        ]
+
+    with real_work("slicing a model"):
+        questions = await anyio.to_thread.run_sync(cut)
+    answers = []
+    for device, question in zip(devices, questions, strict=True):
+        supported, error = [False] * len(loaded.main.operations), ""
+        try:
+            told = () if question is None else await device.hal.supported_operations(question.model)
+            shown = () if question is None else question.operations
+            if len(told) != len(shown):
+                error = f"{len(shown)} operations, but {len(told)} answers"
+            else:
+                for index, is_supported in zip(shown, told, strict=True):
+                    supported[index] = bool(is_supported)
+        except Error as e:
+            error = str(e)
+        answers.append(Support(device.name, tuple(supported), error))
+    return tuple(answers)
