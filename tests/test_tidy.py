@@ -34,6 +34,7 @@ DRIVER_PARTS = {
     "asynchronous",
     "blocking",
     "caching",
+    "checked",
     "described",
     "extensions",
     "fenced",

@@ -206,10 +206,21 @@ class Arguments:
                 arrays.append(given)
         return arrays
 
-    @property
-    def writes_memory(self) -> bool:
-        """Whether an output goes into a device memory."""
-        return any(isinstance(area, MemoryArea) for area in self.outputs)
+    def settle(self, shapes: Sequence[OutputShape], *, is_sufficient: bool) -> None:
+        """The execution ended without an error: ``succeed``, or ``fail`` where an output did not fit.
+
+        Raises:
+            GeneralFailure: A result does not fit, and an output is a device memory; or as ``succeed``. ``fail`` is
+                the caller's then.
+        """
+        if is_sufficient:
+            self.succeed(shapes)
+        elif any(isinstance(area, MemoryArea) for area in self.outputs):
+            raise GeneralFailure(
+                "execution: a result does not fit, and one of the outputs is a device memory"
+            )
+        else:
+            self.fail()
 
     def succeed(self, shapes: Sequence[OutputShape]) -> None:
         """The execution wrote its outputs: images get their values, and the device memories among them are initialised. Those once:
@@ -235,6 +246,13 @@ class Arguments:
             for area, _ in written:
                 area.memory.failed()
             raise
+
+    def give_back(self) -> None:
+        """There is no execution: device memories stay as they are, and what was taken for them is given back."""
+        for area in self.outputs:
+            if isinstance(area, MemoryArea) and not self._is_over:
+                area.memory.unused(area.buffer)
+        self._is_over = True
 
     def fail(self) -> None:
         """The execution failed: what its device memories hold means nothing. Also after ``succeed``, which it takes back."""

@@ -1,8 +1,8 @@
 """Base classes for drivers that work on the event loop: write three methods, get the whole driver contract.
 
 The counterpart of ``blocking``, for devices whose waiting is the loop's: simulated ones, and engines with asynchronous interfaces.
-Owns argument checks, deadlines, timing, asynchronous and fenced execution, and a burst without queues. All times are the loop's, so
-a device made of this lives in real and in virtual time alike.
+Owns deadlines, timing, asynchronous and fenced execution, and a burst without queues; what it checks, saves and allocates is
+``checked``'s. All times are the loop's, so a device made of this lives in real and in virtual time alike.
 
 Invariants:
 1. ``run`` holds one of the device's slots until it returns; who gave up meanwhile does not matter to that.
@@ -17,14 +17,17 @@ from __future__ import annotations
 import abc
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
 import numpy.typing as npt
 
-from aionn.drivers.arguments import Arguments, OutputArea, bind, check_fences, check_times
-from aionn.drivers.blocking import DirectBurst
+from aionn.drivers import caching
+from aionn.drivers.arguments import Arguments, OutputArea, check_times
+from aionn.drivers.caching import CacheContents
+from aionn.drivers.checked import CheckedDevice, CheckedPreparedModel
+from aionn.drivers.prepared import DirectBurst
 from aionn.drivers.turns import Slots, Turn, left_s, loop_now_ns
 from aionn.errors import (
     DeviceUnavailable,
@@ -36,14 +39,9 @@ from aionn.errors import (
     status_of,
 )
 from aionn.hal import (
-    CACHE_TOKEN_BYTES,
     NO_TIMING,
-    Buffer,
-    BufferDesc,
-    BufferRole,
     CacheFiles,
     DeviceInfo,
-    DeviceStatus,
     ExecutionCallback,
     ExecutionPreference,
     ExecutionResult,
@@ -56,11 +54,7 @@ from aionn.hal import (
     Request,
     ResendingExecution,
     Timing,
-    check_deadline_ns,
-    check_duration_ns,
-    operation_type_name,
 )
-from aionn.validation import validate_model
 from fences import FenceStatus, SyncFence, merge
 
 __all__ = ["AsyncDevice", "AsyncPreparedModel"]
@@ -69,7 +63,7 @@ Array = npt.NDArray[Any]
 _T = TypeVar("_T")
 
 
-class AsyncPreparedModel(abc.ABC):
+class AsyncPreparedModel(CheckedPreparedModel):
     """A model made ready by an asynchronous driver. Implement ``run``; override ``release`` to free what it holds.
 
     Attributes:
@@ -80,14 +74,12 @@ class AsyncPreparedModel(abc.ABC):
         takes_priority: Executions may say what class they are of, other than that of the prepared model.
     """
 
+    device: AsyncDevice
     takes_priority = True
 
     def __init__(self, device: AsyncDevice, model: Model, priority: Priority) -> None:
-        self.device = device
-        self.model = model
-        self.priority = priority
+        super().__init__(device, model, priority)
         self.owner: Hashable = None
-        self._closed = False
 
     @abc.abstractmethod
     async def run(
@@ -108,17 +100,9 @@ class AsyncPreparedModel(abc.ABC):
         It is cancelled only when the device is closed.
         """
 
-    def release(self) -> None:  # noqa: B027 - an optional hook, not a forgotten abstract method
-        """Frees what the prepared model holds. Called once."""
-
-    def bind(self, request: Request, *, allow_unspecified_outputs: bool = True) -> Arguments:
-        """Checks a request against the model and maps it. Raises as ``aionn.drivers.arguments.bind``."""
-        self._check_usable()
-        return bind(self.model, request, allow_unspecified_outputs=allow_unspecified_outputs)
-
-    def _check_usable(self) -> None:
-        if self._closed:
-            raise InvalidArgument("execution: the prepared model is closed")
+    def check_usable(self) -> None:
+        """As of the base class. Raises also ``DeviceUnavailable``: the device is closed."""
+        super().check_usable()
         self.device.check_open()
 
     def _turn(
@@ -132,6 +116,16 @@ class AsyncPreparedModel(abc.ABC):
         )
 
     async def _run_in_turn(self, arguments: Arguments, turn: Turn, measure: bool) -> ExecutionResult:
+        # Device memories among the outputs are initialised afterwards, or uninitialised when this raises.
+        try:
+            result = await self._run(arguments, turn, measure)
+            arguments.settle(result.output_shapes, is_sufficient=result.output_sufficient_size)
+        except BaseException:
+            arguments.fail()
+            raise
+        return result
+
+    async def _run(self, arguments: Arguments, turn: Turn, measure: bool) -> ExecutionResult:
         await self.device.slots.take(turn)
         try:
             started_ns = turn.now()
@@ -201,21 +195,23 @@ class AsyncPreparedModel(abc.ABC):
         duration_ns: int | None = None,
     ) -> FencedExecution:
         """See ``PreparedModel``."""
-        check_times(deadline_ns, loop_timeout_ns)
-        check_duration_ns(duration_ns, where="fenced execution")
-        arguments = self.bind(request, allow_unspecified_outputs=False)
-        check_fences(wait_for)
-        if deadline_ns is not None and loop_now_ns() >= deadline_ns:
-            raise MissedDeadline(
-                "fenced execution: the deadline had passed before the start", transient=False
-            )
+        arguments = self.bind_fenced(
+            request,
+            wait_for,
+            deadline_ns=deadline_ns,
+            loop_timeout_ns=loop_timeout_ns,
+            duration_ns=duration_ns,
+            now_ns=loop_now_ns(),
+        )
         launch = _Launch(self, arguments, measure, deadline_ns, loop_timeout_ns, duration_ns)
         self.device.start(launch.run(wait_for), launch.finish)
         return FencedExecution(launch.fence, launch.get_execution_info)
 
-    async def configure_execution_burst(self) -> DirectBurst:
+    async def configure_execution_burst(
+        self, *, controller_polling_us: int = 0, server_polling_us: int = 0
+    ) -> DirectBurst:
         """A burst without queues: the device is in this process. Raises ``InvalidArgument``: the prepared model is closed."""
-        self._check_usable()
+        self.check_usable()
         return DirectBurst(self)
 
     async def create_reusable_execution(
@@ -223,14 +219,8 @@ class AsyncPreparedModel(abc.ABC):
     ) -> ResendingExecution:
         """See ``PreparedModel``."""
         check_times(None, loop_timeout_ns)
-        self.bind(request)
+        self.bind(request).give_back()
         return ResendingExecution(self, request, measure, loop_timeout_ns)
-
-    async def aclose(self) -> None:
-        """Refuses further executions and frees the prepared model. Idempotent."""
-        if not self._closed:
-            self._closed = True
-            self.release()
 
 
 class _Launch:
@@ -276,6 +266,7 @@ class _Launch:
         # Information first: whoever sees the fence finished may ask for it.
         if isinstance(outcome, Error):
             self._outcome = (status_of(outcome), FencedTiming())
+            self._arguments.fail()  # Also where it is given up, and runs to its end without us.
             self.fence.try_fail(outcome)
         else:
             self._outcome = (ErrorStatus.NONE, outcome)
@@ -310,23 +301,23 @@ async def _wait_for(fences: Sequence[SyncFence]) -> None:
         raise failure from e
 
 
-class AsyncDevice(abc.ABC):
+class AsyncDevice(CheckedDevice):
     """A device on the event loop. Set ``info``; implement ``supports`` and ``prepare``. To be used on one loop.
 
-    Attributes:
+    Args:
         info: What never changes for a build of the driver.
+        memory_bytes_max: What all device memories together may take, in this process's memory; None for a device without.
+
+    Attributes:
+        info: See above.
+        memories: The device memories; None for a device without.
         slots: The device's slots.
     """
 
-    def __init__(self, info: DeviceInfo) -> None:
-        self.info = info
+    def __init__(self, info: DeviceInfo, *, memory_bytes_max: int | None = None) -> None:
+        super().__init__(info, memory_bytes_max=memory_bytes_max)
         self.slots = Slots(info.slots, info.name)
         self._tasks: dict[asyncio.Task[Any], None] = {}  # In the order of their starts.
-        self._closed = False
-
-    @abc.abstractmethod
-    def supports(self, model: Model) -> Sequence[bool]:
-        """Which operations of the main subgraph the device can run. The model has been validated. If unsure: False."""
 
     @abc.abstractmethod
     async def prepare(
@@ -397,21 +388,11 @@ class AsyncDevice(abc.ABC):
             raise result
         return result
 
-    async def status(self) -> DeviceStatus:
-        """AVAILABLE; a driver whose hardware can go away overrides this."""
-        return DeviceStatus.AVAILABLE
-
     async def supported_operations(self, model: Model) -> tuple[bool, ...]:
         """See ``Device``."""
         self.check_open()
         # A large model takes milliseconds to check: not on the event loop.
         return await anyio.to_thread.run_sync(self._checked_support, model)
-
-    def _checked_support(self, model: Model) -> tuple[bool, ...]:
-        validate_model(model)
-        answer = tuple(bool(supported) for supported in self.supports(model))
-        assert len(answer) == len(model.main.operations), "one answer per operation of the main subgraph"
-        return answer
 
     async def prepare_model(
         self,
@@ -422,20 +403,20 @@ class AsyncDevice(abc.ABC):
         deadline_ns: int | None = None,
         cache: CacheFiles | None = None,
     ) -> AsyncPreparedModel:
-        """See ``Device``. Cache arguments are ignored unless a driver overrides this."""
+        """See ``Device``. The compilation is saved if the driver keeps something of it: see ``AsyncPreparedModel.cached``."""
         self.check_open()
-        try:
-            preference, priority = ExecutionPreference(preference), Priority(priority)
-        except ValueError as e:
-            raise InvalidArgument(f"prepare_model: {e}") from e
-        check_deadline_ns(deadline_ns, where="prepare_model")
-        if deadline_ns is not None and loop_now_ns() >= deadline_ns:
-            raise MissedDeadline("prepare_model: the deadline had passed before the start", transient=False)
-        answer = await self.supported_operations(model)
-        operations = zip(model.main.operations, answer, strict=True)
-        refused = sorted({operation_type_name(o.type) for o, is_supported in operations if not is_supported})
-        if refused:
-            raise InvalidArgument(f"prepare_model: {self.info.name} does not support {', '.join(refused)}")
+        preference, priority = self._check_terms(preference, priority, deadline_ns, "prepare_model")
+        held = self._held(cache)
+        prepared = await self._checked_prepare(model, preference, priority, deadline_ns)
+        if held is not None:
+            await anyio.to_thread.run_sync(self._save, held, prepared)
+        return prepared
+
+    async def _checked_prepare(
+        self, model: Model, preference: ExecutionPreference, priority: Priority, deadline_ns: int | None
+    ) -> AsyncPreparedModel:
+        self._check_time_left(deadline_ns, loop_now_ns(), "prepare_model")
+        self._check_supported(model, await self.supported_operations(model))
         prepared = await self.prepare(
             model, preference=preference, priority=priority, deadline_ns=deadline_ns
         )
@@ -447,25 +428,29 @@ class AsyncDevice(abc.ABC):
     async def prepare_model_from_cache(
         self, cache: CacheFiles, *, priority: Priority = Priority.MEDIUM, deadline_ns: int | None = None
     ) -> PreparedModel:
-        """Refuses: a device whose ``info.cache_files`` are (0, 0) does not cache. A driver that does overrides this."""
-        check_deadline_ns(deadline_ns, where="prepare_model_from_cache")
-        if len(cache.token) != CACHE_TOKEN_BYTES:
-            raise InvalidArgument(
-                f"prepare_model_from_cache: expected a token of {CACHE_TOKEN_BYTES} bytes, got {len(cache.token)}"
-            )
-        raise GeneralFailure(f"prepare_model_from_cache: {self.info.name} does not cache compilations")
+        """See ``Device``."""
+        where = "prepare_model_from_cache"
+        self.check_open()
+        _, priority = self._check_terms(ExecutionPreference.FAST_SINGLE_ANSWER, priority, deadline_ns, where)
+        held = self._held_to_load(cache)
+        self._check_time_left(deadline_ns, loop_now_ns(), where)
+        contents = await anyio.to_thread.run_sync(self._load, held)
+        try:
+            return await self.restore(contents, priority=priority, deadline_ns=deadline_ns)
+        except InvalidArgument as e:
+            raise self._not_what_was_saved(e) from e
 
-    async def allocate(
-        self,
-        description: BufferDesc,
-        prepared_models: Sequence[PreparedModel],
-        input_roles: Sequence[BufferRole],
-        output_roles: Sequence[BufferRole],
-    ) -> Buffer:
-        """Refuses: a driver without memories of its own answers so. One that has them overrides this."""
-        if not input_roles and not output_roles:
-            raise InvalidArgument("allocate: expected at least one role, got none")
-        raise GeneralFailure(f"allocate: {self.info.name} has no device memories")
+    async def restore(
+        self, contents: CacheContents, *, priority: Priority, deadline_ns: int | None
+    ) -> AsyncPreparedModel:
+        """Makes ready what ``AsyncPreparedModel.cached`` gave, unchanged. By default that is the model, prepared again.
+
+        A driver that keeps something else overrides both.
+        """
+        model = await anyio.to_thread.run_sync(caching.decode_model, contents)
+        return await self._checked_prepare(
+            model, ExecutionPreference.FAST_SINGLE_ANSWER, priority, deadline_ns
+        )
 
     async def aclose(self) -> None:
         """Ends what runs and what waits (DEVICE_UNAVAILABLE). Idempotent."""
@@ -475,9 +460,3 @@ class AsyncDevice(abc.ABC):
             task.cancel()
         with anyio.CancelScope(shield=True):
             await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()

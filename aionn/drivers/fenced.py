@@ -23,8 +23,8 @@ from aionn.hal.real_work import begin_real_work
 from fences import FenceStatus, SyncFence, merge
 
 if TYPE_CHECKING:
+    from aionn.drivers.arguments import Arguments
     from aionn.drivers.prepared import BlockingPreparedModel
-    from aionn.hal import Request
 
 __all__ = ["Alarm", "FencedLaunch"]
 
@@ -81,8 +81,7 @@ class FencedLaunch:
 
     Args:
         prepared: What runs.
-        request: Its arguments, which are checked here.
-        is_ready: Whether all that it waits for has happened; if not, what device memories hold is looked at later.
+        arguments: As ``bind_fenced`` gave them.
         measure: Whether timings are wanted.
         deadline_ns: Absolute; None for none.
         loop_timeout_ns: For every WHILE; None for the default.
@@ -95,16 +94,15 @@ class FencedLaunch:
     def __init__(
         self,
         prepared: BlockingPreparedModel,
-        request: Request,
+        arguments: Arguments,
         *,
-        is_ready: bool,
         measure: bool,
         deadline_ns: int | None,
         loop_timeout_ns: int | None,
         duration_ns: int | None,
     ) -> None:
         self._prepared = prepared
-        self._arguments = prepared.bind(request, allow_unspecified_outputs=False, is_ready=is_ready)
+        self._arguments = arguments
         self._measure = measure
         self._deadline_ns = deadline_ns
         self._loop_timeout_ns = loop_timeout_ns

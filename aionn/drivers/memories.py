@@ -174,6 +174,12 @@ class DeviceMemory:
             self._state = _NEXT[self._state, "failed"]
             self._dimensions = self.operand.dimensions
 
+    def unused(self, array: Bytes) -> None:
+        """Nothing was written: ``array``, which came from ``writable``, is given back, and the memory is as it was."""
+        with self._lock:
+            if not self.size_bytes and array is not self._array:
+                self._table.give_back(array.nbytes)
+
     def _replace(self, array: Bytes) -> None:
         if self.size_bytes or array is self._array:
             return

@@ -14,17 +14,14 @@ Source: obligations in ``aionn.hal.device``; the NN HAL's sample driver for the 
 from __future__ import annotations
 
 import abc
-import itertools
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy.typing as npt
 
-from aionn.drivers import caching
-from aionn.drivers.arguments import Arguments, OutputArea, bind, check_fences, check_times
-from aionn.drivers.caching import CacheContents
-from aionn.drivers.extensions import extension_types
+from aionn.drivers.arguments import Arguments, OutputArea, check_times
+from aionn.drivers.checked import CheckedPreparedModel
 from aionn.drivers.fenced import FencedLaunch
 from aionn.drivers.gate import run_on_gate
 from aionn.errors import (
@@ -39,7 +36,6 @@ from aionn.errors import (
 from aionn.hal import (
     NO_TIMING,
     BufferToken,
-    CacheFileCounts,
     ExecutionCallback,
     ExecutionResult,
     FencedExecution,
@@ -51,12 +47,11 @@ from aionn.hal import (
     Request,
     ResendingExecution,
     Timing,
-    check_duration_ns,
 )
 from aionn.hal.real_work import begin_real_work
 from aionn.hal.tracing import section
 from aionn.interpreter import RunControl
-from fences import FenceStatus, SyncFence
+from fences import SyncFence
 
 if TYPE_CHECKING:
     from aionn.drivers.blocking import BlockingDevice
@@ -65,15 +60,11 @@ __all__ = ["BlockingPreparedModel", "DirectBurst"]
 
 Array = npt.NDArray[Any]
 
-ONE_FILE_EACH = CacheFileCounts(1, 1)
-
 MEMORIES_MAX = 1 << 16
 """Memories that one burst remembers."""
 
-_identities = itertools.count(1)
 
-
-class BlockingPreparedModel(abc.ABC):
+class BlockingPreparedModel(CheckedPreparedModel):
     """A model made ready by a blocking driver. Implement ``run``; override ``release`` to free what it holds.
 
     Attributes:
@@ -86,16 +77,12 @@ class BlockingPreparedModel(abc.ABC):
         takes_priority: Executions may say what class they are of, other than that of the prepared model.
     """
 
+    device: BlockingDevice
     takes_priority = True
 
     def __init__(self, device: BlockingDevice, model: Model, priority: Priority) -> None:
-        self.device = device
-        self.model = model
-        self.priority = priority
-        self.identity = next(_identities)
+        super().__init__(device, model, priority)
         self.owner: Hashable = None
-        self.extension_types = extension_types(model, device.info.extensions)
-        self._closed = False
         self._abandoned = False
 
     @abc.abstractmethod
@@ -114,31 +101,6 @@ class BlockingPreparedModel(abc.ABC):
             One shape per output. An output that does not fit is reported as insufficient, not raised.
         """
 
-    def cached(self) -> CacheContents | None:
-        """What to keep in cache files, one piece per file of ``DeviceInfo.cache_files``; None for nothing. By default the model,
-        for a device with one model file and one data file."""
-        return caching.encode_model(self.model) if self.device.info.cache_files == ONE_FILE_EACH else None
-
-    def release(self) -> None:  # noqa: B027 - an optional hook, not a forgotten abstract method
-        """Frees what the prepared model holds. Called once."""
-
-    def bind(
-        self, request: Request, *, allow_unspecified_outputs: bool = True, is_ready: bool = True
-    ) -> Arguments:
-        """Checks a request against the model and maps it. Arguments and errors as of ``aionn.drivers.arguments.bind``."""
-        if self._closed:
-            raise InvalidArgument("execution: the prepared model is closed")
-        return bind(
-            self.model,
-            request,
-            allow_unspecified_outputs=allow_unspecified_outputs,
-            memories=self.device.memories,
-            prepared=self.identity,
-            extension_types=self.extension_types,
-            takes_images=self.device.info.takes_images,
-            is_ready=is_ready,
-        )
-
     def run_bound(
         self,
         arguments: Arguments,
@@ -155,11 +117,7 @@ class BlockingPreparedModel(abc.ABC):
         try:
             with section("LD_PE", self.device.info.name):
                 result = self._run_checked(arguments, measure, deadline_ns, loop_timeout_ns, is_cancelled)
-            if not result.output_sufficient_size and arguments.writes_memory:
-                raise GeneralFailure(
-                    "execution: a result does not fit, and one of the outputs is a device memory"
-                )
-            arguments.succeed(result.output_shapes) if result.output_sufficient_size else arguments.fail()
+            arguments.settle(result.output_shapes, is_sufficient=result.output_sufficient_size)
         except BaseException:
             arguments.fail()
             raise
@@ -192,7 +150,7 @@ class BlockingPreparedModel(abc.ABC):
         except Exception as e:
             raise GeneralFailure(f"{self.device.info.name}: {type(e).__name__}: {e}") from e
         took_ns = now() - started_ns
-        sufficient = all(shape.is_sufficient for shape in shapes)
+        sufficient = False not in [shape.is_sufficient for shape in shapes]
         return ExecutionResult(
             sufficient, shapes, Timing(took_ns, took_ns) if measure and sufficient else NO_TIMING
         )
@@ -213,12 +171,19 @@ class BlockingPreparedModel(abc.ABC):
                 arguments, measure=measure, deadline_ns=deadline_ns, loop_timeout_ns=loop_timeout_ns
             )
 
-    def execute_bound(self, arguments: Arguments, *, measure: bool = False) -> ExecutionResult:
+    def execute_bound(
+        self,
+        arguments: Arguments,
+        measure: bool = False,
+        deadline_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
+    ) -> ExecutionResult:
         """As ``execute_now``, with arguments that ``bind`` gave: any number of times, unless device memories are among them."""
-        if self._closed:
-            raise InvalidArgument("execution: the prepared model is closed")
-        with self.device.gate.slot(self.priority, None):
-            return self.run_bound(arguments, measure=measure, deadline_ns=None, loop_timeout_ns=None)
+        self.check_usable()
+        with self.device.gate.slot(self.priority, deadline_ns):
+            return self.run_bound(
+                arguments, measure=measure, deadline_ns=deadline_ns, loop_timeout_ns=loop_timeout_ns
+            )
 
     async def execute_synchronously(
         self,
@@ -294,29 +259,30 @@ class BlockingPreparedModel(abc.ABC):
         duration_ns: int | None = None,
     ) -> FencedExecution:
         """See ``PreparedModel``."""
-        check_times(deadline_ns, loop_timeout_ns)
-        check_duration_ns(duration_ns, where="fenced execution")
+        arguments = self.bind_fenced(
+            request,
+            wait_for,
+            deadline_ns=deadline_ns,
+            loop_timeout_ns=loop_timeout_ns,
+            duration_ns=duration_ns,
+            now_ns=self.device.now(),
+        )
         launch = FencedLaunch(
             self,
-            request,
-            is_ready=all(fence.status != FenceStatus.PENDING for fence in wait_for),
+            arguments,
             measure=measure,
             deadline_ns=deadline_ns,
             loop_timeout_ns=loop_timeout_ns,
             duration_ns=duration_ns,
         )
-        check_fences(wait_for)
-        if deadline_ns is not None and self.device.now() >= deadline_ns:
-            raise MissedDeadline(
-                "fenced execution: the deadline had passed before the start", transient=False
-            )
         launch.begin(wait_for)
         return FencedExecution(launch.fence, launch.get_execution_info)
 
-    async def configure_execution_burst(self) -> DirectBurst:
+    async def configure_execution_burst(
+        self, *, controller_polling_us: int = 0, server_polling_us: int = 0
+    ) -> DirectBurst:
         """A burst without queues, for a device in this process. A driver process puts queues around ``execute_now``."""
-        if self._closed:
-            raise InvalidArgument("burst: the prepared model is closed")
+        self.check_usable()
         return DirectBurst(self)
 
     async def create_reusable_execution(
@@ -324,18 +290,12 @@ class BlockingPreparedModel(abc.ABC):
     ) -> ResendingExecution:
         """See ``PreparedModel``."""
         check_times(None, loop_timeout_ns)
-        self.bind(request)
+        self.bind(request).give_back()
         return ResendingExecution(self, request, measure, loop_timeout_ns)
 
     def abandon(self) -> None:
         """Nobody wants results any more: what waits never starts, what runs ends where the device can stop."""
         self._abandoned = True
-
-    async def aclose(self) -> None:
-        """Refuses further executions and frees the prepared model. Idempotent."""
-        if not self._closed:
-            self._closed = True
-            self.release()
 
 
 class DirectBurst:

@@ -322,15 +322,19 @@ class SimulatedPreparedModel(AsyncPreparedModel):
         """What an execution takes at full clock, without noise: what a driver that knows its device can say."""
         return sum(self._durations_ns)
 
-    def bind(self, request: Request, *, allow_unspecified_outputs: bool = True) -> Arguments:
+    def bind(
+        self, request: Request, *, allow_unspecified_outputs: bool = True, is_ready: bool = True
+    ) -> Arguments:
         """As of the base class. Raises also ``DeadObject``: the device died since the preparation."""
         self.device.check_alive(self._generation)
-        return super().bind(request, allow_unspecified_outputs=allow_unspecified_outputs)
+        return super().bind(request, allow_unspecified_outputs=allow_unspecified_outputs, is_ready=is_ready)
 
-    async def configure_execution_burst(self) -> DirectBurst:
+    async def configure_execution_burst(
+        self, *, controller_polling_us: int = 0, server_polling_us: int = 0
+    ) -> DirectBurst:
         """A burst that keeps the device's clock from falling. Raises as ``bind``."""
         self.device.check_alive(self._generation)
-        self._check_usable()
+        self.check_usable()
         return _Burst(self)
 
     async def run(

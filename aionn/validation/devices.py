@@ -176,6 +176,8 @@ def check_buffer_roles(
     models: Sequence[Model],
     input_roles: Sequence[BufferRole],
     output_roles: Sequence[BufferRole],
+    *,
+    identities: Sequence[int] | None = None,
 ) -> Operand:
     """Checks what a device memory is meant for.
 
@@ -184,6 +186,8 @@ def check_buffer_roles(
         models: The prepared models' models; roles refer to them by index.
         input_roles: Inputs that it may be.
         output_roles: Outputs that it may be.
+        identities: Which prepared model each of ``models`` is of, since one may be listed twice and two may have equal models; None
+            says that each is of another.
 
     Returns:
         The operand that the memory can hold: type and quantisation of the roles, dimensions of all roles and ``desc`` combined.
@@ -202,7 +206,8 @@ def check_buffer_roles(
         for index, role in enumerate(roles):
             where = f"allocate, {what} role {index}"
             operand = _operand_of_role(models, role, what, where)
-            key = (id(models[role.model_index]), what, role.io_index)
+            identity = role.model_index if identities is None else identities[role.model_index]
+            key = (identity, what, role.io_index)
             if key in seen:
                 raise InvalidArgument(f"{where}: expected every role once, got it twice")
             seen.add(key)

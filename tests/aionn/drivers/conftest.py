@@ -25,6 +25,7 @@ from aionn.hal import (
 from aionn.models.builder import GraphBuilder
 from aionn.runtime.background import Background
 from aionn.service.client import RemoteDevice
+from aionn.testing.loop_reference import LoopReferenceDevice
 
 
 def sum_model(dimensions: Sequence[int] = (2, 3), output: Sequence[int] | None = None) -> Model:
@@ -88,11 +89,11 @@ async def reference() -> AsyncIterator[ReferenceDevice]:
         yield device
 
 
-@pytest.fixture(params=["in_process", "process"])
+@pytest.fixture(params=["in_process", "process", "loop"])
 async def device(request: pytest.FixtureRequest) -> AsyncIterator[Device]:
-    """The reference device; the same claims hold through a driver process."""
-    if request.param == "in_process":
-        async with ReferenceDevice() as own:
+    """The reference device; the same claims hold through a driver process, and for a device on the event loop."""
+    if request.param != "process":
+        async with ReferenceDevice() if request.param == "in_process" else LoopReferenceDevice() as own:
             yield own
         return
     # The task group must be entered and left in one task, which a fixture's two halves are not.

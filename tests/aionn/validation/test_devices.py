@@ -193,10 +193,15 @@ def test_roles_must_agree_on_quantisation(other, text):
     refused(check_buffer_roles, BufferDesc(), models, [BufferRole(0, 0), BufferRole(1, 0)], [], text=text)
 
 
-def test_the_same_model_prepared_twice_has_one_role():
-    model = model_of((2,))
+def test_a_role_is_one_of_a_prepared_model_and_not_of_its_model():
+    model, equal = model_of((2,)), model_of((2,))
     roles = [BufferRole(0, 0), BufferRole(1, 0)]
-    refused(check_buffer_roles, BufferDesc(), [model, model], roles, [], text="expected every role once")
+    for identities in (None, [7, 8]):
+        for models in ([model, model], [model, equal]):
+            operand = check_buffer_roles(BufferDesc(), models, roles, [], identities=identities)
+            assert operand.dimensions == (2,)
+    with pytest.raises(InvalidArgument, match="expected every role once"):
+        check_buffer_roles(BufferDesc(), [model, equal], roles, [], identities=[7, 7])
 
 
 def test_timings_are_ordered():
