@@ -53,11 +53,14 @@ def decide(now_ns: int, room: WaitingRoom, lanes: Sequence[Lane]) -> list[Action
     idle: list[Lane] = []
     plans = room.plans
     for lane in lanes:
+        if lane.work is not None or not lane.is_up:
+            continue
+        if not plans[lane.index].works or not _start(now_ns, room, lane, gone, actions):
+            idle.append(lane)
+    # After the starts: what could not start in time on its lane may be planned anew on one that is busy.
+    for lane in lanes:
         running = lane.work
-        if running is None:
-            if lane.is_up and not (plans[lane.index].works and _start(now_ns, room, lane, gone, actions)):
-                idle.append(lane)
-        elif running.state is WorkState.RUNNING:
+        if running is not None and running.state is WorkState.RUNNING:
             if running.deadline_ns <= now_ns:
                 actions.append(Abort(running, Reason.OVERRAN))
             elif plans[lane.index].works and not lane.is_stopping and lane.can_preempt:

@@ -150,8 +150,8 @@ def _boundaries(scenario: Scenario, events: Sequence[Event]) -> list[str]:
 
 
 def _starvation(scenario: Scenario, events: Sequence[Event]) -> list[str]:
-    """What has waited long is not overtaken for ever by what came later, HIGH work excepted."""
-    streams = scenario.workload.stream
+    """What has waited long is not overtaken for ever by what came later; HIGH work, and what HIGH work follows, excepted."""
+    high = _high_streams(scenario)
     devices = [lane.device for lane in lanes_of(scenario.devices)]
     waiting: dict[int, int] = {}
     overtaken: dict[int, int] = {}
@@ -164,7 +164,7 @@ def _starvation(scenario: Scenario, events: Sequence[Event]) -> list[str]:
         if kind != "start":
             continue
         stream = scenario.arrivals[number].stream_index
-        if PRIORITIES[streams[stream].priority] == Priority.HIGH:
+        if stream in high:
             continue
         # Waiting works stand in the order of their arrival: the old ones come first.
         for other, since_ns in waiting.items():
@@ -176,6 +176,19 @@ def _starvation(scenario: Scenario, events: Sequence[Event]) -> list[str]:
                 found.append(
                     f"{at_ns} ns: request {other} has waited since {since_ns} ns and is overtaken for ever"
                 )
+    return found
+
+
+def _high_streams(scenario: Scenario) -> set[int]:
+    """Streams of HIGH requests, and those that HIGH ones follow: these inherit their priority."""
+    streams = scenario.workload.stream
+    found: set[int] = set()
+    names: set[str | None] = set()
+    # A stream stands behind the one that it follows.
+    for index in range(len(streams) - 1, -1, -1):
+        if PRIORITIES[streams[index].priority] == Priority.HIGH or streams[index].name in names:
+            found.add(index)
+            names.add(streams[index].after)
     return found
 
 
