@@ -16,7 +16,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import anyio
 import anyio.from_thread
@@ -25,16 +25,31 @@ import anyio.to_thread
 import aionn.runtime.burst as asynchronous_burst
 import aionn.runtime.compilation as asynchronous_compilation
 import aionn.runtime.execution as asynchronous_execution
+import aionn.runtime.memory as asynchronous_memory
+import aionn.runtime.reusable as asynchronous_reusable
 import aionn.runtime.runtime as asynchronous_runtime
 from aionn.errors import InvalidArgument
-from aionn.hal import DeviceStatus, Model
-from aionn.runtime.arguments import TensorSpec
+from aionn.hal import DeviceStatus, Model, Priority
+from aionn.runtime.arguments import Array, TensorSpec
 from aionn.runtime.compilation import Placement
-from aionn.runtime.execution import Result
+from aionn.runtime.execution import ExecutionState, Result
+from aionn.runtime.images import ImageMemory
+from aionn.runtime.introspection import Support
+from aionn.runtime.memory import SharedMemory
 from aionn.runtime.runtime import RuntimeDevice, Unavailable, open_runtime
+from aionn.runtime.settings import Settings
 from fences import SyncFence
 
-__all__ = ["Burst", "Compilation", "Execution", "Runtime", "open"]
+__all__ = [
+    "Burst",
+    "Compilation",
+    "DeviceMemory",
+    "Execution",
+    "ReusableExecution",
+    "Runtime",
+    "Stream",
+    "open",
+]
 
 _T = TypeVar("_T")
 _Item = TypeVar("_Item")
@@ -93,6 +108,11 @@ class Runtime:
         """What cannot, and why."""
         return self._runtime.unavailable
 
+    @property
+    def settings(self) -> Settings:
+        """How it behaves."""
+        return self._runtime.settings
+
     def device(self, name: str) -> RuntimeDevice:
         """See ``aionn.Runtime.device``."""
         return self._runtime.device(name)
@@ -109,6 +129,31 @@ class Runtime:
             return await self._runtime.compile(model, **options)
 
         return Compilation(loop, loop.call(compile_there))
+
+    def supported_operations(
+        self, model: Model | str | os.PathLike[str], **options: Any
+    ) -> tuple[Support, ...]:
+        """Which device can run which operation. Arguments and errors are those of ``aionn.Runtime.supported_operations``."""
+        return self._open_loop().call(lambda: self._runtime.supported_operations(model, **options))
+
+    def allocate(
+        self,
+        *,
+        inputs: Sequence[tuple[Compilation, int]] = (),
+        outputs: Sequence[tuple[Compilation, int]] = (),
+        shape: Sequence[int] = (),
+    ) -> DeviceMemory | SharedMemory:
+        """Memory that executions read and write in place. Arguments and errors are those of ``aionn.Runtime.allocate``."""
+        loop = self._open_loop()
+        uses_in, uses_out = (
+            [(net._compilation, index) for net, index in roles] for roles in (inputs, outputs)
+        )
+        made = loop.call(lambda: self._runtime.allocate(inputs=uses_in, outputs=uses_out, shape=shape))
+        return made if isinstance(made, SharedMemory) else DeviceMemory(loop, made)
+
+    def copy(self, source: OwnMemory, destination: OwnMemory) -> None:
+        """Copies the values of one memory into another; see ``aionn.Runtime.copy``."""
+        self._open_loop().call(self._runtime.copy, _inner(source), _inner(destination))
 
     def _open_loop(self) -> _Loop:
         if self._loop is None:
@@ -175,25 +220,42 @@ class Compilation:
         """Which operation runs where, and why."""
         return self._compilation.placement
 
+    @property
+    def steps(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Device and operations of each step, in the order in which they run."""
+        return self._compilation.steps
+
+    @property
+    def from_cache(self) -> bool:
+        """Whether every step came from the cache."""
+        return self._compilation.from_cache
+
+    def page(self, **options: Any) -> str:
+        """One self-contained HTML page that draws the model; see ``aionn.Compilation.page``."""
+        return self._compilation.page(**options)
+
     def execute(self, inputs: Sequence[Any], **options: Any) -> Result:
         """Executes the model once and waits for it. Arguments and errors are those of ``aionn.Compilation.execute``."""
 
-        async def execute_there() -> Result:
-            return await self._compilation.execute(inputs, **options)
-
-        return self._loop.call(execute_there)
+        values, told = _inner_values(inputs), _inner_options(options)
+        return self._loop.call(lambda: self._compilation.execute(values, **told))
 
     def execute_fenced(self, inputs: Sequence[Any], **options: Any) -> Execution:
         """Starts an execution that begins when all fences have signalled, and returns at once.
 
         Arguments and errors are those of ``aionn.Compilation.execute_fenced``.
         """
-        started = self._loop.do(lambda: self._compilation.execute_fenced(inputs, **options))
+        values, told = _inner_values(inputs), _inner_options(options)
+        started = self._loop.do(lambda: self._compilation.execute_fenced(values, **told))
         return Execution(self._loop, started)
 
     def burst(self, *, slots: int = 2) -> Burst:
         """Repeated executions at low cost; use it with ``with``. See ``aionn.Compilation.burst``."""
         return Burst(self._loop, self._loop.do(lambda: self._compilation.burst(slots=slots)))
+
+    def reusable(self, **options: Any) -> ReusableExecution:
+        """An execution whose memory is kept. Arguments and errors are those of ``aionn.Compilation.reusable``."""
+        return ReusableExecution(self._loop, self._loop.do(lambda: self._compilation.reusable(**options)))
 
     def close(self) -> None:
         """Ends its bursts and frees it at the devices. Idempotent."""
@@ -220,6 +282,24 @@ class Execution:
         """Finished with the execution; others may wait for it."""
         return self._execution.fence
 
+    @property
+    def state(self) -> ExecutionState:
+        """Where it is in its life."""
+        return self._execution.state
+
+    @property
+    def deadline_ns(self) -> int | None:
+        """Absolute limit; None for none."""
+        return self._execution.deadline_ns
+
+    def change_priority(self, priority: Priority) -> bool:
+        """See ``aionn.Execution.change_priority``."""
+        return self._loop.do(self._execution.change_priority, priority)
+
+    def explain(self) -> str:
+        """See ``aionn.Execution.explain``."""
+        return self._loop.do(self._execution.explain)
+
     def result(self) -> Result:
         """Waits for the result.
 
@@ -231,6 +311,86 @@ class Execution:
     def cancel(self) -> None:
         """Gives the execution up; see ``aionn.Execution.cancel``."""
         self._loop.do(self._execution.cancel)
+
+
+class ReusableExecution:
+    """The same execution again and again, one computation at a time; see ``Compilation.reusable``.
+
+    Attributes:
+        inputs: Views of the inputs; what they hold is what the next computation reads.
+    """
+
+    def __init__(self, loop: _Loop, execution: asynchronous_reusable.ReusableExecution) -> None:
+        self._loop = loop
+        self._execution = execution
+        self.inputs = execution.inputs
+
+    @property
+    def outputs(self) -> tuple[Array, ...]:
+        """Views of the outputs as the last computation left them; empty before the first."""
+        return self._execution.outputs
+
+    def execute(self, **options: Any) -> Result:
+        """Computes once and waits for it. The result's arrays are views that the next computation overwrites."""
+        return self._loop.call(lambda: self._execution.execute(**options))
+
+
+class DeviceMemory:
+    """Memory that a device manages; see ``aionn.DeviceMemory``. Close it, or use it with ``with``."""
+
+    def __init__(self, loop: _Loop, memory: asynchronous_memory.DeviceMemory) -> None:
+        self._loop = loop
+        self._memory = memory
+
+    @property
+    def device(self) -> str:
+        """The device's name."""
+        return self._memory.device
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Type and shape of what it holds."""
+        return self._memory.spec
+
+    def write(self, values: Array) -> None:
+        """Copies values in; errors are those of ``aionn.DeviceMemory.write``."""
+        self._loop.call(self._memory.write, values)
+
+    def read(self) -> Array:
+        """A copy of the values; errors are those of ``aionn.DeviceMemory.read``."""
+        return self._loop.call(self._memory.read)
+
+    def close(self) -> None:
+        """Frees it at the device. Idempotent."""
+        self._loop.call(self._memory.aclose)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+OwnMemory = SharedMemory | ImageMemory | DeviceMemory
+
+
+def _inner(memory: Any) -> Any:
+    return memory._memory if isinstance(memory, DeviceMemory) else memory
+
+
+def _inner_values(values: Any) -> Any:
+    """Arguments as the runtime takes them; what is no list is the runtime's to refuse."""
+    return [_inner(value) for value in values] if isinstance(values, list | tuple) else values
+
+
+def _inner_options(options: dict[str, Any]) -> dict[str, Any]:
+    return (
+        options
+        if options.get("outputs") is None
+        else {**options, "outputs": _inner_values(options["outputs"])}
+    )
 
 
 class Burst:
@@ -248,24 +408,14 @@ class Burst:
 
         return self._loop.call(execute_there)
 
-    def stream(
-        self, source: Iterable[_Item], **options: Any
-    ) -> Iterator[asynchronous_burst.StreamResult[_Item]]:
+    def stream(self, source: Iterable[_Item], **options: Any) -> Stream[_Item]:
         """Executes every item of a source; iterate over the result.
 
         Args:
             source: Gives items, on a worker thread, so that it may block.
             options: Those of ``aionn.Burst.stream``.
         """
-        stream = self._loop.do(lambda: self._burst.stream(_asynchronous(source), **options))
-        try:
-            while True:
-                try:
-                    yield self._loop.call(stream.__anext__)
-                except StopAsyncIteration:
-                    return
-        finally:
-            self._loop.do(stream.cancel)
+        return Stream(self._loop, self._loop.do(lambda: self._burst.stream(_asynchronous(source), **options)))
 
     def __enter__(self) -> Self:
         self._loop.call(self._burst.__aenter__)
@@ -279,6 +429,43 @@ class Burst:
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+class Stream(Generic[_Item]):
+    """Results of a source's items, in its order; see ``aionn.Stream``. Leaving the iteration ends it."""
+
+    def __init__(self, loop: _Loop, stream: asynchronous_burst.Stream[_Item]) -> None:
+        self._loop = loop
+        self._stream = stream
+        # Not a method: the generator must not hold this object, so that a consumer who leaves ends the stream at once.
+        self._results = _results(loop, stream)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> asynchronous_burst.StreamResult[_Item]:
+        return next(self._results)
+
+    def cancel(self) -> None:
+        """Ends the stream. Idempotent."""
+        self._loop.do(self._stream.cancel)
+
+    def statistics(self) -> asynchronous_burst.StreamStatistics:
+        """Counts so far."""
+        return self._loop.do(self._stream.statistics)
+
+
+def _results(
+    loop: _Loop, stream: asynchronous_burst.Stream[_Item]
+) -> Iterator[asynchronous_burst.StreamResult[_Item]]:
+    try:
+        while True:
+            try:
+                yield loop.call(stream.__anext__)
+            except StopAsyncIteration:
+                return
+    finally:
+        loop.do(stream.cancel)
 
 
 async def _asynchronous(source: Iterable[_Item]) -> AsyncIterator[_Item]:

@@ -44,7 +44,7 @@ from aionn.runtime.clock import now_ns
 from aionn.runtime.compilation import Compilation, Plan, priority_of
 from aionn.runtime.fallback import can_fall_back, may_fall_back
 from aionn.runtime.introspection import Support, ask_support
-from aionn.runtime.memory import DeviceMemory, IoRole, SharedMemory, allocate
+from aionn.runtime.memory import DeviceMemory, IoRole, OwnMemory, SharedMemory, allocate, copy
 from aionn.runtime.planning import PlanOptions, keep_plan, load_model, make_plan, restore_plan
 from aionn.runtime.settings import ExecutionPath, PartitionMode, Settings, settings_from
 from aionn.runtime.telemetry import (
@@ -515,6 +515,15 @@ class Runtime:
             GeneralFailure: No device has memory for it, and its size is not known.
         """
         return await allocate([IoRole(*role) for role in inputs], [IoRole(*role) for role in outputs], shape)
+
+    async def copy(self, source: OwnMemory, destination: OwnMemory) -> None:
+        """Copies the values of one memory into another; to itself is nothing.
+
+        Raises:
+            InvalidArgument: Type or shape differ.
+            GeneralFailure: The source holds no value.
+        """
+        await copy(source, destination)
 
     async def aclose(self) -> None:
         """Closes every compilation, ends every driver process. Idempotent."""

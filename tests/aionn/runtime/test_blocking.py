@@ -13,6 +13,8 @@ import pytest
 
 import aionn
 import aionn.blocking
+from aionn.hal import OperationType
+from aionn.testing.models import chain
 from fences import SyncFence
 
 Values = npt.NDArray[np.float32]
@@ -114,3 +116,62 @@ def test_runtime_is_opened_once_and_closed_for_good(digits: Path) -> None:
 def test_runtime_that_cannot_open_leaves_nothing() -> None:
     with pytest.raises(aionn.InvalidArgument, match="driver 'none'"):
         aionn.blocking.open(drivers=["none"]).__enter__()
+
+
+@pytest.mark.parametrize("name", ["Runtime", "Compilation", "Execution", "Burst", "Stream", "DeviceMemory"])
+def test_whole_interface_has_its_counterpart(name: str) -> None:
+    # What the parts of the runtime say to each other is not for applications.
+    inner = {
+        "Runtime": {"tasks", "background"},
+        "Execution": {"start", "outcome", "take_turn"},
+        "DeviceMemory": {"binding"},
+    }
+    own = {word for word in dir(getattr(aionn, name)) if not word.startswith("_")}
+    here = {word for word in dir(getattr(aionn.blocking, name)) if not word.startswith("_")}
+    attributes = {"aclose": "close", "wait": "result"}
+    missing = {attributes.get(word, word) for word in own} - inner.get(name, set()) - here
+    assert not missing
+
+
+def test_memories_and_reusable_executions_from_threads(runtime: aionn.blocking.Runtime) -> None:
+    x, relu = np.array([-1.0, 2.0], np.float32), [0.0, 2.0]
+    with runtime.compile(chain([OperationType.RELU], (2,))) as net:
+        assert [a.supported for a in runtime.supported_operations(net.model)] == [(True,)]
+        assert net.steps == (("reference", (0,)),) and not net.from_cache and "<svg" in net.page()
+        with (
+            runtime.allocate(inputs=[(net, 0)]) as device_in,
+            runtime.allocate(outputs=[(net, 0)]) as device_out,
+            aionn.SharedMemory.from_array(x) as shared,
+        ):
+            assert isinstance(device_in, aionn.blocking.DeviceMemory) and device_in.device == "reference"
+            with pytest.raises(aionn.GeneralFailure):
+                device_out.read()
+            runtime.copy(shared, device_in)
+            net.execute([device_in], outputs=[device_out])
+            assert device_out.read().tolist() == relu
+            assert net.execute([shared]).outputs[0].tolist() == relu
+            device_in.write(-x)
+            fenced = net.execute_fenced([device_in], outputs=[device_out])
+            fenced.result()
+            assert fenced.state.name == "FINISHED" and fenced.deadline_ns is None and fenced.explain()
+            assert not fenced.change_priority(aionn.Priority.HIGH)
+            runtime.copy(device_out, shared)
+            assert shared.array.tolist() == [1.0, 0.0]
+        with pytest.raises(aionn.InvalidArgument, match="closed"):
+            net.execute([device_in])
+        again = net.reusable(measure=True)
+        for value in (1.0, -1.0):
+            again.inputs[0][:] = value
+            assert again.execute().outputs[0].tolist() == [max(value, 0.0)] * 2
+        assert again.outputs[0].tolist() == [0.0] * 2
+
+
+def test_stream_counts_and_can_be_ended(
+    runtime: aionn.blocking.Runtime, digits: Path, silence: Values
+) -> None:
+    with runtime.compile(digits) as net, net.burst() as burst:
+        stream = burst.stream(silence for _ in iter(int, 1))
+        assert next(stream).status == next(stream).status == "on_time"
+        assert stream.statistics().on_time == 2
+        stream.cancel()
+        assert list(burst.stream([])) == []
