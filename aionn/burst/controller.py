@@ -209,6 +209,22 @@ class BurstController:
             self._packets[key] = _Packet(request, payload)
         return payload
 
+    async def settle(self) -> None:
+        """Waits until the device is done with what a cancelled caller left in flight. One at a time, as executions.
+
+        Raises:
+            DeadObject: The driver died.
+            InvalidArgument: An execution is in flight, or the burst is closed.
+        """
+        if self._state is BurstState.DEAD:
+            raise DeadObject(f"burst: {self._why_dead}")
+        self._state = next_state(self._state, "send")
+        try:
+            await self._settle()
+        finally:
+            if self._state is BurstState.IN_FLIGHT:
+                self._state = next_state(self._state, "result")
+
     async def _settle(self) -> None:
         """Reads what a cancelled caller left in flight, then gives back the slots that were for one execution alone."""
         while self._unread_count:

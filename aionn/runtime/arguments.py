@@ -192,6 +192,7 @@ class RequestArea:
     def __init__(self, values: Sequence[Value]) -> None:
         self._made_for = values
         self._requests: dict[tuple[tuple[int, ...], tuple[int, ...]], Request] = {}
+        self._views: dict[int, Array] = {}
         self._values = {value.key: value for value in values}
         self._locations: dict[int, DataLocation] = {}
         self._shapes: dict[int, tuple[int, ...] | None] = {value.key: value.shape for value in values}
@@ -209,7 +210,7 @@ class RequestArea:
     def bind(self, bound: Mapping[int, Binding]) -> None:
         """Has values lie elsewhere than in this area, until the next call."""
         if bound or self._bound:
-            self._requests.clear()
+            self._forget()
             self._shapes = {value.key: value.shape for value in self._values.values()}
             self._shapes.update({key: binding.shape for key, binding in bound.items()})
             self._bound = bound
@@ -225,11 +226,22 @@ class RequestArea:
 
     def move(self, bound: Mapping[int, Binding]) -> None:
         """Has the values that lie elsewhere lie in other places, in the midst of an execution."""
-        self._requests.clear()
+        self._forget()
         self._bound = bound
+
+    def _forget(self) -> None:
+        """Shapes or places have changed: requests and views are made anew."""
+        self._requests.clear()
+        self._views.clear()
 
     def view(self, key: int) -> Array:
         """A writable view of a value that is not left out, in its present shape."""
+        view = self._views.get(key)
+        if view is None:
+            view = self._views[key] = self._new_view(key)
+        return view
+
+    def _new_view(self, key: int) -> Array:
         value, location, shape = self._values[key], self._locations[key], self._shapes[key]
         assert shape is not None, "a value that is left out has no view"
         size_bytes = operand_size_bytes(value.spec.type, shape) if all(shape) else 0
@@ -266,7 +278,7 @@ class RequestArea:
                 views.append(self.view(key).copy())
                 continue
             else:
-                view = self.view(key)
+                view = self.view(key).view()
             view.flags.writeable = False
             views.append(view)
         return tuple(views)
@@ -328,7 +340,7 @@ class RequestArea:
         for key, shape in zip(keys, shapes, strict=False):
             if shape.is_sufficient and self._shapes[key] != shape.dimensions:
                 self._shapes[key] = shape.dimensions
-                self._requests.clear()
+                self._forget()
 
     def grow(self, keys: Sequence[int], shapes: Sequence[OutputShape]) -> dict[int, int]:
         """Makes more room for what did not fit: what the device asks for, at least twice what there was.
@@ -337,7 +349,7 @@ class RequestArea:
             The new sizes by key, for the next execution.
         """
         sizes = {}
-        self._requests.clear()
+        self._forget()
         for key, shape in zip(keys, shapes, strict=False):
             if not shape.is_sufficient:
                 if key in self._bound:

@@ -5,13 +5,14 @@ late.
 
 Invariants:
 1. Results of a stream come in the order of its source.
-2. A slot is used again only when both the device and the consumer are done with it.
+2. A slot is used again only when both the device and the consumer are done with it, and so is the device's own.
 3. Nothing of a stream outlives its burst: closing the burst ends the stream's task.
+4. An execution that is cancelled keeps its slots until the device has answered.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
@@ -20,10 +21,14 @@ import msgspec
 
 from aionn.errors import Error, GeneralFailure, InvalidArgument, MissedDeadline
 from aionn.hal import Burst as HalBurst
-from aionn.hal import Priority, Timing, check_deadline_ns, dimensions_are_known
+from aionn.hal import ExecutionResult, Priority, Timing, check_deadline_ns, dimensions_are_known
 from aionn.hal.tracing import section
 from aionn.runtime.arguments import Array, RequestArea, TensorSpec, Writer, check_inputs
+from aionn.runtime.clock import now_ns
 from aionn.runtime.execution import Execution, Result, Turn
+from aionn.runtime.fallback import may_fall_back
+from aionn.scheduler.dispatcher import Dispatcher
+from aionn.scheduler.work import Work
 from aionn.validation import check_execution_result
 
 if TYPE_CHECKING:
@@ -39,6 +44,7 @@ CLOSE_S_MAX = 1.0
 """How long closing waits for a running execution before it ends the burst anyway."""
 
 _T = TypeVar("_T")
+_Settle = Callable[[], Awaitable[None]]
 
 
 class _Slot:
@@ -49,6 +55,9 @@ class _Slot:
         self.area = area
         # Nothing changes from frame to frame but the values, so the requests are made once.
         self.requests = [area.request(step.inputs, step.outputs) for step in plan.steps]
+        self.identifiers = (identifier,)
+        self.checked: list[ExecutionResult | None] = [None] * len(plan.steps)
+        self.turns: dict[bool, list[Turn]] = {}
         self.users = 0
 
 
@@ -73,11 +82,16 @@ class Burst:
         self._runtime = runtime
         self._plan = plan
         self._inputs = plan.inputs
+        self._input_indexes = plan.model.main.input_indexes
+        self._output_indexes = plan.model.main.output_indexes
+        self._device_names = plan.device_names
+        self._settle: _Settle | None = None
         self._priority = priority
         self._slot_count = slots
         self._slots: list[_Slot] = []
-        self._free = anyio.Semaphore(0)
-        self._in_flight = [anyio.Lock() for _ in plan.steps]
+        # Neither yields to the loop where there is nothing to wait for: the device's answer does.
+        self._free = anyio.Semaphore(0, fast_acquire=True)
+        self._in_flight = [anyio.Lock(fast_acquire=True) for _ in plan.steps]
         self._hal: list[HalBurst] = []
         self._opened = False
         self._streams: set[Stream[Any]] = set()
@@ -93,6 +107,9 @@ class Burst:
         try:
             for step in self._plan.steps:
                 self._hal.append(await step.prepared.configure_execution_burst())
+            if len(self._hal) == 1:
+                # A burst in this process gives no answer to wait for when its caller is cancelled.
+                self._settle = getattr(self._hal[0], "settle", None)
             values = self._plan.values([spec.dimensions for spec in self._inputs], {})
             for identifier in range(self._slot_count):
                 self._slots.append(_Slot(identifier, RequestArea(values), self._plan))
@@ -121,14 +138,25 @@ class Burst:
             self._free.release()
 
     def _begin(
-        self, slot: _Slot, deadline_ns: int | None, priority: Priority, measure: bool, *, copy: bool
+        self,
+        slot: _Slot,
+        deadline_ns: int | None,
+        priority: Priority,
+        measure: bool,
+        *,
+        copy: bool,
+        failure: Error | None = None,
     ) -> Execution:
+        """Starts an execution in the background; one whose only step has failed already goes on from there."""
+        turns = self._turns(slot, measure)
+        if failure is not None:
+            turns = [turns[0]._replace(run=_failed(failure), model=None)]
         slot.users += 1
         execution = Execution(
             lambda: slot.area,
-            [self._turn(slot, index, measure) for index in range(len(self._hal))],
-            self._plan.model.main.output_indexes,
-            device=self._plan.device_names,
+            turns,
+            self._output_indexes,
+            device=self._device_names,
             priority=priority,
             deadline_ns=deadline_ns,
             copy=copy,
@@ -139,22 +167,37 @@ class Burst:
         execution.start(self._runtime.background)
         return execution
 
-    def _turn(self, slot: _Slot, index: int, measure: bool) -> Turn:
-        step, hal = self._plan.steps[index], self._hal[index]
+    def _turns(self, slot: _Slot, measure: bool) -> list[Turn]:
+        turns = slot.turns.get(measure)
+        if turns is None:
+            turns = [self._turn(slot, index, measure) for index in range(len(self._hal))]
+            slot.turns[measure] = turns
+        return turns
 
-        async def run(area: RequestArea, deadline_ns: int | None) -> Timing:
-            async with self._in_flight[index]:
-                with section("LI_PE", step.device.name):
-                    result = await hal.execute_synchronously(
-                        slot.requests[index], (slot.identifier,), measure=measure, deadline_ns=deadline_ns
-                    )
+    async def _run(self, slot: _Slot, index: int, measure: bool, deadline_ns: int | None) -> Timing:
+        """Runs a step on a slot of its device that is had."""
+        step = self._plan.steps[index]
+        async with self._in_flight[index]:
+            with section("LI_PE", step.device.name):
+                result = await self._hal[index].execute_synchronously(
+                    slot.requests[index], slot.identifiers, measure=measure, deadline_ns=deadline_ns
+                )
+        # Frames without timings give the same object again.
+        if result is not slot.checked[index]:
             check_execution_result(step.model.main, result, measure=measure)
             if not result.output_sufficient_size:
                 raise GeneralFailure(
                     f"burst: {step.device.name} reports an output larger than the model says"
                 )
-            area.note(step.outputs, result.output_shapes)
-            return result.timing
+            slot.area.note(step.outputs, result.output_shapes)
+            slot.checked[index] = None if measure else result
+        return result.timing
+
+    def _turn(self, slot: _Slot, index: int, measure: bool) -> Turn:
+        step = self._plan.steps[index]
+
+        async def run(area: RequestArea, deadline_ns: int | None) -> Timing:
+            return await self._run(slot, index, measure, deadline_ns)
 
         fall_back = self._plan.fall_back(index, measure)
         declared: int | None = getattr(step.prepared, "expected_duration_ns", None)
@@ -171,17 +214,66 @@ class Burst:
         """Executes once. Waits for a free slot first; arguments, result and errors are those of ``Compilation.execute``."""
         check_deadline_ns(deadline, where="burst")
         values = check_inputs(self._inputs, inputs)
+        rank = self._priority if priority is None else self._priority_of(priority)
         slot = await self._take()
         try:
-            slot.area.write(self._plan.model.main.input_indexes, values)
-            execution = self._begin(slot, deadline, self._priority_of(priority), measure, copy=True)
-            try:
-                return await execution
-            except BaseException:
-                execution.cancel()
-                raise
+            slot.area.write(self._input_indexes, values)
+            if deadline is None and self._settle is not None and self._report is None:
+                return await self._execute_here(slot, self._settle, rank, measure)
+            return await self._await(self._begin(slot, deadline, rank, measure, copy=True))
         finally:
             self._leave(slot)
+
+    async def _execute_here(self, slot: _Slot, settle: _Settle, priority: Priority, measure: bool) -> Result:
+        """Executes the only step in the caller's own task: what nobody but the caller waits for needs neither task nor fence.
+
+        Cancelled or failed, what is left is done in the background: waiting for the device's answer, or falling back.
+        """
+        turn = self._turns(slot, measure)[0]
+        dispatcher = turn.dispatcher
+        asked_ns = now_ns()
+        work = dispatcher.enter(
+            priority=priority, deadline_ns=None, model=turn.model, declared_ns=turn.declared_ns
+        )
+        await dispatcher.turn(work)
+        queued_ns = now_ns() - asked_ns
+        try:
+            with section("LR_PE", self._device_names):
+                timing = await self._run(slot, 0, measure, None)
+        except Error as e:
+            dispatcher.release(work, outcome="failed")
+            if turn.fall_back is None or not may_fall_back(e):
+                raise
+            failure = e
+        except BaseException:
+            slot.users += 1
+            self._runtime.background.start_execution(
+                self._hold(settle, dispatcher, work), lambda task: self._leave(slot)
+            )
+            raise
+        else:
+            dispatcher.release(work)
+            outputs = slot.area.outputs(self._output_indexes, copy=True)
+            total_ns = now_ns() - asked_ns
+            return Result(outputs, timing, device=self._device_names, queued_ns=queued_ns, total_ns=total_ns)
+        return await self._await(self._begin(slot, None, priority, measure, copy=True, failure=failure))
+
+    async def _hold(self, settle: _Settle, dispatcher: Dispatcher, work: Work) -> None:
+        """Keeps the device's slot of a cancelled execution until the device has answered."""
+        try:
+            async with self._in_flight[0]:
+                await settle()
+        except Error:
+            pass  # It died, or the burst was closed: nothing of it runs any more.
+        finally:
+            dispatcher.release(work, outcome="failed")
+
+    async def _await(self, execution: Execution) -> Result:
+        try:
+            return await execution
+        except BaseException:
+            execution.cancel()
+            raise
 
     def stream(
         self,
@@ -249,6 +341,13 @@ class Burst:
             for hal in self._hal:
                 await hal.aclose()
         self._slots.clear()
+
+
+def _failed(error: Error) -> Callable[[RequestArea, int | None], Awaitable[Timing]]:
+    async def run(area: RequestArea, deadline_ns: int | None) -> Timing:
+        raise error
+
+    return run
 
 
 def _array_writer(spec: TensorSpec) -> Writer:
@@ -328,7 +427,7 @@ class Stream(AsyncIterator[StreamResult[_T]]):
                     slot = await self._burst._take()
                     try:
                         (key,) = self._burst._plan.model.main.input_indexes
-                        self._write(item, slot.area.view(key))
+                        self._write(item, slot.area.view(key).view())
                         deadline_ns = None if self._deadline is None else self._deadline(item)
                         check_deadline_ns(deadline_ns, where="stream")
                         limit_ns = deadline_ns if self._drop_late else None
