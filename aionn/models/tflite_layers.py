@@ -40,6 +40,9 @@ __all__ = [
 
 _ACTIVATION = "fused_activation_function"
 
+UNITS_MAX = 64
+"""Most units that become operations of their own; a larger layer becomes one convolution, whose results may be one step apart."""
+
 
 def _padding(g: SubgraphWriter, op: TfliteOperator, table: str) -> int:
     # The file counts SAME and VALID from 0, the HAL from 1.
@@ -213,7 +216,7 @@ average_pool_2d = pool_2d(OperationType.AVERAGE_POOL_2D)
 
 
 def fully_connected(g: SubgraphWriter, op: TfliteOperator) -> None:
-    """FULLY_CONNECTED; a 1 x 1 CONV_2D where the weights have scales per channel, which the HAL has for convolutions alone."""
+    """FULLY_CONNECTED; one for each unit where the weights have scales per channel, which the HAL has for convolutions alone."""
     table = "FullyConnectedOptions"
     if op.integer(table, "weights_format"):
         raise Inexpressible("shuffled weights")
@@ -225,7 +228,10 @@ def fully_connected(g: SubgraphWriter, op: TfliteOperator) -> None:
     units, depth = shape
     output = g.output(op)
     if g.operands[weights].channel_quant is not None:
-        _fully_connected_per_channel(g, op, table, data, output, (units, depth))
+        if units <= UNITS_MAX:
+            _fully_connected_by_units(g, op, table, data, output, (units, depth))
+        else:
+            _fully_connected_per_channel(g, op, table, data, output, (units, depth))
         return
     bias = _bias(g, op, 2, data, weights, units)
     if len(g.dimensions(data)) < 2:
@@ -244,15 +250,58 @@ def fully_connected(g: SubgraphWriter, op: TfliteOperator) -> None:
     with_activation(g, op, table, output, emit)
 
 
-def _fully_connected_per_channel(
-    g: SubgraphWriter, op: TfliteOperator, table: str, data: int, output: int, shape: tuple[int, int]
-) -> None:
-    units, depth = shape
-    tensor = g.input_tensor(op, 1)
-    quant = g.describe(tensor).channel_quant
+def _unit_scales(g: SubgraphWriter, op: TfliteOperator) -> ChannelQuant:
+    quant = g.describe(g.input_tensor(op, 1)).channel_quant
     assert quant is not None, "the caller looked"
     if quant.channel_dim != 0:
         raise Inexpressible(f"weight scales along axis {quant.channel_dim} instead of 0")
+    return quant
+
+
+def _fully_connected_by_units(
+    g: SubgraphWriter, op: TfliteOperator, table: str, data: int, output: int, shape: tuple[int, int]
+) -> None:
+    """A FULLY_CONNECTED for each unit, with the unit's scale, side by side: rounded once, as the operator is."""
+    units, depth = shape
+    scales = _unit_scales(g, op).scales
+    if g.has(op, 2) and g.input_tensor(op, 2).type != TensorType.INT32:
+        raise Inexpressible(f"a bias of type {g.input_tensor(op, 2).type.name}")
+    weights = g.value_of(op, 1)
+    biases = g.value_of(op, 2) if g.has(op, 2) else np.zeros(units, np.int32)
+    if weights is None or biases is None:
+        raise Inexpressible("weights and a bias per channel must be constants")
+    if biases.shape != (units,):
+        g.refuse(op, "input 2", f"shape {[units]}", f"shape {list(biases.shape)}")
+    if len(g.dimensions(data)) < 2:
+        data = g.reshaped(data, (-1, depth))
+    data_scale = np.float32(g.operands[data].scale)
+
+    def emit(target: int, activation: int) -> None:
+        out_shape = g.dimensions(target)
+        batch = out_shape[0] if len(out_shape) == 2 else math.prod(out_shape[:-1])
+        columns = []
+        for unit, scale in enumerate(scales):
+            row = g.constant(OperandType.TENSOR_QUANT8_ASYMM_SIGNED, weights[unit : unit + 1], scale=scale)
+            bias_scale = float(data_scale * np.float32(scale))
+            bias = g.constant(OperandType.TENSOR_INT32, biases[unit : unit + 1], scale=bias_scale)
+            columns.append(g.like(target, (batch, 1)))
+            arguments = [data, row, bias, g.int32(activation)]
+            g.emit(OperationType.FULLY_CONNECTED, arguments, [columns[-1]])
+        matrix = target if len(out_shape) == 2 else g.like(target, (batch, units))
+        g.emit(OperationType.CONCATENATION, [*columns, g.int32(1)], [matrix])
+        if matrix != target:
+            g.reshape(matrix, target)
+
+    with_activation(g, op, table, output, emit)
+
+
+def _fully_connected_per_channel(
+    g: SubgraphWriter, op: TfliteOperator, table: str, data: int, output: int, shape: tuple[int, int]
+) -> None:
+    """A 1 x 1 CONV_2D: two roundings, so that results may be one step apart, but a single operation for any number of units."""
+    units, depth = shape
+    tensor = g.input_tensor(op, 1)
+    quant = _unit_scales(g, op)
     described = Operand(
         OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL,
         (units, 1, 1, depth),

@@ -96,7 +96,8 @@ _TABLE: tuple[Conversion, ...] = (
         9,
         "FULLY_CONNECTED",
         layers.fully_connected,
-        "FULLY_CONNECTED; RESHAPE, CONV_2D, RESHAPE with scales per channel; RESHAPE after to keep dimensions",
+        "FULLY_CONNECTED; with scales per channel one for each unit and CONCATENATION, or above 64 units RESHAPE, CONV_2D, "
+        "RESHAPE; RESHAPE after to keep dimensions",
     ),
     Conversion(10, "HASHTABLE_LOOKUP", ew.direct(OperationType.HASHTABLE_LOOKUP), "HASHTABLE_LOOKUP"),
     Conversion(11, "L2_NORMALIZATION", shapes.l2_normalization, "L2_NORMALIZATION along the last axis"),
@@ -429,8 +430,8 @@ How to read it:
   SQUEEZE, STRIDED_SLICE of known whole numbers) is done at import and leaves constants.
 - Fused activations NONE, RELU, RELU_N1_TO_1 and RELU6 stay fused; TANH becomes an operation of its own; SIGN_BIT is refused.
 - 8-bit results equal those of TensorFlow Lite's reference kernels in every bit, with three exceptions of at most one step:
-  FULLY_CONNECTED with scales per channel, where the reference rounds once and the HAL's convolution twice; RESIZE_BILINEAR of
-  UINT8, where the reference rounds and the HAL drops the fraction; and MEAN for a few combinations of scale and zero point for
+  FULLY_CONNECTED with scales per channel and more than 64 units, where the reference rounds once and the HAL's convolution twice;
+  RESIZE_BILINEAR of UINT8, where the reference rounds and the HAL drops the fraction; and MEAN for a few combinations of scale and zero point for
   which no filter rounds as the reference does.
 - Float data with weights of 8 bits: the weights become floats first; TensorFlow Lite quantises the data instead.
 

@@ -1,8 +1,9 @@
 """Compositions that the importer makes of one TensorFlow Lite operator, recognised and written as that operator again.
 
 Owns four of them: the mean with another scale (a depthwise convolution with a constant filter), the fully connected layer with
-scales per channel (a 1 x 1 convolution), and changes of 8-bit type (DEQUANTIZE, QUANTIZE) or of scale (a depthwise convolution
-with the filter [1]). With them an imported file comes back as it was, and LiteRT gives it its own bytes.
+scales per channel (one layer for each unit side by side, or a 1 x 1 convolution), and changes of 8-bit type (DEQUANTIZE, QUANTIZE)
+or of scale (a depthwise convolution with the filter [1]). With them an imported file comes back as it was, and LiteRT gives it its
+own bytes.
 
 Invariants:
 1. What stands between the composition's operations is read by nothing else and is no output.
@@ -20,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from aionn.drivers.litert.flatbuffer_writer import Quantization
+from aionn.drivers.litert.flatbuffer_writer import Array, Quantization
 from aionn.drivers.litert.graph import Graph
 from aionn.hal import Model, Operand, OperandType, Operation, OperationType, Padding, Subgraph, constant_array
 from aionn.models.tflite_rounding import mean_filter
@@ -51,6 +52,12 @@ def find_patterns(model: Model, subgraph: Subgraph) -> dict[int, Pattern]:
             case OperationType.DEPTHWISE_CONV_2D:
                 middle = finder.between_reshapes(index)
                 write = None if middle is None else (finder.mean(middle) or finder.rescale(middle))
+            case OperationType.CONCATENATION:
+                columns = finder.columns(index)
+                if columns is not None:
+                    found.update(dict.fromkeys(columns, Pattern(_nothing)))
+                    found[index] = Pattern(finder.side_by_side(columns, index))
+                continue
             case OperationType.CONV_2D:
                 middle = finder.between_reshapes(index)
                 write = None if middle is None else finder.fully_connected(middle)
@@ -217,26 +224,82 @@ class _Finder:
             or out[1] != units
         ):
             return None
-        activation = numbers[-1]
         weights = constant_array(self.model, filter_).reshape(units, depth)
-        scales = tuple(quant.scales)
+        biases = constant_array(self.model, bias)
+        return self._per_channel(source, target, weights, biases, tuple(quant.scales), numbers[-1])
+
+    def _per_channel(
+        self,
+        source: int,
+        target: int,
+        weights: Array,
+        biases: Array,
+        scales: tuple[float, ...],
+        activation: int,
+    ) -> Callable[[Graph], None]:
+        data_scale = np.float32(self.operand(source).scale)
 
         def write(g: Graph) -> None:
-            matrix = g.constant(weights, Quantization(scales, 0, 0))
-            bias_scales = np.float32(pixels.scale) * np.asarray(scales, dtype=np.float32)
-            biases = g.constant(
-                constant_array(self.model, bias), Quantization(tuple(float(s) for s in bias_scales))
-            )
-            inputs = [g.value(source), matrix, biases]
-            g.emit(
-                "FULLY_CONNECTED",
-                inputs,
-                g.value(target),
-                "FullyConnectedOptions",
-                fusedActivationFunction=activation,
-            )
+            bias_scales = data_scale * np.asarray(scales, dtype=np.float32)
+            inputs = [
+                g.value(source),
+                g.constant(weights, Quantization(scales, 0, 0)),
+                g.constant(biases, Quantization(tuple(float(s) for s in bias_scales))),
+            ]
+            options = {"fusedActivationFunction": activation}
+            g.emit("FULLY_CONNECTED", inputs, g.value(target), "FullyConnectedOptions", **options)
 
         return write
+
+    def columns(self, index: int) -> list[int] | None:
+        """The layers of one unit each, over one input, whose results are all that a concatenation joins."""
+        work = self.operation(index)
+        axis, target = self.scalars(work, len(work.inputs) - 1), self.operand(work.outputs[0])
+        if axis not in ([1], [-1]) or target.type != OperandType.TENSOR_QUANT8_ASYMM_SIGNED:
+            return None
+        columns = []
+        for value in work.inputs[:-1]:
+            layer = self.writer(value)
+            if layer is None or not self._is_unit(layer, target):
+                return None
+            columns.append(layer)
+        first = self.operation(columns[0])
+        same = {(o.inputs[0], self._activation(o)) for o in map(self.operation, columns)}
+        return columns if len(columns) > 1 and same == {(first.inputs[0], self._activation(first))} else None
+
+    def _activation(self, layer: Operation) -> tuple[int, ...]:
+        return tuple(self.scalars(layer, 3) or ())
+
+    def _is_unit(self, layer: int, target: Operand) -> bool:
+        operation = self.operation(layer)
+        if operation.type != OperationType.FULLY_CONNECTED or not self._activation(operation):
+            return False
+        data, weights, bias = (self.operand(i) for i in operation.inputs[:3])
+        output = self.operand(operation.outputs[0])
+        signed = OperandType.TENSOR_QUANT8_ASYMM_SIGNED
+        return (
+            data.type == weights.type == output.type == signed
+            and weights.is_constant
+            and bias.is_constant
+            and weights.zero_point == 0
+            and weights.dimensions[:1] == (1,)
+            and len(output.dimensions) == len(target.dimensions) == 2
+            and output.dimensions[1] == 1
+            and (output.scale, output.zero_point) == (target.scale, target.zero_point)
+        )
+
+    def side_by_side(self, columns: list[int], index: int) -> Callable[[Graph], None]:
+        """FULLY_CONNECTED with scales per channel, of layers of one unit each."""
+        layers = [self.operation(i) for i in columns]
+        rows = [self.operand(o.inputs[1]) for o in layers]
+        weights = np.concatenate([constant_array(self.model, r).reshape(1, -1) for r in rows])
+        biases = np.concatenate(
+            [constant_array(self.model, self.operand(o.inputs[2])).reshape(1) for o in layers]
+        )
+        (activation,) = self._activation(layers[0])
+        target = self.operation(index).outputs[0]
+        scales = tuple(r.scale for r in rows)
+        return self._per_channel(layers[0].inputs[0], target, weights, biases, scales, activation)
 
 
 def _axes_of(

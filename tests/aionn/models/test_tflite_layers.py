@@ -198,10 +198,17 @@ def _(t):
     )
 
 
+for _units in (1, 20, 64):
+
+    @case(f"FULLY_CONNECTED int8 per channel, {_units} units")
+    def _(t, units=_units):
+        return _int8_layer(t, (5, 64), (units, 64), 0, (5, units), 9, "FullyConnectedOptions")
+
+
 # LiteRT rounds this one once at the end, a convolution after the product and after the shift: at most one step apart.
-@case("FULLY_CONNECTED int8 per channel", 1)
+@case("FULLY_CONNECTED int8 per channel, 65 units", 1)
 def _(t):
-    return _int8_layer(t, (5, 64), (20, 64), 0, (5, 20), 9, "FullyConnectedOptions")
+    return _int8_layer(t, (5, 64), (65, 64), 0, (5, 65), 9, "FullyConnectedOptions")
 
 
 @case("BATCH_MATMUL", 1e-5)
