@@ -431,8 +431,8 @@ How to read it:
 - Fused activations NONE, RELU, RELU_N1_TO_1 and RELU6 stay fused; TANH becomes an operation of its own; SIGN_BIT is refused.
 - 8-bit results equal those of TensorFlow Lite's reference kernels in every bit, with three exceptions of at most one step:
   FULLY_CONNECTED with scales per channel and more than 64 units, where the reference rounds once and the HAL's convolution twice;
-  RESIZE_BILINEAR of UINT8, where the reference rounds and the HAL drops the fraction; and MEAN for a few combinations of scale and zero point for
-  which no filter rounds as the reference does.
+  RESIZE_BILINEAR of UINT8, where the reference rounds and the HAL drops the fraction; and MEAN for a few combinations of scale
+  and zero point for which no filter rounds as the reference does.
 - Float data with weights of 8 bits: the weights become floats first; TensorFlow Lite quantises the data instead.
 
 | code | operator | can be expressed | as, or why not |
