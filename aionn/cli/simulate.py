@@ -34,8 +34,8 @@ def simulate(
 
     Args:
         workload: A TOML file: streams of requests, models and devices.
-        policy: Who decides: plan (aionn's own), fifo, edf, edf-abort, edf-abort-whole, edf-abort-priority, triton-like,
-            clockwork-like.
+        policy: Who decides: plan (aionn's own), fifo, edf, edf-abort, edf-abort-whole, edf-abort-priority, edf-abort-high,
+            triton-like, clockwork-like.
         seed: Of arrivals, noise and faults; the same seed gives the same run.
         json: Print one JSON object instead of tables.
         html: Write a page with timelines and distributions to this file.

@@ -15,6 +15,7 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 from aionn.errors import InvalidArgument
+from aionn.hal import Priority
 from aionn.scheduler.policy import PlanPolicy
 from aionn.scheduler.work import NEVER_NS, Abort, Action, Lane, Preempt, Reason, Start, Work
 from aionn.simulation.engine import Policy
@@ -75,6 +76,7 @@ class BacklogPolicy:
     Args:
         name: Its name.
         by_priority: Whether HIGH goes before MEDIUM before LOW.
+        high_first: Whether HIGH goes before all others, and these among themselves whatever their class.
         by_deadline: Whether the earliest deadline goes first; else the first to come.
         aborts: ``never``; ``timeout``: what waited past its deadline; ``early``: what cannot end in time any more.
         preempts: Whether an earlier one in the order interrupts what runs.
@@ -86,6 +88,7 @@ class BacklogPolicy:
         name: str,
         *,
         by_priority: bool = False,
+        high_first: bool = False,
         by_deadline: bool = False,
         aborts: str = "never",
         preempts: bool = False,
@@ -94,14 +97,18 @@ class BacklogPolicy:
         self.name = name
         self.plans = plans
         self._by_priority = by_priority
+        self._high_first = high_first
         self._by_deadline = by_deadline
         self._aborts = aborts
         self._preempts = preempts
 
     def key(self, work: Work) -> _Key:
         """The order: the least goes first."""
+        rank = -work.priority if self._by_priority else 0
+        if self._high_first:
+            rank = -int(work.priority == Priority.HIGH)
         return (
-            -work.priority if self._by_priority else 0,
+            rank,
             work.urgent_ns if self._by_deadline else 0,
             work.number,
         )
@@ -149,6 +156,7 @@ POLICIES: dict[str, Policy] = {
         BacklogPolicy(
             "edf-abort-priority", by_priority=True, by_deadline=True, aborts="early", preempts=True
         ),
+        BacklogPolicy("edf-abort-high", high_first=True, by_deadline=True, aborts="early", preempts=True),
         BacklogPolicy("triton-like", by_priority=True, aborts="timeout"),
         BacklogPolicy("clockwork-like", by_deadline=True, aborts="early", plans=True),
     )

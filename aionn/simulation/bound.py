@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -121,14 +121,29 @@ def on_time_bound(requests: Sequence[BoundRequest], slots: Sequence[int], *, mig
     return Bound(by_priority, sum(by_priority.values()))
 
 
-def total_bound(requests: Sequence[BoundRequest], slots: Sequence[int], *, migrates: bool = True) -> int:
-    """The most requests that can end on time where priorities do not count. Arguments as for ``on_time_bound``.
+def total_bound(
+    requests: Sequence[BoundRequest],
+    slots: Sequence[int],
+    *,
+    migrates: bool = True,
+    least: Mapping[Priority, int] | None = None,
+) -> int:
+    """The most requests that can end on time where priorities do not count.
+
+    Args:
+        requests: As for ``on_time_bound``.
+        slots: As for ``on_time_bound``.
+        migrates: As for ``on_time_bound``.
+        least: How many of some priorities must end on time all the same, no more than can; None for no such condition.
 
     Raises:
         DeviceUnavailable: scipy is not installed.
     """
     requests = _possible(requests, migrates)
-    value = _solve(requests, range(len(requests)), slots, set(Priority), {}) if requests else 0.0
+    if not requests:
+        return 0
+    fixed = {priority: float(count) for priority, count in (least or {}).items()}
+    value = _solve(requests, range(len(requests)), slots, set(Priority), fixed)
     return math.floor(value + _ROUNDING * len(requests))
 
 
