@@ -38,7 +38,7 @@ from aionn.runtime.arguments import (
 from aionn.runtime.burst import Burst
 from aionn.runtime.clock import to_ns
 from aionn.runtime.execution import PRIORITY, Execution, Result, Turn, check_fences
-from aionn.runtime.fallback import Fallback
+from aionn.runtime.fallback import Fallback, in_ordinary_memory
 from aionn.runtime.memory import OwnMemory, bind, image_view
 from aionn.validation import check_execution_result
 from fences import SyncFence
@@ -142,10 +142,11 @@ class Plan(NamedTuple):
             return None
 
         async def run(area: RequestArea, deadline_ns: int | None, error: Error) -> tuple[Timing, str]:
-            prepared = await fallback.prepared(index)
-            timing = await execute_step(
-                step._replace(prepared=prepared), area, {}, measure, deadline_ns, loop_timeout_ns
+            elsewhere = step._replace(
+                device=fallback.device, prepared=await fallback.prepared(index), interpreted=None
             )
+            async with in_ordinary_memory(area, step.inputs, step.outputs):
+                timing = await execute_step(elsewhere, area, {}, measure, deadline_ns, loop_timeout_ns)
             inside = f"subgraph {self.number}, " if self.number else ""
             told = f"{inside}step {index} of {len(self.steps)}: {step.device.name} failed ({error}); ran on {fallback.device.name}"
             return timing, told
@@ -168,7 +169,8 @@ class Plan(NamedTuple):
                 main.output_indexes,
                 (),
             )
-            return await execute_step(step, area, {}, measure, deadline_ns, loop_timeout_ns)
+            async with in_ordinary_memory(area, step.inputs, step.outputs):
+                return await execute_step(step, area, {}, measure, deadline_ns, loop_timeout_ns)
 
         return Turn(fallback.device.dispatcher, run)
 
@@ -433,7 +435,6 @@ class Compilation:
         check_deadline_ns(deadline, where="execute")
         bound, plain = self._bindings(inputs, outputs)
         values = check_inputs(self.inputs, plain)
-        is_on_device = any(binding.array is None for binding in bound.values())
         loop_timeout_ns = None if loop_timeout is None else to_ns(loop_timeout, what="loop_timeout")
 
         def prepare() -> RequestArea:
@@ -443,17 +444,14 @@ class Compilation:
 
         execution = Execution(
             prepare,
-            [
-                self._turn(index, measure, loop_timeout_ns, can_move=not is_on_device)
-                for index in range(len(self._plan.steps))
-            ],
+            [self._turn(index, measure, loop_timeout_ns) for index in range(len(self._plan.steps))],
             self.model.main.output_indexes,
             device=self._plan.device_names,
             priority=self._priority if priority is None else priority_of(priority),
             deadline_ns=deadline,
             duration_ns=duration_ns,
             wait_for=wait_for,
-            rescue=None if is_on_device else self._plan.rescue(measure, loop_timeout_ns),
+            rescue=self._plan.rescue(measure, loop_timeout_ns),
             report=self._report,
             finish=self._give_back,
         )
@@ -483,14 +481,13 @@ class Compilation:
                 bound[main.output_indexes[index]] = bind(self, True, index, value, f"output {index}")
         return bound, plain
 
-    def _turn(self, index: int, measure: bool, loop_timeout_ns: int | None, *, can_move: bool = True) -> Turn:
+    def _turn(self, index: int, measure: bool, loop_timeout_ns: int | None) -> Turn:
         step = self._plan.steps[index]
 
         async def run(area: RequestArea, deadline_ns: int | None) -> Timing:
             return await execute_step(step, area, self._sizes, measure, deadline_ns, loop_timeout_ns)
 
-        # What lies in a device's memory cannot go to another device.
-        fall_back = self._plan.fall_back(index, measure, loop_timeout_ns) if can_move else None
+        fall_back = self._plan.fall_back(index, measure, loop_timeout_ns)
         return Turn(
             step.device.dispatcher, run, fall_back, self._learnt_by[index], declared_ns(step.prepared)
         )

@@ -33,7 +33,7 @@ from aionn.hal.tracing import section
 from aionn.runtime.arguments import Array, RequestArea
 from aionn.runtime.background import Background
 from aionn.runtime.clock import now_ns
-from aionn.runtime.fallback import may_fall_back
+from aionn.runtime.fallback import driver_error, may_fall_back
 from aionn.scheduler.dispatcher import Dispatcher, Outcome
 from aionn.scheduler.work import NEVER_NS, Work
 from fences import FenceStatus, SyncFence, merge
@@ -369,10 +369,11 @@ class Execution:
     async def _run_or_fall_back(self, turn: Turn, area: RequestArea) -> Timing:
         try:
             return await turn.run(area, self._deadline_ns)
-        except Error as e:
-            if turn.fall_back is None or not may_fall_back(e) or self.fence.status != FenceStatus.PENDING:
-                raise
-            timing, told = await turn.fall_back(area, self._deadline_ns, e)
+        except Exception as e:
+            error = driver_error(e, "execution")
+            if turn.fall_back is None or not may_fall_back(error) or self.fence.status != FenceStatus.PENDING:
+                raise error from error.__cause__
+            timing, told = await turn.fall_back(area, self._deadline_ns, error)
         if told not in self._fallback and len(self._fallback) < FALLBACKS_TOLD_MAX:
             self._fallback.append(told)
         return timing

@@ -227,7 +227,7 @@ class DeviceMemory:
             raise InvalidArgument(f"{where}: the device memory was not made for this use")
         shape = combine_dimensions(spec.dimensions, self.spec.dimensions)
         assert shape is not None, "the driver combined them before"
-        return Binding(BufferToken(self._buffer.token), DataLocation(), shape, None)
+        return Binding(BufferToken(self._buffer.token), DataLocation(), shape, None, self._buffer)
 
     async def aclose(self) -> None:
         """Frees it at the device. Idempotent."""

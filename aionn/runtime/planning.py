@@ -13,10 +13,11 @@ Source: ``ExecutionPlan`` and ``CompilationBuilder`` of the NN HAL's runtime.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -47,7 +48,7 @@ from aionn.runtime.division import (
     referenced_by,
     subgraph_model,
 )
-from aionn.runtime.fallback import Fallback
+from aionn.runtime.fallback import Fallback, driver_error
 from aionn.runtime.partition import Candidate, Step, step_model
 from aionn.runtime.slicing import Slice, expressed_at, operation_levels, slice_model
 from aionn.validation import validate_model
@@ -343,8 +344,8 @@ class _Preparing:
         operations = None if is_alone and not number else step.operations
         if number:
             operations = (_SUBGRAPH_IN_CACHE | number, *step.operations)
-        with section("LI_PC", f"prepare on {device.name}"):
-            prepared: PreparedModel | None
+        prepared: PreparedModel | None
+        with section("LI_PC", f"prepare on {device.name}"), _errors_of(device):
             if options.cache is not None:
                 prepared = await options.cache.prepare(
                     device, part, operations, options.preference, options.priority, options.deadline_ns
@@ -359,6 +360,15 @@ class _Preparing:
         if prepared is None:
             raise GeneralFailure(f"{device.name}: prepared a model without an error, and gives none")
         return prepared
+
+
+@contextlib.contextmanager
+def _errors_of(device: RuntimeDevice) -> Iterator[None]:
+    try:
+        yield
+    except Exception as e:
+        error = driver_error(e, device.name)
+        raise error from error.__cause__
 
 
 def _log_choices(divisions: Mapping[int, Division], devices: Sequence[RuntimeDevice]) -> None:
@@ -425,9 +435,9 @@ async def _ask(
                     )
                 for operation, is_supported in zip(question.operations, answer, strict=True):
                     supported[operation] = bool(is_supported)
-            except Error as e:
+            except Exception as e:
                 _logger.warning("%s is left out: asked what it supports, it failed: %s", device.name, e)
-                failures.append(e)
+                failures.append(driver_error(e, device.name))
         answers.append(tuple(supported))
     if failures and len(failures) == len(devices):
         raise failures[0]

@@ -1,4 +1,4 @@
-"""The reference device split over several: each supports a pseudo-random share of the operations, and refuses all else.
+"""The reference device split over several: each supports a share of the operations, drawn or told, and refuses all else.
 
 Owns the draw, which depends on the seed and on what an operation is, not on where it stands: a step of a model is answered as the
 whole model was. For tests of partitioning.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
-from aionn.drivers.arguments import OutputArea
+from aionn.drivers.arguments import Array, OutputArea
 from aionn.drivers.reference import ReferenceDevice, ReferencePreparedModel
 from aionn.errors import Error, InvalidArgument
 from aionn.hal import (
@@ -22,6 +22,7 @@ from aionn.hal import (
     Model,
     Operand,
     Operation,
+    OperationType,
     OutputShape,
     Priority,
     uniform_capabilities,
@@ -29,7 +30,15 @@ from aionn.hal import (
 from aionn.interpreter import RunControl
 from aionn.validation import validate_model
 
-__all__ = ["SPLIT", "SplitDevice", "dies_at_prepare", "dies_at_run", "split_devices"]
+__all__ = [
+    "SPLIT",
+    "PickyDevice",
+    "SplitDevice",
+    "dies_at_prepare",
+    "dies_at_run",
+    "picky_about_control_flow",
+    "split_devices",
+]
 
 SPLIT = (
     ("split-quick", FeatureLevel.LEVEL_8, 0.3, 3.0),
@@ -37,6 +46,69 @@ SPLIT = (
     ("split-frugal", FeatureLevel.LEVEL_4, 2.0, 0.2),
 )
 """Name, level, time and power of each; the last two cannot express everything, and must never be shown it."""
+
+
+_CONTROL_FLOW = (OperationType.IF, OperationType.WHILE)
+
+
+class PickyDevice(ReferenceDevice):
+    """The reference device, for the kinds of operations that it is told.
+
+    Args:
+        name: Its name.
+        kinds: What it supports; None for all but IF and WHILE.
+        time: Its time and power, relative to the reference device.
+        level: What it can express.
+        fail: Called before each execution; what it raises is the execution's failure.
+
+    Attributes:
+        executions: How many it has begun.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        kinds: Collection[OperationType] | None = None,
+        *,
+        time: float = 0.5,
+        level: FeatureLevel = FeatureLevel.LEVEL_7,
+        fail: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(name)
+        capabilities = uniform_capabilities(time, time)
+        self.info = msgspec.structs.replace(self.info, feature_level=level, capabilities=capabilities)
+        self.kinds = kinds
+        self.fail = fail
+        self.executions = 0
+
+    def supports(self, model: Model) -> Sequence[bool]:
+        """True for its kinds."""
+        known = super().supports(model)
+        return [
+            is_known and (o.type in self.kinds if self.kinds is not None else o.type not in _CONTROL_FLOW)
+            for is_known, o in zip(known, model.main.operations, strict=True)
+        ]
+
+    def prepare(
+        self, model: Model, *, preference: ExecutionPreference, priority: Priority, deadline_ns: int | None
+    ) -> ReferencePreparedModel:
+        return _PickyPreparedModel(self, model, priority)
+
+
+class _PickyPreparedModel(ReferencePreparedModel):
+    def run(
+        self, inputs: Sequence[Array | None], outputs: Sequence[OutputArea], control: RunControl
+    ) -> Sequence[OutputShape]:
+        device = self.device
+        assert isinstance(device, PickyDevice)
+        device.executions += 1
+        device.fail()
+        return super().run(inputs, outputs, control)
+
+
+def picky_about_control_flow(name: str) -> Device:
+    """Supports all but IF and WHILE. For ``drivers={...: "aionn.testing.split:picky_about_control_flow"}``."""
+    return PickyDevice(name)
 
 
 class SplitDevice(ReferenceDevice):

@@ -18,7 +18,6 @@ from aionn.drivers.reference import ReferenceDevice
 from aionn.hal import OperationType
 from aionn.runtime.memory import copy
 from aionn.testing.models import chain
-from aionn.testing.split import SplitDevice
 
 STEPS = 100
 X = np.array([-1.0, 2.0, -3.0], np.float32)
@@ -184,21 +183,6 @@ async def test_use_on_several_devices_gets_shared_memory() -> None:
         with memory:
             await nets[0].execute([X], outputs=[memory])
             np.testing.assert_array_equal((await nets[1].execute([memory])).outputs[0], RELU)
-
-
-async def test_step_with_a_device_memory_is_not_moved() -> None:
-    """What only a failing device can see is not there for the reference device."""
-    broken = SplitDevice(0, 1, fail_at="run", failure=lambda: aionn.GeneralFailure("planted"))
-    model = chain([OperationType.RELU], (3,))
-    async with aionn.open(devices=[broken], drivers=["reference"], isolation="in_process") as runtime:
-        net = await runtime.compile(model, allow_fallback=True)
-        if net.devices != (broken.info.name,):
-            pytest.skip("the draw gave the operation to another device")
-        memory = await runtime.allocate(outputs=[(net, 0)])
-        async with memory:
-            with pytest.raises(aionn.GeneralFailure, match="planted"):
-                await net.execute([X], outputs=[memory])
-        assert (await net.execute([X])).fallback
 
 
 # State
