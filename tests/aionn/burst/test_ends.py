@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
+import os
+import struct
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import anyio
@@ -17,6 +21,7 @@ from aionn.burst.server import BurstServer
 from aionn.burst.session import BurstState
 from aionn.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, ResourceExhausted
 from aionn.hal import DataLocation, ExecutionResult, Memory, OutputShape, Request, RequestArgument
+from fmq.descriptor import Grantor
 
 ANSWER_S_MAX = 5
 
@@ -30,16 +35,25 @@ class Ends:
         self.asked: list[list[int]] = []
         self.freed: list[int] = []
         self.executed = 0
+        self.limits: list[tuple[int | None, int | None]] = []
+        self.ended: list[str] = []
         self.execute: Callable[[Request, bool], ExecutionResult] = self._double
         self.controller = BurstController(self.requests, self.results, free_slot=self._free, end=self._end)
         self.server = BurstServer(
             fmq.MessageQueue.attach(self.requests.descriptor, self.requests.fds),
             fmq.MessageQueue.attach(self.results.descriptor, self.results.fds),
-            execute=lambda request, measure, deadline_ns, loop_timeout_ns: self.execute(request, measure),
+            execute=self._execute,
             get_memories=self._memories,
+            on_end=self.ended.append,
             name="aionn-burst-test",
         )
         self.server.start()
+
+    def _execute(
+        self, request: Request, measure: bool, deadline_ns: int | None, loop_timeout_ns: int | None
+    ) -> ExecutionResult:
+        self.limits.append((deadline_ns, loop_timeout_ns))
+        return self.execute(request, measure)
 
     def _double(self, request: Request, measure: bool) -> ExecutionResult:
         self.executed += 1
@@ -202,3 +216,115 @@ async def test_repeated_request_is_sent_again_and_a_changed_one_is_not_mistaken_
     await ends.controller.release_memory_resource(0)
     await ends.controller.execute_synchronously(request, [0])
     assert ends.asked == [[0], [1], [0]]
+
+
+async def test_limits_reach_the_executor_and_do_not_make_a_request_another_one(
+    ends: Ends, memory: Memory
+) -> None:
+    request, later_ns = doubling(memory), time.monotonic_ns() + 10**12
+    limits = [(None, None), (later_ns, None), (later_ns + 1, 5), (None, 7), (None, None), (later_ns, None)]
+    for deadline_ns, loop_timeout_ns in limits:
+        await ends.controller.execute_synchronously(
+            request, [0], deadline_ns=deadline_ns, loop_timeout_ns=loop_timeout_ns
+        )
+    assert ends.limits == limits and ends.asked == [[0]]
+    # With limits or without, the request is known by its bytes.
+    assert len(ends.server._remembered) == 2
+
+
+async def test_packet_cut_before_its_limits_is_refused_though_its_bytes_are_known(
+    ends: Ends, memory: Memory
+) -> None:
+    request = doubling(memory)
+    await ends.controller.execute_synchronously(request, [0], loop_timeout_ns=7)
+    (head,) = ends.server._remembered
+    assert ends.requests.write_message(head)
+    with anyio.fail_after(ANSWER_S_MAX):
+        answer = decode_result(await fmq.aio.read_message(ends.results))
+    assert answer.status == ErrorStatus.GENERAL_FAILURE and ends.executed == 1
+    await ends.controller.execute_synchronously(request, [0], loop_timeout_ns=7)
+
+
+async def test_whatever_the_executor_raises_is_answered(
+    ends: Ends, memory: Memory, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(request: Request, measure: bool) -> ExecutionResult:
+        raise ZeroDivisionError("a bug")
+
+    right, ends.execute = ends.execute, fail
+    with anyio.fail_after(ANSWER_S_MAX), pytest.raises(GeneralFailure):
+        await ends.controller.execute_synchronously(doubling(memory), [0])
+    assert "a bug" in caplog.text
+    ends.execute = right
+    await ends.controller.execute_synchronously(doubling(memory), [0])
+
+
+async def test_result_that_is_no_packet_is_a_failure_of_the_driver(ends: Ends, memory: Memory) -> None:
+    ends.server.stop()
+    driver = fmq.MessageQueue.attach(ends.results.descriptor, ends.results.fds)
+    driver.write_message(b"\xc1 garbage")
+    with pytest.raises(GeneralFailure, match="cannot be read"):
+        await ends.controller.execute_synchronously(doubling(memory), [0])
+    driver.close()
+
+
+async def test_corrupt_queue_ends_the_server_which_tells_its_owner(ends: Ends, memory: Memory) -> None:
+    await ends.controller.execute_synchronously(doubling(memory), [0])
+    place = ends.requests.descriptor.grantors[Grantor.WRITEPTR]
+    with mmap.mmap(ends.requests.fds[0], os.fstat(ends.requests.fds[0]).st_size) as shared:
+        shared[place.offset : place.offset + 8] = struct.pack("<Q", 2**62 + 3)
+        with anyio.fail_after(ANSWER_S_MAX):
+            while not ends.ended:
+                await anyio.sleep(0.005)
+    assert len(ends.ended) == 1 and "expected" in ends.ended[0]
+
+
+async def test_stopped_server_tells_nobody(ends: Ends) -> None:
+    await anyio.to_thread.run_sync(ends.server.stop)
+    assert ends.ended == []
+
+
+async def test_settling_waits_for_what_a_cancelled_caller_left(ends: Ends, memory: Memory) -> None:
+    hold, begun = threading.Event(), threading.Event()
+
+    def wait(request: Request, measure: bool) -> ExecutionResult:
+        begun.set()
+        hold.wait(ANSWER_S_MAX)
+        return ExecutionResult()
+
+    ends.execute = wait
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ends.controller.execute_synchronously, doubling(memory), [0])
+        await anyio.to_thread.run_sync(begun.wait, ANSWER_S_MAX)
+        tasks.cancel_scope.cancel()
+    with anyio.move_on_after(0.02) as scope:
+        await ends.controller.settle()
+    assert scope.cancelled_caught, "the device has not answered yet"
+    hold.set()
+    with anyio.fail_after(ANSWER_S_MAX):
+        await ends.controller.settle()
+    assert ends.controller.state == BurstState.IDLE
+    await ends.controller.settle()
+
+
+async def test_memories_rest_once_and_never_while_a_request_is_served(ends: Ends, memory: Memory) -> None:
+    hold, begun = threading.Event(), threading.Event()
+
+    def wait(request: Request, measure: bool) -> ExecutionResult:
+        begun.set()
+        hold.wait(ANSWER_S_MAX)
+        return ExecutionResult()
+
+    right = ends.execute
+    await ends.controller.execute_synchronously(doubling(memory), [0])
+    assert not ends.server.rest(1e9)
+    ends.execute = wait
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ends.controller.execute_synchronously, doubling(memory), [0])
+        await anyio.to_thread.run_sync(begun.wait, ANSWER_S_MAX)
+        assert not ends.server.rest(0.0)
+        hold.set()
+    ends.execute = right
+    assert ends.server.rest(0.0) and not ends.server.rest(0.0)
+    await ends.controller.execute_synchronously(doubling(memory), [0])
+    assert ends.asked == [[0], [0]] and ends.server.rest(0.0)

@@ -16,11 +16,13 @@ from aionn.burst.packets import (
     decode_result,
     deserialize_request,
     deserialize_result,
+    encode_limits,
     encode_request,
     encode_result,
     failed_result,
     serialize_request,
     serialize_result,
+    split_limits,
 )
 from aionn.errors import ErrorStatus
 from aionn.hal import NO_TIMING, DataLocation, OutputShape, Request, RequestArgument, Timing
@@ -48,6 +50,7 @@ REQUEST_KINDS: list[Any] = [
     packets.OutputOperandDimensionValue(1),
     packets.PoolIdentifier(0),
     packets.MeasureTiming(True),
+    packets.ExecutionLimits(1, 2),
 ]
 RESULT_KINDS: list[Any] = [
     packets.ResultPacketInformation(5, 0, 1),
@@ -66,6 +69,32 @@ def test_result_survives_the_wire() -> None:
     assert decode_result(encode_result(RESULT)) == RESULT
     failed = failed_result(ErrorStatus.INVALID_ARGUMENT)
     assert decode_result(encode_result(failed)) == failed
+
+
+@pytest.mark.parametrize("deadline_ns", [None, 0, 2**63 - 1])
+@pytest.mark.parametrize("loop_timeout_ns", [None, 0, 1_000])
+def test_limits_survive_the_wire_at_the_end_of_a_packet(
+    deadline_ns: int | None, loop_timeout_ns: int | None
+) -> None:
+    head = encode_request(REQUEST, SLOTS, measure=True, with_limits=True)
+    packet = head + encode_limits(deadline_ns, loop_timeout_ns)
+    expected = BurstRequest(REQUEST.inputs, REQUEST.outputs, SLOTS, True, True, deadline_ns, loop_timeout_ns)
+    assert decode_request(packet) == expected
+    assert split_limits(packet) == (head, deadline_ns, loop_timeout_ns)
+    assert split_limits(encode_request(REQUEST, SLOTS, measure=True)) is None
+
+
+def test_limits_out_of_range_and_packets_cut_before_them_are_refused() -> None:
+    head = encode_request(REQUEST, SLOTS, measure=True, with_limits=True)
+    for deadline_ns, loop_timeout_ns in ((2**63, None), (None, 2**64 - 2)):
+        packet = head + encode_limits(deadline_ns, loop_timeout_ns)
+        for read in (decode_request, split_limits):
+            with pytest.raises(MalformedPacket, match="63 bits"):
+                read(packet)
+    with pytest.raises(MalformedPacket):
+        decode_request(head)
+    for short in (b"", b"\x93\x07"):
+        assert split_limits(short) is None
 
 
 def test_packet_size_counts_the_datums() -> None:
