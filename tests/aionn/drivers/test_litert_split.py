@@ -1,0 +1,82 @@
+"""What `litert-cpu` does not take whole is divided between it and the reference device, and the answers stay right."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+import aionn
+from aionn.conformance import cts
+from aionn.conformance.cts import CtsTest
+from aionn.drivers.litert.driver import LitertDevice
+from aionn.errors import Error
+
+pytest.importorskip("ai_edge_litert.interpreter", reason="LiteRT is not installed", exc_type=ImportError)
+
+SHARE = 40
+"""One test of a single operation in so many is in the ordinary run; of several operations, all that LiteRT may refuse are."""
+
+LOOP_TIMEOUT_S = 0.05
+
+
+class Tally:
+    """What a run has seen, so that a test can demand that it saw it."""
+
+    def __init__(self) -> None:
+        self.tests = self.divided = 0
+
+
+async def run(tests: list[CtsTest]) -> Tally:
+    """Runs those that `litert-cpu` does not take whole on both devices together."""
+    tally = Tally()
+    async with (
+        LitertDevice() as device,
+        aionn.open(drivers=["litert-cpu", "reference"], isolation="in_process") as runtime,
+    ):
+        for test in tests:
+            model = cts.build_model(test)
+            try:
+                taken = await device.supported_operations(model)
+            except Error:
+                assert test.expect_failure, test.name
+                continue
+            if not all(taken):
+                tally.tests += 1
+                await run_one(runtime, test, tally)
+    return tally
+
+
+async def run_one(runtime: aionn.Runtime, test: CtsTest, tally: Tally) -> None:
+    is_endless = "while_infinite_loop" in test.name
+    try:
+        async with await runtime.compile(cts.build_model(test)) as net:
+            tally.divided += len(net.devices) > 1
+            inputs = cts.main_inputs(test)
+            result = await net.execute(inputs, loop_timeout=LOOP_TIMEOUT_S if is_endless else None)
+    except Error as e:
+        assert test.expect_failure or is_endless, f"{test.name}: {e}"
+    else:
+        assert not test.expect_failure, test.name
+        assert cts.compare(test, result.outputs) is None, test.name
+
+
+def draw(shared: Path, share: int) -> list[CtsTest]:
+    chosen = random.Random(2)
+    tests = list(cts.iterate_tests(shared / "cts"))
+    return [t for t in tests if chosen.random() < (8 if len(t.main.operations) > 1 else 1) / share]
+
+
+@pytest.mark.slow
+async def test_share_of_what_litert_refuses_passes_on_two_devices(shared: Path) -> None:
+    tally = await run(draw(shared, SHARE))
+    assert tally.tests > 15
+    assert tally.divided > 0
+
+
+@pytest.mark.long
+async def test_all_that_litert_refuses_passes_on_two_devices(shared: Path) -> None:
+    tally = await run(list(cts.iterate_tests(shared / "cts")))
+    assert tally.tests > 800
+    assert tally.divided > 10
