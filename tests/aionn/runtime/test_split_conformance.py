@@ -22,8 +22,8 @@ from aionn.errors import (
     InvalidArgument,
     ResourceExhausted,
 )
-from aionn.hal import Memory
-from aionn.testing.split import SplitDevice, split_devices
+from aionn.testing.split import SPLIT, PickyDevice, SplitDevice, split_devices
+from aionn.testing.split_run import Tally, run_one, run_split
 
 SHARE = 12
 """One conformance test in so many is in the ordinary run, with those of several operations drawn more often."""
@@ -50,71 +50,57 @@ def draw(data: Path, seed: int) -> list[CtsTest]:
     ]
 
 
-def endless(test: CtsTest) -> bool:
-    return "while_infinite_loop" in test.name
-
-
-class Tally:
-    """What a run has seen, so that a test can demand that it saw it."""
-
-    def __init__(self) -> None:
-        self.tests = self.cut = self.refused = 0
-
-
-async def run_one(
-    runtime: aionn.Runtime, test: CtsTest, tally: Tally, *, allow_fallback: bool = True
-) -> None:
-    model = cts.build_model(test)
-    tally.tests += 1
-    try:
-        try:
-            net = await runtime.compile(model, allow_fallback=allow_fallback)
-        except InvalidArgument:
-            assert test.expect_failure, test.name
-            tally.refused += 1
-            return
-        async with net:
-            tally.cut += len(net.devices) > 1
-            try:
-                result = await net.execute(
-                    cts.main_inputs(test), loop_timeout=0.05 if endless(test) else None
-                )
-            except Error:
-                # An input that is left out, or empty, is for some tests what makes the model fail.
-                assert test.expect_failure, test.name
-                tally.refused += 1
-                return
-            assert not test.expect_failure, test.name
-            mismatch = cts.compare(test, result.outputs)
-            assert mismatch is None, f"{test.name} on {net.devices}: {mismatch}"
-    finally:
-        for pool in model.pools:
-            assert isinstance(pool, Memory)
-            pool.close()
-
-
-async def run_split(tests: list[CtsTest], seed: int) -> Tally:
-    tally = Tally()
-    async with aionn.open(
-        devices=split_devices(seed), drivers=["reference"], isolation="in_process"
-    ) as runtime:
-        for test in tests:
-            await run_one(runtime, test, tally)
-    return tally
-
-
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_share_of_the_data_passes_on_a_split_device(data: Path, seed: int) -> None:
     tally = await run_split(draw(data, seed), seed)
     assert tally.tests > 200
     assert tally.cut > 60
+    assert tally.interpreted > 0
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(50))
 async def test_all_data_pass_on_a_split_device(data: Path, seed: int) -> None:
-    tally = await run_split(all_tests(data), seed)
+    tally = await run_split(all_tests(data), seed, progress=print)
+    assert tally.tests == 8313
     assert tally.cut > 1000
+    assert tally.interpreted > 100
+
+
+FAILING_SHARE = 3
+"""Of the draw of a seed, one test in so many is run with a device that fails."""
+
+
+@pytest.mark.parametrize("index", range(len(SPLIT)))
+@pytest.mark.parametrize("fail_at", ["prepare", "run"])
+async def test_share_of_the_data_passes_with_a_device_that_fails(
+    data: Path, fail_at: str, index: int
+) -> None:
+    """Whichever of the three it is, and wherever it fails: the answers are right, and results say what fell back."""
+    seed = 3
+    devices = [SplitDevice(i, seed, fail_at=fail_at if i == index else None) for i in range(len(SPLIT))]
+    tests = draw(data, seed)[::FAILING_SHARE]
+    # The last one is slow and frugal: only who wants that is sent there.
+    preference = "low_power" if index == 2 else "fast_single_answer"
+    tally = await run_split(tests, seed, devices=devices, preference=preference)
+    assert tally.tests > 60
+    assert (tally.fallen_back > 20) == (fail_at == "run")
+
+
+@pytest.mark.parametrize("after", [1, 7])
+async def test_share_of_the_data_passes_with_a_device_that_dies_midway(data: Path, after: int) -> None:
+    """From one execution on everything that the device is asked fails, as with a process that is gone."""
+    calls = 0
+
+    def dies() -> None:
+        nonlocal calls
+        calls += 1
+        if calls > after:
+            raise DeadObject("planted")
+
+    devices = [PickyDevice("mortal", fail=dies), *split_devices(6)]
+    tally = await run_split(draw(data, 6)[::FAILING_SHARE], 6, devices=devices)
+    assert calls > after and tally.fallen_back > 20
 
 
 EXPECTED_REFUSALS = ("no device can be given an empty value", "has no inputs", "has no outputs")
