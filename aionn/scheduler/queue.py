@@ -8,8 +8,8 @@ Invariants:
 2. With exact durations every planned work ends in time, unless a later arrival of a higher class takes its place.
 3. A work whose deadline cannot be met by any lane, were it idle, is given up at once; expired work is given up before anything is
 sorted.
-4. A work that has run gives way to one of its own class only where it runs and what is left of it takes ``LONG_RATIO`` times as
-long.
+4. A work that has run gives way to one of its own class only where it runs, and far more of it is left than that takes and than
+was done.
 5. A LOW work goes before a MEDIUM one only where it would be lost otherwise, and all MEDIUM ones still end in time; never before
 one without a deadline, and it interrupts none. Nothing goes before HIGH.
 6. Nothing waits longer than ``age_ns`` behind works that came later, but behind HIGH ones.
@@ -47,8 +47,8 @@ RETRIES_MAX = 4
 """How many of those that stand by are tried at one decision."""
 
 LONG_RATIO = 2
-"""From how many times the duration of a work of its class on what is left of a running one is given up for it, where only one of
-both can end in time. At 1 more device time is lost to works that never end."""
+"""From how many times the duration of a work of its class on a running one is given up for it, where only one of both can end in
+time and less than half is done. At 1, or whatever is done, more device time is lost to works that never end."""
 
 NOTES_MAX = 4096
 """Of how many works the last decision is remembered."""
@@ -234,8 +234,12 @@ class WaitingRoom:
             return []
         found = [(work, Reason.FULL) for work in self.displaced]
         self.displaced.clear()
+        seen: set[int] = set()  # What gave way and came back stands here twice.
         while latest and (latest[0][0] < now_ns or latest[0][2].state is not WorkState.WAITING):
             work = heappop(latest)[2]
+            if work.number in seen:
+                continue
+            seen.add(work.number)
             if work.number in self.lane_of and now_ns + work.shortest_ns > work.deadline_ns:
                 found.append((work, Reason.EXPIRED if work.deadline_ns <= now_ns else Reason.TOO_LATE))
         for work, reason in found:
@@ -484,10 +488,13 @@ class WaitingRoom:
                 highest = max(highest, plan.works[position].rank)
         started = 0
         if running is not None and place[4] and running.deadline_ns - rest_ns < duration_ns:
-            if running.rank > work.rank or (
-                running.rank == work.rank and rest_ns - now_ns < LONG_RATIO * duration_ns
-            ):
+            if running.rank > work.rank:
                 return None
+            if running.rank == work.rank:
+                left_ns = rest_ns - now_ns
+                done_ns = running.durations_ns[lane.device] - left_ns
+                if left_ns < max(done_ns, LONG_RATIO * duration_ns):
+                    return None
             started = 1
             highest = max(highest, running.rank)
         return 1, highest, int(losses + started > 1), started * 1000 + losses, duration_ns
