@@ -37,7 +37,7 @@ def conformance(
     data: Path | None = None,
     suite: Literal["cts", "vts"] = "cts",
     filter: Annotated[str, Parameter(name=["--filter", "-k"])] = "",
-    mode: Mode = "sync",
+    mode: Mode | None = None,
     check: list[Check] | None = None,
     isolation: Isolation = "process",
     jobs: int | None = None,
@@ -56,7 +56,7 @@ def conformance(
         data: The folder of the data; by default what AIONN_CONFORMANCE_DATA names.
         suite: cts is the models and values of the Android CTS, vts what a driver must do, hostile callers included.
         filter: Only tests with this text in their names.
-        mode: How models are executed; cts alone.
+        mode: How models are executed, by default sync; cts alone.
         check: What is made of each test, given once for each; by default all that applies; cts alone.
         isolation: Run the driver in a process of its own, or in the process that runs the tests.
         jobs: How many processes share the tests; by default as many as there are cores to use; cts alone.
@@ -71,6 +71,14 @@ def conformance(
         raise InvalidArgument(f"--jobs: expected from 1 to {JOBS_MAX}, got {count}")
     if time_limit is not None and not 0 < time_limit <= 3600:
         raise InvalidArgument(f"--time-limit: expected more than 0 and at most 3600 s, got {time_limit:g}")
+    of_other_suite = (
+        {"--mode": mode, "--check": check, "--jobs": jobs}
+        if suite == "vts"
+        else {"--all": everything or None, "--junit": junit, "--html": html}
+    )
+    for name, value in of_other_suite.items():
+        if value is not None:
+            raise InvalidArgument(f"{name}: expected without --suite {suite}, which has no use for it")
     if suite == "vts":
         return run_driver_suite(
             device,
@@ -89,6 +97,7 @@ def conformance(
             f"--data: expected the folder of the conformance data, here or in {DATA_VARIABLE}"
         )
     checks = tuple(c for c in CHECKS if check is None or c in check)
+    mode = mode or "sync"
     settings = Settings(mode, checks, TIME_LIMIT_S if time_limit is None else time_limit)
     shown = sys.stdout.isatty() and not json
     with _progress(disable=not shown) as bar:

@@ -25,6 +25,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from aionn.drivers import registry
+from aionn.errors import InvalidArgument
 from aionn.hal import OperationType
 
 __all__ = ["Expectations", "Subject", "driver_expectations"]
@@ -64,8 +65,8 @@ class Expectations(msgspec.Struct, frozen=True):
         return _reason(self.expected_failures, subject, check)
 
     def stale(self, subjects: Iterable[Subject]) -> list[str]:
-        """The patterns of both lists that match none of the tests."""
-        left = {*self.unsupported, *self.expected_failures}
+        """The patterns of both lists that match none of the tests. Those with a slash are the driver suite's own."""
+        left = {p for p in (*self.unsupported, *self.expected_failures) if "/" not in p}
         for subject in subjects:
             if not left:
                 break
@@ -90,11 +91,20 @@ def driver_expectations(driver: str) -> Expectations:
     """The lists that a driver's module defines.
 
     Raises:
-        InvalidArgument: No such driver.
+        InvalidArgument: No such driver, or a list of its module is none.
         DeviceUnavailable: It cannot be imported.
     """
     factory = registry.load_factory(driver)
-    module = sys.modules.get(getattr(factory, "__module__", ""))
-    return Expectations(
-        dict(getattr(module, "UNSUPPORTED", {})), dict(getattr(module, "EXPECTED_FAILURES", {}))
-    )
+    name = getattr(factory, "__module__", None) or ""
+    module = sys.modules.get(name)
+    return Expectations(*(_list_of(module, f"{name}.{what}", what) for what in _LISTS))
+
+
+_LISTS = ("UNSUPPORTED", "EXPECTED_FAILURES")
+
+
+def _list_of(module: object, where: str, what: str) -> dict[str, str]:
+    try:
+        return msgspec.convert(getattr(module, what, {}), dict[str, str])
+    except msgspec.ValidationError as e:
+        raise InvalidArgument(f"{where}: expected patterns and the reasons for them, as texts: {e}") from e

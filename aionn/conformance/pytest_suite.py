@@ -159,7 +159,8 @@ def _driver_class(
         _tell(outcome.verdict, outcome.reason, outcome.failure)
 
     def test_lists_name_cases_that_exist(self: object) -> None:
-        assert not mistakes, "; ".join(map(str, mistakes))
+        if mistakes:
+            pytest.fail("; ".join(map(str, mistakes)), pytrace=False)
 
     members = {
         **_opening(driver, isolation),
@@ -173,6 +174,7 @@ def _data_class(
     driver: str, isolation: Isolation, folder: Path, contains: str, settings: cts_suite.Settings
 ) -> type:
     tests = list(iterate_tests(folder, contains=contains))
+    stale = [] if contains else settings.expectations.stale(map(cts_suite.subject_of, tests))
 
     @pytest.mark.parametrize("test", tests, ids=lambda test: test.name)
     def test_values(self: Any, test: Any) -> None:
@@ -186,4 +188,13 @@ def _data_class(
             pytest.skip("none of the chosen checks applies")
         _tell(outcome.verdict, outcome.reason, outcome.failure)
 
-    return type("DataSuite", (), {**_opening(driver, isolation), "test_values": test_values})
+    def test_lists_name_tests_that_exist(self: object) -> None:
+        if stale:
+            pytest.fail(f"the driver's lists: no test is named {', '.join(stale)}", pytrace=False)
+
+    members = {
+        **_opening(driver, isolation),
+        "test_values": test_values,
+        "test_lists_name_tests_that_exist": test_lists_name_tests_that_exist,
+    }
+    return type("DataSuite", (), members)

@@ -13,6 +13,7 @@ Source: section "One suite, all drivers" of the house style; IREE's conformance 
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Literal
@@ -37,6 +38,7 @@ __all__ = [
     "Settings",
     "Tally",
     "Verdict",
+    "device_name",
     "open_device_under_test",
     "run_test",
     "run_tests",
@@ -220,6 +222,15 @@ async def _close(device: Device) -> None:
         await device.aclose()
 
 
+def device_name(driver: str) -> str:
+    """The name that a driver's device is given: the registered one; for ``acme.npu:Driver`` a legal one, ``acme-driver``."""
+    module, colon, attribute = driver.partition(":")
+    if not colon:
+        return driver
+    words = (module.partition(".")[0], attribute.rpartition(".")[2])
+    return "-".join(re.sub("[^a-z0-9]", "", word.lower()) or "driver" for word in words)
+
+
 @contextlib.asynccontextmanager
 async def open_device_under_test(
     driver: str, isolation: Isolation = "process"
@@ -227,19 +238,20 @@ async def open_device_under_test(
     """Opens a registered driver's device.
 
     Args:
-        driver: The registered name.
+        driver: The registered name, or module and attribute.
         isolation: Whether the driver runs in a process of its own.
 
     Raises:
         InvalidArgument: No such driver.
-        DeviceUnavailable: It cannot be imported or started.
+        DeviceUnavailable: It cannot be imported or started, or says illegal things of itself.
     """
+    name = device_name(driver)
     async with anyio.create_task_group() as tasks:
 
         async def make() -> Device:
             if isolation == "in_process":
-                return registry.load_factory(driver)(driver)
-            device = RemoteDevice(driver, driver, tasks, info=registry.built_in_info(driver, driver))
+                return registry.make_device(driver, name)
+            device = RemoteDevice(driver, name, tasks, info=registry.built_in_info(driver, name))
             await device.connect()
             return device
 

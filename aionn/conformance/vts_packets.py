@@ -109,9 +109,9 @@ async def _remote(
 ) -> AsyncIterator[BurstController]:
     assert isinstance(prepared, RemotePreparedModel), "chosen by the caller"
     channel, bursts = prepared.connection.channel, prepared.connection.bursts
-    handles = [QueueHandle(queue.descriptor, queue.fds) for queue in (requests, results)]
+    ours, theirs = (QueueHandle(queue.descriptor, queue.fds) for queue in (requests, results))
     subject.step()
-    handle = (await channel.call(ConfigureBurst(prepared.handle, *handles), ConfigureBurstReply)).burst
+    handle = (await channel.call(ConfigureBurst(prepared.handle, ours, theirs), ConfigureBurstReply)).burst
 
     async def free_slot(slot: int) -> None:
         await channel.tell(FreeMemorySlot(handle, slot))

@@ -76,7 +76,10 @@ def load_factory(name: str) -> DriverFactory:
         if not callable(factory):
             raise TypeError(f"expected something that makes a device, got a {type(factory).__name__}")
         return cast(DriverFactory, factory)
-    except Exception as e:
+    except (
+        Exception,
+        SystemExit,
+    ) as e:  # A module that ends its process when it is imported must not end ours.
         raise DeviceUnavailable(f"driver {name!r} cannot be loaded: {type(e).__name__}: {e}") from e
 
 
@@ -100,7 +103,7 @@ def made_by(factory: DriverFactory, driver: str, name: str) -> Device:
         check_device_info(device.info)
     except DeviceUnavailable:
         raise
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         raise DeviceUnavailable(f"driver {driver!r} makes no device: {type(e).__name__}: {e}") from e
     return device
 

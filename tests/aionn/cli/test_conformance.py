@@ -8,6 +8,8 @@ import pty
 import subprocess
 import sys
 import threading
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -130,6 +132,16 @@ def test_progress_is_shown_on_a_terminal(data: Path) -> None:
         (("reference", "--data", "{data}", "--filter", "x"), "has 'x' in its name"),
         (("reference", "--data", "{data}", "--jobs", "0"), "--jobs: expected from 1"),
         (("reference", "--data", "{data}", "--time-limit", "0"), "--time-limit: expected more than 0"),
+        (("reference", "--data", "{data}", "--junit", "x.xml"), "--junit: expected without --suite cts"),
+        (("reference", "--suite", "vts", "--mode", "burst"), "--mode: expected without --suite vts"),
+        (("reference", "--suite", "vts", "-k", "x y"), "no case has 'x y' in its name"),
+        (("reference", "--suite", "vts", "--html", "{data}"), "expected a file that can be written: Is a"),
+        (
+            ("reference", "--suite", "vts", "--junit", "{data}/a/b"),
+            "a file that can be written: No such file",
+        ),
+        (("nowhere:Device", "--suite", "vts"), "cannot be loaded: ModuleNotFoundError"),
+        (("json:dumps", "--suite", "vts"), "driver 'json:dumps' makes no device"),
     ],
 )
 def test_mistakes_are_told_in_one_sentence(data: Path, options: tuple[str, ...], words: str) -> None:
@@ -142,3 +154,88 @@ def test_mistakes_are_told_in_one_sentence(data: Path, options: tuple[str, ...],
 def test_unknown_mode_is_refused(data: Path) -> None:
     finished = aionn("reference", "--data", data, "--mode", "warp")
     assert finished.returncode != 0 and "warp" in finished.stdout + finished.stderr
+
+
+# A driver's author
+
+
+MODULE = """
+from aionn.drivers import skeleton
+
+class NpuDevice(skeleton.SkeletonDevice):
+    pass
+
+def refuses(name):
+    raise OSError("not plugged in")
+
+def ends(name):
+    raise SystemExit(3)
+"""
+
+
+@pytest.fixture
+def author(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs the command on a driver that is only a module; its lists are the argument ``lists``."""
+
+    def run(target: str, *arguments: str | Path, lists: str = "") -> subprocess.CompletedProcess[str]:
+        (tmp_path / "acme.py").write_text(MODULE + lists)
+        return aionn(f"acme:{target}", "--suite", "vts", *arguments)
+
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    monkeypatch.setenv("PYTHONPATH", path)
+    return run
+
+
+@pytest.mark.parametrize("isolation", ["process", "in_process"])
+def test_driver_that_is_only_a_module_gets_a_legal_name_and_all_reports(
+    author: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, isolation: str
+) -> None:
+    junit, html = tmp_path / "report.xml", tmp_path / "report.html"
+    options = ("-k", "basics", "--isolation", isolation, "--json", "--junit", junit, "--html", html)
+    finished = author("NpuDevice", *options)
+    assert (finished.returncode, finished.stderr) == (0, "")
+    report = json.loads(finished.stdout)
+    assert report["failed"] == 0 and report["passed"] >= 8
+    cases = ElementTree.parse(junit).getroot().iter("testcase")
+    assert len(list(cases)) == report["passed"] + report["skipped"]
+    assert "basics" in html.read_text()
+
+
+@pytest.mark.parametrize("isolation", ["process", "in_process"])
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("refuses", "makes no device: OSError: not plugged in"),
+        ("ends", "makes no device: SystemExit: 3"),
+        ("absent", "has no attribute 'absent'"),
+    ],
+)
+def test_driver_that_cannot_be_made_is_told_in_one_sentence(
+    author: Callable[..., subprocess.CompletedProcess[str]], target: str, words: str, isolation: str
+) -> None:
+    finished = author(target, "-k", "basics", "--isolation", isolation)
+    assert finished.returncode == 2
+    assert words in finished.stderr and len(finished.stderr.splitlines()) == 1
+
+
+def test_lists_of_the_drivers_module_are_strict(
+    author: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    options = ("-k", "basics", "--isolation", "in_process", "--json")
+    lists = """
+UNSUPPORTED = {"basics/preference*": "has none", "WHILE": "no loops"}
+EXPECTED_FAILURES = {"basics/status_is_available": "not yet", "LSTM": "wrong"}
+"""
+    finished = author("NpuDevice", *options, lists=lists)
+    report = json.loads(finished.stdout)
+    assert (finished.returncode, report["failed"]) == (1, 1)
+    assert report["skip_reasons"]["has none"] >= 1
+    (failure,) = report["failures"]
+    assert (failure["case"], failure["got"]) == ("basics/status_is_available", "success")
+    for wrong in ("UNSUPPORTED = ['x']", "EXPECTED_FAILURES = {'x/*': 1}", "EXPECTED_FAILURES = {1: 'x'}"):
+        finished = author("NpuDevice", *options, lists=wrong)
+        assert finished.returncode == 2
+        assert "expected patterns and the reasons for them" in finished.stderr
+        assert len(finished.stderr.splitlines()) == 1

@@ -17,7 +17,7 @@ import pytest
 
 from aionn.cli.main import main
 from aionn.conformance.cts import CtsTest, build_model
-from aionn.conformance.suite import DeviceUnderTest, open_device_under_test
+from aionn.conformance.suite import DeviceUnderTest, device_name, open_device_under_test
 from aionn.conformance.vts import (
     CASES,
     Case,
@@ -36,6 +36,7 @@ from aionn.conformance.vts_report import html_report, junit_report
 from aionn.drivers.reference import ReferenceDevice
 from aionn.errors import InvalidArgument
 from aionn.hal import Device
+from aionn.testing.loop_reference import LoopReferenceDevice
 from aionn.validation import validate_model
 
 SAMPLE = Settings(mutants_max=2)
@@ -128,8 +129,11 @@ def test_sample_has_every_operation(tests: Sequence[CtsTest]) -> None:
     assert sum(len(test.main.operations) >= 3 for test in tests) >= 5
 
 
-async def test_reference_passes_in_this_process(tests: Sequence[CtsTest]) -> None:
-    async with ReferenceDevice() as reference, ReferenceDevice() as second:
+@pytest.mark.parametrize("kind", [ReferenceDevice, LoopReferenceDevice])
+async def test_reference_passes_in_this_process(
+    tests: Sequence[CtsTest], kind: type[ReferenceDevice | LoopReferenceDevice]
+) -> None:
+    async with kind() as reference, kind() as second:
 
         async def make() -> Device:
             return reference
@@ -141,13 +145,23 @@ async def test_reference_passes_in_this_process(tests: Sequence[CtsTest]) -> Non
         report = await run_cases(
             DeviceUnderTest(make),
             cases,
-            tests=tests[::5],
+            tests=tests[::5] if kind is ReferenceDevice else tests[::20],
             settings=SAMPLE,
             other=DeviceUnderTest(make_second),
         )
     assert report.failures == ()
     assert set(report.skip_reasons) <= {"the device caches", "the device has one slot"}
     assert report.passed > 400
+
+
+def test_device_of_a_module_gets_a_legal_name() -> None:
+    names = {
+        "reference": "reference",
+        "acme.npu_driver:NpuDevice": "acme-npudevice",
+        "acme_npu:make.Device": "acmenpu-device",
+        "_:_": "driver-driver",
+    }
+    assert {driver: device_name(driver) for driver in names} == names
 
 
 @pytest.mark.slow
@@ -162,10 +176,11 @@ async def test_reference_passes_in_a_driver_process(tests: Sequence[CtsTest]) ->
 
 @pytest.mark.long
 @pytest.mark.parametrize("isolation", ["in_process", "process"])
-async def test_reference_passes_every_case_thoroughly(shared: Path, isolation: str) -> None:
+@pytest.mark.parametrize("driver", ["reference", "aionn.testing.loop_reference:LoopReferenceDevice"])
+async def test_reference_passes_every_case_thoroughly(shared: Path, driver: str, isolation: str) -> None:
     tests = load_sample(shared / "cts", per_operation=10)
     report = await run_vts(
-        "reference",
+        driver,
         isolation=isolation,
         tests=tests,
         settings=Settings(mutants_max=200),  # type: ignore[arg-type]
