@@ -44,6 +44,7 @@ __all__ = [
     "TensorSpec",
     "check_inputs",
     "image_writer",
+    "output_target",
     "tensor_spec",
     "value_writer",
 ]
@@ -136,6 +137,36 @@ def _check_input(index: int, spec: TensorSpec, value: Any) -> Array:
     return np.asarray(value)
 
 
+def output_target(index: int, spec: TensorSpec, value: Any) -> Array:
+    """An array of the application's own that an output is copied to: a view of what it passed.
+
+    Raises:
+        InvalidArgument: It is none, cannot be written, or does not fit; says which output, what was expected and what came.
+    """
+    where = f"output {index} ({spec.name})"
+    if isinstance(value, np.ndarray):
+        array = value
+    elif hasattr(value, "__dlpack__"):
+        array = np.from_dlpack(value)
+    else:
+        try:
+            array = np.asarray(memoryview(value))
+        except TypeError:
+            raise InvalidArgument(
+                f"{where}: expected a memory, an array or a buffer, got a {type(value).__name__}"
+            ) from None
+    if not array.flags.writeable:
+        raise InvalidArgument(f"{where}: expected an array that can be written, got a read-only one")
+    if array.dtype != spec.dtype:
+        raise InvalidArgument(f"{where}: expected element type {spec.dtype}, got {array.dtype}")
+    if is_scalar_type(spec.type):
+        if array.size != 1:
+            raise InvalidArgument(f"{where}: expected room for a scalar, got shape {list(array.shape)}")
+    elif spec.dimensions and combine_dimensions(spec.dimensions, array.shape) is None:
+        raise InvalidArgument(f"{where}: expected shape {list(spec.dimensions)}, got {list(array.shape)}")
+    return array
+
+
 class Value(msgspec.Struct, frozen=True):
     """A value that travels between the application and devices, or from one step to the next.
 
@@ -197,6 +228,7 @@ class RequestArea:
         self._locations: dict[int, DataLocation] = {}
         self._shapes: dict[int, tuple[int, ...] | None] = {value.key: value.shape for value in values}
         self._bound: Mapping[int, Binding] = {}
+        self._targets: Mapping[int, Array] = {}
         end = 0
         for value in values:
             self._locations[value.key] = DataLocation(0, end, value.size_bytes)
@@ -207,8 +239,9 @@ class RequestArea:
         """Whether the area was made for values like these, so that it can be used again for them."""
         return self._made_for is values or list(self._values.values()) == list(values)
 
-    def bind(self, bound: Mapping[int, Binding]) -> None:
-        """Has values lie elsewhere than in this area, until the next call."""
+    def bind(self, bound: Mapping[int, Binding], targets: Mapping[int, Array] | None = None) -> None:
+        """Has values lie elsewhere than in this area, and outputs be copied to arrays, until the next call."""
+        self._targets = targets or {}
         if bound or self._bound:
             self._forget()
             self._shapes = {value.key: value.shape for value in self._values.values()}
@@ -274,6 +307,9 @@ class RequestArea:
             if key in self._bound:
                 array = self._bound[key].array
                 view = np.empty(0, self._values[key].spec.dtype) if array is None else array.view()
+            elif key in self._targets:
+                views.append(self._copied(key))
+                continue
             elif copy:
                 views.append(self.view(key).copy())
                 continue
@@ -282,6 +318,16 @@ class RequestArea:
             view.flags.writeable = False
             views.append(view)
         return tuple(views)
+
+    def _copied(self, key: int) -> Array:
+        target, view = self._targets[key], self.view(key)
+        if view.size != target.size or (view.ndim and view.shape != target.shape):
+            raise OutputInsufficientSize(
+                f"{self._values[key].spec.name}: the output has shape {list(view.shape)}, its array {list(target.shape)}",
+                [(view.shape, False)],
+            )
+        np.copyto(target, view.reshape(target.shape), casting="no")
+        return target
 
     def request(self, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Request:
         """The request of a step that reads and writes these values; the same object as long as nothing has changed."""

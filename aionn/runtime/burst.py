@@ -12,18 +12,21 @@ Invariants:
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
 import anyio
+import anyio.to_thread
 import msgspec
 
 from aionn.errors import Error, GeneralFailure, InvalidArgument, MissedDeadline
 from aionn.hal import Burst as HalBurst
 from aionn.hal import ExecutionResult, Priority, Timing, check_deadline_ns, dimensions_are_known
+from aionn.hal.real_work import real_work
 from aionn.hal.tracing import section
-from aionn.runtime.arguments import Array, RequestArea, TensorSpec, Writer, check_inputs
+from aionn.runtime.arguments import Array, RequestArea, TensorSpec, Value, Writer, check_inputs
 from aionn.runtime.clock import now_ns
 from aionn.runtime.execution import Execution, Result, Turn
 from aionn.runtime.fallback import may_fall_back
@@ -112,7 +115,10 @@ class Burst:
                 self._settle = getattr(self._hal[0], "settle", None)
             values = self._plan.values([spec.dimensions for spec in self._inputs], {})
             for identifier in range(self._slot_count):
-                self._slots.append(_Slot(identifier, RequestArea(values), self._plan))
+                # On a thread, with every page touched: the kernel takes a while to find and clear memory.
+                with real_work("making a burst's memory"):
+                    area = await anyio.to_thread.run_sync(_touched_area, values)
+                self._slots.append(_Slot(identifier, area, self._plan))
                 self._free.release()
         except BaseException:
             await self.aclose()
@@ -348,6 +354,12 @@ def _failed(error: Error) -> Callable[[RequestArea, int | None], Awaitable[Timin
         raise error
 
     return run
+
+
+def _touched_area(values: Sequence[Value]) -> RequestArea:
+    area = RequestArea(values)
+    area.memories[0].array[:: mmap.PAGESIZE] = 0
+    return area
 
 
 def _array_writer(spec: TensorSpec) -> Writer:

@@ -10,21 +10,18 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+import anyio.to_thread
 import msgspec
 
-from aionn.errors import Error, ErrorStatus, InvalidArgument, OutputInsufficientSize, error_for_status
+from aionn.errors import Error, InvalidArgument
 from aionn.hal import (
-    ExecutionResult,
     Model,
-    OutputShape,
     PreparedModel,
     Priority,
-    Request,
     Timing,
     check_deadline_ns,
 )
 from aionn.hal.real_work import real_work
-from aionn.hal.tracing import section
 from aionn.runtime.arguments import (
     Array,
     Binding,
@@ -33,14 +30,15 @@ from aionn.runtime.arguments import (
     Value,
     check_inputs,
     input_value,
+    output_target,
     result_value,
 )
 from aionn.runtime.burst import Burst
 from aionn.runtime.clock import to_ns
-from aionn.runtime.execution import PRIORITY, Execution, Result, Turn, check_fences
+from aionn.runtime.execution import Execution, Result, Turn, check_fences
 from aionn.runtime.fallback import Fallback, in_ordinary_memory
 from aionn.runtime.memory import OwnMemory, bind, image_view
-from aionn.validation import check_execution_result
+from aionn.runtime.stepping import execute_step
 from fences import SyncFence
 
 if TYPE_CHECKING:
@@ -53,8 +51,11 @@ __all__ = ["Compilation", "Placement", "Plan", "PreparedStep", "priority_of"]
 AREAS_KEPT_MAX = 8
 """Request memories that a compilation keeps for the next execution; more are given back."""
 
-GROWTH_TRIES_MAX = 8
-"""How often an execution is repeated with larger outputs; each try at least doubles those that were too small."""
+NEW_BYTES_IN_LOOP_MAX = 1 << 18
+"""Largest request memory that is made on the event loop: the kernel gives some 2 bytes a nanosecond at first use."""
+
+COPIED_BYTES_IN_LOOP_MAX = 1 << 21
+"""Most bytes of inputs that are copied on the event loop: at some 10 bytes a nanosecond, a fifth of a millisecond."""
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -224,84 +225,9 @@ def declared_ns(prepared: PreparedModel) -> int | None:
     return declared
 
 
-async def execute_step(
-    step: PreparedStep,
-    area: RequestArea,
-    sizes: dict[int, int],
-    measure: bool,
-    deadline_ns: int | None,
-    loop_timeout_ns: int | None,
-) -> Timing:
-    """Executes a step on its device, with more room for outputs whose size only the device knows.
-
-    Args:
-        step: What to execute.
-        area: Holds the values; grows with them.
-        sizes: Takes up what was learnt about sizes, for the next execution.
-        measure: Whether timings are wanted.
-        deadline_ns: Absolute; None for none.
-        loop_timeout_ns: For every WHILE; None for the default.
-    """
-    urgency: dict[str, Any] = {}
-    if getattr(step.prepared, "takes_priority", False):
-        urgency["priority"] = PRIORITY.get()
-    for _ in range(GROWTH_TRIES_MAX):
-        request = area.request(step.inputs, step.outputs)
-        with section("LI_PE", step.device.name):
-            if step.device.is_asynchronous:
-                result = await _launch(step.prepared, request, measure, deadline_ns, loop_timeout_ns, urgency)
-            else:
-                result = await step.prepared.execute_synchronously(
-                    request,
-                    measure=measure,
-                    deadline_ns=deadline_ns,
-                    loop_timeout_ns=loop_timeout_ns,
-                    **urgency,
-                )
-        check_execution_result(step.model.main, result, measure=measure)
-        area.note(step.outputs, result.output_shapes)
-        if result.output_sufficient_size:
-            return result.timing
-        sizes.update(area.grow(step.outputs, result.output_shapes))
-    raise OutputInsufficientSize(
-        f"execute: the outputs did not fit after {GROWTH_TRIES_MAX} tries",
-        [(s.dimensions, s.is_sufficient) for s in result.output_shapes],
-    )
-
-
-async def _launch(
-    prepared: PreparedModel,
-    request: Request,
-    measure: bool,
-    deadline_ns: int | None,
-    loop_timeout_ns: int | None,
-    urgency: Mapping[str, Any],
-) -> ExecutionResult:
-    """The driver's asynchronous call, waited for."""
-    done = SyncFence("launched execution")
-    outcome: list[tuple[ErrorStatus, Sequence[OutputShape], Timing]] = []
-
-    def callback(status: ErrorStatus, shapes: Sequence[OutputShape], timing: Timing) -> None:
-        # From any thread; a second one is ignored.
-        outcome.append((status, shapes, timing))
-        done.try_signal()
-
-    with real_work("a launched execution"):
-        status = await prepared.execute(
-            request,
-            callback,
-            measure=measure,
-            deadline_ns=deadline_ns,
-            loop_timeout_ns=loop_timeout_ns,
-            **urgency,
-        )
-        if status != ErrorStatus.NONE:
-            raise error_for_status(status, "execution: the device refused to launch it")
-        await done
-    status, shapes, timing = outcome[0]
-    if status not in (ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE):
-        raise error_for_status(status, "execution: the device reports that it failed")
-    return ExecutionResult(status == ErrorStatus.NONE, tuple(shapes), timing)
+async def _on_thread(fill: Callable[[], RequestArea]) -> RequestArea:
+    with real_work("filling request memory"):
+        return await anyio.to_thread.run_sync(fill)
 
 
 class Compilation:
@@ -359,8 +285,9 @@ class Compilation:
 
         Args:
             inputs: One array (or buffer, or DLPack object, or memory) per input; None for an optional input that is left out.
-            outputs: One entry per output: a memory that it is written to in place, or None for an array; None for arrays alone.
-                In the result, a shared memory's output is a view of it, a device memory's an empty array.
+            outputs: One entry per output: a memory that it is written to in place, an array (or writable buffer, or DLPack object)
+                that it is copied to, or None for an array of its own; None for those alone. In the result, a shared memory's output
+                is a view of it, a device memory's an empty array, and a given array that array.
             deadline: Absolute nanoseconds, see ``aionn.after``; None for none.
             priority: Against other executions; None takes the compilation's.
             measure: Whether ``timing`` is wanted.
@@ -433,14 +360,12 @@ class Compilation:
     ) -> Execution:
         self._check_open()
         check_deadline_ns(deadline, where="execute")
-        bound, plain = self._bindings(inputs, outputs)
+        bound, plain, targets = self._bindings(inputs, outputs)
         values = check_inputs(self.inputs, plain)
         loop_timeout_ns = None if loop_timeout is None else to_ns(loop_timeout, what="loop_timeout")
 
-        def prepare() -> RequestArea:
-            area = self._area(values, bound)
-            area.write(self.model.main.input_indexes, values)
-            return area
+        def prepare() -> RequestArea | Awaitable[RequestArea]:
+            return self._area(values, bound, targets)
 
         execution = Execution(
             prepare,
@@ -460,11 +385,12 @@ class Compilation:
 
     def _bindings(
         self, inputs: Sequence[Any], outputs: Sequence[Any] | None
-    ) -> tuple[dict[int, Binding], Sequence[Any]]:
-        """What lies in memories of the application's own, by key; and the other inputs."""
+    ) -> tuple[dict[int, Binding], Sequence[Any], dict[int, Array]]:
+        """What lies in memories of the application's own, by key; the other inputs; arrays that outputs are copied to, by key."""
         if outputs is None and not any(isinstance(value, OwnMemory) for value in inputs):
-            return {}, inputs
+            return {}, inputs, {}
         main = self.model.main
+        targets: dict[int, Array] = {}
         bound: dict[int, Binding] = {}
         plain = list(inputs)
         for index, value in enumerate(plain[: len(self.inputs)]):
@@ -477,9 +403,11 @@ class Compilation:
         if outputs is not None and len(outputs) != len(self.outputs):
             raise InvalidArgument(f"outputs: expected {len(self.outputs)} entries, got {len(outputs)}")
         for index, value in enumerate(outputs or ()):
-            if value is not None:
+            if isinstance(value, OwnMemory):
                 bound[main.output_indexes[index]] = bind(self, True, index, value, f"output {index}")
-        return bound, plain
+            elif value is not None:
+                targets[main.output_indexes[index]] = output_target(index, self.outputs[index], value)
+        return bound, plain, targets
 
     def _turn(self, index: int, measure: bool, loop_timeout_ns: int | None) -> Turn:
         step = self._plan.steps[index]
@@ -492,7 +420,10 @@ class Compilation:
             step.device.dispatcher, run, fall_back, self._learnt_by[index], declared_ns(step.prepared)
         )
 
-    def _area(self, arrays: Sequence[Array | None], bound: Mapping[int, Binding]) -> RequestArea:
+    def _area(
+        self, arrays: Sequence[Array | None], bound: Mapping[int, Binding], targets: Mapping[int, Array]
+    ) -> RequestArea | Awaitable[RequestArea]:
+        """Memory that holds the inputs; to be awaited where filling it takes longer than the loop may be held."""
         shapes = tuple([None if array is None else array.shape for array in arrays])
         values = self._values(shapes, bound.keys())
         for index, area in enumerate(self._areas):
@@ -501,9 +432,19 @@ class Compilation:
                 break
         else:
             self._areas.clear()  # What was kept is for other shapes or sizes.
-            area = RequestArea(values)
-        area.bind(bound)
-        return area
+            area = None
+
+        def filled() -> RequestArea:
+            filling = RequestArea(values) if area is None else area
+            filling.bind(bound, targets)
+            filling.write(self.model.main.input_indexes, arrays)
+            return filling
+
+        if area is None:
+            is_quick = sum(value.size_bytes for value in values) <= NEW_BYTES_IN_LOOP_MAX
+        else:
+            is_quick = sum([a.nbytes for a in arrays if a is not None]) <= COPIED_BYTES_IN_LOOP_MAX
+        return filled() if is_quick else _on_thread(filled)
 
     def _values(
         self, shapes: tuple[tuple[int, ...] | None, ...], bound: Collection[int]

@@ -128,7 +128,7 @@ class Execution:
 
     def __init__(
         self,
-        prepare: Callable[[], RequestArea],
+        prepare: Callable[[], RequestArea | Awaitable[RequestArea]],
         turns: Sequence[Turn],
         outputs: Sequence[int],
         *,
@@ -205,7 +205,8 @@ class Execution:
                 if len(self._turns) > 1:
                     self._check_time()
                 with section("LR_PIO", "inputs"):
-                    self._area = self._prepare()
+                    area = self._prepare()
+                    self._area = area if isinstance(area, RequestArea) else await area
                 timing = await self._take_turns(self._area)
                 with section("LR_PR", "outputs"):
                     self._complete(self._area, timing)

@@ -572,3 +572,6 @@ _MEMORY_FIELDS = tuple[int, int, str, int, bool, HardwareBufferDesc | None]
 _ENVELOPE_DECODER = msgspec.msgpack.Decoder(_Envelope)
 _IN_MEMORY_ENCODER = msgspec.msgpack.Encoder()
 _IN_MEMORY_DECODER = msgspec.msgpack.Decoder(_InMemory)
+
+# What msgspec must know of every message is worked out here, and not on an event loop at the first message.
+msgspec.msgpack.Decoder(Message)

@@ -17,6 +17,7 @@ from aionn.testing.models import chain
 from fences import SyncFence
 
 HOLD_NS_MAX = 1_000_000
+RUNS_MAX = 4
 LINKS = 1000
 
 
@@ -27,39 +28,77 @@ class Watchdog:
     """
 
     def __init__(self) -> None:
-        self.longest_ns = 0
+        self.longest_ns: dict[str, int] = {}
         self.turns = 0
+        self._phase = ""
 
     async def watch(self) -> None:
-        last_ns = time.thread_time_ns()
+        last_ns, phase = time.thread_time_ns(), self._phase
         while True:
             await anyio.lowlevel.checkpoint()
             now_ns = time.thread_time_ns()
-            self.longest_ns = max(self.longest_ns, now_ns - last_ns)
-            last_ns = now_ns
+            # A turn in which the phase changes belongs to both.
+            for name in {phase, self._phase}:
+                self.longest_ns[name] = max(self.longest_ns.get(name, 0), now_ns - last_ns)
+            last_ns, phase = now_ns, self._phase
             self.turns += 1
+
+    async def enter(self, phase: str) -> None:
+        """Begins a phase, in a turn of its own."""
+        await anyio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint()
+        self._phase = phase
+        await anyio.lowlevel.checkpoint()
+
+
+async def use(path: Path, isolation: str, folder: Path) -> Watchdog:
+    """Does with a model what applications do, and notes by phase how long the loop was held."""
+    value = np.zeros((1, 224, 224, 3), np.int8)
+    watchdog = Watchdog()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watchdog.watch)
+        await watchdog.enter("open")
+        runtime = await aionn.open(drivers=["reference"], isolation=isolation).__aenter__()  # type: ignore[arg-type]
+        await watchdog.enter("import and compile")
+        net = await runtime.compile(path, cache_dir=folder)
+        await watchdog.enter("compile from the cache")
+        again = await runtime.compile(path, cache_dir=folder)
+        await watchdog.enter("execute")
+        for _ in range(2):
+            await net.execute([value])
+        await watchdog.enter("open a burst")
+        burst = await net.burst().__aenter__()
+        await watchdog.enter("execute in a burst")
+        for _ in range(2):
+            await burst.execute([value])
+        await watchdog.enter("close a burst")
+        await burst.aclose()
+        await watchdog.enter("close a compilation")
+        await again.aclose()
+        await watchdog.enter("close")
+        await runtime.aclose()
+        await watchdog.enter("")
+        tasks.cancel_scope.cancel()
+    watchdog.longest_ns.pop("")
+    return watchdog
 
 
 @pytest.mark.parametrize("isolation", ["process", "in_process"])
-async def test_loop_is_never_held_while_a_large_model_runs(shared: Path, isolation: str) -> None:
+async def test_loop_is_never_held_by_a_large_model(shared: Path, tmp_path: Path, isolation: str) -> None:
+    """Opening, importing, compiling, executing, bursts and closing; the quietest of some runs counts, phase by phase: what the
+    machine does in between hits one of them, what we do hits all."""
     path = shared / "models" / "mobilenet_v2_1.0_224_int8.tflite"
     if not path.exists():
         pytest.skip("the shared models are not beside the repository")
-    value = np.zeros((1, 224, 224, 3), np.int8)
-    async with aionn.open(drivers=["reference"], isolation=isolation) as runtime:
-        net = await runtime.compile(path)
-        await net.execute([value])
-        async with net.burst() as burst:
-            await burst.execute([value])
-            watchdog = Watchdog()
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(watchdog.watch)
-                for _ in range(1 if isolation == "in_process" else 5):
-                    await net.execute([value])
-                    await burst.execute([value])
-                tasks.cancel_scope.cancel()
-    assert watchdog.turns > 100
-    assert watchdog.longest_ns < HOLD_NS_MAX
+    held: dict[str, int] = {}
+    for attempt in range(RUNS_MAX):
+        watchdog = await use(path, isolation, tmp_path / str(attempt))
+        assert watchdog.turns > 100
+        held = {name: min(ns, held.get(name, ns)) for name, ns in watchdog.longest_ns.items()}
+        if max(held.values()) < HOLD_NS_MAX:
+            break
+    assert {name: ns for name, ns in held.items() if ns >= HOLD_NS_MAX} == {}
+    assert len(held) == 9
 
 
 async def test_chain_of_fenced_executions_over_two_devices() -> None:

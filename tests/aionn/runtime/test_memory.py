@@ -15,7 +15,7 @@ import aionn
 from aionn.conformance import cts
 from aionn.drivers.memories import DeviceBuffer
 from aionn.drivers.reference import ReferenceDevice
-from aionn.hal import OperationType
+from aionn.hal import Operand, OperandLifeTime, OperandType, Operation, OperationType, Subgraph
 from aionn.runtime.memory import copy
 from aionn.testing.models import chain
 
@@ -93,8 +93,62 @@ async def test_read_only_memory_takes_no_output(net: aionn.Compilation, tmp_path
 async def test_wrong_list_of_outputs_is_refused(net: aionn.Compilation) -> None:
     with pytest.raises(aionn.InvalidArgument, match="outputs: expected 1 entries, got 2"):
         await net.execute([X], outputs=[None, None])
-    with pytest.raises(aionn.InvalidArgument, match="expected a SharedMemory, DeviceMemory or ImageMemory"):
-        await net.execute([X], outputs=[np.zeros(3, np.float32)])
+    with pytest.raises(aionn.InvalidArgument, match="expected a memory, an array or a buffer, got a object"):
+        await net.execute([X], outputs=[object()])
+
+
+async def test_outputs_are_copied_to_arrays_of_the_applications_own(net: aionn.Compilation) -> None:
+    class OnlyDlpack:
+        def __dlpack__(self, **keywords: object) -> object:
+            return behind.__dlpack__(**keywords)
+
+        def __dlpack_device__(self) -> object:
+            return behind.__dlpack_device__()
+
+    plain, behind, buffer = (np.zeros(3, np.float32) for _ in range(3))
+    result = await net.execute([X], outputs=[plain])
+    assert result.outputs[0] is plain
+    await net.execute([X], outputs=[memoryview(buffer)])
+    await net.execute_fenced([X], outputs=[OnlyDlpack()])
+    for array in (plain, buffer, behind):
+        np.testing.assert_array_equal(array, RELU)
+    # Nothing of it stays behind: the next execution has arrays of its own.
+    await net.execute([-X])
+    np.testing.assert_array_equal(plain, RELU)
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (np.zeros(3, np.float64), "element type float32, got float64"),
+        (np.zeros(4, np.float32), r"expected shape \[3\], got \[4\]"),
+        (np.zeros((3, 1), np.float32), r"expected shape \[3\]"),
+        (bytes(12), "read-only"),
+        ("text", "expected a memory, an array or a buffer"),
+    ],
+)
+async def test_array_that_takes_no_output_is_refused(net: aionn.Compilation, target: Any, words: str) -> None:
+    with pytest.raises(aionn.InvalidArgument, match=f"output 0.*{words}"):
+        await net.execute([X], outputs=[target])
+    with pytest.raises(aionn.InvalidArgument, match=f"output 0.*{words}"):
+        net.execute_fenced([X], outputs=[target])
+
+
+async def test_array_of_another_size_than_an_unknown_output_gets_is_told(runtime: aionn.Runtime) -> None:
+    tensor = OperandType.TENSOR_FLOAT32
+    operands = (
+        Operand(tensor, (0,), lifetime=OperandLifeTime.SUBGRAPH_INPUT),
+        Operand(tensor, (0,), lifetime=OperandLifeTime.SUBGRAPH_OUTPUT),
+    )
+    main = Subgraph(operands, (Operation(OperationType.RELU, (0,), (1,)),), (0,), (1,))
+    net = await runtime.compile(aionn.Model(main))
+    target = np.zeros(5, np.float32)
+    with pytest.raises(aionn.OutputInsufficientSize, match=r"shape \[3\], its array \[5\]") as told:
+        await net.execute([X], outputs=[target])
+    assert [tuple(shape) for shape, _ in told.value.output_shapes] == [(3,)]
+    assert not target.any()
+    await net.execute([np.ones(5, np.float32)], outputs=[target])
+    assert target.all()
 
 
 @pytest.mark.parametrize(("shape", "offset"), [((3,), -4), ((0,), 0), ((100_000,), 0), ((3,), 1 << 40)])
