@@ -13,7 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import mmap
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
@@ -74,6 +74,7 @@ class Burst:
         priority: Priority,
         slots: int,
         *,
+        polling: Mapping[str, int] | None = None,
         report: Callable[[Execution], None] | None = None,
         on_close: Callable[[Burst], None],
     ) -> None:
@@ -91,6 +92,7 @@ class Burst:
         self._settle: _Settle | None = None
         self._priority = priority
         self._slot_count = slots
+        self._polling = polling or {}
         self._slots: list[_Slot] = []
         # Neither yields to the loop where there is nothing to wait for: the device's answer does.
         self._free = anyio.Semaphore(0, fast_acquire=True)
@@ -109,7 +111,7 @@ class Burst:
         self._opened = True
         try:
             for step in self._plan.steps:
-                self._hal.append(await step.prepared.configure_execution_burst())
+                self._hal.append(await step.prepared.configure_execution_burst(**self._polling))
             if len(self._hal) == 1:
                 # A burst in this process gives no answer to wait for when its caller is cancelled.
                 self._settle = getattr(self._hal[0], "settle", None)

@@ -249,9 +249,11 @@ class Compilation:
         priority: Priority,
         *,
         from_cache: bool = False,
+        polling: Mapping[str, int] | None = None,
         report: Callable[[Execution], None] | None = None,
         on_close: Callable[[Compilation], None],
     ) -> None:
+        self._polling = polling or {}
         self._report = report
         self._runtime = runtime
         self._plan = plan
@@ -482,6 +484,7 @@ class Compilation:
             self._plan,
             self._priority,
             slots,
+            polling=self._polling,
             report=self._report,
             on_close=self._bursts.discard,
         )

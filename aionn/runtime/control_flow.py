@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import anyio.lowlevel
@@ -419,9 +419,12 @@ class InterpretedModel:
                 np.copyto(room.view(held.array.dtype), held.array.reshape(-1))
         return tuple(shapes)
 
-    async def configure_execution_burst(self) -> HalBurst:
+    async def configure_execution_burst(
+        self, *, controller_polling_us: int = 0, server_polling_us: int = 0
+    ) -> HalBurst:
         """See ``PreparedModel``: a burst of each step inside."""
-        burst = _InterpretedBurst(self)
+        polling = {"controller_polling_us": controller_polling_us, "server_polling_us": server_polling_us}
+        burst = _InterpretedBurst(self, polling if any(polling.values()) else {})
         try:
             for subgraph in self._subgraphs:
                 await burst.open(subgraph)
@@ -487,8 +490,9 @@ async def _plain(
 class _InterpretedBurst:
     """Bursts of the steps inside of an IF or WHILE; one execution at a time, as of every burst."""
 
-    def __init__(self, model: InterpretedModel) -> None:
+    def __init__(self, model: InterpretedModel, polling: Mapping[str, int]) -> None:
         self._model = model
+        self._polling = polling
         self._bursts: dict[tuple[int, int], HalBurst] = {}
         self._identifiers: weakref.WeakKeyDictionary[Memory, int] = weakref.WeakKeyDictionary()
         self._numbers = itertools.count(1)
@@ -496,7 +500,8 @@ class _InterpretedBurst:
     async def open(self, subgraph: _Subgraph) -> None:
         """Opens the bursts of a subgraph's steps. Raises as ``configure_execution_burst``."""
         for index, step in enumerate(subgraph.plan.steps):
-            self._bursts[id(subgraph), index] = await step.prepared.configure_execution_burst()
+            prepared = step.prepared
+            self._bursts[id(subgraph), index] = await prepared.configure_execution_burst(**self._polling)
 
     async def execute_synchronously(
         self,

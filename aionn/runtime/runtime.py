@@ -436,6 +436,7 @@ class Runtime:
             plan,
             wanted_priority,
             from_cache=from_cache,
+            polling=self.settings.polling(wanted_preference),
             report=None if reporter is None else reporter.executed,
             on_close=self._compilations.discard,
         )

@@ -19,14 +19,15 @@ from typing import TypeVar
 
 import msgspec
 
+from aionn.burst.session import POLLING_US_MAX
 from aionn.errors import InvalidArgument
+from aionn.hal import ExecutionPreference
 from aionn.hal.log_tags import LOG_VARIABLE, TAGS, parse_tags
 from aionn.hal.tracing import TRACE_VARIABLE
 
 __all__ = [
     "VARIABLES",
     "ExecutionPath",
-    "POLLING_US_MAX",
     "PartitionMode",
     "Settings",
     "Variable",
@@ -109,10 +110,6 @@ VARIABLES = (
 )
 
 
-POLLING_US_MAX = 500
-"""Longest polling window. The application's holds the event loop, which nothing of ours may do for as long as a millisecond."""
-
-
 class Settings(msgspec.Struct, frozen=True):
     """How a runtime behaves.
 
@@ -135,6 +132,16 @@ class Settings(msgspec.Struct, frozen=True):
     burst_controller_polling_us: int = 0
     burst_server_polling_us: int = 0
     log: str | None = None
+
+    def polling(self, preference: ExecutionPreference) -> Mapping[str, int]:
+        """The polling windows of a compilation's bursts, as ``configure_execution_burst`` takes them; empty for none."""
+        if preference == ExecutionPreference.LOW_POWER:
+            return {}
+        windows = {
+            "controller_polling_us": self.burst_controller_polling_us,
+            "server_polling_us": self.burst_server_polling_us,
+        }
+        return windows if any(windows.values()) else {}
 
     def is_enabled(self, name: str, driver: str) -> bool:
         """Whether a device is used."""

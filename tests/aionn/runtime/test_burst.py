@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import anyio
 import numpy as np
@@ -11,6 +12,7 @@ import numpy.typing as npt
 import pytest
 
 import aionn
+from aionn.conformance.vts_models import endless_model
 
 Values = npt.NDArray[np.float32]
 
@@ -150,3 +152,74 @@ async def test_burst_outside_of_its_scope_is_refused(
         pass
     with pytest.raises(aionn.InvalidArgument, match="not open"):
         await burst.execute([silence])
+
+
+async def test_cancelled_execution_holds_the_device_until_it_has_answered(runtime: aionn.Runtime) -> None:
+    net = await runtime.compile(endless_model())
+    value = np.ones(1, np.float32)
+    async with net.burst(slots=1) as burst:
+        dispatcher = runtime.devices[0].dispatcher
+        with anyio.move_on_after(0.05):
+            await burst.execute([value])
+        assert "free" not in dispatcher.explain(), "the loop ends by its time-out of two seconds"
+        # The only slot is free again, and so is the device's, when the loop has ended.
+        with anyio.fail_after(10):
+            result = await burst.execute([-value])
+        np.testing.assert_array_equal(result.outputs[0], -value)
+        assert "free" in dispatcher.explain()
+
+
+async def test_deadline_ends_an_execution_in_the_driver(runtime: aionn.Runtime) -> None:
+    net = await runtime.compile(endless_model())
+    value = np.ones(1, np.float32)
+    async with net.burst() as burst:
+        for _ in range(3):
+            with pytest.raises(aionn.MissedDeadline):
+                await burst.execute([value], deadline=aionn.after(0.05))
+        # The driver gave up each at its next operation: this one waits for none of their time-outs.
+        with anyio.fail_after(1.5):
+            await burst.execute([-value])
+
+
+@pytest.mark.parametrize("preference", ["fast_single_answer", "low_power"])
+async def test_polling_windows_are_the_drivers_and_the_bursts_unless_power_is_to_be_saved(
+    digits: Path, silence: Values, preference: str
+) -> None:
+    async with aionn.open(
+        drivers=["reference"], burst_controller_polling_us=40, burst_server_polling_us=50
+    ) as runtime:
+        net = await runtime.compile(digits, preference=preference)
+        expected = (await net.execute([silence])).outputs[0]
+        async with net.burst() as burst:
+            (hal,) = burst._hal
+            assert hal._polling_ns == (40_000 if preference == "fast_single_answer" else 0)
+            for _ in range(3):
+                np.testing.assert_array_equal((await burst.execute([silence])).outputs[0], expected)
+
+
+async def test_failed_execution_falls_back_where_that_is_allowed(digits: Path, silence: Values) -> None:
+    pytest.importorskip("ai_edge_litert")
+    async with aionn.open(drivers=["litert-cpu", "reference"]) as runtime:
+        for allow_fallback in (True, False):
+            net = await runtime.compile(digits, allow_fallback=allow_fallback)
+            assert net.devices == ("litert-cpu",)
+            async with net.burst(slots=1) as burst:
+                expected = await burst.execute([silence])
+                (hal,) = burst._hal
+                right, calls = hal.execute_synchronously, []
+
+                async def fail(*args: Any, **options: Any) -> Any:
+                    calls.append(args)  # noqa: B023 - called in this round alone
+                    raise aionn.GeneralFailure("broken")
+
+                hal.execute_synchronously = fail
+                if allow_fallback:
+                    result = await burst.execute([silence])
+                    np.testing.assert_allclose(result.outputs[0], expected.outputs[0], atol=1e-5)
+                    assert "litert-cpu failed (broken); ran on reference" in result.fallback[0]
+                else:
+                    with pytest.raises(aionn.GeneralFailure, match="broken"):
+                        await burst.execute([silence])
+                assert len(calls) == 1, "what was sent is not sent again"
+                hal.execute_synchronously = right
+                assert (await burst.execute([silence])).fallback == ()
