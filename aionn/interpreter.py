@@ -13,6 +13,7 @@ Source: ``CpuExecutor`` of the NN HAL's runtime; loop time-out: NN HAL 1.3.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -35,6 +36,8 @@ from aionn.hal import (
 from aionn.ops import CONTRACTS, Array, Call, Tensor
 
 __all__ = ["Interpreter", "RunControl"]
+
+_logger = logging.getLogger("aionn.cpuexe")
 
 
 class RunControl:
@@ -164,10 +167,13 @@ class Interpreter:
         for index, array in zip(subgraph.input_indexes, inputs, strict=True):
             # A value keeps its array and takes the type and quantisation that this subgraph declares for it.
             values[index] = None if array is None else Tensor(operands[index], array)
+        is_told = _logger.isEnabledFor(logging.DEBUG)
         for position, step in enumerate(plan.steps):
             control.check()
             try:
                 self._run_step(step, operands, values, control)
+                if is_told:
+                    _logger.debug("%s: %s", _where(subgraph_index, position, step), _shapes(step, values))
             except Error as e:
                 if not (e.args and str(e.args[0]).startswith("subgraph ")):
                     e.args = (f"{_where(subgraph_index, position, step)}: {e}",)
@@ -282,6 +288,12 @@ def _array_of(tensor: Tensor | None) -> Array | None:
     return None if tensor is None else tensor.array
 
 
+def _shapes(step: _Step, values: Sequence[Tensor | None]) -> str:
+    """The shapes of what an operation gave."""
+    written = [values[index] for index in step.operation.outputs]
+    return ", ".join("none" if tensor is None else str(list(tensor.array.shape)) for tensor in written)
+
+
 def _where(subgraph_index: int, position: int, step: _Step) -> str:
     return f"subgraph {subgraph_index}, operation {position} ({operation_type_name(step.operation.type)})"
 
@@ -293,4 +305,6 @@ def _check_shape(output: int, operand: Operand, array: Array) -> None:
         len(declared) != array.ndim
         or any(d and d != got for d, got in zip(declared, array.shape, strict=True))
     ):
-        raise GeneralFailure(f"output {output}: the model says shape {list(declared)}, got {list(array.shape)}")
+        raise GeneralFailure(
+            f"output {output}: the model says shape {list(declared)}, got {list(array.shape)}"
+        )

@@ -42,7 +42,7 @@ from fences import now_ns as fences_now_ns
 
 __all__ = ["BlockingDevice", "BlockingPreparedModel", "DirectBurst"]
 
-_logger = logging.getLogger("aionn.drivers")
+_logger = logging.getLogger("aionn.driver")
 
 
 class BlockingDevice(CheckedDevice):
@@ -101,6 +101,8 @@ class BlockingDevice(CheckedDevice):
                 prepared = self._checked_prepare(model, preference, priority, deadline_ns)
                 if held is not None:
                     self._save(held, prepared)
+            told = (self.info.name, len(model.main.operations), preference.name, priority.name)
+            _logger.debug("%s: prepared %d operations, %s, priority %s", *told)
             return prepared
 
         return await run_on_gate(self.gate, priority, deadline_ns, prepare)

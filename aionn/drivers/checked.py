@@ -50,7 +50,7 @@ __all__ = ["CheckedDevice", "CheckedPreparedModel"]
 
 ONE_FILE_EACH = CacheFileCounts(1, 1)
 
-_logger = logging.getLogger("aionn.drivers")
+_logger = logging.getLogger("aionn.driver")
 
 _identities: Iterator[int] = itertools.count(1)
 

@@ -15,6 +15,7 @@ Source: ``allocate`` and ``IBuffer`` of the NN HAL 1.3, and the buffer tracker o
 from __future__ import annotations
 
 import enum
+import logging
 import threading
 import weakref
 from collections.abc import Sequence
@@ -38,6 +39,8 @@ from aionn.hal import (
 )
 
 __all__ = ["DeviceBuffer", "DeviceMemory", "MemoryState", "MemoryTable", "Role"]
+
+_logger = logging.getLogger("aionn.memory")
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -361,6 +364,7 @@ class MemoryTable:
             raise
         with self._lock:
             self._by_token[token] = memory
+        _logger.debug("device memory %d: %d bytes for %d uses", token, memory.size_bytes, len(roles))
         return DeviceBuffer(memory, self)
 
     def memory(self, token: int) -> DeviceMemory:

@@ -56,7 +56,7 @@ __all__ = ["VersionedDevice", "VersionedPreparedModel", "operation_levels"]
 UNKNOWN_VERSION = "UNKNOWN"
 """The version text of a driver before HAL 1.2, which has none."""
 
-_logger = logging.getLogger("aionn.drivers")
+_logger = logging.getLogger("aionn.driver")
 
 
 def operation_levels(model: Model) -> list[int]:

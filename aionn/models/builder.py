@@ -16,6 +16,7 @@ Source: the NN API's model builder.
 from __future__ import annotations
 
 import heapq
+import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -47,6 +48,8 @@ from aionn.models.trailing_defaults import droppable_count
 from aionn.ops import CONTRACTS, Check
 
 __all__ = ["ExtensionCode", "GraphBuilder", "Value"]
+
+_logger = logging.getLogger("aionn.model")
 
 COPIED_BYTES_MAX = 128
 """Constants up to this size are copied when they are given; the NN API's number."""
@@ -372,7 +375,10 @@ class GraphBuilder:
             self.finish(outputs)
         if self._outputs is None:
             raise InvalidArgument("graph: expected outputs, or a graph that is finished")
-        return _Assembly().model(self, is_relaxed=self._relaxed)
+        model = _Assembly().model(self, is_relaxed=self._relaxed)
+        told = (len(model.main.operations), len(model.main.operands), len(model.referenced))
+        _logger.debug("built: %d operations, %d operands, %d referenced subgraphs", *told)
+        return model
 
 
 def _as_array(value: Any, kind: OperandType) -> npt.NDArray[Any]:

@@ -27,7 +27,7 @@ from aionn.hal import (
 
 __all__ = ["graph_text", "write_graph"]
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger("aionn.model")
 
 _SHORT_NAMES = {
     OperandType.FLOAT32: "F32",
@@ -69,13 +69,13 @@ def graph_text(model: Model, *, name: str = "model") -> str:
 
 
 def write_graph(model: Model, stream: TextIO | None = None, *, name: str = "model") -> None:
-    """Writes ``graph_text`` to a stream, or line by line to this module's log at level INFO where none is given."""
+    """Writes ``graph_text`` to a stream, or line by line to the logger ``aionn.model`` at level INFO where none is given."""
     text = graph_text(model, name=name)
     if stream is not None:
         stream.write(text)
         return
     for line in text.splitlines():
-        _log.info("%s", line)
+        _logger.info("%s", line)
 
 
 def _operand_line(model: Model, index: int, operand: Operand, role: str | None) -> str:

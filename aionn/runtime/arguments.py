@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -48,6 +49,8 @@ __all__ = [
     "tensor_spec",
     "value_writer",
 ]
+
+_logger = logging.getLogger("aionn.memory")
 
 Array = npt.NDArray[Any]
 
@@ -234,6 +237,7 @@ class RequestArea:
             self._locations[value.key] = DataLocation(0, end, value.size_bytes)
             end += -(-max(value.size_bytes, 1) // PREFERRED_ALIGNMENT_BYTES) * PREFERRED_ALIGNMENT_BYTES
         self.memories = [Memory.create(max(end, PREFERRED_ALIGNMENT_BYTES), name="aionn-request")]
+        _logger.debug("request memory: %d bytes for %d values", self.memories[0].size_bytes, len(values))
 
     def is_for(self, values: Sequence[Value]) -> bool:
         """Whether the area was made for values like these, so that it can be used again for them."""
@@ -404,6 +408,7 @@ class RequestArea:
                 known = operand_size_bytes(self._values[key].spec.type, shape.dimensions)
                 sizes[key] = max(known, 2 * self._locations[key].length)
                 self.memories.append(Memory.create(sizes[key], name="aionn-request"))
+                _logger.debug("request memory: %d bytes more for %s", sizes[key], self._values[key].spec.name)
                 self._locations[key] = DataLocation(len(self.memories) - 1, 0, sizes[key])
         return sizes
 

@@ -13,6 +13,7 @@ Source: execution model of the NN HAL 1.3; "late" is defined at the caller becau
 from __future__ import annotations
 
 import enum
+import logging
 import weakref
 from collections.abc import Awaitable, Callable, Generator, Hashable, Sequence
 from contextvars import ContextVar
@@ -49,6 +50,8 @@ __all__ = [
     "check_fences",
     "sum_of",
 ]
+
+_logger = logging.getLogger("aionn.execution")
 
 FALLBACKS_TOLD_MAX = 64
 """Most fallbacks that a result tells of, each once: a loop may fall back in every round."""
@@ -219,6 +222,13 @@ class Execution:
             failure.__cause__ = e
             self._fail(failure)
 
+    def _tell(self) -> None:
+        status, _, took_ns = self.outcome()
+        told = (self._device, self._priority.name, status.name, self._queued_ns, took_ns)
+        _logger.debug("on %s, priority %s: %s, %d ns until its turn, %d ns in all", *told)
+        for reason in self._fallback:
+            _logger.debug("fallback: %s", reason)
+
     def _end(self, task: object) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -227,6 +237,8 @@ class Execution:
         self._finish(self._area)
         if self._report is not None:
             self._report(self)
+        if _logger.isEnabledFor(logging.DEBUG):
+            self._tell()
 
     def outcome(self) -> tuple[ErrorStatus, Result | None, int]:
         """Status, result and nanoseconds from the call to the end, of one that has ended."""

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 __all__ = ["LoadedModel", "PlanOptions", "keep_plan", "load_model", "make_plan", "restore_plan"]
 
 _logger = logging.getLogger("aionn.compilation")
+_model_logger = logging.getLogger("aionn.model")
 
 _T = TypeVar("_T")
 
@@ -124,6 +125,8 @@ async def load_model(model: Model | str | os.PathLike[str]) -> LoadedModel:
         except OSError as e:
             raise InvalidArgument(f"model {os.fspath(model)}: cannot be read: {e.strerror}") from e
     main = loaded.model.main
+    told = (os.fspath(model), len(main.operations), len(main.operands))
+    _model_logger.debug("loaded %s: %d operations, %d operands", *told)
     inputs = tuple(tensor_spec(o, s.name) for s, o in zip(loaded.inputs, main.inputs, strict=True))
     outputs = tuple(tensor_spec(o, s.name) for s, o in zip(loaded.outputs, main.outputs, strict=True))
     return LoadedModel(loaded.model, inputs, outputs)

@@ -284,7 +284,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     sock = socket.socket(fileno=options.fd)
     sock.set_inheritable(False)
-    choose_tags()
+    choose_tags(is_driver=True)
     trace = os.environ.get(TRACE_VARIABLE)
     if trace:
         try:

@@ -72,6 +72,6 @@ def test_destination_is_the_stream_or_else_the_log(caplog):
     stream = io.StringIO()
     write_graph(_model(), stream, name="a\nname")
     assert stream.getvalue() == EXPECTED
-    with caplog.at_level(logging.INFO, logger="aionn.models.dot"):
+    with caplog.at_level(logging.INFO, logger="aionn.model"):
         write_graph(_model(), name="a\nname")
     assert [r.getMessage() for r in caplog.records] == EXPECTED.splitlines()

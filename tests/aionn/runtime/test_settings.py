@@ -179,6 +179,32 @@ async def test_chosen_tags_speak_and_others_do_not(
     assert "npu" in caplog.text
 
 
+@pytest.mark.parametrize("isolation", ["process", "in_process"])
+async def test_every_tag_says_what_its_part_does(
+    digits: Path, silence: Values, levels: None, caplog: pytest.LogCaptureFixture, isolation: str
+) -> None:
+    """With the driver in a process of its own, what that says comes back to the same loggers."""
+    async with aionn.open(drivers=["reference"], isolation=isolation, log="all") as runtime:  # type: ignore[arg-type]
+        net = await runtime.compile(digits)
+        (memory,) = [await runtime.allocate(inputs=[(net, 0)])]
+        await net.execute([silence])
+        await memory.aclose()
+    said = {tag: [r.getMessage() for r in caplog.records if r.name == f"aionn.{tag}"] for tag in TAGS}
+    assert all(said.values()), [tag for tag in TAGS if not said[tag]]
+    assert any("digits_float" in line for line in said["model"])
+    assert any("NONE" in line and "reference" in line for line in said["execution"])
+    assert len(said["cpuexe"]) == len(net.model.main.operations)
+    assert any("prepared" in line for line in said["driver"])
+    assert any("device memory" in line for line in said["memory"])
+    assert any("request memory" in line for line in said["memory"])
+    assert all(("driver process" in line) == (isolation == "process") for line in said["cpuexe"])
+
+
+def test_unknown_tag_of_an_option_is_refused() -> None:
+    with pytest.raises(aionn.InvalidArgument, match="log: expected some of model, .*got nonsense"):
+        aionn.open(log="model,nonsense")
+
+
 def test_unknown_tag_is_an_error_line(levels: None, caplog: pytest.LogCaptureFixture) -> None:
     assert choose_tags("nonsense") == ()
     assert "unknown: nonsense" in caplog.text
