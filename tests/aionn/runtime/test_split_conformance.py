@@ -62,7 +62,7 @@ async def test_share_of_the_data_passes_on_a_split_device(data: Path, seed: int)
 @pytest.mark.parametrize("seed", range(50))
 async def test_all_data_pass_on_a_split_device(data: Path, seed: int) -> None:
     tally = await run_split(all_tests(data), seed, progress=print)
-    assert tally.tests == 8313
+    assert tally.tests == len(all_tests(data))
     assert tally.cut > 1000
     assert tally.interpreted > 100
 
