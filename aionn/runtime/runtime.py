@@ -21,7 +21,7 @@ import anyio.to_thread
 import msgspec
 
 from aionn.drivers import registry
-from aionn.errors import DeviceUnavailable, Error, ErrorStatus, InvalidArgument
+from aionn.errors import DeviceUnavailable, Error, ErrorStatus, InvalidArgument, status_of
 from aionn.hal import (
     CancelCapability,
     Capabilities,
@@ -45,7 +45,7 @@ from aionn.runtime.compilation import Compilation, Plan, priority_of
 from aionn.runtime.fallback import can_fall_back, may_fall_back
 from aionn.runtime.introspection import Support, ask_support
 from aionn.runtime.memory import DeviceMemory, IoRole, OwnMemory, SharedMemory, allocate, copy
-from aionn.runtime.planning import PlanOptions, keep_plan, load_model, make_plan, restore_plan
+from aionn.runtime.planning import LoadedModel, PlanOptions, keep_plan, load_model, make_plan, restore_plan
 from aionn.runtime.settings import ExecutionPath, PartitionMode, Settings, settings_from
 from aionn.runtime.telemetry import (
     Listener,
@@ -416,15 +416,25 @@ class Runtime:
         wanted_priority = priority_of(priority)
         wanted_preference = _preference_of(preference)
         candidates = self._candidates(devices)
-        with section("LR_PC", "compile"):
-            cache = await open_cache(cache_dir, cache_token, model)
-            options = PlanOptions(wanted_preference, wanted_priority, deadline, cache)
-            # With leave to fall back the whole model is needed; without, a plan from the cache will do.
-            if self.settings.partition == PartitionMode.WITHOUT_FALLBACK:
-                allow_fallback = False
-            plan = None if allow_fallback else await restore_plan(model, candidates, options)
-            if plan is None:
-                plan = await self._plan(model, devices, candidates, options, allow_fallback)
+        loaded: LoadedModel | None = None
+        try:
+            with section("LR_PC", "compile"):
+                cache = await open_cache(cache_dir, cache_token, model)
+                options = PlanOptions(wanted_preference, wanted_priority, deadline, cache)
+                # With leave to fall back the whole model is needed; without, a plan from the cache will do.
+                if self.settings.partition == PartitionMode.WITHOUT_FALLBACK:
+                    allow_fallback = False
+                plan = None if allow_fallback else await restore_plan(model, candidates, options)
+                if plan is None:
+                    loaded = await load_model(model)
+                    plan = await self._plan(loaded, devices, candidates, options, allow_fallback)
+        except Error as e:
+            if self._listeners:
+                failed = await anyio.to_thread.run_sync(
+                    _failure_report_of, loaded, candidates, devices is not None, status_of(e)
+                )
+                Reporter(self._listeners, failed).compiled(now_ns() - started_ns)
+            raise
         from_cache = cache is not None and cache.used is True
         reporter = None
         if self._listeners:
@@ -445,13 +455,12 @@ class Runtime:
 
     async def _plan(
         self,
-        model: Model | str | os.PathLike[str],
+        loaded: LoadedModel,
         devices: str | Sequence[str] | None,
         candidates: Sequence[RuntimeDevice],
         options: PlanOptions,
         allow_fallback: bool,
     ) -> Plan:
-        loaded = await load_model(model)
         fallback_device = self._fallback_device(loaded.model, devices) if allow_fallback else None
         try:
             plan = await make_plan(loaded, candidates, options, fallback_device)
@@ -567,7 +576,7 @@ def _report_of(plan: Plan, from_cache: bool, chosen: bool) -> Report:
         kind="compilation",
         session=session_id(),
         model=structure_digest(plan.model),
-        devices=tuple(sorted({f"{step.device.name}={step.device.version}" for step in plan.steps})),
+        devices=_named(plan.devices),
         status=ErrorStatus.NONE,
         input_class=data_class(plan.inputs),
         output_class=data_class(plan.outputs),
@@ -578,6 +587,27 @@ def _report_of(plan: Plan, from_cache: bool, chosen: bool) -> Report:
         control_flow=has_control_flow(plan.model),
         dynamic_temporaries=any(0 in spec.dimensions for spec in plan.temporaries.values()),
     )
+
+
+def _failure_report_of(
+    loaded: LoadedModel | None, candidates: Sequence[RuntimeDevice], chosen: bool, status: ErrorStatus
+) -> Report:
+    return Report(
+        kind="compilation",
+        session=session_id(),
+        model="" if loaded is None else structure_digest(loaded.model),
+        devices=_named(candidates),
+        status=status,
+        input_class=data_class(() if loaded is None else loaded.inputs),
+        output_class=data_class(() if loaded is None else loaded.outputs),
+        took_ns=0,
+        chosen_devices=chosen,
+        control_flow=loaded is not None and has_control_flow(loaded.model),
+    )
+
+
+def _named(devices: Sequence[RuntimeDevice]) -> tuple[str, ...]:
+    return tuple(sorted(f"{device.name}={device.version}" for device in devices))
 
 
 def _preference_of(value: str | ExecutionPreference) -> ExecutionPreference:

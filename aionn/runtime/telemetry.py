@@ -3,7 +3,7 @@
 Owns what is reported. A report holds no value of a model and no data: the model is named by a digest of its structure.
 
 Invariants:
-1. A listener is called once at the end of each compilation that succeeds and of each execution, in the event loop.
+1. A listener is called once at the end of each compilation and of each execution, in the event loop.
 2. A listener that raises is logged and changes nothing.
 
 Source: ``Telemetry`` of the NN HAL's runtime.
@@ -62,8 +62,8 @@ class Report(msgspec.Struct, frozen=True):
     Attributes:
         kind: Which.
         session: A number for this process's session.
-        model: Digest of the model's structure, without its constants.
-        devices: ``name=version`` of the devices, sorted.
+        model: Digest of the model's structure, without its constants; empty for a file that could not be loaded.
+        devices: ``name=version`` of the devices, sorted; of a compilation that failed, all that could have been used.
         status: How it ended.
         input_class: What kind of numbers the inputs are.
         output_class: What kind of numbers the outputs are.

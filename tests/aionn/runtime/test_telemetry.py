@@ -71,6 +71,27 @@ async def test_failures_are_told_with_their_status(
     assert len(statuses) == 2 and ErrorStatus.NONE not in statuses
 
 
+async def test_compilations_that_fail_are_told(reports: list[Report], digits: Path, tmp_path: Path) -> None:
+    broken = SplitDevice(0, 1, fail_at="prepare", failure=lambda: aionn.DeadObject("planted"))
+    async with aionn.open(
+        devices=[broken], drivers=["reference"], isolation="in_process", telemetry=[reports.append]
+    ) as runtime:
+        with pytest.raises(aionn.DeadObject):
+            await runtime.compile(digits)
+        with pytest.raises(aionn.InvalidArgument):
+            await runtime.compile(tmp_path / "missing.tflite")
+        with pytest.raises(aionn.InvalidArgument, match="no device supports"):
+            await runtime.compile(chain([OperationType.OEM_OPERATION]), devices="reference")
+        net = await runtime.compile(digits, devices="reference")
+    dead, missing, homeless, good = reports
+    assert [r.kind for r in reports] == ["compilation"] * 4
+    assert dead.status == ErrorStatus.DEAD_OBJECT and dead.model == structure_digest(net.model) == good.model
+    assert dead.devices == ("reference=1", "split-quick=1") and dead.input_class == "float32"
+    assert missing.status == ErrorStatus.INVALID_ARGUMENT and missing.model == ""
+    assert homeless.status == ErrorStatus.INVALID_ARGUMENT and homeless.chosen_devices
+    assert good.status == ErrorStatus.NONE and all(r.took_ns > 0 for r in reports)
+
+
 async def test_fallback_and_cache_are_told(
     reports: list[Report], digits: Path, silence: Values, tmp_path: Path
 ) -> None:
