@@ -197,7 +197,8 @@ class WaitingRoom:
         index = self.lane_of.pop(work.number)
         if index >= 0:
             self.plans[index].remove(work)
-            work.key = _key_in(work, work.rank)
+            if work.key[0] != -work.rank:
+                work.key = _key_in(work, work.rank)
         else:
             del self.standby[bisect_left(self.standby, (work.key,))]
 
@@ -246,6 +247,16 @@ class WaitingRoom:
             self._given_up[reason.name] = self._given_up.get(reason.name, 0) + 1
             self.note(work, now_ns, f"given up: {reason.value}")
         return found
+
+    def is_due(self, now_ns: int) -> bool:
+        """Whether ``too_late`` or ``age`` have something to do."""
+        ages = self._ages
+        while ages and ages[0][1].state is WorkState.ENDED:
+            ages.popleft()
+        latest = self._latest
+        while latest and latest[0][0] < now_ns and latest[0][2].state is not WorkState.WAITING:
+            heappop(latest)
+        return bool(self.displaced or (latest and latest[0][0] < now_ns) or (ages and ages[0][0] <= now_ns))
 
     def age(self, now_ns: int) -> None:
         """Lets those that waited long go ahead of what came later, but for HIGH."""

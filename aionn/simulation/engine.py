@@ -244,7 +244,9 @@ class Engine:
         stream = arrival.stream_index
         if self._record:
             self.events.append((now_ns, "arrive", number, -1))
-        priority, urgent_ns = self._urgency.get(number, (self._priorities[stream], None))
+        priority, urgent_ns = self._priorities[stream], None
+        if self._urgency and number in self._urgency:
+            priority, urgent_ns = self._urgency[number]
         work = Work(
             number,
             priority=priority,
@@ -413,7 +415,9 @@ class Engine:
         run = self._runs[lane.index]
         used_ns = self.core.now_ns - run.started_ns
         self.busy_ns[lane.index] += used_ns
-        self._used_ns[work.number] = self._used_ns.get(work.number, 0) + used_ns
+        if work.number in self._used_ns:
+            used_ns += self._used_ns[work.number]
+        self._used_ns[work.number] = used_ns
         lane.work = None
         lane.is_stopping = False
         run.struck_ns = NEVER_NS
@@ -451,7 +455,9 @@ class Engine:
             self._used_ns.pop(work.number, None)
         else:
             self._leave(work)
-        self._decide()
+        if len(self.queue):
+            # Nothing else can be decided here: running work past its deadline has an event of its own.
+            self._decide()
 
     # --- Faults ---
 
