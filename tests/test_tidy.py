@@ -50,7 +50,7 @@ DRIVER_PARTS = {
 
 LOWEST = {"aionn.errors", "aionn.hal", "fences"}
 MODEL_LAYER = {"aionn.ops", "aionn.models", "aionn.validation", "aionn.interpreter"}
-DRIVER_LAYER = LOWEST | MODEL_LAYER | {"fmq"}
+DRIVER_LAYER = LOWEST | MODEL_LAYER | {"aionn.scheduler", "fmq"}
 RUNTIME_LAYER = DRIVER_LAYER | {"aionn.burst", "aionn.drivers.registry", "aionn.scheduler", "aionn.service"}
 PRODUCT = RUNTIME_LAYER | {"aionn.runtime", "aionn.media", "aionn.simulation"}
 

@@ -16,6 +16,7 @@ import abc
 import logging
 import threading
 from collections.abc import Callable
+from typing import ClassVar
 
 from aionn.drivers import caching
 from aionn.drivers.caching import CacheContents, HeldFiles
@@ -59,7 +60,11 @@ class BlockingDevice(CheckedDevice):
         alarm: Fails fences on time.
         now: See above.
         memories: The device memories; None for a device without.
+        gives_way: Whether a run may be made to sleep where it looks at its control while more urgent work runs, perhaps of the
+            same prepared model: only where runs share nothing that one of them locks.
     """
+
+    gives_way: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -69,7 +74,7 @@ class BlockingDevice(CheckedDevice):
         memory_bytes_max: int | None = None,
     ) -> None:
         super().__init__(info, memory_bytes_max=memory_bytes_max)
-        self.gate = SlotGate(info.slots, name=info.name)
+        self.gate = SlotGate(info.slots, name=info.name, now=now, can_preempt=self.gives_way)
         self.alarm = Alarm(now, name=f"aionn-{info.name}-alarm")
         self.now = now
 

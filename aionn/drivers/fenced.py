@@ -141,7 +141,13 @@ class FencedLaunch:
                 end()
 
         try:
-            device.gate.submit(self._prepared.priority, limit_ns, job)
+            device.gate.submit(
+                self._prepared.priority,
+                limit_ns,
+                job,
+                owner=self._prepared.owner,
+                model=self._prepared.identity,
+            )
         except Error as e:
             end()
             self._finish(e, status_of(e))

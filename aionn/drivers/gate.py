@@ -1,37 +1,87 @@
-"""Who runs next on a device's slots, inside of its driver.
+"""Who runs next on a device's slots, inside of its driver: the scheduler's policy, for the threads of the driver process.
 
-Owns the waiting order (priority, then earliest deadline, then arrival), the slots, and the threads that run work. A burst's
-listener thread takes a slot and runs on itself; other work is run by the gate's own threads. Both wait in one queue.
+Owns the slots' lock and the threads that run work. A burst's listener thread takes a slot and runs on itself; other work is run by
+the gate's own threads. All of them wait in one queue, whichever client they work for: who is next is for
+``aionn.scheduler.sharing`` to say.
 
 Invariants:
 1. No more than ``slot_count`` pieces of work run at once.
 2. A slot that becomes free goes to the first in the order; nobody overtakes by being on another path.
 3. The queue is bounded: more than ``WAITING_MAX`` entries are refused with RESOURCE_EXHAUSTED.
+4. Work that gives way keeps its thread, which sleeps until its turn has come again; others run on threads of their own.
 
-The queue of the scheduler (``aionn.scheduler``) orders the work of one application; this one orders what several clients sent.
+The queue of the runtime's dispatcher orders the work of one application; this one orders what several clients sent.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import queue
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Hashable
 from types import TracebackType
 from typing import TypeVar
 
-from aionn.errors import DeviceUnavailable, Error, GeneralFailure, ResourceExhausted
-from aionn.hal import TIME_MAX_NS, Priority
+from aionn.errors import DeviceUnavailable, Error, GeneralFailure
+from aionn.hal import Priority
 from aionn.hal.real_work import real_work
+from aionn.interpreter import RunControl
+from aionn.scheduler.queue import WAITING_MAX, WaitingRoomStatistics
+from aionn.scheduler.sharing import Claim, SharedSlots
 from fences import SyncFence
 
-__all__ = ["WAITING_MAX", "SlotGate", "run_on_gate"]
+__all__ = ["WAITING_MAX", "GateControl", "SlotGate", "run_on_gate"]
 
 _T = TypeVar("_T")
 
-WAITING_MAX = 1 << 17
-"""Most entries that may wait at one device: a flood of 10^5 executions still fits, at some 100 bytes each."""
+
+class _ThreadClaim(Claim):
+    """A claim of a thread that sleeps until its turn comes."""
+
+    __slots__ = ("_turn", "away_ns")
+
+    def __init__(
+        self, priority: Priority, deadline_ns: int | None, *, owner: Hashable, model: Hashable
+    ) -> None:
+        super().__init__(priority, deadline_ns, owner=owner, model=model)
+        self._turn: threading.Lock | None = None
+        self.away_ns = 0
+
+    def start(self) -> None:
+        if self._turn is not None:
+            self._turn.release()
+
+    def prepare_to_sleep(self) -> threading.Lock:
+        """What ``start`` lets go; to be called before anybody can."""
+        self._turn = turn = threading.Lock()
+        turn.acquire()
+        return turn
+
+
+class _Job(_ThreadClaim):
+    """A claim of work that any thread of the gate can begin."""
+
+    __slots__ = ("_jobs", "call")
+
+    def __init__(
+        self,
+        priority: Priority,
+        deadline_ns: int | None,
+        call: Callable[[], None],
+        jobs: queue.SimpleQueue[_Job | None],
+        *,
+        owner: Hashable,
+        model: Hashable,
+    ) -> None:
+        super().__init__(priority, deadline_ns, owner=owner, model=model)
+        self.call: Callable[[], None] | None = call
+        self._jobs = jobs
+
+    def start(self) -> None:
+        if self._turn is not None:
+            self._turn.release()  # It had begun, and its thread sleeps.
+        else:
+            self._jobs.put(self)
 
 
 class SlotGate:
@@ -40,82 +90,148 @@ class SlotGate:
     Args:
         slot_count: How many pieces of work may run at once.
         name: Names the threads.
+        now: The clock of the deadlines.
+        can_preempt: Whether work gives way between operations: it must look at a ``GateControl`` there.
     """
 
-    def __init__(self, slot_count: int, *, name: str) -> None:
+    def __init__(
+        self,
+        slot_count: int,
+        *,
+        name: str,
+        now: Callable[[], int] = time.monotonic_ns,
+        can_preempt: bool = False,
+    ) -> None:
         self._lock = threading.Lock()
-        self._free = slot_count
+        self._slots = SharedSlots(slot_count, name=name, now=now, can_preempt=can_preempt)
         self._slot_count = slot_count
         self._name = name
-        self._heap: list[tuple[int, int, int, Callable[[], None]]] = []
-        self._sequence = itertools.count()
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._now = now
+        self._held = threading.local()
+        self._asleep_count = 0
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._closed = False
 
     def __str__(self) -> str:
         return self._name
 
-    def _enter(self, priority: Priority, deadline_ns: int | None, start: Callable[[], None]) -> None:
+    @property
+    def waiting_count(self) -> int:
+        """How many wait for a slot."""
+        return self._slots.waiting_count
+
+    def statistics(self) -> WaitingRoomStatistics:
+        """Counts of what had to wait."""
         with self._lock:
-            if self._closed:
-                raise DeviceUnavailable(f"{self._name}: the device is closed")
-            if len(self._heap) >= WAITING_MAX:
-                raise ResourceExhausted(
-                    f"{self._name}: {WAITING_MAX} executions wait already", transient=True
-                )
-            key = (-priority, TIME_MAX_NS if deadline_ns is None else deadline_ns, next(self._sequence))
-            heapq.heappush(self._heap, (*key, start))
-            self._dispatch()
+            return self._slots.statistics()
 
-    def _dispatch(self) -> None:
-        while self._free > 0 and self._heap:
-            self._free -= 1
-            heapq.heappop(self._heap)[3]()
-
-    def _enter_at_once(self) -> bool:
-        """Takes a slot that is free while nobody waits; False where there is none."""
+    def explain(self) -> str:
+        """What holds the slots and who waits, in lines of text."""
         with self._lock:
-            if self._closed or self._free <= 0 or self._heap:
-                return False
-            self._free -= 1
-            return True
+            return self._slots.explain()
 
-    def _release(self) -> None:
-        with self._lock:
-            self._free += 1
-            if self._heap:
-                self._dispatch()
+    def slot(
+        self,
+        priority: Priority,
+        deadline_ns: int | None,
+        *,
+        owner: Hashable = None,
+        model: Hashable = None,
+    ) -> _Slot:
+        """A slot for the calling thread, as a context manager; entering blocks until it is this caller's turn, or its deadline.
 
-    def slot(self, priority: Priority, deadline_ns: int | None) -> _Slot:
-        """A slot for the calling thread, as a context manager; entering blocks until it is this caller's turn."""
-        return _Slot(self, priority, deadline_ns)
+        Args:
+            priority: Against others.
+            deadline_ns: Absolute; None for none.
+            owner: Whose work it is; equals of several owners take turns.
+            model: What its duration is learnt by; None to learn nothing.
+        """
+        return _Slot(self, _ThreadClaim(priority, deadline_ns, owner=owner, model=model))
 
-    def submit(self, priority: Priority, deadline_ns: int | None, job: Callable[[], None]) -> None:
-        """Runs ``job`` on one of the gate's threads when its turn comes. It must not raise.
+    def submit(
+        self,
+        priority: Priority,
+        deadline_ns: int | None,
+        job: Callable[[], None],
+        *,
+        owner: Hashable = None,
+        model: Hashable = None,
+    ) -> None:
+        """Runs ``job`` on one of the gate's threads when its turn comes. It must not raise. Arguments as of ``slot``.
 
         Raises:
             ResourceExhausted: Too much waits already.
             DeviceUnavailable: The gate is closed.
         """
-        self._start_threads()
-        self._enter(priority, deadline_ns, lambda: self._jobs.put(job))
+        claim = _Job(priority, deadline_ns, job, self._jobs, owner=owner, model=model)
+        with self._lock:
+            self._check_open()
+            self._start_threads()
+            self._slots.enter(claim)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise DeviceUnavailable(f"{self._name}: the device is closed")
 
     def _start_threads(self) -> None:
-        with self._lock:
-            missing = 0 if self._closed else self._slot_count - len(self._threads)
-            for _ in range(missing):
-                thread = threading.Thread(target=self._work, name=f"aionn-{self._name}", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+        """As many as can run at once, beside those that sleep in the middle of their work. Called with the lock held."""
+        for _ in range(self._slot_count + self._asleep_count - len(self._threads)):
+            thread = threading.Thread(target=self._work, name=f"aionn-{self._name}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
+            call, job.call = job.call, None
+            assert call is not None, "a job is begun once"
+            self._held.claim = job
             try:
-                job()
+                call()
             finally:
-                del job  # It holds arguments and results; this thread may wait for the next one for ever.
-                self._release()
+                self._held.claim = None
+                self._give_back(job)
+                del (
+                    call,
+                    job,
+                )  # They hold arguments and results; this thread may wait for the next one for ever.
+
+    def _give_back(self, claim: _ThreadClaim) -> None:
+        with self._lock:
+            self._slots.give_back(claim)
+            if self._closed:
+                self._end_threads()
+
+    def control(
+        self,
+        *,
+        deadline_ns: int | None,
+        loop_timeout_ns: int | None,
+        is_cancelled: Callable[[], bool] | None,
+    ) -> GateControl:
+        """What may end or interrupt the work of the calling thread, which holds a slot. Arguments as of ``RunControl``."""
+        return GateControl(
+            self,
+            getattr(self._held, "claim", None),
+            deadline_ns=deadline_ns,
+            loop_timeout_ns=loop_timeout_ns,
+            is_cancelled=is_cancelled,
+        )
+
+    def _give_way(self, claim: _ThreadClaim) -> None:
+        """Lets a more urgent one run, on another thread, and sleeps until it is this one's turn again."""
+        began_ns = self._now()
+        with self._lock:
+            if not claim.is_wanted_back:
+                return
+            turn = claim.prepare_to_sleep()
+            self._asleep_count += 1
+            self._start_threads()
+            self._slots.give_way(claim)
+        turn.acquire()
+        with self._lock:
+            self._asleep_count -= 1
+        claim.away_ns += self._now() - began_ns
 
     def close(self) -> None:
         """Refuses new work, lets running work end, and joins the threads. What still waits is run first. Idempotent."""
@@ -123,40 +239,93 @@ class SlotGate:
             if self._closed:
                 return
             self._closed = True
-        for _ in self._threads:
-            # The end mark queues behind the work that has its slot; work that waits for a slot is started by _release before.
-            self._jobs.put(None)
+            self._end_threads()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
+
+    def _end_threads(self) -> None:
+        """Lets the threads end if nothing holds a slot or waits for one any more. Called with the lock held."""
+        if self._slots.held_count == 0 and self._slots.waiting_count == 0:
+            for _ in self._threads:
+                self._jobs.put(None)
+
+
+class GateControl(RunControl):
+    """What may end or interrupt work that holds a slot of a gate; to be looked at on the thread that holds it.
+
+    Attributes:
+        away_ns: How long it had given way to others.
+    """
+
+    __slots__ = ("_claim", "_gate")
+
+    def __init__(
+        self,
+        gate: SlotGate,
+        claim: _ThreadClaim | None,
+        *,
+        deadline_ns: int | None,
+        loop_timeout_ns: int | None,
+        is_cancelled: Callable[[], bool] | None,
+    ) -> None:
+        super().__init__(
+            deadline_ns=deadline_ns,
+            loop_timeout_ns=loop_timeout_ns,
+            is_cancelled=is_cancelled,
+            now=gate._now,
+        )
+        self._gate = gate
+        self._claim = claim
+
+    @property
+    def away_ns(self) -> int:
+        return 0 if self._claim is None else self._claim.away_ns
+
+    def check(self) -> None:
+        """As of ``RunControl``; gives way first where the slot is wanted for more urgent work."""
+        claim = self._claim
+        if claim is not None and claim.is_wanted_back:
+            self._gate._give_way(claim)
+        super().check()
 
 
 class _Slot:
     """The calling thread's turn."""
 
-    __slots__ = ("_deadline_ns", "_gate", "_priority")
+    __slots__ = ("_claim", "_gate")
 
-    def __init__(self, gate: SlotGate, priority: Priority, deadline_ns: int | None) -> None:
+    def __init__(self, gate: SlotGate, claim: _ThreadClaim) -> None:
         self._gate = gate
-        self._priority = priority
-        self._deadline_ns = deadline_ns
+        self._claim = claim
 
     def __enter__(self) -> None:
-        if self._gate._enter_at_once():
-            return
-        turn = threading.Lock()
-        turn.acquire()
-        self._gate._enter(self._priority, self._deadline_ns, turn.release)
-        turn.acquire()
+        gate, claim = self._gate, self._claim
+        turn: threading.Lock | None = None
+        with gate._lock:
+            gate._check_open()
+            if not gate._slots.take_at_once(claim):
+                turn = claim.prepare_to_sleep()
+                gate._slots.enter(claim)
+        if turn is not None:
+            turn.acquire()
+        gate._held.claim = claim
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._gate._release()
+        self._gate._held.claim = None
+        self._gate._give_back(self._claim)
 
 
 async def run_on_gate(
-    gate: SlotGate, priority: Priority, deadline_ns: int | None, call: Callable[[Callable[[], bool]], _T]
+    gate: SlotGate,
+    priority: Priority,
+    deadline_ns: int | None,
+    call: Callable[[Callable[[], bool]], _T],
+    *,
+    owner: Hashable = None,
+    model: Hashable = None,
 ) -> _T:
     """Runs ``call`` on a thread of the gate and returns what it returns. Cancelled: ``call``'s argument turns True."""
     cancelled = threading.Event()
@@ -176,7 +345,7 @@ async def run_on_gate(
     done = SyncFence("execution")
     try:
         with real_work(f"work on {gate}"):
-            gate.submit(priority, deadline_ns, job)
+            gate.submit(priority, deadline_ns, job, owner=owner, model=model)
             await done
     except BaseException:
         cancelled.set()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -139,8 +140,8 @@ class BlockingPreparedModel(CheckedPreparedModel):
         def is_over() -> bool:
             return self._abandoned or (is_cancelled is not None and is_cancelled())
 
-        control = RunControl(
-            deadline_ns=deadline_ns, loop_timeout_ns=loop_timeout_ns, is_cancelled=is_over, now=now
+        control = self.device.gate.control(
+            deadline_ns=deadline_ns, loop_timeout_ns=loop_timeout_ns, is_cancelled=is_over
         )
         control.check()  # What was given up while it waited for its turn never starts.
         try:
@@ -150,10 +151,14 @@ class BlockingPreparedModel(CheckedPreparedModel):
         except Exception as e:
             raise GeneralFailure(f"{self.device.info.name}: {type(e).__name__}: {e}") from e
         took_ns = now() - started_ns
+        on_device_ns = took_ns - control.away_ns
         sufficient = False not in [shape.is_sufficient for shape in shapes]
         return ExecutionResult(
-            sufficient, shapes, Timing(took_ns, took_ns) if measure and sufficient else NO_TIMING
+            sufficient, shapes, Timing(on_device_ns, took_ns) if measure and sufficient else NO_TIMING
         )
+
+    def _slot(self, deadline_ns: int | None) -> AbstractContextManager[None]:
+        return self.device.gate.slot(self.priority, deadline_ns, owner=self.owner, model=self.identity)
 
     def execute_now(
         self,
@@ -166,7 +171,7 @@ class BlockingPreparedModel(CheckedPreparedModel):
         """Executes on the calling thread when its turn comes; blocks. Raises as ``PreparedModel.execute_synchronously`` does."""
         check_times(deadline_ns, loop_timeout_ns)
         arguments = self.bind(request)
-        with self.device.gate.slot(self.priority, deadline_ns):
+        with self._slot(deadline_ns):
             return self.run_bound(
                 arguments, measure=measure, deadline_ns=deadline_ns, loop_timeout_ns=loop_timeout_ns
             )
@@ -180,7 +185,7 @@ class BlockingPreparedModel(CheckedPreparedModel):
     ) -> ExecutionResult:
         """As ``execute_now``, with arguments that ``bind`` gave: any number of times, unless device memories are among them."""
         self.check_usable()
-        with self.device.gate.slot(self.priority, deadline_ns):
+        with self._slot(deadline_ns):
             return self.run_bound(
                 arguments, measure=measure, deadline_ns=deadline_ns, loop_timeout_ns=loop_timeout_ns
             )
@@ -208,6 +213,8 @@ class BlockingPreparedModel(CheckedPreparedModel):
                 loop_timeout_ns=loop_timeout_ns,
                 is_cancelled=is_cancelled,
             ),
+            owner=self.owner,
+            model=self.identity,
         )
 
     async def execute(
@@ -241,7 +248,13 @@ class BlockingPreparedModel(CheckedPreparedModel):
         try:
             check_times(deadline_ns, loop_timeout_ns)
             arguments = self.bind(request)
-            self.device.gate.submit(self.priority if priority is None else priority, deadline_ns, job)
+            self.device.gate.submit(
+                self.priority if priority is None else priority,
+                deadline_ns,
+                job,
+                owner=self.owner,
+                model=self.identity,
+            )
         except Error as e:
             end()
             callback(status_of(e), (), NO_TIMING)

@@ -50,6 +50,8 @@ INFO = DeviceInfo(
 class ReferenceDevice(BlockingDevice):
     """Runs any valid model without extensions, one execution at a time."""
 
+    gives_way = True
+
     def __init__(self, name: str = INFO.name) -> None:
         super().__init__(msgspec.structs.replace(INFO, name=name), memory_bytes_max=MEMORY_BYTES_MAX)
 

@@ -313,7 +313,8 @@ class Dispatcher:
         self._decide(now_ns)
 
     def _decide(self, now_ns: int) -> None:
-        for _ in range(1 + INTERRUPTED_MAX * len(self._lanes)):
+        has_looked_again = False
+        for _ in range(2 + INTERRUPTED_MAX * len(self._lanes)):
             has_interrupted = False
             if self._can_preempt:
                 may_interrupt = len(self._interrupted) < INTERRUPTED_MAX * len(self._lanes)
@@ -329,9 +330,11 @@ class Dispatcher:
                     has_interrupted = True
                 else:
                     self._abort(action)
-            if not has_interrupted:
+            is_idle = bool(self._room.lane_of) and any(lane.work is None for lane in self._lanes)
+            if not has_interrupted and (not is_idle or has_looked_again):
                 return
-            # Again: now there is a free slot for the one that it was taken for.
+            # Again: there is a free slot for the one that it was taken for, or for what was planned anew just now.
+            has_looked_again = not has_interrupted
 
     def _start(self, work: Work, lane: Lane, now_ns: int) -> None:
         turn: _Turn = work.item
@@ -391,8 +394,8 @@ class Dispatcher:
         """What became of work that ran.
 
         Returns:
-            ``preempted``: interrupted for another. ``overran``: past its deadline at the device. ``probed``: begun though an estimate
-            spoke against it.
+            ``preempted``: interrupted for another. ``overran``: past its deadline at the device. ``probed``: begun although an
+            estimate spoke against it.
         """
         return dict(self._counts)
 

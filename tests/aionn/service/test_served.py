@@ -254,7 +254,7 @@ async def test_bursts_and_executions_are_limited_per_client(serving: Any, small:
     async with anyio.create_task_group() as tasks:
         first = small.Sum()
         tasks.start_soon(prepared.execute_synchronously, first.request)
-        await settled(lambda: len(served.device.gate._heap) == 1)
+        await settled(lambda: served.device.gate.waiting_count == 1)
         with pytest.raises(ResourceExhausted, match="executions"):
             await prepared.execute_synchronously(small.Sum().request)
         gate.__exit__(None, None, None)

@@ -1,0 +1,362 @@
+"""One device's slots for several clients: the policy's decisions, and turns among clients whose work is equal.
+
+Owns who of several clients is seen by the policy. Each owner shows as many works of a class as the device has slots, the most
+urgent ones; the rest stand behind them. So a flood of one client delays another's work of the same class by one of its own, not by
+all of it, and HIGH work of any client is seen at once. Pure: no thread, no lock, no waiting; the shells (``aionn.drivers.gate`` for
+threads, ``aionn.drivers.turns`` for tasks) call it one at a time.
+
+Invariants:
+1. No more than ``slot_count`` claims hold a slot at once.
+2. Every claim that entered is started exactly once, unless it left before: with a slot, or without one when its time is over.
+3. Nobody overtakes by being on another path: while one waits, every other one is decided on.
+4. At most ``waiting_max`` claims wait.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from aionn.errors import ResourceExhausted
+from aionn.hal import Priority
+from aionn.scheduler.estimates import Estimates
+from aionn.scheduler.policy import PlanPolicy
+from aionn.scheduler.queue import WAITING_MAX, WaitingRoomStatistics
+from aionn.scheduler.work import NEVER_NS, Action, Lane, Preempt, Start, Work, WorkState
+
+__all__ = ["Claim", "SharedSlots"]
+
+
+class Claim:
+    """One piece of work that wants a slot.
+
+    Args:
+        priority: Its class.
+        deadline_ns: Absolute; None for none.
+        owner: Whose it is.
+        model: What its duration is learnt by; None to learn nothing.
+
+    Attributes:
+        is_wanted_back: Whether its slot is wanted for more urgent work: give way at the next boundary.
+        slot: Which slot it holds; None for none.
+    """
+
+    __slots__ = (
+        "_key",
+        "_number",
+        "_since_ns",
+        "_work",
+        "is_wanted_back",
+        "model",
+        "owner",
+        "priority",
+        "slot",
+    )
+
+    def __init__(
+        self,
+        priority: Priority,
+        deadline_ns: int | None,
+        *,
+        owner: Hashable = None,
+        model: Hashable = None,
+    ) -> None:
+        self.priority = priority
+        self.owner = owner
+        self.model = model
+        self.is_wanted_back = False
+        self.slot: int | None = None
+        self._key = NEVER_NS if deadline_ns is None else deadline_ns
+        self._number = 0
+        self._since_ns = 0
+        self._work: Work | None = None
+
+    def start(self) -> None:
+        """Called when its turn has come: with a slot, or, where its deadline came first, without one. Must be quick."""
+
+    def interrupt(self) -> None:
+        """Called when its slot is wanted back. Must be quick."""
+
+
+class SharedSlots:
+    """See the module.
+
+    Args:
+        slot_count: How many claims may hold a slot at once.
+        name: Named in errors.
+        now: The clock of the deadlines.
+        can_preempt: Whether holders give way at boundaries.
+        waiting_max: Most that may wait.
+        trace: Called with the time and every action.
+    """
+
+    def __init__(
+        self,
+        slot_count: int,
+        *,
+        name: str,
+        now: Callable[[], int],
+        can_preempt: bool = False,
+        waiting_max: int = WAITING_MAX,
+        trace: Callable[[int, Action], None] | None = None,
+    ) -> None:
+        self._name = name
+        self._now = now
+        self._waiting_max = waiting_max
+        self._trace = trace
+        self._lanes = [Lane(index, 0, can_preempt=can_preempt) for index in range(slot_count)]
+        self._holders: list[Claim | None] = [None] * slot_count
+        self._policy = PlanPolicy(waiting_max=waiting_max)
+        self._room = self._policy.make_queue(self._lanes)
+        self._estimates = Estimates()
+        self._numbers = itertools.count()
+        self._shown: dict[tuple[Hashable, Priority], list[Claim]] = {}
+        self._behind: dict[tuple[Hashable, Priority], list[tuple[int, int, Claim]]] = {}
+        self._behind_count = 0
+
+    @property
+    def waiting_count(self) -> int:
+        """How many wait."""
+        return len(self._room) + self._behind_count
+
+    @property
+    def held_count(self) -> int:
+        """How many slots are held."""
+        return len(self._holders) - self._holders.count(None)
+
+    def take_at_once(self, claim: Claim) -> bool:
+        """Gives a claim a slot if one is free and nobody waits; False otherwise. ``start`` is not called."""
+        if self._room.lane_of or self._behind_count or None not in self._holders:
+            return False
+        claim.slot = self._holders.index(None)
+        self._holders[claim.slot] = claim
+        claim._since_ns = self._now()
+        return True
+
+    def enter(self, claim: Claim) -> None:
+        """Takes a claim in; it is started when its turn comes, perhaps before this returns.
+
+        Raises:
+            ResourceExhausted: Too many wait already.
+        """
+        if self.take_at_once(claim):
+            claim.start()
+            return
+        if self.waiting_count >= self._waiting_max:
+            raise ResourceExhausted(
+                f"{self._name}: {self._waiting_max} executions wait already", transient=True
+            )
+        now_ns = self._now()
+        self._see_holders()
+        claim._number = next(self._numbers)
+        self._show_or_store(claim, now_ns)
+        self._decide(now_ns)
+
+    def leave(self, claim: Claim) -> None:
+        """Gives up a claim that waits; it will not be started. Others are ignored."""
+        work = claim._work
+        if claim.slot is not None:
+            return
+        if work is not None and work.state is WorkState.WAITING:
+            self._room.remove(work)
+            work.state = WorkState.ENDED
+            self._unshow(claim)
+            self._decide(self._now())
+        elif work is None:
+            behind = self._behind.get((claim.owner, claim.priority), [])
+            for index, entry in enumerate(behind):
+                if entry[2] is claim:
+                    behind[index] = behind[-1]
+                    behind.pop()
+                    heapq.heapify(behind)
+                    self._behind_count -= 1
+                    return
+
+    def give_back(self, claim: Claim) -> None:
+        """Gives a slot back; one that was started without any is ignored."""
+        slot, work = claim.slot, claim._work
+        if slot is None:
+            return
+        claim.slot = None
+        claim.is_wanted_back = False
+        lane = self._lanes[slot]
+        self._holders[slot] = None
+        lane.work = None
+        lane.is_stopping = False
+        if work is None:
+            return  # Nobody has waited meanwhile.
+        now_ns = self._now()
+        work.state = WorkState.ENDED
+        if claim.model is not None and claim._since_ns:
+            self._estimates.observe(claim.model, max(0, now_ns - claim._since_ns))
+        if self._room.lane_of or self._behind_count:
+            self._decide(now_ns)
+
+    def give_way(self, claim: Claim) -> None:
+        """Lets the more urgent one have the slot; the claim is started again when its turn comes."""
+        slot, work = claim.slot, claim._work
+        assert slot is not None and work is not None, "only a holder whose slot is wanted back gives way"
+        now_ns = self._now()
+        lane = self._lanes[slot]
+        claim.slot = None
+        claim.is_wanted_back = False
+        claim._since_ns = 0  # How long it takes in all, a timing in pieces does not say.
+        self._holders[slot] = None
+        lane.work = None
+        lane.is_stopping = False
+        work.durations_ns = (max(1, lane.ends_ns - now_ns),)
+        work.least_ns = (1,)
+        work.state = WorkState.WAITING
+        self._room.add(work, now_ns)
+        self._decide(now_ns)
+
+    # --- What the policy sees -----------------------------------------------------------------------------------------------------
+
+    def _see_holders(self) -> None:
+        """Makes works of those that took their slots while nobody waited."""
+        for lane, claim in zip(self._lanes, self._holders, strict=True):
+            if claim is not None and claim._work is None:
+                work = self._work_of(claim, claim._since_ns)
+                work.state = WorkState.RUNNING
+                work.has_run = True
+                lane.work = work
+                lane.ends_ns = claim._since_ns + work.durations_ns[0]
+
+    def _work_of(self, claim: Claim, now_ns: int) -> Work:
+        expected_ns = 1 if claim.model is None else self._estimates.duration_ns(claim.model, 1)
+        claim._work = Work(
+            next(self._numbers),
+            priority=claim.priority,
+            deadline_ns=claim._key,
+            arrival_ns=now_ns,
+            durations_ns=(expected_ns,),
+            least_ns=(1,),
+            item=claim,
+        )
+        return claim._work
+
+    def _show_or_store(self, claim: Claim, now_ns: int) -> None:
+        group = (claim.owner, claim.priority)
+        shown = self._shown.setdefault(group, [])
+        if len(shown) >= len(self._lanes):
+            last = max(shown, key=_urgency)
+            if _urgency(claim) < _urgency(last):
+                assert last._work is not None, "who is shown is a work"
+                self._room.remove(last._work)
+                shown.remove(last)
+                last._work = None
+                claim, last = last, claim
+                self._show(last, now_ns)
+            heapq.heappush(self._behind.setdefault(group, []), (*_urgency(claim), claim))
+            self._behind_count += 1
+            return
+        self._show(claim, now_ns)
+
+    def _show(self, claim: Claim, now_ns: int) -> None:
+        work = self._work_of(claim, now_ns)
+        if self._room.add(work, now_ns) is None:
+            self._shown.setdefault((claim.owner, claim.priority), []).append(claim)
+            return
+        # Its deadline has come: whoever is started looks at that first.
+        work.state = WorkState.ENDED
+        claim.start()
+
+    def _unshow(self, claim: Claim) -> None:
+        """One leaves the room: the next of its owner and class is shown."""
+        group = (claim.owner, claim.priority)
+        shown = self._shown.get(group)
+        if shown is None or claim not in shown:
+            return  # It had given way, and was shown before that.
+        shown.remove(claim)
+        behind = self._behind.get(group)
+        now_ns = self._now()
+        while behind and len(shown) < len(self._lanes):
+            self._behind_count -= 1
+            self._show(heapq.heappop(behind)[2], now_ns)
+        if not behind:
+            self._behind.pop(group, None)
+            if not shown:
+                self._shown.pop(group, None)
+
+    def _decide(self, now_ns: int) -> None:
+        has_started = True
+        while has_started:
+            has_started = False
+            for action in self._policy.decide(now_ns, self._room, self._lanes):
+                if self._trace is not None:
+                    self._trace(now_ns, action)
+                if isinstance(action, Start):
+                    self._start(action.work, action.lane, now_ns)
+                    has_started = True  # Others are shown now, and slots may be left.
+                elif isinstance(action, Preempt):
+                    self._ask_back(action.lane)
+                elif action.work.state is WorkState.RUNNING:
+                    # It looks at its deadline itself, at its next boundary.
+                    action.work.state = WorkState.ENDED
+                else:
+                    self._room.remove(action.work)
+                    action.work.state = WorkState.ENDED
+                    self._unshow(action.work.item)
+                    action.work.item.start()
+                    has_started = True
+            if not has_started and self._room.lane_of and None in self._holders:
+                has_started = self._start_first(now_ns)
+
+    def _start_first(self, now_ns: int) -> bool:
+        """Starts the first that waits, whatever is expected of it: no event may come that would have it decided on again."""
+        lane = next(lane for lane in self._lanes if lane.work is None)
+        works = [claim._work for shown in self._shown.values() for claim in shown]
+        first = min((work for work in works if work is not None), key=lambda work: work.key, default=None)
+        if first is None:
+            return False
+        self._start(first, lane, now_ns)
+        return True
+
+    def _start(self, work: Work, lane: Lane, now_ns: int) -> None:
+        claim: Claim = work.item
+        self._room.remove(work)
+        work.state = WorkState.RUNNING
+        lane.work = work
+        lane.ends_ns = now_ns + work.durations_ns[0]
+        self._holders[lane.index] = claim
+        claim.slot = lane.index
+        if not work.has_run:
+            claim._since_ns = now_ns
+        work.has_run = True
+        self._unshow(claim)
+        claim.start()
+
+    def _ask_back(self, lane: Lane) -> None:
+        assert lane.work is not None, "only work that runs is interrupted"
+        claim: Claim = lane.work.item
+        lane.is_stopping = True
+        claim.is_wanted_back = True
+        claim.interrupt()
+
+    def statistics(self) -> WaitingRoomStatistics:
+        """Counts of what had to wait."""
+        return self._room.statistics()
+
+    def explain(self) -> str:
+        """What holds the slots and who waits, in lines of text."""
+        now_ns = self._now()
+        lines = []
+        for lane, claim in zip(self._lanes, self._holders, strict=True):
+            held = (
+                "free"
+                if claim is None
+                else Priority(claim.priority).name
+                if lane.work is None
+                else repr(lane.work)
+            )
+            lines.append(f"slot {lane.index}: {held}")
+        works: list[Any] = [claim._work for shown in self._shown.values() for claim in shown]
+        lines += [self._room.explain(work, now_ns) for work in works]
+        lines += [f"{self._behind_count} more stand behind others of their clients"]
+        return "\n".join(lines)
+
+
+def _urgency(claim: Claim) -> tuple[int, int]:
+    return claim._key, claim._number
