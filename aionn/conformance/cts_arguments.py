@@ -30,6 +30,7 @@ from aionn.hal import (
     DataLocation,
     Device,
     Memory,
+    MemoryKind,
     OperandType,
     OutputShape,
     PreparedModel,
@@ -54,11 +55,12 @@ class TestArguments:
     Args:
         test: Gives the inputs, and by its expectation the sizes of the outputs; an empty output has one byte.
         short_bytes: How many bytes the first output's buffer is too short.
+        kind: Of both memories.
     """
 
     __test__ = False  # Not a class of tests, whatever pytest thinks of its name.
 
-    def __init__(self, test: CtsTest, *, short_bytes: int = 0) -> None:
+    def __init__(self, test: CtsTest, *, short_bytes: int = 0, kind: MemoryKind = MemoryKind.ASHMEM) -> None:
         main = test.main
         self._outputs = [main.operands[i] for i in main.output_indexes]
         inputs = [main.operands[i] for i in main.input_indexes]
@@ -66,9 +68,9 @@ class TestArguments:
         sizes = [max(1, operand_bytes(o)) for o in self._outputs]
         sizes[0] -= short_bytes
         self._locations, output_bytes = _layout(1, sizes)
-        self._input_pool = Memory.create(input_bytes)
+        self._input_pool = Memory.create(input_bytes, kind=kind)
         try:
-            self._output_pool = Memory.create(output_bytes)
+            self._output_pool = Memory.create(output_bytes, kind=kind)
         except BaseException:
             self._input_pool.close()
             raise

@@ -14,7 +14,8 @@ from functools import partial
 import msgspec
 import numpy as np
 
-from aionn.conformance.cts import CtsTest, build_model
+from aionn.conformance.cts import CtsTest, build_model, compare
+from aionn.conformance.cts_arguments import TestArguments
 from aionn.conformance.cts_run import Bench, Check, CheckFailed, CheckSkipped, applies
 from aionn.conformance.vts_case import (
     Case,
@@ -131,6 +132,53 @@ async def _computes(subject: VtsSubject, check: Check, path: Path) -> None:
             raise CaseFailed(f.expected, f.got, f"{f.test}, {f.operation}") from e
         finally:
             await bench.aclose()
+    if not made:
+        raise CaseSkipped("no model of the sample is supported, or none has this kind")
+
+
+async def _fails_as_expected(subject: VtsSubject, path: Path) -> None:
+    """Examples of the data that must fail do so, and report neither shapes nor times."""
+    made = 0
+    for test in subject.failing_tests:
+        subject.step()
+        bench = Bench(test, path, subject.device)
+        try:
+            await bench.make("general")
+            made += 1
+        except CheckSkipped:
+            continue
+        except CheckFailed as e:
+            raise CaseFailed(e.failure.expected, e.failure.got, test.name) from e
+        finally:
+            await bench.aclose()
+    if not made:
+        raise CaseSkipped("no model of the sample is supported, or none has this kind")
+
+
+async def _computes_in_blobs(subject: VtsSubject, path: Path) -> None:
+    """As in plain memory, with inputs and outputs in hardware buffers of the blob format."""
+    made = 0
+    for test in _generated(subject):
+        if test.tolerance.multinomial is not None or (
+            path == "fenced" and any(0 in test.main.operands[i].dimensions for i in test.main.output_indexes)
+        ):
+            continue
+        model = build_model(test)
+        try:
+            async with subject.prepared(model) as prepared, executing(subject, prepared, path) as executor:
+                with TestArguments(test, kind=MemoryKind.HARDWARE_BUFFER_BLOB) as arguments:
+                    arguments.reset()
+                    answer = await executor.execute(arguments.request, where=test.name)
+                    expect_status(answer.status, answer.message, [ErrorStatus.NONE], test.name)
+                    mismatch = compare(test, arguments.outputs(answer.shapes))
+                    if mismatch is not None:
+                        fail(mismatch.expected, mismatch.got, test.name)
+                    made += 1
+        except CaseSkipped:
+            continue
+        finally:
+            for pool in model.pools:
+                pool.close()
     if not made:
         raise CaseSkipped("no model of the sample is supported, or none has this kind")
 
@@ -308,6 +356,11 @@ CASES = (
     ),
     *(
         Case(f"generated/infinite_loop_timeout[{path}]", partial(_endless_loop_times_out, path=path))
+        for path in PATHS
+    ),
+    *(
+        Case(f"generated/{name}[{path}]", partial(check, path=path))
+        for name, check in (("in_blobs", _computes_in_blobs), ("expected_failure", _fails_as_expected))
         for path in PATHS
     ),
     *(

@@ -75,7 +75,7 @@ class VtsSubject:
 
     Args:
         device: The device.
-        tests: Conformance models, a sample or all.
+        tests: Conformance models, a sample or all; those that must fail are ``failing_tests`` afterwards.
         mutants_max: Most mutations of one family of one model; None for all.
         is_remote: Whether the device is in a process of its own.
         step: Told at every step.
@@ -93,7 +93,8 @@ class VtsSubject:
         get_other: Callable[[], Awaitable[Device]] | None = None,
     ) -> None:
         self.device = device
-        self.tests = tests
+        self.tests = [test for test in tests if not test.expect_failure]
+        self.failing_tests = [test for test in tests if test.expect_failure]
         self.mutants_max = mutants_max
         self.is_remote = is_remote
         self.step = step

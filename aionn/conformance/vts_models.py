@@ -79,16 +79,19 @@ def default_data() -> Path | None:
 
 
 def sample_tests(folder: Path, *, per_operation: int | None, operations_max: int = 12) -> list[CtsTest]:
-    """Legal models of the conformance data.
+    """Models of the conformance data: legal ones, and behind them those that must fail in one way or another.
 
     Args:
         folder: Where the data are.
         per_operation: How many models with each operation, at least; None for all models.
         operations_max: Models with more operations are left out of a sample.
     """
-    tests = [test for test in iterate_tests(folder) if not test.expect_failure]
+    every = list(iterate_tests(folder))
+    tests = [test for test in every if not test.expect_failure]
+    failing = sorted((test for test in every if test.expect_failure), key=_effort)
     if per_operation is None:
-        return tests
+        return [*tests, *failing]
+    failing = [next(group) for _, group in itertools.groupby(failing, key=operation_types)]
     counts: dict[str, int] = {}
     chosen = []
     for test in sorted(tests, key=_effort):
@@ -101,7 +104,8 @@ def sample_tests(folder: Path, *, per_operation: int | None, operations_max: int
                 counts[name] = counts.get(name, 0) + 1
     names = {test.name for test in chosen}
     long = (t for t in sorted(tests, key=_effort) if 3 <= len(t.main.operations) <= operations_max)
-    return [*chosen, *itertools.islice((t for t in long if t.name not in names), LONG_MODELS)]
+    others = itertools.islice((t for t in long if t.name not in names), LONG_MODELS)
+    return [*chosen, *others, *failing]
 
 
 def _effort(test: CtsTest) -> tuple[int, int, str]:

@@ -50,7 +50,7 @@ from aionn.service.handles import QueueHandle
 from aionn.service.prepared import RemotePreparedModel
 from aionn.service.protocol import ConfigureBurst, ConfigureBurstReply, EndBurst, FreeMemorySlot
 
-__all__ = ["CASES", "PacketBurst", "packet_burst", "packet_mutations"]
+__all__ = ["CASES", "PacketBurst", "packet_burst"]
 
 SMALL_QUEUE_BYTES = 64
 """Room for the answer that says that the result does not fit, and not for a result of many outputs."""
@@ -247,12 +247,6 @@ MUTATIONS: dict[str, Callable[[list[FmqRequestDatum]], Mutated]] = {
     "wrong_numbers": _counts,
     "unknown_slot": _slots,
 }
-
-
-def packet_mutations(datums: list[FmqRequestDatum]) -> Mutated:
-    """All mutations of a legal packet, none of which is legal."""
-    for mutate in MUTATIONS.values():
-        yield from mutate(datums)
 
 
 # Cases

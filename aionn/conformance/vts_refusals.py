@@ -268,6 +268,20 @@ async def _refuses_failed_fence(subject: VtsSubject) -> None:
                 fail("outputs as they were", "other bytes")
 
 
+async def _refuses_what_is_no_fence(subject: VtsSubject) -> None:
+    """Null instead of a fence, and what else is none, is refused; nothing is launched."""
+    model = add_model()
+    async with subject.prepared(model) as prepared:
+        with RequestPools(model, [np.zeros((1, 4), np.float32)]) as pools, SyncFence("one") as fence:
+            fence.signal()
+            for wait_for in ([None], [fence, None], [-1], ["fence"]):
+                subject.step()
+                call = prepared.execute_fenced(pools.request, cast(Any, wait_for))
+                await expect_refusal(call, f"wait_for {[str(one) for one in wait_for]}")
+            if (pools.output().view(np.uint8) != 0xA5).any():
+                fail("outputs as they were", "other bytes")
+
+
 async def _refuses_closed_model(subject: VtsSubject, path: Path) -> None:
     """A prepared model that was closed executes nothing more."""
     model = add_model()
@@ -304,4 +318,5 @@ CASES = (
     ),
     Case("request_validation/negative_times", _refuses_negative_times),
     Case("request_validation/failed_fence", _refuses_failed_fence),
+    Case("request_validation/no_fence", _refuses_what_is_no_fence),
 )

@@ -403,11 +403,15 @@ def check_times(deadline_ns: int | None, loop_timeout_ns: int | None) -> None:
 
 
 def check_fences(wait_for: Sequence[SyncFence]) -> None:
-    """Refuses fences that have failed before the launch.
+    """Refuses fences that have failed before the launch, and what is no fence.
 
     Raises:
-        InvalidArgument: One of them has.
+        InvalidArgument: One of them has, or is none.
     """
     for index, fence in enumerate(wait_for):
+        if not isinstance(fence, SyncFence):
+            raise InvalidArgument(
+                f"fenced execution, fence {index} to wait for: expected a fence, got a {type(fence).__name__}"
+            )
         if fence.status == FenceStatus.FAILED:
             raise InvalidArgument(f"fenced execution: fence {index} to wait for has failed already")

@@ -152,7 +152,7 @@ class RemotePreparedModel:
         body = ExecuteFenced(
             self.handle,
             self._on_wire(request),
-            tuple(wait_for),
+            _fences(wait_for),
             measure,
             deadline_ns,
             loop_timeout_ns,
@@ -248,7 +248,7 @@ class RemoteExecution:
         self, wait_for: Sequence[SyncFence], *, deadline_ns: int | None = None, duration_ns: int | None = None
     ) -> FencedExecution:
         """See ``Execution``."""
-        body = ComputeFenced(self._handle, tuple(wait_for), deadline_ns, duration_ns)
+        body = ComputeFenced(self._handle, _fences(wait_for), deadline_ns, duration_ns)
         return _launched(self._channel, await self._channel.call(body, ExecuteFencedReply))
 
 
@@ -282,6 +282,16 @@ class RemoteBuffer:
     async def aclose(self) -> None:
         """See ``Buffer``."""
         await self._owned.aclose()
+
+
+def _fences(wait_for: Sequence[SyncFence]) -> tuple[SyncFence, ...]:
+    # What is none would make a message that no driver process can read.
+    for index, fence in enumerate(wait_for):
+        if not isinstance(fence, SyncFence):
+            raise InvalidArgument(
+                f"fenced execution, fence {index} to wait for: expected a fence, got a {type(fence).__name__}"
+            )
+    return tuple(wait_for)
 
 
 def _launched(channel: Channel, reply: ExecuteFencedReply) -> FencedExecution:
