@@ -8,6 +8,11 @@ How each figure is taken:
 - A round trip is one `execute_synchronously` of a burst to a driver process that adds two vectors of four numbers; of "runtime",
   one `execute` of a burst opened by `aionn.open`, which checks, copies and schedules. A block is 400 round trips; its number is
   their p50.
+- Where the two ends run decides as much as what they do: to wake a process on a processor that sleeps costs several times what it
+  costs on one's own. So a round trip is taken where the kernel puts the processes, with both ends on one processor, and with one
+  on each; the echo's ends are always placed as ours. "polling": both ends look for packets for 50 us before they sleep.
+- The limits of a round trip, of which ours can be no less: "packets alone", the same bytes over the same queues to a process that
+  computes nothing; and "operation alone", what the driver does to execute bound arguments, called in this process.
 - The frame: MobileNet v2 (224x224x3 floats, 600 KB a frame) where the models are at hand, else the shipped model for shapes. Both
   ways begin with the frame in an array and end with the result in one. A block's number is the p90 of its executions.
 - Two bursts: executions a second of two clients, each a task with a driver process of its own or both with bursts of one driver,
@@ -24,7 +29,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -32,12 +37,18 @@ import anyio
 import numpy as np
 
 import aionn
+import fmq
+from aionn.burst.controller import QUEUE_BYTES
+from aionn.burst.packets import encode_request, encode_result, result_of
+from aionn.drivers.reference import ReferenceDevice
 from aionn.hal import (
     DataLocation,
+    ExecutionResult,
     Memory,
     Model,
     OperandType,
     OperationType,
+    OutputShape,
     Request,
     RequestArgument,
     operand_size_bytes,
@@ -46,15 +57,17 @@ from aionn.interpreter import Interpreter, RunControl
 from aionn.models.builder import GraphBuilder
 from aionn.models.tflite import load_tflite
 from aionn.service.client import RemoteDevice
-from benchmarks.rows import Options, Report, at_most, compare, options
+from benchmarks.rows import Goal, Options, Report, at_most, compare, options
 
 ROUND_TRIPS = 400
-WARM_UP = 200
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = (
     ROOT.parent / "shared" / "models" / "mobilenet_v2_1.0_224_float.tflite",
     ROOT / "examples" / "data" / "shapes_float.tflite",
 )
+
+ALL_PROCESSORS = os.sched_getaffinity(0)
+POLLING_US = 50
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -127,6 +140,61 @@ class Echo:
         os.close(self.answer_fd)
 
 
+def packet_echo(requests: str, results: str, fds: list[str]) -> None:
+    """The other process of the bare queues: answers every packet by a result's bytes."""
+    gc.disable()
+    numbers = [int(fd) for fd in fds]
+    half = len(numbers) // 2
+    reader = fmq.MessageQueue.attach(fmq.MQDescriptor.from_bytes(bytes.fromhex(requests)), numbers[:half])
+    writer = fmq.MessageQueue.attach(fmq.MQDescriptor.from_bytes(bytes.fromhex(results)), numbers[half:])
+    answer = encode_result(result_of(ExecutionResult(True, (OutputShape((1, 4)),))))
+    with reader, writer:
+        while reader.read_message_blocking(None) != b"end":
+            writer.write_message(answer)
+
+
+class Packets:
+    """The queues of a burst without a burst: a process that answers every packet."""
+
+    def __init__(self, request: Request) -> None:
+        self.requests = fmq.MessageQueue.create(1, QUEUE_BYTES)
+        self.results = fmq.MessageQueue.create(1, QUEUE_BYTES)
+        self.packet = encode_request(request, [0], measure=False)
+        fds = (*self.requests.fds, *self.results.fds)
+        described = [queue.descriptor.to_bytes().hex() for queue in (self.requests, self.results)]
+        command = [sys.executable, "-m", "benchmarks.burst", "--packets", *described, *map(str, fds)]
+        self.process = subprocess.Popen(command, pass_fds=fds, cwd=ROOT)
+
+    async def trip(self) -> None:
+        self.requests.write_message(self.packet)
+        await fmq.aio.read_message(self.results)
+
+    def close(self) -> None:
+        self.requests.write_message(b"end")
+        self.process.wait(10)
+        self.requests.close()
+        self.results.close()
+
+
+PLACES: dict[str, tuple[set[int], set[int]] | None] = {"": None}
+if len(os.sched_getaffinity(0)) > 1:
+    _first, _second, *_ = sorted(os.sched_getaffinity(0))
+    PLACES |= {
+        ", one processor": ({_first}, {_first}),
+        ", a processor each": ({_first}, {_second}),
+    }
+"""Where our end and the other's may run; None where the kernel puts them."""
+
+
+def place(where: str, pids: Iterable[int]) -> None:
+    """Moves this process and all threads of the others."""
+    ours, theirs = PLACES[where] or (ALL_PROCESSORS, ALL_PROCESSORS)
+    os.sched_setaffinity(0, ours)
+    for pid in pids:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            os.sched_setaffinity(int(thread), theirs)
+
+
 def queue_echo(asks: multiprocessing.Queue[bytes | None], answers: multiprocessing.Queue[bytes]) -> None:
     """The other process of the queues."""
     while (message := asks.get()) is not None:
@@ -188,17 +256,23 @@ class Pools:
 
 
 @asynccontextmanager
-async def opened_burst(model: Model, *, count: int = 1, devices: int = 1) -> AsyncIterator[list[Trip]]:
-    """Bursts of the model in driver processes, as calls of one execution each."""
+async def opened_burst(
+    model: Model, *, count: int = 1, devices: int = 1, pids: set[int] | None = None, polling_us: int = 0
+) -> AsyncIterator[list[Trip]]:
+    """Bursts of the model in driver processes, as calls of one execution each; ``pids`` is told of the processes."""
     async with anyio.create_task_group() as tasks:
         trips: list[Trip] = []
         opened = [RemoteDevice("reference", "reference", tasks) for _ in range(devices)]
         try:
             for device in opened:
                 await device.connect()
+                if pids is not None and device.pid is not None:
+                    pids.add(device.pid)
                 prepared = await device.prepare_model(model)
                 for _ in range(count):
-                    burst = await prepared.configure_execution_burst()
+                    burst = await prepared.configure_execution_burst(
+                        controller_polling_us=polling_us, server_polling_us=polling_us
+                    )
                     request = Pools(model).request
                     trips.append(
                         lambda burst=burst, request=request: burst.execute_synchronously(request, (0,))
@@ -219,66 +293,89 @@ async def p50_us(trip: Trip) -> float:
     return 1e6 * statistics.median(times)
 
 
+def _p50_us(call: Callable[[], object]) -> float:
+    times = []
+    for _ in range(ROUND_TRIPS):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return 1e6 * statistics.median(times)
+
+
 def round_trips(report: Report, kind: str, new_loop: Loop, rounds: int) -> None:
     model = addition()
-    echo, queues = Echo(), Queues()
+    echo, queues, packets = Echo(), Queues(), Packets(Pools(model).request)
     try:
         with quiet_collector(), asyncio.Runner(loop_factory=new_loop) as runner:
-            blocks = runner.run(_round_trip_blocks(model, echo, queues, rounds))
+            blocks = runner.run(_round_trip_blocks(model, echo, queues, packets, rounds))
     finally:
+        os.sched_setaffinity(0, ALL_PROCESSORS)
         queues.close()
         echo.close()
-    for name, ours in (("burst", "burst"), ("burst by the runtime", "runtime")):
-        is_goal = ours == "burst"
-        report.add(
-            compare(
-                f"{name}, one operation, p50, {kind}",
-                "us",
-                blocks[ours],
-                "eventfd echo",
-                blocks["echo"],
-                at_most(2) if is_goal else None,
-            ),
-            compare(
-                f"{name}, one operation, p50, {kind}",
-                "us",
-                blocks[ours],
-                "multiprocessing.Queue",
-                blocks["queue"],
-                at_most(1),
-            ),
-        )
+        packets.close()
+    for where in PLACES:
+
+        def row(name: str, ours: str, peer: str, goal: Goal | None = None, where: str = where) -> None:
+            name = f"{name}, p50, {kind}{where}"
+            report.add(compare(name, "us", blocks[where, ours], peer, blocks[where, peer], goal))
+
+        row("burst, one operation", "burst", "eventfd echo", at_most(2))
+        row("burst, one operation", "burst", "multiprocessing.Queue", at_most(1))
+        row("burst, polling", "polling", "eventfd echo", at_most(2) if "each" in where else None)
+        row("burst by the runtime", "runtime", "eventfd echo")
+        row("burst by the runtime", "runtime", "multiprocessing.Queue", at_most(1))
+        row("limit: packets alone", "packets", "eventfd echo")
+        row("limit: operation alone", "operation", "eventfd echo")
 
 
-async def _round_trip_blocks(model: Model, echo: Echo, queues: Queues, rounds: int) -> dict[str, list[float]]:
-    blocks: dict[str, list[float]] = {"burst": [], "runtime": [], "echo": [], "queue": []}
+async def _round_trip_blocks(
+    model: Model, echo: Echo, queues: Queues, packets: Packets, rounds: int
+) -> dict[tuple[str, str], list[float]]:
     value = np.zeros((1, 4), np.float32)
+    pids = {echo.process.pid, packets.process.pid}
+    assert queues.process.pid is not None
+    pids.add(queues.process.pid)
+    alone = await ReferenceDevice().prepare_model(model)
+    arguments = alone.bind(Pools(model).request)
     echo.attach()
     async with (
-        opened_burst(model) as (burst,),
+        opened_burst(model, pids=pids) as (burst,),
+        opened_burst(model, pids=pids, polling_us=POLLING_US) as (polling,),
         aionn.open(drivers=["reference"]) as runtime,
     ):
         net = await runtime.compile(model, devices="reference")
+        pids.update(
+            device.hal.pid
+            for device in runtime.devices
+            if isinstance(device.hal, RemoteDevice) and device.hal.pid
+        )
         async with net.burst() as ours:
 
             async def queue() -> float:
                 return queues.p50_us()
 
+            async def operation() -> float:
+                return _p50_us(lambda: alone.execute_bound(arguments))
+
             contenders: dict[str, Callable[[], Awaitable[float]]] = {
                 "burst": lambda: p50_us(burst),
+                "polling": lambda: p50_us(polling),
                 "runtime": lambda: p50_us(lambda: ours.execute([value])),
-                "echo": lambda: p50_us(echo.trip),
-                "queue": queue,
+                "eventfd echo": lambda: p50_us(echo.trip),
+                "packets": lambda: p50_us(packets.trip),
+                "operation": operation,
+                "multiprocessing.Queue": queue,
             }
-            for _ in range(WARM_UP):
-                await burst()
-                await ours.execute([value])
-                await echo.trip()
-            queues.p50_us()
             names = list(contenders)
-            for turn in range(rounds):
-                for name in names if turn % 2 == 0 else reversed(names):
-                    blocks[name].append(await contenders[name]())
+            blocks: dict[tuple[str, str], list[float]] = {(w, name): [] for w in PLACES for name in names}
+            for where in PLACES:
+                place(where, pids)
+                for name in names:
+                    await contenders[name]()
+                for turn in range(rounds):
+                    for name in names if turn % 2 == 0 else reversed(names):
+                        blocks[where, name].append(await contenders[name]())
+            place("", pids)
     echo.detach()
     return blocks
 
@@ -407,6 +504,9 @@ def main() -> None:
     """Print the figures."""
     if sys.argv[1:2] == ["--echo"]:
         eventfd_echo(int(sys.argv[2]), int(sys.argv[3]))
+        return
+    if sys.argv[1:2] == ["--packets"]:
+        packet_echo(sys.argv[2], sys.argv[3], sys.argv[4:])
         return
     if any(os.environ.get(variable) != "1" for variable in THREAD_VARIABLES):
         # Read when numpy is imported: as in a driver process, so that both engines have one thread.
