@@ -26,6 +26,15 @@ BARS_MAX = 4000
 WIDTH = 1100
 COLOURS = {Priority.HIGH: "#c0392b", Priority.MEDIUM: "#d68910", Priority.LOW: "#2471a3"}
 
+LEGEND = (
+    "<p>"
+    + "".join(
+        f'<span style="background:{COLOURS[priority]}">&emsp;</span> {priority.name.lower()}&emsp;'
+        for priority in sorted(Priority, reverse=True)
+    )
+    + "pale: did not end on time</p>"
+)
+
 
 class ClassReport(msgspec.Struct, frozen=True):
     """What became of the requests of one priority.
@@ -180,7 +189,7 @@ that did not end on time.</p>
 <h2>Devices</h2>{_timeline(engine)}
 <table><tr><th>device</th><th>busy</th><th>joules</th></tr>{used}</table>
 <h2>Latency of what ended on time</h2>{_latencies(engine)}
-<h2>Why the others were not</h2><table>{why or "<tr><td>all were</td></tr>"}</table>
+<h2>Why requests did not end on time</h2><table>{why or "<tr><td>all did</td></tr>"}</table>
 <p>Record of events: {report.digest}</p>
 </body></html>
 """
@@ -195,13 +204,14 @@ def _counts(report: Report) -> str:
     parts = []
     for row, c in enumerate(report.classes):
         share = c.on_time / c.requests if c.requests else 0.0
+        told = f"{c.on_time} of {c.requests} ({100 * share:.1f} %)" if c.requests else "no requests"
         colour = COLOURS[PRIORITIES[c.priority]]
         y = row * 24
         parts.append(
             f'<text x="0" y="{y + 15}">{c.priority}</text>'
-            f'<rect x="80" y="{y}" width="{WIDTH - 200}" height="18" fill="#eee"/>'
-            f'<rect x="80" y="{y}" width="{share * (WIDTH - 200):.1f}" height="18" fill="{colour}"/>'
-            f'<text x="{WIDTH - 110}" y="{y + 15}">{c.on_time} of {c.requests} ({100 * share:.1f} %)</text>'
+            f'<rect x="80" y="{y}" width="{WIDTH - 280}" height="18" fill="#eee"/>'
+            f'<rect x="80" y="{y}" width="{share * (WIDTH - 280):.1f}" height="18" fill="{colour}"/>'
+            f'<text x="{WIDTH - 190}" y="{y + 15}">{told}</text>'
         )
     return f'<svg role="img" width="{WIDTH}" height="{24 * len(report.classes)}">{"".join(parts)}</svg>'
 
@@ -219,7 +229,9 @@ def _timeline(engine: Engine) -> str:
     end_ns = max((span[2] for span in shown), default=1)
     parts = []
     for row in engine.lanes:
-        name = html.escape(engine.scenario.devices[row.device].name)
+        device = engine.scenario.devices[row.device]
+        slot = sum(lane.device == row.device for lane in engine.lanes[: row.index])
+        name = html.escape(f"{device.name}, slot {slot + 1}" if device.slots > 1 else device.name)
         parts.append(f'<text x="0" y="{row.index * 26 + 16}">{name}</text>')
     for index, started_ns, ended_ns, number in shown:
         x = 140 + started_ns / end_ns * (WIDTH - 140)
@@ -231,11 +243,10 @@ def _timeline(engine: Engine) -> str:
             f'<rect x="{x:.2f}" y="{index * 26}" width="{width:.2f}" height="20" fill="{_colour_of(engine, number)}"'
             f' opacity="{1 if is_on_time else 0.35}"><title>{label}</title></rect>'
         )
-    height = len(engine.lanes) * 26 + 20
-    parts.append(f'<text x="140" y="{height - 4}">0</text>')
-    parts.append(f'<text x="{WIDTH}" y="{height - 4}" text-anchor="end">{end_ns / 1e6:.1f} ms</text>')
+    height = len(engine.lanes) * 26 + 24
+    parts.insert(0, _ticks(140, height - 24, end_ns / 1e6))
     told = f"<p>The first {BARS_MAX} of {len(spans)} executions.</p>" if len(spans) > BARS_MAX else ""
-    return f'{told}<svg role="img" width="{WIDTH}" height="{height}">{"".join(parts)}</svg>'
+    return f'{told}{LEGEND}<svg role="img" width="{WIDTH}" height="{height}">{"".join(parts)}</svg>'
 
 
 def _latencies(engine: Engine) -> str:
@@ -264,6 +275,22 @@ def _latencies(engine: Engine) -> str:
         parts.append(
             f'<polyline fill="none" stroke-width="2" stroke="{COLOURS[priority]}" points="{" ".join(points)}"/>'
         )
-    parts.append(f'<text x="40" y="{height + 16}">0</text>')
-    parts.append(f'<text x="{WIDTH}" y="{height + 16}" text-anchor="end">{longest_ms:.2f} ms</text>')
-    return f'<p>Share that took no longer.</p><svg role="img" width="{WIDTH}" height="{height + 20}">{"".join(parts)}</svg>'
+    parts.insert(0, _ticks(40, height, longest_ms))
+    told = "<p>From arrival to end; the line gives the share of a class that took no longer.</p>"
+    return f'{told}<svg role="img" width="{WIDTH}" height="{height + 24}">{"".join(parts)}</svg>'
+
+
+def _ticks(left: int, height: int, end_ms: float) -> str:
+    """An axis of time below a drawing, from 0 at ``left`` to the right edge, with lines at round numbers."""
+    step_ms = 10.0 ** math.floor(math.log10(end_ms))
+    step_ms /= 5 if end_ms < 2 * step_ms else 2 if end_ms < 5 * step_ms else 1
+    parts = []
+    for number in range(math.floor(end_ms / step_ms) + 1):
+        x = left + number * step_ms / end_ms * (WIDTH - left)
+        # The last label ends where the drawing ends.
+        anchor = "start" if number == 0 else "end" if x > WIDTH - 30 else "middle"
+        parts.append(
+            f'<path d="M{x:.1f} 0V{height + 4}" stroke="#ddd"/>'
+            f'<text x="{x:.1f}" y="{height + 18}" text-anchor="{anchor}">{number * step_ms:g} ms</text>'
+        )
+    return "".join(parts)

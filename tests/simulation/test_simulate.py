@@ -21,11 +21,11 @@ class Page(HTMLParser):
         self.tags[tag] = self.tags.get(tag, 0) + 1
         assert tag not in ("script", "link", "img", "iframe")
         assert not any(name in ("src", "href") for name, _ in attrs)
-        if tag not in ("meta", "rect", "polyline"):
+        if tag not in ("meta", "rect", "path", "polyline"):
             self.open.append(tag)
 
     def handle_endtag(self, tag):
-        if tag not in ("rect", "polyline"):
+        if tag not in ("rect", "path", "polyline"):
             assert self.open.pop() == tag
 
 
