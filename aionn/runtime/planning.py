@@ -335,7 +335,9 @@ class _Preparing:
             FeatureLevel.LEVEL_8 if s.is_interpreted else self._devices[s.candidate].feature_level
             for s in steps
         ]
-        if len(steps) == 1 and not steps[0].is_interpreted and self._needed[number] <= levels[0]:
+        # A subgraph's device is not given what it does not read: others may hold that in a memory of their own.
+        is_whole = len(steps) == 1 and not steps[0].is_interpreted and not number
+        if is_whole and self._needed[number] <= levels[0]:
             return [model]
         return [
             expressed_at(step_model(model, step), level) for step, level in zip(steps, levels, strict=True)
