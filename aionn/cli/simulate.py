@@ -25,6 +25,7 @@ def simulate(
     *,
     policy: str = "plan",
     seed: int = 1,
+    folder: Path | None = None,
     json: Annotated[bool, Parameter(negative=())] = False,
     html: Path | None = None,
     bound: Annotated[bool, Parameter(negative=())] = False,
@@ -37,6 +38,7 @@ def simulate(
         policy: Who decides: plan (aionn's own), fifo, edf, edf-abort, edf-abort-whole, edf-abort-priority, edf-abort-high,
             triton-like, clockwork-like.
         seed: Of arrivals, noise and faults; the same seed gives the same run.
+        folder: Where the files are that the workload names (traces, models, devices); by default where the workload's own is.
         json: Print one JSON object instead of tables.
         html: Write a page with timelines and distributions to this file.
         bound: Also tell how many could have ended on time had everything been known beforehand; needs scipy, and exact durations.
@@ -44,7 +46,7 @@ def simulate(
     """
     chosen = policy_named(policy)
     described = read_workload(workload)
-    engine = Engine(prepare(described, seed, folder=workload.parent), chosen, record=True)
+    engine = Engine(prepare(described, seed, folder=folder or workload.parent), chosen, record=True)
     engine.run()
     report = report_of(engine)
     if html is not None:

@@ -320,7 +320,10 @@ def _times(workload: Workload, index: int, seed: int, folder: Path) -> Iterator[
 def _seconds(stream: Stream, source: random.Random, folder: Path) -> Iterator[float]:
     if stream.arrivals == "trace":
         assert stream.trace is not None, "checked by the stream"
-        times = read_trace(folder / stream.trace)
+        try:
+            times = read_trace(folder / stream.trace)
+        except InvalidArgument as e:
+            raise InvalidArgument(f"stream {stream.name}, trace: {e}") from e
         span_s = times[-1] - times[0]
         scale = len(times) / span_s / stream.rate_per_s if stream.rate_per_s and span_s else 1.0
         # Another seed looks at another part of the trace; the end wraps to the beginning.
@@ -364,8 +367,10 @@ def read_trace(path: Path) -> list[float]:
             if rows.fieldnames is None or "TIMESTAMP" not in rows.fieldnames:
                 raise InvalidArgument(f"{path}, line 1, TIMESTAMP: the column is missing")
             times = [_seconds_of(row["TIMESTAMP"], path, rows.line_num) for row in rows]
-    except (OSError, UnicodeDecodeError) as e:
-        raise InvalidArgument(f"{path}: cannot be read: {e}") from e
+    except OSError as e:
+        raise InvalidArgument(f"{path}: cannot be read: {e.strerror}") from e
+    except UnicodeDecodeError as e:
+        raise InvalidArgument(f"{path}: expected UTF-8 text: {e.reason}") from e
     if len(times) < 2:
         raise InvalidArgument(f"{path}: expected two arrivals or more, got {len(times)}")
     times.sort()

@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 import pytest
 
 from aionn.cli.main import main
+from aionn.simulation.baselines import POLICIES
 
 
 class Page(HTMLParser):
@@ -80,3 +81,20 @@ def test_mistakes_are_told_in_a_sentence(repository, tmp_path, capsys):
     assert "w.toml, line 8, stream[0].priority: expected one of low, medium, high" in capsys.readouterr().err
     assert run(workload, "--html", tmp_path / "no" / "page.html") == 2
     assert "cannot be written" in capsys.readouterr().err
+
+
+def test_trace_is_looked_for_where_told(repository, shared, tmp_path, capsys):
+    workload = repository / "benchmarks" / "workloads" / "trace-code.toml"
+    assert run(workload, "--folder", tmp_path) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "stream code, trace:" in told and "No such file" in told
+    assert run(workload, "--json", "--folder", shared / "traces") == 0
+    assert json.loads(capsys.readouterr().out)["workload"] == "trace-code"
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_every_policy_runs_and_keeps_the_rules(repository, capsys, policy):
+    workload = repository / "benchmarks" / "workloads" / "bursty.toml"
+    assert run(workload, "--policy", policy, "--json", "--check") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["policy"] == policy and report["breaches"] == []
