@@ -96,7 +96,7 @@ class Burst:
         self._slots: list[_Slot] = []
         # Neither yields to the loop where there is nothing to wait for: the device's answer does.
         self._free = anyio.Semaphore(0, fast_acquire=True)
-        self._in_flight = [anyio.Lock(fast_acquire=True) for _ in plan.steps]
+        self._in_flight = [anyio.Semaphore(1, fast_acquire=True) for _ in plan.steps]
         self._hal: list[HalBurst] = []
         self._opened = False
         self._streams: set[Stream[Any]] = set()
@@ -239,12 +239,11 @@ class Burst:
         """
         turn = self._turns(slot, measure)[0]
         dispatcher = turn.dispatcher
-        asked_ns = now_ns()
         work = dispatcher.enter(
             priority=priority, deadline_ns=None, model=turn.model, declared_ns=turn.declared_ns
         )
         await dispatcher.turn(work)
-        queued_ns = now_ns() - asked_ns
+        queued_ns = now_ns() - work.arrival_ns
         try:
             with section("LR_PE", self._device_names):
                 timing = await self._run(slot, 0, measure, None)
@@ -262,7 +261,7 @@ class Burst:
         else:
             dispatcher.release(work)
             outputs = slot.area.outputs(self._output_indexes, copy=True)
-            total_ns = now_ns() - asked_ns
+            total_ns = now_ns() - work.arrival_ns
             return Result(outputs, timing, device=self._device_names, queued_ns=queued_ns, total_ns=total_ns)
         return await self._await(self._begin(slot, None, priority, measure, copy=True, failure=failure))
 
@@ -343,8 +342,8 @@ class Burst:
             stream.cancel()
         with anyio.CancelScope(shield=True):
             with anyio.move_on_after(CLOSE_S_MAX):
-                for lock in self._in_flight:
-                    async with lock:
+                for in_flight in self._in_flight:
+                    async with in_flight:
                         pass
             for hal in self._hal:
                 await hal.aclose()
