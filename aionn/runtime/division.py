@@ -19,14 +19,23 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from aionn.errors import Error, InvalidArgument
-from aionn.hal import ExecutionPreference, Model, Operation, OperationType, Subgraph, operation_type_name
+from aionn.errors import Error, GeneralFailure, InvalidArgument
+from aionn.hal import (
+    ExecutionPreference,
+    FeatureLevel,
+    Model,
+    Operation,
+    OperationType,
+    Subgraph,
+    operation_type_name,
+)
 from aionn.runtime.partition import (
     CONTROL_FLOW,
     Candidate,
     Choice,
     Step,
     choose_devices,
+    is_unknown,
     make_steps,
     without_unused,
 )
@@ -112,9 +121,29 @@ def divide(
 
     Raises:
         InvalidArgument: Some operation is supported by no device, inside or outside.
-        GeneralFailure: A step would have no input or no output.
+        GeneralFailure: A step would have no input or no output, or a device is too old for what goes between two.
     """
     return _Dividing(model, asked, preference).run()
+
+
+def _check_sizes(division: Division, candidates: Sequence[Candidate]) -> None:
+    """Refuses what old devices cannot do: to report, or to be told, the size of a value between two steps.
+
+    Raises:
+        GeneralFailure: Such a size is not known, and one of its devices is below level 3.
+    """
+    main = division.model.main
+    written = {key for step in division.steps for key in step.outputs}
+    between = {key for step in division.steps for key in step.inputs if key in written}
+    for step in division.steps:
+        if step.is_interpreted or candidates[step.candidate].feature_level >= FeatureLevel.LEVEL_3:
+            continue
+        for key in (*step.inputs, *step.outputs):
+            if key in between and is_unknown(main.operands[key]):
+                raise GeneralFailure(
+                    f"partition: {candidates[step.candidate].name} is below level 3, and the size of operand {key}, which goes "
+                    "from one device to another, is not known"
+                )
 
 
 class _Dividing:
@@ -172,7 +201,9 @@ class _Dividing:
             return f"interpreted: no device is better for it as a whole; inside of it: {', '.join(names)}"
 
         choices = choose_devices(part, candidates, self._preference, interpretation)
-        return Division(part, choices, make_steps(part, choices))
+        division = Division(part, choices, make_steps(part, choices))
+        _check_sizes(division, candidates)
+        return division
 
     def _devices_of(self, numbers: Sequence[int]) -> dict[str, Candidate]:
         """The devices that subgraphs go to, by name."""

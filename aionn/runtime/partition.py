@@ -25,6 +25,7 @@ from aionn.hal import (
     Capabilities,
     DataLocation,
     ExecutionPreference,
+    FeatureLevel,
     Model,
     Operand,
     OperandLifeTime,
@@ -65,12 +66,14 @@ class Candidate(msgspec.Struct, frozen=True):
         capabilities: Its performance.
         supported: One answer per operation of the main subgraph.
         is_reference: Whether it is the CPU reference device, which wins ties.
+        feature_level: The highest level that it answers for.
     """
 
     name: str
     capabilities: Capabilities
     supported: tuple[bool, ...]
     is_reference: bool = False
+    feature_level: int = FeatureLevel.LEVEL_8
 
 
 class Choice(msgspec.Struct, frozen=True):

@@ -405,7 +405,13 @@ async def _ask_about(
             )
         answers = await _ask(part, devices, questions)
         asked[number] = [
-            Candidate(device.name, device.capabilities, supported, is_reference=device.driver == "reference")
+            Candidate(
+                device.name,
+                device.capabilities,
+                supported,
+                is_reference=device.driver == "reference",
+                feature_level=device.feature_level,
+            )
             for device, supported in zip(devices, answers, strict=True)
         ]
         found = open_references(model, number, asked[number], preference)
