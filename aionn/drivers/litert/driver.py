@@ -62,9 +62,9 @@ THREADS_MAX = 256
 MEMORY_BYTES_MAX = 1 << 30
 
 FLOAT_TIME, SIGNED_TIME = 0.22, 0.06
-"""Execution time over the reference device's on mobilenet_v2_1.0_224 in float32 and int8, on one thread each: 3.5 of 15.9 ms and
-1.5 of 24.7 ms. Types without a figure of their own take the larger one, and energy follows time. Measured once, by
-``python -m benchmarks.models --capabilities``."""
+"""Execution time over the reference device's on mobilenet_v2_1.0_224 in float32 and int8, on one thread each: 3.4 of 14.7 ms and
+1.6 of 26.1 ms. Types without a figure of their own take the larger one, and energy follows time. ``python -m benchmarks.models
+--capabilities`` measures both again; it wants a machine that does nothing else."""
 
 
 def _capabilities() -> Capabilities:
