@@ -1,4 +1,4 @@
-"""Every complete example in the documentation runs: a Python block that ends in ``anyio.run(main)``."""
+"""Every complete example in the documentation runs: a Python block that ends in ``anyio.run(main)``, or needs no event loop."""
 
 from __future__ import annotations
 
@@ -17,12 +17,24 @@ LINES_ENOUGH = 30
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
+def is_complete(block: str) -> bool:
+    return block.rstrip().endswith("anyio.run(main)") or "with aionn.blocking.open(" in block
+
+
 def examples() -> list[tuple[str, str]]:
     found = []
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
-        blocks = [b for b in BLOCK.findall(page.read_text()) if b.rstrip().endswith("anyio.run(main)")]
+        blocks = [block for block in BLOCK.findall(page.read_text()) if is_complete(block)]
         found += [(f"{page.name}[{i}]", block) for i, block in enumerate(blocks)]
     return found
+
+
+@pytest.mark.parametrize(
+    "page",
+    ["compilation", "devices", "executions", "memory", "models", "settings", "threads", "watching"],
+)
+def test_page_of_the_runtime_has_an_example(page: str) -> None:
+    assert any(name.startswith(f"{page}.md") for name, _ in examples())
 
 
 @pytest.mark.parametrize(("name", "code"), examples(), ids=[name for name, _ in examples()])
