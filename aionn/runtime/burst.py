@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import msgspec
 
@@ -347,6 +348,8 @@ class Burst:
                         pass
             for hal in self._hal:
                 await hal.aclose()
+            # What has just ended is told in the loop's next turn: by now, who closes a burst may rely on it.
+            await anyio.lowlevel.checkpoint()
         self._slots.clear()
 
 
