@@ -298,6 +298,10 @@ class BurstController:
             raise DeadObject(f"burst: {self._why_dead}") from None
         except fmq.Error as e:
             raise GeneralFailure(f"burst: the result cannot be read: {e}") from e
+        except OSError as e:
+            raise ResourceExhausted(
+                f"burst: the event loop cannot watch the results: {e.strerror}", transient=True
+            ) from e
         self._unread_count -= 1
         return payload
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -102,7 +103,8 @@ class FencedLaunch:
         duration_ns: int | None,
     ) -> None:
         self._prepared = prepared
-        self._arguments = arguments
+        # Let go when the launch is over: alarms and errors keep it for longer than memories may be kept.
+        self._arguments: Arguments | None = arguments
         self._measure = measure
         self._deadline_ns = deadline_ns
         self._loop_timeout_ns = loop_timeout_ns
@@ -153,11 +155,12 @@ class FencedLaunch:
             self._finish(e, status_of(e))
 
     def _run(self, limit_ns: int | None) -> None:
-        if self.fence.status != FenceStatus.PENDING:
+        arguments = self._arguments
+        if arguments is None or self.fence.status != FenceStatus.PENDING:
             return
         try:
             result = self._prepared.run_bound(
-                self._arguments,
+                arguments,
                 measure=self._measure,
                 deadline_ns=limit_ns,
                 loop_timeout_ns=self._loop_timeout_ns,
@@ -166,12 +169,15 @@ class FencedLaunch:
             if not result.output_sufficient_size:
                 raise GeneralFailure("fenced execution: an output does not fit its buffer")
         except Error as e:
+            # The fence keeps the error, the error its frames, and they what was computed with.
+            traceback.clear_frames(e.__traceback__)
             self._finish(e, status_of(e))
             return
         # Information first: whoever sees the fence signalled may ask for it.
         self._outcome = (ErrorStatus.NONE, self._timing(result))
+        self._arguments = None
         if not self.fence.try_signal():
-            self._arguments.fail()  # It was given up while it ran to its end.
+            arguments.fail()  # It was given up while it ran to its end.
 
     def _timing(self, result: ExecutionResult) -> FencedTiming:
         if not self._measure:
@@ -190,7 +196,9 @@ class FencedLaunch:
     def _finish(self, error: BaseException, status: ErrorStatus) -> None:
         if self.fence.status == FenceStatus.PENDING:
             self._outcome = (status, FencedTiming(NO_TIMING, NO_TIMING))
-            self._arguments.fail()
+            arguments, self._arguments = self._arguments, None
+            if arguments is not None:
+                arguments.fail()
             self.fence.try_fail(error)
 
     async def get_execution_info(self) -> tuple[ErrorStatus, FencedTiming]:

@@ -81,6 +81,7 @@ class Channel:
 
     Attributes:
         received_count: How many messages came from the peer.
+        was_cut_off: Whether the connection ended before calls of the peer were answered.
     """
 
     def __init__(self, sock: socket.socket, handler: Handler, *, peer_name: str) -> None:
@@ -97,6 +98,7 @@ class Channel:
         self._handled_bytes = 0
         self._room = anyio.Event()
         self.received_count = 0
+        self.was_cut_off = False
         self._limiter = anyio.CapacityLimiter(CALLS_AT_ONCE_MAX)
 
     @property
@@ -205,6 +207,9 @@ class Channel:
             if scope.cancelled_caught:
                 reply = Failed(status_of(GeneralFailure()), "the caller cancelled the call")
             await self._send_reply(Reply(call.id, reply))
+        except anyio.get_cancelled_exc_class():
+            self.was_cut_off = True
+            raise
         finally:
             self._handled.pop(call.id, None)
             self._limiter.release_on_behalf_of(borrower)
@@ -319,7 +324,7 @@ class Channel:
                     self._post_later()
                     break
                 except BlockingIOError:
-                    await anyio.wait_writable(self._sock)
+                    await self._wait_writable()
                 except OSError as e:
                     if e.errno == errno.ETOOMANYREFS:
                         raise ResourceExhausted(
@@ -327,6 +332,12 @@ class Channel:
                         ) from e
                     self.close(f"{self._peer_name} is gone: {e.strerror}")
         del keep  # Memories and descriptors had to live until here: the kernel has its own references now.
+
+    async def _wait_writable(self) -> None:
+        try:
+            await anyio.wait_writable(self._sock)
+        except OSError as e:
+            raise ResourceExhausted(f"message: the socket cannot be watched: {e.strerror}") from e
 
     def close(self, why: str) -> None:
         """Ends the connection: pending and later calls raise DEAD_OBJECT with this reason. Idempotent."""

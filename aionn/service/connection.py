@@ -89,7 +89,10 @@ class ServedSocket:
         Raises:
             DeviceUnavailable: Nobody serves there, or its permissions refuse this user.
         """
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        try:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        except OSError as e:
+            raise DeviceUnavailable(f"socket {path}: no descriptor to connect with: {e.strerror}") from e
         try:
             with anyio.fail_after(CONNECT_S_MAX):
                 while True:

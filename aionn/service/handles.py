@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 import fmq
-from aionn.errors import InvalidArgument
+from aionn.errors import InvalidArgument, ResourceExhausted
 from aionn.hal import CACHE_FILES_MAX, BufferToken, CacheFiles, Memory, Request, RequestArgument
 
 __all__ = ["CacheOnWire", "Descriptor", "FileHandle", "PoolOnWire", "QueueHandle", "RequestOnWire"]
@@ -49,6 +49,20 @@ class QueueHandle:
     @property
     def fds(self) -> tuple[int, ...]:
         return tuple(owned.fd for owned in self._owned)
+
+    def attach(self, *, spin_ns: int = 0) -> fmq.MessageQueue:
+        """The queue itself, mapped.
+
+        Raises:
+            InvalidArgument: The descriptor or its files are no queue.
+            ResourceExhausted: It cannot be mapped.
+        """
+        try:
+            return fmq.MessageQueue.attach(self.descriptor, self.fds, spin_ns=spin_ns)
+        except fmq.Error as e:
+            raise InvalidArgument(f"burst: the queue cannot be used: {e}") from e
+        except OSError as e:
+            raise ResourceExhausted(f"burst: the queue cannot be mapped: {e.strerror}") from e
 
 
 class FileHandle:

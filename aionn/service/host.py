@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import gc
 import logging
 import os
 import socket
@@ -58,6 +59,9 @@ BACKLOG = 64
 CLIENTS_MAX = 256
 """Clients of one socket at once; further ones are turned away."""
 
+ABANDONED_S = 1.0
+"""After this time what a client left running has ended, as a rule."""
+
 RETRY_S = 0.1
 """Pause before accepting again when no descriptor was left."""
 
@@ -73,6 +77,9 @@ SHARED_QUOTAS = Quotas(
 )
 """What each client of a shared device may take unless the server is told otherwise."""
 
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.ENOBUFS, errno.ECONNABORTED)
+"""Why a client cannot be accepted, or the listener not be watched, now: later it can."""
+
 _logger = logging.getLogger("aionn.service")
 
 
@@ -83,7 +90,7 @@ async def serve(
     quotas: Quotas | None = None,
     progress: Progress | None = None,
     idle_s: float = IDLE_S,
-) -> None:
+) -> bool:
     """Serves one client until it goes away, then frees what was its own.
 
     Args:
@@ -92,6 +99,9 @@ async def serve(
         quotas: What the client may take; None for the defaults of ``Quotas``.
         progress: Is told of the work that the device does; None for no watch.
         idle_s: Memories of bursts and requests that were not used for so long are given back.
+
+    Returns:
+        Whether it went in the middle of something.
     """
     async with anyio.from_thread.BlockingPortal() as portal, anyio.create_task_group() as tasks:
         session = Session(
@@ -102,10 +112,12 @@ async def serve(
         try:
             await channel.run()
         finally:
+            was_cut_off = channel.was_cut_off or session.account.taken("executions") > 0
             with anyio.CancelScope(shield=True):
                 await session.aclose()
             channel.release()
             tasks.cancel_scope.cancel()
+    return was_cut_off
 
 
 async def _rest(session: Session, idle_s: float) -> None:
@@ -156,7 +168,8 @@ async def listen(
 
                 async def serve_one(sock: socket.socket = sock, borrower: object = borrower) -> None:
                     try:
-                        await serve(device, sock, quotas=quotas, progress=progress, idle_s=idle_s)
+                        if await serve(device, sock, quotas=quotas, progress=progress, idle_s=idle_s):
+                            tasks.start_soon(_collect_garbage)
                     except Exception:
                         # One client's end, however it comes, is not the others'.
                         _logger.exception("serving a client failed")
@@ -169,17 +182,30 @@ async def listen(
         _unlink(os.fspath(path), identity)
 
 
+async def _collect_garbage() -> None:
+    """What was given up lies in cycles of errors and frames, with memories of the client's. This process may be idle for long."""
+    await anyio.sleep(ABANDONED_S)
+    gc.collect()
+
+
 async def _accept(listener: socket.socket) -> socket.socket:
     while True:
         try:
             sock, _ = listener.accept()
             return sock
         except BlockingIOError:
-            await anyio.wait_readable(listener)
+            pass
         except OSError as e:
-            if e.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ECONNABORTED):
+            if e.errno not in _PASSING:
                 raise
             # The client waits in the backlog; those who are served go on.
+            await anyio.sleep(RETRY_S)
+            continue
+        try:
+            await anyio.wait_readable(listener)
+        except OSError as e:
+            if e.errno not in _PASSING:
+                raise
             await anyio.sleep(RETRY_S)
 
 

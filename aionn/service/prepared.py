@@ -180,12 +180,15 @@ class RemotePreparedModel:
         except OSError as e:
             raise ResourceExhausted(f"burst: no memory or descriptor for its queues: {e.strerror}") from e
         try:
-            body = ConfigureBurst(
-                self.handle,
-                QueueHandle(requests.descriptor, requests.fds),
-                QueueHandle(results.descriptor, results.fds),
-                server_polling_us,
-            )
+            try:
+                body = ConfigureBurst(
+                    self.handle,
+                    QueueHandle(requests.descriptor, requests.fds),
+                    QueueHandle(results.descriptor, results.fds),
+                    server_polling_us,
+                )
+            except OSError as e:
+                raise ResourceExhausted(f"burst: no descriptor for its queues: {e.strerror}") from e
             handle = (await self._channel.call(body, ConfigureBurstReply)).burst
         except BaseException:
             requests.close()

@@ -424,6 +424,7 @@ def encode(message: Message) -> tuple[bytes, list[int], list[Any]]:
 
     Raises:
         InvalidArgument: The message needs too many descriptors or is too large.
+        ResourceExhausted: No descriptor or no memory is left for it.
     """
     fds: list[int] = []
     keep: list[Any] = []
@@ -456,6 +457,8 @@ def encode(message: Message) -> tuple[bytes, list[int], list[Any]]:
         payload = msgspec.msgpack.Encoder(enc_hook=encode_hook).encode(message)
     except ValueError as e:
         raise InvalidArgument(f"message: {e}") from e
+    except OSError as e:
+        raise ResourceExhausted(f"message: no descriptor for its fences: {e.strerror}", transient=True) from e
     if len(fds) > DESCRIPTORS_WITH_MESSAGE_MAX:
         raise InvalidArgument(
             f"message: at most {DESCRIPTORS_WITH_MESSAGE_MAX} memories and fences go into one call, got {len(fds)}"

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AsyncExitStack, contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple, TypeVar
 
 import anyio
@@ -23,7 +23,6 @@ import anyio.abc
 import anyio.from_thread
 import anyio.to_thread
 
-import fmq
 from aionn.burst.server import BurstServer
 from aionn.burst.server import Execute as BurstExecute
 from aionn.burst.session import POLLING_US_MAX
@@ -42,7 +41,7 @@ from aionn.hal import (
     Timing,
 )
 from aionn.service.channel import Channel
-from aionn.service.handles import CacheOnWire, QueueHandle, RequestOnWire
+from aionn.service.handles import CacheOnWire, RequestOnWire
 from aionn.service.progress import Progress
 from aionn.service.protocol import (
     PROTOCOL_VERSION,
@@ -271,7 +270,8 @@ class Session:
                 self._forget_execution(execution)
             self.account.give_back("prepared_models")
             self.account.give_back("memory_bytes", owned.memory_bytes)
-            await owned.model.aclose()
+            with anyio.CancelScope(shield=True):
+                await owned.model.aclose()
         return Done()
 
     def _prepared_model(self, handle: int) -> PreparedModel:
@@ -313,7 +313,8 @@ class Session:
         if owned is not None:
             self.account.give_back("buffers")
             self.account.give_back("memory_bytes", owned.memory_bytes)
-            await owned.buffer.aclose()
+            with anyio.CancelScope(shield=True):
+                await owned.buffer.aclose()
 
     # Executions
 
@@ -473,9 +474,9 @@ class Session:
                 f"burst: expected a polling window of at most {POLLING_US_MAX} microseconds, got {body.polling_us}"
             )
         with self._taking("bursts"):
-            requests = _attach(body.requests, spin_ns=1000 * body.polling_us)
+            requests = body.requests.attach(spin_ns=1000 * body.polling_us)
             try:
-                results = _attach(body.results)
+                results = body.results.attach()
             except Error:
                 requests.close()
                 raise
@@ -501,8 +502,13 @@ class Session:
             on_end=on_end,
             name=f"aionn-burst-{handle}",
         )
+        try:
+            server.start()
+        except RuntimeError as e:
+            server.stop()
+            self.account.give_back("bursts")
+            raise ResourceExhausted(f"burst: no thread is left for it: {e}", transient=True) from e
         self._bursts[handle] = _Burst(body.prepared, server)
-        server.start()
         return ConfigureBurstReply(handle)
 
     def _executor(self, prepared: PreparedModel) -> tuple[Callable[[Request], object] | None, BurstExecute]:
@@ -543,7 +549,10 @@ class Session:
         burst = self._bursts.pop(handle, None)
         if burst is not None:
             self.account.give_back("bursts")
-            await anyio.to_thread.run_sync(burst.server.stop)
+            with anyio.CancelScope(shield=True):  # Nobody else could end it any more.
+                await anyio.to_thread.run_sync(burst.server.stop)
+            # It lies in a cycle with what it calls; its memories are not to wait for the garbage collector.
+            burst.server.rest(0.0)
         return Done()
 
     def rest(self, idle_s: float) -> int:
@@ -561,14 +570,16 @@ class Session:
             abandon: Callable[[], None] | None = getattr(owned.model, "abandon", None)
             if abandon is not None:
                 abandon()
-        for handle in list(self._bursts):
-            await self._end_burst(handle)
-        for handle in list(self._buffers):
-            await self._free_buffer(handle)
-        for handle in list(self._prepared):
-            await self._free_prepared(handle)
         self._fenced.clear()
         self._memories.clear()
+        # In reverse: bursts first. One that cannot be freed, by a fault of the driver, does not keep the others.
+        async with AsyncExitStack() as stack:
+            for handle in self._prepared:
+                stack.push_async_callback(self._free_prepared, handle)
+            for handle in self._buffers:
+                stack.push_async_callback(self._free_buffer, handle)
+            for handle in self._bursts:
+                stack.push_async_callback(self._end_burst, handle)
 
 
 def _find(table: dict[int, _T], handle: int, what: str) -> _T:
@@ -586,12 +597,3 @@ def _class_of(body: Execute | Launch, prepared: PreparedModel) -> dict[str, Any]
 
 def _constant_bytes(model: Model) -> int:
     return len(model.operand_values) + sum(pool.size_bytes for pool in model.pools)
-
-
-def _attach(handle: QueueHandle, *, spin_ns: int = 0) -> fmq.MessageQueue:
-    try:
-        return fmq.MessageQueue.attach(handle.descriptor, handle.fds, spin_ns=spin_ns)
-    except fmq.Error as e:
-        raise InvalidArgument(f"burst: the queue cannot be used: {e}") from e
-    except OSError as e:
-        raise ResourceExhausted(f"burst: the queue cannot be mapped: {e.strerror}") from e

@@ -30,6 +30,9 @@ __all__ = ["DriverProcess"]
 END_S_MAX = 2.0
 """How long a process may take to end once its client let go; the host itself ends within half a second."""
 
+UNWATCHED_S = 0.01
+"""How often a process is looked at while the event loop has no room to watch it."""
+
 STDERR_BYTES_AT_ONCE = 1 << 16
 """What is taken from a process's standard error at once: all that a pipe holds."""
 
@@ -45,9 +48,9 @@ _ENVIRONMENT = {
 }
 """What a driver process is told unless the user says otherwise.
 
-Threads of the common matrix libraries, one each: a driver process shares the cores with the application, and a thread pool that spins
-between calls would take them away. glibc's allocator, to keep what one frame gave back for the next one: by default it returns
-large temporaries to the system at once, and the page faults of taking them again are a fifth of a MobileNet frame.
+Threads of the common matrix libraries, one each: a driver process shares the cores with the application, and a thread pool that
+spins between calls would take them away. glibc's allocator, to keep what one frame gave back for the next one: by default it
+returns large temporaries to the system at once, and the page faults of taking them again are a fifth of a MobileNet frame.
 """
 
 
@@ -82,12 +85,23 @@ class DriverProcess:
         Raises:
             DeviceUnavailable: The process cannot be started.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as e:
+            raise DeviceUnavailable(f"device {name!r}: no descriptors for its socket: {e.strerror}") from e
         try:
             # Forking is quick but not instant; exec waits for the file system.
             process = await anyio.to_thread.run_sync(_spawn, driver, name, theirs, hang_after_s)
-            return cls(process, ours, name)
-        except OSError as e:
+            try:
+                return cls(process, ours, name)
+            except BaseException:
+                process.kill()
+                process.communicate()  # reaps it, and closes the pipe
+                raise
+        except (
+            OSError,
+            RuntimeError,
+        ) as e:  # RuntimeError is how Python says that there can be no further thread.
             ours.close()
             raise DeviceUnavailable(f"device {name!r}: its process cannot be started: {e}") from e
         except BaseException:
@@ -103,7 +117,11 @@ class DriverProcess:
         """
         try:
             while True:
-                await anyio.wait_readable(self._stderr)
+                try:
+                    await anyio.wait_readable(self._stderr)
+                except OSError:
+                    # It cannot be watched now. It must be read all the same: a full pipe would stop the driver.
+                    await anyio.sleep(UNWATCHED_S)
                 if not self._log_some():
                     return
         except (anyio.ClosedResourceError, ValueError):
@@ -131,7 +149,11 @@ class DriverProcess:
     async def wait(self) -> int:
         """Waits until the process has ended, and returns its exit status (negative: the signal)."""
         if self._process.returncode is None:
-            await anyio.wait_readable(self._pidfd)
+            try:
+                await anyio.wait_readable(self._pidfd)
+            except OSError:  # It cannot be watched now.
+                while self._process.poll() is None:
+                    await anyio.sleep(UNWATCHED_S)
             self._process.wait()
         return self._process.returncode
 

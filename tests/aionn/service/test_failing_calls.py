@@ -1,0 +1,191 @@
+"""Whichever system call fails, in the application or in the driver process: an error of the package or success, and no leak."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+HERE = Path(__file__).parent
+RUN_S_MAX = 100
+START_S_MAX = 30
+
+SHORTAGES = ("mmap:ENOMEM", "fallocate:ENOSPC", "memfd_create:EMFILE", "eventfd:EMFILE", "fcntl_dup:EMFILE")
+"""What making memories, queues and copies of descriptors needs."""
+
+STARTS = ("socketpair:EMFILE", "fork:EAGAIN", "pipe:EMFILE", "pidfd_open:EMFILE", "pthread_create:EAGAIN")
+"""What starting a driver process needs."""
+
+TRAFFIC = ("recvmsg:ENOMEM", "sendmsg:ENOBUFS", "epoll_ctl:ENOMEM")
+"""What every message needs."""
+
+PASSING = (
+    "recvmsg:EINTR",
+    "recvmsg:EAGAIN",
+    "sendmsg:EINTR",
+    "sendmsg:EAGAIN",
+    "send:EAGAIN",
+    "epoll_wait:EINTR",
+    "poll:EINTR",
+)
+"""What is to be tried again: nobody must notice."""
+
+CONNECTIONS = ("socket:EMFILE", "connect:EAGAIN", "send:ENOMEM")
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library that lets calls fail, compiled as the native module is: by the machine's compiler, or by zig's."""
+    chosen = os.environ.get("CC", "").strip()
+    names = [shlex.split(chosen)] if chosen else [["cc"], ["gcc"], ["clang"]]
+    command = next((name for name in names if shutil.which(name[0])), None)
+    if command is None:
+        if importlib.util.find_spec("ziglang") is None:
+            pytest.skip("there is no C compiler: neither $CC, cc, gcc or clang nor the package ziglang")
+        command = [sys.executable, "-m", "ziglang", "cc"]
+    path = tmp_path_factory.mktemp("library") / "failing_calls.so"
+    subprocess.run(
+        [*command, "-shared", "-fPIC", "-O1", "-o", str(path), str(HERE / "failing_calls.c"), "-ldl"],
+        check=True,
+        timeout=120,
+    )
+    return path
+
+
+class Stage(NamedTuple):
+    """Where lives are lived.
+
+    Attributes:
+        environment: Of every process of it.
+        plan: The file that says what fails.
+        folder: For sockets and logs.
+    """
+
+    environment: dict[str, str]
+    plan: Path
+    folder: Path
+
+
+@pytest.fixture
+def stage(library: Path, tmp_path: Path, repository: Path) -> Stage:
+    plan = tmp_path / "plan"
+    plan.write_bytes(bytes(64))
+    path = os.pathsep.join(filter(None, (str(repository), str(HERE), os.environ.get("PYTHONPATH"))))
+    more = {"LD_PRELOAD": str(library), "FAILING_CALLS_PLAN": str(plan), "PYTHONPATH": path}
+    return Stage({**os.environ, **more}, plan, tmp_path)
+
+
+@pytest.fixture
+def server(stage: Stage) -> Iterator[tuple[int, Path]]:
+    """A driver process that outlives the lives of its clients, whatever fails in it."""
+    path, log = stage.folder / "device.sock", stage.folder / "server.log"
+    command = [sys.executable, "-m", "aionn", "serve", "reference", "--socket", str(path), "--quiet"]
+    with (
+        log.open("wb") as stderr,
+        subprocess.Popen(command, env=stage.environment, stderr=stderr, stdout=subprocess.DEVNULL) as process,
+    ):
+        try:
+            end_s = time.monotonic() + START_S_MAX
+            while not path.exists():
+                assert process.poll() is None and time.monotonic() < end_s, log.read_text()
+                time.sleep(0.01)
+            yield process.pid, path
+            assert process.poll() is None, log.read_text()
+        finally:
+            process.terminate()
+            process.wait(20)
+    assert "Traceback" not in log.read_text(), log.read_text()
+
+
+def lives(
+    stage: Stage,
+    server: tuple[int, Path] | None,
+    faults: list[str],
+    *,
+    step: int = 1,
+    timeout_s: int = RUN_S_MAX,
+) -> dict[str, dict[str, int]]:
+    """Lives lives while the calls fail, every ``step``-th one of each kind, and returns how they ended, by fault."""
+    pid, path = ("-", "-") if server is None else map(str, server)
+    arguments = [str(stage.plan), pid, path, ",".join(faults), str(step), "0"]
+    done = subprocess.run(
+        [sys.executable, str(HERE / "failing_calls.py"), *arguments],
+        env=stage.environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["wrong"] == [], "\n".join(report["wrong"])
+    outcomes: dict[str, dict[str, int]] = report["outcomes"]
+    return outcomes
+
+
+def of(role: str, *groups: tuple[str, ...]) -> list[str]:
+    return [f"{role}:{fault}" for group in groups for fault in group]
+
+
+def test_shortage_in_the_application_is_an_error_and_passes(stage: Stage, server: tuple[int, Path]) -> None:
+    outcomes = lives(
+        stage, server, [*of("client", SHORTAGES), "client:socket:EMFILE", "client:connect:EAGAIN"]
+    )
+    for fault in of("client", SHORTAGES):
+        assert set(outcomes[fault]) == {"ResourceExhausted"} and outcomes[fault]["ResourceExhausted"] >= 3
+    assert outcomes["client:socket:EMFILE"] == {"DeviceUnavailable": 1}
+    assert outcomes["client:connect:EAGAIN"] == {"success": 1}
+
+
+def test_shortage_in_the_driver_process_is_an_error_and_passes(
+    stage: Stage, server: tuple[int, Path]
+) -> None:
+    outcomes = lives(stage, server, ["driver:mmap:ENOMEM", "driver:fcntl_dup:EMFILE", "driver:accept:EMFILE"])
+    assert set(outcomes["driver:mmap:ENOMEM"]) == {"ResourceExhausted"}
+    assert set(outcomes["driver:fcntl_dup:EMFILE"]) == {"ResourceExhausted"}
+    assert outcomes["driver:accept:EMFILE"] == {"success": 2}  # The client waits in the backlog.
+
+
+@pytest.mark.parametrize("role", ["client", "driver"])
+def test_interrupted_calls_are_made_again(stage: Stage, server: tuple[int, Path], role: str) -> None:
+    faults = [f"{role}:recvmsg:EINTR", f"{role}:sendmsg:EAGAIN", f"{role}:sendmsg:EINTR"]
+    outcomes = lives(stage, server, faults, step=8)
+    assert all(set(outcomes[fault]) == {"success"} for fault in faults)
+    assert outcomes[faults[0]]["success"] >= 3
+
+
+@pytest.mark.parametrize("role", ["client", "driver"])
+def test_connection_that_fails_ends_alone(stage: Stage, server: tuple[int, Path], role: str) -> None:
+    outcomes = lives(stage, server, of(role, TRAFFIC), step=11)
+    assert sum(sum(counts.values()) for counts in outcomes.values()) >= 6
+
+
+def test_driver_process_that_cannot_be_started_leaves_nothing(stage: Stage) -> None:
+    outcomes = lives(stage, None, ["client:socketpair:EMFILE", "client:pidfd_open:EMFILE"])
+    assert outcomes["client:socketpair:EMFILE"]["DeviceUnavailable"] == 1
+    assert outcomes["client:pidfd_open:EMFILE"] == {"DeviceUnavailable": 1}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("role", ["client", "driver"])
+@pytest.mark.parametrize("fault", [*SHORTAGES, *TRAFFIC, *PASSING, *CONNECTIONS, "pthread_create:EAGAIN"])
+def test_every_call_fails_once(stage: Stage, server: tuple[int, Path], role: str, fault: str) -> None:
+    outcomes = lives(stage, server, of(role, (fault,)), timeout_s=600)
+    if fault in PASSING:
+        assert set(outcomes[f"{role}:{fault}"]) <= {"success"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("role", ["client", "driver"])
+@pytest.mark.parametrize("fault", [*SHORTAGES, *STARTS, *TRAFFIC])
+def test_every_call_fails_once_around_a_process_of_its_own(stage: Stage, role: str, fault: str) -> None:
+    lives(stage, None, of(role, (fault,)), timeout_s=600)
