@@ -28,6 +28,7 @@ from aionn.hal import (
     MemoryKind,
     Model,
     Operand,
+    OperandType,
     OutputShape,
     Request,
     RequestArgument,
@@ -381,8 +382,8 @@ def _area(request: Request, argument: RequestArgument) -> npt.NDArray[np.uint8]:
 
 def _input(request: Request, argument: RequestArgument, operand: Operand, shape: tuple[int, ...]) -> Array:
     area = _area(request, argument)
-    if is_extension_operand_type(operand.type):
-        # What the bytes of an extension's value mean is for the extension to know.
+    if is_extension_operand_type(operand.type) or operand.type == OperandType.OEM:
+        # What the bytes of an extension's or a vendor's value mean is for them to know.
         view = area.view()
         view.flags.writeable = False
         return view

@@ -30,6 +30,7 @@ from aionn.hal import (
     Memory,
     MemoryKind,
     Operand,
+    OperandType,
     combine_dimensions,
     dimensions_are_known,
     is_extension_operand_type,
@@ -348,11 +349,13 @@ class MemoryTable:
         """Makes a memory for values of ``operand``'s type and shape.
 
         Raises:
-            GeneralFailure: An extension's type, whose size is unknown here.
+            GeneralFailure: An extension's or a vendor's type, whose size is unknown here.
             ResourceExhausted: No memory is left.
         """
-        if is_extension_operand_type(operand.type):
-            raise GeneralFailure("allocate: the size of an extension's values is not known here")
+        if is_extension_operand_type(operand.type) or operand.type == OperandType.OEM:
+            raise GeneralFailure(
+                "allocate: the size of an extension's or a vendor's values is not known here"
+            )
         with self._lock:
             token = self._free_tokens.pop() if self._free_tokens else len(self._by_token)
             if token == len(self._by_token):

@@ -2,14 +2,19 @@
 
 Drivers of others register in the entry-point group ``aionn.drivers``: name -> a callable that takes the device's name and returns
 an ``aionn.hal.Device``. One that cannot be loaded is listed as unavailable with its reason; the rest works.
+
+Owns also which vendor extensions drivers may have: ``AIONN_EXTENSIONS`` is read where a device is made, in its own process too.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import importlib
 import importlib.metadata
+import os
+import re
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
@@ -19,7 +24,9 @@ from aionn.hal import Device, DeviceInfo
 __all__ = [
     "BUILT_IN",
     "ENTRY_POINT_GROUP",
+    "EXTENSIONS_VARIABLE",
     "DriverFactory",
+    "ExtensionPolicy",
     "built_in_info",
     "driver_names",
     "load_factory",
@@ -31,6 +38,46 @@ ENTRY_POINT_GROUP = "aionn.drivers"
 
 DriverFactory = Callable[[str], Device]
 """Makes the device that shall have the given name."""
+
+EXTENSIONS_VARIABLE = "AIONN_EXTENSIONS"
+"""Which vendor extensions may be used: patterns with commas between them, or ``none``. Unset or empty allows all."""
+
+
+class ExtensionPolicy(msgspec.Struct, frozen=True):
+    """Which vendor extensions may be used.
+
+    Attributes:
+        patterns: Names, in which ``*`` stands for any text: ``com.acme.*``. None at all allows none.
+    """
+
+    patterns: tuple[str, ...] = ("*",)
+
+    @classmethod
+    def parse(cls, text: str, where: str) -> ExtensionPolicy:
+        """The policy of a text as in ``AIONN_EXTENSIONS``.
+
+        Raises:
+            InvalidArgument: A pattern could match no name.
+        """
+        if text == "none":
+            return cls(())
+        patterns = tuple(part.strip() for part in text.split(",") if part.strip())
+        for pattern in patterns:
+            if not re.fullmatch(r"[a-z0-9_.*]+", pattern):
+                raise InvalidArgument(f"{where}: expected names of extensions or none, got {pattern!r}")
+        return cls(patterns) if patterns else cls()
+
+    def allows(self, name: str) -> bool:
+        """Whether an extension may be used."""
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.patterns)
+
+    def restricted(self, info: DeviceInfo) -> DeviceInfo:
+        """What a device says of itself, without the extensions that may not be used."""
+        allowed = tuple(extension for extension in info.extensions if self.allows(extension.name))
+        if len(allowed) == len(info.extensions):
+            return info
+        return msgspec.structs.replace(info, extensions=allowed)
+
 
 BUILT_IN = {
     "litert-cpu": "aionn.drivers.litert.driver:LitertDevice",
@@ -98,9 +145,14 @@ def made_by(factory: DriverFactory, driver: str, name: str) -> Device:
     # Not before it is needed: the rules import every operation.
     from aionn.validation import check_device_info
 
+    policy = ExtensionPolicy.parse(os.environ.get(EXTENSIONS_VARIABLE, ""), EXTENSIONS_VARIABLE)
     try:
         device = factory(name)
         check_device_info(device.info)
+        info = policy.restricted(device.info)
+        if info is not device.info:
+            # What a device does not declare it does not support, whatever its driver says.
+            cast(Any, device).info = info
     except DeviceUnavailable:
         raise
     except (Exception, SystemExit) as e:

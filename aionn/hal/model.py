@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from aionn.hal.capabilities import ExtensionNameAndPrefix
 from aionn.hal.memory import Memory
-from aionn.hal.operand import Operand, OperandLifeTime, is_scalar_type, operand_dtype
+from aionn.hal.operand import Operand, OperandLifeTime, OperandType, is_scalar_type, operand_dtype
 from aionn.hal.operation import Operation
 
 __all__ = ["Model", "Subgraph", "constant_array", "constant_bytes"]
@@ -85,9 +85,11 @@ def constant_bytes(model: Model, operand: Operand) -> memoryview:
 
 
 def constant_array(model: Model, operand: Operand) -> npt.NDArray[np.generic]:
-    """A constant of a base type as a read-only array of the operand's shape (rank 0 for a scalar)."""
+    """A constant of a base type as a read-only array of the operand's shape: rank 0 for a scalar, bytes for an OEM value."""
     dtype = operand_dtype(operand.type)
     flat = np.frombuffer(constant_bytes(model, operand), dtype=dtype)
+    if operand.type == OperandType.OEM:
+        return flat  # Its size is the vendor's to know.
     array = flat.reshape(() if is_scalar_type(operand.type) else operand.dimensions)
     array.flags.writeable = False
     return array

@@ -42,6 +42,7 @@ from aionn.runtime.background import Background
 from aionn.runtime.caching import open_cache
 from aionn.runtime.clock import now_ns
 from aionn.runtime.compilation import Compilation, Plan, priority_of
+from aionn.runtime.extensions import check_extensions
 from aionn.runtime.fallback import can_fall_back, may_fall_back
 from aionn.runtime.introspection import Support, ask_support
 from aionn.runtime.memory import DeviceMemory, IoRole, OwnMemory, SharedMemory, allocate, copy
@@ -156,6 +157,7 @@ def open_runtime(
     burst_controller_polling_us: int | None = None,
     burst_server_polling_us: int | None = None,
     log: str | None = None,
+    extensions: str | None = None,
     trace: str | os.PathLike[str] | None = None,
     telemetry: Sequence[Listener] = (),
 ) -> Runtime:
@@ -178,6 +180,8 @@ def open_runtime(
             with ``low_power``. None takes ``AIONN_BURST_CONTROLLER_POLLING_US``.
         burst_server_polling_us: The same for the driver's end. None takes ``AIONN_BURST_SERVER_POLLING_US``.
         log: Log tags with commas between them, or ``all``; None takes ``AIONN_LOG``.
+        extensions: Vendor extensions that may be used, with commas between them, such as ``com.acme.*``; ``none`` for none. None
+            takes ``AIONN_EXTENSIONS``, which drivers are kept to as well.
         trace: A file that a trace of all processes is written to; None takes ``AIONN_TRACE``.
         telemetry: Called with a ``Report`` at the end of each compilation and of each execution.
 
@@ -206,6 +210,7 @@ def open_runtime(
         burst_controller_polling_us=burst_controller_polling_us,
         burst_server_polling_us=burst_server_polling_us,
         log=log,
+        extensions=extensions,
     )
     return Runtime(wanted, isolation, given, settings=settings, trace=trace, telemetry=telemetry)
 
@@ -306,6 +311,7 @@ class Runtime:
             Error: It says of itself what cannot be, or is not wanted.
         """
         check_device_info(info)
+        info = self.settings.extensions.restricted(info)
         if any(device.name == name for device in self.devices):
             raise DeviceUnavailable(f"a device is called {name!r} already")
         if not self.settings.is_enabled(name, driver):
@@ -371,6 +377,7 @@ class Runtime:
         """
         self._check_open("supported_operations")
         asked = self.devices if devices is None else self._candidates(devices)
+        check_extensions(model, self.settings.extensions, [device.info for device in self.devices])
         return await ask_support(model, asked)
 
     def _check_open(self, where: str) -> None:
@@ -416,6 +423,7 @@ class Runtime:
         wanted_priority = priority_of(priority)
         wanted_preference = _preference_of(preference)
         candidates = self._candidates(devices)
+        check_extensions(model, self.settings.extensions, [device.info for device in self.devices])
         loaded: LoadedModel | None = None
         try:
             with section("LR_PC", "compile"):

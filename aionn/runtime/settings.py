@@ -20,6 +20,7 @@ from typing import TypeVar
 import msgspec
 
 from aionn.burst.session import POLLING_US_MAX
+from aionn.drivers.registry import EXTENSIONS_VARIABLE, ExtensionPolicy
 from aionn.errors import InvalidArgument
 from aionn.hal import ExecutionPreference
 from aionn.hal.log_tags import LOG_VARIABLE, TAGS, parse_tags
@@ -102,6 +103,12 @@ VARIABLES = (
         "microseconds that a burst looks for a request in the driver process before it sleeps; not with low_power",
         "burst_server_polling_us",
     ),
+    Variable(
+        EXTENSIONS_VARIABLE,
+        "*",
+        "vendor extensions that may be used, with commas between them: names, in which * stands for any text; none for none",
+        "extensions",
+    ),
     Variable(TRACE_VARIABLE, "", "file that a trace of all processes is written to", "trace"),
     Variable(LOG_VARIABLE, "", f"log tags, or all: {', '.join(TAGS)}", "log"),
     Variable("AIONN_LITERT_THREADS", "1", "threads of each LiteRT interpreter"),
@@ -122,6 +129,7 @@ class Settings(msgspec.Struct, frozen=True):
         burst_controller_polling_us: How long a burst looks for a result before it sleeps, in microseconds.
         burst_server_polling_us: How long the driver's end looks for a request before it sleeps, in microseconds.
         log: Log tags; None leaves them to the variable.
+        extensions: Vendor extensions that may be used.
     """
 
     enabled_devices: str = ".*"
@@ -132,6 +140,7 @@ class Settings(msgspec.Struct, frozen=True):
     burst_controller_polling_us: int = 0
     burst_server_polling_us: int = 0
     log: str | None = None
+    extensions: ExtensionPolicy = ExtensionPolicy()
 
     def polling(self, preference: ExecutionPreference) -> Mapping[str, int]:
         """The polling windows of a compilation's bursts, as ``configure_execution_burst`` takes them; empty for none."""
@@ -160,6 +169,7 @@ def settings_from(
     burst_controller_polling_us: int | None = None,
     burst_server_polling_us: int | None = None,
     log: str | None = None,
+    extensions: str | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Settings:
     """Settings from options and variables.
@@ -173,6 +183,7 @@ def settings_from(
         burst_controller_polling_us: See ``Settings``.
         burst_server_polling_us: See ``Settings``.
         log: See ``Settings``.
+        extensions: As in the variable.
         environment: The variables; None takes the process's.
 
     Raises:
@@ -204,7 +215,8 @@ def settings_from(
         _window(burst_controller_polling_us, "burst_controller_polling_us", variables),
         _window(burst_server_polling_us, "burst_server_polling_us", variables),
     )
-    return Settings(pattern, cpu_text == "1", mode, path, _sockets(sockets, variables), *windows, log)
+    policy = ExtensionPolicy.parse(*value(extensions, "extensions", EXTENSIONS_VARIABLE, "*"))
+    return Settings(pattern, cpu_text == "1", mode, path, _sockets(sockets, variables), *windows, log, policy)
 
 
 def _sockets(given: Sequence[str | os.PathLike[str]] | None, variables: Mapping[str, str]) -> tuple[str, ...]:
