@@ -42,10 +42,12 @@ from aionn.burst.packets import (
 )
 from aionn.burst.server import BurstServer
 from aionn.conformance.computing import closing
-from aionn.conformance.vts_case import Case, VtsSubject, expect_refusal, fail, status_of_call
+from aionn.conformance.cts import CtsTest, build_model, compare
+from aionn.conformance.cts_arguments import TestArguments
+from aionn.conformance.vts_case import Case, CaseSkipped, VtsSubject, expect_refusal, fail, status_of_call
 from aionn.conformance.vts_models import RequestPools, add_model, split_model
 from aionn.errors import ErrorStatus
-from aionn.hal import DataLocation, ExecutionResult, Memory, PreparedModel, Request
+from aionn.hal import DataLocation, ExecutionResult, Memory, Model, PreparedModel, Request
 from aionn.service.handles import QueueHandle
 from aionn.service.prepared import RemotePreparedModel
 from aionn.service.protocol import ConfigureBurst, ConfigureBurstReply, EndBurst, FreeMemorySlot
@@ -54,6 +56,9 @@ __all__ = ["CASES", "PacketBurst", "packet_burst"]
 
 SMALL_QUEUE_BYTES = 64
 """Room for the answer that says that the result does not fit, and not for a result of many outputs."""
+
+PACKET_MODELS_MAX = 12
+"""Models of a sample whose packets are mutated: their numbers of arguments and pools differ, and nothing else that matters here."""
 
 replace = msgspec.structs.replace
 _ENCODER = msgspec.msgpack.Encoder()
@@ -288,11 +293,47 @@ def _refused(result: BurstResult, pools: RequestPools, where: str) -> None:
 
 
 async def _mutated_packets(subject: VtsSubject, name: str) -> None:
-    """Each is answered with a failure, and the burst goes on."""
+    """Each is answered with a failure, and the burst goes on; whatever the model."""
     async with _legal(subject) as (burst, pools, datums, _):
         for where, mutated in MUTATIONS[name](datums):
             _refused(await burst.exchange_datums(mutated, where), pools, where)
             await _computes(burst, pools, datums, f"after {where}")
+    for test in _some_tests(subject):
+        model = build_model(test)
+        try:
+            await _mutated_packets_of(subject, name, test, model)
+        except CaseSkipped:
+            continue
+        finally:
+            for pool in model.pools:
+                pool.close()
+
+
+def _some_tests(subject: VtsSubject) -> Iterator[CtsTest]:
+    step = max(1, len(subject.tests) // PACKET_MODELS_MAX) if subject.mutants_max is not None else 1
+    for test in subject.tests[::step]:
+        outputs = [test.main.operands[i] for i in test.main.output_indexes]
+        if all(0 not in o.dimensions for o in outputs) and test.tolerance.multinomial is None:
+            yield test
+
+
+async def _mutated_packets_of(subject: VtsSubject, name: str, test: CtsTest, model: Model) -> None:
+    async with subject.prepared(model) as prepared, packet_burst(subject, prepared) as burst:
+        with TestArguments(test) as arguments:
+            arguments.reset()
+            await burst.controller.execute_synchronously(arguments.request, (0, 1))
+            datums = serialize_request(arguments.request, (0, 1), measure=False)
+            for where, mutated in subject.sample(list(MUTATIONS[name](datums)), name, test.name):
+                result = await burst.exchange_datums(mutated, f"{test.name}, {where}")
+                if result.status == ErrorStatus.NONE:
+                    fail("a failure", "NONE", f"{test.name}, {where}")
+            arguments.reset()
+            result = await burst.exchange_datums(datums, test.name)
+            if result.status != ErrorStatus.NONE:
+                fail("a legal request computed", result.status.name, test.name)
+            mismatch = compare(test, arguments.outputs(result.output_shapes))
+            if mismatch is not None:
+                fail(mismatch.expected, mismatch.got, test.name)
 
 
 async def _no_packets(subject: VtsSubject) -> None:
