@@ -26,14 +26,23 @@ __all__ = ["compilation_page"]
 OPERATIONS_MAX = 5000
 """Most operations that are drawn: beyond that no browser scrolls smoothly, and nobody sees anything."""
 
-_BOX_WIDTH, _BOX_HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 190, 38, 24, 34, 20
+_BOX_WIDTH, _BOX_HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 236, 38, 60, 26, 20
+
+_BULGE_MIN, _BULGE_PER_ROW, _BULGE_MAX = 18, 6, 54
+"""How far a line that passes other operations keeps to their side."""
+
+_LETTERS_MAX = 36
+"""What a box is wide enough for."""
 
 _COLOURS = ("#4477aa", "#cc6677", "#228833", "#997700", "#aa3377", "#117788", "#555555", "#884400")
 """Dark enough for white text, and told apart by colour-blind readers; devices beyond them repeat."""
 
 _STYLE = """body{font:14px sans-serif;margin:1.5em}svg text{font:11px sans-serif;fill:#fff;pointer-events:none}
+.sheet{display:flex;flex-wrap:wrap;gap:2em;align-items:flex-start}
 .key span{display:inline-block;padding:.2em .6em;margin-right:.6em;color:#fff;border-radius:4px}
-path{fill:none;stroke:#999}table{border-collapse:collapse;margin-top:1em}td,th{padding:.15em .7em;text-align:left}"""
+path{fill:none;stroke:#999}table{border-collapse:collapse;margin-top:1em;max-width:44em}
+td,th{padding:.15em .7em;text-align:left;vertical-align:top}td:nth-child(4){white-space:nowrap}
+tr:nth-child(even){background:#f4f4f4}"""
 
 
 def compilation_page(compilation: Compilation, *, title: str = "compilation") -> str:
@@ -56,7 +65,7 @@ def compilation_page(compilation: Compilation, *, title: str = "compilation") ->
     numbers = {p.operation: p for p in compilation.placement if not p.subgraph}
     key = "".join(
         f'<span style="background:{colour}">{escape(device)}: '
-        f"{sum(p.device == device for p in compilation.placement)} operations</span>"
+        f"{_counted(sum(p.device == device for p in compilation.placement), 'operation')}</span>"
         for device, colour in colours.items()
     )
     rows = "".join(
@@ -67,16 +76,16 @@ def compilation_page(compilation: Compilation, *, title: str = "compilation") ->
     return (
         f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f"<style>{_STYLE}</style></head><body><h1>{escape(title)}</h1>"
-        f'<p>{count} operations in {len(compilation.steps)} steps</p><p class="key">{key}</p>'
-        f"{_drawing(model, numbers, colours)}"
+        f'<p>{_counted(count, "operation")} in {_counted(len(compilation.steps), "step")}</p><p class="key">{key}</p>'
+        f'<div class="sheet">{_drawing(model, numbers, colours)}'
         f"<table><tr><th>subgraph</th><th>operation</th><th>type</th><th>device</th>"
-        f"<th>why there</th></tr>{rows}</table></body></html>\n"
+        f"<th>why there</th></tr>{rows}</table></div></body></html>\n"
     )
 
 
 def _drawing(model: Model, placed: dict[int, Placement], colours: dict[str, str]) -> str:
     places = _places(model)
-    width = 2 * _MARGIN + max(x + _BOX_WIDTH for x, _ in places)
+    width = 2 * _MARGIN + _BULGE_MAX + max(x + _BOX_WIDTH for x, _ in places)
     height = 2 * _MARGIN + max(y + _BOX_HEIGHT for _, y in places)
     shapes = [*_lines(model, places)]
     for index, (x, y) in enumerate(places):
@@ -86,8 +95,8 @@ def _drawing(model: Model, placed: dict[int, Placement], colours: dict[str, str]
         shapes.append(
             f'<g><title>{told}</title><rect x="{x + _MARGIN}" y="{y + _MARGIN}" width="{_BOX_WIDTH}" '
             f'height="{_BOX_HEIGHT}" rx="4" fill="{colours[placement.device]}"/>'
-            f'<text x="{x + _MARGIN + 6}" y="{y + _MARGIN + 15}">{index}: {escape(placement.type[:26])}</text>'
-            f'<text x="{x + _MARGIN + 6}" y="{y + _MARGIN + 30}">{escape(results[:32])}</text></g>'
+            f'<text x="{x + _MARGIN + 6}" y="{y + _MARGIN + 15}">{index}: {escape(_fitting(placement.type))}</text>'
+            f'<text x="{x + _MARGIN + 6}" y="{y + _MARGIN + 30}">{escape(_fitting(results))}</text></g>'
         )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}">{"".join(shapes)}</svg>'
@@ -95,7 +104,16 @@ def _drawing(model: Model, placed: dict[int, Placement], colours: dict[str, str]
 
 
 def _described(operand: Operand) -> str:
-    return f"{operand_type_name(operand.type)} {'x'.join(map(str, operand.dimensions)) or 'scalar'}"
+    shape = "x".join(str(extent) if extent else "?" for extent in operand.dimensions)
+    return f"{shape or 'scalar'} {operand_type_name(operand.type).removeprefix('TENSOR_')}"
+
+
+def _fitting(text: str) -> str:
+    return text if len(text) <= _LETTERS_MAX else text[: _LETTERS_MAX - 1] + "…"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _places(model: Model) -> list[tuple[int, int]]:
@@ -119,6 +137,13 @@ def _lines(model: Model, places: Sequence[tuple[int, int]]) -> list[str]:
         for i in dict.fromkeys(operation.inputs):
             if i in writer:
                 (x0, y0), (x1, y1) = places[writer[i]], places[index]
+                rows = (y1 - y0) // (_BOX_HEIGHT + _GAP_Y)
+                if x0 == x1 and rows > 1:
+                    # Straight down it would be hidden behind what it passes.
+                    x, bulge = x0 + _MARGIN + _BOX_WIDTH, min(_BULGE_MAX, _BULGE_MIN + _BULGE_PER_ROW * rows)
+                    ay, by = (y + _MARGIN + _BOX_HEIGHT // 2 for y in (y0, y1))
+                    lines.append(f'<path d="M{x} {ay}C{x + bulge} {ay} {x + bulge} {by} {x} {by}"/>')
+                    continue
                 ax, ay = x0 + _MARGIN + _BOX_WIDTH // 2, y0 + _MARGIN + _BOX_HEIGHT
                 bx, by = x1 + _MARGIN + _BOX_WIDTH // 2, y1 + _MARGIN
                 middle = (ay + by) // 2

@@ -12,7 +12,8 @@ import pytest
 
 import aionn
 from aionn.drivers.reference import ReferenceDevice
-from aionn.hal import OperationType
+from aionn.hal import OperandType, OperationType
+from aionn.models.builder import GraphBuilder
 from aionn.testing.models import chain
 from aionn.testing.split import SplitDevice
 
@@ -89,3 +90,20 @@ async def test_failed_computation_may_be_repeated(digits: Path) -> None:
             await again.execute()
         with pytest.raises(aionn.InvalidArgument, match="closed"):
             net.reusable()
+
+
+async def test_line_that_passes_other_operations_keeps_beside_them() -> None:
+    graph = GraphBuilder()
+    x = graph.input(OperandType.TENSOR_FLOAT32, (2,))
+    first = graph.result(OperationType.ABS, [x], x)
+    second = graph.result(OperationType.RELU, [first], x)
+    model = graph.build([graph.result(OperationType.ADD, [first, second, 0], x)])
+    async with aionn.open(devices=[ReferenceDevice("a")]) as runtime:
+        page = (await runtime.compile(model)).page()
+    svg = ElementTree.fromstring(page[page.index("<svg") : page.index("</svg>") + 6])
+    space = "{http://www.w3.org/2000/svg}"
+    edge = max(int(r.get("x", 0)) + int(r.get("width", 0)) for r in svg.iter(f"{space}rect"))
+    starts = [int(p.get("d", "")[1:].split()[0]) for p in svg.iter(f"{space}path")]
+    assert sorted(starts)[-1] == edge and starts.count(edge) == 1 and len(starts) == 3
+    assert int(svg.get("width", 0)) > edge
+    assert "3 operations in 1 step<" in page
