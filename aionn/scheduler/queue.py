@@ -353,6 +353,7 @@ class WaitingRoom:
                 for other in self.plans[lane.index].works[place[2] :]
             )
             if not waits and not (place[4] and running is not None and running.rank > work.rank):
+                self.note(work, now_ns, "goes before MEDIUM work that has time to spare, on lane", lane.index)
                 return lane, place
         work.key = _key_in(work, work.rank)
         return None, None

@@ -224,7 +224,8 @@ def test_low_that_went_ahead_gives_way_to_medium():
     table.add(20, priority=HIGH)
     table.decide()
     spared = table.add(50, priority=MEDIUM, deadline=100)
-    table.add(10, priority=LOW, deadline=35)
+    low = table.add(10, priority=LOW, deadline=35)
+    assert "goes before MEDIUM work that has time to spare, on lane 0" in table.room.explain(low, 0)
     urgent = table.add(30, priority=MEDIUM, deadline=90)
     table.end()
     assert table.order() == [urgent.number, spared.number]
