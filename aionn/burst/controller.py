@@ -67,6 +67,9 @@ END_S_MAX = 1.0
 
 assert QUEUE_BYTES <= PACKET_BYTES_MAX
 
+_IDLE, _IN_FLIGHT = BurstState.IDLE, BurstState.IN_FLIGHT
+assert next_state(_IDLE, "send") is _IN_FLIGHT and next_state(_IN_FLIGHT, "result") is _IDLE
+
 
 class _Packet(NamedTuple):
     """A request's packet, without its limits. The request is kept too: as long as it lives nothing else has its identity."""
@@ -142,9 +145,7 @@ class BurstController:
             if deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
                 raise MissedDeadline("burst: the deadline had passed before the start", transient=False)
             limits = encode_limits(deadline_ns, loop_timeout_ns)
-        if self._state is BurstState.DEAD:
-            raise DeadObject(f"burst: {self._why_dead}")
-        self._state = next_state(self._state, "send")
+        self._begin()
         try:
             if self._unread_count or self._temporary:
                 await self._settle()
@@ -162,8 +163,17 @@ class BurstController:
                 await self._settle()
             return result
         finally:
-            if self._state is BurstState.IN_FLIGHT:
-                self._state = next_state(self._state, "result")
+            if self._state is _IN_FLIGHT:
+                self._state = _IDLE
+
+    def _begin(self) -> None:
+        """From idle to in flight. The table of states says so, and is asked where that is not what happens."""
+        if self._state is _IDLE:
+            self._state = _IN_FLIGHT
+        elif self._state is BurstState.DEAD:
+            raise DeadObject(f"burst: {self._why_dead}")
+        else:
+            self._state = next_state(self._state, "send")
 
     def _check_identifiers(self, request: Request, memory_identifiers: Sequence[int]) -> None:
         if len(memory_identifiers) != len(request.pools) or any(i < -1 for i in memory_identifiers):
@@ -216,14 +226,12 @@ class BurstController:
             DeadObject: The driver died.
             InvalidArgument: An execution is in flight, or the burst is closed.
         """
-        if self._state is BurstState.DEAD:
-            raise DeadObject(f"burst: {self._why_dead}")
-        self._state = next_state(self._state, "send")
+        self._begin()
         try:
             await self._settle()
         finally:
-            if self._state is BurstState.IN_FLIGHT:
-                self._state = next_state(self._state, "result")
+            if self._state is _IN_FLIGHT:
+                self._state = _IDLE
 
     async def _settle(self) -> None:
         """Reads what a cancelled caller left in flight, then gives back the slots that were for one execution alone."""
