@@ -392,10 +392,10 @@ class Execution:
         return timing
 
     def _complete(self, area: RequestArea, timing: Timing) -> None:
-        self.finished_ns = now_ns()
         self.state = ExecutionState.FINISHED  # Before the fence: who is woken by it may look.
         if self.fence.status != FenceStatus.PENDING:
-            return
+            return  # The caller was told already, and when that was stays as it is.
+        self.finished_ns = now_ns()
         outputs = area.outputs(self._outputs, copy=self._copy)
         self._result = Result(
             outputs,

@@ -1,11 +1,13 @@
 """The scheduler in the path that executions take: early refusal, interruption, overruns, chains, changes, on simulated devices."""
 
+import random
+
 import anyio
 import numpy as np
 import pytest
 
 import aionn
-from aionn.drivers.profiles import Draw
+from aionn.drivers.profiles import Draw, FailureRates
 from aionn.drivers.simulated import SimulatedPreparedModel
 from aionn.hal import TIME_MAX_NS, Priority
 from aionn.testing import SimulatedDevice, VirtualClock, models, run, scripted
@@ -329,3 +331,58 @@ def test_an_answer_after_the_deadline_is_thrown_away():
     trial = Trial(npu(preemption="none", script=slow_draws(2.0)))
     assert trial.play(main) == [(25, "late", "MISSED_DEADLINE_TRANSIENT")]
     assert trial.device.statistics().started == 1
+
+
+def traffic(seed):
+    """Executions, chains, changes and cancellations on a device with faults, all drawn from a seed; and what they left behind."""
+    source = random.Random(seed)
+    failures = FailureRates(transient=0.05, persistent=0.05)
+    device = npu(
+        source.choice((0.002, 0.010)),
+        seed=seed,
+        noise=0.3,
+        failures=failures,
+        slots=source.choice((1, 2)),
+        preemption=source.choice(("none", "between_operations", "anytime")),
+    )
+    told = []
+
+    async def main(trial):
+        executions = []
+        for number in range(60):
+            await anyio.sleep(source.choice((0.0, 0.001, 0.004, 0.012)))
+            leaders = [e.fence for e in source.sample(executions, min(len(executions), source.randrange(3)))]
+            allowance_s = source.choice((None, 0.001, 0.015, 0.050, 0.3))
+            deadline = None if allowance_s is None else trial.clock.after(allowance_s)
+            priority = source.choice(("low", "medium", "high"))
+            try:
+                execution = trial.start(f"e{number}", wait_for=leaders, deadline=deadline, priority=priority)
+            except aionn.InvalidArgument:
+                continue  # What it waits for has failed already.
+            executions.append(execution)
+            execution.fence.add_callback(
+                lambda fence, number=number: told.append((number, trial.clock.now_ns))
+            )
+            if source.random() < 0.1:
+                source.choice(executions).cancel()
+            if source.random() < 0.1:
+                source.choice(executions).change_priority(source.choice(list(Priority)))
+        with anyio.CancelScope(shield=True):
+            await anyio.sleep(5)
+        for execution in executions:
+            if execution.deadline_ns is not None:
+                assert execution.finished_ns <= execution.deadline_ns + 1, "everybody hears by the deadline"
+        assert trial.dispatcher.explain().replace("1", "0") in ("slot 0: free", "slot 0: free\nslot 0: free")
+        statistics = trial.dispatcher.statistics()
+        assert statistics.waiting == 0
+        assert trial.device.statistics().started <= statistics.started
+        assert len(told) == len({number for number, _ in told}) == len(executions), "one answer each"
+
+    return Trial(device, operations=5).play(main), told, device.statistics()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_happens_everybody_is_answered_once_and_the_device_is_free_again(seed):
+    first = traffic(seed)
+    assert len(first[0]) == len(first[1])
+    assert traffic(seed) == first, "the same seed, the same run"
