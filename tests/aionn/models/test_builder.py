@@ -233,6 +233,12 @@ def test_finished_graph_cannot_change():
     g = _branch(OperationType.ABS)
     with pytest.raises(InvalidArgument, match="not finished yet"):
         g.input(F32, (2,))
+    with pytest.raises(InvalidArgument, match="not finished yet"):
+        g.constant(1)
+    with pytest.raises(InvalidArgument, match="not finished yet"):
+        g.finish([])
+    with pytest.raises(InvalidArgument, match="outputs, or a graph that is finished"):
+        GraphBuilder().build()
 
 
 def test_relaxed_graph_needs_level_2():

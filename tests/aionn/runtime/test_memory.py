@@ -17,6 +17,7 @@ from aionn.drivers.memories import DeviceBuffer
 from aionn.drivers.reference import ReferenceDevice
 from aionn.hal import Operand, OperandLifeTime, OperandType, Operation, OperationType, Subgraph
 from aionn.runtime.memory import copy
+from aionn.service.prepared import RemoteBuffer
 from aionn.testing.models import chain
 
 STEPS = 100
@@ -284,8 +285,9 @@ async def test_lstm_state_stays_in_device_memory(
     def refuse(*_: object) -> None:
         raise AssertionError("the state was copied")
 
-    monkeypatch.setattr(DeviceBuffer, "copy_to", refuse)
-    monkeypatch.setattr(DeviceBuffer, "copy_from", refuse)
+    for buffer in (DeviceBuffer, RemoteBuffer):
+        monkeypatch.setattr(buffer, "copy_to", refuse)
+        monkeypatch.setattr(buffer, "copy_from", refuse)
     arguments: list[Any] = list(inputs)
     for number, frame in enumerate(frames):
         arguments[read["input"]] = frame

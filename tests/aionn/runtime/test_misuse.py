@@ -1,20 +1,42 @@
-"""Every misuse has its error, said in one sentence, and changes nothing: the next right call works."""
+"""Every misuse has its error, said in one sentence, and changes nothing: the next right call works.
+
+The misuses that the NN HAL's runtime names, and where they are tried:
+
+- a model that is finished twice, changed afterwards, or used before: ``models/test_builder.py``;
+- a device that is missing, null or named twice; a setting that makes no sense: ``test_compile``, ``test_open``;
+- a compilation that is set after it was finished: cannot be said, its settings are arguments of ``compile``;
+- a wrong index, count, length, type or shape: ``test_inputs``, ``test_memory.py`` (outputs, roles, offsets);
+- a second computation of a one-shot execution: ``test_execution_runs_once_however_often_it_is_awaited``;
+- a computation while a reusable one is under way: ``test_page_and_reuse.py``;
+- a burst of another compilation: cannot be said, a burst executes its own; of a closed one: ``test_burst_of_a_closed_compilation``;
+- a busy burst: ``burst/test_ends.py`` at the driver's side; the runtime's waits for a slot instead: ``test_burst.py``;
+- a deadline with several devices: works here, ``test_deadline_holds_over_several_devices``;
+- a fence that is null, failed or none, a duration that is no time: ``test_fences``;
+- a memory that is closed, too small, read-only, or used beyond its roles: ``test_memory.py``;
+- anything of what has been closed: ``test_what_belongs_to_a_closed_runtime_refuses``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import anyio
+import anyio.lowlevel
+import anyio.to_thread
 import numpy as np
 import pytest
 
 import aionn
-from aionn.hal import Operand, OperandLifeTime, OperandType, Operation, OperationType, Subgraph
+from aionn.drivers.reference import ReferenceDevice
+from aionn.hal import Model, Operand, OperandLifeTime, OperandType, Operation, OperationType, Subgraph
 from aionn.testing.models import chain
 from fences import SyncFence
 
 X = np.ones(3, np.float32)
+TURNS_MAX = 3000
+WAIT_S_MAX = 30.0
 
 
 @pytest.fixture
@@ -143,6 +165,143 @@ async def test_what_belongs_to_a_closed_runtime_refuses() -> None:
         with pytest.raises(aionn.InvalidArgument, match="closed"):
             refused()
     await net.aclose()
+
+
+class Only(ReferenceDevice):
+    """Supports one kind of operation."""
+
+    def __init__(self, name: str, kind: OperationType) -> None:
+        super().__init__(name)
+        self._kind = kind
+
+    def supports(self, model: Model) -> Sequence[bool]:
+        return [operation.type == self._kind for operation in model.main.operations]
+
+
+async def test_deadline_holds_over_several_devices() -> None:
+    devices = [Only("a", OperationType.RELU), Only("b", OperationType.ABS)]
+    async with aionn.open(devices=devices) as runtime:
+        net = await runtime.compile(
+            chain([OperationType.RELU, OperationType.ABS], (3,)), devices=["a", "b"], deadline=aionn.after(60)
+        )
+        assert net.devices == ("a", "b")
+        result = await net.execute([X], deadline=aionn.after(60), measure=True)
+        assert result.outputs[0].tolist() == [1.0] * 3 and result.timing.time_on_device_ns is not None
+        with pytest.raises(aionn.MissedDeadline):
+            await net.execute([X], deadline=1)
+        with pytest.raises(aionn.MissedDeadline):
+            await net.execute_fenced([X], wait_for=[SyncFence("never")], deadline=aionn.after(0.01))
+
+
+async def test_execution_runs_once_however_often_it_is_awaited(runtime: aionn.Runtime) -> None:
+    reports: list[object] = []
+    async with aionn.open(devices=[ReferenceDevice("a")], telemetry=[reports.append]) as counted:
+        net = await counted.compile(chain([OperationType.RELU], (3,)))
+        execution = net.execute_fenced([X])
+        assert await execution is await execution
+        failed = net.execute_fenced([X])
+        failed.cancel()
+        for _ in range(2):
+            with pytest.raises(aionn.GeneralFailure, match="cancelled"):
+                await failed
+    assert len(reports) == 3  # a compilation and two executions
+
+
+async def test_burst_of_a_closed_compilation(runtime: aionn.Runtime, net: aionn.Compilation) -> None:
+    async with net.burst() as burst:
+        await burst.execute([X])
+        await net.aclose()
+        with pytest.raises(aionn.InvalidArgument, match=r"not open|closed"):
+            await burst.execute([X])
+
+
+@pytest.mark.parametrize("isolation", ["process", "in_process"])
+@pytest.mark.parametrize("way", ["execute", "fenced", "reusable", "burst"])
+async def test_cancelled_at_any_await_leaves_nothing(isolation: str, way: str) -> None:
+    """Cancelled after 0, 1, 2 .. turns of the loop, until it is too late to cancel; afterwards all is as before."""
+    async with aionn.open(drivers=["reference"], isolation=isolation) as runtime:  # type: ignore[arg-type]
+        net = await runtime.compile(chain([OperationType.RELU], (3,)))
+        burst = await net.burst().__aenter__()
+        again = net.reusable()
+        again.inputs[0][:] = X
+
+        async def once() -> None:
+            if way == "execute":
+                await net.execute([X])
+            elif way == "fenced":
+                await net.execute_fenced([X])
+            elif way == "reusable":
+                await again.execute()
+            else:
+                await burst.execute([X])
+
+        await once()
+        dispatcher = runtime.devices[0].dispatcher
+        cancelled = completed = 0
+        for turns in range(TURNS_MAX):
+            with anyio.CancelScope() as scope:
+                async with anyio.create_task_group() as tasks:
+
+                    async def cancel(scope: anyio.CancelScope = scope, turns: int = turns) -> None:
+                        for _ in range(turns):
+                            await anyio.lowlevel.checkpoint()
+                        scope.cancel()
+
+                    tasks.start_soon(cancel)
+                    await once()
+                    completed += 1
+                    tasks.cancel_scope.cancel()
+            cancelled += scope.cancelled_caught
+            # What still runs at the device keeps its slot, and nobody is told that it is free.
+            with anyio.fail_after(WAIT_S_MAX):
+                while any(lane.work is not None for lane in dispatcher._lanes):
+                    await anyio.sleep(0.001)
+            assert dispatcher.statistics().waiting == 0
+            if completed:
+                break
+        assert cancelled
+        await once()
+        assert (await net.execute([X])).outputs[0].tolist() == [1.0] * 3
+        await burst.aclose()
+
+
+class Gated(ReferenceDevice):
+    """Runs only when it is let."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.may_run, self.runs = threading.Event(), threading.Semaphore(0)
+
+    def prepare(self, model: Model, **options: Any) -> Any:
+        prepared = super().prepare(model, **options)
+        run = prepared.run
+
+        def gated(*arguments: Any) -> Any:
+            self.runs.release()
+            assert self.may_run.wait(WAIT_S_MAX)
+            return run(*arguments)
+
+        prepared.run = gated  # type: ignore[method-assign]
+        return prepared
+
+
+@pytest.mark.parametrize("way", ["execute", "burst"])
+async def test_slot_is_held_until_the_device_is_done(way: str) -> None:
+    device = Gated("slow")
+    async with aionn.open(devices=[device]) as runtime:
+        net = await runtime.compile(chain([OperationType.RELU], (3,)))
+        async with net.burst() as burst:
+            execute = net.execute if way == "execute" else burst.execute
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(execute, [X])
+                assert await anyio.to_thread.run_sync(device.runs.acquire, True, WAIT_S_MAX)
+                tasks.cancel_scope.cancel()
+            second = net.execute_fenced([X])
+            await anyio.sleep(0.02)
+            assert not device.runs.acquire(blocking=False), "the device is still busy with the first"
+            assert second.fence.status.name == "PENDING"
+            device.may_run.set()
+            assert (await second).outputs[0].tolist() == [1.0] * 3
 
 
 async def test_cancelled_caller_leaves_nothing(net: aionn.Compilation) -> None:

@@ -201,7 +201,7 @@ async def test_every_tag_says_what_its_part_does(
 
 
 def test_unknown_tag_of_an_option_is_refused() -> None:
-    with pytest.raises(aionn.InvalidArgument, match="log: expected some of model, .*got nonsense"):
+    with pytest.raises(aionn.InvalidArgument, match=r"log: expected some of model, .*got nonsense"):
         aionn.open(log="model,nonsense")
 
 
