@@ -123,6 +123,13 @@ class LitertDevice(BlockingDevice):
     def __init__(self, name: str = INFO.name) -> None:
         super().__init__(info_for(name), memory_bytes_max=MEMORY_BYTES_MAX)
         self.thread_count = _thread_count()
+        self._found: tuple[Model, Lowered] | None = None
+
+    async def supported_operations(self, model: Model) -> tuple[bool, ...]:
+        """See ``Device``."""
+        answer = await super().supported_operations(model)
+        self._found = None  # It holds the model, which nobody may prepare.
+        return answer
 
     def supports(self, model: Model) -> Sequence[bool]:
         """True for every operation that could be lowered and that LiteRT then planned: all at once, or else each by itself."""
@@ -131,9 +138,13 @@ class LitertDevice(BlockingDevice):
 
         def can_run(part: Model) -> bool:
             try:
-                check(lower(part))
+                lowered = lower(part)
+                check(lowered)
             except Unsupported:
                 return False
+            if part is model:
+                # A preparation asks whether the model is supported, and then for the model: it is lowered once.
+                self._found = model, lowered
             return True
 
         if can_run(model):
@@ -147,8 +158,10 @@ class LitertDevice(BlockingDevice):
     ) -> LitertPreparedModel:
         from aionn.drivers.litert.lowering import Unsupported, lower
 
+        found, self._found = self._found, None
         try:
-            return LitertPreparedModel(self, model, priority, lower(model))
+            lowered = found[1] if found is not None and found[0] is model else lower(model)
+            return LitertPreparedModel(self, model, priority, lowered)
         except Unsupported as e:
             raise InvalidArgument(f"prepare_model: {self.info.name}: {e}") from e
 
@@ -192,14 +205,14 @@ class LitertPreparedModel(BlockingPreparedModel):
     """A lowered model in one interpreter per slot."""
 
     def __init__(self, device: LitertDevice, model: Model, priority: Priority, lowered: Lowered) -> None:
-        from aionn.drivers.litert.engine import make_engine
+        from aionn.drivers.litert.engine import make_engines
 
         super().__init__(device, model, priority)
         self._lowered = lowered
         # The last one used is taken first: its memory is in the caches.
         shapes = [tuple(operand.dimensions) for operand in model.main.outputs]
         self._idle: deque[Engine | InPlaceEngine] = deque(
-            make_engine(lowered, device.thread_count, shapes) for _ in range(device.info.slots)
+            make_engines(lowered, device.thread_count, shapes, device.info.slots)
         )
 
     def run(

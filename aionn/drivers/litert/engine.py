@@ -26,7 +26,7 @@ from aionn.drivers.litert.lowering import Lowered
 from aionn.errors import InvalidArgument
 from aionn.hal import OutputShape
 
-__all__ = ["Engine", "check", "make_engine"]
+__all__ = ["Engine", "check", "make_engines"]
 
 
 def check(lowered: Lowered) -> tuple[list[Tensor], list[Tensor]]:
@@ -54,15 +54,16 @@ def check(lowered: Lowered) -> tuple[list[Tensor], list[Tensor]]:
     return inputs, outputs
 
 
-def make_engine(
-    lowered: Lowered, thread_count: int, shapes: Sequence[tuple[int, ...]]
-) -> Engine | InPlaceEngine:
-    """The engine that works in the client's memory, or the interpreter for what that one cannot run.
+def make_engines(
+    lowered: Lowered, thread_count: int, shapes: Sequence[tuple[int, ...]], count: int
+) -> list[Engine] | list[InPlaceEngine]:
+    """Engines that work in the client's memory, or interpreters for what those cannot run.
 
     Args:
         lowered: The file.
         thread_count: Threads of one execution.
         shapes: The outputs' shapes as the HAL has them; 0 or empty where unknown.
+        count: How many.
 
     Raises:
         Unsupported: LiteRT refuses the file.
@@ -73,10 +74,10 @@ def make_engine(
             sizes = zip(outputs, shapes, strict=True)
             known = [s if 0 not in s and np.prod(s) == np.prod(t.shape) else t.shape for t, s in sizes]
             try:
-                return InPlaceEngine(lowered, thread_count, inputs, outputs, known)
+                return [InPlaceEngine(lowered, thread_count, inputs, outputs, known) for _ in range(count)]
             except Unsupported:
                 pass  # The interpreter says why not, if it cannot run it either.
-    return Engine(lowered, thread_count, shapes)
+    return [Engine(lowered, thread_count, shapes) for _ in range(count)]
 
 
 class Engine:

@@ -87,6 +87,26 @@ async def test_support_is_answered_per_operation() -> None:
             await device.prepare_model(odd)
 
 
+async def test_model_is_lowered_once_for_a_preparation_and_kept_for_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, lowered, lower = chain_of((OperationType.RELU, ())), [], lowering.lower
+
+    def counted(part: Model) -> lowering.Lowered:
+        lowered.append(part)
+        return lower(part)
+
+    monkeypatch.setattr(lowering, "lower", counted)
+    async with LitertDevice() as device:
+        assert await device.supported_operations(model) == (True,)
+        assert device._found is None
+        assert len(lowered) == 1
+        prepared = await device.prepare_model(model)
+        assert len(lowered) == 2
+        assert device._found is None
+        await prepared.aclose()
+
+
 async def test_input_of_unknown_shape_is_not_supported() -> None:
     model = chain_of((OperationType.RELU, ()), shape=(0, 4))
     async with LitertDevice() as device:

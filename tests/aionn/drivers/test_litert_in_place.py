@@ -21,7 +21,7 @@ from aionn.models.tflite import load_tflite
 pytest.importorskip("ai_edge_litert.interpreter", reason="LiteRT is not installed", exc_type=ImportError)
 
 from aionn.drivers.litert import in_place
-from aionn.drivers.litert.engine import Engine, make_engine
+from aionn.drivers.litert.engine import Engine, make_engines
 from aionn.drivers.litert.in_place import BOUND_MAX, InPlaceEngine, is_known_version
 from aionn.drivers.litert.lowering import Lowered, lower
 
@@ -43,7 +43,8 @@ def engine(example_data: Path) -> InPlaceEngine:
 
 
 def made_for(model: Model) -> Engine | InPlaceEngine:
-    return make_engine(lower(model), 1, [tuple(o.dimensions) for o in model.main.outputs])
+    (made,) = make_engines(lower(model), 1, [tuple(o.dimensions) for o in model.main.outputs], 1)
+    return made
 
 
 def area(buffer: Array, shape: Sequence[int]) -> OutputArea:
