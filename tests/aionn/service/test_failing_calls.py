@@ -169,6 +169,15 @@ def test_connection_that_fails_ends_alone(stage: Stage, server: tuple[int, Path]
     assert sum(sum(counts.values()) for counts in outcomes.values()) >= 6
 
 
+def test_too_many_descriptors_under_way_are_refused_and_pass(stage: Stage, server: tuple[int, Path]) -> None:
+    (outcomes,) = lives(stage, server, ["client:sendmsg:ETOOMANYREFS"], step=4).values()
+    assert outcomes["ResourceExhausted"] >= 2 and set(outcomes) <= {
+        "DeviceUnavailable",
+        "ResourceExhausted",
+        "success",
+    }
+
+
 def test_driver_process_that_cannot_be_started_leaves_nothing(stage: Stage) -> None:
     outcomes = lives(stage, None, ["client:socketpair:EMFILE", "client:pidfd_open:EMFILE"])
     assert outcomes["client:socketpair:EMFILE"]["DeviceUnavailable"] == 1
