@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, cast
 
 import anyio.lowlevel
 import msgspec
@@ -31,11 +31,7 @@ from aionn.hal import (
     NO_TIMING,
     BufferToken,
     DataLocation,
-    Device,
-    DeviceInfo,
-    DeviceType,
     ExecutionResult,
-    FeatureLevel,
     Memory,
     Model,
     Operand,
@@ -43,7 +39,6 @@ from aionn.hal import (
     OperationType,
     OutputShape,
     PreparedModel,
-    Priority,
     Request,
     RequestArgument,
     Timing,
@@ -53,19 +48,16 @@ from aionn.hal import (
     is_scalar_type,
     operand_dtype,
     operand_size_bytes,
-    uniform_capabilities,
 )
 from aionn.hal import Burst as HalBurst
 from aionn.hal.tracing import section
 from aionn.runtime.arguments import Binding, RequestArea, Value
 from aionn.runtime.clock import now_ns
 from aionn.runtime.compilation import AREAS_KEPT_MAX, Plan, PreparedStep
-from aionn.runtime.division import INTERPRETER
 from aionn.runtime.execution import UNDER_WAY, Turn, sum_of
+from aionn.runtime.interpreter_device import interpreter_device
 from aionn.runtime.partition import Step
 from aionn.runtime.stepping import execute_step
-from aionn.scheduler.dispatcher import Dispatcher
-from aionn.scheduler.work import Work, WorkState
 from aionn.validation import check_execution_result
 
 if TYPE_CHECKING:
@@ -93,59 +85,8 @@ def interpreted_step(model: Model, step: Step, plans: Sequence[Plan]) -> Prepare
     # Steps are executed, put into bursts and closed; what else a prepared model can do is asked of devices alone.
     prepared = cast(PreparedModel, interpreted)
     return PreparedStep(
-        _interpreter(), prepared, model, step.inputs, step.outputs, step.operations, interpreted
+        interpreter_device(), prepared, model, step.inputs, step.outputs, step.operations, interpreted
     )
-
-
-def _interpreter() -> RuntimeDevice:
-    from aionn.runtime.runtime import RuntimeDevice
-
-    device = RuntimeDevice(INTERPRETER, INTERPRETER, cast(Device, _InterpreterDevice()))
-    device.dispatcher = _Everybody()
-    return device
-
-
-class _InterpreterDevice:
-    """What the runtime asks of a step's device: what it is, and whether it has memories."""
-
-    info = DeviceInfo(
-        INTERPRETER, DeviceType.OTHER, "1", FeatureLevel.LEVEL_8, uniform_capabilities(1.0, 1.0)
-    )
-
-    async def allocate(self, *arguments: object) -> NoReturn:
-        """See ``Device``."""
-        raise GeneralFailure(f"{INTERPRETER}: has no memories of its own")
-
-
-class _Everybody(Dispatcher):
-    """A slot for everybody: who holds one waits for slots of devices, and those are ordered there."""
-
-    def __init__(self) -> None:
-        super().__init__(1, now=now_ns)
-        self._given = itertools.count()
-
-    def enter(self, *, priority: Priority, deadline_ns: int | None, **told: Any) -> Work:
-        """See ``Dispatcher``."""
-        work = Work(
-            next(self._given),
-            priority=priority,
-            deadline_ns=deadline_ns,
-            arrival_ns=now_ns(),
-            durations_ns=(1,),
-        )
-        work.state = WorkState.RUNNING
-        return work
-
-    async def turn(self, work: Work) -> None:
-        """See ``Dispatcher``: its turn has come."""
-
-    def leave(self, work: Work) -> None:
-        """See ``Dispatcher``."""
-        work.state = WorkState.ENDED
-
-    def release(self, work: Work, **told: Any) -> None:
-        """See ``Dispatcher``."""
-        work.state = WorkState.ENDED
 
 
 class _Subgraph:

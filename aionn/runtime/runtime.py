@@ -21,7 +21,7 @@ import anyio.to_thread
 import msgspec
 
 from aionn.drivers import registry
-from aionn.errors import DeviceUnavailable, Error, ErrorStatus, InvalidArgument, status_of
+from aionn.errors import DeviceUnavailable, Error, InvalidArgument, status_of
 from aionn.hal import (
     CancelCapability,
     Capabilities,
@@ -48,15 +48,7 @@ from aionn.runtime.introspection import Support, ask_support
 from aionn.runtime.memory import DeviceMemory, IoRole, OwnMemory, SharedMemory, allocate, copy
 from aionn.runtime.planning import LoadedModel, PlanOptions, keep_plan, load_model, make_plan, restore_plan
 from aionn.runtime.settings import ExecutionPath, PartitionMode, Settings, settings_from
-from aionn.runtime.telemetry import (
-    Listener,
-    Report,
-    Reporter,
-    data_class,
-    has_control_flow,
-    session_id,
-    structure_digest,
-)
+from aionn.runtime.telemetry import Listener, Reporter, failure_report_of, report_of
 from aionn.runtime.traces import begin_trace, end_trace
 from aionn.scheduler.dispatcher import Dispatcher
 from aionn.service.client import RemoteDevice
@@ -439,14 +431,14 @@ class Runtime:
         except Error as e:
             if self._listeners:
                 failed = await anyio.to_thread.run_sync(
-                    _failure_report_of, loaded, candidates, devices is not None, status_of(e)
+                    failure_report_of, loaded, candidates, devices is not None, status_of(e)
                 )
                 Reporter(self._listeners, failed).compiled(now_ns() - started_ns)
             raise
         from_cache = cache is not None and cache.used is True
         reporter = None
         if self._listeners:
-            base = await anyio.to_thread.run_sync(_report_of, plan, from_cache, devices is not None)
+            base = await anyio.to_thread.run_sync(report_of, plan, from_cache, devices is not None)
             reporter = Reporter(self._listeners, base)
             reporter.compiled(now_ns() - started_ns)
         compilation = Compilation(
@@ -577,45 +569,6 @@ class Runtime:
         with anyio.CancelScope(shield=True):
             for hal in (*(device.hal for device in self.devices), *self._unused):
                 await hal.aclose()
-
-
-def _report_of(plan: Plan, from_cache: bool, chosen: bool) -> Report:
-    return Report(
-        kind="compilation",
-        session=session_id(),
-        model=structure_digest(plan.model),
-        devices=_named(plan.devices),
-        status=ErrorStatus.NONE,
-        input_class=data_class(plan.inputs),
-        output_class=data_class(plan.outputs),
-        took_ns=0,
-        fallback=any(placement.reason.startswith("fallback:") for placement in plan.placement),
-        chosen_devices=chosen,
-        from_cache=from_cache,
-        control_flow=has_control_flow(plan.model),
-        dynamic_temporaries=any(0 in spec.dimensions for spec in plan.temporaries.values()),
-    )
-
-
-def _failure_report_of(
-    loaded: LoadedModel | None, candidates: Sequence[RuntimeDevice], chosen: bool, status: ErrorStatus
-) -> Report:
-    return Report(
-        kind="compilation",
-        session=session_id(),
-        model="" if loaded is None else structure_digest(loaded.model),
-        devices=_named(candidates),
-        status=status,
-        input_class=data_class(() if loaded is None else loaded.inputs),
-        output_class=data_class(() if loaded is None else loaded.outputs),
-        took_ns=0,
-        chosen_devices=chosen,
-        control_flow=loaded is not None and has_control_flow(loaded.model),
-    )
-
-
-def _named(devices: Sequence[RuntimeDevice]) -> tuple[str, ...]:
-    return tuple(sorted(f"{device.name}={device.version}" for device in devices))
 
 
 def _preference_of(value: str | ExecutionPreference) -> ExecutionPreference:

@@ -25,14 +25,19 @@ from aionn.hal import Model, OperandType, OperationType
 from aionn.runtime.arguments import TensorSpec
 
 if TYPE_CHECKING:
+    from aionn.runtime.compilation import Plan
     from aionn.runtime.execution import Execution
+    from aionn.runtime.planning import LoadedModel
+    from aionn.runtime.runtime import RuntimeDevice
 
 __all__ = [
     "Listener",
     "Report",
     "Reporter",
     "data_class",
+    "failure_report_of",
     "has_control_flow",
+    "report_of",
     "session_id",
     "structure_digest",
     "tell",
@@ -123,6 +128,47 @@ def data_class(specs: Iterable[TensorSpec]) -> DataClass:
 def has_control_flow(model: Model) -> bool:
     """Whether the main subgraph has an IF or WHILE."""
     return any(o.type in (OperationType.IF, OperationType.WHILE) for o in model.main.operations)
+
+
+def report_of(plan: Plan, from_cache: bool, chosen: bool) -> Report:
+    """The report of a compilation that has succeeded, without its time."""
+    return Report(
+        kind="compilation",
+        session=session_id(),
+        model=structure_digest(plan.model),
+        devices=_named(plan.devices),
+        status=ErrorStatus.NONE,
+        input_class=data_class(plan.inputs),
+        output_class=data_class(plan.outputs),
+        took_ns=0,
+        fallback=any(placement.reason.startswith("fallback:") for placement in plan.placement),
+        chosen_devices=chosen,
+        from_cache=from_cache,
+        control_flow=has_control_flow(plan.model),
+        dynamic_temporaries=any(0 in spec.dimensions for spec in plan.temporaries.values()),
+    )
+
+
+def failure_report_of(
+    loaded: LoadedModel | None, candidates: Sequence[RuntimeDevice], chosen: bool, status: ErrorStatus
+) -> Report:
+    """The report of a compilation that has failed, without its time; None for a model that could not be loaded."""
+    return Report(
+        kind="compilation",
+        session=session_id(),
+        model="" if loaded is None else structure_digest(loaded.model),
+        devices=_named(candidates),
+        status=status,
+        input_class=data_class(() if loaded is None else loaded.inputs),
+        output_class=data_class(() if loaded is None else loaded.outputs),
+        took_ns=0,
+        chosen_devices=chosen,
+        control_flow=loaded is not None and has_control_flow(loaded.model),
+    )
+
+
+def _named(devices: Sequence[RuntimeDevice]) -> tuple[str, ...]:
+    return tuple(sorted(f"{device.name}={device.version}" for device in devices))
 
 
 class Reporter:

@@ -11,10 +11,14 @@ Invariants:
 from __future__ import annotations
 
 import argparse
-import asyncio
+import functools
+import logging
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+
+import anyio
 
 import aionn
 from aionn.conformance import cts
@@ -24,6 +28,8 @@ from aionn.hal import Device, Memory
 from aionn.testing.split import split_devices
 
 __all__ = ["Tally", "main", "run_one", "run_split"]
+
+_logger = logging.getLogger("aionn.testing.split_run")
 
 LOOP_TIMEOUT_S = 0.05
 """Of tests whose loop has no end; the others have the default."""
@@ -135,7 +141,7 @@ async def run_split(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The long form: prints a line per seed, and more often with ``--verbose``."""
+    """The long form: tells a line per seed, and more often with ``--verbose``."""
     parser = argparse.ArgumentParser(prog="python -m aionn.testing.split_run", description=main.__doc__)
     parser.add_argument("data", type=Path, help="folder of the conformance data")
     parser.add_argument("--first", type=int, default=0, help="seed to begin with (default: 0)")
@@ -144,15 +150,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--verbose", action="store_true", help="say more often how far it is")
     chosen = parser.parse_args(arguments)
 
-    def tell(told: str) -> None:
-        print(told, flush=True)
-
+    logging.basicConfig(
+        stream=sys.stdout, format="%(message)s", level=logging.DEBUG if chosen.verbose else logging.INFO
+    )
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
     tests = list(cts.iterate_tests(chosen.data, contains=chosen.contains))
     for seed in range(chosen.first, chosen.first + chosen.count):
         started_s = time.monotonic()
-        progress = tell if chosen.verbose else lambda told: None
-        tally = asyncio.run(run_split(tests, seed, progress=progress))
-        tell(f"seed {seed}: {tally}, in {time.monotonic() - started_s:.0f} s")
+        tally = anyio.run(functools.partial(run_split, tests, seed, progress=_logger.debug))
+        _logger.info("seed %d: %s, in %.0f s", seed, tally, time.monotonic() - started_s)
 
 
 if __name__ == "__main__":

@@ -16,11 +16,13 @@ import pytest
 
 import aionn
 from aionn.hal import (
+    NO_PERFORMANCE,
     Capabilities,
     ExecutionPreference,
     Model,
     Operand,
     OperandLifeTime,
+    OperandPerformance,
     OperandType,
     Operation,
     OperationType,
@@ -123,6 +125,22 @@ def test_score_is_of_the_first_inputs_type(kind: OperandType, ratio: float, expe
     for preference in ExecutionPreference:
         (choice,) = choose_devices(Model(main), candidates, preference)
         assert choice.candidate == expected
+
+
+def test_performance_is_looked_up_by_type() -> None:
+    """Each type has its own entry, relaxed float32 another one; a type that is missing is the worst there is."""
+    infos = {kind: PerformanceInfo(float(kind), 0.5 + kind) for kind in sorted(TYPES)}
+    relaxed = PerformanceInfo(0.125, 0.25), PerformanceInfo(0.375, 0.625)
+    entries = tuple(OperandPerformance(kind, info) for kind, info in infos.items())
+    capabilities = Capabilities(*relaxed, entries, relaxed[0], relaxed[0])
+    assert {kind: capabilities.performance(kind) for kind in TYPES} == infos
+    assert capabilities.performance(T.FLOAT32, is_relaxed=True) == relaxed[0]
+    assert capabilities.performance(FLOAT, is_relaxed=True) == relaxed[1]
+    for kind in TYPES:
+        rest = msgspec.structs.replace(
+            capabilities, operand_performance=tuple(e for e in entries if e.type != kind)
+        )
+        assert rest.performance(kind) == NO_PERFORMANCE
 
 
 def constant_first() -> Model:
