@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         ResourceExhausted,
     )
     from aionn.hal import ExecutionPreference, Model, Priority
+    from aionn.hal.tracing import section
     from aionn.runtime.arguments import TensorSpec, image_writer, value_writer
     from aionn.runtime.burst import Burst, Stream, StreamResult
     from aionn.runtime.clock import after, now_ns
@@ -66,6 +67,7 @@ _HOME_BY_NAME = {
     "after": "aionn.runtime.clock",
     "image_writer": "aionn.runtime.arguments",
     "now_ns": "aionn.runtime.clock",
+    "section": "aionn.hal.tracing",
     "value_writer": "aionn.runtime.arguments",
 }
 
@@ -100,6 +102,7 @@ __all__ = [
     "image_writer",
     "now_ns",
     "open",
+    "section",
     "value_writer",
 ]
 

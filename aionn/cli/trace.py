@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import cyclopts
+import msgspec
 from cyclopts import Parameter
 
 from aionn.cli.output import print_json, print_table
-from aionn.runtime.traces import COLUMNS, read_trace, summarize
+from aionn.runtime.traces import COLUMNS, TraceSummary, read_trace, summarize, summarize_applications
 
 __all__ = ["trace"]
 
@@ -24,28 +25,38 @@ def summary(
     /,
     *,
     per_execution: Annotated[bool, Parameter(negative=())] = False,
+    total_times: Annotated[bool, Parameter(negative=())] = False,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Add up a trace: milliseconds that each layer took itself, by phase.
+    """Add up a trace: milliseconds that each layer took itself, by phase; a table for each part that the application marked.
 
     Args:
         file: The trace.
         per_execution: Divide by the number of executions.
+        total_times: Count what lower layers took inside of a layer as well; rows do not add up then.
         json: Print one JSON object instead of a table.
     """
-    found = summarize(read_trace(file))
+    events = read_trace(file)
+    found = summarize(events, total_times=total_times)
+    applications = summarize_applications(events, total_times=total_times)
     if json:
-        print_json(found)
+        print_json({**msgspec.to_builtins(found), "applications": applications})
         return 0
+    for part in applications or (found,):
+        _print(part, per_execution)
+    return 0
+
+
+def _print(found: TraceSummary, per_execution: bool) -> None:
     count = max(found.executions, 1) if per_execution else 1
     rows = [
         (layer, *("n/a" if (ms := cells[column]) is None else f"{ms / count:.3f}" for column in COLUMNS))
         for layer, cells in found.rows.items()
     ]
     print_table(
-        f"{found.executions} executions, {found.processes} processes, {found.wall_ms:.1f} ms; "
+        f"{found.application}{': ' if found.application else ''}{found.executions} executions, "
+        f"{found.processes} processes, {found.wall_ms:.1f} ms; "
         f"milliseconds{' per execution' if per_execution else ''}",
         ("layer", *COLUMNS),
         rows,
     )
-    return 0

@@ -395,6 +395,11 @@ class StreamResult(msgspec.Struct, Generic[_T], frozen=True):
     deadline_ns: int | None
     timing: Timing
 
+    @property
+    def valid_until(self) -> str:
+        """What ends the validity of ``outputs``: they are views of a slot that is used again."""
+        return "the next result is asked for, or the stream ends"
+
 
 class StreamStatistics(msgspec.Struct, frozen=True):
     """What became of a stream's items so far."""

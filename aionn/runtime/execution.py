@@ -69,6 +69,7 @@ class Result(msgspec.Struct, frozen=True):
         fallback: What ran on the reference device instead, and why; empty where nothing did.
         queued_ns: From the call until the device's slot was had, dependencies included.
         total_ns: From the call until the result was here.
+        valid_until: What ends the validity of ``outputs``; empty where they are the caller's own, for good.
     """
 
     outputs: tuple[Array, ...]
@@ -78,6 +79,7 @@ class Result(msgspec.Struct, frozen=True):
     fallback: tuple[str, ...] = ()
     queued_ns: int = 0
     total_ns: int = 0
+    valid_until: str = ""
 
 
 class ExecutionState(enum.Enum):

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from aionn.errors import InvalidArgument
 from aionn.hal import Priority, check_deadline_ns, dimensions_are_known
 from aionn.runtime.arguments import Array, RequestArea
@@ -79,7 +81,7 @@ class ReusableExecution:
         )
         execution.start(compilation._runtime.background)
         try:
-            result = await execution
+            result = msgspec.structs.replace(await execution, valid_until="the next computation")
         except BaseException:
             execution.cancel()
             raise

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -23,7 +23,15 @@ import msgspec
 from aionn.errors import InvalidArgument
 from aionn.hal.tracing import LAYERS, PHASES, TRACE_VARIABLE, is_tracing, start_tracing, stop_tracing
 
-__all__ = ["COLUMNS", "TraceSummary", "begin_trace", "end_trace", "read_trace", "summarize"]
+__all__ = [
+    "COLUMNS",
+    "TraceSummary",
+    "begin_trace",
+    "end_trace",
+    "read_trace",
+    "summarize",
+    "summarize_applications",
+]
 
 COLUMNS = {
     "Initialization": ("PI",),
@@ -99,12 +107,14 @@ class TraceSummary(msgspec.Struct, frozen=True):
         processes: How many processes took part.
         wall_ms: From the first section's start to the last one's end.
         rows: By layer's name and column's name, milliseconds; None where nothing was measured.
+        application: What the application called this part; empty for the whole trace.
     """
 
     executions: int
     processes: int
     wall_ms: float
     rows: Mapping[str, Mapping[str, float | None]]
+    application: str = ""
 
 
 def read_trace(path: str | os.PathLike[str]) -> list[_Event]:
@@ -151,8 +161,35 @@ def _mark(name: str) -> tuple[str, str] | None:
     return (layer, phase) if layer in LAYERS and phase in PHASES else None
 
 
-def summarize(events: Iterable[_Event]) -> TraceSummary:
-    """Adds up a trace by layer and phase."""
+def summarize_applications(
+    events: Sequence[_Event], *, total_times: bool = False
+) -> tuple[TraceSummary, ...]:
+    """One summary for each part that the application marked as a whole (``LA_PO``), in the order of their starts.
+
+    Args:
+        events: Of a trace.
+        total_times: See ``summarize``.
+    """
+    parts = sorted((e for e in events if e.ph == "X" and _mark(e.name) == ("LA", "PO")), key=lambda e: e.ts)
+    return tuple(
+        msgspec.structs.replace(
+            summarize(
+                [e for e in events if part.ts <= e.ts < part.ts + max(part.dur, 1e-9)],
+                total_times=total_times,
+            ),
+            application=part.name.partition("]")[2] or "application",
+        )
+        for part in parts
+    )
+
+
+def summarize(events: Iterable[_Event], *, total_times: bool = False) -> TraceSummary:
+    """Adds up a trace by layer and phase.
+
+    Args:
+        events: Of a trace.
+        total_times: Whether a layer's time includes what lower layers took inside of it; then rows do not add up.
+    """
     own: dict[tuple[str, str], float] = {}
     lanes: dict[tuple[int, int], list[_Event]] = {}
     for event in events:
@@ -166,7 +203,9 @@ def summarize(events: Iterable[_Event]) -> TraceSummary:
             assert mark is not None, "filtered above"
             while stack and stack[-1].end <= event.ts:
                 _end(stack.pop(), own)
-            if stack:
+            if total_times:
+                pass
+            elif stack:
                 stack[-1].inside += event.dur
             elif mark[0] in ("LD", "LC"):
                 # A driver's thread or process works while a section of the runtime's side waits for it.

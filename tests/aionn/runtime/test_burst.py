@@ -38,6 +38,7 @@ async def test_stream_outputs_are_read_only_views(
     net = await runtime.compile(digits)
     async with net.burst() as burst:
         async for result in burst.stream(numbered(1, silence)):
+            assert "next result" in result.valid_until
             assert not result.outputs[0].flags.writeable
             assert result.outputs[0].base is not None
 

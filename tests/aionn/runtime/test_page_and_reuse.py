@@ -55,8 +55,10 @@ async def test_reusable_execution_computes_what_its_inputs_hold(isolation: str) 
             assert result.outputs[0].tolist() == [max(value, 0.0)] * 3
             assert result.timing.time_on_device_ns is not None
         assert again.outputs[0] is result.outputs[0]
+        assert result.valid_until == "the next computation"
         assert not again.outputs[0].flags.writeable
-        assert (await net.execute([np.ones(3, np.float32)])).outputs[0].tolist() == [1.0] * 3
+        own = await net.execute([np.ones(3, np.float32)])
+        assert own.outputs[0].tolist() == [1.0] * 3 and not own.valid_until
 
 
 async def test_second_computation_at_once_is_refused(digits: Path) -> None:

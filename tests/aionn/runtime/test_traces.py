@@ -18,7 +18,7 @@ import pytest
 import aionn
 from aionn.cli.main import main
 from aionn.hal.tracing import TRACE_VARIABLE, is_tracing, section, start_tracing, stop_tracing
-from aionn.runtime.traces import end_trace, read_trace, summarize
+from aionn.runtime.traces import end_trace, read_trace, summarize, summarize_applications
 
 Values = npt.NDArray[np.float32]
 
@@ -125,6 +125,46 @@ def test_time_is_the_layers_own(tmp_path: Path) -> None:
     assert found.rows["Runtime"]["Compilation"] is None
 
 
+def test_each_part_of_the_application_has_its_table(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    lines = [
+        event("LA_PO", 0, 10),
+        event("LA_PP", 0, 1),
+        event("LR_PE", 2, 6),
+        event("LI_PE", 3, 5),
+        event("LD_PE", 3, 4, pid=2),
+        event("LA_PO", 20, 30),
+        event("LR_PE", 21, 22),
+        event("LR_PE", 23, 24),
+        event("LR_PC", 40, 41),
+    ]
+    path.write_text("[" + ",\n".join(lines) + "]")
+    events = read_trace(path)
+    first, second = summarize_applications(events)
+    assert (first.application, first.executions, second.executions) == ("x", 1, 2)
+    assert first.rows["Application"]["Total"] == 6 and first.rows["Application"]["Preparation"] == 1
+    assert first.rows["Runtime"]["Compute"] == 2 and first.rows["IPC"]["Compute"] == 1
+    assert second.rows["Runtime"]["Total"] == 2 and "Driver" not in second.rows
+    assert summarize(events).rows["Runtime"]["Compilation"] == 1
+    total = summarize_applications(events, total_times=True)[0].rows
+    assert total["Application"]["Total"] == 11 and total["Runtime"]["Compute"] == 4
+    assert total["IPC"]["Compute"] == 2 and total["Driver"]["Compute"] == 1
+
+
+async def test_application_marks_its_own_parts(tmp_path: Path, digits: Path, silence: Values) -> None:
+    path = tmp_path / "trace.json"
+    async with aionn.open(drivers=["reference"], trace=path) as runtime:
+        net = await runtime.compile(digits)
+        with aionn.section("LA_PO", "warm"):
+            await net.execute([silence])
+        with aionn.section("LA_PO", "measured"):
+            for _ in range(3):
+                await net.execute([silence])
+    found = summarize_applications(read_trace(path))
+    assert [(s.application, s.executions) for s in found] == [("warm", 1), ("measured", 3)]
+    assert all({"Application", "Runtime", "IPC", "Driver", "CPU"} <= set(s.rows) for s in found)
+
+
 def test_cut_off_trace_is_added_up_without_its_last_line(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text(
@@ -187,4 +227,10 @@ def test_command_prints_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "2 executions" in printed and "3.000" in printed and "n/a" in printed
     with pytest.raises(SystemExit):
         main(["trace", "summary", str(path), "--json"])
-    assert msgspec.json.decode(capsys.readouterr().out)["rows"]["Runtime"]["Compute"] == 6.0
+    told = msgspec.json.decode(capsys.readouterr().out)
+    assert told["rows"]["Runtime"]["Compute"] == 6.0 and told["applications"] == []
+    path.write_text("[" + event("LA_PO", 0, 9) + "," + event("LR_PE", 4, 6) + "]")
+    with pytest.raises(SystemExit):
+        main(["trace", "summary", str(path), "--total-times"])
+    printed = capsys.readouterr().out
+    assert "x: 1 executions" in printed and "9.000" in printed and "2.000" in printed
