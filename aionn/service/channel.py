@@ -8,8 +8,9 @@ Invariants:
 2. The handler never sees more than ``CALLS_AT_ONCE_MAX`` calls at once, nor much more than ``BYTES_AT_ONCE_MAX`` of calls that are
    not small; the peer's further calls wait in the socket.
 3. Descriptors that come with a message are closed when it was handled or refused.
-4. A message whose descriptors cannot be taken because none is left here is answered with RESOURCE_EXHAUSTED, and the connection
-   goes on; one that was cut off for any other reason, or is no message, ends the connection.
+4. A message whose descriptors cannot be taken because none is left here is answered with RESOURCE_EXHAUSTED, one whose memories
+   cannot be used with GENERAL_FAILURE, and the connection goes on; one that was cut off for any other reason, or is no message,
+   ends the connection.
 """
 
 from __future__ import annotations
@@ -78,17 +79,21 @@ class Channel:
         sock: A connected SOCK_SEQPACKET Unix socket; owned by this object from now on.
         handler: Answers the peer's calls.
         peer_name: How errors name the other end.
+        sealed_only: See ``protocol.decode``.
 
     Attributes:
         received_count: How many messages came from the peer.
         was_cut_off: Whether the connection ended before calls of the peer were answered.
     """
 
-    def __init__(self, sock: socket.socket, handler: Handler, *, peer_name: str) -> None:
+    def __init__(
+        self, sock: socket.socket, handler: Handler, *, peer_name: str, sealed_only: bool = False
+    ) -> None:
         sock.setblocking(False)
         self._sock = sock
         self._handler = handler
         self._peer_name = peer_name
+        self._sealed_only = sealed_only
         self._next_id = 1
         self._pending: dict[int, tuple[anyio.Event, list[ReplyBody]]] = {}
         self._handled: dict[int, anyio.CancelScope] = {}
@@ -136,8 +141,8 @@ class Channel:
                     )
                 size_bytes = large_size_bytes(payload)
                 await self._wait_for_room(size_bytes)
-                message: Message | _Refusal = decode(payload, fds)
-            except ResourceExhausted as e:
+                message: Message | _Refusal = decode(payload, fds, sealed_only=self._sealed_only)
+            except (GeneralFailure, ResourceExhausted) as e:
                 failed = _answer_to(payload, Failed(e.status, f"{e} (process {os.getpid()})"))
                 if failed is None:
                     self.close(f"a message of {self._peer_name} cannot be taken: {e}")

@@ -90,6 +90,7 @@ async def serve(
     quotas: Quotas | None = None,
     progress: Progress | None = None,
     idle_s: float = IDLE_S,
+    sealed_only: bool = False,
 ) -> bool:
     """Serves one client until it goes away, then frees what was its own.
 
@@ -99,6 +100,7 @@ async def serve(
         quotas: What the client may take; None for the defaults of ``Quotas``.
         progress: Is told of the work that the device does; None for no watch.
         idle_s: Memories of bursts and requests that were not used for so long are given back.
+        sealed_only: Refuses memory that the client can shorten: that would end this process, which other clients use.
 
     Returns:
         Whether it went in the middle of something.
@@ -107,7 +109,7 @@ async def serve(
         session = Session(
             device, portal, tasks, quotas=quotas or Quotas(), progress=progress or Progress(None)
         )
-        channel = Channel(sock, session.handle, peer_name="the client")
+        channel = Channel(sock, session.handle, peer_name="the client", sealed_only=sealed_only)
         tasks.start_soon(_rest, session, idle_s)
         try:
             await channel.run()
@@ -168,7 +170,10 @@ async def listen(
 
                 async def serve_one(sock: socket.socket = sock, borrower: object = borrower) -> None:
                     try:
-                        if await serve(device, sock, quotas=quotas, progress=progress, idle_s=idle_s):
+                        was_cut_off = await serve(
+                            device, sock, quotas=quotas, progress=progress, idle_s=idle_s, sealed_only=True
+                        )
+                        if was_cut_off:
                             tasks.start_soon(_collect_garbage)
                     except Exception:
                         # One client's end, however it comes, is not the others'.

@@ -14,6 +14,7 @@ Messages mirror the driver contract (``aionn.hal.device``).
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -502,10 +503,16 @@ def read_envelope(payload: bytes) -> tuple[bool, int] | None:
     return (envelope.type == "Call", envelope.id) if envelope.type in ("Call", "Reply") else None
 
 
-def decode(payload: bytes, fds: Sequence[int]) -> Message:
+def decode(payload: bytes, fds: Sequence[int], *, sealed_only: bool = False) -> Message:
     """A message from a datagram; the caller closes ``fds`` afterwards.
 
+    Args:
+        payload: The datagram.
+        fds: What came with it.
+        sealed_only: Refuses files that the peer can shorten while they are used, which would end this process.
+
     Raises:
+        GeneralFailure: A memory cannot be mapped, or is not sealed.
         InvalidArgument: The bytes are no message, or a descriptor is not what the message says.
         ResourceExhausted: No descriptor or memory is left here.
     """
@@ -523,6 +530,8 @@ def decode(payload: bytes, fds: Sequence[int]) -> Message:
         if kind is Memory:
             fields = msgspec.convert(value, _MEMORY_FIELDS)
             index, size_bytes, memory_kind, offset, is_writable, image = fields
+            if sealed_only and not _is_sealed(_at(fds, index)):
+                raise GeneralFailure("memory: a device that is shared takes sealed memory alone, got a file")
             return Memory.from_fd(
                 _at(fds, index),
                 size_bytes=size_bytes,
@@ -563,6 +572,13 @@ def _decode_message(payload: bytes, decode_hook: Callable[[type, Any], Any]) -> 
     except OSError as e:
         raise ResourceExhausted(f"message: a descriptor cannot be kept: {e.strerror}", transient=True) from e
     return message
+
+
+def _is_sealed(fd: int) -> bool:
+    try:
+        return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
+    except OSError:
+        return False  # A file in a file system, which has no seals.
 
 
 def _at(fds: Sequence[int], index: Any) -> int:

@@ -22,7 +22,7 @@ from typing import Any
 import anyio
 import pytest
 
-from aionn.errors import DeadObject, Error, InvalidArgument
+from aionn.errors import DeadObject, Error, GeneralFailure, InvalidArgument
 from aionn.hal import BufferDesc, BufferRole, Memory, MemoryKind, Request
 from aionn.service.client import RemoteDevice
 from fences import FenceError, FenceStatus, SyncFence
@@ -203,6 +203,26 @@ async def test_file_that_is_shortened_ends_the_driver_of_its_own_application_alo
     await again.execute_synchronously(work.request)
     await device.aclose()
     await other.aclose()
+
+
+async def test_file_that_could_be_shortened_is_refused_by_a_shared_device(
+    served: Any, small: Any, tmp_path: Path
+) -> None:
+    client = served.client()
+    prepared = await client.prepare_model(small.sum_model())
+    work = small.Sum()
+    path = tmp_path / "pool"
+    path.write_bytes(work.memory.array.tobytes())
+    with path.open("r+b") as file:
+        pool = Memory.from_fd(file.fileno(), kind=MemoryKind.MMAP_FD)
+    request = Request(work.request.inputs, work.request.outputs, (pool,))
+    for _ in range(3):  # Each time, also when it might have been remembered; and the connection goes on.
+        with pytest.raises(GeneralFailure, match="sealed memory alone"):
+            await prepared.execute_synchronously(request)
+    sealed = Memory.from_fd(work.memory.fileno(), kind=MemoryKind.MMAP_FD)
+    await prepared.execute_synchronously(Request(request.inputs, request.outputs, (sealed,)))
+    assert work.is_right
+    await client.aclose()
 
 
 def test_memory_beyond_the_address_space_is_an_error_when_it_is_made(repository: Path) -> None:
