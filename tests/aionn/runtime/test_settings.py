@@ -40,6 +40,10 @@ def test_option_wins_over_variable_and_variable_over_default() -> None:
         "AIONN_PARTITION": "2",
         "AIONN_EXECUTION": "async",
     }
+    windows = {"AIONN_BURST_CONTROLLER_POLLING_US": "20", "AIONN_BURST_SERVER_POLLING_US": "50"}
+    chosen = settings_from(burst_server_polling_us=0, environment=windows)
+    assert (chosen.burst_controller_polling_us, chosen.burst_server_polling_us) == (20, 0)
+    assert settings_from(sockets=[], environment={"AIONN_SOCKETS": "/a"}).sockets == ()
     assert settings_from(environment={}) == Settings()
     assert settings_from(environment=variables) == Settings("b", True, "without_fallback", "async")  # type: ignore[arg-type]
     assert settings_from(
@@ -58,6 +62,10 @@ def test_option_wins_over_variable_and_variable_over_default() -> None:
         ("AIONN_CPU_ONLY", "yes"),
         ("AIONN_PARTITION", "3"),
         ("AIONN_EXECUTION", "both"),
+        ("AIONN_SOCKETS", "/a:/a"),
+        ("AIONN_BURST_CONTROLLER_POLLING_US", "-1"),
+        ("AIONN_BURST_SERVER_POLLING_US", "501"),
+        ("AIONN_BURST_SERVER_POLLING_US", "some"),
     ],
 )
 def test_senseless_variable_is_refused_by_name(name: str, value: str) -> None:
