@@ -112,6 +112,8 @@ class FencedLaunch:
         self._launched_ns = prepared.device.now()
         self._ready_ns = self._launched_ns
         self._outcome: tuple[ErrorStatus, FencedTiming] = (ErrorStatus.GENERAL_FAILURE, FencedTiming())
+        self._lock = threading.Lock()
+        self._is_over = False
         self.fence = SyncFence("fenced execution")
 
     def begin(self, wait_for: Sequence[SyncFence]) -> None:
@@ -173,10 +175,10 @@ class FencedLaunch:
             traceback.clear_frames(e.__traceback__)
             self._finish(e, status_of(e))
             return
-        # Information first: whoever sees the fence signalled may ask for it.
-        self._outcome = (ErrorStatus.NONE, self._timing(result))
-        self._arguments = None
-        if not self.fence.try_signal():
+        if self._end((ErrorStatus.NONE, self._timing(result))):
+            self._arguments = None
+            self.fence.try_signal()
+        else:
             arguments.fail()  # It was given up while it ran to its end.
 
     def _timing(self, result: ExecutionResult) -> FencedTiming:
@@ -194,12 +196,21 @@ class FencedLaunch:
         self._finish(error, error.status)
 
     def _finish(self, error: BaseException, status: ErrorStatus) -> None:
-        if self.fence.status == FenceStatus.PENDING:
-            self._outcome = (status, FencedTiming(NO_TIMING, NO_TIMING))
+        if self._end((status, FencedTiming(NO_TIMING, NO_TIMING))):
             arguments, self._arguments = self._arguments, None
             if arguments is not None:
                 arguments.fail()
             self.fence.try_fail(error)
+
+    def _end(self, outcome: tuple[ErrorStatus, FencedTiming]) -> bool:
+        """Whether the caller is the first to end the launch, and so the one to finish its fence, in agreement with the outcome."""
+        with self._lock:
+            if self._is_over:
+                return False
+            self._is_over = True
+            # Information first: whoever sees the fence finished may ask for it.
+            self._outcome = outcome
+            return True
 
     async def get_execution_info(self) -> tuple[ErrorStatus, FencedTiming]:
         """Status and timings; GENERAL_FAILURE before completion."""
