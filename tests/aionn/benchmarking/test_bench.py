@@ -288,4 +288,4 @@ def test_command_prints_one_json_object_and_writes_a_page(
     assert device["device"] == "reference"
     assert device["latency_ms"]["burst"]["count"] == 5
     assert device["memory_bytes"] is not None
-    assert page.read_text(encoding="utf-8").count("<svg") == 1
+    assert page.read_text(encoding="utf-8").count("<svg") == 2  # latencies, and the share of each operation
