@@ -113,6 +113,7 @@ class AsyncPreparedModel(CheckedPreparedModel):
             priority=self.priority if priority is None else priority,
             deadline_ns=deadline_ns,
             loop_timeout_ns=loop_timeout_ns,
+            owner=self.owner,
         )
 
     async def _run_in_turn(self, arguments: Arguments, turn: Turn, measure: bool) -> ExecutionResult:

@@ -1,7 +1,8 @@
 """Slots of a device for the tasks of an event loop: who has one, who waits, who must give way.
 
-Owns the order (priority, then earliest deadline, then arrival) and the request to a running execution of lower priority to give way
-where its device can stop. The counterpart of ``gate``, which serves threads.
+Owns the order (priority, then earliest deadline, then turns of the clients, then arrival) and the request to a running execution of
+lower priority to give way where its device can stop. The counterpart of ``gate``, which serves threads. The order is fixed here and
+not asked of the scheduler's policy: described devices are what that policy is judged on, so they must not plan themselves.
 
 Invariants:
 1. No more than ``count`` turns have a slot at once.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Hashable
 
 import anyio
 
@@ -22,6 +24,10 @@ from aionn.hal import TIME_MAX_NS, Priority
 from aionn.interpreter import RunControl
 
 __all__ = ["Slots", "Turn", "left_s", "loop_now_ns"]
+
+
+ROUNDS_MAX = 1024
+"""Of how many clients and classes it is remembered in which round they are; those that are behind need not be."""
 
 
 def loop_now_ns() -> int:
@@ -39,6 +45,7 @@ class Turn(RunControl):
 
     Attributes:
         priority: Against other turns.
+        owner: Whose it is, where several clients share the device; equals take turns.
         slot: Which slot it has; None while it waits.
     """
 
@@ -49,6 +56,7 @@ class Turn(RunControl):
         "_sequence",
         "_slots",
         "_turn_came",
+        "owner",
         "priority",
         "slot",
     )
@@ -60,6 +68,7 @@ class Turn(RunControl):
         priority: Priority = Priority.MEDIUM,
         deadline_ns: int | None = None,
         loop_timeout_ns: int | None = None,
+        owner: Hashable = None,
     ) -> None:
         super().__init__(
             deadline_ns=deadline_ns,
@@ -68,13 +77,14 @@ class Turn(RunControl):
             now=loop_now_ns,
         )
         self.priority = priority
+        self.owner = owner
         self.slot: int | None = None
         self._slots = slots
         self._has_begun = False
         self._is_cancelled = False
         self._interrupt = anyio.Event()
         self._turn_came = anyio.Event()
-        self._sequence = 0
+        self._sequence = (0, 0)
 
     @property
     def is_given_up(self) -> bool:
@@ -130,8 +140,10 @@ class Slots:
         self._name = name
         self._free = list(range(count))
         self._running: dict[int, Turn] = {}
-        self._waiting: list[tuple[int, int, int, Turn]] = []
+        self._waiting: list[tuple[int, int, tuple[int, int], Turn]] = []
         self._sequence = itertools.count(1)
+        self._round = 0
+        self._rounds: dict[tuple[Hashable, Priority], int] = {}
 
     @property
     def highest_waiting(self) -> int:
@@ -155,7 +167,8 @@ class Slots:
         if len(self._waiting) >= WAITING_MAX:
             raise ResourceExhausted(f"{self._name}: {WAITING_MAX} executions wait already", transient=True)
         turn._turn_came = anyio.Event()
-        turn._sequence = turn._sequence or next(self._sequence)
+        if turn._sequence == (0, 0):
+            turn._sequence = self._next_round(turn), next(self._sequence)
         deadline_ns = TIME_MAX_NS if turn.deadline_ns is None else turn.deadline_ns
         heapq.heappush(self._waiting, (-turn.priority, deadline_ns, turn._sequence, turn))
         self._dispatch()
@@ -173,6 +186,15 @@ class Slots:
             raise
         turn._has_begun = True
 
+    def _next_round(self, turn: Turn) -> int:
+        """In which round of all clients' turns this one is: each has one of a class in each, whoever came first."""
+        group = (turn.owner, turn.priority)
+        number = max(self._round, self._rounds.get(group, 0)) + 1
+        if len(self._rounds) >= ROUNDS_MAX:
+            self._rounds = {g: n for g, n in self._rounds.items() if n > self._round}
+        self._rounds[group] = number
+        return number
+
     def _check(self, turn: Turn) -> None:
         if not turn._has_begun and turn.deadline_ns is not None and turn.now() >= turn.deadline_ns:
             raise MissedDeadline(
@@ -182,13 +204,14 @@ class Slots:
 
     def _ask_a_lower_one(self, turn: Turn) -> None:
         lower = [t for t in self._running.values() if t.priority < turn.priority]
-        for other in sorted(lower, key=lambda t: (t.priority, -t._sequence))[:1]:
+        for other in sorted(lower, key=lambda t: (t.priority, -t._sequence[1]))[:1]:
             other.interrupt()
 
     def _dispatch(self) -> None:
         self._drop_those_who_left()
         while self._free and self._waiting:
             turn = heapq.heappop(self._waiting)[3]
+            self._round = max(self._round, turn._sequence[0] - 1)
             turn.slot = heapq.heappop(self._free)
             self._running[turn.slot] = turn
             turn._turn_came.set()

@@ -21,6 +21,7 @@ import anyio
 
 from aionn.errors import InvalidArgument, MissedDeadline, ResourceExhausted
 from aionn.hal import Priority, check_deadline_ns
+from aionn.hal.tracing import is_tracing, section
 from aionn.scheduler.estimates import Estimates
 from aionn.scheduler.policy import PlanPolicy
 from aionn.scheduler.queue import WAITING_MAX, WaitingRoomStatistics
@@ -323,6 +324,9 @@ class Dispatcher:
             for action in self._policy.decide(now_ns, self._room, self._lanes):
                 if self._trace is not None:
                     self._trace(now_ns, action)
+                if is_tracing():
+                    with section("LR_PE", f"scheduler: {_told(action)}"):
+                        pass  # A moment, and no stretch.
                 if isinstance(action, Start):
                     self._start(action.work, action.lane, now_ns)
                 elif isinstance(action, Preempt):
@@ -410,6 +414,16 @@ class Dispatcher:
         waiting.sort(key=lambda w: w.key)
         lines += [self._room.explain(w, now_ns) for w in waiting[:EXPLAINED_MAX]]
         return "\n".join(lines)
+
+
+def _told(action: Action) -> str:
+    match action:
+        case Start():
+            return f"start {action.work} on slot {action.lane.index}"
+        case Preempt():
+            return f"interrupt {action.lane.work} for {action.by}"
+        case Abort():
+            return f"give up {action.work}: {action.reason.value}"
 
 
 def _error(reason: Reason, least_ns: int, *, has_waited: bool) -> MissedDeadline | ResourceExhausted:

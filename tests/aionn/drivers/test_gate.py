@@ -9,10 +9,10 @@ import pytest
 
 from aionn.drivers.blocking import BlockingDevice, BlockingPreparedModel
 from aionn.drivers.gate import SlotGate
-from aionn.drivers.reference import INFO, ReferenceDevice
+from aionn.drivers.reference import INFO, ReferenceDevice, ReferencePreparedModel
 from aionn.errors import DeviceUnavailable, MissedDeadline
 from aionn.hal import OutputShape, Priority
-from aionn.testing import models
+from aionn.testing import SimulatedDevice, models, run
 from aionn.testing.requests import request_for
 
 LOW, MEDIUM, HIGH = Priority.LOW, Priority.MEDIUM, Priority.HIGH
@@ -129,37 +129,45 @@ def test_work_gives_way_between_operations_and_goes_on(gate):
     assert order == ["low begins", "high", "low ends"]
 
 
-def test_high_interrupts_low_of_another_client_on_the_reference_device():
-    """Real threads, real kernels: the LOW model waits in its middle until the HIGH one has answered."""
+def test_high_interrupts_low_of_another_client_on_the_reference_device(monkeypatch):
+    """Real threads, real kernels: the LOW execution sleeps between its operations until the HIGH one has answered."""
+    entered, asked = threading.Event(), threading.Event()
     ended = []
-    model = models.identity((4,), operations=20_000)
+    original = ReferencePreparedModel.run
+
+    def halting(self, inputs, outputs, control):
+        if self.priority == LOW:
+            entered.set()
+            assert asked.wait(WAIT_S)
+        shapes = original(self, inputs, outputs, control)
+        ended.append(self.priority)
+        return shapes
+
+    monkeypatch.setattr(ReferencePreparedModel, "run", halting)
 
     async def main():
         async with ReferenceDevice() as device:
-            low = await device.prepare_model(model, priority=LOW)
+            low = await device.prepare_model(models.identity((4,), operations=3), priority=LOW)
             high = await device.prepare_model(models.identity((4,)), priority=HIGH)
             low.owner, high.owner = "a", "b"
-            requests = [
-                request_for(prepared.model, [np.array([1.5, 2.5, 3.5, 4.5], np.float32)])
-                for prepared in (low, high)
-            ]
-            begun = anyio.Event()
+            request = request_for(low.model, [np.array([1.5, 2.5, 3.5, 4.5], np.float32)])
+            timings = {}
 
-            async def run(name, prepared, request):
-                begun.set()
+            async def run_one(prepared):
                 result = await prepared.execute_synchronously(request, measure=True)
-                ended.append((name, result.timing))
+                timings[prepared.priority] = result.timing
 
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(run, "low", low, requests[0])
-                await begun.wait()
-                while not device.gate._slots.held_count:
+                tasks.start_soon(run_one, low)
+                await anyio.to_thread.run_sync(entered.wait, WAIT_S)
+                tasks.start_soon(run_one, high)
+                while not device.gate.waiting_count:
                     await anyio.lowlevel.checkpoint()
-                tasks.start_soon(run, "high", high, requests[1])
+                asked.set()
+            return timings[LOW]
 
-    anyio.run(main)
-    assert [name for name, _ in ended] == ["high", "low"]
-    timing = ended[1][1]
+    timing = anyio.run(main)
+    assert ended == [HIGH, LOW]
     assert timing.time_on_device_ns < timing.time_in_driver_ns, "what it waited for is not its own time"
 
 
@@ -234,3 +242,27 @@ def test_expired_work_is_told_and_never_runs():
             assert not caught.value.transient
 
     anyio.run(main)
+
+
+def test_clients_of_a_device_on_the_loop_take_turns_too():
+    async def main():
+        ended = []
+        async with SimulatedDevice("npu", run_time_s=0.010, results="zeros") as device:
+            request = request_for(models.identity((4,)), [np.zeros(4, np.float32)])
+
+            async def run_one(name, prepared):
+                await prepared.execute_synchronously(request)
+                ended.append(name)
+
+            async with anyio.create_task_group() as tasks:
+                for owner, count in (("flood", 6), ("guest", 2)):
+                    prepared = await device.prepare_model(models.identity((4,)))
+                    prepared.owner = owner
+                    for number in range(count):
+                        tasks.start_soon(run_one, f"{owner}{number}", prepared)
+        order = [f"flood{number}" for number in range(6)]
+        assert [name for name in ended if name.startswith("flood")] == order
+        assert ended.index("guest0") <= 2 and ended.index("guest1") <= 4
+        assert device.slots._rounds
+
+    run(main)
