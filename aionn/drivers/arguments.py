@@ -167,7 +167,7 @@ class Arguments:
         outputs: Where the results go.
     """
 
-    __slots__ = ("_inputs", "_is_over", "_uses_memories", "outputs")
+    __slots__ = ("_arrays", "_inputs", "_is_over", "_is_plain", "outputs")
 
     def __init__(
         self,
@@ -175,9 +175,10 @@ class Arguments:
         outputs: Sequence[OutputArea | MemoryUse],
     ) -> None:
         self._inputs = inputs
-        self._uses_memories = any(
-            isinstance(value, (MemoryInput, MemoryUse)) for value in (*inputs, *outputs)
-        )
+        # Views of shared memory and nothing else, which stay what they are: the arguments of a burst.
+        special = (MemoryInput, ImageInput, MemoryUse, ImageArea)
+        self._is_plain = not any(isinstance(value, special) for value in (*inputs, *outputs))
+        self._arrays = tuple(i for i in inputs if not isinstance(i, special)) if self._is_plain else ()
         self.outputs: Sequence[OutputArea] = ()
         self._is_over = False
         areas: list[OutputArea] = []
@@ -197,6 +198,8 @@ class Arguments:
             GeneralFailure: A device memory is uninitialised.
             InvalidArgument: A device memory holds another shape than the request says.
         """
+        if self._is_plain:
+            return [*self._arrays]
         arrays: list[Array | None] = []
         for given in self._inputs:
             if isinstance(given, MemoryInput):
@@ -215,7 +218,10 @@ class Arguments:
                 the caller's then.
         """
         if is_sufficient:
-            self.succeed(shapes)
+            if self._is_plain:
+                self._is_over = True
+            else:
+                self.succeed(shapes)
         elif any(isinstance(area, MemoryArea) for area in self.outputs):
             raise GeneralFailure(
                 "execution: a result does not fit, and one of the outputs is a device memory"
@@ -236,8 +242,6 @@ class Arguments:
         if self._is_over:
             return
         self._is_over = True
-        if not self._uses_memories:
-            return
         areas = zip(self.outputs, shapes, strict=True)
         written = [(area, shape) for area, shape in areas if isinstance(area, MemoryArea)]
         try:

@@ -147,7 +147,7 @@ class SlotGate:
             owner: Whose work it is; equals of several owners take turns.
             model: What its duration is learnt by; None to learn nothing.
         """
-        return _Slot(self, _ThreadClaim(priority, deadline_ns, owner=owner, model=model))
+        return _Slot(self, priority, deadline_ns, owner=owner, model=model)
 
     def submit(
         self,
@@ -269,7 +269,8 @@ class GateControl(RunControl):
         loop_timeout_ns: int | None,
         is_cancelled: Callable[[], bool] | None,
     ) -> None:
-        super().__init__(
+        RunControl.__init__(
+            self,
             deadline_ns=deadline_ns,
             loop_timeout_ns=loop_timeout_ns,
             is_cancelled=is_cancelled,
@@ -287,35 +288,43 @@ class GateControl(RunControl):
         claim = self._claim
         if claim is not None and claim.is_wanted_back:
             self._gate._give_way(claim)
-        super().check()
+        RunControl.check(self)
 
 
-class _Slot:
+class _Slot(_ThreadClaim):
     """The calling thread's turn."""
 
-    __slots__ = ("_claim", "_gate")
+    __slots__ = ("_gate",)
 
-    def __init__(self, gate: SlotGate, claim: _ThreadClaim) -> None:
+    def __init__(
+        self,
+        gate: SlotGate,
+        priority: Priority,
+        deadline_ns: int | None,
+        *,
+        owner: Hashable,
+        model: Hashable,
+    ) -> None:
+        super().__init__(priority, deadline_ns, owner=owner, model=model)
         self._gate = gate
-        self._claim = claim
 
     def __enter__(self) -> None:
-        gate, claim = self._gate, self._claim
+        gate = self._gate
         turn: threading.Lock | None = None
         with gate._lock:
             gate._check_open()
-            if not gate._slots.take_at_once(claim):
-                turn = claim.prepare_to_sleep()
-                gate._slots.enter(claim)
+            if not gate._slots.take_at_once(self):
+                turn = self.prepare_to_sleep()
+                gate._slots.enter(self)
         if turn is not None:
             turn.acquire()
-        gate._held.claim = claim
+        gate._held.claim = self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._gate._held.claim = None
-        self._gate._give_back(self._claim)
+        self._gate._give_back(self)
 
 
 async def run_on_gate(

@@ -137,11 +137,10 @@ class BlockingPreparedModel(CheckedPreparedModel):
         if deadline_ns is not None and started_ns >= deadline_ns:
             raise MissedDeadline("execution: the deadline had passed before the start", transient=False)
 
-        def is_over() -> bool:
-            return self._abandoned or (is_cancelled is not None and is_cancelled())
-
         control = self.device.gate.control(
-            deadline_ns=deadline_ns, loop_timeout_ns=loop_timeout_ns, is_cancelled=is_over
+            deadline_ns=deadline_ns,
+            loop_timeout_ns=loop_timeout_ns,
+            is_cancelled=self._is_abandoned if is_cancelled is None else self._or_abandoned(is_cancelled),
         )
         control.check()  # What was given up while it waited for its turn never starts.
         try:
@@ -156,6 +155,12 @@ class BlockingPreparedModel(CheckedPreparedModel):
         return ExecutionResult(
             sufficient, shapes, Timing(on_device_ns, took_ns) if measure and sufficient else NO_TIMING
         )
+
+    def _is_abandoned(self) -> bool:
+        return self._abandoned
+
+    def _or_abandoned(self, is_cancelled: Callable[[], bool]) -> Callable[[], bool]:
+        return lambda: self._abandoned or is_cancelled()
 
     def _slot(self, deadline_ns: int | None) -> AbstractContextManager[None]:
         return self.device.gate.slot(self.priority, deadline_ns, owner=self.owner, model=self.identity)
