@@ -27,7 +27,7 @@ from aionn.hal import (
     Timing,
 )
 from aionn.service.channel import Channel
-from aionn.service.handles import CacheOnWire, RequestOnWire
+from aionn.service.handles import CacheOnWire, PoolOnWire, RequestOnWire
 from aionn.service.progress import Progress
 from aionn.service.protocol import (
     INLINE_BYTES_MAX,
@@ -42,6 +42,7 @@ from aionn.service.protocol import (
     ExecuteReply,
     Failed,
     FreePreparedModel,
+    GetMemoriesReply,
     GetStatus,
     Hello,
     Launch,
@@ -55,6 +56,13 @@ from aionn.service.protocol import (
     read_envelope,
 )
 from aionn.service.quotas import Account, Quotas
+from aionn.service.repetition import (
+    Compute,
+    ComputeFenced,
+    CreateExecution,
+    ForgetMemory,
+    RecallMemories,
+)
 from aionn.service.session import Session
 from fences import SyncFence
 
@@ -89,6 +97,14 @@ def calls(small: Any) -> list[Any]:
         Allocate(BufferDesc((4,)), (1,), roles, ()),
         CopyTo(1, Memory.create(16)),
         CopyFrom(1, Memory.create(16), (4,)),
+        Execute(1, RequestOnWire.of(small.Sum().request, lambda m: PoolOnWire(m, 0, 7)), False, None, None),
+        Execute(
+            1, RequestOnWire.of(small.Sum().request, lambda m: PoolOnWire(None, 0, 7)), False, None, None
+        ),
+        CreateExecution(1, request, True, 10**9),
+        Compute(3, None),
+        ComputeFenced(3, (SyncFence.signalled(),), None, 10**9),
+        ForgetMemory(7),
     ]
 
 
@@ -97,7 +113,7 @@ def test_messages_come_out_as_they_went_in(small: Any) -> None:
         payload, fds, keep = encode(Call(number, body))
         again = decode(payload, fds)
         assert isinstance(again, Call) and again.id == number and type(again.body) is type(body)
-        if isinstance(again.body, ExecuteFenced):
+        if isinstance(again.body, ExecuteFenced | ComputeFenced):
             assert [fence.status for fence in again.body.wait_for] == [f.status for f in body.wait_for]
             close_fences(again)
             close_fences(Call(0, body))
@@ -223,6 +239,8 @@ async def fuzz_session(small: Any, seed: int, count: int) -> set[str]:
         first = PrepareModel(model, ExecutionPreference.FAST_SINGLE_ANSWER, Priority.MEDIUM, None)
         await session.handle(first, channel)
         await session.handle(Allocate(BufferDesc(), (1,), (BufferRole(0, 0),), (BufferRole(0, 0),)), channel)
+        request = RequestOnWire.of(small.Sum().request)
+        await session.handle(CreateExecution(1, request, False, None), channel)
         bodies = calls(small)
         encoded = [encode(Call(i, body)) for i, body in enumerate(bodies)]
         payloads = [payload for payload, _, _ in encoded]
@@ -267,10 +285,14 @@ class _NoChannel(Channel):
     async def tell(self, body: Any) -> None:
         assert isinstance(body, Notify)
 
+    async def call(self, body: Any, expected: Any) -> Any:
+        assert isinstance(body, RecallMemories)
+        return GetMemoriesReply(())
+
 
 async def test_session_survives_mutated_calls(small: Any) -> None:
     answered = await fuzz_session(small, seed=11, count=20_000)
-    assert {"INVALID_ARGUMENT", "GENERAL_FAILURE", "PrepareModelReply", "ExecuteReply"} <= answered
+    assert {"INVALID_ARGUMENT", "GENERAL_FAILURE", "PrepareModelReply", "ExecuteReply", "CreateExecutionReply"} <= answered
 
 
 @pytest.mark.long
