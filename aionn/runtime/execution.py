@@ -308,17 +308,18 @@ class Execution:
         """Its class, or that of one that waits for it where that is higher."""
         return max(self._priority, self._lent_priority)
 
-    def change_priority(self, priority: Priority) -> bool:
+    def change_priority(self, priority: str | Priority) -> bool:
         """Changes the class of an execution that does not run yet; False if it runs or has ended.
 
         Raises:
             InvalidArgument: There is no such priority.
         """
-        if not isinstance(priority, Priority):
-            raise InvalidArgument(f"priority: expected a Priority, got {priority!r}")
+        from aionn.runtime.compilation import priority_of
+
+        wanted = priority_of(priority)
         if self.state in (ExecutionState.RUNNING, ExecutionState.FINISHED):
             return False
-        self._priority = priority
+        self._priority = wanted
         self._lend()
         return self._turn is None or self._turn[0].dispatcher.change_priority(self._turn[1], self._rank)
 

@@ -128,6 +128,10 @@ class RuntimeDevice:
         """Its driver process; None when it has none, or none runs."""
         return self.hal.pid if isinstance(self.hal, RemoteDevice) else None
 
+    def explain(self) -> str:
+        """What holds its slots, who waits first and why, in lines of text."""
+        return self.dispatcher.explain()
+
     async def status(self) -> DeviceStatus:
         """Asks the driver, and starts it if it does not run."""
         return await self.hal.status()

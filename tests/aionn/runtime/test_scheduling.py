@@ -250,7 +250,7 @@ def test_priority_can_be_changed_while_it_waits():
         trial.start("first")
         second = trial.start("second")
         await anyio.sleep(0.001)
-        assert second.change_priority(Priority.HIGH)
+        assert second.change_priority("high")
         assert not running.change_priority(Priority.LOW)
         with pytest.raises(aionn.InvalidArgument):
             second.change_priority(7)
@@ -307,7 +307,7 @@ def test_a_device_that_never_answers_costs_its_slot_and_no_more():
         trial.start("hangs", deadline=trial.clock.after(0.030))
         trial.start("waits", deadline=trial.clock.after(0.060))
         await anyio.sleep(0.1)
-        assert "slot 0: <Work 0" in trial.dispatcher.explain()
+        assert "slot 0: <Work 0" in trial.runtime.devices[0].explain()
 
     log = Trial(npu(script=scripted({0: "hang"}))).play(main)
     assert [entry[1:] for entry in log] == [
