@@ -150,10 +150,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--verbose", action="store_true", help="say more often how far it is")
     chosen = parser.parse_args(arguments)
 
-    logging.basicConfig(
-        stream=sys.stdout, format="%(message)s", level=logging.DEBUG if chosen.verbose else logging.INFO
-    )
-    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    logging.basicConfig(stream=sys.stdout, format="%(message)s")
+    _logger.setLevel(logging.DEBUG if chosen.verbose else logging.INFO)
     tests = list(cts.iterate_tests(chosen.data, contains=chosen.contains))
     for seed in range(chosen.first, chosen.first + chosen.count):
         started_s = time.monotonic()
