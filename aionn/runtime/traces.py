@@ -211,7 +211,8 @@ def summarize(events: Iterable[_Event], *, total_times: bool = False) -> TraceSu
                 # A driver's thread or process works while a section of the runtime's side waits for it.
                 waiting = ("LI", mark[1] if mark[1] in ("PI", "PC", "PT") else "PE")
                 own[waiting] = own.get(waiting, 0.0) - event.dur
-            executions += mark == ("LR", "PE")
+            # One that waits for its turn inside of its section is still one.
+            executions += mark == ("LR", "PE") and all(outer.mark != mark for outer in stack)
             stack.append(_Open(event, mark))
         while stack:
             _end(stack.pop(), own)

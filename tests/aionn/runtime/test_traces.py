@@ -165,6 +165,15 @@ async def test_application_marks_its_own_parts(tmp_path: Path, digits: Path, sil
     assert all({"Application", "Runtime", "IPC", "Driver", "CPU"} <= set(s.rows) for s in found)
 
 
+def test_sections_inside_of_an_execution_are_no_executions(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(
+        "[" + event("LR_PE", 0, 9) + "," + event("LR_PE", 1, 2) + "," + event("LR_PE", 10, 11) + "]"
+    )
+    found = summarize(read_trace(path))
+    assert found.executions == 2 and found.rows["Runtime"]["Compute"] == 10
+
+
 def test_cut_off_trace_is_added_up_without_its_last_line(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text(
