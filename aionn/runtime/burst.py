@@ -65,6 +65,19 @@ class _Slot:
         self.users = 0
 
 
+class _Line:
+    """A burst of a device, and who may use it: one execution at a time."""
+
+    __slots__ = ("free", "hal", "settle")
+
+    def __init__(self, hal: HalBurst) -> None:
+        self.hal = hal
+        # Does not yield to the loop where there is nothing to wait for: the device's answer does.
+        self.free = anyio.Semaphore(1, fast_acquire=True)
+        # A burst in this process gives no answer to wait for when its caller is cancelled.
+        self.settle: _Settle | None = getattr(hal, "settle", None)
+
+
 class Burst:
     """Repeated executions of one compilation. Use it with ``async with``; made by ``Compilation.burst``."""
 
@@ -90,15 +103,13 @@ class Burst:
         self._input_indexes = plan.model.main.input_indexes
         self._output_indexes = plan.model.main.output_indexes
         self._device_names = plan.device_names
-        self._settle: _Settle | None = None
         self._priority = priority
         self._slot_count = slots
         self._polling = polling or {}
         self._slots: list[_Slot] = []
-        # Neither yields to the loop where there is nothing to wait for: the device's answer does.
         self._free = anyio.Semaphore(0, fast_acquire=True)
-        self._in_flight = [anyio.Semaphore(1, fast_acquire=True) for _ in plan.steps]
-        self._hal: list[HalBurst] = []
+        # Of each step as many as its device can use at a time: an execution in each, or the device would stand idle between two.
+        self._lines: list[list[_Line]] = []
         self._opened = False
         self._streams: set[Stream[Any]] = set()
         self._on_close = on_close
@@ -112,10 +123,10 @@ class Burst:
         self._opened = True
         try:
             for step in self._plan.steps:
-                self._hal.append(await step.prepared.configure_execution_burst(**self._polling))
-            if len(self._hal) == 1:
-                # A burst in this process gives no answer to wait for when its caller is cancelled.
-                self._settle = getattr(self._hal[0], "settle", None)
+                lines: list[_Line] = []
+                self._lines.append(lines)
+                for _ in range(min(self._slot_count, step.device.info.slots)):
+                    lines.append(_Line(await step.prepared.configure_execution_burst(**self._polling)))
             values = self._plan.values([spec.dimensions for spec in self._inputs], {})
             for identifier in range(self._slot_count):
                 # On a thread, with every page touched: the kernel takes a while to find and clear memory.
@@ -179,16 +190,22 @@ class Burst:
     def _turns(self, slot: _Slot, measure: bool) -> list[Turn]:
         turns = slot.turns.get(measure)
         if turns is None:
-            turns = [self._turn(slot, index, measure) for index in range(len(self._hal))]
+            turns = [self._turn(slot, index, measure) for index in range(len(self._lines))]
             slot.turns[measure] = turns
         return turns
+
+    def _line(self, slot: _Slot, index: int) -> _Line:
+        """The burst through which a slot's requests go: always the same one, which learns its memory once."""
+        lines = self._lines[index]
+        return lines[slot.identifier % len(lines)]
 
     async def _run(self, slot: _Slot, index: int, measure: bool, deadline_ns: int | None) -> Timing:
         """Runs a step on a slot of its device that is had."""
         step = self._plan.steps[index]
-        async with self._in_flight[index]:
+        line = self._line(slot, index)
+        async with line.free:
             with section("LI_PE", step.device.name):
-                result = await self._hal[index].execute_synchronously(
+                result = await line.hal.execute_synchronously(
                     slot.requests[index], slot.identifiers, measure=measure, deadline_ns=deadline_ns
                 )
         # Frames without timings give the same object again.
@@ -227,13 +244,15 @@ class Burst:
         slot = await self._take()
         try:
             slot.area.write(self._input_indexes, values)
-            if deadline is None and self._settle is not None and self._report is None:
-                return await self._execute_here(slot, self._settle, rank, measure)
+            line = self._line(slot, 0)
+            is_alone = len(self._lines) == 1 and line.settle is not None and self._report is None
+            if deadline is None and is_alone:
+                return await self._execute_here(slot, line, rank, measure)
             return await self._await(self._begin(slot, deadline, rank, measure, copy=True))
         finally:
             self._leave(slot)
 
-    async def _execute_here(self, slot: _Slot, settle: _Settle, priority: Priority, measure: bool) -> Result:
+    async def _execute_here(self, slot: _Slot, line: _Line, priority: Priority, measure: bool) -> Result:
         """Executes the only step in the caller's own task: what nobody but the caller waits for needs neither task nor fence.
 
         Cancelled or failed, what is left is done in the background: waiting for the device's answer, or falling back.
@@ -256,7 +275,7 @@ class Burst:
         except BaseException:
             slot.users += 1
             self._runtime.background.start_execution(
-                self._hold(settle, dispatcher, work), lambda task: self._leave(slot)
+                self._hold(line, dispatcher, work), lambda task: self._leave(slot)
             )
             raise
         else:
@@ -266,11 +285,12 @@ class Burst:
             return Result(outputs, timing, device=self._device_names, queued_ns=queued_ns, total_ns=total_ns)
         return await self._await(self._begin(slot, None, priority, measure, copy=True, failure=failure))
 
-    async def _hold(self, settle: _Settle, dispatcher: Dispatcher, work: Work) -> None:
+    async def _hold(self, line: _Line, dispatcher: Dispatcher, work: Work) -> None:
         """Keeps the device's slot of a cancelled execution until the device has answered."""
         try:
-            async with self._in_flight[0]:
-                await settle()
+            async with line.free:
+                if line.settle is not None:
+                    await line.settle()
         except Error:
             pass  # It died, or the burst was closed: nothing of it runs any more.
         finally:
@@ -343,11 +363,11 @@ class Burst:
             stream.cancel()
         with anyio.CancelScope(shield=True):
             with anyio.move_on_after(CLOSE_S_MAX):
-                for in_flight in self._in_flight:
-                    async with in_flight:
+                for line in (line for lines in self._lines for line in lines):
+                    async with line.free:
                         pass
-            for hal in self._hal:
-                await hal.aclose()
+            for line in (line for lines in self._lines for line in lines):
+                await line.hal.aclose()
             # What has just ended is told in the loop's next turn: by now, who closes a burst may rely on it.
             await anyio.lowlevel.checkpoint()
         self._slots.clear()

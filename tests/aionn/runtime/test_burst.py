@@ -192,7 +192,7 @@ async def test_polling_windows_are_the_drivers_and_the_bursts_unless_power_is_to
         net = await runtime.compile(digits, preference=preference)
         expected = (await net.execute([silence])).outputs[0]
         async with net.burst() as burst:
-            (hal,) = burst._hal
+            hal = burst._lines[0][0].hal
             assert hal._polling_ns == (40_000 if preference == "fast_single_answer" else 0)
             for _ in range(3):
                 np.testing.assert_array_equal((await burst.execute([silence])).outputs[0], expected)
@@ -206,7 +206,7 @@ async def test_failed_execution_falls_back_where_that_is_allowed(digits: Path, s
             assert net.devices == ("litert-cpu",)
             async with net.burst(slots=1) as burst:
                 expected = await burst.execute([silence])
-                (hal,) = burst._hal
+                hal = burst._lines[0][0].hal
                 right, calls = hal.execute_synchronously, []
 
                 async def fail(*args: Any, **options: Any) -> Any:
