@@ -88,15 +88,17 @@ def _shared_mappings() -> Iterator[str]:
             yield line.split(None, 5)[-1]
 
 
-def _left_over(before: Belongings) -> list[str]:
-    left = Belongings().more_than(before)
+def _left_over(before: Belongings) -> tuple[Belongings, list[str]]:
+    """What is held now, and what of it was not held before, once that has had time to go."""
+    now = Belongings()
+    left = now.more_than(before)
     if left:
-        end = time.monotonic() + SETTLE_S_MAX
+        end_s = time.monotonic() + SETTLE_S_MAX
         gc.collect()
-        while (left := Belongings().more_than(before)) and time.monotonic() < end:
+        while (left := (now := Belongings()).more_than(before)) and time.monotonic() < end_s:
             time.sleep(0.01)
             gc.collect()
-    return left
+    return now, left
 
 
 @pytest.hookimpl(wrapper=True)
@@ -109,12 +111,14 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         faulthandler.cancel_dump_traceback_later()
 
 
-_before = pytest.StashKey[Belongings]()
+_held = pytest.StashKey[Belongings]()
+"""What was held after the test before: nothing of ours runs between two tests, and looking costs milliseconds."""
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
-    item.stash[_before] = Belongings()
+    if _held not in item.session.stash:
+        item.session.stash[_held] = Belongings()
     return (yield)
 
 
@@ -123,7 +127,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     result = yield
     # pytest keeps the fixtures' values until the test is reported; what they hold counts as given back here.
     getattr(item, "funcargs", {}).clear()
-    left = _left_over(item.stash[_before])
+    item.session.stash[_held], left = _left_over(item.session.stash[_held])
     if left:
         pytest.fail("left behind: " + "; ".join(left), pytrace=False)
     return result

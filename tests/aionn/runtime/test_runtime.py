@@ -224,8 +224,9 @@ async def test_priority_comes_before_deadline_before_arrival(
         executions.append(execution)
 
     executions: list[aionn.Execution] = []
-    # The first takes the device at once; the order of the others is the scheduler's.
-    start("first", "low", None)
+    # The first takes the device at once, and nothing interrupts it: it is HIGH, and as long as the others. Their order is the
+    # scheduler's.
+    start("first", "high", None)
     start("low", "low", aionn.after(20))
     start("medium", "medium", None)
     start("high, late deadline", "high", aionn.after(60))
