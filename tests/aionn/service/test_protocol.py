@@ -292,7 +292,13 @@ class _NoChannel(Channel):
 
 async def test_session_survives_mutated_calls(small: Any) -> None:
     answered = await fuzz_session(small, seed=11, count=20_000)
-    assert {"INVALID_ARGUMENT", "GENERAL_FAILURE", "PrepareModelReply", "ExecuteReply", "CreateExecutionReply"} <= answered
+    assert {
+        "INVALID_ARGUMENT",
+        "GENERAL_FAILURE",
+        "PrepareModelReply",
+        "ExecuteReply",
+        "CreateExecutionReply",
+    } <= answered
 
 
 @pytest.mark.long
