@@ -457,8 +457,8 @@ UNDER_WAY: ContextVar[weakref.ref[Execution]] = ContextVar("execution under way"
 PRIORITY: ContextVar[Priority | None] = ContextVar("priority of the execution under way", default=None)
 """The class that a driver shall give to what this task executes; None for that of its prepared model."""
 
-LENT_MAX = 1024
-"""How many executions of a chain are told at once that they became more urgent."""
+LENT_MAX = 64
+"""How many executions of a chain are told at once that they became more urgent: each new link asks its whole chain again."""
 
 
 class ExecutionFence(SyncFence):
