@@ -9,6 +9,9 @@ How each figure is taken:
 - Added cost: the difference of the medians of both, block by block.
 - Streaming: 300 uint8 frames from memory through `burst.stream` with two slots, and through the peer in a plain loop that
   converts each frame first. A block is one such stream, and yields frames per second.
+- Server: the largest rate of LoadGen's Server scenario at which 99 % of the queries are answered within 33 ms of when they were
+  due, for mobilenet in float32: through two bursts to the driver process, and with two interpreters on two threads of this
+  process. A block is one search by halving. Left out where LoadGen is not installed.
 - Capabilities (`--capabilities`): the least time of one execution, over the reference device's, both in this process and on one
   thread. `aionn.drivers.litert.driver` has them as constants; this run says what they should be.
 - The loop's holds: how long the event loop is busy between two looks at what is ready, while mobilenet runs through a burst and a
@@ -29,10 +32,19 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import anyio.to_thread
 import numpy as np
 import numpy.typing as npt
 
 import aionn
+from aionn.benchmarking.loadgen import (
+    Answer,
+    LoadReport,
+    LoadSettings,
+    find_largest_rate,
+    load_bindings,
+    run_load,
+)
 from benchmarks.rows import Goal, Report, at_least, at_most, compare, options, single
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,6 +55,10 @@ RATIO_MAX = 1.02
 ADDED_US_MAX = 25.0
 THROUGHPUT_MIN = 1.0
 STALL_MS_MAX = 1.0
+SERVER_MIN = 0.97
+SERVER_BOUND_MS = 33.0
+SERVER_LOW_PER_S, SERVER_HIGH_PER_S = 50.0, 1600.0
+SERVER_STEPS = 7
 
 THREADS = "OPENBLAS_NUM_THREADS"
 
@@ -221,6 +237,46 @@ async def stall(
     report.add(single(f"{name}: a 1 ms timer late by, p99", "ms", [percentile(late_ms, 0.99)]))
 
 
+async def server(report: Report, net: aionn.Compilation, path: Path, name: str, *, quick: bool) -> None:
+    """The row for the largest rate of a server."""
+    try:
+        load_bindings()
+    except aionn.DeviceUnavailable as e:
+        report.note(f"{name}: server: {e}")
+        return
+    peers = [Peer(path), Peer(path)]
+    x = draw(peers[0])
+
+    def in_process(peer: Peer) -> Answer:
+        async def answer(_: int) -> None:
+            await anyio.to_thread.run_sync(peer, x)
+
+        return answer
+
+    def through(burst: aionn.Burst) -> Answer:
+        async def answer(_: int) -> None:
+            await burst.execute([x])
+
+        return answer
+
+    async def largest(answers: Sequence[Answer]) -> float:
+        async def run(rate: float) -> LoadReport:
+            seconds = 2.0 if quick else 5.0
+            return await run_load(answers, LoadSettings("server", seconds, rate, SERVER_BOUND_MS))
+
+        return (await find_largest_rate(run, SERVER_LOW_PER_S, SERVER_HIGH_PER_S, SERVER_STEPS))[0]
+
+    blocks: dict[str, list[float]] = {"ours": [], "peer": []}
+    async with net.burst() as first, net.burst() as second:
+        answers = {"ours": [through(first), through(second)], "peer": [in_process(peer) for peer in peers]}
+        for turn in range(2 if quick else 4):
+            for key in ("ours", "peer") if turn % 2 == 0 else ("peer", "ours"):
+                blocks[key].append(await largest(answers[key]))
+    goal = at_least(SERVER_MIN)
+    label = f"{name}: server within {SERVER_BOUND_MS:g} ms"
+    report.add(compare(label, "1/s", blocks["ours"], "LiteRT, two threads", blocks["peer"], goal))
+
+
 def find_model(name: str) -> Path | None:
     """A model, in the shared data or the examples'."""
     for folder in (ROOT.parent / "shared" / "models", ROOT / "examples" / "data"):
@@ -248,6 +304,8 @@ async def measure(report: Report, quick: bool, only: str, selector: WatchedSelec
                     if kind == MOBILENET:
                         await stall(report, burst, peer, name, selector, executions=5 * executions)
                 await streaming(report, net, peer, name, rounds=3 if quick else 8)
+                if name == f"{MOBILENET}_float":
+                    await server(report, net, path, name, quick=quick)
                 await net.aclose()
 
 
