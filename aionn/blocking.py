@@ -64,6 +64,7 @@ class _Loop:
         )
         self._portal = self._context.__enter__()
         self._thread = self._portal.call(threading.get_ident)
+        self.is_closed = False
 
     def call(self, function: Callable[..., Awaitable[_T]], *args: Any) -> _T:
         """Runs a coroutine function there and waits for it."""
@@ -82,6 +83,7 @@ class _Loop:
         return self._portal.call(lambda: (function(*args),))[0]
 
     def close(self) -> None:
+        self.is_closed = True
         self._context.__exit__(None, None, None)
 
 
@@ -465,7 +467,8 @@ def _results(
             except StopAsyncIteration:
                 return
     finally:
-        loop.do(stream.cancel)
+        if not loop.is_closed:  # The collector may come after the runtime was closed, which ended the stream.
+            loop.do(stream.cancel)
 
 
 async def _asynchronous(source: Iterable[_Item]) -> AsyncIterator[_Item]:

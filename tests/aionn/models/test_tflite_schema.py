@@ -64,7 +64,8 @@ def test_options_are_the_schemas(table, generated):
 
 
 def _members(table):
-    return {name: value for name, value in vars(table).items() if isinstance(value, int)}
+    # Python 3.13 notes the first line of a class in it.
+    return {name: value for name, value in vars(table).items() if isinstance(value, int) and name[0] != "_"}
 
 
 @pytest.mark.parametrize("ours", [TensorType, ActivationFunctionType])

@@ -166,6 +166,17 @@ def test_memories_and_reusable_executions_from_threads(runtime: aionn.blocking.R
         assert again.outputs[0].tolist() == [0.0] * 2
 
 
+def test_stream_that_outlives_its_runtime_is_dropped_in_silence(digits: Path, silence: Values) -> None:
+    with aionn.blocking.open(drivers=["reference"], isolation="in_process") as runtime:
+        net = runtime.compile(digits)
+        burst = net.burst()
+        burst.__enter__()
+        stream = burst.stream(silence for _ in range(3))
+        assert next(stream).status == "on_time"
+    # Its generator is closed here, when there is no event loop any more; an error would fail this test as unraisable.
+    del stream
+
+
 def test_stream_counts_and_can_be_ended(
     runtime: aionn.blocking.Runtime, digits: Path, silence: Values
 ) -> None:
