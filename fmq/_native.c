@@ -33,6 +33,11 @@
 #include <time.h>
 #include <unistd.h>
 
+/* The headers of Python 3.12 and 3.13 take None for immortal here, though a module of the stable ABI may be loaded by
+ * 3.11, which then frees None once thousands of references are lost. */
+#undef Py_RETURN_NONE
+#define Py_RETURN_NONE return Py_NewRef(Py_None)
+
 #ifndef RWF_NOWAIT
 #define RWF_NOWAIT 0x00000008
 #endif

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import shlex
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -90,3 +92,50 @@ def test_the_native_module_keeps_to_the_limited_api() -> None:
 
     assert fmq._native.__file__ is not None
     assert Path(fmq._native.__file__).name == "_native.abi3.so"
+
+
+NEWER = [
+    name
+    for name in ("python3.12", "python3.13", "python3.14")
+    if int(name.rpartition(".")[2]) > sys.version_info[1]
+]
+LOADED = """
+import importlib.machinery, importlib.util, sys
+import fmq.errors
+loader = importlib.machinery.ExtensionFileLoader("fmq._native", sys.argv[1])
+spec = importlib.util.spec_from_loader("fmq._native", loader)
+module = importlib.util.module_from_spec(spec)
+loader.exec_module(module)
+watch = module.Watch(None, -1, True)
+before = sys.getrefcount(None)
+for _ in range(2000):
+    watch.result()
+print(before - sys.getrefcount(None))
+"""
+
+
+@pytest.mark.parametrize("name", NEWER)
+def test_a_module_built_by_a_newer_python_counts_none_under_this_one(tmp_path: Path, name: str) -> None:
+    gcc = shutil.which("gcc")
+    asked = [name, "-c", "import sysconfig; print(sysconfig.get_path('include'))"]
+    found = subprocess.run(asked, capture_output=True, text=True) if shutil.which(name) else None
+    if (
+        gcc is None
+        or found is None
+        or found.returncode
+        or not Path(found.stdout.strip(), "Python.h").exists()
+    ):
+        pytest.skip(f"needs gcc and {name} with its headers")
+    built = tmp_path / "_native.abi3.so"
+    include = ["-I", found.stdout.strip(), "-DPy_LIMITED_API=0x030B0000"]
+    source = [str(ROOT / "fmq/_native.c"), "-o", str(built)]
+    subprocess.run([gcc, "-std=c11", "-O1", "-shared", "-fPIC", *include, *source], check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, str(built)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+        timeout=60,
+    )
+    assert int(done.stdout) < 100
