@@ -29,8 +29,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
@@ -57,7 +57,7 @@ from aionn.interpreter import Interpreter, RunControl
 from aionn.models.builder import GraphBuilder
 from aionn.models.tflite import load_tflite
 from aionn.service.client import RemoteDevice
-from benchmarks.rows import Goal, Options, Report, at_most, compare, options
+from benchmarks.rows import Goal, Options, Report, at_most, compare, options, quiet_collector
 
 ROUND_TRIPS = 400
 ROOT = Path(__file__).resolve().parents[1]
@@ -84,17 +84,6 @@ def loops() -> dict[str, Loop]:
         return found
     found["uvloop"] = uvloop.new_event_loop
     return found
-
-
-@contextmanager
-def quiet_collector() -> Iterator[None]:
-    """No garbage collection in the middle of what is measured, for ours and the peers alike."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 # Peers

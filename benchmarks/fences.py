@@ -29,12 +29,11 @@ import subprocess
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import fences
-from benchmarks.rows import Options, Report, alternate, at_most, compare, options, single
+from benchmarks.rows import Options, Report, alternate, at_most, compare, options, quiet_collector, single
 
 CHAIN_LENGTHS = (10, 100, 1000, 5000)
 TURN_LENGTHS = (1, 10, 1000, 100_000)
@@ -54,17 +53,6 @@ def loops() -> dict[str, Loop]:
         return found
     found["uvloop"] = uvloop.new_event_loop
     return found
-
-
-@contextmanager
-def quiet_collector() -> Iterator[None]:
-    """No garbage collection in the middle of what is measured, for ours and the peer alike."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 # Chains

@@ -1,4 +1,4 @@
-"""What every benchmark has in common: alternating blocks, ratios with intervals, and rows of figures.
+"""What every benchmark has in common: alternating blocks, ratios with intervals, rows of figures, and a quiet collector.
 
 Method: the contenders take turns in blocks, forwards and then backwards (A B B A), so that a slow drift of the machine
 falls on all alike. A block yields one number (usually its median). The value of a contender is the median of its
@@ -11,13 +11,15 @@ A benchmark is a module with `main()`, run as `python -m benchmarks.NAME [--json
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import math
 import random
 import shutil
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "at_most",
     "compare",
     "options",
+    "quiet_collector",
     "single",
 ]
 
@@ -109,6 +112,17 @@ class Row:
                 "met": self.met,
             }
         )
+
+
+@contextmanager
+def quiet_collector() -> Iterator[None]:
+    """No garbage collection in the middle of what is measured, for ours and the peers alike."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def alternate(contenders: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:

@@ -15,13 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import gc
 import importlib.util
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +30,7 @@ from aionn.drivers.reference import ReferenceDevice
 from aionn.hal import OperationType
 from aionn.runtime.arguments import RequestArea
 from aionn.testing.models import chain
-from benchmarks.rows import Goal, Options, Report, at_most, compare, options, single
+from benchmarks.rows import Goal, Options, Report, at_most, compare, options, quiet_collector, single
 
 EXECUTIONS = 300
 WARM_UP = 100
@@ -42,17 +40,6 @@ MODELS = (
     ROOT.parent / "shared" / "models" / "mobilenet_v2_1.0_224_float.tflite",
     ROOT / "examples" / "data" / "shapes_float.tflite",
 )
-
-
-@contextmanager
-def quiet_collector() -> Iterator[None]:
-    """No garbage collection in the middle of what is measured, for ours and the peer alike."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 async def p50_us(call: Callable[[], Awaitable[object]], count: int) -> float:
