@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path as FilePath
 from typing import Annotated
@@ -18,8 +17,7 @@ from aionn.benchmarking.loadgen import Scenario
 from aionn.benchmarking.measures import KnownData, Load
 from aionn.benchmarking.page import render_page
 from aionn.benchmarking.paths import PATHS, Path
-from aionn.cli.output import console, print_json, print_table
-from aionn.errors import InvalidArgument
+from aionn.cli.output import check_writable, console, print_json, print_table, write_report
 
 __all__ = ["bench"]
 
@@ -78,8 +76,7 @@ def bench(
     load = Load(tuple(scenario or ()), load_seconds, rate, bound_ms)
     settings = Settings(count, seconds, paths, compilations, samples, seed, known, load)
     settings.check()
-    if html is not None:
-        _check_writable(html)
+    check_writable(html)
     shown = sys.stdout.isatty() and not json
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console(), transient=True, disable=not shown) as bar:
@@ -95,7 +92,7 @@ def bench(
 
         report = anyio.run(run)
     if html is not None:
-        _write(html, render_page(report))
+        write_report(html, render_page(report))
     if json:
         print_json(report)
     else:
@@ -105,20 +102,6 @@ def bench(
 
 def _is_bad(found: DeviceReport) -> bool:
     return found.failure is not None or (found.evaluation is not None and bool(found.evaluation.failures))
-
-
-def _check_writable(path: FilePath) -> None:
-    """Demands a file that can be written, before anything is measured."""
-    target = path if path.exists() else path.parent
-    if path.is_dir() or not target.exists() or not os.access(target, os.W_OK):
-        raise InvalidArgument(f"--html {path}: expected a file that can be written")
-
-
-def _write(path: FilePath, page: str) -> None:
-    try:
-        path.write_text(page, encoding="utf-8")
-    except OSError as e:
-        raise InvalidArgument(f"--html {path}: {e.strerror}") from e
 
 
 def _print(report: BenchmarkReport) -> None:

@@ -9,13 +9,12 @@ import anyio
 import msgspec
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from aionn.cli.output import console, print_json, print_table
+from aionn.cli.output import check_writable, console, print_json, print_table, write_report
 from aionn.conformance.expectations import driver_expectations
 from aionn.conformance.suite import Isolation
 from aionn.conformance.vts import Settings, VtsOutcome, VtsReport, chosen_cases, load_sample, run_vts
 from aionn.conformance.vts_case import STEP_S
 from aionn.conformance.vts_report import html_report, junit_report
-from aionn.errors import InvalidArgument
 
 __all__ = ["run_driver_suite"]
 
@@ -37,9 +36,7 @@ def run_driver_suite(
 ) -> int:
     """Runs the driver suite and prints or writes its report; the exit code, 1 for a failure. Arguments as of ``conformance``."""
     chosen_cases(contains)
-    for path in (junit, html):
-        if path is not None:
-            _check_writable(path)
+    check_writable(junit, html)
     lists = driver_expectations(device)
     settings = Settings(
         step_s=STEP_S if time_limit is None else time_limit,
@@ -70,22 +67,14 @@ def run_driver_suite(
 
         report = anyio.run(run)
     if junit is not None:
-        junit.write_text(junit_report(report))
+        write_report(junit, junit_report(report))
     if html is not None:
-        html.write_text(html_report(report))
+        write_report(html, html_report(report))
     if json:
         print_json(msgspec.structs.replace(report, outcomes=()))
     else:
         _print(device, report, has_data=bool(tests))
     return 1 if report.failed else 0
-
-
-def _check_writable(path: Path) -> None:
-    # Before the run, not after its minutes.
-    try:
-        path.open("a").close()
-    except OSError as e:
-        raise InvalidArgument(f"{path}: expected a file that can be written: {e.strerror}") from e
 
 
 def _progress(*, disable: bool) -> Progress:

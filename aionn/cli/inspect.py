@@ -12,7 +12,7 @@ import msgspec
 from cyclopts import Parameter
 
 import aionn
-from aionn.cli.output import console, print_json, print_table
+from aionn.cli.output import check_writable, console, print_json, print_table, write_report
 from aionn.errors import InvalidArgument
 from aionn.models.dot import graph_text
 from aionn.models.tflite import load_tflite
@@ -46,11 +46,12 @@ def inspect(
         loaded = load_tflite(model)
     except OSError as e:
         raise InvalidArgument(f"model {model}: cannot be read: {e.strerror}") from e
+    check_writable(dot, html)
     summary = summarize_model(loaded.model)
     support, unavailable, page = anyio.run(_ask, loaded.model, device, html is not None, model.name)
     for path, text in ((dot, graph_text(loaded.model, name=model.name)), (html, page)):
         if path is not None and text is not None:
-            _write(path, text)
+            write_report(path, text)
     arguments = {
         key: [str(tensor_spec(o, a.name)) for a, o in zip(named, operands, strict=True)]
         for key, named, operands in (
@@ -63,13 +64,6 @@ def inspect(
     else:
         _print(str(model), summary, arguments, support, unavailable, every=operations)
     return 0
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text)
-    except OSError as e:
-        raise InvalidArgument(f"{path}: cannot be written: {e.strerror}") from e
 
 
 async def _ask(

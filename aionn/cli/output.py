@@ -1,17 +1,20 @@
-"""What commands print: JSON for programs, tables for people."""
+"""What commands print and write: JSON for programs, tables for people, and files of reports."""
 
 from __future__ import annotations
 
 import math
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["console", "percentile", "print_json", "print_table"]
+from aionn.errors import InvalidArgument
+
+__all__ = ["check_writable", "console", "percentile", "print_json", "print_table", "write_report"]
 
 
 def console() -> Console:
@@ -33,6 +36,42 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
     for row in rows:
         table.add_row(*(f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in row))
     console().print(table)
+
+
+def check_writable(*paths: Path | None) -> None:
+    """Demands files that can be written, for before the work that they report; leaves none that was not there.
+
+    Raises:
+        InvalidArgument: One of them cannot; None is no file.
+    """
+    for path in paths:
+        if path is None:
+            continue
+        try:
+            is_new = not path.exists()
+            # Opened: the rights of a file say nothing of a file system that is read-only.
+            path.open("a").close()
+            if is_new:
+                # Behind a link to nothing it is the link's target that was made.
+                path.resolve().unlink()
+        except OSError as e:
+            raise _unwritable(path, e) from e
+
+
+def write_report(path: Path, text: str) -> None:
+    """Writes a report into a file, over what is there.
+
+    Raises:
+        InvalidArgument: It cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as e:
+        raise _unwritable(path, e) from e
+
+
+def _unwritable(path: Path, error: OSError) -> InvalidArgument:
+    return InvalidArgument(f"{path}: expected a file that can be written: {error.strerror}")
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -8,8 +8,7 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
-from aionn.cli.output import console, print_json, print_table
-from aionn.errors import InvalidArgument
+from aionn.cli.output import check_writable, console, print_json, print_table, write_report
 from aionn.simulation.baselines import policy_named
 from aionn.simulation.bound import on_time_bound, requests_of
 from aionn.simulation.checkers import breaches
@@ -47,13 +46,11 @@ def simulate(
     chosen = policy_named(policy)
     described = read_workload(workload)
     engine = Engine(prepare(described, seed, folder=folder or workload.parent), chosen, record=True)
+    check_writable(html)
     engine.run()
     report = report_of(engine)
     if html is not None:
-        try:
-            html.write_text(page(engine), encoding="utf-8")
-        except OSError as e:
-            raise InvalidArgument(f"html: {html} cannot be written: {e.strerror}") from e
+        write_report(html, page(engine))
     most = None
     if bound:
         slots = [device.slots for device in engine.scenario.devices]

@@ -80,7 +80,7 @@ def test_mistakes_are_told_in_a_sentence(repository, tmp_path, capsys):
     assert run(tmp_path / "w.toml") == 2
     assert "w.toml, line 8, stream[0].priority: expected one of low, medium, high" in capsys.readouterr().err
     assert run(workload, "--html", tmp_path / "no" / "page.html") == 2
-    assert "cannot be written" in capsys.readouterr().err
+    assert "expected a file that can be written" in capsys.readouterr().err
 
 
 def test_trace_is_looked_for_where_told(repository, shared, tmp_path, capsys):

@@ -1,0 +1,36 @@
+"""Files of reports: whether they can be written is found before the work, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aionn.cli.output import check_writable, write_report
+from aionn.errors import InvalidArgument
+
+
+def test_check_leaves_files_as_they_were(tmp_path: Path) -> None:
+    old, new, link = tmp_path / "old.html", tmp_path / "new.html", tmp_path / "link.html"
+    old.write_text("kept")
+    link.symlink_to("target.html")
+    check_writable(old, None, new, link)
+    assert old.read_text() == "kept"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.html", "old.html"]
+    assert link.is_symlink()
+
+
+def test_same_sentence_before_and_after_the_work(tmp_path: Path) -> None:
+    for path, reason in ((tmp_path, "Is a directory"), (tmp_path / "no" / "page.html", "No such file")):
+        for attempt in (check_writable, lambda path: write_report(path, "text")):
+            with pytest.raises(
+                InvalidArgument, match=f"{path}: expected a file that can be written: {reason}"
+            ):
+                attempt(path)
+
+
+def test_report_is_written_over_what_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    for text in ("a longer report: \N{MICRO SIGN}s", "short"):
+        write_report(path, text)
+        assert path.read_text(encoding="utf-8") == text
