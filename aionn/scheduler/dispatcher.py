@@ -23,7 +23,7 @@ from aionn.errors import InvalidArgument, MissedDeadline, ResourceExhausted
 from aionn.hal import Priority, check_deadline_ns
 from aionn.hal.tracing import is_tracing, section
 from aionn.scheduler.estimates import Estimates
-from aionn.scheduler.policy import PlanPolicy
+from aionn.scheduler.policy import PlanPolicy, start_at_once
 from aionn.scheduler.queue import WAITING_MAX, WaitingRoomStatistics
 from aionn.scheduler.work import (
     NEVER_NS,
@@ -152,6 +152,11 @@ class Dispatcher:
             urgent_ns=urgent_ns,
             item=_Turn(model),
         )
+        start = start_at_once(now_ns, self._room, self._lanes, work)
+        if start is not None:
+            self._works[work.number] = work
+            self._apply(start, now_ns)
+            return work
         reason = self._room.add(work, now_ns)
         if reason is not None:
             raise _error(reason, work.shortest_ns, has_waited=False)
@@ -283,7 +288,10 @@ class Dispatcher:
         self._estimates.observe(turn.model, max(0, now_ns - turn.started_ns), limit=limit)
 
     def _lane_of(self, work: Work) -> Lane | None:
-        return next((lane for lane in self._lanes if lane.work is work), None)
+        for lane in self._lanes:
+            if lane.work is work:
+                return lane
+        return None
 
     def change_priority(self, work: Work, priority: Priority) -> bool:
         """Changes the class of a work that waits; False if it does not wait any more."""
@@ -314,6 +322,8 @@ class Dispatcher:
         self._decide(now_ns)
 
     def _decide(self, now_ns: int) -> None:
+        if not self._room.lane_of and all(lane.work is None for lane in self._lanes):
+            return
         has_looked_again = False
         for _ in range(2 + INTERRUPTED_MAX * len(self._lanes)):
             has_interrupted = False
@@ -322,23 +332,26 @@ class Dispatcher:
                 for lane in self._lanes:
                     lane.can_preempt = may_interrupt
             for action in self._policy.decide(now_ns, self._room, self._lanes):
-                if self._trace is not None:
-                    self._trace(now_ns, action)
-                if is_tracing():
-                    with section("LR_PE", f"scheduler: {_told(action)}"):
-                        pass  # A moment, and no stretch.
-                if isinstance(action, Start):
-                    self._start(action.work, action.lane, now_ns)
-                elif isinstance(action, Preempt):
-                    self._interrupt(action.lane, now_ns)
-                    has_interrupted = True
-                else:
-                    self._abort(action)
+                self._apply(action, now_ns)
+                has_interrupted = has_interrupted or isinstance(action, Preempt)
             is_idle = bool(self._room.lane_of) and any(lane.work is None for lane in self._lanes)
             if not has_interrupted and (not is_idle or has_looked_again):
                 return
             # Again: there is a free slot for the one that it was taken for, or for what was planned anew just now.
             has_looked_again = not has_interrupted
+
+    def _apply(self, action: Action, now_ns: int) -> None:
+        if self._trace is not None:
+            self._trace(now_ns, action)
+        if is_tracing():
+            with section("LR_PE", f"scheduler: {_told(action)}"):
+                pass  # A moment, and no stretch.
+        if isinstance(action, Start):
+            self._start(action.work, action.lane, now_ns)
+        elif isinstance(action, Preempt):
+            self._interrupt(action.lane, now_ns)
+        else:
+            self._abort(action)
 
     def _start(self, work: Work, lane: Lane, now_ns: int) -> None:
         turn: _Turn = work.item

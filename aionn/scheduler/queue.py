@@ -163,6 +163,12 @@ class WaitingRoom:
         self._place(work, now_ns, may_displace=True)
         return None
 
+    def pass_through(self, work: Work, lane: Lane, now_ns: int) -> None:
+        """Counts a work that starts as it comes, without having waited."""
+        self._counts["entered"] += 1
+        self._ages.append((work.arrival_ns + self.age_ns, work))
+        self.started(work, lane, now_ns, "the first in its plan starts, on lane")
+
     def _turns_away(self, work: Work, now_ns: int) -> Reason | None:
         if work.deadline_ns <= now_ns:
             return Reason.EXPIRED

@@ -1,12 +1,15 @@
 """The event loop's shell: slots are exclusive, held and given back, whoever is cancelled or late."""
 
+import contextlib
+import random
+
 import anyio
 import pytest
 
 from aionn.errors import InvalidArgument, MissedDeadline, ResourceExhausted
 from aionn.hal import Priority
 from aionn.scheduler.dispatcher import INTERRUPTED_MAX, PROBE_EVERY, Dispatcher
-from aionn.scheduler.work import NEVER_NS, Abort, Start, WorkState
+from aionn.scheduler.work import NEVER_NS, Abort, Preempt, Start, WorkState
 
 LOW, MEDIUM, HIGH = Priority.LOW, Priority.MEDIUM, Priority.HIGH
 
@@ -320,3 +323,39 @@ async def test_every_action_is_traced():
     assert [action.work for action in traced if isinstance(action, Start)] == works
     for work in works:
         dispatcher.release(work)
+
+
+def played(seed, lane_count, can_preempt):
+    """A random game of arrivals, departures and ends; what was decided, and what was counted."""
+    generator = random.Random(seed)
+    clock, traced, works = [1000], [], []
+
+    def trace(at_ns, action):
+        work = action.by if isinstance(action, Preempt) else action.work
+        traced.append((at_ns, type(action).__name__, work.number))
+
+    dispatcher = Dispatcher(lane_count, now=lambda: clock[0], can_preempt=can_preempt, trace=trace)
+    for _ in range(60):
+        clock[0] += generator.choice((0, 5, 40, 400))
+        held = [work for work in works if work.state is WorkState.RUNNING]
+        waiting = [work for work in works if work.state is WorkState.WAITING]
+        what = generator.random()
+        if what < 0.5:
+            deadline = generator.choice((None, clock[0] + generator.randrange(1, 300)))
+            model, priority = generator.choice((None, "quick", "slow")), generator.choice((LOW, MEDIUM, HIGH))
+            with contextlib.suppress(MissedDeadline, ResourceExhausted):
+                works.append(dispatcher.enter(priority=priority, deadline_ns=deadline, model=model))
+        elif what < 0.9 and held:
+            dispatcher.release(generator.choice(held))
+        elif waiting:
+            dispatcher.leave(generator.choice(waiting))
+    return traced, dispatcher.statistics(), dispatcher.explain()
+
+
+@pytest.mark.parametrize("can_preempt", [False, True])
+@pytest.mark.parametrize("lane_count", [1, 2, 3])
+def test_what_starts_at_once_is_what_deciding_would_start(monkeypatch, lane_count, can_preempt):
+    games = [played(seed, lane_count, can_preempt) for seed in range(100)]
+    assert any(statistics.started > statistics.refused for _, statistics, _ in games)
+    monkeypatch.setattr("aionn.scheduler.dispatcher.start_at_once", lambda *arguments: None)
+    assert [played(seed, lane_count, can_preempt) for seed in range(100)] == games
