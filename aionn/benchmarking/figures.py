@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-__all__ = ["BEYOND_MIN", "BUCKETS", "Spread", "Verdict", "judgement", "spread_of", "verdict"]
+__all__ = ["BEYOND_MIN", "BUCKETS", "Spread", "Verdict", "figure_text", "judgement", "spread_of", "verdict"]
 
 BUCKETS = 32
 
@@ -87,6 +87,11 @@ def spread_of(values: Sequence[float]) -> Spread:
         histogram=tuple(int(c) for c in counts),
         limit=limit,
     )
+
+
+def figure_text(value: float | None, decimals: int) -> str:
+    """A figure for people; empty where there is none."""
+    return "" if value is None else f"{value:.{decimals}f}"
 
 
 def verdict(value: float, baseline: float) -> Verdict:

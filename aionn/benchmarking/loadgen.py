@@ -26,9 +26,21 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from aionn.benchmarking.figures import figure_text
 from aionn.errors import DeviceUnavailable, GeneralFailure, InvalidArgument
 
-__all__ = ["SCENARIOS", "Answer", "LoadReport", "LoadSettings", "Scenario", "find_largest_rate", "run_load"]
+__all__ = [
+    "LOAD_HEADS",
+    "SCENARIOS",
+    "Answer",
+    "LoadReport",
+    "LoadSettings",
+    "Scenario",
+    "find_largest_rate",
+    "load_bindings",
+    "load_cells",
+    "run_load",
+]
 
 Scenario = Literal["single-stream", "multi-stream", "server", "offline"]
 SCENARIOS: tuple[Scenario, ...] = get_args(Scenario)
@@ -115,6 +127,22 @@ class LoadReport(msgspec.Struct, frozen=True):
     p90_ms: float | None
     p99_ms: float | None
     reason: str = ""
+
+
+LOAD_HEADS = ("scenario", "queries", "per s", "p50 ms", "p90 ms", "p99 ms", "bound held", "valid")
+"""What the cells of ``load_cells`` are."""
+
+
+def load_cells(report: LoadReport) -> tuple[object, ...]:
+    """A report for people, as a row of a table under ``LOAD_HEADS``."""
+    return (
+        report.scenario,
+        report.queries,
+        figure_text(report.samples_per_s, 1),
+        *(figure_text(value, 3) for value in (report.p50_ms, report.p90_ms, report.p99_ms)),
+        "yes" if report.is_within_bound else "no",
+        "yes" if report.is_valid else "no",
+    )
 
 
 def load_bindings() -> Any:

@@ -5,10 +5,12 @@ Owns the page. Colours go with words, so that the page can be read without them;
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
 from aionn.benchmarking.bench import BenchmarkReport, DeviceReport
-from aionn.benchmarking.figures import Spread
+from aionn.benchmarking.figures import Spread, figure_text
+from aionn.benchmarking.loadgen import LOAD_HEADS, load_cells
 
 __all__ = ["render_page"]
 
@@ -70,15 +72,25 @@ def _overview(report: BenchmarkReport) -> str:
             cells = [
                 device.device,
                 path,
-                *(_ms(v) for v in (spread.p50, spread.p90, spread.p99, spread.mean)),
+                *(figure_text(v, 3) for v in (spread.p50, spread.p90, spread.p99, spread.mean)),
             ]
-            cells.append(_rate(device.throughput) if path == "burst" else "")
+            cells.append(figure_text(device.throughput, 1) if path == "burst" else "")
             told = device.compared or ""
-            row = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
             mark = f'<td class="{told}">{told}</td>' if index == 0 else "<td></td>"
-            rows.append(f"<tr>{row}{mark}</tr>")
+            rows.append(f"<tr>{_cells(cells)}{mark}</tr>")
+    return _table("Latency and throughput", heads, rows)
+
+
+def _table(caption: str, heads: Sequence[str], rows: Sequence[str]) -> str:
+    """A table of rows that are HTML already."""
     head = "".join(f"<th>{text}</th>" for text in heads)
-    return f'<div class="wide"><table><caption>Latency and throughput</caption><tr>{head}</tr>{"".join(rows)}</table></div>'
+    return (
+        f'<div class="wide"><table><caption>{caption}</caption><tr>{head}</tr>{"".join(rows)}</table></div>'
+    )
+
+
+def _cells(values: Sequence[object]) -> str:
+    return "".join(f"<td>{escape(str(value))}</td>" for value in values)
 
 
 def _device(device: DeviceReport) -> str:
@@ -119,23 +131,8 @@ def _device(device: DeviceReport) -> str:
 def _load(device: DeviceReport) -> str:
     if not device.load:
         return ""
-    heads = ("scenario", "queries", "per s", "p50 ms", "p90 ms", "p99 ms", "bound held", "valid")
-    rows = []
-    for name, load in device.load.items():
-        cells = [
-            name,
-            str(load.queries),
-            _rate(load.samples_per_s),
-            *(_ms(v) for v in (load.p50_ms, load.p90_ms, load.p99_ms)),
-            "yes" if load.is_within_bound else "no",
-            "yes" if load.is_valid else "no",
-        ]
-        rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
-    head = "".join(f"<th>{text}</th>" for text in heads)
-    caption = "LoadGen; latency counts from when a query was due"
-    return (
-        f'<div class="wide"><table><caption>{caption}</caption><tr>{head}</tr>{"".join(rows)}</table></div>'
-    )
+    rows = [f"<tr>{_cells(load_cells(report))}</tr>" for report in device.load.values()]
+    return _table("LoadGen; latency counts from when a query was due", LOAD_HEADS, rows)
 
 
 def _shares(device: DeviceReport) -> str:
@@ -180,11 +177,3 @@ def _histogram(device: str, path: str, spread: Spread) -> str:
         f'<text x="{WIDTH}" y="{HEIGHT - 6}" text-anchor="end">{spread.limit:.3f} ms</text>'
         f'<text x="{LEFT - 4}" y="14" text-anchor="end">{most}</text></svg></figure>'
     )
-
-
-def _ms(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
-
-
-def _rate(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f}"

@@ -13,7 +13,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 import aionn
 from aionn.benchmarking.bench import BenchmarkReport, DeviceReport, Settings, benchmark
 from aionn.benchmarking.evaluators import Evaluator
-from aionn.benchmarking.loadgen import Scenario
+from aionn.benchmarking.figures import figure_text
+from aionn.benchmarking.loadgen import LOAD_HEADS, Scenario, load_cells
 from aionn.benchmarking.measures import KnownData, Load
 from aionn.benchmarking.page import render_page
 from aionn.benchmarking.paths import PATHS, Path
@@ -108,8 +109,8 @@ def _print(report: BenchmarkReport) -> None:
     rows = []
     for found in report.devices:
         for path, s in found.latency_ms.items():
-            cells = (_number(value) for value in (s.p50, s.p90, s.p99))
-            rate = _number(found.throughput) if path == "burst" else ""
+            cells = (figure_text(value, 3) for value in (s.p50, s.p90, s.p99))
+            rate = figure_text(found.throughput, 3) if path == "burst" else ""
             rows.append((found.device, path, s.count, *cells, rate, found.compared or ""))
     heads = ("device", "path", "executions", "p50 ms", "p90 ms", "p99 ms", "per s", "against LiteRT")
     print_table(f"{report.model}, latency", heads, rows)
@@ -144,23 +145,8 @@ def _print_measures(found: DeviceReport) -> None:
         for failure in found.evaluation.failures[:FAILURES_SHOWN]:
             screen.print(f"{found.device}: {failure}", markup=False)
     if found.load:
-        heads = ("scenario", "queries", "per s", "p50 ms", "p90 ms", "p99 ms", "bound held", "valid")
-        rows = [
-            (
-                name,
-                load.queries,
-                f"{load.samples_per_s:.1f}",
-                *(_number(value) for value in (load.p50_ms, load.p90_ms, load.p99_ms)),
-                "yes" if load.is_within_bound else "no",
-                "yes" if load.is_valid else "no",
-            )
-            for name, load in found.load.items()
-        ]
-        print_table(f"{found.device}, LoadGen", heads, rows)
+        rows = [load_cells(report) for report in found.load.values()]
+        print_table(f"{found.device}, LoadGen", LOAD_HEADS, rows)
     if found.shares is not None:
         told = ", ".join(f"{s.operation} {s.share:.0%}" for s in found.shares[:SHARES_SHOWN])
         screen.print(f"{found.device}: operations: {told}", markup=False)
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
