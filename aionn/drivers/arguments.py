@@ -41,9 +41,8 @@ from aionn.hal import (
     operand_size_bytes,
 )
 from aionn.validation import validate_request
-from fences import FenceStatus, SyncFence
 
-__all__ = ["Arguments", "MemoryArea", "OutputArea", "bind", "check_fences", "check_times"]
+__all__ = ["Arguments", "MemoryArea", "OutputArea", "bind", "check_times"]
 
 Array = npt.NDArray[Any]
 
@@ -405,18 +404,3 @@ def check_times(deadline_ns: int | None, loop_timeout_ns: int | None) -> None:
     """
     check_deadline_ns(deadline_ns, where="execution")
     check_duration_ns(loop_timeout_ns, where="execution, loop time-out")
-
-
-def check_fences(wait_for: Sequence[SyncFence]) -> None:
-    """Refuses fences that have failed before the launch, and what is no fence.
-
-    Raises:
-        InvalidArgument: One of them has, or is none.
-    """
-    for index, fence in enumerate(wait_for):
-        if not isinstance(fence, SyncFence):
-            raise InvalidArgument(
-                f"fenced execution, fence {index} to wait for: expected a fence, got a {type(fence).__name__}"
-            )
-        if fence.status == FenceStatus.FAILED:
-            raise InvalidArgument(f"fenced execution: fence {index} to wait for has failed already")

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 from aionn.drivers import caching
-from aionn.drivers.arguments import Arguments, bind, check_fences, check_times
+from aionn.drivers.arguments import Arguments, bind, check_times
 from aionn.drivers.caching import CacheContents, HeldFiles
 from aionn.drivers.extensions import check_extension_constants, extension_types, uses_known_extensions
 from aionn.drivers.memories import MemoryTable, Role
@@ -41,6 +41,7 @@ from aionn.hal import (
     Request,
     check_deadline_ns,
     check_duration_ns,
+    check_fences,
     operation_type_name,
 )
 from aionn.validation import check_buffer_roles, check_cache_files, validate_model
@@ -127,7 +128,7 @@ class CheckedPreparedModel(abc.ABC):
         """
         check_times(deadline_ns, loop_timeout_ns)
         check_duration_ns(duration_ns, where="fenced execution")
-        check_fences(wait_for)
+        check_fences(wait_for, where="fenced execution")
         is_ready = all(fence.status != FenceStatus.PENDING for fence in wait_for)
         arguments = self.bind(request, allow_unspecified_outputs=False, is_ready=is_ready)
         if deadline_ns is not None and now_ns >= deadline_ns:

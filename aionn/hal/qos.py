@@ -1,4 +1,4 @@
-"""Quality of service: preference, priority, deadlines and loop timeouts.
+"""Quality of service: preference, priority, deadlines, loop timeouts, and the fences that an execution waits for.
 
 Owns the words and the limits. A deadline is an absolute time in nanoseconds of CLOCK_MONOTONIC (the HIDL interfaces' clock),
 None where there is none; a duration is in nanoseconds, None where there is none.
@@ -9,8 +9,10 @@ Source: ``ExecutionPreference`` (1.1), ``Priority`` and ``OptionalTimePoint`` (1
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 
 from aionn.errors import InvalidArgument
+from fences import FenceStatus, SyncFence
 
 __all__ = [
     "LOOP_TIMEOUT_DEFAULT_NS",
@@ -20,6 +22,7 @@ __all__ = [
     "Priority",
     "check_deadline_ns",
     "check_duration_ns",
+    "check_fences",
     "effective_loop_timeout_ns",
 ]
 
@@ -73,6 +76,29 @@ def _check_time(value_ns: int | None, *, where: str, what: str) -> int | None:
     if value_ns is not None and not 0 <= value_ns <= TIME_MAX_NS:
         raise InvalidArgument(f"{where}: {what} must be from 0 to 2**63 - 1 ns or None, got {value_ns} ns")
     return value_ns
+
+
+def check_fences(
+    wait_for: Sequence[SyncFence], *, where: str, may_have_failed: bool = False
+) -> tuple[SyncFence, ...]:
+    """Returns the fences to wait for when an execution may be launched behind them.
+
+    Args:
+        wait_for: The fences.
+        where: Whose they are, for the message.
+        may_have_failed: Whether that is for somebody else to judge, who is sent the fences.
+
+    Raises:
+        InvalidArgument: One is no fence, or has failed already.
+    """
+    for index, fence in enumerate(wait_for):
+        if not isinstance(fence, SyncFence):
+            raise InvalidArgument(
+                f"{where}, fence {index}: expected a SyncFence, got a {type(fence).__name__}"
+            )
+        if not may_have_failed and fence.status == FenceStatus.FAILED:
+            raise InvalidArgument(f"{where}, fence {index}: has failed already: {fence.error}")
+    return tuple(wait_for)
 
 
 def effective_loop_timeout_ns(loop_timeout_ns: int | None) -> int:

@@ -20,6 +20,7 @@ from aionn.hal import (
     Priority,
     Timing,
     check_deadline_ns,
+    check_fences,
 )
 from aionn.hal.real_work import real_work
 from aionn.runtime.arguments import (
@@ -35,7 +36,7 @@ from aionn.runtime.arguments import (
 )
 from aionn.runtime.burst import Burst
 from aionn.runtime.clock import to_ns
-from aionn.runtime.execution import Execution, Result, Turn, check_fences
+from aionn.runtime.execution import Execution, Result, Turn
 from aionn.runtime.fallback import Fallback, in_ordinary_memory
 from aionn.runtime.memory import OwnMemory, bind, image_view
 from aionn.runtime.stepping import execute_step
@@ -345,7 +346,7 @@ class Compilation:
         Raises:
             InvalidArgument: An input does not fit, or a fence has failed already.
         """
-        check_fences(wait_for)
+        check_fences(wait_for, where="wait_for")
         duration_ns = None if duration is None else to_ns(duration, what="duration")
         return self._start(inputs, outputs, deadline, priority, measure, loop_timeout, wait_for, duration_ns)
 

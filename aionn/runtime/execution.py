@@ -25,7 +25,6 @@ from aionn.errors import (
     Error,
     ErrorStatus,
     GeneralFailure,
-    InvalidArgument,
     MissedDeadline,
     status_of,
 )
@@ -47,7 +46,6 @@ __all__ = [
     "ExecutionState",
     "Result",
     "Turn",
-    "check_fences",
     "sum_of",
 ]
 
@@ -480,18 +478,3 @@ def sum_of(timings: Sequence[Timing]) -> Timing:
         sum(on_device) if len(on_device) == len(timings) else None,
         sum(in_driver) if len(in_driver) == len(timings) else None,
     )
-
-
-def check_fences(wait_for: Sequence[SyncFence]) -> None:
-    """Refuses fences that have failed already.
-
-    Raises:
-        InvalidArgument: One has, or is no fence.
-    """
-    for index, fence in enumerate(wait_for):
-        if not isinstance(fence, SyncFence):
-            raise InvalidArgument(
-                f"wait_for, fence {index}: expected a SyncFence, got a {type(fence).__name__}"
-            )
-        if fence.status == FenceStatus.FAILED:
-            raise InvalidArgument(f"wait_for, fence {index}: has failed already: {fence.error}")

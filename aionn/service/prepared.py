@@ -26,6 +26,7 @@ from aionn.hal import (
     Memory,
     Priority,
     Request,
+    check_fences,
 )
 from aionn.service.channel import Channel
 from aionn.service.connection import Connection
@@ -288,13 +289,8 @@ class RemoteBuffer:
 
 
 def _fences(wait_for: Sequence[SyncFence]) -> tuple[SyncFence, ...]:
-    # What is none would make a message that no driver process can read.
-    for index, fence in enumerate(wait_for):
-        if not isinstance(fence, SyncFence):
-            raise InvalidArgument(
-                f"fenced execution, fence {index} to wait for: expected a fence, got a {type(fence).__name__}"
-            )
-    return tuple(wait_for)
+    # What is no fence would make a message that no driver process can read; whether one has failed is the driver's to say.
+    return check_fences(wait_for, where="fenced execution", may_have_failed=True)
 
 
 def _launched(channel: Channel, reply: ExecuteFencedReply) -> FencedExecution:
