@@ -47,6 +47,7 @@ from aionn.hal import (
     check_deadline_ns,
     check_duration_ns,
 )
+from aionn.validation import check_memory_identifiers
 
 __all__ = ["QUEUE_BYTES", "BurstController"]
 
@@ -152,7 +153,7 @@ class BurstController:
             kept = self._packets.get((id(request), measure, bool(limits), tuple(memory_identifiers)))
             if kept is not None:
                 return await self._exchange(kept.payload + limits if limits else kept.payload)
-            self._check_identifiers(request, memory_identifiers)
+            check_memory_identifiers(request, memory_identifiers)
             if any(isinstance(pool, BufferToken) for pool in request.pools):
                 return await self._execute_by_model(
                     request, memory_identifiers, measure, deadline_ns, loop_timeout_ns
@@ -174,15 +175,6 @@ class BurstController:
             raise DeadObject(f"burst: {self._why_dead}")
         else:
             self._state = next_state(self._state, "send")
-
-    def _check_identifiers(self, request: Request, memory_identifiers: Sequence[int]) -> None:
-        if len(memory_identifiers) != len(request.pools) or any(i < -1 for i in memory_identifiers):
-            raise InvalidArgument(
-                f"burst: expected {len(request.pools)} memory identifiers of at least -1, got {list(memory_identifiers)}"
-            )
-        for pool, identifier in zip(request.pools, memory_identifiers, strict=True):
-            if isinstance(pool, BufferToken) and identifier != -1:
-                raise InvalidArgument(f"burst: expected identifier -1 for a device memory, got {identifier}")
 
     async def _execute_by_model(
         self,

@@ -36,7 +36,6 @@ from aionn.errors import (
 )
 from aionn.hal import (
     NO_TIMING,
-    BufferToken,
     ExecutionCallback,
     ExecutionResult,
     FencedExecution,
@@ -52,6 +51,7 @@ from aionn.hal import (
 from aionn.hal.real_work import begin_real_work
 from aionn.hal.tracing import section
 from aionn.interpreter import RunControl
+from aionn.validation import check_memory_identifiers
 from fences import SyncFence
 
 if TYPE_CHECKING:
@@ -334,13 +334,7 @@ class DirectBurst:
         loop_timeout_ns: int | None = None,
     ) -> ExecutionResult:
         """See ``Burst``."""
-        if len(memory_identifiers) != len(request.pools) or any(i < -1 for i in memory_identifiers):
-            raise InvalidArgument(
-                f"burst: expected {len(request.pools)} memory identifiers of at least -1, got {list(memory_identifiers)}"
-            )
-        for pool, identifier in zip(request.pools, memory_identifiers, strict=True):
-            if isinstance(pool, BufferToken) and identifier != -1:
-                raise InvalidArgument(f"burst: expected identifier -1 for a device memory, got {identifier}")
+        check_memory_identifiers(request, memory_identifiers)
         if self._busy:
             raise InvalidArgument("burst: an execution is in flight already")
         request = self._with_remembered(request, memory_identifiers)

@@ -24,7 +24,7 @@ from aionn.validation.devices import (
     check_timing,
 )
 from aionn.validation.models import validate_model
-from aionn.validation.requests import validate_request
+from aionn.validation.requests import check_memory_identifiers, validate_request
 
 __all__ = [
     "check_buffer_roles",
@@ -34,6 +34,7 @@ __all__ = [
     "check_execution_result",
     "check_extension",
     "check_extensions",
+    "check_memory_identifiers",
     "check_output_shapes",
     "check_timing",
     "validate_model",

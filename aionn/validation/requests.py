@@ -33,7 +33,7 @@ from aionn.hal import (
     operand_size_bytes,
 )
 
-__all__ = ["validate_request"]
+__all__ = ["check_memory_identifiers", "validate_request"]
 
 _NUMBER_MAX = 2**32 - 1
 
@@ -77,6 +77,25 @@ def validate_request(
                 _refuse(where, "shape", "every extent known, as this kind of execution demands", list(shape))
     _check_overlaps(request)
     return shapes
+
+
+def check_memory_identifiers(request: Request, identifiers: Sequence[int]) -> None:
+    """Checks the identifiers of a burst's memories against the request that they come with.
+
+    Args:
+        request: The arguments of an execution in a burst.
+        identifiers: One per pool; -1 for a memory that is not to be remembered, and for every device memory.
+
+    Raises:
+        InvalidArgument: A number too many or too few, below -1, or one for a device memory.
+    """
+    if len(identifiers) != len(request.pools) or any(i < -1 for i in identifiers):
+        raise InvalidArgument(
+            f"burst: expected {len(request.pools)} memory identifiers of at least -1, got {list(identifiers)}"
+        )
+    for pool, identifier in zip(request.pools, identifiers, strict=True):
+        if isinstance(pool, BufferToken) and identifier != -1:
+            raise InvalidArgument(f"burst: expected identifier -1 for a device memory, got {identifier}")
 
 
 def _refuse(where: str, what: str, expected: object, got: object) -> NoReturn:

@@ -14,7 +14,7 @@ from aionn.hal import (
     RequestArgument,
 )
 from aionn.models.builder import GraphBuilder
-from aionn.validation import validate_request
+from aionn.validation import check_memory_identifiers, validate_request
 
 F32 = OperandType.TENSOR_FLOAT32
 
@@ -225,6 +225,20 @@ def test_token_must_be_positive(token, pool):
 def test_closed_pool_is_refused(pool):
     pool.close()
     refused(PLAIN, request(pool), "pool 0: expected open memory of at least 1 byte")
+
+
+def test_memory_identifiers_are_one_per_pool_and_none_for_a_device_memory(pool):
+    req = request(pool, pools=(pool, BufferToken(3)))
+    for legal in ([-1, -1], [0, -1], [7, -1]):
+        check_memory_identifiers(req, legal)
+    for illegal, text in (
+        ([7], "expected 2 memory identifiers"),
+        ([7, -1, -1], "expected 2 memory identifiers"),
+        ([-2, -1], "of at least -1"),
+        ([7, 0], "expected identifier -1 for a device memory, got 0"),
+    ):
+        with pytest.raises(InvalidArgument, match=text):
+            check_memory_identifiers(req, illegal)
 
 
 def test_random_requests_never_pass_with_an_output_that_overlaps(pool):
