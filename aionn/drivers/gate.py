@@ -191,10 +191,8 @@ class SlotGate:
             finally:
                 self._held.claim = None
                 self._give_back(job)
-                del (
-                    call,
-                    job,
-                )  # They hold arguments and results; this thread may wait for the next one for ever.
+                # They hold arguments and results; this thread may wait for the next one for ever.
+                del call, job
 
     def _give_back(self, claim: _ThreadClaim) -> None:
         with self._lock:
