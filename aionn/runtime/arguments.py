@@ -115,17 +115,10 @@ def check_inputs(specs: Sequence[TensorSpec], values: Sequence[Any]) -> list[Arr
 def _check_input(index: int, spec: TensorSpec, value: Any) -> Array:
     where = f"input {index} ({spec.name})"
     if not isinstance(value, np.ndarray):
-        if hasattr(value, "__dlpack__"):
-            value = np.from_dlpack(value)
-        elif is_scalar_type(spec.type) and isinstance(value, bool | int | float):
+        if is_scalar_type(spec.type) and isinstance(value, bool | int | float):
             value = np.asarray(value, dtype=spec.dtype)
         else:
-            try:
-                value = np.asarray(memoryview(value))
-            except TypeError:
-                raise InvalidArgument(
-                    f"{where}: expected an array or a buffer, got a {type(value).__name__}"
-                ) from None
+            value = _view_of(value, where, "an array or a buffer")
     if value.dtype != spec.dtype:
         raise InvalidArgument(f"{where}: expected element type {spec.dtype}, got {value.dtype}")
     expected = spec.dimensions
@@ -140,6 +133,18 @@ def _check_input(index: int, spec: TensorSpec, value: Any) -> Array:
     return np.asarray(value)
 
 
+def _view_of(value: Any, where: str, expected: str) -> Array:
+    """What an application passed as an array: itself, or a view of a DLPack object or of a buffer."""
+    if isinstance(value, np.ndarray):
+        return value
+    if hasattr(value, "__dlpack__"):
+        return np.from_dlpack(value)
+    try:
+        return np.asarray(memoryview(value))
+    except TypeError:
+        raise InvalidArgument(f"{where}: expected {expected}, got a {type(value).__name__}") from None
+
+
 def output_target(index: int, spec: TensorSpec, value: Any) -> Array:
     """An array of the application's own that an output is copied to: a view of what it passed.
 
@@ -147,17 +152,7 @@ def output_target(index: int, spec: TensorSpec, value: Any) -> Array:
         InvalidArgument: It is none, cannot be written, or does not fit; says which output, what was expected and what came.
     """
     where = f"output {index} ({spec.name})"
-    if isinstance(value, np.ndarray):
-        array = value
-    elif hasattr(value, "__dlpack__"):
-        array = np.from_dlpack(value)
-    else:
-        try:
-            array = np.asarray(memoryview(value))
-        except TypeError:
-            raise InvalidArgument(
-                f"{where}: expected a memory, an array or a buffer, got a {type(value).__name__}"
-            ) from None
+    array = _view_of(value, where, "a memory, an array or a buffer")
     if not array.flags.writeable:
         raise InvalidArgument(f"{where}: expected an array that can be written, got a read-only one")
     if array.dtype != spec.dtype:
