@@ -8,14 +8,13 @@ Source: ``BasicTests`` and ``GeneratedTestHarness`` of the NN HAL's VTS 1.3; sec
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 import msgspec
 import numpy as np
 
-from aionn.conformance.cts import CtsTest, build_model, compare
-from aionn.conformance.cts_arguments import TestArguments
+from aionn.conformance.cts import CtsTest
 from aionn.conformance.cts_run import Bench, Check, CheckFailed, CheckSkipped, applies
 from aionn.conformance.vts_case import (
     Case,
@@ -26,8 +25,16 @@ from aionn.conformance.vts_case import (
     expect_status,
     fail,
 )
-from aionn.conformance.vts_models import RequestPools, add_model, chain_model, endless_model, split_model
-from aionn.conformance.vts_paths import PATHS, Path, executing
+from aionn.conformance.vts_models import (
+    RequestPools,
+    add_model,
+    chain_model,
+    endless_model,
+    has_definite_outputs,
+    model_of,
+    split_model,
+)
+from aionn.conformance.vts_paths import PATHS, Path, compute_tests, executing
 from aionn.errors import Error, ErrorStatus
 from aionn.hal import DeviceStatus, DeviceType, ExecutionPreference, MemoryKind
 from aionn.validation import check_device_info
@@ -82,20 +89,18 @@ async def _unsupported_is_refused(subject: VtsSubject) -> None:
     """What ``supported_operations`` denies, ``prepare_model`` refuses; what it grants, ``prepare_model`` makes ready."""
 
     for test in subject.tests:
-        model = build_model(test)
-        try:
-            subject.step()
-            supported = all(await subject.device.supported_operations(model))
-            subject.step()
-            if supported:
-                await (await subject.device.prepare_model(model)).aclose()
-            else:
-                await expect_refusal(subject.device.prepare_model(model), test.name)
-        except Error as e:
-            raise CaseFailed("a prepared model, as every operation is supported", f"{e}", test.name) from e
-        finally:
-            for pool in model.pools:
-                pool.close()
+        with model_of(test) as model:
+            try:
+                subject.step()
+                supported = all(await subject.device.supported_operations(model))
+                subject.step()
+                if supported:
+                    await (await subject.device.prepare_model(model)).aclose()
+                else:
+                    await expect_refusal(subject.device.prepare_model(model), test.name)
+            except Error as e:
+                expected = "a prepared model, as every operation is supported"
+                raise CaseFailed(expected, f"{e}", test.name) from e
 
 
 async def _preference_is_taken(subject: VtsSubject, preference: ExecutionPreference) -> None:
@@ -116,8 +121,17 @@ async def _preference_is_taken(subject: VtsSubject, preference: ExecutionPrefere
 
 async def _computes(subject: VtsSubject, check: Check, path: Path) -> None:
     """A sample of the conformance data, in one of its kinds."""
+    await _make(subject, _generated(subject), check, path)
+
+
+async def _fails_as_expected(subject: VtsSubject, path: Path) -> None:
+    """Examples of the data that must fail do so, and report neither shapes nor times."""
+    await _make(subject, subject.failing_tests, "general", path)
+
+
+async def _make(subject: VtsSubject, tests: Iterable[CtsTest], check: Check, path: Path) -> None:
     made = 0
-    for test in _generated(subject):
+    for test in tests:
         subject.step()
         if not applies(check, test, path, subject.device):
             continue
@@ -132,53 +146,20 @@ async def _computes(subject: VtsSubject, check: Check, path: Path) -> None:
             raise CaseFailed(f.expected, f.got, f"{f.test}, {f.operation}") from e
         finally:
             await bench.aclose()
-    if not made:
-        raise CaseSkipped("no model of the sample is supported, or none has this kind")
-
-
-async def _fails_as_expected(subject: VtsSubject, path: Path) -> None:
-    """Examples of the data that must fail do so, and report neither shapes nor times."""
-    made = 0
-    for test in subject.failing_tests:
-        subject.step()
-        bench = Bench(test, path, subject.device)
-        try:
-            await bench.make("general")
-            made += 1
-        except CheckSkipped:
-            continue
-        except CheckFailed as e:
-            raise CaseFailed(e.failure.expected, e.failure.got, test.name) from e
-        finally:
-            await bench.aclose()
-    if not made:
-        raise CaseSkipped("no model of the sample is supported, or none has this kind")
+    _demand_some(made)
 
 
 async def _computes_in_blobs(subject: VtsSubject, path: Path) -> None:
     """As in plain memory, with inputs and outputs in hardware buffers of the blob format."""
-    made = 0
-    for test in _generated(subject):
-        if test.tolerance.multinomial is not None or (
-            path == "fenced" and any(0 in test.main.operands[i].dimensions for i in test.main.output_indexes)
-        ):
-            continue
-        model = build_model(test)
-        try:
-            async with subject.prepared(model) as prepared, executing(subject, prepared, path) as executor:
-                with TestArguments(test, kind=MemoryKind.HARDWARE_BUFFER_BLOB) as arguments:
-                    arguments.reset()
-                    answer = await executor.execute(arguments.request, where=test.name)
-                    expect_status(answer.status, answer.message, [ErrorStatus.NONE], test.name)
-                    mismatch = compare(test, arguments.outputs(answer.shapes))
-                    if mismatch is not None:
-                        fail(mismatch.expected, mismatch.got, test.name)
-                    made += 1
-        except CaseSkipped:
-            continue
-        finally:
-            for pool in model.pools:
-                pool.close()
+    tests = [
+        test
+        for test in _generated(subject)
+        if has_definite_outputs(test) or (path != "fenced" and test.tolerance.multinomial is None)
+    ]
+    _demand_some(await compute_tests(subject, tests, path, kind=MemoryKind.HARDWARE_BUFFER_BLOB))
+
+
+def _demand_some(made: int) -> None:
     if not made:
         raise CaseSkipped("no model of the sample is supported, or none has this kind")
 
@@ -196,8 +177,7 @@ GENERATED: Mapping[Check, tuple[Path, ...]] = {
 
 
 def _generated(subject: VtsSubject) -> list[CtsTest]:
-    step = max(1, len(subject.tests) // GENERATED_MAX) if subject.mutants_max is not None else 1
-    return list(subject.tests[::step])
+    return subject.spread(GENERATED_MAX)
 
 
 async def _endless_loop_times_out(subject: VtsSubject, path: Path) -> None:

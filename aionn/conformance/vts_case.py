@@ -20,9 +20,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import anyio
+import numpy.typing as npt
 
 from aionn.conformance.computing import closing
-from aionn.conformance.cts import CtsTest
+from aionn.conformance.cts import CtsTest, compare
 from aionn.errors import Error, ErrorStatus, status_of
 from aionn.hal import Device, Model, PreparedModel, Priority, operation_type_name
 
@@ -31,6 +32,7 @@ __all__ = [
     "CaseFailed",
     "CaseSkipped",
     "VtsSubject",
+    "expect_outputs",
     "expect_refusal",
     "expect_status",
     "fail",
@@ -107,6 +109,11 @@ class VtsSubject:
         rng = random.Random(zlib.crc32(repr(key).encode()))
         return [items[i] for i in sorted(rng.sample(range(len(items)), self.mutants_max))]
 
+    def spread(self, count_min: int) -> list[CtsTest]:
+        """Tests at equal distances, at least ``count_min``; all where there are no more, and where ``mutants_max`` is None."""
+        step = max(1, len(self.tests) // count_min) if self.mutants_max is not None else 1
+        return self.tests[::step]
+
     async def check_support(self, model: Model) -> None:
         """Ends the case as skipped where the device does not support the whole model."""
         self.step()
@@ -156,6 +163,13 @@ def expect_status(got: ErrorStatus, words: str, allowed: Sequence[ErrorStatus], 
     if got not in allowed:
         expected = " or ".join(status.name for status in allowed)
         fail(expected, "success" if got == ErrorStatus.NONE else f"{got.name} ({words})", where)
+
+
+def expect_outputs(test: CtsTest, outputs: Sequence[npt.NDArray[Any]]) -> None:
+    """Ends the case as failed unless the outputs are the test's, within its tolerance."""
+    mismatch = compare(test, outputs)
+    if mismatch is not None:
+        fail(mismatch.expected, mismatch.got, test.name)
 
 
 async def expect_refusal(

@@ -11,6 +11,7 @@ Source: the models of the NN HAL's VTS for memory domains, caching and quality o
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from aionn.conformance.cts import CtsTest, iterate_tests, operation_types
+from aionn.conformance.cts import CtsTest, build_model, iterate_tests, operation_types
 from aionn.hal import (
     DataLocation,
     Memory,
@@ -45,6 +46,8 @@ __all__ = [
     "conv_model",
     "default_data",
     "endless_model",
+    "has_definite_outputs",
+    "model_of",
     "sample_tests",
     "split_model",
 ]
@@ -112,6 +115,23 @@ def _effort(test: CtsTest) -> tuple[int, int, str]:
     subgraphs = (test.main, *test.referenced)
     size_bytes = sum(len(o.data or b"") for s in subgraphs for o in s.operands)
     return sum(len(s.operands) for s in subgraphs), size_bytes, test.name
+
+
+@contextlib.contextmanager
+def model_of(test: CtsTest) -> Iterator[Model]:
+    """The model of a conformance test; its memories are closed at the end."""
+    model = build_model(test)
+    try:
+        yield model
+    finally:
+        for pool in model.pools:
+            pool.close()
+
+
+def has_definite_outputs(test: CtsTest) -> bool:
+    """Whether every output has elements, and these have values that do not depend on chance."""
+    outputs = (test.main.operands[i] for i in test.main.output_indexes)
+    return test.tolerance.multinomial is None and all(0 not in o.dimensions for o in outputs)
 
 
 def quantization(kind: OperandType) -> dict[str, Any]:

@@ -42,10 +42,18 @@ from aionn.burst.packets import (
 )
 from aionn.burst.server import BurstServer
 from aionn.conformance.computing import closing
-from aionn.conformance.cts import CtsTest, build_model, compare
+from aionn.conformance.cts import CtsTest
 from aionn.conformance.cts_arguments import TestArguments
-from aionn.conformance.vts_case import Case, CaseSkipped, VtsSubject, expect_refusal, fail, status_of_call
-from aionn.conformance.vts_models import RequestPools, add_model, split_model
+from aionn.conformance.vts_case import (
+    Case,
+    CaseSkipped,
+    VtsSubject,
+    expect_outputs,
+    expect_refusal,
+    fail,
+    status_of_call,
+)
+from aionn.conformance.vts_models import RequestPools, add_model, has_definite_outputs, model_of, split_model
 from aionn.errors import ErrorStatus
 from aionn.hal import DataLocation, ExecutionResult, Memory, Model, PreparedModel, Request
 from aionn.service.handles import QueueHandle
@@ -298,23 +306,9 @@ async def _mutated_packets(subject: VtsSubject, name: str) -> None:
         for where, mutated in MUTATIONS[name](datums):
             _refused(await burst.exchange_datums(mutated, where), pools, where)
             await _computes(burst, pools, datums, f"after {where}")
-    for test in _some_tests(subject):
-        model = build_model(test)
-        try:
+    for test in filter(has_definite_outputs, subject.spread(PACKET_MODELS_MAX)):
+        with contextlib.suppress(CaseSkipped), model_of(test) as model:
             await _mutated_packets_of(subject, name, test, model)
-        except CaseSkipped:
-            continue
-        finally:
-            for pool in model.pools:
-                pool.close()
-
-
-def _some_tests(subject: VtsSubject) -> Iterator[CtsTest]:
-    step = max(1, len(subject.tests) // PACKET_MODELS_MAX) if subject.mutants_max is not None else 1
-    for test in subject.tests[::step]:
-        outputs = [test.main.operands[i] for i in test.main.output_indexes]
-        if all(0 not in o.dimensions for o in outputs) and test.tolerance.multinomial is None:
-            yield test
 
 
 async def _mutated_packets_of(subject: VtsSubject, name: str, test: CtsTest, model: Model) -> None:
@@ -331,9 +325,7 @@ async def _mutated_packets_of(subject: VtsSubject, name: str, test: CtsTest, mod
             result = await burst.exchange_datums(datums, test.name)
             if result.status != ErrorStatus.NONE:
                 fail("a legal request computed", result.status.name, test.name)
-            mismatch = compare(test, arguments.outputs(result.output_shapes))
-            if mismatch is not None:
-                fail(mismatch.expected, mismatch.got, test.name)
+            expect_outputs(test, arguments.outputs(result.output_shapes))
 
 
 async def _no_packets(subject: VtsSubject) -> None:

@@ -14,16 +14,19 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
 from aionn.conformance.computing import MODES, Answer, Mode, closing
-from aionn.conformance.vts_case import VtsSubject, expect_status, fail
+from aionn.conformance.cts import CtsTest
+from aionn.conformance.cts_arguments import TestArguments
+from aionn.conformance.vts_case import CaseSkipped, VtsSubject, expect_outputs, expect_status, fail
+from aionn.conformance.vts_models import model_of
 from aionn.errors import Error, ErrorStatus, status_of
-from aionn.hal import NO_TIMING, Burst, OutputShape, PreparedModel, Request, Timing
+from aionn.hal import NO_TIMING, Burst, MemoryKind, OutputShape, PreparedModel, Priority, Request, Timing
 from fences import FenceError, FenceStatus, SyncFence
 
-__all__ = ["PATHS", "Callbacks", "Executor", "Path", "executing", "expect_refused"]
+__all__ = ["PATHS", "Callbacks", "Executor", "Path", "compute_tests", "executing", "expect_refused"]
 
 Path = Mode
 PATHS = MODES
@@ -184,6 +187,49 @@ async def executing(subject: VtsSubject, prepared: PreparedModel, path: Path) ->
         executor = Executor(subject, prepared, path, None)
         yield executor
         executor.callbacks.check()
+
+
+async def compute_tests(
+    subject: VtsSubject,
+    tests: Iterable[CtsTest],
+    path: Path,
+    *,
+    priority: Priority = Priority.MEDIUM,
+    kind: MemoryKind = MemoryKind.ASHMEM,
+    get_deadline_ns: Callable[[], int | None] = lambda: None,
+    allowed: Sequence[ErrorStatus] = (ErrorStatus.NONE,),
+) -> int:
+    """Computes each of some conformance models once; ends the case as failed where one does otherwise than it should.
+
+    Args:
+        subject: What the case works on.
+        tests: The models.
+        path: How to execute.
+        priority: Of the prepared models.
+        kind: Of the memories of inputs and outputs.
+        get_deadline_ns: Asked before every execution.
+        allowed: How an execution may end; with NONE come the right outputs.
+
+    Returns:
+        How many of the models the device supports.
+    """
+    count = 0
+    for test in tests:
+        with contextlib.suppress(CaseSkipped), model_of(test) as model:
+            async with (
+                subject.prepared(model, priority=priority) as prepared,
+                executing(subject, prepared, path) as executor,
+            ):
+                with TestArguments(test, kind=kind) as arguments:
+                    arguments.reset()
+                    answer = await executor.execute(
+                        arguments.request, deadline_ns=get_deadline_ns(), where=test.name
+                    )
+                    expect_status(answer.status, answer.message, allowed, test.name)
+                    if answer.status == ErrorStatus.NONE:
+                        expect_outputs(test, arguments.outputs(answer.shapes))
+                    count += 1
+    return count
 
 
 async def expect_refused(

@@ -6,16 +6,13 @@ Source: ``QualityOfServiceTests`` of the NN HAL's VTS 1.3; obligation 3 of the d
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
 
-from aionn.conformance.cts import CtsTest, build_model, compare
-from aionn.conformance.cts_arguments import TestArguments
-from aionn.conformance.vts_case import Case, CaseSkipped, VtsSubject, expect_status, fail, status_of_call
-from aionn.conformance.vts_models import RequestPools, add_model, endless_model
-from aionn.conformance.vts_paths import PATHS, Path, executing
+from aionn.conformance.vts_case import Case, VtsSubject, expect_status, fail, status_of_call
+from aionn.conformance.vts_models import RequestPools, add_model, endless_model, has_definite_outputs
+from aionn.conformance.vts_paths import PATHS, Path, compute_tests, executing
 from aionn.errors import Error, ErrorStatus, status_of
 from aionn.hal import TIME_MAX_NS, CancelCapability, Priority
 from fences import FenceError, SyncFence
@@ -49,14 +46,6 @@ def _allowed(deadline: str) -> tuple[ErrorStatus, ...]:
     return (NONE,) if deadline == "unlimited" else (NONE, *MISSED)
 
 
-def _tests(subject: VtsSubject) -> Iterator[CtsTest]:
-    step = max(1, len(subject.tests) // MODELS_MAX) if subject.mutants_max is not None else 1
-    for test in subject.tests[::step]:
-        outputs = [test.main.operands[i] for i in test.main.output_indexes]
-        if all(0 not in o.dimensions for o in outputs) and test.tolerance.multinomial is None:
-            yield test
-
-
 async def _prepares(subject: VtsSubject, priority: Priority, deadline: str) -> None:
     """Preparing succeeds, or misses its deadline; a model that was prepared computes."""
     model = add_model()
@@ -81,30 +70,14 @@ async def _prepares(subject: VtsSubject, priority: Priority, deadline: str) -> N
 
 async def _executes(subject: VtsSubject, priority: Priority, deadline: str, path: Path) -> None:
     """An execution succeeds with the right result, or misses its deadline, without times."""
-    made = 0
-    for test in _tests(subject):
-        model = build_model(test)
-        try:
-            async with (
-                subject.prepared(model, priority=priority) as prepared,
-                executing(subject, prepared, path) as executor,
-            ):
-                with TestArguments(test) as arguments:
-                    arguments.reset()
-                    answer = await executor.execute(
-                        arguments.request, deadline_ns=_deadline_ns(deadline), where=test.name
-                    )
-                    expect_status(answer.status, answer.message, _allowed(deadline), test.name)
-                    if answer.status == NONE:
-                        mismatch = compare(test, arguments.outputs(answer.shapes))
-                        if mismatch is not None:
-                            fail(mismatch.expected, mismatch.got, test.name)
-                    made += 1
-        except CaseSkipped:
-            continue
-        finally:
-            for pool in model.pools:
-                pool.close()
+    made = await compute_tests(
+        subject,
+        filter(has_definite_outputs, subject.spread(MODELS_MAX)),
+        path,
+        priority=priority,
+        get_deadline_ns=partial(_deadline_ns, deadline),
+        allowed=_allowed(deadline),
+    )
     if not made:
         await _executes_addition(subject, priority, deadline, path)
 

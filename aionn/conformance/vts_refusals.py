@@ -7,6 +7,7 @@ Source: ``ValidateModel`` and ``ValidateRequest`` of the NN HAL's VTS 1.3.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, cast
@@ -14,10 +15,10 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from aionn.conformance.cts import CtsTest, build_model
+from aionn.conformance.cts import CtsTest
 from aionn.conformance.cts_arguments import TestArguments
 from aionn.conformance.vts_case import Case, CaseSkipped, VtsSubject, expect_refusal, fail
-from aionn.conformance.vts_models import RequestPools, add_model, chain_model
+from aionn.conformance.vts_models import RequestPools, add_model, chain_model, model_of
 from aionn.conformance.vts_mutations import FAMILIES
 from aionn.conformance.vts_paths import PATHS, Path, executing, expect_refused
 from aionn.errors import InvalidArgument
@@ -35,12 +36,8 @@ REQUEST_MODELS_MAX = 24
 def _models(subject: VtsSubject) -> Iterator[tuple[str, Model]]:
     yield "three additions", chain_model(3)
     for test in subject.tests:
-        model = build_model(test)
-        try:
+        with model_of(test) as model:
             yield test.name, model
-        finally:
-            for pool in model.pools:
-                pool.close()
 
 
 async def _refuses_models(subject: VtsSubject, family: str) -> None:
@@ -182,19 +179,9 @@ async def _refuses_requests(subject: VtsSubject, change: str, path: Path) -> Non
     model = add_model()
     with RequestPools(model, [np.zeros((1, 4), np.float32)]) as pools:
         count += await _refuses_changes(subject, model, pools.request, change, path, "add")
-    for test in tests:
-        if _can_be_requested(test):
-            model = build_model(test)
-            try:
-                with TestArguments(test) as arguments:
-                    count += await _refuses_changes(
-                        subject, model, arguments.request, change, path, test.name
-                    )
-            except CaseSkipped:
-                continue
-            finally:
-                for pool in model.pools:
-                    pool.close()
+    for test in filter(_can_be_requested, tests):
+        with contextlib.suppress(CaseSkipped), model_of(test) as model, TestArguments(test) as arguments:
+            count += await _refuses_changes(subject, model, arguments.request, change, path, test.name)
     if not count:
         raise CaseSkipped("no request of the sample can be changed so")
 
