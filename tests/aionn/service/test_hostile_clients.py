@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import socket
+from collections.abc import Iterator
 from typing import Any
 
 import anyio
@@ -130,10 +132,9 @@ async def test_descriptors_that_no_message_speaks_of_are_closed(served: Any) -> 
     raw.close()
 
 
-async def test_descriptor_limit_is_a_clean_error_and_passes(served: Any, small: Any) -> None:
-    client = served.client()
-    prepared = await client.prepare_model(small.sum_model())
-    works = [small.Sum() for _ in range(3)]
+@contextlib.contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """This process can open none until the end; those that are open stay so."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = max(int(name) for name in os.listdir("/proc/self/fd"))
     held = []
@@ -142,15 +143,23 @@ async def test_descriptor_limit_is_a_clean_error_and_passes(served: Any, small: 
         with pytest.raises(OSError):
             while True:
                 held.append(os.open("/dev/null", os.O_RDONLY))
+        yield
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_descriptor_limit_is_a_clean_error_and_passes(served: Any, small: Any) -> None:
+    client = served.client()
+    prepared = await client.prepare_model(small.sum_model())
+    works = [small.Sum() for _ in range(3)]
+    with no_descriptor_left():
         for work in works[:2]:
             with pytest.raises(ResourceExhausted, match="descriptor"):
                 await prepared.execute_synchronously(work.request)
         with pytest.raises(ResourceExhausted):
             await prepared.configure_execution_burst()
-    finally:
-        for fd in held:
-            os.close(fd)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     await prepared.execute_synchronously(works[2].request)
     assert works[2].is_right
     await client.aclose()
@@ -158,21 +167,10 @@ async def test_descriptor_limit_is_a_clean_error_and_passes(served: Any, small: 
 
 async def test_client_that_comes_while_no_descriptor_is_left_is_served_later(served: Any, small: Any) -> None:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used = max(int(name) for name in os.listdir("/proc/self/fd"))
-    held = []
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 1, hard))
-        with pytest.raises(OSError):
-            while True:
-                held.append(os.open("/dev/null", os.O_RDONLY))
+    with no_descriptor_left():
         sock.connect(str(served.path))
         for _ in range(5):
             await anyio.lowlevel.checkpoint()
-    finally:
-        for fd in held:
-            os.close(fd)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     raw = await served.speaking(sock).hello()
     raw.close()
     await other_client_works(served, small)
