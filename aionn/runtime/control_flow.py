@@ -462,7 +462,7 @@ class _InterpretedBurst:
         step, burst = subgraph.plan.steps[index], self._bursts[id(subgraph), index]
         request = area.request(step.inputs, step.outputs)
         identifiers = self._identifiers_of(request)
-        if identifiers is None or run.loop_timeout_ns is not None:  # No packet carries a time-out.
+        if identifiers is None:
             return await _plain(run, subgraph, index, area, deadline_ns)
         with section("LI_PE", step.device.name):
             result = await burst.execute_synchronously(

@@ -15,10 +15,11 @@ import pytest
 import aionn
 from aionn.conformance import cts
 from aionn.conformance.cts import CtsTest
+from aionn.drivers.prepared import DirectBurst
 from aionn.errors import DeadObject, Error, GeneralFailure, InvalidArgument, MissedDeadline
-from aionn.hal import FeatureLevel, Memory, Model, OperandType, OperationType
+from aionn.hal import ExecutionResult, FeatureLevel, Memory, Model, OperandType, OperationType
 from aionn.models.builder import GraphBuilder
-from aionn.runtime.control_flow import InterpretedModel
+from aionn.runtime.control_flow import InterpretedModel, _InterpretedBurst
 from aionn.testing.split import PickyDevice
 from fences import FenceStatus, SyncFence
 
@@ -69,6 +70,12 @@ def below(limit: float) -> GraphBuilder:
 
 
 def rounds(limit: float, *, nested: bool = False) -> Model:
+    """The model that is ``loop`` and nothing else."""
+    graph, outputs = loop(limit, nested=nested)
+    return graph.build(outputs)
+
+
+def loop(limit: float, *, nested: bool = False) -> tuple[GraphBuilder, list[int]]:
     """WHILE count < limit: count += 1, value = value + step, or its magnitude after an IF where nested. Gives count and value."""
     body = GraphBuilder()
     count, value, step = body.input(FLOAT, (1,)), body.input(FLOAT, SHAPE), body.input(FLOAT, SHAPE)
@@ -85,6 +92,17 @@ def rounds(limit: float, *, nested: bool = False) -> Model:
     inputs = [graph.input(FLOAT, (1,)), graph.input(FLOAT, SHAPE), graph.input(FLOAT, SHAPE)]
     outputs = [graph.variable(FLOAT, (1,)), graph.variable(FLOAT, SHAPE)]
     graph.operation(Op.WHILE, [graph.graph(below(limit)), graph.graph(body), *inputs], outputs)
+    return graph, outputs
+
+
+def choice_of_loop(limit: float) -> Model:
+    """IF the first input: the others through the loop of ``rounds``; the same where not."""
+    graph = GraphBuilder()
+    condition = graph.input(BOOL, (1,))
+    branches = [graph.graph(branch.finish(results)) for branch, results in (loop(limit), loop(limit))]
+    inputs = [graph.input(FLOAT, (1,)), graph.input(FLOAT, SHAPE), graph.input(FLOAT, SHAPE)]
+    outputs = [graph.variable(FLOAT, (1,)), graph.variable(FLOAT, SHAPE)]
+    graph.operation(Op.IF, [condition, *branches, *inputs], outputs)
     return graph.build(outputs)
 
 
@@ -342,6 +360,35 @@ async def test_loop_ends_with_its_time_out_and_never_falls_back() -> None:
             await net.execute(start(), loop_timeout=0.05)
         assert e.value.transient
         assert (await net.execute(start(1e9))).outputs[0] == 1e9
+
+
+@pytest.mark.parametrize("where", ["interpreter", "device"])
+async def test_time_out_of_a_loop_holds_in_a_burst(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter's own loop ends, and one that a device runs inside of an IF, which is told with the frame."""
+    told: list[int | None] = []
+    direct, interpreted = DirectBurst.execute_synchronously, _InterpretedBurst.execute_synchronously
+
+    async def noted(self: DirectBurst, *args: Any, **options: Any) -> ExecutionResult:
+        told.append(options["loop_timeout_ns"])
+        return await direct(self, *args, **options)
+
+    async def limited(self: _InterpretedBurst, *args: Any, **options: Any) -> ExecutionResult:
+        return await interpreted(self, *args, **{**options, "loop_timeout_ns": 50_000_000})
+
+    monkeypatch.setattr(DirectBurst, "execute_synchronously", noted)
+    monkeypatch.setattr(_InterpretedBurst, "execute_synchronously", limited)
+    is_inside = where == "device"
+    model, before = (choice_of_loop(1e9), [YES]) if is_inside else (rounds(1e9), [])
+    kinds = [kind for kind in OperationType if kind != (Op.IF if is_inside else Op.WHILE)]
+    async with open_over(PickyDevice("npu", kinds)) as runtime:
+        net = await runtime.compile(model)
+        assert net.placement[0].device == "interpreter"
+        async with net.burst() as burst:
+            with pytest.raises(MissedDeadline) as e:
+                await burst.execute([*before, *start()])
+            assert e.value.transient
+            assert (await burst.execute([*before, *start(1e9)])).outputs[0] == 1e9
+    assert told and set(told) == {50_000_000}
 
 
 async def test_deadline_ends_a_loop() -> None:
