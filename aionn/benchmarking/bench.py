@@ -3,7 +3,7 @@
 Owns the settings, the run, and the report. How a number is summarised is in ``figures``, how a model is executed in ``paths``.
 
 Invariants:
-1. Settings are checked before anything is started.
+1. Settings are checked before anything is started, and labelled data before anything is measured.
 2. Every loop ends: by its number of samples, or by its time.
 3. A device that fails has a report with the reason; the others are measured all the same.
 
@@ -31,6 +31,7 @@ from aionn.benchmarking.measures import (
     KnownData,
     Load,
     OperationShare,
+    check_known,
     evaluate,
     operation_shares,
     run_scenarios,
@@ -182,7 +183,8 @@ async def benchmark(
     """Measures a model on devices of a runtime, one after the other.
 
     Raises:
-        InvalidArgument: The settings, the file or a device's name is wrong.
+        InvalidArgument: The settings, the file, a device's name or a file of the labelled data is wrong.
+        DeviceUnavailable: There are pictures or sounds among the labelled data, and PyAV is missing.
     """
     settings.check()
     found = [runtime.device(name) for name in devices]
@@ -193,6 +195,8 @@ async def benchmark(
     except OSError as e:
         raise InvalidArgument(f"model {path}: cannot be read: {e.strerror}") from e
     model = loaded.model
+    if settings.known is not None:
+        await check_known(model, settings.known)
     generator = np.random.default_rng(settings.seed)
     inputs = [draw_inputs(model, generator) for _ in range(settings.samples)]
     baseline = next((device for device in runtime.devices if device.name == BASELINE), None)

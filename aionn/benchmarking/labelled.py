@@ -9,6 +9,7 @@ outputs in ``NAME.expected.npy``.
 Invariants:
 1. Everything is found and named before anything is read; files come in the order of their names.
 2. A file that cannot be used is an error that names it: none is left out in silence.
+3. What a file's header says of it can be checked without its content, so that a whole folder is checked before a long run.
 
 Source: the data sets of MLTS, the HAL's own benchmark suite, and how its models take their input.
 """
@@ -16,6 +17,7 @@ Source: the data sets of MLTS, the HAL's own benchmark suite, and how its models
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,9 @@ from aionn.benchmarking.evaluators import Evaluator
 from aionn.errors import InvalidArgument
 from aionn.hal import Operand, operand_dtype
 from aionn.media import LogMel, audio_file, video_file
+from aionn.media.pyav import open_container
 
-__all__ = ["Sample", "find_samples", "load_array", "read_sample"]
+__all__ = ["Sample", "check_sample", "find_samples", "load_array", "read_sample"]
 
 Array = npt.NDArray[Any]
 
@@ -107,6 +110,45 @@ def _sequences(folder: Path) -> list[Sample]:
     return found
 
 
+def check_sample(sample: Sample, evaluator: Evaluator, operand: Operand, result: Operand) -> None:
+    """Demands a file that fits a model and has a right answer that the model could give, as far as its header says.
+
+    Args:
+        sample: Which one.
+        evaluator: What it is judged by.
+        operand: The model's first input, of known shape.
+        result: The model's first output; one of unknown shape is not compared with the right answers.
+
+    Raises:
+        InvalidArgument: The file cannot be opened, or does not fit.
+        DeviceUnavailable: It is a picture or a sound, and PyAV is missing.
+    """
+    values = prod(result.dimensions)
+    if sample.expected is None and values and not 0 <= sample.label < values:
+        raise InvalidArgument(
+            f"labelled data {sample.path.parent}: expected a class from 0 to {values - 1}, got {sample.label}"
+        )
+    suffix = sample.path.suffix.lower()
+    if suffix in PICTURES | SOUNDS:
+        fit, kind = (_demand_picture, "video") if suffix in PICTURES else (_demand_sound, "audio")
+        fit(sample.path, operand)
+        with open_container(str(sample.path), kind, "labelled data") as (_, stream):
+            # Whatever is called a picture has a stream; only one that FFmpeg understands has a size.
+            if kind == "video" and not stream.width:
+                raise InvalidArgument(
+                    f"labelled data {sample.path}: expected a picture, got none, or one cut short"
+                )
+        return
+    steps = _steps(sample, load_array(sample.path, is_mapped=True), operand)
+    if sample.expected is not None:
+        right = load_array(sample.expected, is_mapped=True)
+        if not right.size or (evaluator == "mel-cepstral" and values and right.size != steps * values):
+            wanted = f"{values} numbers for each of {steps} steps" if right.size else "at least one number"
+            raise InvalidArgument(
+                f"labelled data {sample.expected}: expected {wanted}, got {list(right.shape)}"
+            )
+
+
 async def read_sample(sample: Sample, operand: Operand, pixels: tuple[float, float]) -> Array:
     """A file as the model takes it.
 
@@ -127,39 +169,54 @@ async def read_sample(sample: Sample, operand: Operand, pixels: tuple[float, flo
     if suffix in SOUNDS:
         return _stored(await _sound(sample.path, operand), operand)
     array = load_array(sample.path)
+    steps = _steps(sample, array, operand)
+    array = array.reshape(operand.dimensions if sample.expected is None else (steps, *operand.dimensions))
+    return array if array.dtype == operand_dtype(operand.type) else _stored(array, operand)
+
+
+def _steps(sample: Sample, array: Array, operand: Operand) -> int:
+    """How many inputs an array holds; one for a class."""
     shape: tuple[int, ...] = operand.dimensions
-    steps = 1 if sample.expected is None else array.size // max(1, int(np.prod(shape)))
-    wanted = shape if sample.expected is None else (steps, *shape)
-    if array.size != np.prod(wanted) or not steps:
+    steps = 1 if sample.expected is None else array.size // max(1, prod(shape))
+    if array.size != steps * prod(shape) or not steps:
         what = "of shape" if sample.expected is None else "with a whole number of steps, each of shape"
         raise InvalidArgument(
             f"labelled data {sample.path}: expected an array {what} {list(shape)}, got {list(array.shape)}"
         )
-    array = array.reshape(wanted)
-    return array if array.dtype == operand_dtype(operand.type) else _stored(array, operand)
+    return steps
 
 
-def load_array(path: Path) -> Array:
+def load_array(path: Path, *, is_mapped: bool = False) -> Array:
     """An array from a .npy file, without any code that the file may hold.
+
+    Args:
+        path: The file.
+        is_mapped: Read the header alone; the numbers come from the file when they are asked for.
 
     Raises:
         InvalidArgument: It is none.
     """
     try:
-        array: Array = np.load(path, allow_pickle=False)
+        array: Array = np.load(path, allow_pickle=False, mmap_mode="r" if is_mapped else None)
     except (OSError, ValueError, EOFError) as e:
         raise InvalidArgument(f"labelled data {path}: expected an array: {e}") from e
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
-        raise InvalidArgument(f"labelled data {path}: expected an array of numbers")
+        got = getattr(array, "dtype", "several arrays")
+        raise InvalidArgument(f"labelled data {path}: expected an array of numbers, got {got}")
     return array
 
 
-async def _picture(path: Path, operand: Operand, pixels: tuple[float, float]) -> Array:
+def _demand_picture(path: Path, operand: Operand) -> None:
     shape: Sequence[int] = operand.dimensions
     if len(shape) != 4 or shape[0] != 1 or shape[3] not in (1, 3):
         raise InvalidArgument(
             f"labelled data {path}: a picture needs an input of shape [1, height, width, 1 or 3], got {list(shape)}"
         )
+
+
+async def _picture(path: Path, operand: Operand, pixels: tuple[float, float]) -> Array:
+    _demand_picture(path, operand)
+    shape: Sequence[int] = operand.dimensions
     async with video_file(path, size=(shape[2], shape[1]), pace=False) as frames:
         async for frame in frames:
             low, high = pixels
@@ -168,13 +225,18 @@ async def _picture(path: Path, operand: Operand, pixels: tuple[float, float]) ->
     raise InvalidArgument(f"labelled data {path}: expected a picture, got none")
 
 
-async def _sound(path: Path, operand: Operand) -> Array:
-    """Log-mel energies of the sound, which is cut or filled with silence to the length that the input takes."""
+def _demand_sound(path: Path, operand: Operand) -> None:
     shape: Sequence[int] = operand.dimensions
     if len(shape) < 3 or shape[-2:] != (40, 1) or np.prod(shape[:-3]) != 1:
         raise InvalidArgument(
             f"labelled data {path}: a sound needs an input of log-mel energies [1, frames, 40, 1], got {list(shape)}"
         )
+
+
+async def _sound(path: Path, operand: Operand) -> Array:
+    """Log-mel energies of the sound, which is cut or filled with silence to the length that the input takes."""
+    _demand_sound(path, operand)
+    shape: Sequence[int] = operand.dimensions
     front_end = LogMel()
     samples = front_end.frame_samples + front_end.hop_samples * (shape[-3] - 1)
     pieces: list[Array] = []

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import anyio.to_thread
 import msgspec
 import numpy as np
 
@@ -22,7 +23,7 @@ from aionn.benchmarking.evaluators import (
     evaluate_phones,
     evaluate_top_k,
 )
-from aionn.benchmarking.labelled import find_samples, load_array, read_sample
+from aionn.benchmarking.labelled import check_sample, find_samples, load_array, read_sample
 from aionn.benchmarking.loadgen import (
     SCENARIOS,
     Answer,
@@ -35,10 +36,18 @@ from aionn.benchmarking.loadgen import (
 )
 from aionn.benchmarking.paths import Arguments, opened
 from aionn.errors import InvalidArgument
-from aionn.hal import Model, PreparedModel, operation_type_name
+from aionn.hal import Model, Operand, PreparedModel, operation_type_name
 from aionn.interpreter import Interpreter, RunControl
 
-__all__ = ["KnownData", "Load", "OperationShare", "evaluate", "operation_shares", "run_scenarios"]
+__all__ = [
+    "KnownData",
+    "Load",
+    "OperationShare",
+    "check_known",
+    "evaluate",
+    "operation_shares",
+    "run_scenarios",
+]
 
 
 class KnownData(msgspec.Struct, frozen=True):
@@ -119,6 +128,30 @@ class OperationShare(msgspec.Struct, frozen=True):
     share: float
 
 
+async def check_known(model: Model, known: KnownData) -> None:
+    """Demands data that fit a model, before anything is measured: every file's header and right answer, and the first of each kind.
+
+    Raises:
+        InvalidArgument: A file cannot be read or does not fit; the message names it.
+        DeviceUnavailable: There are pictures or sounds, and PyAV is missing.
+    """
+    operand = _only_input(model)
+    samples = find_samples(Path(known.folder), known.evaluator)
+    for sample in samples:
+        await anyio.to_thread.run_sync(check_sample, sample, known.evaluator, operand, model.main.outputs[0])
+    firsts = {sample.path.suffix.lower(): sample for sample in reversed(samples)}
+    for sample in firsts.values():
+        await read_sample(sample, operand, known.pixels)
+
+
+def _only_input(model: Model) -> Operand:
+    if len(model.main.inputs) != 1:
+        raise InvalidArgument(
+            f"bench: expected a model with one input for labelled data, got {len(model.main.inputs)}"
+        )
+    return model.main.inputs[0]
+
+
 async def evaluate(prepared: PreparedModel, model: Model, known: KnownData) -> Evaluation:
     """Runs a model over known data and judges its first output.
 
@@ -126,11 +159,7 @@ async def evaluate(prepared: PreparedModel, model: Model, known: KnownData) -> E
         InvalidArgument: A file cannot be read or does not fit.
         Error: What the device answers.
     """
-    operand, result = model.main.inputs[0], model.main.outputs[0]
-    if len(model.main.inputs) != 1:
-        raise InvalidArgument(
-            f"bench: expected a model with one input for labelled data, got {len(model.main.inputs)}"
-        )
+    operand, result = _only_input(model), model.main.outputs[0]
     samples = find_samples(Path(known.folder), known.evaluator)
     outputs: list[Array] = []
     with Arguments(model) as arguments:

@@ -215,6 +215,20 @@ async def test_labelled_arrays_are_judged(example_data: Path, tmp_path: Path) ->
     assert found.values["top5"] >= (4 * 5) / 48
 
 
+async def test_damaged_data_are_told_before_anything_is_measured(example_data: Path, tmp_path: Path) -> None:
+    model = example_data / "digits_int8.tflite"
+    shape = load_tflite(model).model.main.inputs[0].dimensions
+    (tmp_path / "0").mkdir()
+    np.save(tmp_path / "0" / "0.npy", np.zeros(shape, np.float32))
+    np.save(tmp_path / "0" / "1.npy", np.zeros((2, 2), np.float32))
+    steps: list[str] = []
+    settings = msgspec.structs.replace(QUICK, known=KnownData(str(tmp_path)))
+    async with aionn.open(drivers=["reference"], isolation="in_process") as runtime:
+        with pytest.raises(InvalidArgument, match=r"1\.npy: expected an array of shape .*, got \[2, 2\]"):
+            await benchmark(runtime, model, ["reference"], settings, lambda what, _: steps.append(what))
+    assert steps == []
+
+
 def test_judgement_has_a_point_of_grace() -> None:
     assert judgement(0.9, 0.905, higher_is_better=True) == "same"
     assert judgement(0.9, 0.92, higher_is_better=True) == "worse"

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import aionn
-from aionn.benchmarking.evaluators import Evaluation
+from aionn.benchmarking.evaluators import Evaluation, Evaluator
 from aionn.benchmarking.labelled import Sample, find_samples, read_sample
-from aionn.benchmarking.measures import KnownData, evaluate
+from aionn.benchmarking.measures import KnownData, check_known, evaluate
 from aionn.errors import InvalidArgument
 from aionn.hal import Model, Operand, OperandLifeTime, OperandType, OperationType
 from aionn.media import LogMel
@@ -147,6 +147,68 @@ def identity(count: int) -> Model:
     x = graph.input(OperandType.TENSOR_FLOAT32, (1, count))
     zero = graph.constant(np.zeros((1, count), dtype=np.float32))
     return graph.build([graph.result(OperationType.ADD, [x, zero, 0], x)])
+
+
+async def test_any_file_that_does_not_fit_is_named_before_the_work(tmp_path: Path) -> None:
+    folder = tmp_path / "6"
+    folder.mkdir()
+    for index in range(3):
+        np.save(folder / f"{index}.npy", np.zeros(7, np.float32))
+    known = KnownData(str(tmp_path))
+    await check_known(identity(7), known)
+    with pytest.raises(InvalidArgument, match="6: expected a class from 0 to 4, got 6"):
+        await check_known(identity(5), known)
+    last = folder / "2.npy"
+    np.save(last, np.zeros(8, np.float32))
+    with pytest.raises(InvalidArgument, match=r"2\.npy: expected an array of shape \[1, 7\], got \[8\]"):
+        await check_known(identity(7), known)
+    np.save(last, np.zeros(7, np.complex64))
+    with pytest.raises(InvalidArgument, match=r"2\.npy: expected an array of numbers, got complex64"):
+        await check_known(identity(7), known)
+    np.save(last, np.zeros(7, np.float32))
+    last.write_bytes(last.read_bytes()[:-4])
+    with pytest.raises(InvalidArgument, match=r"2\.npy: expected an array: "):
+        await check_known(identity(7), known)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "expected '.*b.png' to hold video, got no media file"),
+        (b"no picture", "b.png: expected a picture"),
+    ],
+)
+async def test_damaged_picture_is_named_before_the_work(tmp_path: Path, content: bytes, reason: str) -> None:
+    pytest.importorskip("av", reason="PyAV is not installed")
+    graph = GraphBuilder()
+    x = graph.input(OperandType.TENSOR_FLOAT32, (1, 4, 4, 3))
+    model = graph.build([graph.result(OperationType.RELU, [x], x)])
+    (tmp_path / "0").mkdir()
+    write_ppm(tmp_path / "0" / "a.ppm", np.zeros((4, 4, 3)))
+    await check_known(model, KnownData(str(tmp_path)))
+    (tmp_path / "0" / "b.png").write_bytes(content)
+    with pytest.raises(InvalidArgument, match=reason):
+        await check_known(model, KnownData(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("evaluator", "right", "reason"),
+    [
+        ("mel-cepstral", (3, 48), r"expected 49 numbers for each of 3 steps, got \[3, 48\]"),
+        ("mel-cepstral", (0,), "expected at least one number"),
+        ("phone-error", (0,), "expected at least one number"),
+    ],
+)
+async def test_right_outputs_that_do_not_fit_are_named_before_the_work(
+    tmp_path: Path, evaluator: Evaluator, right: tuple[int, ...], reason: str
+) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((3, 49), np.float32))
+    wanted = tmp_path / "a.expected.npy"
+    np.save(wanted, np.zeros((3, 49), np.float32))
+    await check_known(identity(49), KnownData(str(tmp_path), evaluator))
+    np.save(wanted, np.zeros(right, np.float32))
+    with pytest.raises(InvalidArgument, match=rf"a\.expected\.npy: {reason}"):
+        await check_known(identity(49), KnownData(str(tmp_path), evaluator))
 
 
 async def judged(model: Model, known: KnownData) -> Evaluation:
