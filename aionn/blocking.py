@@ -11,6 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
+import abc
 import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
@@ -87,12 +88,27 @@ class _Loop:
         self._context.__exit__(None, None, None)
 
 
+class _Closing(abc.ABC):
+    """What a ``with`` statement closes."""
+
+    @abc.abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
 def open(**options: Any) -> Runtime:
     """Opens a runtime; use it with ``with``. Options and errors are those of ``aionn.open``."""
     return Runtime(open_runtime(**options))
 
 
-class Runtime:
+class Runtime(_Closing):
     """Devices and compilations; see ``aionn.Runtime``."""
 
     def __init__(self, runtime: asynchronous_runtime.Runtime) -> None:
@@ -184,13 +200,8 @@ class Runtime:
             finally:
                 loop.close()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
-
-class Compilation:
+class Compilation(_Closing):
     """A model made ready; see ``aionn.Compilation``."""
 
     def __init__(self, loop: _Loop, compilation: asynchronous_compilation.Compilation) -> None:
@@ -263,14 +274,6 @@ class Compilation:
         """Ends its bursts and frees it at the devices. Idempotent."""
         self._loop.call(self._compilation.aclose)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 class Execution:
     """An execution under way; see ``aionn.Execution``."""
@@ -337,7 +340,7 @@ class ReusableExecution:
         return self._loop.call(lambda: self._execution.execute(**options))
 
 
-class DeviceMemory:
+class DeviceMemory(_Closing):
     """Memory that a device manages; see ``aionn.DeviceMemory``. Close it, or use it with ``with``."""
 
     def __init__(self, loop: _Loop, memory: asynchronous_memory.DeviceMemory) -> None:
@@ -366,14 +369,6 @@ class DeviceMemory:
         """Frees it at the device. Idempotent."""
         self._loop.call(self._memory.aclose)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 OwnMemory = SharedMemory | ImageMemory | DeviceMemory
 
@@ -395,7 +390,7 @@ def _inner_options(options: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-class Burst:
+class Burst(_Closing):
     """Repeated executions of one compilation; see ``aionn.Burst``."""
 
     def __init__(self, loop: _Loop, burst: asynchronous_burst.Burst) -> None:
@@ -426,11 +421,6 @@ class Burst:
     def close(self) -> None:
         """Ends its streams and frees it at the driver. Idempotent."""
         self._loop.call(self._burst.aclose)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class Stream(Generic[_Item]):

@@ -13,7 +13,6 @@ Source: ``ANeuralNetworksMemory_createFromAHardwareBuffer`` of the NN HAL's runt
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -31,6 +30,7 @@ from aionn.hal import (
     dimensions_are_known,
 )
 from aionn.runtime.arguments import Binding, TensorSpec
+from aionn.runtime.mapped import MappedMemory
 
 __all__ = ["ImageMemory", "check_like", "fitted"]
 
@@ -52,7 +52,7 @@ _ARRAY_FORMATS = {
 }
 
 
-class ImageMemory:
+class ImageMemory(MappedMemory):
     """Pixels in memory that driver processes map as well: rows that may have gaps between them. Close it, or use it with ``with``.
 
     An input or output of type TENSOR_QUANT8_ASYMM and shape ``[layers, height, width, channels]`` can be one; extents of 1 may be
@@ -71,9 +71,8 @@ class ImageMemory:
     def __init__(self, memory: Memory) -> None:
         if memory.image is None:
             raise InvalidArgument(f"image: expected memory of kind hardware_buffer, got {memory.kind}")
-        self.memory = memory
+        super().__init__(memory, memory.pixels)
         self.description = memory.image
-        self.array: Array = memory.pixels
 
     @classmethod
     def create(
@@ -166,10 +165,6 @@ class ImageMemory:
         """
         return cls(Memory.from_fd(fd, kind=MemoryKind.HARDWARE_BUFFER, image=description, writable=writable))
 
-    async def read(self) -> Array:
-        """A copy of the values, without gaps."""
-        return self.array.copy()
-
     async def write(self, values: Array) -> None:
         """Copies values in.
 
@@ -201,22 +196,6 @@ class ImageMemory:
         view = fitted(self.array, shape)
         check_like(view, spec.dimensions, spec.dtype, where)
         return view
-
-    def close(self) -> None:
-        """Closes the descriptor; ``array`` stays valid. Idempotent."""
-        self.memory.close()
-
-    async def aclose(self) -> None:
-        """As ``close``."""
-        self.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def fitted(values: Array, shape: Sequence[int]) -> Array:

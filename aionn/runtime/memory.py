@@ -36,6 +36,7 @@ from aionn.hal import (
 )
 from aionn.runtime.arguments import Binding, TensorSpec
 from aionn.runtime.images import ImageMemory, check_like, fitted
+from aionn.runtime.mapped import MappedMemory
 
 if TYPE_CHECKING:
     from aionn.runtime.compilation import Compilation, PreparedStep
@@ -61,7 +62,7 @@ class IoRole(NamedTuple):
     io_index: int
 
 
-class SharedMemory:
+class SharedMemory(MappedMemory):
     """An array in memory that driver processes map as well. Close it, or use it with ``with``.
 
     Attributes:
@@ -76,8 +77,8 @@ class SharedMemory:
             raise InvalidArgument(
                 f"memory: expected {size_bytes} bytes at {offset} to lie in {memory.size_bytes} bytes"
             )
-        self.memory = memory
-        self.array: Array = memory.array[offset : offset + size_bytes].view(kind).reshape(tuple(shape))
+        values = memory.array[offset : offset + size_bytes].view(kind).reshape(tuple(shape))
+        super().__init__(memory, values)
         self._location = DataLocation(0, offset, size_bytes)
 
     @classmethod
@@ -125,10 +126,6 @@ class SharedMemory:
             memory.close()
             raise
 
-    async def read(self) -> Array:
-        """A copy of the values."""
-        return self.array.copy()
-
     async def write(self, values: Array) -> None:
         """Copies values in.
 
@@ -146,22 +143,6 @@ class SharedMemory:
             raise InvalidArgument(f"{where}: the memory is read-only")
         check_like(self.array, spec.dimensions, spec.dtype, where)
         return Binding(self.memory, self._location, self.array.shape, self.array)
-
-    def close(self) -> None:
-        """Closes the descriptor; ``array`` stays valid. Idempotent."""
-        self.memory.close()
-
-    async def aclose(self) -> None:
-        """As ``close``."""
-        self.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class DeviceMemory:
