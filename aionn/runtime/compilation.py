@@ -219,6 +219,13 @@ class Plan(NamedTuple):
         results = {**dict(zip(main.output_indexes, self.outputs, strict=True)), **self.temporaries}
         return (*inputs, *(result_value(key, spec, sizes.get(key)) for key, spec in results.items()))
 
+    async def aclose(self) -> None:
+        """Frees its steps at their devices, and what fell back."""
+        for step in self.steps:
+            await step.prepared.aclose()
+        if self.fallback is not None:
+            await self.fallback.aclose()
+
 
 def declared_ns(prepared: PreparedModel) -> int | None:
     """What a driver says that an execution takes, in ns; None where it says nothing."""
@@ -531,10 +538,7 @@ class Compilation:
         for burst in list(self._bursts):
             await burst.aclose()
         self._areas.clear()
-        for step in self._plan.steps:
-            await step.prepared.aclose()
-        if self._plan.fallback is not None:
-            await self._plan.fallback.aclose()
+        await self._plan.aclose()
 
     async def __aenter__(self) -> Self:
         return self

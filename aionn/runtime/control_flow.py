@@ -129,10 +129,7 @@ class _Subgraph:
     async def aclose(self) -> None:
         """Frees its steps. Idempotent."""
         self._areas.clear()
-        for step in self.plan.steps:
-            await step.prepared.aclose()
-        if self.plan.fallback is not None:
-            await self.plan.fallback.aclose()
+        await self.plan.aclose()
 
 
 class _Frame:
