@@ -57,7 +57,7 @@ from aionn.interpreter import Interpreter, RunControl
 from aionn.models.builder import GraphBuilder
 from aionn.models.tflite import load_tflite
 from aionn.service.client import RemoteDevice
-from benchmarks.rows import Goal, Options, Report, at_most, compare, options, quiet_collector
+from benchmarks.rows import Goal, Loop, Options, Report, at_most, compare, loops, options, quiet_collector
 
 ROUND_TRIPS = 400
 ROOT = Path(__file__).resolve().parents[1]
@@ -71,19 +71,7 @@ POLLING_US = 50
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
-Loop = Callable[[], asyncio.AbstractEventLoop]
 Trip = Callable[[], Awaitable[object]]
-
-
-def loops() -> dict[str, Loop]:
-    """The event loops to measure on."""
-    found: dict[str, Loop] = {"asyncio": asyncio.new_event_loop}
-    try:
-        import uvloop
-    except ImportError:
-        return found
-    found["uvloop"] = uvloop.new_event_loop
-    return found
 
 
 # Peers

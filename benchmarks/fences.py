@@ -33,26 +33,25 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import fences
-from benchmarks.rows import Options, Report, alternate, at_most, compare, options, quiet_collector, single
+from benchmarks.rows import (
+    Loop,
+    Options,
+    Report,
+    alternate,
+    at_most,
+    compare,
+    loops,
+    options,
+    quiet_collector,
+    single,
+)
 
 CHAIN_LENGTHS = (10, 100, 1000, 5000)
 TURN_LENGTHS = (1, 10, 1000, 100_000)
 NOTICE_NS = 60_000
 """How long the signalling process waits after it was told to go: several times what the other needs to fall asleep."""
 
-Loop = Callable[[], asyncio.AbstractEventLoop]
 Measured = Callable[[int], Coroutine[Any, Any, float]]
-
-
-def loops() -> dict[str, Loop]:
-    """The event loops to measure on."""
-    found: dict[str, Loop] = {"asyncio": asyncio.new_event_loop}
-    try:
-        import uvloop
-    except ImportError:
-        return found
-    found["uvloop"] = uvloop.new_event_loop
-    return found
 
 
 # Chains

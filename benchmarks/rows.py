@@ -1,4 +1,4 @@
-"""What every benchmark has in common: alternating blocks, ratios with intervals, rows of figures, and a quiet collector.
+"""What every benchmark has in common: alternating blocks, ratios with intervals, rows of figures, event loops, and a quiet collector.
 
 Method: the contenders take turns in blocks, forwards and then backwards (A B B A), so that a slow drift of the machine
 falls on all alike. A block yields one number (usually its median). The value of a contender is the median of its
@@ -11,6 +11,7 @@ A benchmark is a module with `main()`, run as `python -m benchmarks.NAME [--json
 from __future__ import annotations
 
 import argparse
+import asyncio
 import gc
 import json
 import math
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 
 __all__ = [
     "Goal",
+    "Loop",
     "Options",
     "Report",
     "Row",
@@ -31,12 +33,16 @@ __all__ = [
     "at_least",
     "at_most",
     "compare",
+    "loops",
     "options",
     "quiet_collector",
     "single",
 ]
 
 RESAMPLES = 1000
+
+Loop = Callable[[], asyncio.AbstractEventLoop]
+"""Makes an event loop."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,17 @@ class Row:
                 "met": self.met,
             }
         )
+
+
+def loops() -> dict[str, Loop]:
+    """The event loops to measure on."""
+    found: dict[str, Loop] = {"asyncio": asyncio.new_event_loop}
+    try:
+        import uvloop
+    except ImportError:
+        return found
+    found["uvloop"] = uvloop.new_event_loop
+    return found
 
 
 @contextmanager
