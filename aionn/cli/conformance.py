@@ -10,10 +10,9 @@ from typing import Annotated, Literal
 
 import anyio
 from cyclopts import Parameter
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from aionn.cli.driver_suite import run_driver_suite
-from aionn.cli.output import console, print_json, print_table
+from aionn.cli.output import console, print_json, print_table, suite_progress
 from aionn.conformance.computing import Mode
 from aionn.conformance.cts_run import CHECKS, Check
 from aionn.conformance.suite import TIME_LIMIT_S, Isolation, Report, Settings, Tally
@@ -100,7 +99,7 @@ def conformance(
     mode = mode or "sync"
     settings = Settings(mode, checks, TIME_LIMIT_S if time_limit is None else time_limit)
     shown = sys.stdout.isatty() and not json
-    with _progress(disable=not shown) as bar:
+    with suite_progress(disable=not shown) as bar:
         task = bar.add_task(f"{suite} on {device}", total=None, failed=0)
 
         def progress(tally: Tally, total: int) -> None:
@@ -112,19 +111,6 @@ def conformance(
     else:
         _print(device, suite, mode, report)
     return 1 if report.failed else 0
-
-
-def _progress(*, disable: bool) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[failed]} failed"),
-        TimeElapsedColumn(),
-        console=console(),
-        transient=True,
-        disable=disable,
-    )
 
 
 async def _run(

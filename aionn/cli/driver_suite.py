@@ -7,9 +7,8 @@ from pathlib import Path
 
 import anyio
 import msgspec
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from aionn.cli.output import check_writable, console, print_json, print_table, write_report
+from aionn.cli.output import check_writable, console, print_json, print_table, suite_progress, write_report
 from aionn.conformance.expectations import driver_expectations
 from aionn.conformance.suite import Isolation
 from aionn.conformance.vts import Settings, VtsOutcome, VtsReport, chosen_cases, load_sample, run_vts
@@ -46,7 +45,7 @@ def run_driver_suite(
     if everything:
         settings = msgspec.structs.replace(settings, mutants_max=None)
     tests = load_sample(data, per_operation=None if everything else 1)
-    with _progress(disable=json or not sys.stdout.isatty()) as bar:
+    with suite_progress(disable=json or not sys.stdout.isatty()) as bar:
         task = bar.add_task(f"vts on {device}", total=None, failed=0)
         failed = 0
 
@@ -75,19 +74,6 @@ def run_driver_suite(
     else:
         _print(device, report, has_data=bool(tests))
     return 1 if report.failed else 0
-
-
-def _progress(*, disable: bool) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[failed]} failed"),
-        TimeElapsedColumn(),
-        console=console(),
-        transient=True,
-        disable=disable,
-    )
 
 
 def _print(device: str, report: VtsReport, *, has_data: bool) -> None:

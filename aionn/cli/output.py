@@ -10,11 +10,20 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from aionn.errors import InvalidArgument
 
-__all__ = ["check_writable", "console", "percentile", "print_json", "print_table", "write_report"]
+__all__ = [
+    "check_writable",
+    "console",
+    "percentile",
+    "print_json",
+    "print_table",
+    "suite_progress",
+    "write_report",
+]
 
 
 def console() -> Console:
@@ -36,6 +45,20 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
     for row in rows:
         table.add_row(*(f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in row))
     console().print(table)
+
+
+def suite_progress(*, disable: bool) -> Progress:
+    """A bar for a suite: how many of its tests were made, and how many failed, by the task's field ``failed``."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[failed]} failed"),
+        TimeElapsedColumn(),
+        console=console(),
+        transient=True,
+        disable=disable,
+    )
 
 
 def check_writable(*paths: Path | None) -> None:
