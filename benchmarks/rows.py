@@ -1,4 +1,4 @@
-"""What every benchmark has in common: alternating blocks, ratios with intervals, rows of figures, event loops, and a quiet collector.
+"""What every benchmark has in common: alternating blocks, ratios with intervals, rows of figures, event loops, a quiet collector.
 
 Method: the contenders take turns in blocks, forwards and then backwards (A B B A), so that a slow drift of the machine
 falls on all alike. A block yields one number (usually its median). The value of a contender is the median of its
