@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from aionn.hal import Operand, OperandLifeTime, OperandType, OperationType
-from aionn.ops import CONTRACTS, Array, Call, Check, Tensor
+from aionn.ops import CONTRACTS, Array, Call, Tensor
+from aionn.testing.contracts import level_of
 
 
 class OperationBench:
@@ -23,20 +24,14 @@ class OperationBench:
         constants: Mapping[int, object] | None = None,
     ) -> int:
         """The level that the validator finds; None is an input that is left out, ``constants`` has values by input."""
-        # Operands are told apart by identity, so equal ones must be copies.
         operands = [
             Operand(OperandType.TENSOR_INT32, lifetime=OperandLifeTime.NO_VALUE)
             if operand is None
             else Operand(operand.type, operand.dimensions, operand.scale, operand.zero_point)
             for operand in inputs
         ]
-        values = {
-            id(operands[index]): np.asarray(value, dtype=np.int32)
-            for index, value in (constants or {}).items()
-        }
-        check = Check(operation, operands, outputs, where="operation 0", constant=lambda o: values.get(id(o)))
-        CONTRACTS[operation].validate(check)
-        return check.level
+        values = {index: np.asarray(value, dtype=np.int32) for index, value in (constants or {}).items()}
+        return level_of(operation, operands, outputs, values)
 
     def run_all(
         self,

@@ -11,7 +11,8 @@ from aionn.errors import InvalidArgument, InvalidModel
 from aionn.hal import Operand, OperandLifeTime, OperandType, OperationType
 from aionn.ops.boxes import overlaps_of, suppress
 from aionn.ops.detection import OPERATIONS
-from aionn.ops.signature import Array, Call, Check, Tensor
+from aionn.ops.signature import Array, Call, Tensor
+from aionn.testing.contracts import level_of
 
 T = OperandType
 F32, F16, I32 = T.TENSOR_FLOAT32, T.TENSOR_FLOAT16, T.TENSOR_INT32
@@ -45,20 +46,6 @@ def operands_of(operation: OperationType, kind: OperandType) -> tuple[list[Opera
     return [scores, scores, boxes, *scalars], [scores, boxes, indexes, indexes]
 
 
-def validate(
-    operation: OperationType,
-    inputs: list[Operand],
-    outputs: list[Operand],
-    constants: dict[int, object] | None = None,
-) -> int:
-    # Equal operands are told apart by identity.
-    inputs = [Operand(o.type, o.dimensions, o.scale, o.zero_point, o.lifetime) for o in inputs]
-    values = {id(inputs[index]): np.asarray(value) for index, value in (constants or {}).items()}
-    check = Check(operation, inputs, outputs, where="operation 0", constant=lambda o: values.get(id(o)))
-    CONTRACTS[operation].validate(check)
-    return check.level
-
-
 def run(operation: OperationType, kind: OperandType, *values: Any) -> list[Array]:
     inputs, outputs = operands_of(operation, kind)
     call = Call([Tensor(o, np.asarray(v)) for o, v in zip(inputs, values, strict=True)], outputs)
@@ -76,16 +63,16 @@ def floats(*values: object) -> Array:
 @pytest.mark.parametrize("operation", [TRANSFORM, NMS, PROPOSALS])
 @pytest.mark.parametrize(("kind", "level"), [(F32, 3), (F16, 3), (Q8, 3), (Q8S, 4)])
 def test_level_follows_the_type(operation: OperationType, kind: OperandType, level: int) -> None:
-    assert validate(operation, *operands_of(operation, kind)) == level
+    assert level_of(operation, *operands_of(operation, kind)) == level
 
 
 @pytest.mark.parametrize(("kind", "is_legal"), [(F32, True), (F16, True), (Q8, False)])
 def test_postprocessing_takes_floats_only(kind: OperandType, is_legal: bool) -> None:
     if is_legal:
-        assert validate(POST, *operands_of(POST, kind)) == 3
+        assert level_of(POST, *operands_of(POST, kind)) == 3
     else:
         with pytest.raises(InvalidModel, match="input 0: expected TENSOR_FLOAT32 or TENSOR_FLOAT16"):
-            validate(POST, *operands_of(POST, kind))
+            level_of(POST, *operands_of(POST, kind))
 
 
 @pytest.mark.parametrize(("operation", "index"), [(TRANSFORM, 3), (NMS, 1), (PROPOSALS, 2), (PROPOSALS, 3)])
@@ -93,7 +80,7 @@ def test_boxes_of_another_scale_are_refused(operation: OperationType, index: int
     inputs, outputs = operands_of(operation, Q8)
     inputs[index] = Operand(inputs[index].type, (), 0.25)
     with pytest.raises(InvalidModel, match=rf"input {index}: expected scale 0\.125 and zero point 0"):
-        validate(operation, inputs, outputs)
+        level_of(operation, inputs, outputs)
 
 
 @pytest.mark.parametrize("operation", [NMS, PROPOSALS])
@@ -101,7 +88,7 @@ def test_scores_of_another_quantization_are_refused(operation: OperationType) ->
     inputs, outputs = operands_of(operation, Q8)
     outputs[0] = Operand(Q8, (), 0.5, 1)
     with pytest.raises(InvalidModel, match=r"output 0: expected scale 0\.5 and zero point 0"):
-        validate(operation, inputs, outputs)
+        level_of(operation, inputs, outputs)
 
 
 @pytest.mark.parametrize("operation", [TRANSFORM, NMS, PROPOSALS, POST])
@@ -109,7 +96,7 @@ def test_omitted_inputs_are_refused(operation: OperationType) -> None:
     inputs, outputs = operands_of(operation, F32)
     inputs[2] = Operand(inputs[2].type, lifetime=OperandLifeTime.NO_VALUE)
     with pytest.raises(InvalidModel, match="input 2: expected a value"):
-        validate(operation, inputs, outputs)
+        level_of(operation, inputs, outputs)
 
 
 @pytest.mark.parametrize("operation", [TRANSFORM, NMS, PROPOSALS, POST])
@@ -117,7 +104,7 @@ def test_wrong_ranks_are_refused_where_they_are_known(operation: OperationType) 
     inputs, outputs = operands_of(operation, F32)
     inputs[0] = Operand(F32, (2, 2, 2, 2, 2))
     with pytest.raises(InvalidModel, match="input 0: expected rank"):
-        validate(operation, inputs, outputs)
+        level_of(operation, inputs, outputs)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +114,7 @@ def test_illegal_constants_are_refused_with_the_model(
     operation: OperationType, index: int, value: float
 ) -> None:
     with pytest.raises(InvalidModel, match=f"input {index}: expected"):
-        validate(operation, *operands_of(operation, F32), {index: value})
+        level_of(operation, *operands_of(operation, F32), {index: value})
 
 
 def test_transform_moves_scales_and_clips() -> None:

@@ -11,7 +11,8 @@ from aionn.errors import InvalidArgument, InvalidModel
 from aionn.hal import Operand, OperandLifeTime, OperandType, OperationType
 from aionn.ops.fingerprint import fingerprint64
 from aionn.ops.lookup import OPERATIONS
-from aionn.ops.signature import Array, Call, Check, Tensor
+from aionn.ops.signature import Array, Call, Tensor
+from aionn.testing.contracts import level_of
 
 CONTRACTS = {contract.type: contract for contract in OPERATIONS}
 T = OperandType
@@ -20,18 +21,6 @@ F32 = T.TENSOR_FLOAT32
 Q8 = T.TENSOR_QUANT8_ASYMM
 Q8S = T.TENSOR_QUANT8_ASYMM_SIGNED
 ABSENT = OperandLifeTime.NO_VALUE
-
-
-def validate(
-    operation: OperationType,
-    inputs: list[Operand],
-    outputs: list[Operand],
-    constants: dict[int, object] | None = None,
-) -> int:
-    values = {id(inputs[i]): np.asarray(value) for i, value in (constants or {}).items()}
-    check = Check(operation, inputs, outputs, where="operation 0", constant=lambda o: values.get(id(o)))
-    CONTRACTS[operation].validate(check)
-    return check.level
 
 
 def run(operation: OperationType, *arrays: Array | None) -> list[Array]:
@@ -57,7 +46,7 @@ def ints(*values: int) -> Array:
 def test_gather_level_follows_its_type(value_type: OperandType, level: int) -> None:
     value = Operand(value_type, (2, 3))
     inputs = [value, Operand(T.INT32), Operand(I32, (2,))]
-    assert validate(OperationType.GATHER, inputs, [value]) == level
+    assert level_of(OperationType.GATHER, inputs, [value]) == level
 
 
 @pytest.mark.parametrize(
@@ -65,7 +54,7 @@ def test_gather_level_follows_its_type(value_type: OperandType, level: int) -> N
 )
 def test_embedding_lookup_level_follows_its_type(value_type: OperandType, level: int) -> None:
     value, output = Operand(value_type, (4, 3)), Operand(value_type, (2, 3))
-    assert validate(OperationType.EMBEDDING_LOOKUP, [Operand(I32, (2,)), value], [output]) == level
+    assert level_of(OperationType.EMBEDDING_LOOKUP, [Operand(I32, (2,)), value], [output]) == level
 
 
 def test_gather_counts_negative_axis_from_the_end() -> None:
@@ -90,7 +79,7 @@ def test_gather_refuses_an_axis_out_of_range_when_constant_and_when_not() -> Non
     value = Operand(F32, (2, 3))
     inputs = [value, Operand(T.INT32), Operand(I32, (2,))]
     with pytest.raises(InvalidModel, match="input 1: expected an axis from -2 to 1, got 2"):
-        validate(OperationType.GATHER, inputs, [value], {1: 2})
+        level_of(OperationType.GATHER, inputs, [value], {1: 2})
     with pytest.raises(InvalidArgument, match="input 1: expected an axis from -2 to 1, got -3"):
         run(OperationType.GATHER, np.zeros((2, 3)), ints(-3), ints(0))
 
@@ -103,7 +92,7 @@ def test_embedding_lookup_refuses_an_index_out_of_range(index: int) -> None:
 
 def test_embedding_lookup_refuses_values_without_rows() -> None:
     with pytest.raises(InvalidModel, match="input 1: expected rank of at least 2"):
-        validate(OperationType.EMBEDDING_LOOKUP, [Operand(I32, (2,)), Operand(F32, (4,))], [Operand(F32)])
+        level_of(OperationType.EMBEDDING_LOOKUP, [Operand(I32, (2,)), Operand(F32, (4,))], [Operand(F32)])
 
 
 def test_values_keep_their_quantization() -> None:
@@ -118,13 +107,13 @@ def test_values_keep_their_quantization() -> None:
         (OperationType.TOPK_V2, [value, Operand(T.INT32)], [other, index]),
     ):
         with pytest.raises(InvalidModel, match=r"output 0: expected scale 0\.5 and zero point 3"):
-            validate(operation, inputs, outputs)
+            level_of(operation, inputs, outputs)
 
 
 def test_hits_have_scale_1_and_zero_point_0() -> None:
     index, value = Operand(I32, (4,)), Operand(F32, (4, 2))
     with pytest.raises(InvalidModel, match=r"output 1: expected scale 1\.0 and zero point 0"):
-        validate(OperationType.HASHTABLE_LOOKUP, [index, index, value], [value, Operand(Q8, (4,), scale=0.5)])
+        level_of(OperationType.HASHTABLE_LOOKUP, [index, index, value], [value, Operand(Q8, (4,), scale=0.5)])
 
 
 def test_hashtable_miss_is_zero_bytes() -> None:
@@ -163,7 +152,7 @@ def test_topk_equals_a_sort_of_pairs() -> None:
 def test_topk_refuses_an_impossible_k_when_constant_and_when_not(k: int) -> None:
     value = Operand(F32, (2, 3))
     with pytest.raises(InvalidModel, match="input 1"):
-        validate(OperationType.TOPK_V2, [value, Operand(T.INT32)], [value, Operand(I32)], {1: k})
+        level_of(OperationType.TOPK_V2, [value, Operand(T.INT32)], [value, Operand(I32)], {1: k})
     with pytest.raises(InvalidArgument, match=f"input 1: .* got {k}"):
         run(OperationType.TOPK_V2, np.zeros((2, 3)), ints(k))
 
@@ -249,13 +238,13 @@ def test_projection_with_32_bits_fills_the_sign() -> None:
 def test_projection_kind_decides_about_weights(kind: int, weights: Operand, message: str) -> None:
     inputs = [Operand(F32, (3, 2)), Operand(I32, (4, 2)), weights, Operand(T.INT32)]
     with pytest.raises(InvalidModel, match=message):
-        validate(OperationType.LSH_PROJECTION, inputs, [Operand(I32)], {3: kind})
+        level_of(OperationType.LSH_PROJECTION, inputs, [Operand(I32)], {3: kind})
 
 
 def test_projection_weights_may_be_left_out_by_the_request() -> None:
     weights = Operand(F32, (4,), lifetime=OperandLifeTime.SUBGRAPH_INPUT)
     inputs = [Operand(F32, (3, 2)), Operand(I32, (4, 2)), weights, Operand(T.INT32)]
-    assert validate(OperationType.LSH_PROJECTION, inputs, [Operand(I32)], {3: 3}) == 1
+    assert level_of(OperationType.LSH_PROJECTION, inputs, [Operand(I32)], {3: 3}) == 1
     with pytest.raises(InvalidArgument, match="input 2: expected no weights"):
         run(OperationType.LSH_PROJECTION, np.zeros((3, 2)), np.zeros((4, 2)), np.zeros(4), ints(3))
     with pytest.raises(InvalidArgument, match="input 2: expected weights"):
@@ -265,7 +254,7 @@ def test_projection_weights_may_be_left_out_by_the_request() -> None:
 def test_projection_refuses_more_than_32_bits() -> None:
     inputs = [Operand(F32, (3, 33)), Operand(I32, (4, 2)), Operand(F32, lifetime=ABSENT), Operand(T.INT32)]
     with pytest.raises(InvalidModel, match="at most 32 bits"):
-        validate(OperationType.LSH_PROJECTION, inputs, [Operand(I32)])
+        level_of(OperationType.LSH_PROJECTION, inputs, [Operand(I32)])
 
 
 def test_projection_of_nothing_is_zero() -> None:
@@ -323,11 +312,11 @@ def test_stated_output_shape_must_follow_from_the_inputs(
     message: str,
 ) -> None:
     with pytest.raises(InvalidModel, match=message):
-        validate(operation, inputs, outputs, constants)
+        level_of(operation, inputs, outputs, constants)
 
 
 def test_unknown_extents_are_left_to_the_execution() -> None:
     unknown, partly = Operand(F32), Operand(F32, (0, 3))
-    assert validate(OperationType.GATHER, [unknown, Operand(T.INT32), Operand(I32)], [partly], {1: 7}) == 3
-    assert validate(OperationType.EMBEDDING_LOOKUP, [Operand(I32), partly], [Operand(F32, (9, 3))]) == 1
-    assert validate(OperationType.TOPK_V2, [partly, Operand(T.INT32)], [unknown, Operand(I32)], {1: 3}) == 3
+    assert level_of(OperationType.GATHER, [unknown, Operand(T.INT32), Operand(I32)], [partly], {1: 7}) == 3
+    assert level_of(OperationType.EMBEDDING_LOOKUP, [Operand(I32), partly], [Operand(F32, (9, 3))]) == 1
+    assert level_of(OperationType.TOPK_V2, [partly, Operand(T.INT32)], [unknown, Operand(I32)], {1: 3}) == 3

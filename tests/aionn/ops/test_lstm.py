@@ -12,6 +12,7 @@ from aionn.errors import InvalidArgument, InvalidModel
 from aionn.hal import Operand, OperandLifeTime, OperandType, OperationType
 from aionn.ops.lstm import OPERATIONS
 from aionn.ops.signature import Array, Call, Check, Tensor
+from aionn.testing.contracts import level_of
 
 CONTRACTS = {contract.type: contract for contract in OPERATIONS}
 T = OperandType
@@ -329,11 +330,8 @@ def validate(
     output_count: int,
     constants: dict[int, object] | None = None,
 ) -> int:
-    given = {id(inputs[i]): np.asarray(v) for i, v in (constants or {}).items()}
     outputs = [Operand(inputs[0].type)] * output_count
-    check = Check(operation, inputs, outputs, where="operation 0", constant=lambda o: given.get(id(o)))
-    CONTRACTS[operation].validate(check)
-    return check.level
+    return level_of(operation, inputs, outputs, constants)
 
 
 @pytest.mark.parametrize(

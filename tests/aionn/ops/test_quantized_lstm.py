@@ -12,7 +12,8 @@ from aionn.hal import Operand, OperandLifeTime, OperandType, OperationType
 from aionn.ops.fixed_point import multiply_by_quantized_multiplier, quantize_multiplier
 from aionn.ops.fixed_point_int16 import inverse_sqrt, logistic_int16, tanh_int16
 from aionn.ops.quantized_lstm import OPERATIONS
-from aionn.ops.signature import Array, Call, Check, Tensor
+from aionn.ops.signature import Array, Call, Tensor
+from aionn.testing.contracts import level_of
 
 CONTRACTS = {contract.type: contract for contract in OPERATIONS}
 T = OperandType
@@ -32,18 +33,6 @@ def run(operation: OperationType, values: list[Value], outputs: list[Operand]) -
     results = list(contract.execute(call))
     assert [r.shape for r in results] == [tuple(s) for s in shapes]
     return results
-
-
-def validate(
-    operation: OperationType,
-    inputs: list[Operand],
-    outputs: list[Operand],
-    constants: dict[int, object] | None = None,
-) -> int:
-    given = {id(inputs[i]): np.asarray(v) for i, v in (constants or {}).items()}
-    check = Check(operation, inputs, outputs, where="operation 0", constant=lambda o: given.get(id(o)))
-    CONTRACTS[operation].validate(check)
-    return check.level
 
 
 def half_away(x: int, exponent: int) -> int:
@@ -179,7 +168,7 @@ def test_16bit_empty_batch_is_empty() -> None:
 
 
 def test_16bit_needs_level_3() -> None:
-    assert validate(OLD, old_operands(), old_outputs()) == 3
+    assert level_of(OLD, old_operands(), old_outputs()) == 3
 
 
 @pytest.mark.parametrize(
@@ -201,15 +190,15 @@ def test_16bit_validator_refuses_with_the_place(index: int, change: dict[str, ob
     fields = {f: getattr(inputs[index], f) for f in ("type", "dimensions", "scale", "zero_point", "lifetime")}
     inputs[index] = Operand(**{**fields, **change})
     with pytest.raises(InvalidModel, match=message):
-        validate(OLD, inputs, old_outputs())
+        level_of(OLD, inputs, old_outputs())
 
 
 def test_16bit_outputs_have_the_states_quantization() -> None:
     outputs = old_outputs()
     with pytest.raises(InvalidModel, match=r"output 0: expected scale 2\*\*-11"):
-        validate(OLD, old_operands(), [Operand(T.TENSOR_QUANT16_SYMM, scale=2**-10), outputs[1]])
+        level_of(OLD, old_operands(), [Operand(T.TENSOR_QUANT16_SYMM, scale=2**-10), outputs[1]])
     with pytest.raises(InvalidModel, match="output 1: expected scale"):
-        validate(OLD, old_operands(), [outputs[0], Operand(T.TENSOR_QUANT8_ASYMM, scale=1 / 128)])
+        level_of(OLD, old_operands(), [outputs[0], Operand(T.TENSOR_QUANT8_ASYMM, scale=1 / 128)])
 
 
 # QUANTIZED_LSTM
@@ -432,7 +421,7 @@ def test_empty_batch_is_empty() -> None:
 
 def test_quantized_lstm_needs_level_4() -> None:
     values = new_values(9, has_peepholes=True, has_projection=True, has_norm=True)
-    assert validate(NEW, [operand for operand, _ in values], new_outputs(values)) == 4
+    assert level_of(NEW, [operand for operand, _ in values], new_outputs(values)) == 4
 
 
 def replaced(operand: Operand, **change: object) -> Operand:
@@ -463,7 +452,7 @@ def test_validator_refuses_with_the_place(index: int, change: dict[str, object],
     inputs = [operand for operand, _ in values]
     inputs[index] = replaced(inputs[index], **change)
     with pytest.raises(InvalidModel, match=message):
-        validate(NEW, inputs, new_outputs(values))
+        level_of(NEW, inputs, new_outputs(values))
 
 
 def test_constant_scales_and_zero_point_are_checked() -> None:
@@ -476,9 +465,9 @@ def test_constant_scales_and_zero_point_are_checked() -> None:
         ({30: 128}, "input 30: expected a zero point from -128 to 127"),
     ):
         with pytest.raises(InvalidModel, match=message):
-            validate(NEW, inputs, new_outputs(values), constants)
+            level_of(NEW, inputs, new_outputs(values), constants)
     coupled = [operand for operand, _ in new_values(11, is_coupled=True)]
-    assert validate(NEW, coupled, new_outputs(values), {26: 0.0}) == 4
+    assert level_of(NEW, coupled, new_outputs(values), {26: 0.0}) == 4
 
 
 def test_outputs_have_the_states_quantization() -> None:
@@ -487,7 +476,7 @@ def test_outputs_have_the_states_quantization() -> None:
         outputs = new_outputs(values)
         outputs[output] = replaced(outputs[output], scale=0.5)
         with pytest.raises(InvalidModel, match=f"output {output}: expected scale"):
-            validate(NEW, [operand for operand, _ in values], outputs)
+            level_of(NEW, [operand for operand, _ in values], outputs)
 
 
 def test_bad_run_time_values_end_the_execution() -> None:

@@ -10,7 +10,8 @@ import pytest
 from aionn.errors import InvalidArgument, InvalidModel
 from aionn.hal import Operand, OperandLifeTime, OperandType, OperationType
 from aionn.ops.resize import OPERATIONS
-from aionn.ops.signature import Array, Call, Check, Tensor
+from aionn.ops.signature import Array, Call, Tensor
+from aionn.testing.contracts import level_of
 
 T = OperandType
 CONTRACTS = {contract.type: contract for contract in OPERATIONS}
@@ -18,10 +19,8 @@ BILINEAR, NEAREST = OperationType.RESIZE_BILINEAR, OperationType.RESIZE_NEAREST_
 
 
 def validate(operation: OperationType, inputs: list[Operand], output: Operand, **constants: object) -> int:
-    values = {id(inputs[int(name[1:])]): np.asarray(value) for name, value in constants.items()}
-    check = Check(operation, inputs, [output], where="operation 0", constant=lambda o: values.get(id(o)))
-    CONTRACTS[operation].validate(check)
-    return check.level
+    values = {int(name[1:]): value for name, value in constants.items()}
+    return level_of(operation, inputs, [output], values)
 
 
 def run(

@@ -11,7 +11,8 @@ import pytest
 from aionn.errors import InvalidArgument, InvalidModel
 from aionn.hal import Operand, OperandLifeTime, OperandType, OperationType
 from aionn.ops.roi import OPERATIONS
-from aionn.ops.signature import Array, Call, Check, Tensor
+from aionn.ops.signature import Array, Call, Tensor
+from aionn.testing.contracts import level_of
 
 T = OperandType
 F32 = T.TENSOR_FLOAT32
@@ -47,20 +48,6 @@ def operands_of(operation: OperationType, kind: OperandType) -> tuple[list[Opera
     return inputs, [Operand(kind, (3, 2, 2, 2), scale)]
 
 
-def validate(
-    operation: OperationType,
-    inputs: list[Operand],
-    outputs: list[Operand],
-    constants: dict[int, object] | None = None,
-) -> int:
-    # Equal operands are told apart by identity.
-    inputs = [Operand(o.type, o.dimensions, o.scale, o.zero_point, o.lifetime) for o in inputs]
-    values = {id(inputs[index]): np.asarray(value) for index, value in (constants or {}).items()}
-    check = Check(operation, inputs, outputs, where="operation 0", constant=lambda o: values.get(id(o)))
-    CONTRACTS[operation].validate(check)
-    return check.level
-
-
 def run(operation: OperationType, kind: OperandType, *values: Any, zero_point: int = 0) -> list[Array]:
     inputs, outputs = operands_of(operation, kind)
     tensors: list[Tensor | None] = []
@@ -86,7 +73,7 @@ def regions_in(rng: np.random.Generator, count: int, width: float, height: float
 @pytest.mark.parametrize("operation", [ALIGN, POOLING, HEATMAP])
 @pytest.mark.parametrize(("kind", "level"), [(F32, 3), (T.TENSOR_FLOAT16, 3), (Q8, 3), (Q8S, 4)])
 def test_level_follows_the_type(operation: OperationType, kind: OperandType, level: int) -> None:
-    assert validate(operation, *operands_of(operation, kind)) == level
+    assert level_of(operation, *operands_of(operation, kind)) == level
 
 
 @pytest.mark.parametrize("operation", [ALIGN, POOLING, HEATMAP])
@@ -96,7 +83,7 @@ def test_boxes_of_another_scale_are_refused(operation: OperationType) -> None:
     with pytest.raises(
         InvalidModel, match=r"input 1: expected scale 0\.125 and zero point 0, got scale 0\.25"
     ):
-        validate(operation, inputs, outputs)
+        level_of(operation, inputs, outputs)
 
 
 @pytest.mark.parametrize("operation", [ALIGN, POOLING, HEATMAP])
@@ -104,7 +91,7 @@ def test_boxes_that_do_not_have_four_coordinates_are_refused(operation: Operatio
     inputs, outputs = operands_of(operation, F32)
     inputs[1] = Operand(F32, (3, 5))
     with pytest.raises(InvalidModel, match="input 1: expected extent 4 on axis 1"):
-        validate(operation, inputs, outputs)
+        level_of(operation, inputs, outputs)
 
 
 @pytest.mark.parametrize("operation", [ALIGN, POOLING, HEATMAP])
@@ -112,28 +99,28 @@ def test_omitted_inputs_are_refused(operation: OperationType) -> None:
     inputs, outputs = operands_of(operation, F32)
     inputs[-1] = Operand(T.BOOL, lifetime=OperandLifeTime.NO_VALUE)
     with pytest.raises(InvalidModel, match=f"input {len(inputs) - 1}: expected a value"):
-        validate(operation, inputs, outputs)
+        level_of(operation, inputs, outputs)
 
 
 def test_stride_of_another_float_type_is_refused() -> None:
     inputs, outputs = operands_of(ALIGN, T.TENSOR_FLOAT16)
     inputs[5] = Operand(T.FLOAT32)
     with pytest.raises(InvalidModel, match="input 5: expected FLOAT16, got FLOAT32"):
-        validate(ALIGN, inputs, outputs)
+        level_of(ALIGN, inputs, outputs)
 
 
 @pytest.mark.parametrize(("index", "value"), [(3, 0), (4, -1), (5, 0.0), (6, -1.0), (7, -1), (8, -2)])
 def test_illegal_constants_are_refused_with_the_model(index: int, value: float) -> None:
     with pytest.raises(InvalidModel, match=f"input {index}: expected"):
-        validate(ALIGN, *operands_of(ALIGN, F32), {index: value})
+        level_of(ALIGN, *operands_of(ALIGN, F32), {index: value})
 
 
 def test_only_pooling_keeps_the_quantization() -> None:
     inputs, _ = operands_of(POOLING, Q8)
     other = [Operand(Q8, (3, 2, 2, 2), 0.25, 3)]
     with pytest.raises(InvalidModel, match="output 0: expected scale"):
-        validate(POOLING, inputs, other)
-    assert validate(ALIGN, operands_of(ALIGN, Q8)[0], other) == 3
+        level_of(POOLING, inputs, other)
+    assert level_of(ALIGN, operands_of(ALIGN, Q8)[0], other) == 3
 
 
 @pytest.mark.parametrize(

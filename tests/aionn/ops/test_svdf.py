@@ -7,8 +7,9 @@ import pytest
 
 from aionn.errors import InvalidArgument, InvalidModel
 from aionn.hal import Operand, OperandLifeTime, OperandType, OperationType
-from aionn.ops.signature import Array, Call, Check, Tensor
+from aionn.ops.signature import Array, Call, Tensor
 from aionn.ops.svdf import OPERATIONS
+from aionn.testing.contracts import level_of
 
 (CONTRACT,) = OPERATIONS
 T = OperandType
@@ -102,16 +103,7 @@ def legal_inputs(kind: OperandType = T.TENSOR_FLOAT32) -> list[Operand]:
 
 
 def validate(inputs: list[Operand], constants: dict[int, int] | None = None) -> int:
-    given = {id(inputs[i]): np.asarray(v) for i, v in (constants or {}).items()}
-    check = Check(
-        OperationType.SVDF,
-        inputs,
-        [Operand(inputs[0].type)] * 2,
-        where="operation 0",
-        constant=lambda operand: given.get(id(operand)),
-    )
-    CONTRACT.validate(check)
-    return check.level
+    return level_of(OperationType.SVDF, inputs, [Operand(inputs[0].type)] * 2, constants)
 
 
 def test_level_follows_the_type() -> None:
