@@ -267,11 +267,12 @@ async def _main(driver: str, name: str, sock: socket.socket, hang_after_s: float
     except (DeviceUnavailable, InvalidArgument) as e:
         await _refuse(sock, DeviceUnavailable(str(e)))
         return
-    try:
-        await serve(device, sock, progress=Progress(hang_after_s))
-    finally:
-        with anyio.CancelScope(shield=True):
-            await device.aclose()
+    with Progress(hang_after_s) as progress:
+        try:
+            await serve(device, sock, progress=progress)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await device.aclose()
 
 
 async def _refuse(sock: socket.socket, why: DeviceUnavailable) -> None:

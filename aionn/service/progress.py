@@ -4,15 +4,24 @@ Owns the count of work under way and the timer. The timer is the interpreter's o
 so that an engine which holds it for ever cannot stop the watch. It prints where every thread stands, and the process ends with
 status 1.
 
-Invariant: while work is under way, the timer is no older than the last beginning of work on an idle device, or the last end of any.
+Invariants:
+1. While work is under way, the timer rings no earlier than the limit after the last beginning of work on an idle device or the last
+   end of any, whichever came later, and at most a quarter of the limit after that.
+2. An idle device has no timer, after a quarter of the limit at the latest.
+
+Setting the timer starts a thread, some 30 microseconds, which a stream would pay for each frame. So it is set for a quarter more
+than the limit, and again only when it is older than a quarter; a thread of this module takes it away.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import TracebackType
+from typing import Self
 
 __all__ = ["Progress"]
 
@@ -20,16 +29,27 @@ _NOTHING = nullcontext()
 
 
 class Progress:
-    """Watches the device of this process.
+    """Watches the device of this process until it is closed.
 
     Args:
         hang_after_s: How long work may go on without any of it ending; None for no watch. Waiting for a turn counts as work.
+        now_s: The clock, in seconds.
     """
 
-    def __init__(self, hang_after_s: float | None) -> None:
+    def __init__(self, hang_after_s: float | None, *, now_s: Callable[[], float] = time.monotonic) -> None:
         self._hang_after_s = hang_after_s
-        self._lock = threading.Lock()
+        self._now_s = now_s
+        self._changed = threading.Condition(threading.Lock())
         self._count = 0
+        self._set_s: float | None = None
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        if hang_after_s is not None:
+            pause_s = hang_after_s / 4
+            self._thread = threading.Thread(
+                target=self._forget_when_idle, args=(pause_s,), name="aionn-progress", daemon=True
+            )
+            self._thread.start()
 
     @property
     def is_watching(self) -> bool:
@@ -51,9 +71,37 @@ class Progress:
 
     def _change(self, by: int) -> None:
         assert self._hang_after_s is not None
-        with self._lock:
+        with self._changed:
             before, self._count = self._count, self._count + by
-            if self._count == 0:
-                faulthandler.cancel_dump_traceback_later()
-            elif before == 0 or by < 0:
-                faulthandler.dump_traceback_later(self._hang_after_s, exit=True)
+            if self._closed or self._count == 0 or (before > 0 and by > 0):
+                return
+            now_s, margin_s = self._now_s(), self._hang_after_s / 4
+            if self._set_s is None or now_s - self._set_s > margin_s:
+                faulthandler.dump_traceback_later(self._hang_after_s + margin_s, exit=True)
+                self._set_s = now_s
+                self._changed.notify()
+
+    def _forget_when_idle(self, pause_s: float) -> None:
+        with self._changed:
+            while not self._closed:
+                self._changed.wait_for(lambda: self._closed or self._set_s is not None)
+                self._changed.wait_for(lambda: self._closed, pause_s)
+                if self._set_s is not None and (self._closed or self._count == 0):
+                    faulthandler.cancel_dump_traceback_later()
+                    self._set_s = None
+
+    def close(self) -> None:
+        """Ends the watch. Idempotent."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

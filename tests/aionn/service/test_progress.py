@@ -1,0 +1,114 @@
+"""When the timer that ends a hanging driver process rings, on a clock that stands still between two events."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+
+import pytest
+
+from aionn.service import progress as progress_module
+from aionn.service.progress import Progress
+
+LIMIT_S = 64.0
+"""Longer than any test: the thread that takes the timer away does nothing meanwhile, unless a test wants it to."""
+
+
+class Timer:
+    """In place of the interpreter's: notes when it would ring."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 0.0
+        self.rings_s: float | None = None
+        self.set_count = 0
+        self.cancelled = threading.Event()
+        self.watches: list[Progress] = []
+        monkeypatch.setattr(progress_module.faulthandler, "dump_traceback_later", self.set)
+        monkeypatch.setattr(progress_module.faulthandler, "cancel_dump_traceback_later", self.cancel)
+
+    def watch(self, limit_s: float) -> Progress:
+        self.watches.append(Progress(limit_s, now_s=lambda: self.now_s))
+        return self.watches[-1]
+
+    def set(self, timeout_s: float, *, exit: bool) -> None:
+        assert exit
+        self.rings_s = self.now_s + timeout_s
+        self.set_count += 1
+
+    def cancel(self) -> None:
+        self.rings_s = None
+        self.cancelled.set()
+
+
+@pytest.fixture
+def timer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Timer]:
+    timer = Timer(monkeypatch)
+    yield timer
+    for watch in timer.watches:
+        watch.close()
+
+
+def test_timer_never_rings_early_and_at_most_a_quarter_late(timer: Timer) -> None:
+    progress = timer.watch(LIMIT_S)
+    source = random.Random(11)
+    under_way: list[AbstractContextManager[None]] = []
+    moved_s = 0.0
+    for _ in range(5_000):
+        timer.now_s += source.choice((0.0, 1 / 64, 1.0, 13.0, LIMIT_S / 4, 21.0))
+        if under_way and source.random() < 0.5:
+            under_way.pop(source.randrange(len(under_way))).__exit__(None, None, None)
+            moved_s = timer.now_s
+        else:
+            if not under_way:
+                moved_s = timer.now_s
+            work = progress.work()
+            work.__enter__()
+            under_way.append(work)
+        if under_way:
+            assert timer.rings_s is not None
+            assert LIMIT_S <= timer.rings_s - moved_s <= 1.25 * LIMIT_S
+    while under_way:
+        under_way.pop().__exit__(None, None, None)
+
+
+def test_frames_in_a_row_set_it_once_in_a_quarter_of_the_limit(timer: Timer) -> None:
+    progress = timer.watch(LIMIT_S)
+    for _ in range(1_000):
+        with progress.work():
+            timer.now_s += LIMIT_S / 1_000
+    assert 1 <= timer.set_count <= 4
+
+
+def test_idle_device_has_no_timer_and_the_next_work_sets_one(timer: Timer) -> None:
+    progress = timer.watch(0.02)
+    for count in (1, 2):
+        timer.cancelled.clear()
+        with progress.work():
+            assert timer.set_count == count
+        assert timer.cancelled.wait(10), "the timer of an idle device would end its process"
+
+
+def test_busy_device_keeps_its_timer(timer: Timer) -> None:
+    progress = timer.watch(0.02)
+    with progress.work():
+        assert not timer.cancelled.wait(0.05)
+        assert timer.rings_s is not None
+
+
+def test_closed_watch_has_no_timer_and_sets_none(timer: Timer) -> None:
+    progress = timer.watch(LIMIT_S)
+    with progress.work():
+        assert timer.rings_s is not None
+        progress.close()
+        assert timer.rings_s is None
+        with progress.work():
+            pass
+    progress.close()
+    assert timer.set_count == 1
+
+
+def test_without_a_limit_nothing_is_watched(timer: Timer) -> None:
+    with Progress(None).work():
+        assert timer.set_count == 0
