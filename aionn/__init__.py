@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from aionn.runtime.arguments import TensorSpec, image_writer, value_writer
     from aionn.runtime.burst import Burst, Stream, StreamResult
     from aionn.runtime.clock import after, now_ns
-    from aionn.runtime.compilation import Compilation, Placement
+    from aionn.runtime.compilation import Compilation
     from aionn.runtime.execution import Execution, Result
     from aionn.runtime.images import ImageMemory
     from aionn.runtime.memory import DeviceMemory, SharedMemory
+    from aionn.runtime.plan import Placement
     from aionn.runtime.runtime import Runtime, RuntimeDevice
     from aionn.runtime.runtime import open_runtime as open
 
@@ -54,7 +55,7 @@ _HOME_BY_NAME = {
     "MissedDeadline": "aionn.errors",
     "Model": "aionn.hal",
     "OutputInsufficientSize": "aionn.errors",
-    "Placement": "aionn.runtime.compilation",
+    "Placement": "aionn.runtime.plan",
     "Priority": "aionn.hal",
     "ResourceExhausted": "aionn.errors",
     "Result": "aionn.runtime.execution",

@@ -32,11 +32,11 @@ import aionn.runtime.runtime as asynchronous_runtime
 from aionn.errors import InvalidArgument
 from aionn.hal import DeviceStatus, Model, Priority
 from aionn.runtime.arguments import Array, TensorSpec
-from aionn.runtime.compilation import Placement
 from aionn.runtime.execution import ExecutionState, Result
 from aionn.runtime.images import ImageMemory
 from aionn.runtime.introspection import Support
 from aionn.runtime.memory import SharedMemory
+from aionn.runtime.plan import Placement
 from aionn.runtime.runtime import RuntimeDevice, Unavailable, open_runtime
 from aionn.runtime.settings import Settings
 from fences import SyncFence

@@ -333,8 +333,12 @@ async def run_on_gate(
     *,
     owner: Hashable = None,
     model: Hashable = None,
+    abandoned: Callable[[SyncFence], None] | None = None,
 ) -> _T:
-    """Runs ``call`` on a thread of the gate and returns what it returns. Cancelled: ``call``'s argument turns True."""
+    """Runs ``call`` on a thread of the gate and returns what it returns.
+
+    Cancelled, ``call``'s argument turns True, and ``abandoned`` is told of the fence that is signalled when ``call`` has ended.
+    """
     cancelled = threading.Event()
     outcome: list[_T | BaseException] = []
 
@@ -353,7 +357,12 @@ async def run_on_gate(
     try:
         with real_work(f"work on {gate}"):
             gate.submit(priority, deadline_ns, job, owner=owner, model=model)
-            await done
+            try:
+                await done
+            except BaseException:
+                if abandoned is not None:
+                    abandoned(done)
+                raise
     except BaseException:
         cancelled.set()
         raise

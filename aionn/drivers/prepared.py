@@ -14,7 +14,7 @@ Source: obligations in ``aionn.hal.device``; the NN HAL's sample driver for the 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +85,8 @@ class BlockingPreparedModel(CheckedPreparedModel):
         super().__init__(device, model, priority)
         self.owner: Hashable = None
         self._abandoned = False
+        # By the identity of the request, which an entry keeps.
+        self._left: dict[int, tuple[Request, SyncFence]] = {}
 
     @abc.abstractmethod
     def run(
@@ -207,6 +209,11 @@ class BlockingPreparedModel(CheckedPreparedModel):
         """See ``PreparedModel``. Cancellation asks the device to stop; it keeps its slot until it has."""
         check_times(deadline_ns, loop_timeout_ns)
         arguments = self.bind(request)
+
+        def leave(done: SyncFence) -> None:
+            self._left[id(request)] = request, done
+            done.add_callback(lambda fence: self._left.pop(id(request), None))
+
         return await run_on_gate(
             self.device.gate,
             self.priority if priority is None else priority,
@@ -220,7 +227,14 @@ class BlockingPreparedModel(CheckedPreparedModel):
             ),
             owner=self.owner,
             model=self.identity,
+            abandoned=leave,
         )
+
+    async def settle(self, request: Request) -> None:
+        """Waits until the device is done with a request whose caller was cancelled; at once where it is."""
+        left = self._left.get(id(request))
+        if left is not None:
+            await left[1]
 
     async def execute(
         self,
@@ -323,6 +337,15 @@ class DirectBurst:
         self._prepared = prepared
         self._memories: dict[int, Memory] = {}
         self._busy = False
+        self._last: Request | None = None
+        # None where the prepared model cannot say when it is done with what a cancelled caller left.
+        self._settle_model: Callable[[Request], Awaitable[None]] | None = getattr(prepared, "settle", None)
+        self.settle = None if self._settle_model is None else self._settle
+
+    async def _settle(self) -> None:
+        """Waits until the device is done with what a cancelled caller left in flight."""
+        if self._settle_model is not None and self._last is not None:
+            await self._settle_model(self._last)
 
     async def execute_synchronously(
         self,
@@ -337,7 +360,7 @@ class DirectBurst:
         check_memory_identifiers(request, memory_identifiers)
         if self._busy:
             raise InvalidArgument("burst: an execution is in flight already")
-        request = self._with_remembered(request, memory_identifiers)
+        request = self._last = self._with_remembered(request, memory_identifiers)
         self._busy = True
         try:
             return await self._prepared.execute_synchronously(

@@ -12,6 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
+import functools
 import mmap
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
@@ -28,15 +29,13 @@ from aionn.hal import ExecutionResult, Priority, Timing, check_deadline_ns, dime
 from aionn.hal.real_work import real_work
 from aionn.hal.tracing import section
 from aionn.runtime.arguments import Array, RequestArea, TensorSpec, Value, Writer, check_inputs
-from aionn.runtime.clock import now_ns
-from aionn.runtime.execution import Execution, Result, Turn
-from aionn.runtime.fallback import may_fall_back
-from aionn.scheduler.dispatcher import Dispatcher
+from aionn.runtime.direct import execute_directly, hold
+from aionn.runtime.execution import Execution, Result, Turn, failing, priority_of, result_of
 from aionn.scheduler.work import Work
 from aionn.validation import check_execution_result
 
 if TYPE_CHECKING:
-    from aionn.runtime.compilation import Plan
+    from aionn.runtime.plan import Plan
     from aionn.runtime.runtime import Runtime
 
 __all__ = ["Burst", "Stream", "StreamResult", "StreamStatistics"]
@@ -107,6 +106,7 @@ class Burst:
         self._slot_count = slots
         self._polling = polling or {}
         self._slots: list[_Slot] = []
+        self._unused: list[_Slot] = []
         self._free = anyio.Semaphore(0, fast_acquire=True)
         # Of each step as many as its device can use at a time: an execution in each, or the device would stand idle between two.
         self._lines: list[list[_Line]] = []
@@ -133,6 +133,9 @@ class Burst:
                 with real_work("making a burst's memory"):
                     area = await anyio.to_thread.run_sync(_touched_area, values)
                 self._slots.append(_Slot(identifier, area, self._plan))
+            # The first is taken first: a burst that is used by one alone keeps to one memory, which the caches know.
+            self._unused = self._slots[::-1]
+            for _ in self._slots:
                 self._free.release()
         except BaseException:
             await self.aclose()
@@ -147,14 +150,15 @@ class Burst:
     async def _take(self) -> _Slot:
         if not self._slots or self._closed:
             raise InvalidArgument("burst: not open; use it with async with")
-        await self._free.acquire()
-        slot = next(s for s in self._slots if s.users == 0)
+        await _acquired(self._free)
+        slot = self._unused.pop()
         slot.users = 1
         return slot
 
     def _leave(self, slot: _Slot) -> None:
         slot.users -= 1
         if slot.users == 0:
+            self._unused.append(slot)
             self._free.release()
 
     def _begin(
@@ -170,7 +174,7 @@ class Burst:
         """Starts an execution in the background; one whose only step has failed already goes on from there."""
         turns = self._turns(slot, measure)
         if failure is not None:
-            turns = [turns[0]._replace(run=_failed(failure), model=None)]
+            turns = [turns[0]._replace(run=failing(failure), model=None)]
         slot.users += 1
         execution = Execution(
             lambda: slot.area,
@@ -203,11 +207,14 @@ class Burst:
         """Runs a step on a slot of its device that is had."""
         step = self._plan.steps[index]
         line = self._line(slot, index)
-        async with line.free:
+        await _acquired(line.free)
+        try:
             with section("LI_PE", step.device.name):
                 result = await line.hal.execute_synchronously(
                     slot.requests[index], slot.identifiers, measure=measure, deadline_ns=deadline_ns
                 )
+        finally:
+            line.free.release()
         # Frames without timings give the same object again.
         if result is not slot.checked[index]:
             check_execution_result(step.model.main, result, measure=measure)
@@ -247,61 +254,36 @@ class Burst:
             line = self._line(slot, 0)
             is_alone = len(self._lines) == 1 and line.settle is not None and self._report is None
             if deadline is None and is_alone:
-                return await self._execute_here(slot, line, rank, measure)
-            return await self._await(self._begin(slot, deadline, rank, measure, copy=True))
+                return await self._execute_directly(slot, line, rank, measure)
+            return await result_of(self._begin(slot, deadline, rank, measure, copy=True))
         finally:
             self._leave(slot)
 
-    async def _execute_here(self, slot: _Slot, line: _Line, priority: Priority, measure: bool) -> Result:
-        """Executes the only step in the caller's own task: what nobody but the caller waits for needs neither task nor fence.
+    async def _execute_directly(self, slot: _Slot, line: _Line, priority: Priority, measure: bool) -> Result:
+        """Executes the only step in the caller's own task.
 
         Cancelled or failed, what is left is done in the background: waiting for the device's answer, or falling back.
         """
         turn = self._turns(slot, measure)[0]
-        dispatcher = turn.dispatcher
-        work = dispatcher.enter(
-            priority=priority, deadline_ns=None, model=turn.model, declared_ns=turn.declared_ns
-        )
-        await dispatcher.turn(work)
-        queued_ns = now_ns() - work.arrival_ns
-        try:
-            with section("LR_PE", self._device_names):
-                timing = await self._run(slot, 0, measure, None)
-        except Error as e:
-            dispatcher.release(work, outcome="failed")
-            if turn.fall_back is None or not may_fall_back(e):
-                raise
-            failure = e
-        except BaseException:
+
+        def abandon(work: Work) -> None:
             slot.users += 1
-            self._runtime.background.start_execution(
-                self._hold(line, dispatcher, work), lambda task: self._leave(slot)
+            ending = hold(functools.partial(_settled, line), turn, work)
+            self._runtime.background.start_execution(ending, lambda task: self._leave(slot))
+
+        async def recover(failure: Error) -> Result:
+            return await result_of(self._begin(slot, None, priority, measure, copy=True, failure=failure))
+
+        with section("LR_PE", self._device_names):
+            return await execute_directly(
+                turn,
+                slot.area,
+                self._output_indexes,
+                device=self._device_names,
+                priority=priority,
+                abandon=abandon,
+                recover=recover,
             )
-            raise
-        else:
-            dispatcher.release(work)
-            outputs = slot.area.outputs(self._output_indexes, copy=True)
-            total_ns = now_ns() - work.arrival_ns
-            return Result(outputs, timing, device=self._device_names, queued_ns=queued_ns, total_ns=total_ns)
-        return await self._await(self._begin(slot, None, priority, measure, copy=True, failure=failure))
-
-    async def _hold(self, line: _Line, dispatcher: Dispatcher, work: Work) -> None:
-        """Keeps the device's slot of a cancelled execution until the device has answered."""
-        try:
-            async with line.free:
-                if line.settle is not None:
-                    await line.settle()
-        except Error:
-            pass  # It died, or the burst was closed: nothing of it runs any more.
-        finally:
-            dispatcher.release(work, outcome="failed")
-
-    async def _await(self, execution: Execution) -> Result:
-        try:
-            return await execution
-        except BaseException:
-            execution.cancel()
-            raise
 
     def stream(
         self,
@@ -349,8 +331,6 @@ class Burst:
         return stream
 
     def _priority_of(self, priority: str | Priority | None) -> Priority:
-        from aionn.runtime.compilation import priority_of
-
         return self._priority if priority is None else priority_of(priority)
 
     async def aclose(self) -> None:
@@ -373,11 +353,18 @@ class Burst:
         self._slots.clear()
 
 
-def _failed(error: Error) -> Callable[[RequestArea, int | None], Awaitable[Timing]]:
-    async def run(area: RequestArea, deadline_ns: int | None) -> Timing:
-        raise error
+async def _acquired(semaphore: anyio.Semaphore) -> None:
+    """Acquires a semaphore; at a third of the cost where there is nothing to wait for."""
+    if semaphore.value:
+        semaphore.acquire_nowait()
+    else:
+        await semaphore.acquire()
 
-    return run
+
+async def _settled(line: _Line) -> None:
+    async with line.free:
+        if line.settle is not None:
+            await line.settle()
 
 
 def _touched_area(values: Sequence[Value]) -> RequestArea:

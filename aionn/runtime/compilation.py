@@ -6,6 +6,7 @@ device knows.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -14,40 +15,25 @@ import anyio.to_thread
 import msgspec
 
 from aionn.errors import Error, InvalidArgument
-from aionn.hal import (
-    Model,
-    PreparedModel,
-    Priority,
-    Timing,
-    check_deadline_ns,
-    check_fences,
-)
+from aionn.hal import Priority, Timing, check_deadline_ns, check_fences
 from aionn.hal.real_work import real_work
-from aionn.runtime.arguments import (
-    Array,
-    Binding,
-    RequestArea,
-    TensorSpec,
-    Value,
-    check_inputs,
-    input_value,
-    output_target,
-    result_value,
-)
+from aionn.hal.tracing import section
+from aionn.runtime.arguments import Array, Binding, RequestArea, Value, check_inputs, output_target
 from aionn.runtime.burst import Burst
 from aionn.runtime.clock import to_ns
-from aionn.runtime.execution import Execution, Result, Turn
-from aionn.runtime.fallback import Fallback, in_ordinary_memory
+from aionn.runtime.direct import execute_directly, hold
+from aionn.runtime.execution import PRIORITY, Execution, Result, Turn, failing, priority_of, result_of
 from aionn.runtime.memory import OwnMemory, bind, image_view
+from aionn.runtime.plan import Plan, declared_ns, settle_of
 from aionn.runtime.stepping import execute_step
+from aionn.scheduler.work import Work
 from fences import SyncFence
 
 if TYPE_CHECKING:
-    from aionn.runtime.control_flow import InterpretedModel
     from aionn.runtime.reusable import ReusableExecution
-    from aionn.runtime.runtime import Runtime, RuntimeDevice
+    from aionn.runtime.runtime import Runtime
 
-__all__ = ["Compilation", "Placement", "Plan", "PreparedStep", "priority_of"]
+__all__ = ["Compilation"]
 
 AREAS_KEPT_MAX = 8
 """Request memories that a compilation keeps for the next execution; more are given back."""
@@ -59,178 +45,24 @@ COPIED_BYTES_IN_LOOP_MAX = 1 << 21
 """Most bytes of inputs that are copied on the event loop: at some 10 bytes a nanosecond, a fifth of a millisecond."""
 
 
-class Placement(msgspec.Struct, frozen=True):
-    """Where one operation runs.
+class _Asked(NamedTuple):
+    """What the caller of an execution asks for, checked.
 
     Attributes:
-        operation: Its index in its subgraph.
-        type: Its name.
-        device: The device's name; ``interpreter`` for an IF or WHILE whose subgraphs are placed on their own.
-        reason: Why there.
-        subgraph: 0 for the main one, ``i + 1`` for ``model.referenced[i]``, where that is placed on its own.
+        inputs: Arrays by input; None for what is left out or lies elsewhere.
+        bound: What lies in memories of the application's own, by key.
+        targets: Arrays that outputs are copied to, by key.
+        deadline_ns: Absolute; None for none.
+        priority: Against others.
+        loop_timeout_ns: For every WHILE; None for the default.
     """
 
-    operation: int
-    type: str
-    device: str
-    reason: str
-    subgraph: int = 0
-
-
-def priority_of(value: str | Priority) -> Priority:
-    """A priority by name or value.
-
-    Raises:
-        InvalidArgument: There is no such priority.
-    """
-    try:
-        return Priority[value.upper()] if isinstance(value, str) else Priority(value)
-    except (KeyError, ValueError):
-        names = ", ".join(p.name.lower() for p in Priority)
-        raise InvalidArgument(f"priority: expected one of {names}, got {value!r}") from None
-
-
-class PreparedStep(NamedTuple):
-    """A step of the plan, made ready on its device.
-
-    Attributes:
-        device: Where it runs.
-        prepared: The device's prepared model.
-        model: What was prepared.
-        inputs: Keys of the values that it reads, in the order of its model's inputs.
-        outputs: Keys of the values that it writes, in the order of its model's outputs.
-        operations: Which of the whole model's operations it has.
-        interpreted: The IF or WHILE that the runtime itself runs, which is what ``prepared`` is then; None for all other steps.
-    """
-
-    device: RuntimeDevice
-    prepared: PreparedModel
-    model: Model
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    operations: tuple[int, ...]
-    interpreted: InterpretedModel | None = None
-
-
-class Plan(NamedTuple):
-    """All that a compilation executes, or all of a subgraph that is placed on its own.
-
-    Attributes:
-        model: The whole model.
-        inputs: What it takes, by description.
-        outputs: What it gives, by description.
-        temporaries: Values that go from one step to another, by key.
-        steps: In the order in which they run.
-        placement: Which operation runs where, and why.
-        fallback: The reference device for steps that fail; None where that is not allowed.
-        number: Of the subgraph; 0 for the main one.
-    """
-
-    model: Model
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    temporaries: Mapping[int, TensorSpec]
-    steps: tuple[PreparedStep, ...]
-    placement: tuple[Placement, ...]
-    fallback: Fallback | None = None
-    number: int = 0
-
-    def fall_back(
-        self, index: int, measure: bool, loop_timeout_ns: int | None = None
-    ) -> Callable[[RequestArea, int | None, Error], Awaitable[tuple[Timing, str]]] | None:
-        """How a step runs on the reference device after it has failed on its own."""
-        fallback, step = self.fallback, self.steps[index]
-        if fallback is None or step.device is fallback.device:
-            return None
-
-        async def run(area: RequestArea, deadline_ns: int | None, error: Error) -> tuple[Timing, str]:
-            elsewhere = step._replace(
-                device=fallback.device, prepared=await fallback.prepared(index), interpreted=None
-            )
-            async with in_ordinary_memory(area, step.inputs, step.outputs):
-                timing = await execute_step(elsewhere, area, {}, measure, deadline_ns, loop_timeout_ns)
-            inside = f"subgraph {self.number}, " if self.number else ""
-            told = f"{inside}step {index} of {len(self.steps)}: {step.device.name} failed ({error}); ran on {fallback.device.name}"
-            return timing, told
-
-        return run
-
-    def rescue(self, measure: bool, loop_timeout_ns: int | None = None) -> Turn | None:
-        """How the whole model runs on the reference device when a step has failed there as well, or cannot run at all."""
-        fallback = self.fallback
-        if fallback is None or len(self.steps) == 1:
-            return None
-        main = self.model.main
-
-        async def run(area: RequestArea, deadline_ns: int | None) -> Timing:
-            step = PreparedStep(
-                fallback.device,
-                await fallback.prepared(len(self.steps)),
-                self.model,
-                main.input_indexes,
-                main.output_indexes,
-                (),
-            )
-            async with in_ordinary_memory(area, step.inputs, step.outputs):
-                return await execute_step(step, area, {}, measure, deadline_ns, loop_timeout_ns)
-
-        return Turn(fallback.device.dispatcher, run)
-
-    @property
-    def devices(self) -> tuple[RuntimeDevice, ...]:
-        """The devices in the order of the steps, each once, those inside of control flow included."""
-        found: dict[RuntimeDevice, None] = {}
-        for step in self.steps:
-            inside = (step.device,) if step.interpreted is None else step.interpreted.devices
-            found.update(dict.fromkeys(inside))
-        return tuple(found)
-
-    @property
-    def device_names(self) -> str:
-        """The devices' names in the order of the steps, each once."""
-        return ", ".join(device.name for device in self.devices)
-
-    def uses(self, key: int) -> list[tuple[PreparedStep, bool, int]]:
-        """Where a value is met: ``(step, whether it writes, which argument)``.
-
-        Of an IF or WHILE that is interpreted, the steps inside that read or write the very memory, and the IF or WHILE itself where
-        the runtime does.
-        """
-        found: list[tuple[PreparedStep, bool, int]] = []
-        for step in self.steps:
-            for writes, keys in ((False, step.inputs), (True, step.outputs)):
-                if key in keys:
-                    argument = keys.index(key)
-                    inside = None
-                    if step.interpreted is not None:
-                        inside = step.interpreted.uses(argument, is_output=writes)
-                    found += [(step, writes, argument)] if inside is None else inside
-        return found
-
-    def values(
-        self, input_shapes: Sequence[tuple[int, ...] | None], sizes: Mapping[int, int]
-    ) -> tuple[Value, ...]:
-        """All values of an execution; ``sizes`` says what is known from earlier ones."""
-        main = self.model.main
-        inputs = [
-            input_value(key, spec, shape)
-            for key, spec, shape in zip(main.input_indexes, self.inputs, input_shapes, strict=True)
-        ]
-        results = {**dict(zip(main.output_indexes, self.outputs, strict=True)), **self.temporaries}
-        return (*inputs, *(result_value(key, spec, sizes.get(key)) for key, spec in results.items()))
-
-    async def aclose(self) -> None:
-        """Frees its steps at their devices, and what fell back."""
-        for step in self.steps:
-            await step.prepared.aclose()
-        if self.fallback is not None:
-            await self.fallback.aclose()
-
-
-def declared_ns(prepared: PreparedModel) -> int | None:
-    """What a driver says that an execution takes, in ns; None where it says nothing."""
-    declared: int | None = getattr(prepared, "expected_duration_ns", None)
-    return declared
+    inputs: Sequence[Array | None]
+    bound: Mapping[int, Binding]
+    targets: Mapping[int, Array]
+    deadline_ns: int | None
+    priority: Priority
+    loop_timeout_ns: int | None
 
 
 async def _on_thread(fill: Callable[[], RequestArea]) -> RequestArea:
@@ -274,6 +106,9 @@ class Compilation:
         self._closed = False
         # Durations are learnt by these, which nothing else is equal to, however often an address is used again.
         self._learnt_by = [object() for _ in plan.steps]
+        self._device_names = plan.device_names
+        # How to wait for what a cancelled caller leaves; None where a task of its own must wait.
+        self._settle = None if report is not None else settle_of(plan)
         self.model = plan.model
         self.inputs = plan.inputs
         self.outputs = plan.outputs
@@ -314,12 +149,49 @@ class Compilation:
 
         Cancelled while waiting: the execution never runs. Cancelled while running: the device keeps its slot until it is done.
         """
-        execution = self._start(inputs, outputs, deadline, priority, measure, loop_timeout)
+        asked = self._asked(inputs, outputs, deadline, priority, loop_timeout)
+        if deadline is None and self._settle is not None:
+            with section("LR_PE", self._device_names):
+                return await self._execute_directly(asked, measure)
+        return await result_of(self._start(asked, measure))
+
+    async def _execute_directly(self, asked: _Asked, measure: bool) -> Result:
+        """Executes the only step in the caller's own task.
+
+        Cancelled or failed, what is left is done in the background: waiting for the device's answer, or falling back.
+        """
+        turn = self._turn(0, measure, asked.loop_timeout_ns)
+        with section("LR_PIO", "inputs"):
+            made = self._area(asked)
+            area: RequestArea | None = made if isinstance(made, RequestArea) else await made
+        assert area is not None, "made or raised"
+
+        def abandon(work: Work) -> None:
+            nonlocal area
+            left, area = area, None  # It goes back when the device is done with it.
+            step, settle = self._plan.steps[0], self._settle
+            assert left is not None and settle is not None, "abandoned once, on this way alone"
+            request = left.request(step.inputs, step.outputs)
+            ending = hold(functools.partial(settle, request), turn, work)
+            self._runtime.background.start_execution(ending, lambda task: self._give_back(left))
+
+        async def recover(failure: Error) -> Result:
+            return await result_of(self._start(asked, measure, failure=failure))
+
+        token = PRIORITY.set(asked.priority)
         try:
-            return await execution
-        except BaseException:
-            execution.cancel()
-            raise
+            return await execute_directly(
+                turn,
+                area,
+                self.model.main.output_indexes,
+                device=self._device_names,
+                priority=asked.priority,
+                abandon=abandon,
+                recover=recover,
+            )
+        finally:
+            PRIORITY.reset(token)
+            self._give_back(area)
 
     def execute_fenced(
         self,
@@ -355,38 +227,53 @@ class Compilation:
         """
         check_fences(wait_for, where="wait_for")
         duration_ns = None if duration is None else to_ns(duration, what="duration")
-        return self._start(inputs, outputs, deadline, priority, measure, loop_timeout, wait_for, duration_ns)
+        asked = self._asked(inputs, outputs, deadline, priority, loop_timeout)
+        return self._start(asked, measure, wait_for, duration_ns)
 
-    def _start(
+    def _asked(
         self,
         inputs: Sequence[Any],
         outputs: Sequence[Any] | None,
         deadline: int | None,
         priority: str | Priority | None,
-        measure: bool,
         loop_timeout: float | None,
-        wait_for: Sequence[SyncFence] = (),
-        duration_ns: int | None = None,
-    ) -> Execution:
+    ) -> _Asked:
         self._check_open()
         check_deadline_ns(deadline, where="execute")
         bound, plain, targets = self._bindings(inputs, outputs)
-        values = check_inputs(self.inputs, plain)
-        loop_timeout_ns = None if loop_timeout is None else to_ns(loop_timeout, what="loop_timeout")
+        return _Asked(
+            check_inputs(self.inputs, plain),
+            bound,
+            targets,
+            deadline,
+            self._priority if priority is None else priority_of(priority),
+            None if loop_timeout is None else to_ns(loop_timeout, what="loop_timeout"),
+        )
 
-        def prepare() -> RequestArea | Awaitable[RequestArea]:
-            return self._area(values, bound, targets)
-
+    def _start(
+        self,
+        asked: _Asked,
+        measure: bool,
+        wait_for: Sequence[SyncFence] = (),
+        duration_ns: int | None = None,
+        *,
+        failure: Error | None = None,
+    ) -> Execution:
+        """Starts an execution in the background; one whose only step has failed already goes on from there."""
+        steps = range(len(self._plan.steps))
+        turns = [self._turn(index, measure, asked.loop_timeout_ns) for index in steps]
+        if failure is not None:
+            turns = [turns[0]._replace(run=failing(failure), model=None)]
         execution = Execution(
-            prepare,
-            [self._turn(index, measure, loop_timeout_ns) for index in range(len(self._plan.steps))],
+            lambda: self._area(asked),
+            turns,
             self.model.main.output_indexes,
-            device=self._plan.device_names,
-            priority=self._priority if priority is None else priority_of(priority),
-            deadline_ns=deadline,
+            device=self._device_names,
+            priority=asked.priority,
+            deadline_ns=asked.deadline_ns,
             duration_ns=duration_ns,
             wait_for=wait_for,
-            rescue=self._plan.rescue(measure, loop_timeout_ns),
+            rescue=self._plan.rescue(measure, asked.loop_timeout_ns),
             report=self._report,
             finish=self._give_back,
         )
@@ -426,14 +313,12 @@ class Compilation:
             return await execute_step(step, area, self._sizes, measure, deadline_ns, loop_timeout_ns)
 
         fall_back = self._plan.fall_back(index, measure, loop_timeout_ns)
-        return Turn(
-            step.device.dispatcher, run, fall_back, self._learnt_by[index], declared_ns(step.prepared)
-        )
+        declared = declared_ns(step.prepared)
+        return Turn(step.device.dispatcher, run, fall_back, self._learnt_by[index], declared)
 
-    def _area(
-        self, arrays: Sequence[Array | None], bound: Mapping[int, Binding], targets: Mapping[int, Array]
-    ) -> RequestArea | Awaitable[RequestArea]:
+    def _area(self, asked: _Asked) -> RequestArea | Awaitable[RequestArea]:
         """Memory that holds the inputs; to be awaited where filling it takes longer than the loop may be held."""
+        arrays, bound, targets = asked.inputs, asked.bound, asked.targets
         shapes = tuple([None if array is None else array.shape for array in arrays])
         values = self._values(shapes, bound.keys())
         for index, area in enumerate(self._areas):

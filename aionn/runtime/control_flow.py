@@ -53,10 +53,11 @@ from aionn.hal import Burst as HalBurst
 from aionn.hal.tracing import section
 from aionn.runtime.arguments import Binding, RequestArea, Value
 from aionn.runtime.clock import now_ns
-from aionn.runtime.compilation import AREAS_KEPT_MAX, Plan, PreparedStep
+from aionn.runtime.compilation import AREAS_KEPT_MAX
 from aionn.runtime.execution import UNDER_WAY, Turn, sum_of
 from aionn.runtime.interpreter_device import interpreter_device
 from aionn.runtime.partition import Step
+from aionn.runtime.plan import Plan, PreparedStep
 from aionn.runtime.stepping import execute_step
 from aionn.validation import check_execution_result
 

@@ -25,6 +25,7 @@ from aionn.errors import (
     Error,
     ErrorStatus,
     GeneralFailure,
+    InvalidArgument,
     MissedDeadline,
     status_of,
 )
@@ -46,7 +47,12 @@ __all__ = [
     "ExecutionState",
     "Result",
     "Turn",
+    "failing",
+    "is_told",
+    "priority_of",
+    "result_of",
     "sum_of",
+    "tell_end",
 ]
 
 _logger = logging.getLogger("aionn.execution")
@@ -78,6 +84,19 @@ class Result(msgspec.Struct, frozen=True):
     queued_ns: int = 0
     total_ns: int = 0
     valid_until: str = ""
+
+
+def priority_of(value: str | Priority) -> Priority:
+    """A priority by name or value.
+
+    Raises:
+        InvalidArgument: There is no such priority.
+    """
+    try:
+        return Priority[value.upper()] if isinstance(value, str) else Priority(value)
+    except (KeyError, ValueError):
+        names = ", ".join(p.name.lower() for p in Priority)
+        raise InvalidArgument(f"priority: expected one of {names}, got {value!r}") from None
 
 
 class ExecutionState(enum.Enum):
@@ -224,8 +243,7 @@ class Execution:
 
     def _tell(self) -> None:
         status, _, took_ns = self.outcome()
-        told = (self._device, self._priority.name, status.name, self._queued_ns, took_ns)
-        _logger.debug("on %s, priority %s: %s, %d ns until its turn, %d ns in all", *told)
+        tell_end(self._device, self._priority, status, self._queued_ns, took_ns)
         for reason in self._fallback:
             _logger.debug("fallback: %s", reason)
 
@@ -237,7 +255,7 @@ class Execution:
         self._finish(self._area)
         if self._report is not None:
             self._report(self)
-        if _logger.isEnabledFor(logging.DEBUG):
+        if is_told():
             self._tell()
 
     def outcome(self) -> tuple[ErrorStatus, Result | None, int]:
@@ -312,8 +330,6 @@ class Execution:
         Raises:
             InvalidArgument: There is no such priority.
         """
-        from aionn.runtime.compilation import priority_of
-
         wanted = priority_of(priority)
         if self.state in (ExecutionState.RUNNING, ExecutionState.FINISHED):
             return False
@@ -468,6 +484,35 @@ class ExecutionFence(SyncFence):
         super().__init__("execution")
         # Weak: the two would otherwise live until the garbage collector comes.
         self.execution: weakref.ref[Execution] = weakref.ref(execution)
+
+
+async def result_of(execution: Execution) -> Result:
+    """Waits for an execution that nobody else has; cancelled, it gives the execution up."""
+    try:
+        return await execution
+    except BaseException:
+        execution.cancel()
+        raise
+
+
+def failing(error: Error) -> Callable[[RequestArea, int | None], Awaitable[Timing]]:
+    """How a step runs that has failed already, so that an execution goes on from there."""
+
+    async def run(area: RequestArea, deadline_ns: int | None) -> Timing:
+        raise error
+
+    return run
+
+
+def is_told() -> bool:
+    """Whether the ends of executions are logged."""
+    return _logger.isEnabledFor(logging.DEBUG)
+
+
+def tell_end(device: str, priority: Priority, status: ErrorStatus, queued_ns: int, took_ns: int) -> None:
+    """Logs how an execution ended."""
+    told = (device, priority.name, status.name, queued_ns, took_ns)
+    _logger.debug("on %s, priority %s: %s, %d ns until its turn, %d ns in all", *told)
 
 
 def sum_of(timings: Sequence[Timing]) -> Timing:

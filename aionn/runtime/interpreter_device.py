@@ -71,6 +71,7 @@ class _Everybody(Dispatcher):
         """See ``Dispatcher``."""
         work.state = WorkState.ENDED
 
-    def release(self, work: Work, **told: Any) -> None:
+    def release(self, work: Work, **told: Any) -> int:
         """See ``Dispatcher``."""
         work.state = WorkState.ENDED
+        return now_ns()

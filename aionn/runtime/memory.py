@@ -39,7 +39,8 @@ from aionn.runtime.images import ImageMemory, check_like, fitted
 from aionn.runtime.mapped import MappedMemory
 
 if TYPE_CHECKING:
-    from aionn.runtime.compilation import Compilation, PreparedStep
+    from aionn.runtime.compilation import Compilation
+    from aionn.runtime.plan import PreparedStep
 
 __all__ = [
     "DeviceMemory",

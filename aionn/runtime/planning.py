@@ -38,7 +38,6 @@ from aionn.hal.tracing import section
 from aionn.models.tflite import load_tflite
 from aionn.runtime.arguments import TensorSpec, tensor_spec
 from aionn.runtime.caching import StepCache
-from aionn.runtime.compilation import Placement, Plan, PreparedStep
 from aionn.runtime.control_flow import interpreted_step
 from aionn.runtime.division import (
     INTERPRETER,
@@ -50,6 +49,7 @@ from aionn.runtime.division import (
 )
 from aionn.runtime.fallback import Fallback, driver_error
 from aionn.runtime.partition import Candidate, Step, step_model
+from aionn.runtime.plan import Placement, Plan, PreparedStep
 from aionn.runtime.slicing import Slice, expressed_at, operation_levels, slice_model
 from aionn.validation import validate_model
 

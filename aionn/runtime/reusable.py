@@ -18,8 +18,7 @@ from aionn.errors import InvalidArgument
 from aionn.hal import Priority, check_deadline_ns, dimensions_are_known
 from aionn.runtime.arguments import Array, RequestArea
 from aionn.runtime.clock import to_ns
-from aionn.runtime.compilation import priority_of
-from aionn.runtime.execution import Execution, ExecutionState, Result
+from aionn.runtime.execution import Execution, ExecutionState, Result, priority_of
 from fences import FenceStatus
 
 if TYPE_CHECKING:

@@ -41,11 +41,13 @@ from aionn.hal.tracing import section
 from aionn.runtime.background import Background
 from aionn.runtime.caching import open_cache
 from aionn.runtime.clock import now_ns
-from aionn.runtime.compilation import Compilation, Plan, priority_of
+from aionn.runtime.compilation import Compilation
+from aionn.runtime.execution import priority_of
 from aionn.runtime.extensions import check_extensions
 from aionn.runtime.fallback import can_fall_back, may_fall_back
 from aionn.runtime.introspection import Support, ask_support
 from aionn.runtime.memory import DeviceMemory, IoRole, OwnMemory, SharedMemory, allocate, copy
+from aionn.runtime.plan import Plan
 from aionn.runtime.planning import LoadedModel, PlanOptions, keep_plan, load_model, make_plan, restore_plan
 from aionn.runtime.settings import ExecutionPath, PartitionMode, Settings, settings_from
 from aionn.runtime.telemetry import Listener, Reporter, failure_report_of, report_of

@@ -24,7 +24,7 @@ from aionn.validation import check_execution_result
 from fences import SyncFence
 
 if TYPE_CHECKING:
-    from aionn.runtime.compilation import PreparedStep
+    from aionn.runtime.plan import PreparedStep
 
 __all__ = ["execute_step"]
 

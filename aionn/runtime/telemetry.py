@@ -25,8 +25,8 @@ from aionn.hal import Model, OperandType, OperationType
 from aionn.runtime.arguments import TensorSpec
 
 if TYPE_CHECKING:
-    from aionn.runtime.compilation import Plan
     from aionn.runtime.execution import Execution
+    from aionn.runtime.plan import Plan
     from aionn.runtime.planning import LoadedModel
     from aionn.runtime.runtime import RuntimeDevice
 

@@ -252,12 +252,20 @@ class Dispatcher:
             self._end(work)
             self._decide(self._now())
 
-    def release(self, work: Work, *, outcome: Outcome = "ended") -> None:
+    def queued_ns(self, work: Work) -> int:
+        """How long a work that has its slot had waited for it."""
+        turn: _Turn = work.item
+        return turn.started_ns - work.arrival_ns
+
+    def release(self, work: Work, *, outcome: Outcome = "ended") -> int:
         """Gives a slot back; the next in the order gets it.
 
         Args:
             work: Whose slot.
             outcome: What the time that it was held says of its model.
+
+        Returns:
+            When that was, on the dispatcher's clock.
 
         Raises:
             InvalidArgument: It has no slot, or gave it back already.
@@ -273,6 +281,7 @@ class Dispatcher:
             self._room.remove(work)  # The device was done with it before it was interrupted.
         self._end(work)
         self._decide(now_ns)
+        return now_ns
 
     def _learn(self, work: Work, now_ns: int, outcome: Outcome) -> None:
         turn: _Turn = work.item

@@ -141,8 +141,8 @@ def test_command_shows_every_operation_and_device(digits: Path) -> None:
     ("arguments", "words"),
     [
         (("--device", "absent"), "expected one of"),
-        (("--dot", "/no/such/folder/x.dot"), "cannot be written"),
-        (("--html", "/no/such/folder/x.html"), "cannot be written"),
+        (("--dot", "/no/such/folder/x.dot"), "expected a file that can be written"),
+        (("--html", "/no/such/folder/x.html"), "expected a file that can be written"),
     ],
 )
 def test_command_tells_mistakes_in_a_sentence(digits: Path, arguments: tuple[str, ...], words: str) -> None:
