@@ -31,15 +31,19 @@ from aionn.burst.session import SlotCache
 from aionn.errors import Error, ErrorStatus, InvalidArgument, status_of
 from aionn.hal import ExecutionResult, Memory, Request
 
-__all__ = ["BurstServer", "Execute"]
+__all__ = ["Answer", "BurstServer", "Execute"]
 
 _logger = logging.getLogger("aionn.burst")
 
 REMEMBERED_REQUESTS_MAX = 256
 """Most requests kept by their packets' bytes: four for each slot of a burst of the runtime."""
 
-Execute = Callable[[Any, bool, int | None, int | None], ExecutionResult]
-"""Executes what ``bind`` gave: whether to measure, the deadline and the loop time-out. On the burst's thread; may block."""
+Answer = Callable[[ExecutionResult], None]
+"""Sends a result, once. Who calls it before it is done with an execution lets the client go on meanwhile."""
+
+Execute = Callable[[Any, bool, int | None, int | None, Answer], ExecutionResult]
+"""Executes what ``bind`` gave: whether to measure, the deadline, the loop time-out, and how to answer before it returns. On the
+burst's thread; may block."""
 
 
 class _Known(NamedTuple):
@@ -89,6 +93,7 @@ class BurstServer:
         self._last_result = ExecutionResult()
         self._last_packet = encode_result(result_of(self._last_result))
         self._stopping = False
+        self._has_answered = False
         self._is_serving = False
         self._is_resting = False
         self._used_s = time.monotonic()
@@ -134,7 +139,7 @@ class BurstServer:
         self._results.close()
 
     def _listen(self) -> None:
-        read, write = self._requests.read_message_blocking, self._results.write_message
+        read = self._requests.read_message_blocking
         why = ""
         try:
             while not self._stopping:
@@ -143,13 +148,10 @@ class BurstServer:
                     break
                 with self._lock:
                     self._is_serving = True
-                packet = self._serve(payload)
+                self._serve(payload)
                 with self._lock:
                     self._is_serving = self._is_resting = False
                     self._used_s = time.monotonic()
-                if not self._fits(write, packet):
-                    # The client would wait for ever for a result that does not fit: a short one says so.
-                    write(encode_result(failed_result(ErrorStatus.GENERAL_FAILURE)))
         except fmq.InterruptedQueue:
             pass
         except fmq.Error as e:
@@ -159,22 +161,33 @@ class BurstServer:
             if self._on_end is not None:
                 self._on_end(why)
 
-    @staticmethod
-    def _fits(write: Callable[[bytes], bool], packet: bytes) -> bool:
+    def _send(self, packet: bytes) -> None:
         try:
-            return write(packet)
+            is_sent = self._results.write_message(packet)
         except fmq.InvalidArgument:
-            return False  # It could never fit.
+            is_sent = False
+        if not is_sent:
+            # The client would wait for ever for a result that does not fit: a short one says so.
+            self._results.write_message(encode_result(failed_result(ErrorStatus.GENERAL_FAILURE)))
+        self._has_answered = True
 
-    def _serve(self, payload: bytes) -> bytes:
+    def _answer(self, result: ExecutionResult) -> None:
+        if result != self._last_result:
+            # Results without timings repeat: their packets are kept.
+            self._last_packet = encode_result(result_of(result))
+            self._last_result = result
+        self._send(self._last_packet)
+
+    def _serve(self, payload: bytes) -> None:
+        self._has_answered = False
         try:
             known, deadline_ns, loop_timeout_ns = self._known(payload)
-            result = self._execute(known.bound, known.measure, deadline_ns, loop_timeout_ns)
-            if result != self._last_result:
-                # Results without timings repeat: their packets are kept.
-                self._last_packet = encode_result(result_of(result))
-                self._last_result = result
-            return self._last_packet
+            result = self._execute(known.bound, known.measure, deadline_ns, loop_timeout_ns, self._answer)
+            if not self._has_answered:
+                self._answer(result)
+            return
+        except fmq.Error:
+            raise
         except MalformedPacket as e:
             _logger.debug("malformed request: %s", e)
             failed = failed_result(ErrorStatus.GENERAL_FAILURE)
@@ -185,7 +198,8 @@ class BurstServer:
             # The client waits: whatever an executor does, there is an answer.
             _logger.exception("%s: a request failed", self._name)
             failed = failed_result(ErrorStatus.GENERAL_FAILURE)
-        return encode_result(failed)
+        if not self._has_answered:
+            self._send(encode_result(failed))
 
     def _known(self, payload: bytes) -> tuple[_Known, int | None, int | None]:
         with self._lock:

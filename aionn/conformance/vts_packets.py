@@ -40,7 +40,7 @@ from aionn.burst.packets import (
     decode_result,
     serialize_request,
 )
-from aionn.burst.server import BurstServer
+from aionn.burst.server import Answer, BurstServer
 from aionn.conformance.computing import closing
 from aionn.conformance.cts import CtsTest
 from aionn.conformance.cts_arguments import TestArguments
@@ -146,7 +146,11 @@ async def _local(
     async with anyio.from_thread.BlockingPortal() as portal:
 
         def execute(
-            request: Request, measure: bool, deadline_ns: int | None, loop_timeout_ns: int | None
+            request: Request,
+            measure: bool,
+            deadline_ns: int | None,
+            loop_timeout_ns: int | None,
+            answer: Answer,
         ) -> ExecutionResult:
             return portal.call(
                 lambda: prepared.execute_synchronously(

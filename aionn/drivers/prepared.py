@@ -189,13 +189,20 @@ class BlockingPreparedModel(CheckedPreparedModel):
         measure: bool = False,
         deadline_ns: int | None = None,
         loop_timeout_ns: int | None = None,
+        answer: Callable[[ExecutionResult], None] | None = None,
     ) -> ExecutionResult:
-        """As ``execute_now``, with arguments that ``bind`` gave: any number of times, unless device memories are among them."""
+        """As ``execute_now``, with arguments that ``bind`` gave: any number of times, unless device memories are among them.
+
+        ``answer`` is given the result before the slot is given back: who waits for it in another process goes on meanwhile.
+        """
         self.check_usable()
         with self._slot(deadline_ns):
-            return self.run_bound(
+            result = self.run_bound(
                 arguments, measure=measure, deadline_ns=deadline_ns, loop_timeout_ns=loop_timeout_ns
             )
+            if answer is not None:
+                answer(result)
+        return result
 
     async def execute_synchronously(
         self,

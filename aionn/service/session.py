@@ -23,6 +23,7 @@ import anyio.abc
 import anyio.from_thread
 import anyio.to_thread
 
+from aionn.burst.server import Answer as BurstAnswer
 from aionn.burst.server import BurstServer
 from aionn.burst.server import Execute as BurstExecute
 from aionn.burst.session import POLLING_US_MAX
@@ -520,15 +521,23 @@ class Session:
             run = execute_bound
 
             def watched(
-                bound: object, measure: bool, deadline_ns: int | None, loop_timeout_ns: int | None
+                bound: object,
+                measure: bool,
+                deadline_ns: int | None,
+                loop_timeout_ns: int | None,
+                answer: BurstAnswer,
             ) -> ExecutionResult:
                 with progress.work():
-                    return run(bound, measure, deadline_ns, loop_timeout_ns)
+                    return run(bound, measure, deadline_ns, loop_timeout_ns, answer)
 
             return bind, watched if progress.is_watching else run
 
         def by_loop(
-            request: Request, measure: bool, deadline_ns: int | None, loop_timeout_ns: int | None
+            request: Request,
+            measure: bool,
+            deadline_ns: int | None,
+            loop_timeout_ns: int | None,
+            answer: BurstAnswer,
         ) -> ExecutionResult:
             with progress.work():
                 return self._portal.call(

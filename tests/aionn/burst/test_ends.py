@@ -17,7 +17,7 @@ import pytest
 import fmq
 from aionn.burst.controller import BurstController
 from aionn.burst.packets import decode_result, encode_request
-from aionn.burst.server import BurstServer
+from aionn.burst.server import Answer, BurstServer
 from aionn.burst.session import BurstState
 from aionn.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, ResourceExhausted
 from aionn.hal import DataLocation, ExecutionResult, Memory, OutputShape, Request, RequestArgument
@@ -50,7 +50,12 @@ class Ends:
         self.server.start()
 
     def _execute(
-        self, request: Request, measure: bool, deadline_ns: int | None, loop_timeout_ns: int | None
+        self,
+        request: Request,
+        measure: bool,
+        deadline_ns: int | None,
+        loop_timeout_ns: int | None,
+        answer: Answer,
     ) -> ExecutionResult:
         self.limits.append((deadline_ns, loop_timeout_ns))
         return self.execute(request, measure)
