@@ -520,15 +520,9 @@ class Session:
         if bind is not None and execute_bound is not None:
             run = execute_bound
 
-            def watched(
-                bound: object,
-                measure: bool,
-                deadline_ns: int | None,
-                loop_timeout_ns: int | None,
-                answer: BurstAnswer,
-            ) -> ExecutionResult:
+            def watched(*asked: Any) -> ExecutionResult:
                 with progress.work():
-                    return run(bound, measure, deadline_ns, loop_timeout_ns, answer)
+                    return run(*asked)
 
             return bind, watched if progress.is_watching else run
 
@@ -537,7 +531,7 @@ class Session:
             measure: bool,
             deadline_ns: int | None,
             loop_timeout_ns: int | None,
-            answer: BurstAnswer,
+            _: BurstAnswer,
         ) -> ExecutionResult:
             with progress.work():
                 return self._portal.call(
