@@ -23,7 +23,6 @@ import anyio.abc
 import anyio.from_thread
 import anyio.to_thread
 
-from aionn.burst.server import Answer as BurstAnswer
 from aionn.burst.server import BurstServer
 from aionn.burst.server import Execute as BurstExecute
 from aionn.burst.session import POLLING_US_MAX
@@ -526,13 +525,8 @@ class Session:
 
             return bind, watched if progress.is_watching else run
 
-        def by_loop(
-            request: Request,
-            measure: bool,
-            deadline_ns: int | None,
-            loop_timeout_ns: int | None,
-            _: BurstAnswer,
-        ) -> ExecutionResult:
+        def by_loop(request: Request, measure: bool, *limits: Any) -> ExecutionResult:
+            deadline_ns, loop_timeout_ns, _ = limits
             with progress.work():
                 return self._portal.call(
                     lambda: prepared.execute_synchronously(
