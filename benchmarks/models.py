@@ -7,6 +7,8 @@ How each figure is taken:
 - Latency: the time of one `await burst.execute([x])`, and of the peer's three calls. A block is a stretch of executions, and
   yields its median and its 90th percentile.
 - Added cost: the difference of the medians of both, block by block.
+- Polling: the same with polling windows, as an application sets them that wants the least latency and has a processor to spare.
+- Bare process: the same for `benchmarks.bare_process`, which is all that a model in another process can do without: the limit.
 - Streaming: 300 uint8 frames from memory through `burst.stream` with two slots, and through the peer in a plain loop that
   converts each frame first. A block is one such stream, and yields frames per second.
 - Server: the largest rate of LoadGen's Server scenario at which 99 % of the queries are answered within 33 ms of when they were
@@ -28,7 +30,7 @@ import selectors
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,7 @@ from aionn.benchmarking.loadgen import (
     load_bindings,
     run_load,
 )
+from benchmarks.bare_process import BareProcess
 from benchmarks.rows import Goal, Report, at_least, at_most, compare, options, single
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -60,12 +63,15 @@ SERVER_BOUND_MS = 33.0
 SERVER_LOW_PER_S, SERVER_HIGH_PER_S = 50.0, 1600.0
 SERVER_STEPS = 7
 
+POLLING_US = {"burst_controller_polling_us": 200, "burst_server_polling_us": 500}
+
 THREADS = "OPENBLAS_NUM_THREADS"
 
 FRAMES = 300
 TICK_S = 0.001
 
 Array = npt.NDArray[Any]
+Call = Callable[[Array], Awaitable[Array]]
 
 
 def percentile(times: Sequence[float], share: float) -> float:
@@ -80,7 +86,7 @@ class Peer:
 
         self._interpreter = Interpreter(model_path=str(path), num_threads=1)
         self._interpreter.allocate_tensors()
-        (self.input,), (self._output,) = (
+        (self.input,), (self.output,) = (
             self._interpreter.get_input_details(),
             self._interpreter.get_output_details(),
         )
@@ -88,7 +94,7 @@ class Peer:
     def __call__(self, x: Array) -> Array:
         self._interpreter.set_tensor(self.input["index"], x)
         self._interpreter.invoke()
-        result: Array = self._interpreter.get_tensor(self._output["index"])
+        result: Array = self._interpreter.get_tensor(self.output["index"])
         return result
 
     def converted(self, frame: Array) -> Array:
@@ -111,9 +117,9 @@ def draw(peer: Peer) -> Array:
 
 
 async def latency(
-    report: Report, burst: aionn.Burst, peer: Peer, name: str, *, rounds: int, executions: int
+    report: Report, call: Call, peer: Peer, name: str, *, has_goal: bool, rounds: int, executions: int
 ) -> None:
-    """Rows for p50 and p90, and for what is added."""
+    """Rows for p50 and p90, and for what is added. ``name`` begins with the model's."""
     x = draw(peer)
     ours: list[list[float]] = []
     theirs: list[list[float]] = []
@@ -122,7 +128,7 @@ async def latency(
         times = []
         for _ in range(executions):
             start = time.perf_counter()
-            await burst.execute([x])
+            await call(x)
             times.append(time.perf_counter() - start)
         ours.append(times)
 
@@ -134,19 +140,36 @@ async def latency(
             times.append(time.perf_counter() - start)
         theirs.append(times)
 
-    (mine,) = (await burst.execute([x])).outputs
-    if mine.tobytes() != peer(x).tobytes():
+    if (await call(x)).tobytes() != peer(x).tobytes():
         raise SystemExit(f"{name}: the driver's bytes are not LiteRT's")
     for turn in range(rounds):
         for block in (our_block, peer_block) if turn % 2 == 0 else (peer_block, our_block):
             await block()
     for label, share in (("p50", 0.5), ("p90", 0.9)):
-        goal: Goal | None = at_most(RATIO_MAX) if name.startswith(MOBILENET) else None
+        goal: Goal | None = at_most(RATIO_MAX) if has_goal and name.startswith(MOBILENET) else None
         a, b = ([1e3 * percentile(times, share) for times in blocks] for blocks in (ours, theirs))
         report.add(compare(f"{name}: {label}", "ms", a, "LiteRT, in process", b, goal))
     added = [1e6 * (statistics.median(a) - statistics.median(b)) for a, b in zip(ours, theirs, strict=True)]
-    goal = at_most(ADDED_US_MAX) if name.startswith(SHAPES) else None
+    goal = at_most(ADDED_US_MAX) if has_goal and name.startswith(SHAPES) else None
     report.add(single(f"{name}: added to the p50", "us", added, goal))
+
+
+def through(burst: aionn.Burst) -> Call:
+    """Executes through a burst."""
+
+    async def call(x: Array) -> Array:
+        return (await burst.execute([x])).outputs[0]
+
+    return call
+
+
+def through_bare(process: BareProcess) -> Call:
+    """Executes in a process without any runtime."""
+
+    async def call(x: Array) -> Array:
+        return process(x)
+
+    return call
 
 
 async def streaming(report: Report, net: aionn.Compilation, peer: Peer, name: str, *, rounds: int) -> None:
@@ -253,7 +276,7 @@ async def server(report: Report, net: aionn.Compilation, path: Path, name: str, 
 
         return answer
 
-    def through(burst: aionn.Burst) -> Answer:
+    def in_driver(burst: aionn.Burst) -> Answer:
         async def answer(_: int) -> None:
             await burst.execute([x])
 
@@ -268,7 +291,10 @@ async def server(report: Report, net: aionn.Compilation, path: Path, name: str, 
 
     blocks: dict[str, list[float]] = {"ours": [], "peer": []}
     async with net.burst() as first, net.burst() as second:
-        answers = {"ours": [through(first), through(second)], "peer": [in_process(peer) for peer in peers]}
+        answers = {
+            "ours": [in_driver(first), in_driver(second)],
+            "peer": [in_process(peer) for peer in peers],
+        }
         for turn in range(2 if quick else 4):
             for key in ("ours", "peer") if turn % 2 == 0 else ("peer", "ours"):
                 blocks[key].append(await largest(answers[key]))
@@ -286,7 +312,10 @@ def find_model(name: str) -> Path | None:
 
 
 async def measure(report: Report, quick: bool, only: str, selector: WatchedSelector) -> None:
-    async with aionn.open(drivers=["litert-cpu"]) as runtime:
+    async with (
+        aionn.open(drivers=["litert-cpu"]) as runtime,
+        aionn.open(drivers=["litert-cpu"], **POLLING_US) as polling,
+    ):
         for missing in runtime.unavailable:
             raise SystemExit(f"{missing.name}: {missing.reason}")
         for kind in (MOBILENET, SHAPES):
@@ -297,12 +326,26 @@ async def measure(report: Report, quick: bool, only: str, selector: WatchedSelec
                     report.note(f"{name}: left out")
                     continue
                 peer = Peer(path)
-                net = await runtime.compile(path)
+                rounds = 8 if quick else 24
                 executions = (10 if quick else 30) if kind == MOBILENET else (200 if quick else 500)
+                net = await runtime.compile(path)
                 async with net.burst(slots=2) as burst:
-                    await latency(report, burst, peer, name, rounds=8 if quick else 24, executions=executions)
+                    call = through(burst)
+                    await latency(
+                        report, call, peer, name, has_goal=True, rounds=rounds, executions=executions
+                    )
                     if kind == MOBILENET:
                         await stall(report, burst, peer, name, selector, executions=5 * executions)
+                async with await polling.compile(path) as sooner, sooner.burst(slots=2) as burst:
+                    call, label = through(burst), f"{name}, polling"
+                    await latency(
+                        report, call, peer, label, has_goal=True, rounds=rounds, executions=executions
+                    )
+                with BareProcess(path, (peer.input, peer.output)) as process:
+                    call, label = through_bare(process), f"{name}, bare process"
+                    await latency(
+                        report, call, peer, label, has_goal=False, rounds=rounds, executions=executions
+                    )
                 await streaming(report, net, peer, name, rounds=3 if quick else 8)
                 if name == f"{MOBILENET}_float":
                     await server(report, net, path, name, quick=quick)
