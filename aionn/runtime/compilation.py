@@ -216,7 +216,7 @@ class Compilation:
             deadline: As for ``execute``.
             duration: Seconds allowed from the moment that the last fence signals; None for no limit.
             priority: As for ``execute``.
-            measure: As for ``execute``.
+            measure: Whether ``timing``, from this call on, and ``fenced``, from the last fence on, are wanted.
             loop_timeout: As for ``execute``.
 
         Returns:

@@ -67,13 +67,16 @@ class Result(msgspec.Struct, frozen=True):
     Attributes:
         outputs: One array per output. From ``execute`` they are the caller's own; from a stream they are read-only views of shared
             memory, valid until the next result is asked for.
-        timing: What the device measured, None entries where it was not asked.
+        timing: What was measured, counted from the launch: time in the driver has the wait for dependencies in it, which is the
+            runtime's doing, but not the wait for the device's slot, see ``queued_ns``. None entries where nothing was measured.
         status: NONE; a result of another status is an exception instead.
         device: Name of the device that ran it, or names, in the order of the steps.
         fallback: What ran on the reference device instead, and why; empty where nothing did.
         queued_ns: From the call until the device's slot was had, dependencies included.
         total_ns: From the call until the result was here.
         valid_until: What ends the validity of ``outputs``; empty where they are the caller's own, for good.
+        dependencies_ns: From the call until this process saw that the last fence of ``wait_for`` had signalled; 0 where none had
+            to be waited for.
     """
 
     outputs: tuple[Array, ...]
@@ -84,6 +87,18 @@ class Result(msgspec.Struct, frozen=True):
     queued_ns: int = 0
     total_ns: int = 0
     valid_until: str = ""
+    dependencies_ns: int = 0
+
+    @property
+    def fenced(self) -> Timing:
+        """As ``timing``, counted from the moment that the last dependency signalled; equal to it where there was none.
+
+        Never more than ``timing``. Source: ``timingLaunched`` and ``timingFenced`` of the NN HAL 1.3.
+        """
+        in_driver_ns = self.timing.time_in_driver_ns
+        if in_driver_ns is None or not self.dependencies_ns:
+            return self.timing
+        return Timing(self.timing.time_on_device_ns, in_driver_ns - self.dependencies_ns)
 
 
 def priority_of(value: str | Priority) -> Priority:
@@ -179,6 +194,7 @@ class Execution:
         self._finish = finish
         self._asked_ns = now_ns()
         self._queued_ns = 0
+        self._dependencies_ns = 0
         self._fallback: list[str] = []
         self._background: Background
         self._task: Cancellable
@@ -264,13 +280,17 @@ class Execution:
         return status, self._result, self.finished_ns - self._asked_ns
 
     async def _wait_for_fences(self) -> None:
+        is_ready = all(fence.status != FenceStatus.PENDING for fence in self._wait_for)
         try:
             await merge([*self._wait_for])
         except Exception as e:
             failure = GeneralFailure(f"execution: a fence that it waits for has failed: {e}")
             raise failure from e
+        ready_ns = now_ns()
+        if not is_ready:
+            self._dependencies_ns = ready_ns - self._asked_ns
         if self._duration_ns is not None:
-            limit_ns = now_ns() + self._duration_ns
+            limit_ns = ready_ns + self._duration_ns
             if self._deadline_ns is None or limit_ns < self._deadline_ns:
                 self._deadline_ns = limit_ns
                 self._limit_at(limit_ns)
@@ -414,6 +434,10 @@ class Execution:
             return  # The caller was told already, and when that was stays as it is.
         self.finished_ns = now_ns()
         outputs = area.outputs(self._outputs, copy=self._copy)
+        if (
+            timing.time_in_driver_ns is not None
+        ):  # The devices' clocks began when nothing had to be waited for any more.
+            timing = Timing(timing.time_on_device_ns, timing.time_in_driver_ns + self._dependencies_ns)
         self._result = Result(
             outputs,
             timing,
@@ -422,6 +446,7 @@ class Execution:
             tuple(self._fallback),
             self._queued_ns,
             self.finished_ns - self._asked_ns,
+            dependencies_ns=self._dependencies_ns,
         )
         self.fence.try_signal()
 
