@@ -434,9 +434,8 @@ class Execution:
             return  # The caller was told already, and when that was stays as it is.
         self.finished_ns = now_ns()
         outputs = area.outputs(self._outputs, copy=self._copy)
-        if (
-            timing.time_in_driver_ns is not None
-        ):  # The devices' clocks began when nothing had to be waited for any more.
+        # The devices' clocks began when nothing had to be waited for any more.
+        if timing.time_in_driver_ns is not None:
             timing = Timing(timing.time_on_device_ns, timing.time_in_driver_ns + self._dependencies_ns)
         self._result = Result(
             outputs,
