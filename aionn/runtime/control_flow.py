@@ -102,16 +102,22 @@ class _Subgraph:
         self.plan = plan
         self.sizes: dict[int, int] = {}
         self._areas: list[RequestArea] = []
+        self._last_values: tuple[object, tuple[Value, ...]] | None = None
 
     def values(self, is_left_out: Sequence[bool], bound: frozenset[int]) -> tuple[Value, ...]:
-        """Its values; those that lie elsewhere take no room."""
-        shapes = [
-            None if out else spec.dimensions for spec, out in zip(self.plan.inputs, is_left_out, strict=True)
-        ]
-        return tuple(
-            msgspec.structs.replace(value, size_bytes=0) if value.key in bound else value
-            for value in self.plan.values(shapes, self.sizes)
-        )
+        """Its values; those that lie elsewhere take no room. The same tuple as long as nothing has changed."""
+        known = (tuple(is_left_out), bound, dict(self.sizes))
+        if self._last_values is None or self._last_values[0] != known:
+            shapes = [
+                None if out else spec.dimensions
+                for spec, out in zip(self.plan.inputs, is_left_out, strict=True)
+            ]
+            values = tuple(
+                msgspec.structs.replace(value, size_bytes=0) if value.key in bound else value
+                for value in self.plan.values(shapes, self.sizes)
+            )
+            self._last_values = known, values
+        return self._last_values[1]
 
     def take(self, values: tuple[Value, ...]) -> RequestArea:
         """Memory for one run."""
@@ -395,8 +401,9 @@ class _Run:
         self._turns: dict[int, list[Turn]] = {}
 
     def add(self, timings: Sequence[Timing]) -> None:
-        """Adds what a round has measured: a loop's rounds are not kept one by one."""
-        self.timings = [sum_of([*self.timings, *timings])]
+        """Adds what a round has measured, if that is wanted: a loop's rounds are not kept one by one."""
+        if self.measure:
+            self.timings = [sum_of([*self.timings, *timings])]
 
     def turns(self, subgraph: _Subgraph) -> list[Turn]:
         """The turns of a subgraph's steps, made once for all rounds."""
