@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from aionn.hal import ExecutionPreference, Model, Priority
     from aionn.hal.tracing import section
     from aionn.runtime.arguments import TensorSpec, image_writer, value_writer
-    from aionn.runtime.burst import Burst, Stream, StreamResult
+    from aionn.runtime.burst import Burst
     from aionn.runtime.clock import after, now_ns
     from aionn.runtime.compilation import Compilation
     from aionn.runtime.execution import Execution, Result
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from aionn.runtime.plan import Placement
     from aionn.runtime.runtime import Runtime, RuntimeDevice
     from aionn.runtime.runtime import open_runtime as open
+    from aionn.runtime.stream import Stream, StreamResult
 
 __version__ = "0.1.0"
 
@@ -62,8 +63,8 @@ _HOME_BY_NAME = {
     "Runtime": "aionn.runtime.runtime",
     "RuntimeDevice": "aionn.runtime.runtime",
     "SharedMemory": "aionn.runtime.memory",
-    "Stream": "aionn.runtime.burst",
-    "StreamResult": "aionn.runtime.burst",
+    "Stream": "aionn.runtime.stream",
+    "StreamResult": "aionn.runtime.stream",
     "TensorSpec": "aionn.runtime.arguments",
     "after": "aionn.runtime.clock",
     "image_writer": "aionn.runtime.arguments",

@@ -29,6 +29,7 @@ import aionn.runtime.execution as asynchronous_execution
 import aionn.runtime.memory as asynchronous_memory
 import aionn.runtime.reusable as asynchronous_reusable
 import aionn.runtime.runtime as asynchronous_runtime
+import aionn.runtime.stream as asynchronous_stream
 from aionn.errors import InvalidArgument
 from aionn.hal import DeviceStatus, Model, Priority
 from aionn.runtime.arguments import Array, TensorSpec
@@ -426,7 +427,7 @@ class Burst(_Closing):
 class Stream(Generic[_Item]):
     """Results of a source's items, in its order; see ``aionn.Stream``. Leaving the iteration ends it."""
 
-    def __init__(self, loop: _Loop, stream: asynchronous_burst.Stream[_Item]) -> None:
+    def __init__(self, loop: _Loop, stream: asynchronous_stream.Stream[_Item]) -> None:
         self._loop = loop
         self._stream = stream
         # Not a method: the generator must not hold this object, so that a consumer who leaves ends the stream at once.
@@ -435,21 +436,21 @@ class Stream(Generic[_Item]):
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> asynchronous_burst.StreamResult[_Item]:
+    def __next__(self) -> asynchronous_stream.StreamResult[_Item]:
         return next(self._results)
 
     def cancel(self) -> None:
         """Ends the stream. Idempotent."""
         self._loop.do(self._stream.cancel)
 
-    def statistics(self) -> asynchronous_burst.StreamStatistics:
+    def statistics(self) -> asynchronous_stream.StreamStatistics:
         """Counts so far."""
         return self._loop.do(self._stream.statistics)
 
 
 def _results(
-    loop: _Loop, stream: asynchronous_burst.Stream[_Item]
-) -> Iterator[asynchronous_burst.StreamResult[_Item]]:
+    loop: _Loop, stream: asynchronous_stream.Stream[_Item]
+) -> Iterator[asynchronous_stream.StreamResult[_Item]]:
     try:
         while True:
             try:

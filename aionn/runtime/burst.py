@@ -1,29 +1,27 @@
-"""Bursts as an application sees them: one execution after the other, or a stream of frames.
+"""Bursts as an application sees them: one execution after the other, through memory and queues that stay.
 
-Owns request memory in slots (while one request runs, the next is filled), the order of results, and what happens to frames that are
-late.
+Owns request memory in slots (while one request runs, the next is filled), and which of the device's bursts a request goes through.
+Refuses to own the order of a stream's results and what happens to late frames: that is ``aionn.runtime.stream``'s.
 
 Invariants:
-1. Results of a stream come in the order of its source.
-2. A slot is used again only when both the device and the consumer are done with it, and so is the device's own.
-3. Nothing of a stream outlives its burst: closing the burst ends the stream's task.
-4. An execution that is cancelled keeps its slots until the device has answered.
+1. A slot is used again only when both the device and the consumer are done with it, and so is the device's own.
+2. Nothing of a stream outlives its burst: closing the burst ends the stream's tasks.
+3. An execution that is cancelled keeps its slots until the device has answered.
 """
 
 from __future__ import annotations
 
 import functools
 import mmap
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
-import msgspec
 
-from aionn.errors import Error, GeneralFailure, InvalidArgument, MissedDeadline
+from aionn.errors import Error, GeneralFailure, InvalidArgument
 from aionn.hal import Burst as HalBurst
 from aionn.hal import ExecutionResult, Priority, Timing, check_deadline_ns, dimensions_are_known
 from aionn.hal.real_work import real_work
@@ -31,6 +29,7 @@ from aionn.hal.tracing import section
 from aionn.runtime.arguments import Array, RequestArea, TensorSpec, Value, Writer, check_inputs
 from aionn.runtime.direct import execute_directly, hold
 from aionn.runtime.execution import Execution, Result, Turn, failing, priority_of, result_of
+from aionn.runtime.stream import Frames, Stream, frames_of
 from aionn.scheduler.work import Work
 from aionn.validation import check_execution_result
 
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from aionn.runtime.plan import Plan
     from aionn.runtime.runtime import Runtime
 
-__all__ = ["Burst", "Stream", "StreamResult", "StreamStatistics"]
+__all__ = ["Burst", "Line", "Slot"]
 
 SLOTS_MAX = 64
 """Most request memories of one burst: frames that wait in a burst only get older."""
@@ -50,7 +49,7 @@ _T = TypeVar("_T")
 _Settle = Callable[[], Awaitable[None]]
 
 
-class _Slot:
+class Slot:
     """One execution's memory, the requests of its steps, and how many still use it."""
 
     def __init__(self, identifier: int, area: RequestArea, plan: Plan) -> None:
@@ -60,11 +59,12 @@ class _Slot:
         self.requests = [area.request(step.inputs, step.outputs) for step in plan.steps]
         self.identifiers = (identifier,)
         self.checked: list[ExecutionResult | None] = [None] * len(plan.steps)
+        self.line: Line | None = None
         self.turns: dict[bool, list[Turn]] = {}
         self.users = 0
 
 
-class _Line:
+class Line:
     """A burst of a device, and who may use it: one execution at a time."""
 
     __slots__ = ("free", "hal", "settle")
@@ -105,13 +105,13 @@ class Burst:
         self._priority = priority
         self._slot_count = slots
         self._polling = polling or {}
-        self._slots: list[_Slot] = []
-        self._unused: list[_Slot] = []
+        self._slots: list[Slot] = []
+        self._unused: list[Slot] = []
         self._free = anyio.Semaphore(0, fast_acquire=True)
         # Of each step as many as its device can use at a time: an execution in each, or the device would stand idle between two.
-        self._lines: list[list[_Line]] = []
+        self._lines: list[list[Line]] = []
         self._opened = False
-        self._streams: set[Stream[Any]] = set()
+        self._streams: set[Frames] = set()
         self._on_close = on_close
         self._learnt_by = [object() for _ in plan.steps]
         self._report = report
@@ -123,16 +123,16 @@ class Burst:
         self._opened = True
         try:
             for step in self._plan.steps:
-                lines: list[_Line] = []
+                lines: list[Line] = []
                 self._lines.append(lines)
                 for _ in range(min(self._slot_count, step.device.info.slots)):
-                    lines.append(_Line(await step.prepared.configure_execution_burst(**self._polling)))
+                    lines.append(Line(await step.prepared.configure_execution_burst(**self._polling)))
             values = self._plan.values([spec.dimensions for spec in self._inputs], {})
             for identifier in range(self._slot_count):
                 # On a thread, with every page touched: the kernel takes a while to find and clear memory.
                 with real_work("making a burst's memory"):
                     area = await anyio.to_thread.run_sync(_touched_area, values)
-                self._slots.append(_Slot(identifier, area, self._plan))
+                self._slots.append(Slot(identifier, area, self._plan))
             # The first is taken first: a burst that is used by one alone keeps to one memory, which the caches know.
             self._unused = self._slots[::-1]
             for _ in self._slots:
@@ -147,7 +147,7 @@ class Burst:
     ) -> None:
         await self.aclose()
 
-    async def _take(self) -> _Slot:
+    async def _take(self) -> Slot:
         if not self._slots or self._closed:
             raise InvalidArgument("burst: not open; use it with async with")
         await _acquired(self._free)
@@ -155,7 +155,7 @@ class Burst:
         slot.users = 1
         return slot
 
-    def _leave(self, slot: _Slot) -> None:
+    def _leave(self, slot: Slot) -> None:
         slot.users -= 1
         if slot.users == 0:
             self._unused.append(slot)
@@ -163,7 +163,7 @@ class Burst:
 
     def _begin(
         self,
-        slot: _Slot,
+        slot: Slot,
         deadline_ns: int | None,
         priority: Priority,
         measure: bool,
@@ -191,22 +191,25 @@ class Burst:
         execution.start(self._runtime.background)
         return execution
 
-    def _turns(self, slot: _Slot, measure: bool) -> list[Turn]:
+    def _turns(self, slot: Slot, measure: bool) -> list[Turn]:
         turns = slot.turns.get(measure)
         if turns is None:
             turns = [self._turn(slot, index, measure) for index in range(len(self._lines))]
             slot.turns[measure] = turns
         return turns
 
-    def _line(self, slot: _Slot, index: int) -> _Line:
-        """The burst through which a slot's requests go: always the same one, which learns its memory once."""
+    def _line(self, slot: Slot, index: int) -> Line:
+        """The burst through which a slot's request goes: the slot's own, which knows its memory; another while that is in use."""
         lines = self._lines[index]
-        return lines[slot.identifier % len(lines)]
+        own = lines[slot.identifier % len(lines)]
+        if own.free.value:
+            return own
+        return next((line for line in lines if line.free.value), own)
 
-    async def _run(self, slot: _Slot, index: int, measure: bool, deadline_ns: int | None) -> Timing:
+    async def _run(self, slot: Slot, index: int, measure: bool, deadline_ns: int | None) -> Timing:
         """Runs a step on a slot of its device that is had."""
         step = self._plan.steps[index]
-        line = self._line(slot, index)
+        line = slot.line = self._line(slot, index)
         await _acquired(line.free)
         try:
             with section("LI_PE", step.device.name):
@@ -226,7 +229,7 @@ class Burst:
             slot.checked[index] = None if measure else result
         return result.timing
 
-    def _turn(self, slot: _Slot, index: int, measure: bool) -> Turn:
+    def _turn(self, slot: Slot, index: int, measure: bool) -> Turn:
         step = self._plan.steps[index]
 
         async def run(area: RequestArea, deadline_ns: int | None) -> Timing:
@@ -251,15 +254,17 @@ class Burst:
         slot = await self._take()
         try:
             slot.area.write(self._input_indexes, values)
-            line = self._line(slot, 0)
-            is_alone = len(self._lines) == 1 and line.settle is not None and self._report is None
-            if deadline is None and is_alone:
-                return await self._execute_directly(slot, line, rank, measure)
+            if deadline is None and self._is_alone():
+                return await self._execute_directly(slot, rank, measure, copy=True)
             return await result_of(self._begin(slot, deadline, rank, measure, copy=True))
         finally:
             self._leave(slot)
 
-    async def _execute_directly(self, slot: _Slot, line: _Line, priority: Priority, measure: bool) -> Result:
+    def _is_alone(self) -> bool:
+        """Whether nobody but its caller has to do with an execution without a deadline."""
+        return len(self._lines) == 1 and self._lines[0][0].settle is not None and self._report is None
+
+    async def _execute_directly(self, slot: Slot, priority: Priority, measure: bool, *, copy: bool) -> Result:
         """Executes the only step in the caller's own task.
 
         Cancelled or failed, what is left is done in the background: waiting for the device's answer, or falling back.
@@ -267,12 +272,13 @@ class Burst:
         turn = self._turns(slot, measure)[0]
 
         def abandon(work: Work) -> None:
+            assert slot.line is not None, "what was begun has a line"
             slot.users += 1
-            ending = hold(functools.partial(_settled, line), turn, work)
+            ending = hold(functools.partial(_settled, slot.line), turn, work)
             self._runtime.background.start_execution(ending, lambda task: self._leave(slot))
 
         async def recover(failure: Error) -> Result:
-            return await result_of(self._begin(slot, None, priority, measure, copy=True, failure=failure))
+            return await result_of(self._begin(slot, None, priority, measure, copy=copy, failure=failure))
 
         with section("LR_PE", self._device_names):
             return await execute_directly(
@@ -281,6 +287,7 @@ class Burst:
                 self._output_indexes,
                 device=self._device_names,
                 priority=priority,
+                copy=copy,
                 abandon=abandon,
                 recover=recover,
             )
@@ -318,7 +325,7 @@ class Burst:
             raise InvalidArgument(f"on_late: expected drop or deliver, got {on_late!r}")
         if not hasattr(source, "__aiter__"):
             raise InvalidArgument(f"stream: expected an async iterable, got a {type(source).__name__}")
-        stream = Stream(
+        frames = frames_of(
             self,
             source,
             into or _array_writer(self._inputs[0]),
@@ -327,8 +334,8 @@ class Burst:
             self._priority_of(priority),
             measure,
         )
-        self._streams.add(stream)
-        return stream
+        self._streams.add(frames)
+        return Stream(frames)
 
     def _priority_of(self, priority: str | Priority | None) -> Priority:
         return self._priority if priority is None else priority_of(priority)
@@ -339,8 +346,8 @@ class Burst:
             return
         self._closed = True
         self._on_close(self)
-        for stream in list(self._streams):
-            stream.cancel()
+        for frames in list(self._streams):
+            frames.cancel()
         with anyio.CancelScope(shield=True):
             with anyio.move_on_after(CLOSE_S_MAX):
                 for line in (line for lines in self._lines for line in lines):
@@ -361,7 +368,7 @@ async def _acquired(semaphore: anyio.Semaphore) -> None:
         await semaphore.acquire()
 
 
-async def _settled(line: _Line) -> None:
+async def _settled(line: Line) -> None:
     async with line.free:
         if line.settle is not None:
             await line.settle()
@@ -381,151 +388,3 @@ def _array_writer(spec: TensorSpec) -> Writer:
         view[...] = array
 
     return write
-
-
-class StreamResult(msgspec.Struct, Generic[_T], frozen=True):
-    """What became of one item of a stream.
-
-    Attributes:
-        item: The item.
-        outputs: Read-only views of shared memory, valid until the next result is asked for; copy to keep. Empty when dropped.
-        status: ``on_time``, ``late`` (executed, but after its deadline) or ``dropped`` (not there at its deadline).
-        finished_ns: When its result was here, or when it was dropped.
-        deadline_ns: Its deadline, None for none.
-        timing: What the device measured.
-    """
-
-    item: _T
-    outputs: tuple[Array, ...]
-    status: Literal["on_time", "late", "dropped"]
-    finished_ns: int
-    deadline_ns: int | None
-    timing: Timing
-
-    @property
-    def valid_until(self) -> str:
-        """What ends the validity of ``outputs``: they are views of a slot that is used again."""
-        return "the next result is asked for, or the stream ends"
-
-
-class StreamStatistics(msgspec.Struct, frozen=True):
-    """What became of a stream's items so far."""
-
-    on_time: int
-    late: int
-    dropped: int
-
-
-class Stream(AsyncIterator[StreamResult[_T]]):
-    """The results of a stream; made by ``Burst.stream``."""
-
-    def __init__(
-        self,
-        burst: Burst,
-        source: AsyncIterable[_T],
-        write: Writer,
-        deadline: Callable[[_T], int] | None,
-        on_late: str,
-        priority: Priority,
-        measure: bool,
-    ) -> None:
-        self._burst = burst
-        self._source = source
-        self._write = write
-        self._deadline = deadline
-        self._drop_late = on_late == "drop"
-        self._priority = priority
-        self._measure = measure
-        self._scope = anyio.CancelScope()
-        self._send, self._receive = anyio.create_memory_object_stream[
-            tuple[_T, _Slot, Execution, int | None] | Exception
-        ](burst._slot_count)
-        self._started = False
-        self._held: _Slot | None = None
-        self._counts = {"on_time": 0, "late": 0, "dropped": 0}
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def _feed(self) -> None:
-        """Takes items, writes them into slots and starts them; the consumer reads the results."""
-        with self._send, self._scope:
-            try:
-                async for item in self._source:
-                    slot = await self._burst._take()
-                    try:
-                        (key,) = self._burst._plan.model.main.input_indexes
-                        self._write(item, slot.area.view(key).view())
-                        deadline_ns = None if self._deadline is None else self._deadline(item)
-                        check_deadline_ns(deadline_ns, where="stream")
-                        limit_ns = deadline_ns if self._drop_late else None
-                        execution = self._burst._begin(
-                            slot, limit_ns, self._priority, self._measure, copy=False
-                        )
-                    except BaseException:
-                        self._burst._leave(slot)
-                        raise
-                    await self._send.send((item, slot, execution, deadline_ns))
-            except anyio.BrokenResourceError:
-                pass  # The consumer has closed the stream.
-            except Exception as e:
-                try:
-                    await self._send.send(e)
-                except anyio.BrokenResourceError:
-                    pass
-
-    async def __anext__(self) -> StreamResult[_T]:
-        if not self._started:
-            self._started = True
-            self._burst._runtime.tasks.start_soon(self._feed)
-        self._let_go()
-        try:
-            entry = await self._receive.receive()
-        except (anyio.EndOfStream, anyio.ClosedResourceError):
-            self.cancel()
-            raise StopAsyncIteration from None
-        if isinstance(entry, Exception):
-            self.cancel()
-            raise entry
-        item, slot, execution, deadline_ns = entry
-        self._held = slot
-        outputs: tuple[Array, ...] = ()
-        timing = Timing()
-        try:
-            result = await execution
-            outputs, timing = result.outputs, result.timing
-            late = deadline_ns is not None and execution.finished_ns > deadline_ns
-            status: Literal["on_time", "late", "dropped"] = "late" if late else "on_time"
-        except MissedDeadline:
-            status = "dropped"
-        except Error:
-            self.cancel()
-            raise
-        self._counts[status] += 1
-        return StreamResult(item, outputs, status, execution.finished_ns, deadline_ns, timing)
-
-    def _let_go(self) -> None:
-        slot, self._held = self._held, None
-        if slot is not None:
-            self._burst._leave(slot)
-
-    def cancel(self) -> None:
-        """Ends the stream: no further item is taken, nothing more is delivered. Idempotent."""
-        self._scope.cancel()
-        self._let_go()
-        try:
-            while True:
-                entry = self._receive.receive_nowait()
-                if not isinstance(entry, Exception):
-                    entry[2].cancel()
-                    self._burst._leave(entry[1])
-        except (anyio.WouldBlock, anyio.EndOfStream, anyio.ClosedResourceError):
-            pass
-        self._receive.close()
-        if not self._started:
-            self._send.close()
-        self._burst._streams.discard(self)
-
-    def statistics(self) -> StreamStatistics:
-        """Counts so far."""
-        return StreamStatistics(**self._counts)

@@ -33,6 +33,7 @@ async def execute_directly(
     *,
     device: str,
     priority: Priority,
+    copy: bool = True,
     abandon: Callable[[Work], None],
     recover: Callable[[Error], Awaitable[Result]],
 ) -> Result:
@@ -41,9 +42,10 @@ async def execute_directly(
     Args:
         turn: The only step.
         area: Its memory.
-        outputs: Keys of what is copied out of it.
+        outputs: Keys of what it gives.
         device: Names it in the result.
         priority: Against others.
+        copy: Whether the outputs are copied out of the memory; False gives read-only views.
         abandon: Called when the caller is cancelled while the device works: keeps memory and slot until it has answered.
         recover: Executes on the reference device after a failure for which ``turn`` allows that.
 
@@ -71,7 +73,7 @@ async def execute_directly(
     else:
         ended_ns = dispatcher.release(work)
         with section("LR_PR", "outputs"):
-            results = area.outputs(outputs, copy=True)
+            results = area.outputs(outputs, copy=copy)
         total_ns = ended_ns - work.arrival_ns
         if is_told():
             tell_end(device, priority, ErrorStatus.NONE, queued_ns, total_ns)

@@ -1,0 +1,372 @@
+"""Streams: every item of a source through a burst, with the results in the source's order.
+
+Owns the order of results, what happens to frames that are late, and the tasks between a source and its consumer. One task reads
+the source, so that a source may have scopes and task groups of its own, and writes items into slots. Where there is neither a
+deadline nor anybody else to tell, a few workers execute the slots directly; elsewhere each is an ``Execution``, which can end at
+its deadline before the device is done. Refuses to own slots and the device's bursts: those are ``Burst``'s.
+
+Invariants:
+1. Results come in the order of the source; an error of the source comes after the results of what was before it.
+2. Each item that is on its way has a slot: there are never more of them than slots, and nothing else waits in line.
+3. An item's slot is used again only when the consumer has asked for the next result and the device is done with it.
+4. A stream that was ended, dropped or read to its end has no task, and no slot but those that the device still has.
+5. A consumer that is cancelled while it waits loses no result: the next call gives it.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
+
+import anyio
+import msgspec
+
+from aionn.errors import Error, InvalidArgument, MissedDeadline
+from aionn.hal import NO_TIMING, Priority, Timing, check_deadline_ns
+from aionn.runtime.arguments import Array, Writer
+from aionn.runtime.background import Background, Waiter
+from aionn.runtime.clock import now_ns
+from aionn.runtime.execution import Execution
+
+if TYPE_CHECKING:
+    from aionn.runtime.burst import Burst, Slot
+
+__all__ = ["Frames", "Stream", "StreamResult", "StreamStatistics", "frames_of"]
+
+_T = TypeVar("_T")
+
+_Status = Literal["on_time", "late", "dropped"]
+
+
+class StreamResult(msgspec.Struct, Generic[_T], frozen=True):
+    """What became of one item of a stream.
+
+    Attributes:
+        item: The item.
+        outputs: Read-only views of shared memory, valid until the next result is asked for; copy to keep. Empty when dropped.
+        status: ``on_time``, ``late`` (executed, but after its deadline) or ``dropped`` (not there at its deadline).
+        finished_ns: When its result was here, or when it was dropped.
+        deadline_ns: Its deadline, None for none.
+        timing: What the device measured.
+    """
+
+    item: _T
+    outputs: tuple[Array, ...]
+    status: _Status
+    finished_ns: int
+    deadline_ns: int | None
+    timing: Timing
+
+    @property
+    def valid_until(self) -> str:
+        """What ends the validity of ``outputs``: they are views of a slot that is used again."""
+        return "the next result is asked for, or the stream ends"
+
+
+class StreamStatistics(msgspec.Struct, frozen=True):
+    """What became of a stream's items so far."""
+
+    on_time: int
+    late: int
+    dropped: int
+
+
+class _Entry:
+    """An item on its way from the source to the consumer, or the error that ended the source."""
+
+    __slots__ = (
+        "deadline_ns",
+        "error",
+        "execution",
+        "finished_ns",
+        "is_here",
+        "item",
+        "outputs",
+        "slot",
+        "timing",
+    )
+
+    def __init__(self, item: Any, slot: Slot | None, error: Exception | None = None) -> None:
+        self.item = item
+        self.slot = slot
+        self.error = error
+        # Whether the consumer can go on with it: for an execution from the beginning, as that can be awaited.
+        self.is_here = error is not None
+        self.execution: Execution | None = None
+        self.deadline_ns: int | None = None
+        self.outputs: tuple[Array, ...] = ()
+        self.timing: Timing = NO_TIMING
+        self.finished_ns = 0
+
+
+class Frames(abc.ABC):
+    """What is between a source and its consumer; it does not know the consumer, who may go away without a word.
+
+    Attributes:
+        entries: What is on its way, in the source's order.
+        is_fed: Whether no entry is added any more.
+        is_over: Whether it was ended.
+    """
+
+    def __init__(
+        self, burst: Burst, source: AsyncIterable[Any], write: Writer, priority: Priority, measure: bool
+    ) -> None:
+        self._burst = burst
+        self._source = source
+        self._write = write
+        self._priority = priority
+        self._measure = measure
+        self._scope = anyio.CancelScope()
+        self._started = False
+        self._held: Slot | None = None
+        self._consumer: Waiter | None = None
+        self.entries: deque[_Entry] = deque()
+        self.is_fed = False
+        self.is_over = False
+
+    @property
+    def background(self) -> Background:
+        """Where its tasks live."""
+        return self._burst._runtime.background
+
+    @abc.abstractmethod
+    async def _feed(self) -> None:
+        """Reads the source until everything was begun that it gave."""
+
+    @abc.abstractmethod
+    def _begin(self, entry: _Entry, slot: Slot) -> None:
+        """Has an item that is in its slot executed."""
+
+    async def _run(self) -> None:
+        try:
+            with self._scope:
+                await self._feed()
+        except BaseException:
+            self.cancel()
+            raise
+        self.is_fed = True
+        self._tell()
+
+    async def _read(self) -> None:
+        """Takes items and writes them into slots. What the source raises becomes the last entry."""
+        burst = self._burst
+        (key,) = burst._input_indexes
+        try:
+            async for item in self._source:
+                slot = await burst._take()
+                if self.is_over:  # And the source does not let itself be cancelled.
+                    burst._leave(slot)
+                    return
+                try:
+                    self._write(item, slot.area.view(key).view())
+                    entry = _Entry(item, slot)
+                    self._begin(entry, slot)
+                except BaseException:
+                    burst._leave(slot)
+                    raise
+                self.entries.append(entry)
+        except Exception as e:
+            self.entries.append(_Entry(None, None, e))
+            self._tell()
+
+    def _tell(self) -> None:
+        """Wakes the consumer if it waits."""
+        if self._consumer is not None:
+            self._consumer.wake()
+
+    async def first(self) -> _Entry | None:
+        """Waits for the first in the order, which stays there; None when none comes any more."""
+        if not self._started:
+            self._started = True
+            if not self.is_over:
+                self._burst._runtime.tasks.start_soon(self._run)
+        while True:
+            if self.entries:
+                if self.entries[0].is_here:
+                    return self.entries[0]
+            elif self.is_fed or self.is_over:
+                return None
+            self._consumer = self.background.waiter()
+            try:
+                await self._consumer.future
+            finally:
+                self._consumer = None
+
+    def hold(self, entry: _Entry) -> None:
+        """Takes the first from the order; its slot stays until it is let go."""
+        assert self._held is None, "one at a time"
+        self.entries.popleft()
+        self._held = entry.slot
+
+    def let_go(self) -> None:
+        """The consumer is done with what it got last."""
+        slot, self._held = self._held, None
+        if slot is not None:
+            self._burst._leave(slot)
+
+    def cancel(self) -> None:
+        """Ends it: no further item is taken, nothing more is delivered. Idempotent."""
+        self.is_over = True
+        self._scope.cancel()
+        self.let_go()
+        while self.entries:
+            entry = self.entries.popleft()
+            if entry.execution is not None:
+                entry.execution.cancel()
+            if entry.slot is not None:
+                self._burst._leave(entry.slot)
+        self._burst._streams.discard(self)
+        self._tell()
+
+
+class _ExecutedFrames(Frames):
+    """Each item is an execution of its own, which ends at its deadline if late items are dropped."""
+
+    def __init__(
+        self, *arguments: Any, deadline: Callable[[Any], int] | None, on_late: Literal["drop", "deliver"]
+    ) -> None:
+        super().__init__(*arguments)
+        self._deadline = deadline
+        self._drop_late = on_late == "drop"
+
+    async def _feed(self) -> None:
+        await self._read()
+
+    def _begin(self, entry: _Entry, slot: Slot) -> None:
+        if self._deadline is not None:
+            entry.deadline_ns = self._deadline(entry.item)
+            check_deadline_ns(entry.deadline_ns, where="stream")
+        limit_ns = entry.deadline_ns if self._drop_late else None
+        entry.execution = self._burst._begin(slot, limit_ns, self._priority, self._measure, copy=False)
+        entry.is_here = True
+        self._tell()
+
+
+class _DirectFrames(Frames):
+    """Workers, as many as the device can use, each with one execution at a time in its own task."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._ready: deque[tuple[_Entry, Slot]] = deque()
+        self._idle: list[Waiter] = []
+
+    async def _feed(self) -> None:
+        async with anyio.create_task_group() as tasks:
+            for _ in self._burst._lines[0]:
+                tasks.start_soon(self._work)
+            await self._read()
+            self.is_fed = True
+            for worker in self._idle:
+                worker.wake()
+
+    def _begin(self, entry: _Entry, slot: Slot) -> None:
+        self._ready.append((entry, slot))
+        if self._idle:
+            self._idle.pop().wake()
+
+    async def _work(self) -> None:
+        """Executes what is ready, until nothing will be any more."""
+        while True:
+            if self._ready:
+                await self._execute(*self._ready.popleft())
+            elif self.is_fed:
+                return
+            else:
+                waiter = self.background.waiter()
+                self._idle.append(waiter)
+                await waiter.future
+
+    async def _execute(self, entry: _Entry, slot: Slot) -> None:
+        burst = self._burst
+        slot.users += 1
+        try:
+            result = await burst._execute_directly(slot, self._priority, self._measure, copy=False)
+            entry.outputs, entry.timing = result.outputs, result.timing
+        except Exception as e:
+            entry.error = e
+        finally:
+            burst._leave(slot)
+        entry.finished_ns = now_ns()
+        entry.is_here = True
+        if self.entries and self.entries[0] is entry:
+            self._tell()
+
+
+def frames_of(
+    burst: Burst,
+    source: AsyncIterable[Any],
+    write: Writer,
+    deadline: Callable[[Any], int] | None,
+    on_late: Literal["drop", "deliver"],
+    priority: Priority,
+    measure: bool,
+) -> Frames:
+    """What is between a source and its consumer; arguments as of ``Burst.stream``. Nothing runs before the first ``first``."""
+    if deadline is None and burst._is_alone():
+        return _DirectFrames(burst, source, write, priority, measure)
+    return _ExecutedFrames(burst, source, write, priority, measure, deadline=deadline, on_late=on_late)
+
+
+class Stream(AsyncIterator[StreamResult[_T]]):
+    """The results of a stream; made by ``Burst.stream``. A stream that is dropped ends."""
+
+    def __init__(self, frames: Frames) -> None:
+        self._frames = frames
+        self._asked = False
+        self._counts = {"on_time": 0, "late": 0, "dropped": 0}
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> StreamResult[_T]:
+        if self._asked:
+            raise InvalidArgument("stream: expected one consumer, but another task waits for the next result")
+        frames = self._frames
+        frames.let_go()
+        self._asked = True
+        try:
+            entry = await frames.first()
+            if entry is not None and entry.execution is not None:
+                await self._finish(entry, entry.execution)
+        finally:
+            self._asked = False
+        if entry is None or frames.is_over:
+            frames.cancel()
+            raise StopAsyncIteration
+        frames.hold(entry)
+        if entry.error is not None:
+            frames.cancel()
+            raise entry.error
+        deadline_ns, finished_ns = entry.deadline_ns, entry.finished_ns
+        status: _Status = "on_time"
+        if deadline_ns is not None:
+            status = "dropped" if not entry.outputs else "late" if finished_ns > deadline_ns else "on_time"
+        self._counts[status] += 1
+        return StreamResult(entry.item, entry.outputs, status, finished_ns, deadline_ns, entry.timing)
+
+    async def _finish(self, entry: _Entry, execution: Execution) -> None:
+        try:
+            result = await execution
+            entry.outputs, entry.timing = result.outputs, result.timing
+        except MissedDeadline as e:
+            if entry.deadline_ns is None:
+                entry.error = e
+        except Error as e:
+            entry.error = e
+        entry.finished_ns = execution.finished_ns
+
+    def cancel(self) -> None:
+        """Ends the stream: no further item is taken, nothing more is delivered. Idempotent."""
+        self._frames.cancel()
+
+    def statistics(self) -> StreamStatistics:
+        """Counts so far."""
+        return StreamStatistics(**self._counts)
+
+    def __del__(self) -> None:
+        frames = self._frames
+        if not frames.is_over:
+            # Wherever the collector runs, and whatever it interrupts: the stream's tasks are ended by the loop.
+            frames.background.call_soon(frames.cancel)
