@@ -54,7 +54,7 @@ from aionn.service.protocol import (
     read_envelope,
 )
 
-__all__ = ["CALLS_AT_ONCE_MAX", "Channel", "Handler"]
+__all__ = ["CALLS_AT_ONCE_MAX", "Channel", "Handler", "Pending", "SettleOf"]
 
 CALLS_AT_ONCE_MAX = 4096
 """Calls of one peer that are worked on at once: more than any client of ours keeps in flight, and a bound for the others."""
@@ -71,6 +71,34 @@ _R = TypeVar("_R")
 Handler = Callable[[CallBody, "Channel"], Awaitable[ReplyBody]]
 """Answers a call of the peer; an ``Error`` that it raises becomes a ``Failed`` reply."""
 
+SettleOf = Callable[[CallBody], Callable[[], Awaitable[None]] | None]
+"""What to wait for after a call of the peer was cancelled and before it is answered; None for one that must not be cancelled."""
+
+
+class Pending:
+    """A call that the peer has not answered yet.
+
+    Attributes:
+        over: Set when the answer is here, or the peer is gone.
+        reply: The answer; None until then, and where the peer is gone.
+        on_over: Called when it is over; keeps until then what must stay as long as the peer works on it.
+    """
+
+    __slots__ = ("on_over", "over", "reply")
+
+    def __init__(self) -> None:
+        self.over = anyio.Event()
+        self.reply: ReplyBody | None = None
+        self.on_over: Callable[[], None] | None = None
+
+    def finish(self, reply: ReplyBody | None) -> None:
+        """Wakes who waits for it."""
+        self.reply = reply
+        self.over.set()
+        on_over, self.on_over = self.on_over, None
+        if on_over is not None:
+            on_over()
+
 
 class Channel:
     """One end of a connection.
@@ -80,6 +108,7 @@ class Channel:
         handler: Answers the peer's calls.
         peer_name: How errors name the other end.
         sealed_only: See ``protocol.decode``.
+        settle_of: Asked when the peer cancels a call; None cancels all of them, and answers at once.
 
     Attributes:
         received_count: How many messages came from the peer.
@@ -87,7 +116,13 @@ class Channel:
     """
 
     def __init__(
-        self, sock: socket.socket, handler: Handler, *, peer_name: str, sealed_only: bool = False
+        self,
+        sock: socket.socket,
+        handler: Handler,
+        *,
+        peer_name: str,
+        sealed_only: bool = False,
+        settle_of: SettleOf | None = None,
     ) -> None:
         sock.setblocking(False)
         self._sock = sock
@@ -95,8 +130,9 @@ class Channel:
         self._peer_name = peer_name
         self._sealed_only = sealed_only
         self._next_id = 1
-        self._pending: dict[int, tuple[anyio.Event, list[ReplyBody]]] = {}
-        self._handled: dict[int, anyio.CancelScope] = {}
+        self._settle_of = settle_of
+        self._pending: dict[int, Pending] = {}
+        self._handled: dict[int, _Handled] = {}
         self._send_lock = anyio.Lock()
         self._why_dead: str | None = None
         self._later: collections.deque[CallBody] = collections.deque(maxlen=LATER_MAX)
@@ -174,7 +210,9 @@ class Channel:
             borrower = object()  # A message itself would be hashed, with all the constants of its model.
             await self._limiter.acquire_on_behalf_of(borrower)
             self._handled_bytes += size_bytes
-            tasks.start_soon(self._handle, message, size_bytes, borrower)
+            # Known before its task begins: the peer may have cancelled it by then.
+            self._handled[message.id] = handled = _Handled(message.body)
+            tasks.start_soon(self._handle, message, size_bytes, borrower, handled)
 
     async def _receive(self) -> tuple[bytes, list[int], bool]:
         """A datagram, its descriptors, and whether some of those were lost because none is left in this process."""
@@ -203,20 +241,20 @@ class Channel:
             return payload, list(fds), True
         return payload, list(fds), False
 
-    async def _handle(self, call: Call, size_bytes: int, borrower: object) -> None:
+    async def _handle(self, call: Call, size_bytes: int, borrower: object, handled: _Handled) -> None:
         try:
             reply: ReplyBody
-            with anyio.CancelScope() as scope:
-                self._handled[call.id] = scope
+            with handled.scope:
                 reply = await self._answer(call)
-            if scope.cancelled_caught:
-                reply = Failed(status_of(GeneralFailure()), "the caller cancelled the call")
+            if handled.scope.cancelled_caught:
+                reply = await self._settled(handled)
             await self._send_reply(Reply(call.id, reply))
         except anyio.get_cancelled_exc_class():
             self.was_cut_off = True
             raise
         finally:
-            self._handled.pop(call.id, None)
+            if self._handled.get(call.id) is handled:
+                del self._handled[call.id]
             self._limiter.release_on_behalf_of(borrower)
             self._handled_bytes -= size_bytes
             self._room.set()
@@ -241,24 +279,39 @@ class Channel:
             return Failed(status_of(e), f"{type(e).__name__}: {e}")
 
     def _cancel_handled(self, call_id: int) -> None:
-        scope = self._handled.get(call_id)
-        if scope is not None:
-            scope.cancel()
+        handled = self._handled.get(call_id)
+        if handled is None or handled.scope.cancel_called:
+            return
+        if self._settle_of is not None:
+            handled.settle = self._settle_of(handled.body)
+            if handled.settle is None:
+                return
+        handled.scope.cancel()
+
+    async def _settled(self, handled: _Handled) -> ReplyBody:
+        """The answer to a call that was cancelled, when nothing of it runs any more."""
+        try:
+            if handled.settle is not None:
+                await handled.settle()
+        except Exception as e:
+            return Failed(status_of(e), f"{type(e).__name__}: {e}")
+        return Failed(status_of(GeneralFailure()), "the caller cancelled the call")
 
     def _resolve(self, reply: Reply) -> None:
         pending = self._pending.pop(reply.id, None)
         if pending is not None:
-            event, box = pending
-            box.append(reply.body)
-            event.set()
+            pending.finish(reply.body)
         elif isinstance(reply.body, ExecuteFencedReply) and reply.body.fence is not None:
             # A reply that nobody waits for any more is ignored, and what came with it is given back.
             reply.body.fence.close()
 
-    async def call(self, body: CallBody, expected: type[_R]) -> _R:
+    async def call(
+        self, body: CallBody, expected: type[_R], *, left: Callable[[Pending], None] | None = None
+    ) -> _R:
         """Sends a call and returns its reply.
 
-        Cancellation tells the peer that the reply is not wanted; its effect, if any, has happened or will.
+        Cancellation tells the peer that the reply is not wanted; its effect, if any, has happened or will. ``left`` is then told of
+        the call, if it is with the peer, so that one can wait until it is over.
 
         Raises:
             DeadObject: The peer is gone, or goes before it answers.
@@ -266,21 +319,24 @@ class Channel:
         """
         call_id = self._next_id
         self._next_id += 1
-        event = anyio.Event()
-        box: list[ReplyBody] = []
-        self._pending[call_id] = (event, box)
+        pending = self._pending[call_id] = Pending()
+        is_left = False
         try:
             await self._send(Call(call_id, body))
             try:
-                await event.wait()
+                await pending.over.wait()
             except BaseException:
                 self._cancel_at_peer(call_id)
+                if left is not None and not pending.over.is_set():
+                    is_left = True  # Its answer, or the end of the peer, takes it out.
+                    left(pending)
                 raise
         finally:
-            self._pending.pop(call_id, None)
-        if not box:
+            if not is_left:
+                self._pending.pop(call_id, None)
+        reply = pending.reply
+        if reply is None:
             raise DeadObject(self._why_dead or f"{self._peer_name} is gone")
-        reply = box[0]
         if isinstance(reply, Failed):
             raise _error_of(reply)
         if not isinstance(reply, expected):
@@ -350,8 +406,8 @@ class Channel:
             return
         self._why_dead = why
         pending, self._pending = self._pending, {}
-        for event, _ in pending.values():
-            event.set()
+        for call in pending.values():
+            call.finish(None)
         try:
             # Wakes the reading task, which may not be the caller.
             self._sock.shutdown(socket.SHUT_RDWR)
@@ -362,6 +418,17 @@ class Channel:
         """Closes the descriptor itself; call it when ``run`` has ended or never began."""
         self.close(f"the connection to {self._peer_name} was closed")
         self._sock.close()
+
+
+class _Handled:
+    """A call of the peer that is worked on."""
+
+    __slots__ = ("body", "scope", "settle")
+
+    def __init__(self, body: CallBody) -> None:
+        self.body = body
+        self.scope = anyio.CancelScope()
+        self.settle: Callable[[], Awaitable[None]] | None = None
 
 
 class _Refusal(NamedTuple):

@@ -109,7 +109,13 @@ async def serve(
         session = Session(
             device, portal, tasks, quotas=quotas or Quotas(), progress=progress or Progress(None)
         )
-        channel = Channel(sock, session.handle, peer_name="the client", sealed_only=sealed_only)
+        channel = Channel(
+            sock,
+            session.handle,
+            peer_name="the client",
+            sealed_only=sealed_only,
+            settle_of=session.settling.settle_of,
+        )
         tasks.start_soon(_rest, session, idle_s)
         try:
             await channel.run()

@@ -28,7 +28,7 @@ from aionn.hal import (
     Request,
     check_fences,
 )
-from aionn.service.channel import Channel
+from aionn.service.channel import Channel, Pending
 from aionn.service.connection import Connection
 from aionn.service.handles import QueueHandle, RequestOnWire
 from aionn.service.protocol import (
@@ -100,6 +100,8 @@ class RemotePreparedModel:
         self._channel = connection.channel
         self._owned = _Owned(self, connection.channel, FreePreparedModel(handle))
         self._bursts: weakref.WeakSet[BurstController] = weakref.WeakSet()
+        # By the identity of the request, which an entry keeps.
+        self._left: dict[int, tuple[Request, Pending]] = {}
 
     def _check_open(self) -> None:
         if not self._owned.is_alive:
@@ -117,10 +119,25 @@ class RemotePreparedModel:
         loop_timeout_ns: int | None = None,
         priority: Priority | None = None,
     ) -> ExecutionResult:
-        """See ``PreparedModel``."""
+        """See ``PreparedModel``. Cancellation asks the device to stop; ``settle`` says when it has."""
         self._check_open()
         body = Execute(self.handle, self._on_wire(request), measure, deadline_ns, loop_timeout_ns, priority)
-        return (await self._channel.call(body, ExecuteReply)).result
+
+        def leave(pending: Pending) -> None:
+            self._left[id(request)] = request, pending
+            pending.on_over = lambda: self._forget(id(request), pending)
+
+        return (await self._channel.call(body, ExecuteReply, left=leave)).result
+
+    async def settle(self, request: Request) -> None:
+        """Waits until the driver is done with a request whose caller was cancelled, or its process is gone; at once where it is."""
+        left = self._left.get(id(request))
+        if left is not None:
+            await left[1].over.wait()
+
+    def _forget(self, key: int, pending: Pending) -> None:
+        if key in self._left and self._left[key][1] is pending:
+            del self._left[key]
 
     async def execute(
         self,

@@ -92,6 +92,7 @@ from aionn.service.repetition import (
     RecallMemories,
     RememberedMemories,
 )
+from aionn.service.settling import Settling
 from fences import FenceError, FenceStatus, SyncFence, merge
 
 __all__ = ["Session"]
@@ -143,6 +144,7 @@ class Session:
         self._portal = portal
         self._tasks = tasks
         self._progress = progress
+        self.settling = Settling(progress)
         self.account = Account(quotas)
         self._is_welcome = False
         self._handles = itertools.count(1)
@@ -336,7 +338,7 @@ class Session:
     async def _execute(self, body: Execute, channel: Channel) -> ExecuteReply:
         prepared = self._prepared_model(body.prepared)
         request = await self._request(body.request, channel)
-        with self._executing():
+        with self._executing(), self.settling.execution(body, prepared, request):
             return ExecuteReply(
                 await prepared.execute_synchronously(
                     request,
