@@ -100,5 +100,5 @@ async def _serve(
 async def _listen(
     device: Device, path: Path, mode: int, quotas: Quotas, hang_after: float | None, started: anyio.Event
 ) -> None:
-    progress = Progress(hang_after)
-    await listen(device, path, mode=mode, quotas=quotas, progress=progress, started=started)
+    with Progress(hang_after) as progress:
+        await listen(device, path, mode=mode, quotas=quotas, progress=progress, started=started)
