@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import mmap
+from collections import deque
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
@@ -107,7 +108,7 @@ class Burst:
         self._polling = polling or {}
         self._slots: list[Slot] = []
         self._unused: list[Slot] = []
-        self._free = anyio.Semaphore(0, fast_acquire=True)
+        self._waiting: deque[Callable[[Slot], None]] = deque()
         # Of each step as many as its device can use at a time: an execution in each, or the device would stand idle between two.
         self._lines: list[list[Line]] = []
         self._opened = False
@@ -135,8 +136,6 @@ class Burst:
                 self._slots.append(Slot(identifier, area, self._plan))
             # The first is taken first: a burst that is used by one alone keeps to one memory, which the caches know.
             self._unused = self._slots[::-1]
-            for _ in self._slots:
-                self._free.release()
         except BaseException:
             await self.aclose()
             raise
@@ -148,18 +147,54 @@ class Burst:
         await self.aclose()
 
     async def _take(self) -> Slot:
+        """Waits for a slot; the caller must leave it."""
+        slot = self._take_unused()
+        if slot is not None:
+            return slot
+        waiter = self._runtime.background.waiter()
+        taken: list[Slot] = []
+
+        def hand(slot: Slot) -> None:
+            taken.append(slot)
+            waiter.wake()
+
+        self._wait_for_slot(hand)
+        try:
+            await waiter.future
+        except BaseException:
+            self._stop_waiting(hand)
+            for slot in taken:
+                self._leave(slot)
+            raise
+        return taken[0]
+
+    def _take_unused(self) -> Slot | None:
+        """A slot that nobody uses, None if there is none; the caller must leave it."""
         if not self._slots or self._closed:
             raise InvalidArgument("burst: not open; use it with async with")
-        await _acquired(self._free)
+        if not self._unused:
+            return None
         slot = self._unused.pop()
         slot.users = 1
         return slot
 
+    def _wait_for_slot(self, hand: Callable[[Slot], None]) -> None:
+        """Has ``hand`` called with the next slot that becomes free, by the task that leaves it. First come, first served."""
+        self._waiting.append(hand)
+
+    def _stop_waiting(self, hand: Callable[[Slot], None]) -> None:
+        if hand in self._waiting:
+            self._waiting.remove(hand)
+
     def _leave(self, slot: Slot) -> None:
         slot.users -= 1
-        if slot.users == 0:
+        if slot.users:
+            return
+        if self._waiting:
+            slot.users = 1
+            self._waiting.popleft()(slot)
+        else:
             self._unused.append(slot)
-            self._free.release()
 
     def _begin(
         self,

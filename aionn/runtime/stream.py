@@ -120,6 +120,8 @@ class Frames(abc.ABC):
         self._measure = measure
         self._scope = anyio.CancelScope()
         self._started = False
+        self._has_failed = False
+        (self._key,) = burst._input_indexes
         self._held: Slot | None = None
         self._consumer: Waiter | None = None
         self.entries: deque[_Entry] = deque()
@@ -150,26 +152,57 @@ class Frames(abc.ABC):
         self._tell()
 
     async def _read(self) -> None:
-        """Takes items and writes them into slots. What the source raises becomes the last entry."""
+        """Takes items and has them put into slots. What the source raises becomes the last entry."""
         burst = self._burst
-        (key,) = burst._input_indexes
         try:
             async for item in self._source:
-                slot = await burst._take()
-                if self.is_over:  # And the source does not let itself be cancelled.
-                    burst._leave(slot)
+                if self.is_over:
+                    return  # The source does not let itself be cancelled.
+                slot = burst._take_unused()
+                if slot is None:
+                    await self._place_next(item)
+                else:
+                    self._place(item, slot)
+                if self._has_failed:
                     return
-                try:
-                    self._write(item, slot.area.view(key).view())
-                    entry = _Entry(item, slot)
-                    self._begin(entry, slot)
-                except BaseException:
-                    burst._leave(slot)
-                    raise
-                self.entries.append(entry)
         except Exception as e:
-            self.entries.append(_Entry(None, None, e))
-            self._tell()
+            self._end_with(e)
+
+    async def _place_next(self, item: Any) -> None:
+        """Waits until an item is in the next slot: who leaves that, the consumer as a rule, puts it there, a loop's turn sooner."""
+        placed = self.background.waiter()
+
+        def hand(slot: Slot) -> None:
+            placed.wake()
+            self._place(item, slot)
+
+        self._burst._wait_for_slot(hand)
+        try:
+            await placed.future
+        finally:
+            self._burst._stop_waiting(hand)
+
+    def _place(self, item: Any, slot: Slot) -> None:
+        """Writes an item into its slot and has it executed. What goes wrong becomes the last entry."""
+        if self.is_over:
+            self._burst._leave(slot)
+            return
+        entry = _Entry(item, slot)
+        try:
+            self._write(item, slot.area.view(self._key).view())
+            self._begin(entry, slot)
+        except BaseException as e:
+            self._burst._leave(slot)
+            if not isinstance(e, Exception):
+                raise
+            self._end_with(e)
+        else:
+            self.entries.append(entry)
+
+    def _end_with(self, error: Exception) -> None:
+        self._has_failed = True
+        self.entries.append(_Entry(None, None, error))
+        self._tell()
 
     def _tell(self) -> None:
         """Wakes the consumer if it waits."""
@@ -208,6 +241,8 @@ class Frames(abc.ABC):
 
     def cancel(self) -> None:
         """Ends it: no further item is taken, nothing more is delivered. Idempotent."""
+        if self.is_over:
+            return
         self.is_over = True
         self._scope.cancel()
         self.let_go()
@@ -268,7 +303,7 @@ class _DirectFrames(Frames):
 
     async def _work(self) -> None:
         """Executes what is ready, until nothing will be any more."""
-        while True:
+        while not self.is_over:  # What is ready may have lost its slot.
             if self._ready:
                 await self._execute(*self._ready.popleft())
             elif self.is_fed:
