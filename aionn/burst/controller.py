@@ -60,8 +60,9 @@ PACKETS_KEPT_MAX = 64
 POLLED_MAX = 8
 """Most results in a row that are found by looking for them: then other tasks of the loop have a turn."""
 
-POLLING_PAUSE = 16
-"""Executions that are not looked for after one that took longer than the polling window."""
+POLLING_PAUSE_MAX = 64
+"""Most executions that are not looked for after one that took longer than the polling window: 1 after the first, twice as many
+after each further one. So one that was disturbed costs the next ones little, and a model that is too long costs the loop little."""
 
 END_S_MAX = 1.0
 """How long ending a burst waits for the driver, which first lets a running execution end."""
@@ -89,8 +90,8 @@ class BurstController:
         end: Tells the driver that the burst is over.
         model: Executes what packets cannot say, and is kept alive for as long as this end is: a driver ends the bursts of a
             prepared model that is gone. None refuses such requests.
-        polling_ns: How long an execution may look for its result before it sleeps. The event loop stands still meanwhile; after an
-            execution that took longer, the next ones are not looked for.
+        polling_ns: How long an execution may look for its result before it sleeps. The event loop stands still meanwhile; after
+            executions that took longer, more and more of the next ones are not looked for.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class BurstController:
         self._model = model
         self._polling_ns = polling_ns
         self._polling_pause = 0
+        self._next_pause = 1
         self._polled_count = 0
         self._slots = MemorySlots()
         self._state = BurstState.IDLE
@@ -280,8 +282,10 @@ class BurstController:
         except fmq.Error:
             return None  # Reading says why.
         if payload is None:
-            self._polling_pause = POLLING_PAUSE
+            self._polling_pause = self._next_pause
+            self._next_pause = min(2 * self._next_pause, POLLING_PAUSE_MAX)
         else:
+            self._next_pause = 1
             self._polled_count += 1
             self._unread_count -= 1
         return payload

@@ -29,16 +29,18 @@ ANSWER_S_MAX = 5
 class Ends:
     """Both ends of a burst around an executor that doubles a byte."""
 
-    def __init__(self, result_bytes: int = 1 << 12) -> None:
+    def __init__(self, result_bytes: int = 1 << 12, polling_ns: int = 0) -> None:
         self.requests = fmq.MessageQueue.create(1, 1 << 12)
-        self.results = fmq.MessageQueue.create(1, result_bytes)
+        self.results = fmq.MessageQueue.create(1, result_bytes, spin_ns=polling_ns)
         self.asked: list[list[int]] = []
         self.freed: list[int] = []
         self.executed = 0
         self.limits: list[tuple[int | None, int | None]] = []
         self.ended: list[str] = []
         self.execute: Callable[[Request, bool], ExecutionResult] = self._double
-        self.controller = BurstController(self.requests, self.results, free_slot=self._free, end=self._end)
+        self.controller = BurstController(
+            self.requests, self.results, free_slot=self._free, end=self._end, polling_ns=polling_ns
+        )
         self.server = BurstServer(
             fmq.MessageQueue.attach(self.requests.descriptor, self.requests.fds),
             fmq.MessageQueue.attach(self.results.descriptor, self.results.fds),
@@ -109,6 +111,39 @@ async def test_memory_is_asked_for_once_and_again_after_a_release(ends: Ends, me
     await ends.controller.release_memory_resource(0)
     await ends.controller.execute_synchronously(doubling(memory), [0])
     assert ends.asked == [[0], [0]] and ends.freed == [0]
+
+
+async def test_what_takes_longer_than_the_window_is_looked_for_less_and_less(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = Ends(polling_ns=1000)
+    looked_for = [False]
+    ask = both.results.read_message_blocking
+
+    def look(window_ns: int) -> bytes | None:
+        looked_for[-1] = True
+        return ask(window_ns)
+
+    monkeypatch.setattr(both.results, "read_message_blocking", look)
+
+    def slowly(request: Request, measure: bool) -> ExecutionResult:
+        time.sleep(0.001)
+        return both._double(request, measure)
+
+    both.execute = slowly
+    for _ in range(40):
+        await both.controller.execute_synchronously(doubling(memory), [0])
+        looked_for.append(False)
+    assert [count for count, was_looked_for in enumerate(looked_for) if was_looked_for] == [
+        0,
+        2,
+        5,
+        10,
+        19,
+        36,
+    ]
+    await both.controller.aclose()
+    both.server.stop()
 
 
 async def test_memory_that_is_not_remembered_is_asked_for_every_time(ends: Ends, memory: Memory) -> None:
