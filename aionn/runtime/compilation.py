@@ -7,24 +7,23 @@ device knows.
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import anyio.to_thread
-import msgspec
 
 from aionn.errors import Error, InvalidArgument
 from aionn.hal import Priority, Timing, check_deadline_ns, check_fences
 from aionn.hal.real_work import real_work
 from aionn.hal.tracing import section
-from aionn.runtime.arguments import Array, Binding, RequestArea, Value, check_inputs, output_target
+from aionn.runtime.arguments import Array, Binding, RequestArea, check_inputs, output_target
 from aionn.runtime.burst import Burst
 from aionn.runtime.clock import to_ns
 from aionn.runtime.direct import execute_directly, hold
 from aionn.runtime.execution import PRIORITY, Execution, Result, Turn, failing, priority_of, result_of
 from aionn.runtime.memory import OwnMemory, bind, image_view
-from aionn.runtime.plan import Plan, declared_ns, settle_of
+from aionn.runtime.plan import LastValues, Plan, declared_ns, settle_of
 from aionn.runtime.stepping import execute_step
 from aionn.scheduler.work import Work
 from fences import SyncFence
@@ -101,7 +100,7 @@ class Compilation:
         self._on_close = on_close
         self._areas: list[RequestArea] = []
         self._sizes: dict[int, int] = {}
-        self._last_values: tuple[object, tuple[Value, ...]] | None = None
+        self._values = LastValues(plan)
         self._bursts: set[Burst] = set()
         self._closed = False
         # Durations are learnt by these, which nothing else is equal to, however often an address is used again.
@@ -320,7 +319,7 @@ class Compilation:
         """Memory that holds the inputs; to be awaited where filling it takes longer than the loop may be held."""
         arrays, bound, targets = asked.inputs, asked.bound, asked.targets
         shapes = tuple([None if array is None else array.shape for array in arrays])
-        values = self._values(shapes, bound.keys())
+        values = self._values.of(shapes, self._sizes, bound.keys())
         for index, area in enumerate(self._areas):
             if area.is_for(values):
                 del self._areas[index]
@@ -340,19 +339,6 @@ class Compilation:
         else:
             is_quick = sum([a.nbytes for a in arrays if a is not None]) <= COPIED_BYTES_IN_LOOP_MAX
         return filled() if is_quick else _on_thread(filled)
-
-    def _values(
-        self, shapes: tuple[tuple[int, ...] | None, ...], bound: Collection[int]
-    ) -> tuple[Value, ...]:
-        known = (shapes, dict(self._sizes), set(bound))
-        if self._last_values is None or self._last_values[0] != known:
-            values = self._plan.values(shapes, self._sizes)
-            if bound:
-                values = tuple(
-                    msgspec.structs.replace(v, size_bytes=0) if v.key in bound else v for v in values
-                )
-            self._last_values = known, values
-        return self._last_values[1]
 
     def _give_back(self, area: RequestArea | None) -> None:
         # One that had to grow has its values scattered; the next execution starts with one memory of the right size.

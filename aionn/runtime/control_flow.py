@@ -23,7 +23,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 import anyio.lowlevel
-import msgspec
 import numpy as np
 
 from aionn.errors import GeneralFailure, InvalidArgument, MissedDeadline
@@ -57,7 +56,7 @@ from aionn.runtime.compilation import AREAS_KEPT_MAX
 from aionn.runtime.execution import UNDER_WAY, Turn, sum_of
 from aionn.runtime.interpreter_device import interpreter_device
 from aionn.runtime.partition import Step
-from aionn.runtime.plan import Plan, PreparedStep
+from aionn.runtime.plan import LastValues, Plan, PreparedStep
 from aionn.runtime.stepping import execute_step
 from aionn.validation import check_execution_result
 
@@ -102,22 +101,14 @@ class _Subgraph:
         self.plan = plan
         self.sizes: dict[int, int] = {}
         self._areas: list[RequestArea] = []
-        self._last_values: tuple[object, tuple[Value, ...]] | None = None
+        self._last_values = LastValues(plan)
 
     def values(self, is_left_out: Sequence[bool], bound: frozenset[int]) -> tuple[Value, ...]:
         """Its values; those that lie elsewhere take no room. The same tuple as long as nothing has changed."""
-        known = (tuple(is_left_out), bound, dict(self.sizes))
-        if self._last_values is None or self._last_values[0] != known:
-            shapes = [
-                None if out else spec.dimensions
-                for spec, out in zip(self.plan.inputs, is_left_out, strict=True)
-            ]
-            values = tuple(
-                msgspec.structs.replace(value, size_bytes=0) if value.key in bound else value
-                for value in self.plan.values(shapes, self.sizes)
-            )
-            self._last_values = known, values
-        return self._last_values[1]
+        shapes = [
+            None if out else spec.dimensions for spec, out in zip(self.plan.inputs, is_left_out, strict=True)
+        ]
+        return self._last_values.of(shapes, self.sizes, bound)
 
     def take(self, values: tuple[Value, ...]) -> RequestArea:
         """Memory for one run."""

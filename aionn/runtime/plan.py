@@ -6,7 +6,7 @@ ready. Refuses to own how a plan comes about (``planning``) and who runs it (``c
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aionn.runtime.control_flow import InterpretedModel
     from aionn.runtime.runtime import RuntimeDevice
 
-__all__ = ["Placement", "Plan", "PreparedStep", "declared_ns", "settle_of"]
+__all__ = ["LastValues", "Placement", "Plan", "PreparedStep", "declared_ns", "settle_of"]
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -178,6 +178,28 @@ class Plan(NamedTuple):
             await step.prepared.aclose()
         if self.fallback is not None:
             await self.fallback.aclose()
+
+
+class LastValues:
+    """The values of a plan for the shapes, sizes and places of the last execution: the same tuple until one of them changes."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._known: object = None
+        self._values: tuple[Value, ...] = ()
+
+    def of(
+        self, shapes: Sequence[tuple[int, ...] | None], sizes: Mapping[int, int], bound: Collection[int]
+    ) -> tuple[Value, ...]:
+        """As ``Plan.values``; those of ``bound`` lie elsewhere and take no room."""
+        known = (tuple(shapes), dict(sizes), frozenset(bound))
+        if self._known != known:
+            self._values = tuple(
+                msgspec.structs.replace(value, size_bytes=0) if value.key in bound else value
+                for value in self._plan.values(shapes, sizes)
+            )
+            self._known = known
+        return self._values
 
 
 def declared_ns(prepared: PreparedModel) -> int | None:
