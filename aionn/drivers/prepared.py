@@ -219,7 +219,12 @@ class BlockingPreparedModel(CheckedPreparedModel):
 
         def leave(done: SyncFence) -> None:
             self._left[id(request)] = request, done
-            done.add_callback(lambda fence: self._left.pop(id(request), None))
+            done.add_callback(forget)
+
+        def forget(done: SyncFence) -> None:
+            # A later execution of the same request may have been left since: that entry stays until it is over itself.
+            if self._left.get(id(request), (request, None))[1] is done:
+                del self._left[id(request)]
 
         return await run_on_gate(
             self.device.gate,
