@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,12 +16,38 @@ from aionn.cli.driver_suite import run_driver_suite
 from aionn.cli.output import console, print_json, print_table, suite_progress
 from aionn.conformance.computing import Mode
 from aionn.conformance.cts_run import CHECKS, Check
+from aionn.conformance.random_suite import NUMBER_MAX, RandomSettings
 from aionn.conformance.suite import TIME_LIMIT_S, Isolation, Report, Settings, Tally
 from aionn.conformance.vts_models import DATA_VARIABLE, default_data
-from aionn.conformance.workers import run_suite
+from aionn.conformance.workers import run_random_suite, run_suite
 from aionn.errors import InvalidArgument
 
 __all__ = ["conformance"]
+
+Suite = Literal["cts", "vts", "random"]
+
+_SUITES_OF: dict[str, tuple[Suite, ...]] = {
+    "--mode": ("cts", "random"),
+    "--jobs": ("cts", "random"),
+    "--check": ("cts",),
+    "--data": ("cts", "vts"),
+    "--all": ("vts",),
+    "--junit": ("vts",),
+    "--html": ("vts",),
+    "--seeds": ("random",),
+    "--first": ("random",),
+    "--keep": ("random",),
+}
+"""Which suites an option means something for."""
+
+SEEDS_DEFAULT = 1000
+"""Random graphs of a run: some ten seconds."""
+
+SEEDS_MAX = 10_000_000
+"""Most random graphs of one run: a day's work."""
+
+FIRST_DRAWN_MAX = 1_000_000_000
+"""The first number is drawn below this: nine digits can be copied by hand."""
 
 JOBS_MAX = 256
 """Most worker processes of one call; each may have a driver process beside it."""
@@ -34,7 +61,7 @@ def conformance(
     /,
     *,
     data: Path | None = None,
-    suite: Literal["cts", "vts"] = "cts",
+    suite: Suite = "cts",
     filter: Annotated[str, Parameter(name=["--filter", "-k"])] = "",
     mode: Mode | None = None,
     check: list[Check] | None = None,
@@ -44,25 +71,33 @@ def conformance(
     everything: Annotated[bool, Parameter(name="--all", negative=())] = False,
     junit: Path | None = None,
     html: Path | None = None,
+    seeds: int | None = None,
+    first: int | None = None,
+    keep: Path | None = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Compare a device's results with the public conformance data, or see whether its driver keeps the contract.
+    """Compare a device's results with the public conformance data, or with the reference device's on random graphs, or see whether
+    its driver keeps the contract.
 
     Exit code 1 says that something failed.
 
     Args:
         device: Registered name of a driver.
         data: The folder of the data; by default what AIONN_CONFORMANCE_DATA names.
-        suite: cts is the models and values of the Android CTS, vts what a driver must do, hostile callers included.
-        filter: Only tests with this text in their names.
-        mode: How models are executed, by default sync; cts alone.
+        suite: cts is the models and values of the Android CTS, vts what a driver must do, hostile callers included, random is
+            random graphs, compared with the reference device, which itself is compared with plain definitions.
+        filter: Only tests, or sets of random graphs, with this text in their names.
+        mode: How models are executed, by default sync; cts and random.
         check: What is made of each test, given once for each; by default all that applies; cts alone.
         isolation: Run the driver in a process of its own, or in the process that runs the tests.
-        jobs: How many processes share the tests; by default as many as there are cores to use; cts alone.
-        time_limit: Seconds that one check, or one call of vts, may take; by default 30 and 10.
+        jobs: How many processes share the tests; by default as many as there are cores to use; cts and random.
+        time_limit: Seconds that one check or one random graph's execution, or one call of vts, may take; by default 30 and 10.
         everything: Try every mutation of every model of the data instead of a sample; vts alone.
         junit: Write a report as JUnit's XML; vts alone.
         html: Write a report as one HTML file; vts alone.
+        seeds: How many random graphs are run, by default 1000; random alone.
+        first: The number of the first graph, by default a random one; a graph's number determines all of it; random alone.
+        keep: A folder for the graphs that failed, made as small as they get; random alone.
         json: Print one JSON object.
     """
     count = len(os.sched_getaffinity(0)) if jobs is None else jobs
@@ -70,14 +105,15 @@ def conformance(
         raise InvalidArgument(f"--jobs: expected from 1 to {JOBS_MAX}, got {count}")
     if time_limit is not None and not 0 < time_limit <= 3600:
         raise InvalidArgument(f"--time-limit: expected more than 0 and at most 3600 s, got {time_limit:g}")
-    of_other_suite = (
-        {"--mode": mode, "--check": check, "--jobs": jobs}
-        if suite == "vts"
-        else {"--all": everything or None, "--junit": junit, "--html": html}
-    )
-    for name, value in of_other_suite.items():
-        if value is not None:
-            raise InvalidArgument(f"{name}: expected without --suite {suite}, which has no use for it")
+    options = {
+        "--mode": mode, "--jobs": jobs, "--check": check, "--data": data, "--all": everything or None, "--junit": junit,
+        "--html": html, "--seeds": seeds, "--first": first, "--keep": keep,
+    }  # fmt: skip
+    for name, value in options.items():
+        if value is not None and suite not in _SUITES_OF[name]:
+            raise InvalidArgument(
+                f"{name}: expected with --suite {' or '.join(_SUITES_OF[name])}, got with {suite}, where it means nothing"
+            )
     if suite == "vts":
         return run_driver_suite(
             device,
@@ -90,22 +126,87 @@ def conformance(
             html=html,
             json=json,
         )
+    if suite == "random":
+        graphs = _numbers(SEEDS_DEFAULT if seeds is None else seeds, first)
+        chosen = RandomSettings(
+            mode or "sync", filter, TIME_LIMIT_S if time_limit is None else time_limit, keep=_folder(keep)
+        )
+        return _report(
+            device,
+            suite,
+            chosen.mode,
+            lambda progress: run_random_suite(
+                device, graphs, isolation=isolation, settings=chosen, jobs=count, progress=progress
+            ),
+            json=json,
+            title=f"graphs {graphs.start} to {graphs.stop - 1}",
+        )
     folder = data or default_data()
     if folder is None:
         raise InvalidArgument(
             f"--data: expected the folder of the conformance data, here or in {DATA_VARIABLE}"
         )
     checks = tuple(c for c in CHECKS if check is None or c in check)
-    mode = mode or "sync"
-    settings = Settings(mode, checks, TIME_LIMIT_S if time_limit is None else time_limit)
+    settings = Settings(mode or "sync", checks, TIME_LIMIT_S if time_limit is None else time_limit)
+    return _report(
+        device,
+        suite,
+        settings.mode,
+        lambda progress: run_suite(
+            device,
+            folder,
+            contains=filter,
+            isolation=isolation,
+            settings=settings,
+            jobs=count,
+            progress=progress,
+        ),
+        json=json,
+    )
+
+
+def _numbers(seeds: int, first: int | None) -> range:
+    if not 1 <= seeds <= SEEDS_MAX:
+        raise InvalidArgument(f"--seeds: expected from 1 to {SEEDS_MAX}, got {seeds}")
+    if first is None:
+        first = secrets.randbelow(FIRST_DRAWN_MAX)
+    if not 0 <= first <= NUMBER_MAX - seeds:
+        raise InvalidArgument(f"--first: expected from 0 to {NUMBER_MAX - seeds}, got {first}")
+    return range(first, first + seeds)
+
+
+def _folder(keep: Path | None) -> str | None:
+    if keep is None:
+        return None
+    try:
+        keep.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise InvalidArgument(
+            f"--keep: expected a folder that can be written to, got {keep}: {e.strerror}"
+        ) from e
+    return str(keep.resolve())
+
+
+def _report(
+    device: str,
+    suite: Suite,
+    mode: Mode,
+    run: Callable[[Callable[[Tally, int], None]], Awaitable[Report]],
+    *,
+    json: bool,
+    title: str = "",
+) -> int:
+    """Runs a suite beside a bar of progress and prints its report; the exit code, 1 for a failure."""
     shown = sys.stdout.isatty() and not json
+    if title and not json:
+        console().print(title, markup=False)
     with suite_progress(disable=not shown) as bar:
         task = bar.add_task(f"{suite} on {device}", total=None, failed=0)
 
         def progress(tally: Tally, total: int) -> None:
             bar.update(task, advance=1, total=total, failed=tally.counts.failed)
 
-        report = anyio.run(_run, device, folder, filter, isolation, settings, count, progress)
+        report = anyio.run(run, progress)
     if json:
         print_json(report)
     else:
@@ -113,29 +214,11 @@ def conformance(
     return 1 if report.failed else 0
 
 
-async def _run(
-    device: str,
-    data: Path,
-    contains: str,
-    isolation: Isolation,
-    settings: Settings,
-    jobs: int,
-    progress: Callable[[Tally, int], None],
-) -> Report:
-    return await run_suite(
-        device,
-        data,
-        contains=contains,
-        isolation=isolation,
-        settings=settings,
-        jobs=jobs,
-        progress=progress,
-    )
-
-
 def _print(device: str, suite: str, mode: str, report: Report) -> None:
     columns = ("", "passed", "failed", "skipped", "expected failures")
     for title, table in (("by operation", report.by_operation), ("by check", report.by_check)):
+        if not table:
+            continue
         rows = [(name, c.passed, c.failed, c.skipped, c.expected_failures) for name, c in table.items()]
         print_table(f"{suite} on {device}, {mode}, {title}", columns, rows)
     screen = console()

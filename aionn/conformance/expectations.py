@@ -1,13 +1,17 @@
 """What a driver says of itself to the suites: what it can never do, and what it does not do yet.
 
-Owns the two lists and how their entries match tests. A driver's module may define them; one without has none:
+Owns the lists and how their entries match tests. A driver's module may define them; one without has none:
 
     UNSUPPORTED: Mapping[str, str]        never; the tests are not run and count as skipped, with the reason
     EXPECTED_FAILURES: Mapping[str, str]  not yet; the tests are run and must fail: one that passes is a failure of the list
+    EXPECTED_DIFFERENCES: Mapping[str, str]  random graphs whose results may differ from the reference's by more than the criteria
 
 Each entry is a pattern and its reason. A pattern is an operation's name (``LSTM``: all tests in which it occurs) or a glob over
 the names of tests (``conv_quant8_*``). With a check's name and a colon before it (``dynamic_shape:LSTM``, ``cache:*``) it
 concerns that check alone.
+
+In ``EXPECTED_DIFFERENCES`` a pattern is compared with the smallest graph that still differs: an operation's name matches a graph
+that consists of that operation alone, a glob matches the graph's name, such as ``MEAN_2.TENSOR_FLOAT32+PAD_2.TENSOR_FLOAT32``.
 
 Invariants:
 1. The first entry that matches gives the reason.
@@ -46,15 +50,17 @@ class Subject(msgspec.Struct, frozen=True):
 
 
 class Expectations(msgspec.Struct, frozen=True):
-    """The two lists of one driver: pattern to reason.
+    """The lists of one driver: pattern to reason.
 
     Attributes:
         unsupported: What the driver can never do.
         expected_failures: What it does not do yet.
+        expected_differences: Which smallest graphs may differ from the reference.
     """
 
     unsupported: Mapping[str, str] = {}
     expected_failures: Mapping[str, str] = {}
+    expected_differences: Mapping[str, str] = {}
 
     def why_unsupported(self, subject: Subject, check: str | None = None) -> str | None:
         """The reason why a test, or one check of it, is never made; None where it is."""
@@ -64,8 +70,17 @@ class Expectations(msgspec.Struct, frozen=True):
         """The reason why a test, or one check of it, fails for now; None where it must pass."""
         return _reason(self.expected_failures, subject, check)
 
+    def why_different(self, subject: Subject) -> str | None:
+        """The reason why a smallest graph that differs may do so; None where it must not."""
+        named = {
+            pattern: reason
+            for pattern, reason in self.expected_differences.items()
+            if pattern not in OperationType.__members__ or subject.operations == {pattern}
+        }
+        return _reason(named, subject, None)
+
     def stale(self, subjects: Iterable[Subject]) -> list[str]:
-        """The patterns of both lists that match none of the tests. Those with a slash are the driver suite's own."""
+        """The patterns of the first two lists that match none of the tests. Those with a slash are the driver suite's own."""
         left = {p for p in (*self.unsupported, *self.expected_failures) if "/" not in p}
         for subject in subjects:
             if not left:
@@ -100,7 +115,7 @@ def driver_expectations(driver: str) -> Expectations:
     return Expectations(*(_list_of(module, f"{name}.{what}", what) for what in _LISTS))
 
 
-_LISTS = ("UNSUPPORTED", "EXPECTED_FAILURES")
+_LISTS = ("UNSUPPORTED", "EXPECTED_FAILURES", "EXPECTED_DIFFERENCES")
 
 
 def _list_of(module: object, where: str, what: str) -> dict[str, str]:

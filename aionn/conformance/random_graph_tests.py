@@ -21,6 +21,7 @@ from aionn.conformance.signatures_layout import SIGNATURES as _LAYOUT
 from aionn.hal import OperandType, OperationType
 
 __all__ = [
+    "CHAIN_TESTS",
     "GRAPH_TESTS",
     "LATER_TESTS",
     "NOT_COVERED",
@@ -240,7 +241,18 @@ GRAPH_TESTS: tuple[GraphTest, ...] = tuple(
 """Graphs of one primary type and rank: mixed, few operations could be linked. None of quantised types, for their parameters
 would seldom match."""
 
+CHAIN_TESTS: tuple[GraphTest, ...] = tuple(
+    GraphTest(f"CHAIN_{type.name}", Criteria.SMALL_GRAPH, None, None, type, None, 4, 6)
+    for type in (
+        *_GRAPH_TYPES,
+        OperandType.TENSOR_QUANT8_ASYMM,
+        OperandType.TENSOR_QUANT8_ASYMM_SIGNED,
+    )
+)
+"""Four operations of any rank, linked wherever they fit: small extents make shapes meet that are rare in larger graphs, such as the
+one element that a reduction of all axes leaves."""
+
 TESTS: dict[str, GraphTest] = {
-    test.name: test for test in (*SINGLE_OPERATION_TESTS, *LATER_TESTS, *GRAPH_TESTS)
+    test.name: test for test in (*SINGLE_OPERATION_TESTS, *LATER_TESTS, *GRAPH_TESTS, *CHAIN_TESTS)
 }
 """All sets by name."""

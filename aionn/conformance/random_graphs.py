@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -50,10 +50,12 @@ __all__ = [
     "Plan",
     "PlannedOperation",
     "check",
+    "compare",
     "draw_plan",
     "interpret",
     "make_case",
     "shrink",
+    "without",
 ]
 
 ATTEMPTS_MAX = 30
@@ -416,13 +418,16 @@ def check(
     return shrink(failure, expected, got)
 
 
-def shrink(failure: Failure, expected: Executor, got: Executor) -> Failure:
+def shrink(
+    failure: Failure, expected: Executor, got: Executor, *, trials_max: int = SHRINK_TRIALS_MAX
+) -> Failure:
     """The smallest graph that still fails in the same way: fewer operations, fewer links, smaller extents.
 
     Args:
         failure: Where to start.
         expected: As ``check``.
         got: As ``check``.
+        trials_max: How many smaller graphs are tried.
     """
     trials = 0
     is_shrinking = True
@@ -430,7 +435,7 @@ def shrink(failure: Failure, expected: Executor, got: Executor) -> Failure:
         is_shrinking = False
         for smaller in _smaller(failure.plan):
             trials += 1
-            if trials > SHRINK_TRIALS_MAX:
+            if trials > trials_max:
                 return failure
             case = make_case(smaller)
             found = None if case is None else compare(case, expected, got)
@@ -447,17 +452,22 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
     size = count // 2
     while size >= 1:
         for start in range(0, count, size):
-            kept = (*plan.operations[:start], *plan.operations[start + size :])
-            if kept:
-                keys = {operation.key for operation in kept}
-                links = tuple(link for link in plan.links if link.source in keys and link.target in keys)
-                yield msgspec.structs.replace(plan, operations=kept, links=links)
+            dropped = {operation.key for operation in plan.operations[start : start + size]}
+            if len(dropped) < count:
+                yield without(plan, dropped)
         size //= 2
     for extent_max in (1, 2, 3, 4, 6, 10, 30, 100, 300):
         if extent_max < plan.extent_max:
             yield msgspec.structs.replace(plan, extent_max=extent_max)
-    for dropped in plan.links:
-        yield msgspec.structs.replace(plan, links=tuple(link for link in plan.links if link != dropped))
+    for unlinked in plan.links:
+        yield msgspec.structs.replace(plan, links=tuple(link for link in plan.links if link != unlinked))
+
+
+def without(plan: Plan, keys: Collection[int]) -> Plan:
+    """The plan without the operations that have these keys, and without their links; the others stay as they are."""
+    kept = tuple(operation for operation in plan.operations if operation.key not in keys)
+    links = tuple(link for link in plan.links if link.source not in keys and link.target not in keys)
+    return msgspec.structs.replace(plan, operations=kept, links=links)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -53,8 +53,8 @@ TIME_LIMIT_S = 30.0
 """How long one check may take: the largest of the models takes less than a second where numpy computes it."""
 
 
-class Settings(msgspec.Struct, frozen=True):
-    """How tests are run.
+class Settings(msgspec.Struct, frozen=True, tag="data"):
+    """How the tests of the public data are run.
 
     Attributes:
         mode: How models are executed.

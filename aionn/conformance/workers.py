@@ -15,7 +15,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -27,7 +27,10 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from aionn.conformance.cts import CtsTest, load_tests, operation_types, test_files
 from aionn.conformance.cts_run import Failure
 from aionn.conformance.expectations import driver_expectations
+from aionn.conformance.random_graphs import draw_plan
+from aionn.conformance.random_suite import RandomSettings, locate, operations_of, run_graph
 from aionn.conformance.suite import (
+    DeviceUnderTest,
     Isolation,
     Outcome,
     Report,
@@ -39,10 +42,13 @@ from aionn.conformance.suite import (
 )
 from aionn.errors import Error, ErrorStatus, GeneralFailure, InvalidArgument, error_for_status, status_of
 
-__all__ = ["Unit", "find_units", "run_suite"]
+__all__ = ["Unit", "find_units", "run_random_suite", "run_suite"]
 
 SILENCE_S = 30.0
 """How much longer than its checks may take a worker may say nothing: it closes devices and starts driver processes meanwhile."""
+
+SHRINKING_LIMITS = 10
+"""Time limits of one execution that a random graph may take until it is as small as it gets."""
 
 LINE_BYTES_MAX = 1 << 20
 """Longest line from a worker; a failure with a long message has some kilobytes."""
@@ -52,12 +58,16 @@ _ROOT = str(Path(__file__).resolve().parents[2])
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
+UNIT_GRAPHS = 50
+"""Random graphs that a worker takes at a time: some tenths of a second of work."""
+
+
 class Unit(msgspec.Struct, frozen=True):
-    """Tests of one file that one worker runs.
+    """Tests that one worker runs.
 
     Attributes:
-        path: The data file.
-        names: The tests, in the file's order.
+        path: The data file; empty where the tests are random graphs.
+        names: The tests, in the file's order; the numbers of random graphs.
     """
 
     path: str
@@ -67,7 +77,7 @@ class Unit(msgspec.Struct, frozen=True):
 class _Job(msgspec.Struct, frozen=True):
     driver: str
     isolation: Isolation
-    settings: Settings
+    settings: Settings | RandomSettings
 
 
 class _Started(msgspec.Struct, frozen=True, tag=True):
@@ -141,22 +151,10 @@ async def run_suite(
     job = _Job(driver, isolation, settings)
     tally = Tally()
 
-    def count(outcome: Outcome | None) -> None:
-        if outcome is not None:
-            tally.add(outcome)
-        if progress is not None:
-            progress(tally, len(tests))
+    def operations(name: str) -> Iterable[str]:
+        return operation_types(tests[name])
 
-    if jobs == 1:
-        async with open_device_under_test(driver, isolation) as device:
-            for test in tests.values():
-                count(await run_test(device, test, settings))
-    else:
-        # The largest first, so that nobody begins a large one when the others are done.
-        left = deque(sorted(units, key=lambda unit: -len(unit.names)))
-        async with anyio.create_task_group() as group:
-            for _ in range(min(jobs, len(units))):
-                group.start_soon(_Worker(job, left, tests, count).run)
+    await _run_units(job, units, len(tests), operations, tally, jobs, progress, loaded=tests)
     # A part of the data cannot tell whether an entry matches anything.
     for pattern in () if contains else expectations.stale(subject_of(test) for test in tests.values()):
         expected = "a pattern of a test that exists"
@@ -166,6 +164,85 @@ async def run_suite(
     return tally.report(time.monotonic() - started_s)
 
 
+async def run_random_suite(
+    driver: str,
+    numbers: range,
+    *,
+    isolation: Isolation = "process",
+    settings: RandomSettings | None = None,
+    jobs: int = 1,
+    progress: Callable[[Tally, int], None] | None = None,
+) -> Report:
+    """Runs random graphs on a registered driver and compares them with the reference.
+
+    Args:
+        driver: The registered name.
+        numbers: Which graphs; see ``random_suite.locate``.
+        isolation: Whether the driver runs in a process of its own, one for each job.
+        settings: How graphs are run; None for the defaults. The driver's own list of differences is put in.
+        jobs: How many processes share the graphs; 1 runs them in this process.
+        progress: Is called after every graph with the counts and the number of graphs.
+
+    Raises:
+        InvalidArgument: No such driver, set or number.
+        DeviceUnavailable: The driver cannot be started.
+    """
+    started_s = time.monotonic()
+    settings = settings or RandomSettings()
+    for number in (numbers[0], numbers[-1]) if numbers else ():
+        locate(number, settings.contains)
+    settings = msgspec.structs.replace(
+        settings, expectations=driver_expectations(driver), is_reference=driver == "reference"
+    )
+    tally = Tally()
+
+    def operations(name: str) -> Iterable[str]:
+        return operations_of(draw_plan(*locate(int(name), settings.contains)))
+
+    names = [str(number) for number in numbers]
+    units = [Unit("", tuple(names[i : i + UNIT_GRAPHS])) for i in range(0, len(names), UNIT_GRAPHS)]
+    await _run_units(_Job(driver, isolation, settings), units, len(names), operations, tally, jobs, progress)
+    return tally.report(time.monotonic() - started_s)
+
+
+async def _run_units(
+    job: _Job,
+    units: Sequence[Unit],
+    total: int,
+    operations: Callable[[str], Iterable[str]],
+    tally: Tally,
+    jobs: int,
+    progress: Callable[[Tally, int], None] | None,
+    *,
+    loaded: Mapping[str, CtsTest] | None = None,
+) -> None:
+    def count(outcome: Outcome | None) -> None:
+        if outcome is not None:
+            tally.add(outcome)
+        if progress is not None:
+            progress(tally, total)
+
+    if jobs == 1:
+        async with open_device_under_test(job.driver, job.isolation) as device:
+            for unit in units:
+                for name in unit.names:
+                    count(await _run_one(device, name, job.settings, loaded or {}))
+    else:
+        # The largest first, so that no worker begins a large one when the others are done.
+        left = deque(sorted(units, key=lambda unit: -len(unit.names)))
+        async with anyio.create_task_group() as group:
+            for _ in range(min(jobs, len(units))):
+                group.start_soon(_Worker(job, left, operations, count).run)
+
+
+async def _run_one(
+    device: DeviceUnderTest, name: str, settings: Settings | RandomSettings, tests: Mapping[str, CtsTest]
+) -> Outcome | None:
+    if isinstance(settings, RandomSettings):
+        return await run_graph(device, int(name), settings)
+    return await run_test(device, tests[name], settings)
+
+
 class _Worker:
     """One worker process after the other, for as long as units are left."""
 
@@ -173,12 +250,12 @@ class _Worker:
         self,
         job: _Job,
         left: deque[Unit],
-        tests: dict[str, CtsTest],
+        operations: Callable[[str], Iterable[str]],
         count: Callable[[Outcome | None], None],
     ) -> None:
         self._job = job
         self._left = left
-        self._tests = tests
+        self._operations = operations
         self._count = count
         self._process: anyio.abc.Process | None = None
 
@@ -221,7 +298,7 @@ class _Worker:
                 self._left.appendleft(Unit(unit.path, unit.names[ended + 1 :]))
 
     def _death(self, name: str, got: str) -> Outcome:
-        operations = tuple(sorted(operation_types(self._tests[name])))
+        operations = tuple(sorted(self._operations(name)))
         failure = Failure(
             name, "", self._job.settings.mode, ", ".join(operations), None, (), "an answer", got
         )
@@ -243,7 +320,9 @@ class _Worker:
 
     async def _line(self) -> _Line:
         settings = self._job.settings
-        with anyio.fail_after(settings.time_limit_s * len(settings.checks) + SILENCE_S):
+        # A graph that fails is run again and again to make it smaller, each time within the limit.
+        count = SHRINKING_LIMITS if isinstance(settings, RandomSettings) else len(settings.checks)
+        with anyio.fail_after(settings.time_limit_s * count + SILENCE_S):
             return _LINE.decode(await self._lines.receive_until(b"\n", LINE_BYTES_MAX))
 
     async def _end(self) -> int | None:
@@ -274,10 +353,10 @@ async def _work(job: _Job, lines: BinaryIO) -> None:
     async with open_device_under_test(job.driver, job.isolation) as device:
         while text := await units.readline():
             unit = _UNIT.decode(text)
-            tests = {test.name: test for test in load_tests(Path(unit.path))}
+            tests = {test.name: test for test in load_tests(Path(unit.path))} if unit.path else {}
             for name in unit.names:
                 say(_Started(name))
-                say(_Finished(await run_test(device, tests[name], job.settings)))
+                say(_Finished(await _run_one(device, name, job.settings, tests)))
             say(_Done())
 
 

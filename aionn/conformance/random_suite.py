@@ -1,0 +1,311 @@
+"""Random graphs on a device: which graph a number means, what the device is asked, and what a difference is called.
+
+Owns the numbering of the graphs and the verdict on one. ``random_graphs`` says what a graph is and makes it smaller, ``suite`` owns
+the device and the counts, ``workers`` the processes.
+
+Invariants:
+1. A number and a filter determine a graph. Even numbers are graphs of several operations, odd ones single operations, as far as the
+   filter leaves both.
+2. Operations that the device does not support are taken out of a graph before it runs; the others stay as they are.
+3. A device that does not answer in time is replaced, and its graph is not made smaller.
+
+Source: the random graph tests of the NN HAL's VTS, which run each set with 50 seeds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+import anyio.from_thread
+import anyio.to_thread
+import msgspec
+import numpy.typing as npt
+
+from aionn.conformance.computing import Breach, Mode, closing, computing
+from aionn.conformance.cts_run import Failure
+from aionn.conformance.expectations import Expectations, Subject
+from aionn.conformance.plain_evaluation import evaluate_plainly
+from aionn.conformance.random_graph_tests import CHAIN_TESTS, GRAPH_TESTS, SIGNATURES, TESTS, GraphTest
+from aionn.conformance.random_graphs import (
+    SHRINK_TRIALS_MAX,
+    Executor,
+    Plan,
+    compare,
+    draw_plan,
+    interpret,
+    make_case,
+    shrink,
+    without,
+)
+from aionn.conformance.random_graphs import Failure as GraphFailure
+from aionn.conformance.suite import DeviceUnderTest, Outcome
+from aionn.errors import DeadObject, ErrorStatus, InvalidArgument, error_for_status
+from aionn.hal import Model
+from aionn.testing.requests import outputs_of, request_for
+
+__all__ = [
+    "NUMBER_MAX",
+    "RandomSettings",
+    "chosen_sets",
+    "graph_name",
+    "load_plan",
+    "locate",
+    "operations_of",
+    "run_graph",
+    "run_plan",
+]
+
+NUMBER_MAX = 1 << 40
+"""Numbers of graphs are below this: far more than anybody can run, and exact wherever numbers are read as floats."""
+
+DEATHS_MAX = 20
+"""Trials of making a graph smaller on which the driver process dies: each costs the start of a process."""
+
+PLAN_BYTES_MAX = 1 << 20
+"""Size of a file with a plan; one of 40 operations has 3 KB."""
+
+_GRAPHS = (*CHAIN_TESTS, *GRAPH_TESTS)
+_SINGLE = tuple(test for test in TESTS.values() if test.operation is not None)
+_OPERATION_OF = {signature.name: signature.operation.name for signature in SIGNATURES}
+
+Array = npt.NDArray[Any]
+_T = TypeVar("_T")
+
+
+class RandomSettings(msgspec.Struct, frozen=True, tag="random"):
+    """How random graphs are run.
+
+    Attributes:
+        mode: How models are executed.
+        contains: Only sets with this in their names; empty for all.
+        time_limit_s: How long one execution may take.
+        expectations: What the driver says of itself.
+        is_reference: Whether the device is the reference: it is compared with the plain definitions then.
+        keep: The folder in which a plan that failed is kept, made as small as it gets; None keeps none.
+    """
+
+    mode: Mode = "sync"
+    contains: str = ""
+    time_limit_s: float = 30.0
+    expectations: Expectations = Expectations()
+    is_reference: bool = False
+    keep: str | None = None
+
+
+def chosen_sets(contains: str) -> tuple[tuple[GraphTest, ...], tuple[GraphTest, ...]]:
+    """The sets whose names contain a text: those of several operations, and those of one.
+
+    Raises:
+        InvalidArgument: There is none.
+    """
+    graphs = tuple(test for test in _GRAPHS if contains in test.name)
+    single = tuple(test for test in _SINGLE if contains in test.name)
+    if not graphs and not single:
+        raise InvalidArgument(f"random graphs: expected a part of a set's name, got {contains!r}")
+    return graphs, single
+
+
+def locate(number: int, contains: str = "") -> tuple[GraphTest, int]:
+    """The set and the seed of a graph.
+
+    Args:
+        number: From 0 to ``NUMBER_MAX`` - 1.
+        contains: The filter; the numbers count within the sets that it leaves.
+    """
+    if not 0 <= number < NUMBER_MAX:
+        raise InvalidArgument(f"random graphs: expected a number from 0 to {NUMBER_MAX - 1}, got {number}")
+    graphs, single = chosen_sets(contains)
+    if graphs and single:
+        sets, number = (single, number // 2) if number % 2 else (graphs, number // 2)
+    else:
+        sets = graphs or single
+    return sets[number % len(sets)], number // len(sets)
+
+
+def operations_of(plan: Plan) -> tuple[str, ...]:
+    """The names of the operations that occur in a plan."""
+    return tuple(sorted({_OPERATION_OF[operation.signature] for operation in plan.operations}))
+
+
+def graph_name(plan: Plan) -> str:
+    """What a driver's list of expected differences is compared with: signatures and types, in execution order."""
+    return "+".join(f"{o.signature}.{o.type.name}" for o in plan.operations)
+
+
+def load_plan(path: Path) -> Plan:
+    """Reads a plan that was kept.
+
+    Raises:
+        InvalidArgument: The file cannot be read, or is no plan of sets and signatures that there are.
+    """
+    try:
+        if path.stat().st_size > PLAN_BYTES_MAX:
+            raise InvalidArgument(f"{path}: expected at most {PLAN_BYTES_MAX} bytes of a plan")
+        plan = msgspec.json.decode(path.read_bytes(), type=Plan)
+    except (OSError, msgspec.DecodeError) as e:
+        raise InvalidArgument(f"{path}: expected a plan of a random graph: {e}") from e
+    unknown = [o.signature for o in plan.operations if o.signature not in _OPERATION_OF]
+    if plan.test not in TESTS or unknown or not plan.operations:
+        raise InvalidArgument(f"{path}: expected a set and signatures that exist, got {plan.test} {unknown}")
+    return plan
+
+
+async def run_graph(device: DeviceUnderTest, number: int, settings: RandomSettings) -> Outcome:
+    """Runs one graph on a device and compares it with the reference.
+
+    Args:
+        device: Is asked, and replaced if it does not answer.
+        number: Which graph; see ``locate``.
+        settings: How it is run.
+    """
+    test, seed = locate(number, settings.contains)
+    contains = f" --filter {settings.contains}" if settings.contains else ""
+    name = f"graph {number}{contains} ({test.name}, seed {seed})"
+    return await run_plan(device, name, draw_plan(test, seed), settings, kept_as=f"{test.name}-{seed}.json")
+
+
+async def run_plan(
+    device: DeviceUnderTest, name: str, plan: Plan, settings: RandomSettings, *, kept_as: str | None = None
+) -> Outcome:
+    """As ``run_graph``, of a plan that was drawn or kept.
+
+    Args:
+        device: Is asked, and replaced if it does not answer.
+        name: What the outcome calls it.
+        plan: The graph.
+        settings: How it is run.
+        kept_as: The file's name in the folder ``settings.keep`` if it fails; None keeps nothing.
+    """
+    runner = _Runner(device, settings)
+    try:
+        supported = await runner.supported(plan)
+    except Exception as e:
+        error = f"supported operations: {type(e).__name__}: {e}"
+        return _failed(name, GraphFailure(plan, None, error), settings, kept_as)
+    if supported is None:
+        return Outcome(name, operations_of(plan), "skipped", reason="the device supports no operation of it")
+    # In a thread of its own: drawing and interpreting a graph would hold the loop that the device's connection needs.
+    failure = await anyio.to_thread.run_sync(runner.judged, supported)
+    if failure is None:
+        return Outcome(name, operations_of(supported), "passed")
+    reason = settings.expectations.why_different(
+        Subject(graph_name(failure.plan), frozenset(operations_of(failure.plan)), frozenset())
+    )
+    if reason is not None:
+        return Outcome(name, operations_of(supported), "expected_failure", reason=reason)
+    return _failed(name, failure, settings, kept_as)
+
+
+def _failed(name: str, failure: GraphFailure, settings: RandomSettings, kept_as: str | None) -> Outcome:
+    operations = operations_of(failure.plan)
+    difference = failure.difference
+    where = graph_name(failure.plan)
+    if kept_as is not None and settings.keep is not None:
+        path = os.path.join(settings.keep, kept_as)
+        Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(failure.plan), indent=1) + b"\n")
+        where += f", kept as {path}"
+    if difference is None:
+        detail = Failure(name, "random", settings.mode, where, None, (), "success", failure.error or "")
+    else:
+        expected = (
+            difference.expected
+            if difference.what == "element"
+            else f"{difference.what} {difference.expected}"
+        )
+        detail = Failure(
+            name,
+            "random",
+            settings.mode,
+            where,
+            difference.output,
+            difference.index,
+            expected,
+            difference.got,
+        )
+    return Outcome(name, operations, "failed", failure=detail)
+
+
+class _NoAnswer(Exception):
+    """The device did not answer in time."""
+
+
+class _Runner:
+    """One graph on one device; ``judged`` runs in a worker thread, the rest in the loop."""
+
+    def __init__(self, device: DeviceUnderTest, settings: RandomSettings) -> None:
+        self._device = device
+        self._settings = settings
+        self._deaths = 0
+
+    async def supported(self, plan: Plan) -> Plan | None:
+        """The plan without the operations that the device does not support; None where nothing is left."""
+        while plan.operations:
+            case = make_case(plan)
+            if case is None:
+                return None  # Its extents had a solution only together with what was taken out.
+            device = await self._device.get()
+            answers = await self._within(device.supported_operations(case.model))
+            missing = {
+                operation.key
+                for operation, is_supported in zip(plan.operations, answers, strict=True)
+                if not is_supported
+            }
+            if not missing:
+                return plan
+            plan = without(plan, missing)
+        return None
+
+    def judged(self, plan: Plan) -> GraphFailure | None:
+        case = make_case(plan)
+        assert case is not None, "the device was asked about its model"
+        expected: Executor = evaluate_plainly if self._settings.is_reference else interpret
+        failure = compare(case, expected, self._execute)
+        if failure is None or (failure.error or "").startswith(_NoAnswer.__name__):
+            return failure
+        return shrink(failure, expected, self._execute_smaller, trials_max=SHRINK_TRIALS_MAX)
+
+    def _execute_smaller(self, model: Model, inputs: Sequence[Array | None]) -> list[Array] | None:
+        if self._deaths >= DEATHS_MAX:
+            return None
+        try:
+            return self._execute(model, inputs)
+        except DeadObject:
+            self._deaths += 1
+            raise
+
+    def _execute(self, model: Model, inputs: Sequence[Array | None]) -> list[Array] | None:
+        return anyio.from_thread.run(self._run, model, [array for array in inputs if array is not None])
+
+    async def _run(self, model: Model, inputs: Sequence[Array]) -> list[Array] | None:
+        device = await self._device.get()
+        # A smaller graph may be one that the device does not support: another way to fail than the one looked for.
+        if not all(await self._within(device.supported_operations(model))):
+            return None
+        prepared = await self._within(device.prepare_model(model))
+        async with closing(prepared):
+            request = request_for(model, inputs)
+            try:
+                async with computing(prepared, request, self._settings.mode) as compute:
+                    answer = await self._within(compute())
+                if answer.status != ErrorStatus.NONE:
+                    raise error_for_status(answer.status, answer.message)
+                stated = [operand.dimensions for operand in model.main.outputs]
+                reported = [shape.dimensions for shape in answer.shapes] or stated
+                if reported != stated:
+                    raise Breach(f"outputs of the shapes {stated}", f"{reported}")
+                return outputs_of(model, request)
+            finally:
+                for pool in request.pools:
+                    pool.close()
+
+    async def _within(self, call: Awaitable[_T]) -> _T:
+        try:
+            with anyio.fail_after(self._settings.time_limit_s):
+                return await call
+        except TimeoutError:
+            await self._device.give_up()
+            raise _NoAnswer(f"within {self._settings.time_limit_s:g} s") from None
