@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -16,7 +17,7 @@ from aionn.cli.driver_suite import run_driver_suite
 from aionn.cli.output import console, print_json, print_table, suite_progress
 from aionn.conformance.computing import Mode
 from aionn.conformance.cts_run import CHECKS, Check
-from aionn.conformance.random_suite import NUMBER_MAX, RandomSettings
+from aionn.conformance.random_suite import NUMBER_MAX, RandomSettings, chosen_sets
 from aionn.conformance.suite import TIME_LIMIT_S, Isolation, Report, Settings, Tally
 from aionn.conformance.vts_models import DATA_VARIABLE, default_data
 from aionn.conformance.workers import run_random_suite, run_suite
@@ -48,6 +49,9 @@ SEEDS_MAX = 10_000_000
 
 FIRST_DRAWN_MAX = 1_000_000_000
 """The first number is drawn below this: nine digits can be copied by hand."""
+
+Run = Callable[..., Awaitable[Report]]
+"""A suite that takes ``progress``."""
 
 JOBS_MAX = 256
 """Most worker processes of one call; each may have a driver process beside it."""
@@ -109,11 +113,7 @@ def conformance(
         "--mode": mode, "--jobs": jobs, "--check": check, "--data": data, "--all": everything or None, "--junit": junit,
         "--html": html, "--seeds": seeds, "--first": first, "--keep": keep,
     }  # fmt: skip
-    for name, value in options.items():
-        if value is not None and suite not in _SUITES_OF[name]:
-            raise InvalidArgument(
-                f"{name}: expected with --suite {' or '.join(_SUITES_OF[name])}, got with {suite}, where it means nothing"
-            )
+    _check_options(suite, options)
     if suite == "vts":
         return run_driver_suite(
             device,
@@ -126,43 +126,39 @@ def conformance(
             html=html,
             json=json,
         )
+    limit_s = TIME_LIMIT_S if time_limit is None else time_limit
     if suite == "random":
         graphs = _numbers(SEEDS_DEFAULT if seeds is None else seeds, first)
-        chosen = RandomSettings(
-            mode or "sync", filter, TIME_LIMIT_S if time_limit is None else time_limit, keep=_folder(keep)
+        chosen_sets(filter)
+        chosen = RandomSettings(mode or "sync", filter, limit_s, keep=_folder(keep))
+        if not json:
+            # Before they run: a run that is cut short can be repeated too.
+            console().print(f"graphs {graphs.start} to {graphs.stop - 1}", markup=False)
+        run: Run = partial(run_random_suite, device, graphs, isolation=isolation, settings=chosen, jobs=count)
+    else:
+        checks = tuple(c for c in CHECKS if check is None or c in check)
+        settings = Settings(mode or "sync", checks, limit_s)
+        folder = _data_folder(data)
+        run = partial(
+            run_suite, device, folder, contains=filter, isolation=isolation, settings=settings, jobs=count
         )
-        return _report(
-            device,
-            suite,
-            chosen.mode,
-            lambda progress: run_random_suite(
-                device, graphs, isolation=isolation, settings=chosen, jobs=count, progress=progress
-            ),
-            json=json,
-            title=f"graphs {graphs.start} to {graphs.stop - 1}",
-        )
+    return _report(device, suite, mode or "sync", run, json=json)
+
+
+def _check_options(suite: Suite, options: Mapping[str, object]) -> None:
+    for name, value in options.items():
+        if value is not None and suite not in _SUITES_OF[name]:
+            suites = " or ".join(_SUITES_OF[name])
+            raise InvalidArgument(f"{name}: expected only with --suite {suites}, got with --suite {suite}")
+
+
+def _data_folder(data: Path | None) -> Path:
     folder = data or default_data()
     if folder is None:
         raise InvalidArgument(
             f"--data: expected the folder of the conformance data, here or in {DATA_VARIABLE}"
         )
-    checks = tuple(c for c in CHECKS if check is None or c in check)
-    settings = Settings(mode or "sync", checks, TIME_LIMIT_S if time_limit is None else time_limit)
-    return _report(
-        device,
-        suite,
-        settings.mode,
-        lambda progress: run_suite(
-            device,
-            folder,
-            contains=filter,
-            isolation=isolation,
-            settings=settings,
-            jobs=count,
-            progress=progress,
-        ),
-        json=json,
-    )
+    return folder
 
 
 def _numbers(seeds: int, first: int | None) -> range:
@@ -191,22 +187,19 @@ def _report(
     device: str,
     suite: Suite,
     mode: Mode,
-    run: Callable[[Callable[[Tally, int], None]], Awaitable[Report]],
+    run: Run,
     *,
     json: bool,
-    title: str = "",
 ) -> int:
     """Runs a suite beside a bar of progress and prints its report; the exit code, 1 for a failure."""
     shown = sys.stdout.isatty() and not json
-    if title and not json:
-        console().print(title, markup=False)
     with suite_progress(disable=not shown) as bar:
         task = bar.add_task(f"{suite} on {device}", total=None, failed=0)
 
         def progress(tally: Tally, total: int) -> None:
             bar.update(task, advance=1, total=total, failed=tally.counts.failed)
 
-        report = anyio.run(run, progress)
+        report = anyio.run(partial(run, progress=progress))
     if json:
         print_json(report)
     else:

@@ -7,7 +7,7 @@ Source: see ``plain``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -16,20 +16,27 @@ from aionn.conformance.plain_elementwise import DEFINITIONS as _ELEMENTWISE
 from aionn.conformance.plain_layers import DEFINITIONS as _LAYERS
 from aionn.conformance.plain_layout import DEFINITIONS as _LAYOUT
 from aionn.errors import InvalidArgument
-from aionn.hal import Model, OperationType, constant_array
+from aionn.hal import Model, Operand, OperationType, constant_array
 
-__all__ = ["DEFINITIONS", "evaluate_plainly"]
+__all__ = ["DEFINITIONS", "Disturb", "evaluate_plainly"]
 
 DEFINITIONS: dict[OperationType, Definition] = {**_ELEMENTWISE, **_LAYERS, **_LAYOUT}
 """The plain definition of each operation that has one."""
 
 
-def evaluate_plainly(model: Model, inputs: Sequence[Array | None]) -> list[Array]:
+Disturb = Callable[[OperationType, Operand, Array], Array]
+"""Given an operation, the operand that it writes and the result: the result as another implementation might round it."""
+
+
+def evaluate_plainly(
+    model: Model, inputs: Sequence[Array | None], *, disturb: Disturb | None = None
+) -> list[Array]:
     """Runs a model without control flow.
 
     Args:
         model: A legal model.
         inputs: One array an argument; None for one that is left out.
+        disturb: Changes each result before later operations take it; None leaves them as they are.
 
     Raises:
         InvalidArgument: The model has an operation without a definition here.
@@ -56,6 +63,7 @@ def evaluate_plainly(model: Model, inputs: Sequence[Array | None]) -> list[Array
             )
             results = definition(call)
             for index, operand, result in zip(operation.outputs, outputs, results, strict=True):
-                values[index] = stored_numbers(result, operand)
+                stored = stored_numbers(result, operand)
+                values[index] = stored if disturb is None else disturb(call.operation, operand, stored)
     found = [values[index] for index in graph.output_indexes]
     return [array for array in found if array is not None]

@@ -22,6 +22,7 @@ from aionn.hal import OperandType, OperationType
 
 __all__ = [
     "CHAIN_TESTS",
+    "EXACT_OPERATIONS",
     "GRAPH_TESTS",
     "LATER_TESTS",
     "NOT_COVERED",
@@ -202,6 +203,13 @@ _LATER: dict[OperationType, tuple[Criteria, tuple[int, ...]]] = {
     O.REVERSE: (_S, (7,)),
     O.RSQRT: (_R, (7,)),
 }
+
+EXACT_OPERATIONS = frozenset(
+    operation
+    for operation in OperationType
+    if {table[operation][0] for table in (_SINGLE, _LATER) if operation in table} == {_S}
+)
+"""The operations that only move, select or compare: nothing in them is rounded."""
 
 _GRAPH_TYPES = (
     OperandType.TENSOR_FLOAT32,

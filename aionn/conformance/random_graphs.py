@@ -23,13 +23,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aionn.conformance.accuracy import Difference, judge
+from aionn.conformance.accuracy import Criteria, Difference, judge
 from aionn.conformance.extents import Extents
 from aionn.conformance.plain_evaluation import evaluate_plainly
-from aionn.conformance.random_graph_tests import SIGNATURES, TESTS, GraphTest
+from aionn.conformance.random_graph_tests import EXACT_OPERATIONS, SIGNATURES, TESTS, GraphTest
 from aionn.conformance.signatures import Draft, Guarantee, Role, Value
 from aionn.errors import InvalidArgument
 from aionn.hal import (
+    OPERAND_TYPE_PROPERTIES,
     ChannelQuant,
     DataLocation,
     Model,
@@ -37,6 +38,7 @@ from aionn.hal import (
     OperandLifeTime,
     OperandType,
     Operation,
+    OperationType,
     Subgraph,
     is_scalar_type,
 )
@@ -70,6 +72,12 @@ linked."""
 
 CONSTANT_PROBABILITY = 0.5
 """Of each input tensor to be part of the model."""
+
+DISTURBANCES = 8
+"""Ways of rounding tried before an output counts as determined."""
+
+ROUNDED_UNITS = 8
+"""Units in the last place by which implementations of one operation differ, as the criteria for single operations allow."""
 
 SHRINK_TRIALS_MAX = 200
 """Runs that making a failure smaller may take."""
@@ -375,8 +383,18 @@ def interpret(model: Model, inputs: Sequence[Array | None]) -> list[Array]:
     return Interpreter(model).run(inputs, RunControl())
 
 
-def compare(case: Case, expected: Executor, got: Executor) -> Failure | None:
-    """Runs a case with two executors; None where they agree, or one of them cannot run it."""
+def compare(
+    case: Case, expected: Executor, got: Executor, *, undetermined: list[Difference] | None = None
+) -> Failure | None:
+    """Runs a case with two executors; None where they agree, or one of them cannot run it.
+
+    Args:
+        case: The model and its inputs.
+        expected: Says what is right.
+        got: What is judged.
+        undetermined: Takes the differences of outputs that rounding decides, which are no failures; None counts those as
+            failures like all others.
+    """
     test = TESTS[case.plan.test]
     try:
         wanted = expected(case.model, case.inputs)
@@ -390,9 +408,52 @@ def compare(case: Case, expected: Executor, got: Executor) -> Failure | None:
         if not is_checked:
             continue
         difference = judge(index, OperandType(operand.type), wanted[index], results[index], test.criteria)
-        if difference is not None:
+        if difference is None:
+            continue
+        if undetermined is None or _is_determined(case, index, test.criteria):
             return Failure(case.plan, difference, None)
+        undetermined.append(difference)
     return None
+
+
+def _is_determined(case: Case, output: int, criteria: Criteria) -> bool:
+    """Whether an output stays within its criteria when the results before it are rounded a little differently.
+
+    A comparison, a floor, or the place of a maximum, of nearly equal numbers has no single right answer.
+    """
+    type = OperandType(case.model.main.outputs[output].type)
+    wanted = evaluate_plainly(case.model, case.inputs)[output]
+    for trial in range(DISTURBANCES):
+        disturb = _Disturbance(_stream(case.plan.test, case.plan.seed, trial, 5))
+        disturbed = evaluate_plainly(case.model, case.inputs, disturb=disturb)[output]
+        if judge(output, type, wanted, disturbed, criteria) is not None:
+            return False
+    return True
+
+
+class _Disturbance:
+    """Rounds results as other legal implementations might: floats by some units in the last place, quantised values by a step."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+
+    def __call__(self, operation: OperationType, operand: Operand, result: Array) -> Array:
+        if operation in EXACT_OPERATIONS or result.size == 0:
+            return result
+        if result.dtype.kind == "f":
+            finite = np.abs(result[np.isfinite(result)]).astype(np.float64)
+            # A sum's error is that of its largest terms, however small the sum.
+            typical = float(np.sqrt(np.mean(np.square(finite)))) if finite.size else 0.0
+            unit = np.finfo(result.dtype).eps * ROUNDED_UNITS
+            error = self._rng.uniform(-unit, unit, result.shape) * (
+                np.abs(result.astype(np.float64)) + typical
+            )
+            return np.asarray(result + error, result.dtype)
+        if OPERAND_TYPE_PROPERTIES[OperandType(operand.type)].is_quantized:
+            info = np.iinfo(result.dtype)
+            step = self._rng.integers(-1, 2, result.shape)
+            return np.asarray(np.clip(result.astype(np.int64) + step, info.min, info.max), result.dtype)
+        return result
 
 
 def check(
@@ -419,7 +480,12 @@ def check(
 
 
 def shrink(
-    failure: Failure, expected: Executor, got: Executor, *, trials_max: int = SHRINK_TRIALS_MAX
+    failure: Failure,
+    expected: Executor,
+    got: Executor,
+    *,
+    trials_max: int = SHRINK_TRIALS_MAX,
+    determined: bool = False,
 ) -> Failure:
     """The smallest graph that still fails in the same way: fewer operations, fewer links, smaller extents.
 
@@ -428,6 +494,7 @@ def shrink(
         expected: As ``check``.
         got: As ``check``.
         trials_max: How many smaller graphs are tried.
+        determined: Whether outputs that rounding decides count as equal.
     """
     trials = 0
     is_shrinking = True
@@ -438,7 +505,11 @@ def shrink(
             if trials > trials_max:
                 return failure
             case = make_case(smaller)
-            found = None if case is None else compare(case, expected, got)
+            found = (
+                None
+                if case is None
+                else compare(case, expected, got, undetermined=[] if determined else None)
+            )
             if found is not None and (found.error is None) == (failure.error is None):
                 failure = found
                 is_shrinking = True

@@ -132,8 +132,18 @@ def test_progress_is_shown_on_a_terminal(data: Path) -> None:
         (("reference", "--data", "{data}", "--filter", "x"), "has 'x' in its name"),
         (("reference", "--data", "{data}", "--jobs", "0"), "--jobs: expected from 1"),
         (("reference", "--data", "{data}", "--time-limit", "0"), "--time-limit: expected more than 0"),
-        (("reference", "--data", "{data}", "--junit", "x.xml"), "--junit: expected without --suite cts"),
-        (("reference", "--suite", "vts", "--mode", "burst"), "--mode: expected without --suite vts"),
+        (("reference", "--data", "{data}", "--junit", "x.xml"), "--junit: expected only with --suite vts"),
+        (
+            ("reference", "--suite", "vts", "--mode", "burst"),
+            "--mode: expected only with --suite cts or random",
+        ),
+        (("reference", "--suite", "random", "--seeds", "0"), "--seeds: expected from 1"),
+        (("reference", "--suite", "random", "--first", "-1"), "--first: expected from 0"),
+        (("reference", "--suite", "random", "-k", "x y"), "expected a part of a set's name, got 'x y'"),
+        (
+            ("reference", "--suite", "random", "--keep", "/dev/null/x"),
+            "--keep: expected a folder that can be",
+        ),
         (("reference", "--suite", "vts", "-k", "x y"), "no case has 'x y' in its name"),
         (("reference", "--suite", "vts", "--html", "{data}"), "expected a file that can be written: Is a"),
         (
@@ -239,3 +249,12 @@ EXPECTED_FAILURES = {"basics/status_is_available": "not yet", "LSTM": "wrong"}
         assert finished.returncode == 2
         assert "expected patterns and the reasons for them" in finished.stderr
         assert len(finished.stderr.splitlines()) == 1
+
+
+def test_random_graphs_are_run_by_number_and_reported() -> None:
+    finished = aionn(
+        "reference", "--suite", "random", "--seeds", "5", "--first", "7", "--isolation", "in_process", "--jobs", "1"
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stderr
+    assert "graphs 7 to 11" in finished.stdout
+    assert "5 passed, 0 failed" in finished.stdout

@@ -9,6 +9,7 @@ import anyio
 import numpy as np
 import pytest
 
+from aionn.conformance.requests import request_for
 from aionn.conformance.suite import DeviceUnderTest
 from aionn.conformance.vts import VtsReport, chosen_cases, run_cases
 from aionn.drivers import registry
@@ -33,7 +34,6 @@ from aionn.hal import (
     Timing,
 )
 from aionn.testing import VirtualClock, models, run
-from aionn.testing.requests import request_for
 from aionn.validation import check_device_info
 from fences import FenceStatus, SyncFence
 

@@ -7,13 +7,13 @@ import anyio.lowlevel
 import numpy as np
 import pytest
 
+from aionn.conformance.requests import request_for
 from aionn.drivers.blocking import BlockingDevice, BlockingPreparedModel
 from aionn.drivers.gate import SlotGate
 from aionn.drivers.reference import INFO, ReferenceDevice, ReferencePreparedModel
 from aionn.errors import DeviceUnavailable, MissedDeadline
 from aionn.hal import OutputShape, Priority
 from aionn.testing import SimulatedDevice, models, run
-from aionn.testing.requests import request_for
 
 LOW, MEDIUM, HIGH = Priority.LOW, Priority.MEDIUM, Priority.HIGH
 WAIT_S = 10.0

@@ -11,6 +11,7 @@ import anyio
 import numpy as np
 import pytest
 
+from aionn.conformance.requests import outputs_of, request_for
 from aionn.drivers.profiles import (
     PROFILES,
     ClockRamp,
@@ -38,7 +39,6 @@ from aionn.hal import (
     Timing,
 )
 from aionn.testing import VirtualClock, models, run, scripted
-from aionn.testing.requests import outputs_of, request_for
 
 MS = 1_000_000
 X = np.array([1.5, 2.5, -3.5, 4.0], np.float32)
