@@ -10,7 +10,6 @@ Invariants:
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import socket
@@ -19,11 +18,13 @@ import sys
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 
 from aionn.errors import DeviceUnavailable
-from aionn.hal.log_tags import LOG_VARIABLE, chosen_tags, relayed
+from aionn.hal.log_tags import LOG_VARIABLE, chosen_tags
 from aionn.hal.tracing import TRACE_VARIABLE, trace_path
+from aionn.service.standard_error import StandardError
 
 __all__ = ["DriverProcess"]
 
@@ -36,8 +37,11 @@ UNWATCHED_S = 0.01
 STDERR_BYTES_AT_ONCE = 1 << 16
 """What is taken from a process's standard error at once: all that a pipe holds."""
 
-_GREETINGS = ("INFO", "I0000")
-"""How lines begin that engines write when nothing is wrong."""
+SUPPRESSED_S = 0.001
+"""Pause between two readings of what is not logged: a driver can write 64 MB in a second, for a twentieth of the loop's time."""
+
+LAST_WORDS_S_MAX = 0.1
+"""How long what a process has written is read after its end; a process that it started may keep the pipe open."""
 
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -69,9 +73,10 @@ class DriverProcess:
         self.socket = sock
         self._pidfd = os.pidfd_open(process.pid)
         self._stderr = process.stderr
-        self._partial = b""
         os.set_blocking(self._stderr.fileno(), False)
-        self._logger = logging.getLogger(f"aionn.driver.{name}")
+        self._logged = anyio.Event()
+        self._logged.set()  # until log_output begins
+        self._standard_error = StandardError(name, process.pid, now_s=anyio.current_time())
 
     @classmethod
     async def start(cls, driver: str, name: str, *, hang_after_s: float | None = None) -> DriverProcess:
@@ -115,6 +120,7 @@ class DriverProcess:
 
         Engines greet on standard error; a terminal that shows a live table, or a program whose errors are read, must not see that.
         """
+        self._logged = anyio.Event()
         try:
             while True:
                 try:
@@ -122,29 +128,39 @@ class DriverProcess:
                 except OSError:
                     # It cannot be watched now. It must be read all the same: a full pipe would stop the driver.
                     await anyio.sleep(UNWATCHED_S)
-                if not self._log_some():
+                chunk = self._read_some()
+                if chunk is None:
+                    continue
+                steps = self._standard_error.take(chunk, anyio.current_time())
+                try:
+                    for _ in steps:
+                        await anyio.lowlevel.checkpoint()
+                finally:
+                    for _ in steps:
+                        pass  # Cancelled, it logs all the same what it has read.
+                if not chunk:
                     return
+                if self._standard_error.is_over_limit:
+                    await anyio.sleep(SUPPRESSED_S)
         except (anyio.ClosedResourceError, ValueError):
             return  # closed by aclose
+        finally:
+            self._logged.set()
 
-    def _log_some(self) -> bool:
-        """Logs what is there now; False at the end."""
+    def _read_some(self) -> bytes | None:
+        """What is there now: nothing at the end, None where it comes later."""
         try:
-            chunk = os.read(self._stderr.fileno(), STDERR_BYTES_AT_ONCE)
+            return os.read(self._stderr.fileno(), STDERR_BYTES_AT_ONCE)
         except BlockingIOError:
-            return True
-        # A line may come in pieces; an endless one is cut.
-        *lines, self._partial = (self._partial + chunk).split(b"\n")
-        if self._partial and (not chunk or len(self._partial) > STDERR_BYTES_AT_ONCE):
-            lines, self._partial = [*lines, self._partial], b""
-        for line in lines:
-            text = line.decode(errors="replace").rstrip()
-            said = relayed(text)
-            if said is not None:
-                logging.getLogger(said[0]).debug("%s (driver process %d)", said[1], self.pid)
-            elif text:
-                self._logger.log(logging.INFO if text.startswith(_GREETINGS) else logging.WARNING, "%s", text)
-        return bool(chunk)
+            return None
+
+    async def _log_last_words(self) -> None:
+        with anyio.move_on_after(LAST_WORDS_S_MAX):
+            await self._logged.wait()
+        chunk = self._read_some()
+        for last in (chunk, b"") if chunk else (b"",):
+            for _ in self._standard_error.take(last, anyio.current_time()):
+                pass
 
     async def wait(self) -> int:
         """Waits until the process has ended, and returns its exit status (negative: the signal)."""
@@ -174,7 +190,7 @@ class DriverProcess:
                 await self.wait()
             os.close(self._pidfd)
             self._pidfd = -1
-            self._log_some()  # its last words
+            await self._log_last_words()
             anyio.notify_closing(self._stderr)
             self._stderr.close()
 
