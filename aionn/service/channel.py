@@ -5,10 +5,12 @@ Owns the socket, the numbers of calls, who waits for which reply, and what happe
 
 Invariants:
 1. Every call that was sent is answered by its reply, or by DEAD_OBJECT once the peer is gone; nobody waits for ever.
-2. The handler never sees more than ``CALLS_AT_ONCE_MAX`` calls at once, nor much more than ``BYTES_AT_ONCE_MAX`` of calls that are
-   not small; the peer's further calls wait in the socket.
-3. Descriptors that come with a message are closed when it was handled or refused.
-4. A message whose descriptors cannot be taken because none is left here is answered with RESOURCE_EXHAUSTED, one whose memories
+2. No more than ``CALLS_AT_ONCE_MAX`` calls of the peer are worked on or have an answer that the peer has not read, nor much more
+   than ``BYTES_AT_ONCE_MAX``, ``INLINE_BYTES_AT_ONCE_MAX`` and ``OWED_BYTES_MAX`` of them; the peer's further messages wait in
+   the socket.
+3. Whatever the peer sends, other tasks of the loop get their turn after ``TURN_WEIGHT`` of it.
+4. Descriptors that come with a message are closed when it was handled or refused.
+5. A message whose descriptors cannot be taken because none is left here is answered with RESOURCE_EXHAUSTED, one whose memories
    cannot be used with GENERAL_FAILURE, and the connection goes on; one that was cut off for any other reason, or is no message,
    ends the connection.
 """
@@ -16,29 +18,31 @@ Invariants:
 from __future__ import annotations
 
 import array
-import collections
 import errno
 import os
 import socket
-from collections.abc import Awaitable, Callable
-from typing import NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, NamedTuple, TypeVar
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
+import anyio.to_thread
 
 from aionn.errors import (
     DeadObject,
     Error,
+    ErrorStatus,
     GeneralFailure,
     InvalidArgument,
     ResourceExhausted,
     error_for_status,
     status_of,
 )
+from aionn.service.large import MESSAGE_BYTES_MAX, InMemory, in_memory, read_parts
+from aionn.service.outbox import Outbox, Outgoing
 from aionn.service.protocol import (
     DESCRIPTORS_MAX,
-    INLINE_BYTES_MAX,
-    MESSAGE_BYTES_MAX,
     Call,
     CallBody,
     CancelCall,
@@ -48,24 +52,40 @@ from aionn.service.protocol import (
     Message,
     Reply,
     ReplyBody,
-    decode,
+    decode_inline,
+    decode_parts,
     encode,
-    large_size_bytes,
+    has_large_model,
     read_envelope,
 )
+from aionn.service.sizes import INLINE_BYTES_MAX, SMALL_BYTES_MAX, shortened
 
 __all__ = ["CALLS_AT_ONCE_MAX", "Channel", "Handler", "Pending", "SettleOf"]
 
 CALLS_AT_ONCE_MAX = 4096
-"""Calls of one peer that are worked on at once: more than any client of ours keeps in flight, and a bound for the others."""
+"""Calls of one peer that are worked on, or whose answers it has not read, at once: more than any client of ours keeps in flight,
+and a bound for the others. An end stops reading there: with a low bound two busy ends could wait for each other."""
 
 BYTES_AT_ONCE_MAX = MESSAGE_BYTES_MAX
-"""Size of calls that are worked on at once: one of the largest size, or many small ones."""
+"""Size of large calls that are worked on at once: one of the largest size, or many small ones."""
 
-LATER_MAX = 1 << 16
-"""Notices that wait for room in the socket; more than a client may hold objects of one kind."""
+INLINE_BYTES_AT_ONCE_MAX = 4 << 20
+"""Size of all other calls that are worked on at once: a kilobyte for each, several times what one takes as a rule."""
+
+OWED_BYTES_MAX = 4 << 20
+"""Size of answers that the peer has not read, beyond what the socket holds: a kilobyte for each; one takes a tenth of that."""
+
+TURN_WEIGHT = 8
+"""Messages that are taken before other tasks of the loop get their turn, calls excepted: one each. Some tens of microseconds."""
+
+TURN_WEIGHT_BYTES = 1 << 10
+"""A message counts as one more for each so many bytes."""
+
+COPIES_AT_ONCE_MAX = 2
+"""Large messages of all connections that are copied at once: each takes a thread, and a core."""
 
 _DATAGRAM_BYTES_MAX = INLINE_BYTES_MAX + 1024
+_copies: anyio.lowlevel.RunVar[anyio.CapacityLimiter] = anyio.lowlevel.RunVar("aionn-copies")
 _R = TypeVar("_R")
 
 Handler = Callable[[CallBody, "Channel"], Awaitable[ReplyBody]]
@@ -133,14 +153,13 @@ class Channel:
         self._settle_of = settle_of
         self._pending: dict[int, Pending] = {}
         self._handled: dict[int, _Handled] = {}
-        self._send_lock = anyio.Lock()
         self._why_dead: str | None = None
-        self._later: collections.deque[CallBody] = collections.deque(maxlen=LATER_MAX)
-        self._handled_bytes = 0
+        self._outbox = Outbox(sock, lambda why: self.close(f"{peer_name} is gone: {why}"))
+        self._turn_left = TURN_WEIGHT
+        self._load = _Load()
         self._room = anyio.Event()
         self.received_count = 0
         self.was_cut_off = False
-        self._limiter = anyio.CapacityLimiter(CALLS_AT_ONCE_MAX)
 
     @property
     def is_alive(self) -> bool:
@@ -152,10 +171,16 @@ class Channel:
         """How many calls wait for their reply."""
         return len(self._pending)
 
+    @property
+    def load(self) -> tuple[int, int]:
+        """What this end does for the peer: calls that are worked on, and answers that it has not read."""
+        return self._load.worked_on, self._load.owed
+
     async def run(self) -> None:
         """Reads until the peer goes away or the task is cancelled; then fails every pending call and closes the socket."""
         try:
             async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._outbox.run)
                 await self._read_all(tasks)
                 tasks.cancel_scope.cancel()
         finally:
@@ -163,56 +188,84 @@ class Channel:
 
     async def _read_all(self, tasks: anyio.abc.TaskGroup) -> None:
         while self._why_dead is None:
-            size_bytes = 0
             try:
                 payload, fds, is_short = await self._receive()
             except OSError:
                 return
             if not payload:
                 return
+            message: Message | _Refusal | None
             try:
-                if is_short:
-                    raise ResourceExhausted(
-                        "no descriptor is left to take those of the message", transient=True
-                    )
-                size_bytes = large_size_bytes(payload)
-                await self._wait_for_room(size_bytes)
-                message: Message | _Refusal = decode(payload, fds, sealed_only=self._sealed_only)
+                await self._take_turn(payload)
+                message, size_bytes = await self._decoded(payload, fds, is_short)
             except (GeneralFailure, ResourceExhausted) as e:
-                failed = _answer_to(payload, Failed(e.status, f"{e} (process {os.getpid()})"))
+                failed = _answer_to(payload, Failed(e.status, shortened(f"{e} (process {os.getpid()})")))
                 if failed is None:
                     self.close(f"a message of {self._peer_name} cannot be taken: {e}")
                     return
-                message = failed
+                message, size_bytes = failed, 0
             except Error as e:
-                self.close(f"{self._peer_name} sent what is no message: {e}")
+                self.close(f"{self._peer_name} sent what is no message: {shortened(str(e))}")
                 return
             finally:
                 for fd in fds:
                     os.close(fd)
             self.received_count += 1
-            await self._take(message, size_bytes, tasks)
+            if message is not None:
+                await self._take(message, size_bytes, len(payload), tasks)
             del message  # Its memories are not kept until the next one comes.
+            self._outbox.wake()
 
-    async def _wait_for_room(self, size_bytes: int) -> None:
-        while size_bytes and self._handled_bytes and self._handled_bytes + size_bytes > BYTES_AT_ONCE_MAX:
+    async def _take_turn(self, payload: bytes) -> None:
+        """Lets other tasks go first when this connection has had its turn."""
+        if self._turn_left <= 0:
+            await anyio.lowlevel.checkpoint()
+            self._turn_left = TURN_WEIGHT
+        self._turn_left -= 1 + len(payload) // TURN_WEIGHT_BYTES
+
+    async def _decoded(self, payload: bytes, fds: list[int], is_short: bool) -> tuple[Message | None, int]:
+        """A message, None for one that nobody waits for; and its size, if it lies in memory of its own."""
+        if is_short:
+            raise ResourceExhausted("no descriptor is left to take those of the message", transient=True)
+        stands_for = in_memory(payload)
+        if stands_for is None:
+            if len(payload) > SMALL_BYTES_MAX and self._is_unexpected(read_envelope(payload)):
+                return None, 0
+            return decode_inline(payload, fds, sealed_only=self._sealed_only), 0
+        if self._is_unexpected((stands_for.is_call, stands_for.id)):
+            return None, 0
+        size_bytes = stands_for.total_bytes
+        await self._wait_for_room(lambda: self._load.has_room_for_large(size_bytes))
+        structure, values = await _in_thread(read_parts, stands_for, fds)
+        steps = decode_parts(stands_for, structure, values, fds, sealed_only=self._sealed_only)
+        return await _stepwise(steps), size_bytes
+
+    def _is_unexpected(self, envelope: tuple[bool, int] | None) -> bool:
+        """Whether a message is a reply that nobody waits for: what came with it is given back without a look."""
+        return envelope is not None and not envelope[0] and envelope[1] not in self._pending
+
+    async def _wait_for_room(self, has_room: Callable[[], bool]) -> None:
+        while not has_room() and self._why_dead is None:
             self._room = anyio.Event()
             await self._room.wait()
 
-    async def _take(self, message: Message | _Refusal, size_bytes: int, tasks: anyio.abc.TaskGroup) -> None:
+    async def _take(
+        self, message: Message | _Refusal, large_bytes: int, inline_bytes: int, tasks: anyio.abc.TaskGroup
+    ) -> None:
         if isinstance(message, Reply):
             self._resolve(message)
         elif isinstance(message, _Refusal):
-            tasks.start_soon(self._send_reply, message.reply)
+            await self._wait_for_room(self._load.has_room)
+            self._answer_with(message.reply)
         elif isinstance(message.body, CancelCall):
             self._cancel_handled(message.body.call)
         else:
-            borrower = object()  # A message itself would be hashed, with all the constants of its model.
-            await self._limiter.acquire_on_behalf_of(borrower)
-            self._handled_bytes += size_bytes
+            await self._wait_for_room(self._load.has_room)
+            self._turn_left = 0  # Its task begins in this turn.
             # Known before its task begins: the peer may have cancelled it by then.
-            self._handled[message.id] = handled = _Handled(message.body)
-            tasks.start_soon(self._handle, message, size_bytes, borrower, handled)
+            self._handled[message.id] = handled = _Handled(message.body, large_bytes, inline_bytes)
+            self._load.begin(handled)
+            tasks.start_soon(self._handle, message, handled)
 
     async def _receive(self) -> tuple[bytes, list[int], bool]:
         """A datagram, its descriptors, and whether some of those were lost because none is left in this process."""
@@ -226,6 +279,7 @@ class Channel:
                 break
             except BlockingIOError:
                 await anyio.wait_readable(self._sock)
+                self._turn_left = TURN_WEIGHT
         fds = array.array("i")
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -241,42 +295,59 @@ class Channel:
             return payload, list(fds), True
         return payload, list(fds), False
 
-    async def _handle(self, call: Call, size_bytes: int, borrower: object, handled: _Handled) -> None:
+    async def _handle(self, call: Call, handled: _Handled) -> None:
         try:
             reply: ReplyBody
             with handled.scope:
                 reply = await self._answer(call)
             if handled.scope.cancelled_caught:
                 reply = await self._settled(handled)
-            await self._send_reply(Reply(call.id, reply))
         except anyio.get_cancelled_exc_class():
             self.was_cut_off = True
             raise
         finally:
             if self._handled.get(call.id) is handled:
                 del self._handled[call.id]
-            self._limiter.release_on_behalf_of(borrower)
-            self._handled_bytes -= size_bytes
+            self._load.end(handled)
             self._room.set()
+        self._answer_with(Reply(call.id, reply))
 
-    async def _send_reply(self, reply: Reply) -> None:
+    def _answer_with(self, reply: Reply) -> None:
+        """Sends an answer, at once or when the peer reads; it counts until then."""
+        if self._why_dead is not None:
+            self.was_cut_off = True
+            return
         try:
-            await self._send(reply)
-        except DeadObject:
-            pass
+            outgoing = _outgoing(encode(reply))
+            self._owe(outgoing, reply)
         except Error as e:
-            try:
-                await self._send(Reply(reply.id, Failed(e.status, str(e))))
-            except DeadObject:
-                pass
+            outgoing = _outgoing(encode(Reply(reply.id, Failed(e.status, shortened(str(e))))))
+            self._owe(outgoing, reply)
+
+    def _owe(self, outgoing: Outgoing, reply: Reply) -> None:
+        self._load.owe(outgoing.size_bytes)
+
+        def over(why: OSError | None) -> None:
+            self._load.owe(-outgoing.size_bytes)
+            self._room.set()
+            if why is not None:
+                self._answer_with(Reply(reply.id, _too_many_under_way()))
+
+        outgoing.on_over = over
+        try:
+            self._outbox.put(outgoing)
+        except ResourceExhausted:
+            outgoing.on_over = None
+            over(None)
+            raise
 
     async def _answer(self, call: Call) -> ReplyBody:
         try:
             return await self._handler(call.body, self)
         except Error as e:
-            return Failed(e.status, str(e))
+            return Failed(e.status, shortened(str(e)))
         except Exception as e:
-            return Failed(status_of(e), f"{type(e).__name__}: {e}")
+            return Failed(status_of(e), shortened(f"{type(e).__name__}: {e}"))
 
     def _cancel_handled(self, call_id: int) -> None:
         handled = self._handled.get(call_id)
@@ -294,7 +365,7 @@ class Channel:
             if handled.settle is not None:
                 await handled.settle()
         except Exception as e:
-            return Failed(status_of(e), f"{type(e).__name__}: {e}")
+            return Failed(status_of(e), shortened(f"{type(e).__name__}: {e}"))
         return Failed(status_of(GeneralFailure()), "the caller cancelled the call")
 
     def _resolve(self, reply: Reply) -> None:
@@ -322,14 +393,18 @@ class Channel:
         pending = self._pending[call_id] = Pending()
         is_left = False
         try:
-            await self._send(Call(call_id, body))
+            outgoing = await self._call_outgoing(Call(call_id, body), pending)
+            if self._why_dead is not None:
+                raise DeadObject(self._why_dead)
+            self._outbox.put(outgoing)
             try:
                 await pending.over.wait()
             except BaseException:
-                self._cancel_at_peer(call_id)
-                if left is not None and not pending.over.is_set():
-                    is_left = True  # Its answer, or the end of the peer, takes it out.
-                    left(pending)
+                if not self._outbox.withdraw(outgoing):
+                    self.post(CancelCall(call_id))
+                    if left is not None and not pending.over.is_set():
+                        is_left = True  # Its answer, or the end of the peer, takes it out.
+                        left(pending)
                 raise
         finally:
             if not is_left:
@@ -348,63 +423,30 @@ class Channel:
         """Sends a call whose only reply can be ``Done``. Raises as ``call``."""
         await self.call(body, Done)
 
+    async def _call_outgoing(self, call: Call, pending: Pending) -> Outgoing:
+        def over(why: OSError | None) -> None:
+            if why is not None:
+                pending.finish(_too_many_under_way())
+
+        if has_large_model(call):
+            return _outgoing(await _in_thread(encode, call), over)
+        # Without a pause: what is posted from now on, that a memory is forgotten for example, leaves after it.
+        return _outgoing(encode(call), over)
+
     def post(self, body: CallBody) -> None:
-        """Sends a call whose reply nobody wants, at once or with the next message; from any thread, also from a finaliser."""
-        if self._why_dead is not None:
-            return
-        payload, _, _ = encode(Call(0, body))
-        try:
-            # One datagram: it cannot get mixed with what another thread sends.
-            self._sock.send(payload, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            self._later.append(body)
-        except OSError:
-            pass  # The connection ends, and what the notice is about ends with it.
-
-    def _post_later(self) -> None:
-        for _ in range(len(self._later)):
-            self.post(self._later.popleft())
-
-    def _cancel_at_peer(self, call_id: int) -> None:
-        # Without waiting: this runs while the caller is being cancelled. A full socket loses the wish, not the correctness.
-        payload, _, _ = encode(Call(0, CancelCall(call_id)))
-        try:
-            self._sock.send(payload)
-        except OSError:
-            pass
-
-    async def _send(self, message: Message) -> None:
-        payload, fds, keep = encode(message)
-        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-        async with self._send_lock:
-            while True:
-                if self._why_dead is not None:
-                    raise DeadObject(self._why_dead)
-                try:
-                    self._sock.sendmsg([payload], ancillary)
-                    self._post_later()
-                    break
-                except BlockingIOError:
-                    await self._wait_writable()
-                except OSError as e:
-                    if e.errno == errno.ETOOMANYREFS:
-                        raise ResourceExhausted(
-                            "message: too many descriptors are under way between processes", transient=True
-                        ) from e
-                    self.close(f"{self._peer_name} is gone: {e.strerror}")
-        del keep  # Memories and descriptors had to live until here: the kernel has its own references now.
-
-    async def _wait_writable(self) -> None:
-        try:
-            await anyio.wait_writable(self._sock)
-        except OSError as e:
-            raise ResourceExhausted(f"message: the socket cannot be watched: {e.strerror}") from e
+        """Sends a call whose reply nobody wants, at once or in its turn; from any thread, also from a finaliser."""
+        if self._why_dead is None:
+            payload, _, _ = encode(Call(0, body))
+            self._outbox.post(payload)
 
     def close(self, why: str) -> None:
         """Ends the connection: pending and later calls raise DEAD_OBJECT with this reason. Idempotent."""
         if self._why_dead is not None:
             return
         self._why_dead = why
+        self.was_cut_off |= self._load.owed > 0
+        self._outbox.close()
+        self._room.set()
         pending, self._pending = self._pending, {}
         for call in pending.values():
             call.finish(None)
@@ -423,12 +465,57 @@ class Channel:
 class _Handled:
     """A call of the peer that is worked on."""
 
-    __slots__ = ("body", "scope", "settle")
+    __slots__ = ("body", "inline_bytes", "large_bytes", "scope", "settle")
 
-    def __init__(self, body: CallBody) -> None:
+    def __init__(self, body: CallBody, large_bytes: int, inline_bytes: int) -> None:
         self.body = body
+        self.large_bytes = large_bytes
+        self.inline_bytes = inline_bytes
         self.scope = anyio.CancelScope()
         self.settle: Callable[[], Awaitable[None]] | None = None
+
+
+class _Load:
+    """What this end does for its peer at the moment.
+
+    Attributes:
+        worked_on: Calls without an answer yet.
+        large_bytes: Size of those that lay in memory of their own.
+        inline_bytes: Size of their datagrams.
+        owed: Answers that have not left.
+        owed_bytes: Their size.
+    """
+
+    __slots__ = ("inline_bytes", "large_bytes", "owed", "owed_bytes", "worked_on")
+
+    def __init__(self) -> None:
+        self.worked_on = self.large_bytes = self.inline_bytes = self.owed = self.owed_bytes = 0
+
+    def has_room(self) -> bool:
+        """Whether one more call may be taken."""
+        return (
+            self.worked_on + self.owed < CALLS_AT_ONCE_MAX
+            and self.inline_bytes < INLINE_BYTES_AT_ONCE_MAX
+            and self.owed_bytes < OWED_BYTES_MAX
+        )
+
+    def has_room_for_large(self, size_bytes: int) -> bool:
+        """Whether a message of that size in memory of its own may be read."""
+        return not self.large_bytes or self.large_bytes + size_bytes <= BYTES_AT_ONCE_MAX
+
+    def begin(self, handled: _Handled) -> None:
+        self.worked_on += 1
+        self.large_bytes += handled.large_bytes
+        self.inline_bytes += handled.inline_bytes
+
+    def end(self, handled: _Handled) -> None:
+        self.worked_on -= 1
+        self.large_bytes -= handled.large_bytes
+        self.inline_bytes -= handled.inline_bytes
+
+    def owe(self, size_bytes: int) -> None:
+        self.owed += 1 if size_bytes > 0 else -1
+        self.owed_bytes += size_bytes
 
 
 class _Refusal(NamedTuple):
@@ -439,11 +526,54 @@ class _Refusal(NamedTuple):
 
 def _answer_to(payload: bytes, failed: Failed) -> Reply | _Refusal | None:
     """What becomes of a message whose descriptors are lost: a call is refused, a reply is taken for a failure."""
-    envelope = read_envelope(payload)
+    stands_for = _standing_for(payload)
+    envelope = read_envelope(payload) if stands_for is None else (stands_for.is_call, stands_for.id)
     if envelope is None:
         return None
     is_call, number = envelope
     return _Refusal(Reply(number, failed)) if is_call else Reply(number, failed)
+
+
+def _standing_for(payload: bytes) -> InMemory | None:
+    try:
+        return in_memory(payload)
+    except InvalidArgument:
+        return None
+
+
+def _outgoing(
+    encoded: tuple[bytes, list[int], list[Any]], on_over: Callable[[OSError | None], None] | None = None
+) -> Outgoing:
+    payload, fds, keep = encoded
+    return Outgoing(payload, fds, keep, on_over)
+
+
+def _too_many_under_way() -> Failed:
+    status = ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
+    return Failed(status, "message: too many descriptors are under way between processes")
+
+
+async def _in_thread(call: Callable[..., _R], *arguments: Any) -> _R:
+    """What takes long without the interpreter's lock. Goes on when it is cancelled: descriptors are in use until it is over."""
+    limiter = _copies.get(None)
+    if limiter is None:
+        limiter = anyio.CapacityLimiter(COPIES_AT_ONCE_MAX)
+        _copies.set(limiter)
+    try:
+        return await anyio.to_thread.run_sync(call, *arguments, limiter=limiter)
+    except RuntimeError as e:
+        raise ResourceExhausted(f"message: no thread is left to copy it: {e}", transient=True) from e
+
+
+async def _stepwise(steps: Generator[None, None, Message]) -> Message:
+    """Decodes a large message with other tasks in between."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as e:
+            message: Message = e.value
+            return message
+        await anyio.lowlevel.checkpoint()
 
 
 def _no_descriptor_is_left() -> bool:

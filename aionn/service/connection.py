@@ -28,6 +28,7 @@ from aionn.errors import DeviceUnavailable, Error, ErrorStatus, InvalidArgument,
 from aionn.hal import NO_TIMING, ExecutionCallback, OutputShape, Timing
 from aionn.service.channel import Channel
 from aionn.service.protocol import (
+    DESCRIPTORS_WITH_MESSAGE_MAX,
     BurstEnded,
     CallBody,
     Done,
@@ -192,6 +193,7 @@ class Connection:
 
     async def _handle(self, body: CallBody, channel: Channel) -> ReplyBody:
         if isinstance(body, GetMemories):
+            _check_count(len(body.slots))
             burst = self.bursts.get(body.burst)
             if burst is not None:
                 return GetMemoriesReply(tuple(burst.memories(body.slots)))
@@ -201,6 +203,7 @@ class Connection:
                 burst.peer_died(f"the driver ended the burst: {body.why}")
             return Done()
         if isinstance(body, RecallMemories):
+            _check_count(len(body.identifiers))
             return GetMemoriesReply(self.identifiers.memories(body.identifiers))
         if isinstance(body, Notify):
             self._finish(body.launch, body.status, body.output_shapes, body.timing)
@@ -248,3 +251,11 @@ class Connection:
             callback(status, tuple(shapes), timing)
         except Exception:
             _logger.exception("the callback of an execution raised")
+
+
+def _check_count(count: int) -> None:
+    """Refuses a question for more memories than an answer can carry, before they are looked up."""
+    if count > DESCRIPTORS_WITH_MESSAGE_MAX:
+        raise InvalidArgument(
+            f"client: expected a question for at most {DESCRIPTORS_WITH_MESSAGE_MAX} memories, got {count}"
+        )

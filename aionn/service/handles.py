@@ -16,10 +16,28 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 import fmq
-from aionn.errors import InvalidArgument, ResourceExhausted
-from aionn.hal import CACHE_FILES_MAX, BufferToken, CacheFiles, Memory, Request, RequestArgument
+from aionn.errors import GeneralFailure, InvalidArgument, ResourceExhausted
+from aionn.hal import (
+    CACHE_FILES_MAX,
+    BufferToken,
+    CacheFiles,
+    HardwareBufferDesc,
+    Memory,
+    MemoryKind,
+    Request,
+    RequestArgument,
+)
 
-__all__ = ["CacheOnWire", "Descriptor", "FileHandle", "PoolOnWire", "QueueHandle", "RequestOnWire"]
+__all__ = [
+    "CacheOnWire",
+    "Descriptor",
+    "FileHandle",
+    "PoolOnWire",
+    "QueueHandle",
+    "RequestOnWire",
+    "memory_from_wire",
+    "memory_on_wire",
+]
 
 
 class Descriptor:
@@ -30,6 +48,44 @@ class Descriptor:
     def __init__(self, fd: int) -> None:
         self.fd = fd
         weakref.finalize(self, os.close, fd)
+
+
+def memory_on_wire(memory: Memory) -> tuple[int, str, int, bool, HardwareBufferDesc | None]:
+    """How a memory travels, beside its descriptor."""
+    is_writable = bool(memory.array.flags.writeable)
+    return memory.size_bytes, str(memory.kind), memory.offset, is_writable, memory.image
+
+
+def memory_from_wire(fd: int, fields: object, *, sealed_only: bool) -> Memory:
+    """The memory of a descriptor, which is duplicated.
+
+    Args:
+        fd: The descriptor.
+        fields: What came beside it; see ``memory_on_wire``.
+        sealed_only: Refuses files that the peer can shorten.
+
+    Raises:
+        GeneralFailure: It cannot be mapped, or is not sealed.
+        InvalidArgument: It is not what the fields say.
+        ResourceExhausted: No descriptor or memory is left here.
+        msgspec.ValidationError: The fields are none of a memory.
+    """
+    size_bytes, kind, offset, is_writable, image = msgspec.convert(fields, _MEMORY_FIELDS)
+    if sealed_only and not _is_sealed(fd):
+        raise GeneralFailure("memory: a device that is shared takes sealed memory alone, got a file")
+    return Memory.from_fd(
+        fd, size_bytes=size_bytes, offset=offset, kind=MemoryKind(kind), writable=is_writable, image=image
+    )
+
+
+_MEMORY_FIELDS = tuple[int, str, int, bool, HardwareBufferDesc | None]
+
+
+def _is_sealed(fd: int) -> bool:
+    try:
+        return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
+    except OSError:
+        return False  # A file in a file system, which has no seals.
 
 
 class QueueHandle:

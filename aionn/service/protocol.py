@@ -4,22 +4,20 @@ Owns the messages, their MessagePack form, how memories and fences travel (an in
 and the limits. No I/O.
 
 Invariants:
-1. One message is one datagram; one that is larger than ``INLINE_BYTES_MAX`` travels in a sealed memory whose descriptor comes
-   first.
-2. Decoding never keeps a descriptor: what is kept is duplicated, and the caller closes all that it received.
-3. Whatever a peer sends is checked by type and range here, and by meaning where it is used.
+1. One message is one datagram; one that is too large for that travels in a sealed memory whose descriptor comes first (``large``).
+2. Decoding never keeps a descriptor: what is kept is duplicated, once each, and the caller closes all that it received.
+3. Whatever a peer sends is checked by size before it is decoded (``sizes``), by type and range here, and by meaning where it is
+   used.
 
 Messages mirror the driver contract (``aionn.hal.device``).
 """
 
 from __future__ import annotations
 
-import fcntl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 
 import fmq
 from aionn.errors import ErrorStatus, GeneralFailure, InvalidArgument, ResourceExhausted
@@ -31,15 +29,30 @@ from aionn.hal import (
     ExecutionPreference,
     ExecutionResult,
     FencedTiming,
-    HardwareBufferDesc,
     Memory,
-    MemoryKind,
     Model,
     OutputShape,
     Priority,
     Timing,
 )
-from aionn.service.handles import CacheOnWire, Descriptor, FileHandle, QueueHandle, RequestOnWire
+from aionn.service.handles import (
+    CacheOnWire,
+    Descriptor,
+    FileHandle,
+    QueueHandle,
+    RequestOnWire,
+    memory_from_wire,
+    memory_on_wire,
+)
+from aionn.service.large import (
+    InMemory,
+    Parts,
+    in_memory,
+    is_large_model,
+    read_parts,
+    without_contents,
+    written,
+)
 from aionn.service.repetition import (
     Compute,
     ComputeFenced,
@@ -48,30 +61,32 @@ from aionn.service.repetition import (
     ForgetMemory,
     RecallMemories,
 )
+from aionn.service.sizes import (
+    INLINE_BYTES_MAX,
+    MODEL_INLINE_BYTES_MAX,
+    MODEL_KINDS,
+    check_inline,
+    read_envelope,
+)
 from fences import FenceState, NotAFenceError, SyncFence
 
 __all__ = [
     "DESCRIPTORS_MAX",
     "DESCRIPTORS_WITH_MESSAGE_MAX",
     "INLINE_BYTES_MAX",
-    "MESSAGE_BYTES_MAX",
     "PROTOCOL_VERSION",
     "Call",
     "Reply",
     "decode",
+    "decode_inline",
+    "decode_parts",
     "encode",
-    "large_size_bytes",
+    "has_large_model",
     "read_envelope",
 ]
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """Refused at the handshake when it differs: both ends come from one installation, except with a served device."""
-
-INLINE_BYTES_MAX = 32 << 10
-"""Largest datagram: well below the kernel's default send buffer of 208 KiB, so that several are under way at once."""
-
-MESSAGE_BYTES_MAX = 256 << 20
-"""Largest message: a model without its constants is small; one whose constants are all inline may be this large."""
 
 DESCRIPTORS_WITH_MESSAGE_MAX = 240
 """Descriptors that one message may carry; the kernel allows 253 (SCM_MAX_FD)."""
@@ -401,24 +416,17 @@ class Reply(msgspec.Struct, frozen=True, tag=True):
     body: ReplyBody
 
 
-class _Envelope(msgspec.Struct, frozen=True):
-    """What can be read of a message whose descriptors were lost."""
-
-    type: str
-    id: int
-
-
-class _InMemory(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Stands for a message that lies in the memory whose descriptor came first."""
-
-    size_bytes: int
-
-
 Message = Call | Reply
 
 
+def has_large_model(message: Message) -> bool:
+    """Whether encoding the message takes long: it speaks of a model that has to travel in parts."""
+    model = _model_of(message)
+    return model is not None and is_large_model(model)
+
+
 def encode(message: Message) -> tuple[bytes, list[int], list[Any]]:
-    """A message as one datagram.
+    """A message as one datagram. Takes as long as the message is large; see ``has_large_model``.
 
     Returns:
         The bytes; the descriptors to send beside them; objects to keep until they are sent, which then may be dropped.
@@ -427,6 +435,29 @@ def encode(message: Message) -> tuple[bytes, list[int], list[Any]]:
         InvalidArgument: The message needs too many descriptors or is too large.
         ResourceExhausted: No descriptor or no memory is left for it.
     """
+    model = _model_of(message)
+    is_large = model is not None and is_large_model(model)
+    payload, fds, keep = _encode(message, model if is_large else None)
+    if not is_large and len(payload) <= (INLINE_BYTES_MAX if model is None else MODEL_INLINE_BYTES_MAX):
+        check_inline(payload)
+        return payload, fds, keep
+    if model is not None and not is_large:
+        payload, fds, keep = _encode(message, model)
+    head = InMemory(type(message.body).__name__, isinstance(message, Call), message.id)
+    payload, memory = written(head, payload, model)
+    return payload, [memory.fileno(), *fds], [*keep, memory]
+
+
+def _model_of(message: Message) -> Model | None:
+    body = message.body
+    return body.model if isinstance(body, SupportedOperations | PrepareModel) else None
+
+
+def _encode(message: Message, without: Model | None) -> tuple[bytes, list[int], list[Any]]:
+    """The bytes of a message, without the contents of a model that travels in parts, and its descriptors."""
+    if without is not None:
+        body = msgspec.structs.replace(message.body, model=without_contents(without))
+        message = msgspec.structs.replace(message, body=body)
     fds: list[int] = []
     keep: list[Any] = []
 
@@ -434,8 +465,7 @@ def encode(message: Message) -> tuple[bytes, list[int], list[Any]]:
         if isinstance(value, Memory):
             fds.append(value.fileno())
             keep.append(value)
-            is_writable = bool(value.array.flags.writeable)
-            return len(fds) - 1, value.size_bytes, str(value.kind), value.offset, is_writable, value.image
+            return len(fds) - 1, *memory_on_wire(value)
         if isinstance(value, SyncFence):
             state, fd = value.export()
             if fd is None:
@@ -464,47 +494,11 @@ def encode(message: Message) -> tuple[bytes, list[int], list[Any]]:
         raise InvalidArgument(
             f"message: at most {DESCRIPTORS_WITH_MESSAGE_MAX} memories and fences go into one call, got {len(fds)}"
         )
-    if len(payload) > INLINE_BYTES_MAX:
-        if len(payload) > MESSAGE_BYTES_MAX:
-            raise InvalidArgument(f"message: expected at most {MESSAGE_BYTES_MAX} bytes, got {len(payload)}")
-        memory = Memory.create(len(payload), name="aionn-message")
-        memory.array[:] = np.frombuffer(payload, dtype=np.uint8)
-        keep.append(memory)
-        fds.insert(0, memory.fileno())
-        payload = _IN_MEMORY_ENCODER.encode(_InMemory(len(payload)))
     return payload, fds, keep
 
 
-def large_size_bytes(payload: bytes) -> int:
-    """Size of the message that a datagram stands for, if it lies in memory of its own; 0 for one that is the datagram itself.
-
-    Raises:
-        InvalidArgument: The datagram is no message, or the message is too large.
-    """
-    if payload[:1] != b"\x92" or payload[1:11] != b"\xa9_InMemory":
-        return 0
-    try:
-        size_bytes = _IN_MEMORY_DECODER.decode(payload).size_bytes
-    except (msgspec.MsgspecError, ValueError) as e:
-        raise InvalidArgument(f"message: {e}") from e
-    if not 0 < size_bytes <= MESSAGE_BYTES_MAX:
-        raise InvalidArgument(
-            f"message: expected a memory of at most {MESSAGE_BYTES_MAX} bytes, got {size_bytes}"
-        )
-    return size_bytes
-
-
-def read_envelope(payload: bytes) -> tuple[bool, int] | None:
-    """Whether an undecodable message is a call, and its number; None if it is nothing that can be answered."""
-    try:
-        envelope = _ENVELOPE_DECODER.decode(payload)
-    except (msgspec.MsgspecError, ValueError):  # Text that is no UTF-8 is a plain ValueError.
-        return None
-    return (envelope.type == "Call", envelope.id) if envelope.type in ("Call", "Reply") else None
-
-
 def decode(payload: bytes, fds: Sequence[int], *, sealed_only: bool = False) -> Message:
-    """A message from a datagram; the caller closes ``fds`` afterwards.
+    """A message from a datagram; the caller closes ``fds`` afterwards. Takes as long as the message is large.
 
     Args:
         payload: The datagram.
@@ -513,44 +507,72 @@ def decode(payload: bytes, fds: Sequence[int], *, sealed_only: bool = False) -> 
 
     Raises:
         GeneralFailure: A memory cannot be mapped, or is not sealed.
-        InvalidArgument: The bytes are no message, or a descriptor is not what the message says.
+        InvalidArgument: The bytes are no message or a too large one, or a descriptor is not what the message says.
         ResourceExhausted: No descriptor or memory is left here.
     """
-    size_bytes = large_size_bytes(payload)
-    if size_bytes:
-        if not fds:
-            raise InvalidArgument("message: its memory did not come with it")
-        # One private copy, then no further look at memory that the peer can change.
-        payload = Memory.from_fd(fds[0], size_bytes=size_bytes, writable=False).array.tobytes()
-        fds = fds[1:]
+    stands_for = in_memory(payload)
+    if stands_for is None:
+        return decode_inline(payload, fds, sealed_only=sealed_only)
+    steps = decode_parts(stands_for, *read_parts(stands_for, fds), fds, sealed_only=sealed_only)
+    try:
+        while True:
+            next(steps)
+    except StopIteration as e:
+        message: Message = e.value
+    return message
 
+
+def decode_inline(payload: bytes, fds: Sequence[int], *, sealed_only: bool = False) -> Message:
+    """As ``decode``, for a datagram that is the message itself."""
+    check_inline(payload)
+    return _decode(payload, fds, sealed_only)
+
+
+def decode_parts(
+    stands_for: InMemory, structure: bytes, values: bytes, fds: Sequence[int], *, sealed_only: bool = False
+) -> Generator[None, None, Message]:
+    """As ``decode``, for a message in a memory that has been read: in steps that are short, whatever the message is."""
+    parts = Parts(structure)
+    message = _decode(parts.head(has_model=stands_for.kind in MODEL_KINDS), fds[1:], sealed_only)
+    if InMemory(type(message.body).__name__, isinstance(message, Call), message.id) != stands_for.heading:
+        raise InvalidArgument(f"message: expected {stands_for.kind} {stands_for.id}, got another one")
+    model = _model_of(message)
+    if model is not None:
+        yield
+        model = yield from parts.model(model, values)
+        body = msgspec.structs.replace(message.body, model=model)
+        message = msgspec.structs.replace(message, body=body)
+    elif values or not parts.is_over:
+        raise InvalidArgument("message: more parts than its kind has")
+    return message
+
+
+def _decode(payload: bytes, fds: Sequence[int], sealed_only: bool) -> Message:
     imported: list[SyncFence] = []
+    free = set(range(len(fds)))
+
+    def take(index: Any) -> int:
+        """A descriptor, which nothing else in the message may refer to: each reference makes a duplicate."""
+        if not isinstance(index, int) or index not in free:
+            raise InvalidArgument(f"message: refers to descriptor {index!r} of {len(fds)}, or twice to one")
+        free.remove(index)
+        return fds[index]
 
     def decode_hook(kind: type, value: Any) -> Any:
         if kind is Memory:
-            fields = msgspec.convert(value, _MEMORY_FIELDS)
-            index, size_bytes, memory_kind, offset, is_writable, image = fields
-            if sealed_only and not _is_sealed(_at(fds, index)):
-                raise GeneralFailure("memory: a device that is shared takes sealed memory alone, got a file")
-            return Memory.from_fd(
-                _at(fds, index),
-                size_bytes=size_bytes,
-                offset=offset,
-                kind=MemoryKind(memory_kind),
-                writable=is_writable,
-                image=image,
-            )
+            index, *rest = value
+            return memory_from_wire(take(index), rest, sealed_only=sealed_only)
         if kind is SyncFence:
             index, state = value
             record = msgspec.convert(state, FenceState)
-            imported.append(SyncFence.from_state(record, None if index is None else _at(fds, index)))
+            imported.append(SyncFence.from_state(record, None if index is None else take(index)))
             return imported[-1]
         if kind is FileHandle:
-            return FileHandle(_at(fds, value))
+            return FileHandle(take(value))
         if kind is QueueHandle:
             descriptor, indexes = value
             return QueueHandle(
-                msgspec.convert(descriptor, fmq.MQDescriptor), [_at(fds, index) for index in indexes]
+                msgspec.convert(descriptor, fmq.MQDescriptor), [take(index) for index in indexes]
             )
         raise NotImplementedError(f"cannot receive a {kind.__name__}")
 
@@ -573,24 +595,6 @@ def _decode_message(payload: bytes, decode_hook: Callable[[type, Any], Any]) -> 
         raise ResourceExhausted(f"message: a descriptor cannot be kept: {e.strerror}", transient=True) from e
     return message
 
-
-def _is_sealed(fd: int) -> bool:
-    try:
-        return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
-    except OSError:
-        return False  # A file in a file system, which has no seals.
-
-
-def _at(fds: Sequence[int], index: Any) -> int:
-    if not isinstance(index, int) or not 0 <= index < len(fds):
-        raise InvalidArgument(f"message: refers to descriptor {index!r} of {len(fds)}")
-    return fds[index]
-
-
-_MEMORY_FIELDS = tuple[int, int, str, int, bool, HardwareBufferDesc | None]
-_ENVELOPE_DECODER = msgspec.msgpack.Decoder(_Envelope)
-_IN_MEMORY_ENCODER = msgspec.msgpack.Encoder()
-_IN_MEMORY_DECODER = msgspec.msgpack.Decoder(_InMemory)
 
 # What msgspec must know of every message is worked out here, and not on an event loop at the first message.
 msgspec.msgpack.Decoder(Message)

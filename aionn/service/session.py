@@ -93,6 +93,7 @@ from aionn.service.repetition import (
     RememberedMemories,
 )
 from aionn.service.settling import Settling
+from aionn.service.sizes import shortened
 from fences import FenceError, FenceStatus, SyncFence, merge
 
 __all__ = ["Session"]
@@ -542,7 +543,7 @@ class Session:
         """Ends a burst that cannot go on; its client hears of it at once."""
         await self._end_burst(handle)
         with suppress(Error):
-            await channel.tell(BurstEnded(handle, why))
+            await channel.tell(BurstEnded(handle, shortened(why)))
 
     async def _end_burst(self, handle: int) -> Done:
         burst = self._bursts.pop(handle, None)
