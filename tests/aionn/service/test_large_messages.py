@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import socket
+import subprocess
+import sys
 import typing
 from typing import Any
 
@@ -37,10 +39,12 @@ from aionn.service.large import (
     read_parts,
 )
 from aionn.service.protocol import (
+    PROTOCOL_VERSION,
     Call,
     CallBody,
     Execute,
     GetMemories,
+    Hello,
     PrepareModel,
     Reply,
     ReplyBody,
@@ -371,4 +375,27 @@ async def test_large_reply_that_nobody_waits_for_is_not_read(monkeypatch: pytest
         tasks.cancel_scope.cancel()
     channel.release()
     theirs.close()
+    del keep
+
+
+def test_server_that_receives_large_messages_ends_when_it_is_told_to(tmp_path: Any, repository: Any) -> None:
+    path = tmp_path / "server.sock"
+    environment = {**os.environ, "PYTHONPATH": str(repository)}
+    command = [sys.executable, "-m", "aionn", "serve", "reference", "--socket", str(path)]
+    model, fds, keep = encode(Call(3, SupportedOperations(chain(20_000))))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
+        assert server.stdout is not None and "serving" in server.stdout.readline()
+        clients = []
+        for _ in range(4):
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            sock.settimeout(WAIT_S_MAX)
+            sock.connect(str(path))
+            sock.send(encode(Call(1, Hello(PROTOCOL_VERSION)))[0])
+            assert sock.recv(1 << 16)
+            socket.send_fds(sock, [model], fds)
+            clients.append(sock)
+        server.terminate()
+        assert server.wait(WAIT_S_MAX) == 0
+    for sock in clients:
+        sock.close()
     del keep
