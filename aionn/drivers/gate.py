@@ -337,12 +337,16 @@ async def run_on_gate(
 ) -> _T:
     """Runs ``call`` on a thread of the gate and returns what it returns.
 
-    Cancelled, ``call``'s argument turns True, and ``abandoned`` is told of the fence that is signalled when ``call`` has ended.
+    Cancelled before its turn, ``call`` is not run; cancelled later, its argument turns True. In both cases ``abandoned`` is told of
+    the fence that is signalled when that is over.
     """
     cancelled = threading.Event()
     outcome: list[_T | BaseException] = []
 
     def job() -> None:
+        if cancelled.is_set():
+            done.signal()  # Nobody waits for it, and others do: for their turn, or for the end of the device.
+            return
         try:
             outcome.append(call(cancelled.is_set))
         except Error as e:

@@ -9,7 +9,7 @@ import pytest
 
 from aionn.conformance.requests import request_for
 from aionn.drivers.blocking import BlockingDevice, BlockingPreparedModel
-from aionn.drivers.gate import SlotGate
+from aionn.drivers.gate import SlotGate, run_on_gate
 from aionn.drivers.reference import INFO, ReferenceDevice, ReferencePreparedModel
 from aionn.errors import DeviceUnavailable, MissedDeadline
 from aionn.hal import OutputShape, Priority
@@ -266,3 +266,26 @@ def test_clients_of_a_device_on_the_loop_take_turns_too():
         assert device.slots._rounds
 
     run(main)
+
+
+def test_work_whose_caller_is_gone_before_its_turn_never_runs():
+    ran = []
+
+    async def main():
+        gate = SlotGate(1, name="device")
+        may_end = threading.Event()
+        gate.submit(HIGH, None, lambda: may_end.wait(WAIT_S))
+        async with anyio.create_task_group() as tasks:
+
+            async def ask():
+                await run_on_gate(gate, MEDIUM, None, lambda _: ran.append("run"))
+
+            tasks.start_soon(ask)
+            await anyio.lowlevel.checkpoint()
+            assert gate.waiting_count == 1
+            tasks.cancel_scope.cancel()
+        may_end.set()
+        gate.close()  # It runs what waits.
+
+    anyio.run(main)
+    assert ran == []
