@@ -67,7 +67,7 @@ CALLS_AT_ONCE_MAX = 4096
 and a bound for the others. An end stops reading there: with a low bound two busy ends could wait for each other."""
 
 BYTES_AT_ONCE_MAX = MESSAGE_BYTES_MAX
-"""Size of large calls that are worked on at once: one of the largest size, or many small ones."""
+"""Size of large calls that are worked on at once: one of any size, or many small ones."""
 
 INLINE_BYTES_AT_ONCE_MAX = 4 << 20
 """Size of all other calls that are worked on at once: a kilobyte for each, several times what one takes as a rule."""
@@ -80,6 +80,9 @@ TURN_WEIGHT = 8
 
 TURN_WEIGHT_BYTES = 1 << 10
 """A message counts as one more for each so many bytes."""
+
+STRUCTURE_WEIGHT = 8
+"""What a byte of a large message's parts counts as: the objects of operands and operations take some ten times as much."""
 
 COPIES_AT_ONCE_MAX = 2
 """Large messages of all connections that are copied at once: each takes a thread, and a core."""
@@ -234,7 +237,7 @@ class Channel:
             return decode_inline(payload, fds, sealed_only=self._sealed_only), 0
         if self._is_unexpected((stands_for.is_call, stands_for.id)):
             return None, 0
-        size_bytes = stands_for.total_bytes
+        size_bytes = STRUCTURE_WEIGHT * stands_for.size_bytes + stands_for.values_bytes
         await self._wait_for_room(lambda: self._load.has_room_for_large(size_bytes))
         structure, values = await _in_thread(read_parts, stands_for, fds)
         steps = decode_parts(stands_for, structure, values, fds, sealed_only=self._sealed_only)

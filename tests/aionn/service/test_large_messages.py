@@ -27,6 +27,7 @@ from aionn.hal import (
 )
 from aionn.hal.operand import ChannelQuant
 from aionn.models.builder import GraphBuilder
+from aionn.service import channel as channel_module
 from aionn.service import large as large_module
 from aionn.service.channel import Channel
 from aionn.service.handles import PoolOnWire, RequestOnWire
@@ -398,4 +399,39 @@ def test_server_that_receives_large_messages_ends_when_it_is_told_to(tmp_path: A
         assert server.wait(WAIT_S_MAX) == 0
     for sock in clients:
         sock.close()
+    del keep
+
+
+async def test_objects_of_large_models_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    payload, fds, keep = encode(Call(3, SupportedOperations(chain(100))))
+    stands_for = in_memory(payload)
+    assert stands_for is not None
+    weight = channel_module.STRUCTURE_WEIGHT * stands_for.size_bytes + stands_for.values_bytes
+    monkeypatch.setattr(channel_module, "BYTES_AT_ONCE_MAX", 2 * weight)
+    begun: list[Any] = []
+    may_end = anyio.Event()
+
+    async def handler(body: Any, channel: Channel) -> Any:
+        begun.append(body)
+        await may_end.wait()
+        return SupportedOperationsReply(())
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    channel = Channel(ours, handler, peer_name="the peer")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(channel.run)
+        for _ in range(5):
+            socket.send_fds(theirs, [payload], fds)
+        with anyio.fail_after(WAIT_S_MAX):
+            while len(begun) < 2:
+                await anyio.lowlevel.checkpoint()
+            for _ in range(200):
+                await anyio.lowlevel.checkpoint()
+            assert len(begun) == 2
+            may_end.set()
+            while len(begun) < 5:
+                await anyio.lowlevel.checkpoint()
+        tasks.cancel_scope.cancel()
+    channel.release()
+    theirs.close()
     del keep
