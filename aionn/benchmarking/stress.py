@@ -20,6 +20,7 @@ import msgspec
 
 from aionn.benchmarking.stress_bodies import BODIES, Ended, StressTask, task_command
 from aionn.errors import InvalidArgument
+from aionn.service.python_process import python_environment
 
 __all__ = ["GRACE_S", "StressResult", "stress"]
 
@@ -95,7 +96,11 @@ async def _watched(task: StressTask, limit_s: float) -> Ended:
     text = b""
     # A session of its own: what the test started ends with it.
     process = await anyio.open_process(
-        task_command(task), stdin=DEVNULL, stderr=DEVNULL, start_new_session=True
+        task_command(task),
+        stdin=DEVNULL,
+        stderr=DEVNULL,
+        env=python_environment(),
+        start_new_session=True,
     )
     try:
         assert process.stdout is not None

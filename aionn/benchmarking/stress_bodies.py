@@ -1,4 +1,4 @@
-"""What the stress tests do, each in a process of its own: ``python -m aionn.benchmarking.stress_bodies TASK``.
+"""What the stress tests do, each in a process of its own that ``task_command`` names.
 
 Owns the bodies, and the liveness check that runs beside each: a small model that must go on being computed, within
 ``LIVENESS_S_MAX`` each time. How a body ended is one JSON object on standard output; who started the process tells the rest.
@@ -19,7 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import anyio
 import anyio.lowlevel
@@ -33,6 +33,7 @@ from aionn.models.builder import GraphBuilder, Value
 from aionn.models.tflite import load_tflite
 from aionn.runtime.compilation import Compilation
 from aionn.runtime.runtime import Runtime, open_runtime
+from aionn.service.python_process import python_command, python_environment
 
 __all__ = ["BODIES", "Body", "Ended", "StressTask", "run_task", "task_command"]
 
@@ -160,7 +161,9 @@ async def killed_clients(work: Work) -> None:
         task = msgspec.structs.replace(
             work.task, body="parallel_inference", seconds=seconds, seed=work.task.seed + index
         )
-        async with await anyio.open_process(task_command(task), stderr=None) as process:
+        async with await anyio.open_process(
+            task_command(task), stderr=None, env=python_environment()
+        ) as process:
             if is_killed:
                 await anyio.sleep(seconds * work.random.uniform(0.25, 0.5))
                 os.kill(process.pid, signal.SIGKILL)
@@ -348,21 +351,10 @@ def _leaves(error: BaseException) -> list[BaseException]:
 
 def task_command(task: StressTask) -> list[str]:
     """The command line of a process that runs a task."""
-    return [
-        sys.executable,
-        "-m",
-        __name__ if __name__ != "__main__" else _NAME,
-        msgspec.json.encode(task).decode(),
-    ]
+    return python_command(__name__, msgspec.json.encode(task).decode())
 
 
-_NAME = "aionn.benchmarking.stress_bodies"
-
-
-def _main() -> None:
-    ended = anyio.run(run_task, msgspec.json.decode(sys.argv[1], type=StressTask))
+def main(arguments: Sequence[str]) -> None:
+    """The process's entry point; the only argument is its task."""
+    ended = anyio.run(run_task, msgspec.json.decode(arguments[0], type=StressTask))
     os.write(sys.stdout.fileno(), msgspec.json.encode(ended) + b"\n")
-
-
-if __name__ == "__main__":
-    _main()

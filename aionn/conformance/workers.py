@@ -41,6 +41,7 @@ from aionn.conformance.suite import (
     subject_of,
 )
 from aionn.errors import Error, ErrorStatus, GeneralFailure, InvalidArgument, error_for_status, status_of
+from aionn.service.python_process import python_command, python_environment
 
 __all__ = ["Unit", "find_units", "run_random_suite", "run_suite"]
 
@@ -52,8 +53,6 @@ SHRINKING_LIMITS = 10
 
 LINE_BYTES_MAX = 1 << 20
 """Longest line from a worker; a failure with a long message has some kilobytes."""
-
-_ROOT = str(Path(__file__).resolve().parents[2])
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -305,12 +304,11 @@ class _Worker:
         return Outcome(name, operations, "failed", failure=failure)
 
     async def _start(self) -> None:
-        environment = dict(os.environ)
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (_ROOT, environment.get("PYTHONPATH"))))
+        environment = python_environment()
         for variable in _THREAD_VARIABLES:
             environment.setdefault(variable, "1")  # The workers share the cores already.
         self._process = await anyio.open_process(
-            [sys.executable, "-m", "aionn.conformance.workers", msgspec.json.encode(self._job).decode()],
+            python_command("aionn.conformance.workers", msgspec.json.encode(self._job).decode()),
             stderr=None,
             env=environment,
             start_new_session=True,  # A terminal's Ctrl-C reaches the parent alone.
@@ -374,7 +372,3 @@ def main(arguments: Sequence[str]) -> None:
                 error = error.exceptions[0]
             assert isinstance(error, Error)
             lines.write(msgspec.json.encode(_Unable(status_of(error), str(error))) + b"\n")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -9,7 +9,7 @@ Invariants:
 2. Whoever may write to the socket's path may use the device; nobody else can.
 3. A socket's file that a crashed process left behind is replaced; one that somebody serves is not.
 
-Run as ``python -m aionn.service.host --fd N --driver NAME --name DEVICE``; started by ``aionn.service.supervisor``.
+Started by ``aionn.service.supervisor`` with ``--fd N --driver NAME --name DEVICE``.
 """
 
 from __future__ import annotations
@@ -310,9 +310,7 @@ def _end_with_client(fd: int) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The process's entry point."""
-    parser = argparse.ArgumentParser(
-        prog="python -m aionn.service.host", description="Serves one driver; internal."
-    )
+    parser = argparse.ArgumentParser(prog="aionn.service.host", description="Serves one driver; internal.")
     parser.add_argument("--fd", type=int, required=True, help="connected Unix socket, inherited")
     parser.add_argument("--driver", required=True, help="registered name of the driver")
     parser.add_argument("--name", required=True, help="name of the device")
@@ -336,7 +334,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
         anyio.run(_main, options.driver, options.name, sock, options.hang_after)
     except (DeadObject, DeviceUnavailable, GeneralFailure, InvalidArgument, OutputInsufficientSize) as e:
         raise SystemExit(f"{options.name}: {e}") from e
-
-
-if __name__ == "__main__":
-    main()

@@ -14,8 +14,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
-from pathlib import Path
 
 import anyio
 import anyio.lowlevel
@@ -24,6 +22,7 @@ import anyio.to_thread
 from aionn.errors import DeviceUnavailable
 from aionn.hal.log_tags import LOG_VARIABLE, chosen_tags
 from aionn.hal.tracing import TRACE_VARIABLE, trace_path
+from aionn.service.python_process import python_command, python_environment
 from aionn.service.standard_error import StandardError
 
 __all__ = ["DriverProcess"]
@@ -198,9 +197,7 @@ class DriverProcess:
 def _spawn(
     driver: str, name: str, theirs: socket.socket, hang_after_s: float | None
 ) -> subprocess.Popen[bytes]:
-    environment = dict(os.environ)
-    package_root = str(Path(__file__).resolve().parents[2])
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (package_root, environment.get("PYTHONPATH"))))
+    environment = python_environment()
     path = trace_path()
     if path is not None:
         environment[TRACE_VARIABLE] = path
@@ -208,11 +205,11 @@ def _spawn(
         environment[LOG_VARIABLE] = ",".join(chosen_tags())
     for variable, value in _ENVIRONMENT.items():
         environment.setdefault(variable, value)
-    command = [sys.executable, "-m", "aionn.service.host", "--fd", str(theirs.fileno())]
+    arguments = ["--fd", str(theirs.fileno()), "--driver", driver, "--name", name]
     if hang_after_s is not None:
-        command += ["--hang-after", str(hang_after_s)]
+        arguments += ["--hang-after", str(hang_after_s)]
     return subprocess.Popen(
-        [*command, "--driver", driver, "--name", name],
+        python_command("aionn.service.host", *arguments),
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         pass_fds=(theirs.fileno(),),
