@@ -18,7 +18,6 @@
 #include <Python.h>
 
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
@@ -27,6 +26,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/syscall.h>
 #include <sys/timerfd.h>
 #include <sys/uio.h>
@@ -386,15 +386,16 @@ static inline int writable(Ring *r, uint64_t need)
 
 /* ---- parking: PARK_READER and PARK_WRITER ---- */
 
+/* Wakes by reading. The peer shares the open file and can make it blocking, full or empty at any moment. A write has no flag of
+ * its own against blocking: eventfd refuses RWF_NOWAIT there, and between a look at O_NONBLOCK and the write the peer can change
+ * both. A read has. So the eventfd is a semaphore that starts with more than anybody can take (queue.py), every poke takes one, and
+ * what the kernel tells those who poll it, that there is room for writers, is the wake (watch_init). */
 static void poke_eventfd(int fd)
 {
-    /* The peer shares the open file and could make it blocking (and full): found so, it is set back first. */
-    uint64_t one = 1;
-    int flags = fd < 0 ? -1 : fcntl(fd, F_GETFL);
-    if (flags < 0 || (!(flags & O_NONBLOCK) && fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0))
-        return;
-    while (write(fd, &one, sizeof one) < 0 && errno == EINTR)
-        ;
+    uint64_t taken;
+    struct iovec into = {.iov_base = &taken, .iov_len = sizeof taken};
+    if (fd >= 0)
+        (void)syscall(SYS_preadv2, fd, &into, 1L, -1L, -1L, RWF_NOWAIT);
 }
 
 static void wake_parked(Ring *r, _Atomic uint32_t *word, int eventfd)
@@ -1677,7 +1678,7 @@ static PyType_Spec flag_spec = {
 typedef struct {
     PyObject_HEAD
     PyObject *loop, *queue, *callback, *context, *error; /* queue only while armed */
-    int fd, timer_fd, reader, blocking, yielded, timed;
+    int fd, timer_fd, poll_fd, reader, blocking, yielded, timed;
 } Watch;
 
 PyDoc_STRVAR(watch_arm_doc, "arm(queue, need_bytes)\n--\n\nDeclares this side of the queue asleep: True if the watch is "
@@ -1775,15 +1776,17 @@ static PyObject *watch_result(Watch *w, PyObject *unused)
     return NULL;
 }
 
-PyDoc_STRVAR(watch_readable_doc, "_readable()\n--\n\nEmpties the eventfd, without ever waiting, and resumes the task.");
+PyDoc_STRVAR(watch_readable_doc, "_readable()\n--\n\nTakes what there is of pokes and of the slices' timer, without ever "
+                                 "waiting, and resumes the task.");
 static PyObject *watch_readable(Watch *w, PyObject *unused)
 {
-    /* The peer shares the open file and could make it blocking and empty: RWF_NOWAIT holds for this call alone. */
-    uint64_t value;
-    struct iovec into = {.iov_base = &value, .iov_len = sizeof value};
-    if (syscall(SYS_preadv2, w->fd, &into, 1L, -1L, -1L, RWF_NOWAIT) < 0 && errno == EOPNOTSUPP
-        && read(w->fd, &value, sizeof value) < 0)
-        errno = 0;
+    struct epoll_event events[2];
+    int count = epoll_wait(w->poll_fd, events, 2, 0);
+    for (int i = 0; i < count; i++) {
+        uint64_t expirations;
+        if (events[i].data.fd == w->timer_fd && read(w->timer_fd, &expirations, sizeof expirations) > 0)
+            w->timed = 0;
+    }
     if (w->callback == NULL)
         Py_RETURN_NONE;
     PyObject *callback = w->callback, *context = w->context, *queue = w->queue;
@@ -1796,23 +1799,20 @@ static PyObject *watch_readable(Watch *w, PyObject *unused)
     return result;
 }
 
-PyDoc_STRVAR(watch_slice_over_doc, "_slice_over()\n--\n\nLets a waiting task look again.");
-static PyObject *watch_slice_over(Watch *w, PyObject *unused)
+static void watch_close(Watch *w)
 {
-    uint64_t expirations;
-    if (read(w->timer_fd, &expirations, sizeof expirations) < 0)
-        Py_RETURN_NONE;
-    w->timed = 0;
-    return watch_readable(w, NULL);
-}
-
-PyDoc_STRVAR(watch_leave_doc, "_leave()\n--\n\nCloses the timerfd.");
-static PyObject *watch_leave(Watch *w, PyObject *unused)
-{
+    if (w->poll_fd >= 0)
+        close(w->poll_fd);
     if (w->timer_fd >= 0)
         close(w->timer_fd);
-    w->timer_fd = -1;
+    w->poll_fd = w->timer_fd = -1;
     w->timed = 0;
+}
+
+PyDoc_STRVAR(watch_leave_doc, "_leave()\n--\n\nCloses the descriptor that the loop watches, and the timer.");
+static PyObject *watch_leave(Watch *w, PyObject *unused)
+{
+    watch_close(w);
     Py_RETURN_NONE;
 }
 
@@ -1847,7 +1847,7 @@ static int watch_set_blocking(Watch *w, PyObject *value, void *unused)
 }
 
 static PyObject *watch_get_waiting(Watch *w, void *unused) { return PyBool_FromLong(w->callback != NULL); }
-static PyObject *watch_get_timer_fd(Watch *w, void *unused) { return PyLong_FromLong(w->timer_fd); }
+static PyObject *watch_get_poll_fd(Watch *w, void *unused) { return PyLong_FromLong(w->poll_fd); }
 static PyObject *watch_get_fd(Watch *w, void *unused) { return PyLong_FromLong(w->fd); }
 static PyObject *watch_get_reader(Watch *w, void *unused) { return PyBool_FromLong(w->reader); }
 
@@ -1859,11 +1859,18 @@ static int watch_init(Watch *w, PyObject *args, PyObject *kwargs)
         return -1;
     if (w->loop != NULL)
         return misuse("watch: already initialised");
-    w->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
-    if (w->timer_fd < 0) {
+    /* Edges and not levels: there is always room in the semaphore, and an edge for each poke. A loop that is level-triggered
+     * watches the descriptor of this private epoll instead, which is readable from an edge until epoll_wait has told it. */
+    struct epoll_event edge = {.events = EPOLLOUT | EPOLLET, .data.fd = -1}, timer = {.events = EPOLLIN};
+    w->poll_fd = epoll_create1(EPOLL_CLOEXEC);
+    w->timer_fd = timer.data.fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+    if (w->poll_fd < 0 || w->timer_fd < 0 || epoll_ctl(w->poll_fd, EPOLL_CTL_ADD, fd, &edge) < 0
+        || epoll_ctl(w->poll_fd, EPOLL_CTL_ADD, w->timer_fd, &timer) < 0) {
         PyErr_SetFromErrno(PyExc_OSError);
+        watch_close(w);
         return -1;
     }
+    (void)epoll_wait(w->poll_fd, &edge, 1, 0); /* that there is room now is no poke */
     Py_INCREF(loop);
     w->loop = loop;
     w->fd = fd;
@@ -1896,8 +1903,8 @@ static void watch_dealloc(Watch *w)
     PyTypeObject *type = Py_TYPE((PyObject *)w);
     PyObject_GC_UnTrack(w);
     watch_clear(w);
-    if (w->loop != NULL && w->timer_fd >= 0)
-        close(w->timer_fd);
+    if (w->loop != NULL)
+        watch_close(w);
     Py_CLEAR(w->loop);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(w);
@@ -1911,7 +1918,6 @@ static PyMethodDef watch_methods[] = {
      watch_add_done_callback_doc},
     {"result", (PyCFunction)watch_result, METH_NOARGS, watch_result_doc},
     {"_readable", (PyCFunction)watch_readable, METH_NOARGS, watch_readable_doc},
-    {"_slice_over", (PyCFunction)watch_slice_over, METH_NOARGS, watch_slice_over_doc},
     {"_leave", (PyCFunction)watch_leave, METH_NOARGS, watch_leave_doc},
     {"_take", (PyCFunction)watch_take, METH_O, watch_take_doc},
     {NULL},
@@ -1920,8 +1926,8 @@ static PyMethodDef watch_methods[] = {
 static PyGetSetDef watch_getset[] = {
     {"_asyncio_future_blocking", (getter)watch_get_blocking, (setter)watch_set_blocking, "For the Task.", NULL},
     {"waiting", (getter)watch_get_waiting, NULL, "Whether a task waits.", NULL},
-    {"timer_fd", (getter)watch_get_timer_fd, NULL, "The timerfd of the slices, -1 when left.", NULL},
-    {"fd", (getter)watch_get_fd, NULL, "The eventfd watched.", NULL},
+    {"poll_fd", (getter)watch_get_poll_fd, NULL, "What the loop watches, -1 when left.", NULL},
+    {"fd", (getter)watch_get_fd, NULL, "The eventfd that pokes go to.", NULL},
     {"reader", (getter)watch_get_reader, NULL, "Which side of the endpoint.", NULL},
     {NULL},
 };

@@ -5,10 +5,12 @@ polled). Refuses to own the queue: functions take it and leave it open.
 
 Invariants:
 1. Nothing is taken or written before the last await of a call, so a cancelled call has had no effect.
-2. The loop is woken through an eventfd only while a task here has declared itself asleep; otherwise the peer makes no
+2. The loop watches a private epoll, and the eventfd that the peer shares is neither read nor written here, so nothing
+   that the peer makes of it blocks.
+3. The loop is woken through an eventfd only while a task here has declared itself asleep; otherwise the peer makes no
    system call.
-3. One task at a time waits on either side of an endpoint; a second one is refused, since messages have one order.
-4. A waiting task looks again every quarter of a second, so a peer that dies between publishing and waking costs delay only.
+4. One task at a time waits on either side of an endpoint; a second one is refused, since messages have one order.
+5. A waiting task looks again every quarter of a second, so a peer that dies between publishing and waking costs delay only.
 
 Works on asyncio's own loops and uvloop. Calls that need not wait do not yield to the loop, as `asyncio.Queue`'s.
 """
@@ -44,7 +46,7 @@ __all__ = [
 
 
 class _Watch(Watch):
-    """One side of one endpoint on one loop: the eventfd's reader, and what the task that waits awaits.
+    """One side of one endpoint on one loop: what the loop watches, and what the task that waits awaits.
 
     It is the awaited object itself, in the protocol a Task has for objects that are no Future; `_native.c` says why.
     """
@@ -53,8 +55,7 @@ class _Watch(Watch):
         super().__init__(loop, fd, reader)
         self.loop = loop
         self.thread = threading.get_ident()
-        loop.add_reader(fd, self._readable)
-        loop.add_reader(self.timer_fd, self._slice_over)
+        loop.add_reader(self.poll_fd, self._readable)
 
     def cancel(self, msg: object = None) -> bool:
         """For the Task: whether there was a wait to cancel; nothing has been taken by it."""
@@ -93,8 +94,7 @@ class _Watch(Watch):
     def leave(self) -> None:
         """Lets go of the eventfd, and of the slices' timer."""
         if not self.loop.is_closed():
-            self.loop.remove_reader(self.fd)
-            self.loop.remove_reader(self.timer_fd)
+            self.loop.remove_reader(self.poll_fd)
         self._leave()
 
 

@@ -42,6 +42,10 @@ if TYPE_CHECKING:
 __all__ = ["MessageQueue"]
 
 
+POKES_MAX = 2**63
+"""How many wakes an eventfd starts with: each takes one away, and at a thousand million a second they last for 292 years. Half of
+what it can hold, so that there is always room, which is what those who poll it are told."""
+
 _closing = threading.Lock()
 """Guards the one moment in which an endpoint turns from open to closed."""
 
@@ -158,8 +162,9 @@ class MessageQueue(Ring):
             if ring_fd is not None:
                 fds[1] = duplicate(ring_fd)
             if waits:
-                fds[-2] = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-                fds[-1] = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+                for index in (-2, -1):
+                    fds[index] = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
+                    os.eventfd_write(fds[index], POKES_MAX)
             return cls(descriptor, fds, reset=True, dtype=dtype, spin_ns=spin_ns)
         except BaseException:
             _close_all(fds)

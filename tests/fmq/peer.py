@@ -7,6 +7,7 @@ value, or `!` and the name of the exception with its text.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import random
@@ -80,6 +81,40 @@ def flip(seed: int, message_headers: bool) -> int:
             for place, value in todo:
                 memory[place : place + 8] = value
             flips += len(todo)
+    return flips
+
+
+def fill(event: int) -> None:
+    """Writes to an eventfd until it holds all that it can."""
+    os.set_blocking(event, False)
+    for bit in reversed(range(64)):
+        try:
+            while True:
+                os.eventfd_write(event, 1 << bit)
+        except BlockingIOError:
+            pass
+
+
+def jam() -> int:
+    """Fills both eventfds of the first queue, and makes them blocking again and again until told to stop."""
+    events = queues[0].fds[-2:]
+    flips = 0
+    for event in events:
+        fill(event)
+    print("jamming", flush=True)
+    while not select.select([sys.stdin], [], [], 0)[0]:
+        for _ in range(1000):
+            for event in events:
+                fcntl.fcntl(event, fcntl.F_SETFL, 0)
+        flips += 1000
+        for event in events:
+            os.set_blocking(event, False)
+            try:
+                os.eventfd_write(event, 1)  # in the place of what was taken
+            except BlockingIOError:
+                pass
+    for event in events:
+        os.set_blocking(event, True)
     return flips
 
 

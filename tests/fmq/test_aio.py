@@ -314,7 +314,7 @@ def test_a_second_running_loop_is_refused(make: Make, join: Any, background: Any
 
 
 def test_a_wake_without_data_is_no_data(make: Make, join: Any, run: Any) -> None:
-    """A peer that writes to the eventfd at will, or fills it and makes it blocking, stops nobody."""
+    """A peer that reads or writes the eventfd at will, or fills it and makes it blocking, stops nobody."""
     queue = make(1, 256)
     reader = join(queue)
     event = queue.fds[queue.descriptor.reader_event_index]
@@ -324,14 +324,34 @@ def test_a_wake_without_data_is_no_data(make: Make, join: Any, run: Any) -> None
         await asleep(reader)
         for _ in range(10):
             os.eventfd_write(event, 1)
+            assert os.eventfd_read(event) == 1
             await asleep(reader)
+        os.eventfd_write(event, 2**63 - 2)
         os.set_blocking(event, True)
-        os.eventfd_write(event, 2**64 - 3)
-        os.eventfd_write(event, 1)
         assert queue.write_message(b"x")
         assert await task == b"x"
 
     run(main())
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_waiting_works_with_eventfds_that_hold_nothing(make: Make, join: Any, run: Any, count: int) -> None:
+    """Those of a peer that made them otherwise than this package does: a poke that cannot be told is made up for."""
+    queue = make(1, 256)
+    events = [os.eventfd(count, os.EFD_CLOEXEC) for _ in range(2)]
+    writer = fmq.MessageQueue.attach(queue.descriptor, [queue.fds[0], *events])
+    reader = join(writer)
+    for event in events:
+        os.close(event)
+
+    async def main() -> None:
+        task = asyncio.create_task(fmq.aio.read_message(reader))
+        await asleep(reader)
+        assert writer.write_message(b"x")
+        assert await task == b"x"
+
+    run(main())
+    writer.close()
 
 
 def test_a_message_published_without_a_wake_is_found(make: Make, join: Any, counters: Any, run: Any) -> None:
@@ -351,7 +371,7 @@ def test_a_message_published_without_a_wake_is_found(make: Make, join: Any, coun
     run(main())
 
 
-def test_a_wake_that_another_drained_is_made_up_for(make: Make, join: Any, run: Any) -> None:
+def test_a_poke_wakes_though_the_eventfd_is_read_by_another(make: Make, join: Any, run: Any) -> None:
     queue = make(1, 256)
     reader = join(queue)
     event = queue.fds[queue.descriptor.reader_event_index]

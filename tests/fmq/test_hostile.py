@@ -115,6 +115,29 @@ def test_a_flipper_of_counters_causes_errors_and_nothing_else(
     assert corrupt >= 5 and calls >= 5000
 
 
+def test_a_peer_that_jams_the_eventfds_blocks_no_poke(make: Make, counters: Any, peer: Any) -> None:
+    """Full, and made blocking at any moment, also between a look at the flag and what follows it."""
+    queue = make(1, 64)
+    parks = [queue.descriptor.grantors[part].offset for part in (4, 5)]
+    memory = counters(queue)
+    other = peer(queue)
+    other.begin("jam()")
+    assert other._line() == "jamming"
+
+    def poke(times: int) -> None:
+        wakes = queue.statistics().wake_count
+        for _ in range(times):
+            for park in parks:
+                memory[park] = 2
+            assert queue.write(b"x") and queue.read() == b"x"
+        assert queue.statistics().wake_count == wakes + 2 * times
+
+    poke(20_000)
+    other.begin("0")
+    assert other.finish() > 0
+    poke(10)  # full and blocking for good
+
+
 def test_a_flipper_of_message_headers_causes_errors_and_nothing_else(make: Make, peer: Any) -> None:
     queue = make(1, 256)
     other = peer(queue)
