@@ -407,7 +407,9 @@ class MessageQueue(Ring):
         )
         deadline_ns = None if timeout_ns is None else time.monotonic_ns() + timeout_ns
         while not self.write_many(elements):
-            if flag.wait(wait_bits, _remaining(deadline_ns)) == 0:
+            left_ns = _remaining(deadline_ns)
+            # Set bits beat an expired timeout, and a peer can set them for ever.
+            if flag.wait(wait_bits, left_ns) == 0 or left_ns == 0:
                 if not self.write_many(elements):
                     return False
                 break
@@ -443,7 +445,8 @@ class MessageQueue(Ring):
         )
         deadline_ns = None if timeout_ns is None else time.monotonic_ns() + timeout_ns
         while (taken := self.read_many(count)) is None:
-            if flag.wait(wait_bits, _remaining(deadline_ns)) == 0:
+            left_ns = _remaining(deadline_ns)
+            if flag.wait(wait_bits, left_ns) == 0 or left_ns == 0:
                 taken = self.read_many(count)
                 if taken is None:
                     return None

@@ -92,6 +92,24 @@ def test_a_flipper_of_counters_causes_errors_and_nothing_else(
     assert corrupt >= 5 and calls >= 5000
 
 
+class AlwaysSet(fmq.EventFlag):
+    """As a peer that sets the bits again before every look."""
+
+    def wait(self, mask: int, timeout_ns: int | None = None, retry: bool = True) -> int:
+        self.wake(mask)
+        return super().wait(mask, timeout_ns, retry)
+
+
+def test_a_peer_that_sets_the_bits_for_ever_prolongs_no_timeout(make: Make, background: Any) -> None:
+    queue = make(8, 2)
+    flag = AlwaysSet(memoryview(bytearray(4)))
+    bits = {"read_notification": 1, "write_notification": 2, "event_flag": flag}
+    assert background(lambda: queue.read_blocking(1, 1_000_000, **bits)).result() is None
+    assert queue.write_many(bytes(16))
+    assert background(lambda: queue.write_blocking(bytes(8), 1_000_000, **bits)).result() is False
+    flag.close()
+
+
 def test_a_peer_that_jams_the_eventfds_blocks_no_poke(make: Make, counters: Any, peer: Any) -> None:
     """Full, and made blocking at any moment, also between a look at the flag and what follows it."""
     queue = make(1, 64)
