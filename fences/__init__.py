@@ -3,7 +3,7 @@
 from fences.chain import Chain
 from fences.clock import now_ns, set_clock
 from fences.fence import ChainedFence, SyncFence
-from fences.merging import first, merge
+from fences.merging import first, leaves, merge
 from fences.passing import recv_fence, send_fence
 from fences.state import (
     FenceError,
@@ -30,6 +30,7 @@ __all__ = [
     "SyncFence",
     "Timeline",
     "first",
+    "leaves",
     "merge",
     "now_ns",
     "recv_fence",

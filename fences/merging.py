@@ -3,22 +3,29 @@
 Owns: the flattening of what is combined, the two kinds of combined fence. Refuses to own: waiting and state, which are
 those of any fence.
 
-Flattened as the kernel flattens merged sync files: a merge of merges waits for the leaves and holds no merge, so depth
-never grows; and of all points of one timeline one entry is enough, the last for ``merge`` and the earliest for ``first``.
+Flattened as the kernel flattens merged sync files: a merge of small merges waits for the leaves; and of all points of one
+timeline one entry is enough, the last for ``merge`` and the earliest for ``first``. A large merge stays one part: merging the
+last merge with one more fence, again and again, would otherwise copy all leaves every time, and each leaf would hold every merge.
 
 Invariants:
-1. A combined fence holds only parts that are pending, none of them combined in the same way, at most one for each timeline.
-2. Combining m fences on t timelines takes O(m) steps, and the result holds at most t entries for them.
+1. A combined fence holds only parts that are pending. Those combined in the same way have more than ``FLATTENED_PARTS_MAX`` parts
+   of their own; of the others at most one belongs to each timeline.
+2. Combining m fences on t timelines takes O(m) steps, however deep they are nested, and the result holds at most t entries for
+   them.
 3. Once it has finished it is attached to no part, so a part that lives long does not gather the merges that are over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from fences.fence import SyncFence, package_lock
 from fences.state import Failure, Outcome
 from fences.timeline import PointFence, Timeline
+
+FLATTENED_PARTS_MAX = 32
+"""Of a combined fence that is combined again: with more parts it is a part itself. More than frames and executions have together as
+a rule, and few enough that copying them costs about as much as one link of a chain."""
 
 
 class CombinedFence(SyncFence):
@@ -34,7 +41,7 @@ class CombinedFence(SyncFence):
 
     @property
     def parts(self) -> tuple[SyncFence, ...]:
-        """The fences it still waits for."""
+        """The fences it still waits for; among them may be combined ones that have parts themselves."""
         return tuple(self._parts)
 
     def _attach_to_parts(self) -> None:
@@ -179,12 +186,27 @@ def first(fences: Iterable[SyncFence], name: str | None = None) -> SyncFence:
     return combined
 
 
+def leaves(fence: SyncFence) -> Iterator[SyncFence]:
+    """The fences for which a combined fence waits that are not combined themselves, each once; of any other fence itself."""
+    left, seen = [fence], {fence}
+    while left:
+        each = left.pop()
+        if not isinstance(each, CombinedFence):
+            yield each
+            continue
+        inner = [part for part in each.parts if part not in seen]
+        seen.update(inner)
+        left.extend(reversed(inner))
+
+
 def _leaves(fences: Iterable[SyncFence], kind: Callable[..., CombinedFence]) -> Iterable[SyncFence]:
-    """The fences, with pending ones of the same kind replaced by their parts, which are no such ones themselves."""
+    """The fences, with small pending ones of the same kind replaced by their parts."""
     for fence in fences:
         if not isinstance(fence, SyncFence):
             raise TypeError(f"expected fences, got {type(fence).__name__}")
-        if type(fence) is kind and fence._outcome is None:
+        if (
+            type(fence) is kind and fence._outcome is None and len(fence._parts) <= FLATTENED_PARTS_MAX  # type: ignore[attr-defined]
+        ):
             # A merge that has lost its last part at this moment is about to finish: then it stands for itself.
             parts = tuple(fence._parts)  # type: ignore[attr-defined]
             yield from parts or (fence,)

@@ -37,7 +37,7 @@ from aionn.runtime.clock import now_ns
 from aionn.runtime.fallback import driver_error, may_fall_back
 from aionn.scheduler.dispatcher import Dispatcher, Outcome
 from aionn.scheduler.work import NEVER_NS, Work
-from fences import FenceStatus, SyncFence, merge
+from fences import FenceStatus, SyncFence, leaves, merge
 
 __all__ = [
     "PRIORITY",
@@ -321,7 +321,7 @@ class Execution:
                 # What it waits for must be done so much earlier that it still has its own time.
                 urgent_ns = max(0, urgent_ns - sum(turn.expected_ns() for turn in follower._turns))
             for fence in follower._wait_for:
-                for part in getattr(fence, "parts", (fence,)):
+                for part in leaves(fence):
                     leader = part.execution() if isinstance(part, ExecutionFence) else None
                     if leader is not None and leader._borrow(priority, urgent_ns):
                         chain.append((leader, leader._rank, leader._lent_urgent_ns))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import random
+import weakref
+
 import pytest
 
 import fences
-from fences import FenceStatus, SyncFence, Timeline, first, merge
+from fences import FenceStatus, SyncFence, Timeline, first, leaves, merge
 
 
 def failed(cause="broken", name="culprit"):
@@ -164,6 +168,99 @@ def test_merge_of_100000_pending_and_of_100000_points():
     assert len(merged.parts) == 1
     timeline.advance(100_000)
     assert merged.status is FenceStatus.SIGNALLED
+
+
+def nested(combine, depth):
+    """Each one combines the one before with a fence of its own; the outermost, and the fences."""
+    combined, row = SyncFence(), []
+    row.append(combined)
+    for _ in range(depth):
+        row.append(SyncFence())
+        combined = combine([combined, row[-1]])
+    return combined, row
+
+
+@pytest.mark.parametrize("combine", [merge, first])
+def test_nesting_takes_steps_and_room_in_proportion_to_its_depth(combine, monkeypatch):
+    attached = 0
+    attach = SyncFence._attach
+
+    def counted(self, waiter):
+        nonlocal attached
+        attached += 1
+        return attach(self, waiter)
+
+    monkeypatch.setattr(SyncFence, "_attach", counted)
+    counts = []
+    for depth in (1000, 2000):
+        attached = 0
+        _, row = nested(combine, depth)
+        counts.append((attached, sum(fence.waiter_count for fence in row)))
+    for small, large in zip(*counts, strict=True):
+        assert large < 2.2 * small
+
+
+@pytest.mark.parametrize("order", ["as made", "backwards", "shuffled"])
+@pytest.mark.parametrize("combine", [merge, first])
+def test_deeply_nested_finishes_as_a_flat_one_does(combine, order):
+    deep, row = nested(combine, 2000)
+    flat = combine(row)
+    if order == "backwards":
+        row.reverse()
+    elif order == "shuffled":
+        random.Random(5).shuffle(row)
+    last = row.pop()
+    for at_ns, fence in enumerate(row, 1):
+        if combine is merge:
+            fence.signal(at_ns)
+        else:
+            fence.fail("broken")
+    assert deep.status is flat.status is FenceStatus.PENDING
+    last.signal(1)
+    assert deep.signal_time_ns == flat.signal_time_ns == (len(row) if combine is merge else 1)
+
+
+def test_failure_comes_through_a_deep_nest_at_once():
+    deep, row = nested(merge, 5000)
+    row[0].fail("broken")
+    assert deep.error.message == "broken"
+    for fence in row[1:]:
+        fence.signal()
+
+
+@pytest.mark.parametrize("combine", [merge, first])
+def test_pending_nest_of_any_depth_is_freed(combine):
+    deep, row = nested(combine, 10_000)
+    gone = weakref.ref(deep)
+    del deep, row
+    gc.collect()
+    assert gone() is None
+
+
+def test_pending_chain_of_any_length_is_freed():
+    source = last = SyncFence()
+    for _ in range(200_000):
+        last = last.then(lambda: None)
+    gone = weakref.ref(last)
+    del source, last
+    gc.collect()
+    assert gone() is None
+
+
+def test_following_fences_100000_deep_needs_no_recursion():
+    innermost = followed = SyncFence()
+    start = SyncFence.signalled(1)
+    for _ in range(100_000):
+        followed = start.then(lambda inner=followed: inner)
+    innermost.signal(7)
+    assert followed.signal_time_ns == 7
+
+
+def test_leaves_of_a_nest_are_told_once_each():
+    deep, row = nested(lambda parts: merge([first([merge(parts), parts[-1]]), *parts]), 300)
+    assert set(leaves(deep)) == set(row)
+    assert len(list(leaves(deep))) == len(row)
+    assert list(leaves(row[0])) == [row[0]]
 
 
 def test_merges_nested_1000_deep_need_no_recursion():
