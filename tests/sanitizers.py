@@ -131,7 +131,16 @@ def check(kind: str, options: argparse.Namespace) -> bool:
             return True
         fine = True
         if options.fuzz is None:
-            tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/fmq", "-k", NOT_UNDER[kind]]
+            tests = [
+                "-m",
+                "pytest",
+                "-q",
+                "-p",
+                "no:cacheprovider",
+                "tests/fmq",
+                "-k",
+                selected(NOT_UNDER[kind], options),
+            ]
             fine = run(folder, [*tests, *(["--long"] if options.long else [])], before=before, **preload)
         if kind != "thread":
             operations = FUZZ_OPERATIONS if options.fuzz is None else options.fuzz
@@ -140,23 +149,17 @@ def check(kind: str, options: argparse.Namespace) -> bool:
         return fine
 
 
+def selected(expression: str, options: argparse.Namespace) -> str:
+    return " and ".join(filter(None, (expression, options.select and f"({options.select})")))
+
+
 def debug(options: argparse.Namespace) -> bool:
     """The tests with the checks that Python itself has: of its allocator, of what is left open, of threads and loops."""
     with tempfile.TemporaryDirectory(prefix="fmq-debug-") as name:
         folder = Path(name)
         lay_out(folder, with_native=True)
-        tests = [
-            "-X",
-            "dev",
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "tests/fmq",
-            "-k",
-            "not test_build",
-        ]
+        tests = ["-X", "dev", "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/fmq"]
+        tests += ["-k", options.select]
         return run(folder, [*tests, *(["--long"] if options.long else [])], PYTHONMALLOC="debug")
 
 
@@ -166,6 +169,9 @@ def main() -> None:
     )
     parser.add_argument("kinds", nargs="*", choices=[*RUNTIMES, "debug", []], help="default: all")
     parser.add_argument("--long", action="store_true", help="also the long forms of the tests")
+    parser.add_argument(
+        "-k", dest="select", default="", metavar="EXPRESSION", help="only tests that it selects"
+    )
     parser.add_argument("--fuzz", type=int, metavar="OPERATIONS", help="only the fuzzer, for so many calls")
     parser.add_argument("--seed", type=int, default=random.randrange(2**32), help="of the fuzzer")
     options = parser.parse_args()
