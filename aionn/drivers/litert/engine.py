@@ -29,11 +29,23 @@ from aionn.hal import OutputShape
 __all__ = ["Engine", "check", "make_engines"]
 
 
-def check(lowered: Lowered) -> tuple[list[Tensor], list[Tensor]]:
-    """Lets LiteRT plan a file with its builtin kernels, without packing weights.
+def check(lowered: Lowered) -> None:
+    """Asks LiteRT whether it can run a file, and whether it gives every tensor the shape that the file says.
 
-    Returns:
-        The file's inputs and its outputs.
+    Of another shape, rank 0 for example where the HAL's is [1], what reads the tensor would compute something else.
+
+    Raises:
+        Unsupported: It refuses the file, or plans another shape.
+    """
+    interpreter = _planned(lowered)
+    for details, declared in zip(interpreter.get_tensor_details(), lowered.shapes, strict=False):
+        planned = tuple(details["shape"].tolist())
+        if declared and 0 not in declared and planned != declared:
+            raise Unsupported(f"LiteRT gives tensor {details['name']} shape {planned}, expected {declared}")
+
+
+def _planned(lowered: Lowered) -> Interpreter:
+    """LiteRT's plan of a file with its builtin kernels, without packed weights.
 
     Raises:
         Unsupported: LiteRT refuses it.
@@ -47,6 +59,12 @@ def check(lowered: Lowered) -> tuple[list[Tensor], list[Tensor]]:
         interpreter.allocate_tensors()
     except (RuntimeError, ValueError) as e:
         raise Unsupported(f"LiteRT refuses it: {e}") from e
+    return interpreter
+
+
+def _arguments(lowered: Lowered) -> tuple[list[Tensor], list[Tensor]]:
+    """A file's inputs and outputs with the shapes that LiteRT plans."""
+    interpreter = _planned(lowered)
     inputs, outputs = (
         [Tensor(int(d["index"]), tuple(int(n) for n in d["shape"]), np.dtype(d["dtype"])) for d in details]
         for details in (interpreter.get_input_details(), interpreter.get_output_details())
@@ -69,7 +87,7 @@ def make_engines(
         Unsupported: LiteRT refuses the file.
     """
     if lowered.is_static and all(lowered.is_read) and is_known_version():
-        inputs, outputs = check(lowered)
+        inputs, outputs = _arguments(lowered)
         if all(t.shape and 0 not in t.shape for t in (*inputs, *outputs)):
             sizes = zip(outputs, shapes, strict=True)
             known = [s if 0 not in s and np.prod(s) == np.prod(t.shape) else t.shape for t, s in sizes]

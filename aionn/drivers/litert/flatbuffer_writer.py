@@ -129,11 +129,21 @@ class FileParts:
 
 
 class SubgraphFile:
-    """One subgraph that is being written."""
+    """One subgraph that is being written.
+
+    Attributes:
+        parts: What the subgraphs share.
+        tensors: The tensors of the file.
+        shapes: Their shapes; 0 for an unknown extent, empty where the rank is unknown or 0.
+        operators: The operators, in execution order.
+        inputs: Indexes of the tensors that are inputs.
+        outputs: Indexes of the tensors that are outputs.
+    """
 
     def __init__(self, parts: FileParts) -> None:
         self.parts = parts
         self.tensors: list[Any] = []
+        self.shapes: list[tuple[int, ...]] = []
         self.operators: list[Any] = []
         self.inputs: list[int] = []
         self.outputs: list[int] = []
@@ -162,6 +172,7 @@ class SubgraphFile:
         if value is not None:
             tensor.buffer = self.parts.buffer(np.ascontiguousarray(value).tobytes())
         self.tensors.append(tensor)
+        self.shapes.append(tuple(int(extent) for extent in shape))
         return len(self.tensors) - 1
 
     def operator(

@@ -52,6 +52,7 @@ class Lowered(msgspec.Struct, frozen=True):
         is_read: For each input, whether an operator reads it; only those that none reads may be left out at an execution.
         is_input_in_place: For each input, whether LiteRT may read it in memory that a client can change meanwhile.
         is_output_in_place: For each output, whether LiteRT may write it, and read it again, in such memory.
+        shapes: Of the main subgraph's tensors, as the file declares them; 0 or empty where unknown. None are kept in a cache.
     """
 
     file: bytes
@@ -59,6 +60,7 @@ class Lowered(msgspec.Struct, frozen=True):
     is_read: tuple[bool, ...]
     is_input_in_place: tuple[bool, ...]
     is_output_in_place: tuple[bool, ...]
+    shapes: tuple[tuple[int, ...], ...] = ()
 
 
 def lower(model: Model) -> Lowered:
@@ -118,6 +120,7 @@ class _Lowering:
             tuple(i in read or i in outputs for i in g.file.inputs),
             tuple(_is_only_a_value(g.file, i) for i in g.file.inputs),
             tuple(_is_only_a_value(g.file, i) for i in outputs),
+            tuple(g.file.shapes),
         )
 
     def _main_input(self, g: Graph, index: int) -> int:

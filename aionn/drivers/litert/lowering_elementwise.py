@@ -5,7 +5,7 @@ Source: the contracts in ``aionn.ops``; TensorFlow Lite's kernels for what they 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from aionn.drivers.litert.flatbuffer_writer import Unsupported
 from aionn.drivers.litert.graph import Graph, Value
 from aionn.hal import Operation, OperationType
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "reduce_axes", "reshaped"]
 
 Rule = Callable[[Graph, Operation], None]
 
@@ -207,17 +207,35 @@ def reduction(name: str) -> Rule:
         axes = sorted({axis % g.rank(data) for axis in g.integers(op, 1)})
         if not axes:
             raise Unsupported("a reduction along no axis")
-        g.emit(name, [data, g.int32s(axes)], output, "ReducerOptions", keepDims=bool(keep))
+        reduce_axes(g, name, data, axes, output, is_kept=keep)
 
     return rule
+
+
+def reduce_axes(
+    g: Graph, name: str, data: Value, axes: Sequence[int], output: Value, *, is_kept: bool
+) -> None:
+    """A reduction along different axes. Where none is left the HAL's result has shape [1] and LiteRT's rank 0, hence a RESHAPE."""
+    target = output
+    if len(axes) == g.rank(data) and not is_kept:
+        is_kept = True
+        if len(axes) > 1:
+            target = g.like(output, (1,) * len(axes))
+    g.emit(name, [data, g.int32s(axes)], target, "ReducerOptions", keepDims=is_kept)
+    if target is not output:
+        g.emit("RESHAPE", [target, g.int32s([1])], output, "ReshapeOptions", newShape=[1])
 
 
 def arg_extremum(name: str, options: str) -> Rule:
     """ARGMAX, ARGMIN along a constant axis."""
 
     def rule(g: Graph, op: Operation) -> None:
+        data, axis = g.input(op, 0), g.scalar(op, 1)
+        if g.rank(data) == 1:
+            # Of a list the HAL's result has shape [1] and LiteRT's rank 0; of a row both have shape [1].
+            data, axis = reshaped(g, data, (1, *g.known(data))), 1
         # 2 is the schema's INT32.
-        g.emit(name, [g.input(op, 0), g.int32(g.scalar(op, 1))], g.output(op), options, outputType=2)
+        g.emit(name, [data, g.int32(axis)], g.output(op), options, outputType=2)
 
     return rule
 

@@ -91,29 +91,51 @@ def slice_(g: Graph, op: Operation) -> None:
 
 
 def strided_slice(g: Graph, op: Operation) -> None:
-    """STRIDED_SLICE."""
+    """STRIDED_SLICE; where an axis goes, its one element is taken, and a RESHAPE takes the axis away.
+
+    LiteRT takes the first of any number of elements along such an axis, and its result has rank 0 where no axis is left.
+    """
     data, output = g.input(op, 0), g.output(op)
     g.same_quantization(data, output)
-    begin, end, shrink = (g.scalar(op, position) for position in (4, 5, 6))
-    if shrink:
-        _check_shrunk(g, op, data, shrink)
-    g.emit(
-        "STRIDED_SLICE", [data, *(g.input(op, i) for i in (1, 2, 3))], output, "StridedSliceOptions",
-        beginMask=begin, endMask=end, shrinkAxisMask=shrink,
-    )  # fmt: skip
-
-
-def _check_shrunk(g: Graph, op: Operation, data: Value, shrink: int) -> None:
-    """An axis that goes away must have one element left; LiteRT takes the first of any number."""
+    begin_mask, end_mask, shrink_mask = (g.scalar(op, position) for position in (4, 5, 6))
+    if not shrink_mask:
+        g.emit(
+            "STRIDED_SLICE", [data, *(g.input(op, i) for i in (1, 2, 3))], output, "StridedSliceOptions",
+            beginMask=begin_mask, endMask=end_mask,
+        )  # fmt: skip
+        return
     shape = g.known(data)
     begins, ends, strides = (g.integers(op, position) for position in (1, 2, 3))
-    for axis, (begin, end, stride) in enumerate(zip(begins, ends, strides, strict=True)):
-        if not shrink >> axis & 1:
+    kept = []
+    for axis, extent in enumerate(shape):
+        bit = 1 << axis
+        if not shrink_mask & bit:
+            begin = None if begin_mask & bit else begins[axis]
+            end = None if end_mask & bit else ends[axis]
+            kept.append(len(range(*slice(begin, end, strides[axis]).indices(extent))))
             continue
-        extent = shape[axis]
-        is_last = (begin, end) == (-1, 0)
-        if stride <= 0 or not (is_last or (end % extent or extent) - begin % extent == 1):
-            raise Unsupported("an axis that goes away without having one element")
+        begins[axis] = _only_index(g, op, axis, extent)
+        ends[axis], strides[axis] = begins[axis] + 1, 1
+        begin_mask, end_mask = begin_mask & ~bit, end_mask & ~bit
+    counts = iter(kept)
+    taken = [1 if shrink_mask >> axis & 1 else next(counts) for axis in range(len(shape))]
+    part = g.like(data, taken)
+    g.emit(
+        "STRIDED_SLICE", [data, *(g.int32s(v) for v in (begins, ends, strides))], part, "StridedSliceOptions",
+        beginMask=begin_mask, endMask=end_mask,
+    )  # fmt: skip
+    _to_shape(g, part, output, tuple(kept) or (1,))
+
+
+def _only_index(g: Graph, op: Operation, axis: int, extent: int) -> int:
+    """The index of the one element along an axis that goes away."""
+    begin, end, stride = (g.integers(op, position)[axis] for position in (1, 2, 3))
+    begin_mask, end_mask = (g.scalar(op, position) >> axis & 1 for position in (4, 5))
+    is_open = end_mask or (begin, end, begin_mask) == (-1, 0, 0)  # From -1 to 0 is the last element.
+    indexes = range(*slice(None if begin_mask else begin, None if is_open else end, stride).indices(extent))
+    if stride <= 0 or len(indexes) != 1:
+        raise Unsupported("an axis that goes away without having one element")
+    return indexes[0]
 
 
 def split(g: Graph, op: Operation) -> None:

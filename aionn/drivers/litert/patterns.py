@@ -23,6 +23,7 @@ import numpy as np
 
 from aionn.drivers.litert.flatbuffer_writer import Array, Quantization
 from aionn.drivers.litert.graph import Graph
+from aionn.drivers.litert.lowering_elementwise import reduce_axes
 from aionn.hal import Model, Operand, OperandType, Operation, OperationType, Padding, Subgraph, constant_array
 from aionn.models.tflite_rounding import mean_filter
 
@@ -160,9 +161,7 @@ class _Finder:
         axes, keep = place
 
         def write(g: Graph) -> None:
-            g.emit(
-                "MEAN", [g.value(source), g.int32s(axes)], g.value(target), "ReducerOptions", keepDims=keep
-            )
+            reduce_axes(g, "MEAN", g.value(source), axes, g.value(target), is_kept=keep)
 
         return write
 
