@@ -46,25 +46,47 @@ def arithmetic(name: str, options: str) -> Rule:
     return rule
 
 
+_SCHEMA_TYPES = {"float32": 0, "int32": 2, "uint8": 3, "bool": 6, "int8": 9}
+"""The schema's numbers of element types."""
+
+
+def converted(g: Graph, value: Value, dtype: str) -> Value:
+    """The stored numbers as float32 or int32, which have all of them."""
+    if value.constant is not None:
+        return g.constant(value.constant.astype(dtype))
+    target = g.temporary(dtype, value.shape)
+    types = {"inDataType": _SCHEMA_TYPES[value.dtype], "outDataType": _SCHEMA_TYPES[dtype]}
+    g.emit("CAST", [value], target, "CastOptions", **types)
+    return target
+
+
+def _real(g: Graph, value: Value) -> Value:
+    """What a quantised value stands for, rounded once. LiteRT's DEQUANTIZE is kernels that round differently."""
+    stored = converted(g, value, "float32")
+    if stored.constant is not None:
+        return g.constant((stored.constant - np.float32(value.zero_point)) * np.float32(value.scale))
+    moved, real = g.like(stored), g.like(stored)
+    g.emit("SUB", [stored, g.real(value.zero_point)], moved, "SubOptions")
+    g.emit("MUL", [moved, g.real(value.scale)], real, "MulOptions")
+    return real
+
+
 def comparison(name: str) -> Rule:
     """Comparisons. Quantised values are compared as the real numbers they stand for, booleans as 0 and 1.
 
-    LiteRT's own kernels for values of different scales round them first, and some of them end the process.
+    Of one scale and zero point the stored numbers have the same order. LiteRT's own kernels for quantised values round them to
+    1/256 first, and end the process at some scales.
     """
 
     def rule(g: Graph, op: Operation) -> None:
-        inputs = [g.input(op, 0), g.input(op, 1)]
-        if inputs[0].is_quantized:
-            reals = [g.temporary("float32", value.shape) for value in inputs]
-            for value, real in zip(inputs, reals, strict=True):
-                g.emit("DEQUANTIZE", [value], real, "DequantizeOptions")
-            inputs = reals
-        elif inputs[0].dtype == "bool" and name not in ("EQUAL", "NOT_EQUAL"):
-            numbers = [g.temporary("int32", value.shape) for value in inputs]
-            for value, number in zip(inputs, numbers, strict=True):
-                g.emit("CAST", [value], number, "CastOptions", inDataType=6, outDataType=2)
-            inputs = numbers
-        g.emit(name, inputs, g.output(op))
+        a, b = g.input(op, 0), g.input(op, 1)
+        if a.is_quantized and a.quantization == b.quantization:
+            a, b = (converted(g, value, "int32") for value in (a, b))
+        elif a.is_quantized:
+            a, b = (_real(g, value) for value in (a, b))
+        elif a.dtype == "bool" and name not in ("EQUAL", "NOT_EQUAL"):
+            a, b = (converted(g, value, "int32") for value in (a, b))
+        g.emit(name, [a, b], g.output(op))
 
     return rule
 
@@ -243,8 +265,6 @@ def arg_extremum(name: str, options: str) -> Rule:
 def cast(g: Graph, op: Operation) -> None:
     """CAST of the stored numbers. LiteRT's kernel has undefined results out of range, so floats are clamped before."""
     data, output = g.input(op, 0), g.output(op)
-    # The schema's numbers of float32, int32, uint8, bool, int8.
-    numbers = {"float32": 0, "int32": 2, "uint8": 3, "bool": 6, "int8": 9}
     if data.dtype == output.dtype:
         if data.is_quantized and data.quantization != output.quantization:
             raise Unsupported("a copy of stored numbers to another scale")
@@ -264,8 +284,8 @@ def cast(g: Graph, op: Operation) -> None:
         [data],
         output,
         "CastOptions",
-        inDataType=numbers[data.dtype],
-        outDataType=numbers[output.dtype],
+        inDataType=_SCHEMA_TYPES[data.dtype],
+        outDataType=_SCHEMA_TYPES[output.dtype],
     )
 
 
