@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
 from aionn.drivers.arguments import Array, OutputArea
 from aionn.drivers.blocking import BlockingDevice
@@ -40,6 +41,7 @@ from aionn.hal import (
     OutputShape,
     PerformanceInfo,
     Priority,
+    operand_dtype,
     uniform_capabilities,
 )
 from aionn.interpreter import RunControl
@@ -177,6 +179,7 @@ class LitertDevice(BlockingDevice):
                 bytes(contents.data[0]),
                 kept.is_static,
                 kept.is_read,
+                _restored(kept),
                 kept.is_input_in_place,
                 kept.is_output_in_place,
             )
@@ -187,14 +190,34 @@ class LitertDevice(BlockingDevice):
             raise GeneralFailure(f"compilation cache: {self.info.name}: {e}") from e
 
 
+class _FixedOnDisk(msgspec.Struct, frozen=True, array_like=True):
+    """The value of an output that no input decides."""
+
+    shape: tuple[int, ...]
+    data: bytes
+
+
 class _LoweredOnDisk(msgspec.Struct, frozen=True):
     """A lowered model without its file. The model has no constants: they are in the file."""
 
     model: Model
     is_static: bool
     is_read: tuple[bool, ...]
+    fixed: tuple[_FixedOnDisk | None, ...]
     is_input_in_place: tuple[bool, ...]
     is_output_in_place: tuple[bool, ...]
+
+
+def _restored(kept: _LoweredOnDisk) -> tuple[Array | None, ...]:
+    try:
+        return tuple(
+            None
+            if value is None
+            else np.frombuffer(value.data, operand_dtype(operand.type)).reshape(value.shape)
+            for operand, value in zip(kept.model.main.outputs, kept.fixed, strict=True)
+        )
+    except ValueError as e:
+        raise GeneralFailure(f"compilation cache: expected values of outputs: {e}") from e
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -209,20 +232,48 @@ class LitertPreparedModel(BlockingPreparedModel):
 
         super().__init__(device, model, priority)
         self._lowered = lowered
+        # What the file has of the model's inputs and outputs; None where it has them all.
+        self._computed: list[int] | None = None
+        if any(value is not None for value in lowered.fixed) or not all(lowered.is_read):
+            self._computed = [i for i, value in enumerate(lowered.fixed) if value is None]
+        shapes = [
+            tuple(operand.dimensions)
+            for operand, value in zip(model.main.outputs, lowered.fixed, strict=True)
+            if value is None
+        ]
         # The last one used is taken first: its memory is in the caches.
-        shapes = [tuple(operand.dimensions) for operand in model.main.outputs]
-        self._idle: deque[Engine | InPlaceEngine] = deque(
-            make_engines(lowered, device.thread_count, shapes, device.info.slots)
-        )
+        self._idle: deque[Engine | InPlaceEngine] = deque()
+        if shapes:
+            self._idle.extend(make_engines(lowered, device.thread_count, shapes, device.info.slots))
 
     def run(
         self, inputs: Sequence[Array | None], outputs: Sequence[OutputArea], control: RunControl
     ) -> Sequence[OutputShape]:
+        if self._computed is not None:
+            return self._run_part(inputs, outputs, self._computed)
         engine = self._idle.pop()
         try:
             return engine.run(inputs, outputs)
         finally:
             self._idle.append(engine)
+
+    def _run_part(
+        self, inputs: Sequence[Array | None], outputs: Sequence[OutputArea], computed: Sequence[int]
+    ) -> Sequence[OutputShape]:
+        """Runs a file that has not all of the model's inputs and outputs."""
+        shapes: dict[int, OutputShape] = {}
+        if computed:
+            read = [value for value, is_read in zip(inputs, self._lowered.is_read, strict=True) if is_read]
+            engine = self._idle.pop()
+            try:
+                found = engine.run(read, [outputs[i] for i in computed])
+            finally:
+                self._idle.append(engine)
+            shapes.update(zip(computed, found, strict=True))
+        for i, value in enumerate(self._lowered.fixed):
+            if value is not None:
+                shapes[i] = outputs[i].store(value)
+        return [shapes[i] for i in range(len(outputs))]
 
     def cached(self) -> CacheContents:
         """The lowered file, and what a request is checked against: the main subgraph's inputs and outputs."""
@@ -240,6 +291,7 @@ class LitertPreparedModel(BlockingPreparedModel):
             Model(arguments),
             lowered.is_static,
             lowered.is_read,
+            tuple(None if v is None else _FixedOnDisk(v.shape, v.tobytes()) for v in lowered.fixed),
             lowered.is_input_in_place,
             lowered.is_output_in_place,
         )

@@ -37,6 +37,8 @@ def check(lowered: Lowered) -> None:
     Raises:
         Unsupported: It refuses the file, or plans another shape.
     """
+    if not lowered.file:
+        return
     interpreter = _planned(lowered)
     for details, declared in zip(interpreter.get_tensor_details(), lowered.shapes, strict=False):
         planned = tuple(details["shape"].tolist())
@@ -80,13 +82,13 @@ def make_engines(
     Args:
         lowered: The file.
         thread_count: Threads of one execution.
-        shapes: The outputs' shapes as the HAL has them; 0 or empty where unknown.
+        shapes: The outputs' shapes, those of the file alone, as the HAL has them; 0 or empty where unknown.
         count: How many.
 
     Raises:
         Unsupported: LiteRT refuses the file.
     """
-    if lowered.is_static and all(lowered.is_read) and is_known_version():
+    if lowered.is_static and is_known_version():
         inputs, outputs = _arguments(lowered)
         if all(t.shape and 0 not in t.shape for t in (*inputs, *outputs)):
             sizes = zip(outputs, shapes, strict=True)
@@ -118,17 +120,12 @@ class Engine:
         except (RuntimeError, ValueError) as e:
             raise Unsupported(f"LiteRT refuses it: {e}") from e
         inputs, outputs = self._interpreter.get_input_details(), self._interpreter.get_output_details()
-        self._is_read = lowered.is_read
         self._inputs = [int(d["index"]) for d in inputs]
         self._outputs = [int(d["index"]) for d in outputs]
         self._views: tuple[list[Array], list[Array]] | None = None
         # LiteRT gives a tensor of rank 0 as a number, and one without elements has no place.
         details = [*inputs, *outputs]
-        if (
-            lowered.is_static
-            and all(lowered.is_read)
-            and all(d["shape"].size and d["shape"].all() for d in details)
-        ):
+        if lowered.is_static and all(d["shape"].size and d["shape"].all() for d in details):
             self._views = [self._view(d) for d in inputs], [self._view(d) for d in outputs]
 
     def _view(self, details: dict[str, Any]) -> Array:
@@ -149,7 +146,7 @@ class Engine:
         """Computes. The results may be views that the next call overwrites.
 
         Raises:
-            InvalidArgument: An input that is needed is left out.
+            InvalidArgument: An input is left out.
             RuntimeError: LiteRT failed, for example at an index out of range.
         """
         if self._views is None:
@@ -162,11 +159,10 @@ class Engine:
         return self._views[1]
 
     def _run_by_value(self, inputs: Sequence[Array | None]) -> list[Array]:
-        for index, value, is_read in zip(self._inputs, inputs, self._is_read, strict=True):
-            if value is not None:
-                self._interpreter.set_tensor(index, value)
-            elif is_read:
+        for index, value in zip(self._inputs, inputs, strict=True):
+            if value is None:
                 raise InvalidArgument("execution: an input that the model reads is left out")
+            self._interpreter.set_tensor(index, value)
         self._interpreter.invoke()
         return [np.asarray(self._interpreter.get_tensor(index)) for index in self._outputs]
 

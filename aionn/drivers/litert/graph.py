@@ -24,6 +24,7 @@ from aionn.drivers.litert.flatbuffer_writer import (
     SubgraphFile,
     Unsupported,
 )
+from aionn.drivers.litert.folding import Folded
 from aionn.hal import (
     Model,
     Operand,
@@ -118,13 +119,15 @@ class Graph:
         model: The HAL's model.
         subgraph: The HAL's subgraph.
         file: Where it is written.
+        folded: What was computed beforehand.
         values: The operands that have tensors.
     """
 
-    def __init__(self, model: Model, subgraph: Subgraph, file: SubgraphFile) -> None:
+    def __init__(self, model: Model, subgraph: Subgraph, file: SubgraphFile, folded: Folded) -> None:
         self.model = model
         self.subgraph = subgraph
         self.file = file
+        self.folded = folded
         self.values: dict[int, Value] = {}
 
     # Operands
@@ -151,10 +154,19 @@ class Graph:
         """The tensor of an operand; made now where there is none yet."""
         known = self.values.get(index)
         if known is None:
-            known = self.values[index] = self._declare(self.subgraph.operands[index])
+            known = self.values[index] = self._declare(index)
         return known
 
-    def _declare(self, operand: Operand) -> Value:
+    def number(self, index: int) -> Array | None:
+        """The value of an operand that is constant, or was computed beforehand; None for others."""
+        folded = self.folded.values.get(index)
+        if folded is not None:
+            return folded
+        operand = self.subgraph.operands[index]
+        return constant_array(self.model, operand) if operand.is_constant else None
+
+    def _declare(self, index: int) -> Value:
+        operand = self.subgraph.operands[index]
         dtype = _DTYPES.get(operand.type) if not is_extension_operand_type(operand.type) else None  # type: ignore[call-overload]
         if dtype is None:
             raise Unsupported("LiteRT has no tensors of this operand type")
@@ -168,10 +180,10 @@ class Graph:
         elif operand.type == OperandType.TENSOR_INT32 and operand.scale > 0:
             # A bias; XNNPACK takes only those that say their scale.
             quantization = Quantization((operand.scale,), operand.zero_point)
-        if not operand.is_constant:
+        array = self.number(index)
+        if array is None:
             return self.temporary(dtype, operand.dimensions, quantization)
-        array = constant_array(self.model, operand)
-        shape = () if is_scalar_type(operand.type) else tuple(operand.dimensions)
+        shape = () if is_scalar_type(operand.type) else array.shape
         if array.dtype == np.float16:
             array = array.astype(np.float32)
         return self.constant(array.reshape(shape), quantization)
@@ -182,10 +194,10 @@ class Graph:
 
     def scalar(self, operation: Operation, position: int) -> Any:
         """The number of a constant scalar input."""
-        operand = self.operand(operation, position)
-        if not operand.is_constant:
+        array = self.number(operation.inputs[position])
+        if array is None:
             raise Unsupported(f"input {position}, a parameter, is not constant")
-        return constant_array(self.model, operand).reshape(-1)[0].item()
+        return array.reshape(-1)[0].item()
 
     def optional(self, operation: Operation, position: int, default: Any) -> Any:
         """The number of an optional scalar, or what holds without it."""
@@ -193,10 +205,10 @@ class Graph:
 
     def integers(self, operation: Operation, position: int) -> list[int]:
         """The numbers of a constant tensor."""
-        operand = self.operand(operation, position)
-        if not operand.is_constant:
+        array = self.number(operation.inputs[position])
+        if array is None:
             raise Unsupported(f"input {position}, a list of numbers, is not constant")
-        return [int(v) for v in constant_array(self.model, operand).reshape(-1)]
+        return [int(v) for v in array.reshape(-1)]
 
     # Tensors
 

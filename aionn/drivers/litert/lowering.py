@@ -5,7 +5,8 @@ become that operator again (see ``patterns``). What each operation becomes is in
 
 Invariants:
 1. ``lower`` either gives a file that computes every operation of the model or raises ``Unsupported``.
-2. Inputs and outputs of the file's main subgraph are the model's, in order, of the model's types.
+2. Inputs and outputs of the file's main subgraph are the model's, in order, of the model's types, without inputs that nothing
+   reads and outputs that no input decides.
 
 Source: the contracts in ``aionn.ops``; the public TensorFlow Lite schema.
 """
@@ -18,7 +19,8 @@ import msgspec
 import numpy as np
 
 from aionn.drivers.litert import lowering_elementwise, lowering_layers, lowering_shapes
-from aionn.drivers.litert.flatbuffer_writer import VALUE_TYPES, FileWriter, SubgraphFile, Unsupported
+from aionn.drivers.litert.flatbuffer_writer import VALUE_TYPES, Array, FileWriter, SubgraphFile, Unsupported
+from aionn.drivers.litert.folding import fold
 from aionn.drivers.litert.graph import Graph, Value
 from aionn.drivers.litert.patterns import find_patterns
 from aionn.hal import (
@@ -47,17 +49,20 @@ class Lowered(msgspec.Struct, frozen=True):
     """A lowered model.
 
     Attributes:
-        file: The .tflite file.
+        file: The .tflite file; empty where no output depends on an input. It has the inputs that are read and the outputs that
+            are computed, in the model's order.
         is_static: Whether LiteRT keeps the place of every tensor from one execution to the next.
-        is_read: For each input, whether an operator reads it; only those that none reads may be left out at an execution.
-        is_input_in_place: For each input, whether LiteRT may read it in memory that a client can change meanwhile.
-        is_output_in_place: For each output, whether LiteRT may write it, and read it again, in such memory.
+        is_read: For each input of the model, whether an operator reads it; only others may be left out at an execution.
+        fixed: For each output of the model, its value where no input decides it; None where LiteRT computes it.
+        is_input_in_place: For each input of the file, whether LiteRT may read it in memory that a client can change meanwhile.
+        is_output_in_place: For each output of the file, whether LiteRT may write it, and read it again, in such memory.
         shapes: Of the main subgraph's tensors, as the file declares them; 0 or empty where unknown. None are kept in a cache.
     """
 
     file: bytes
     is_static: bool
     is_read: tuple[bool, ...]
+    fixed: tuple[Array | None, ...]
     is_input_in_place: tuple[bool, ...]
     is_output_in_place: tuple[bool, ...]
     shapes: tuple[tuple[int, ...], ...] = ()
@@ -106,18 +111,29 @@ class _Lowering:
                 raise Unsupported("a scalar that is not constant")
             if not operand.dimensions or 0 in operand.dimensions:
                 raise Unsupported("an input whose shape is not known before execution")
-        g = Graph(self._model, main, self._file.subgraph())
-        g.file.inputs = [self._main_input(g, i) for i in main.input_indexes]
+        g = Graph(self._model, main, self._file.subgraph(), fold(self._model, main, with_outputs=True))
+        inputs = [self._main_input(g, i) for i in main.input_indexes]
         self._operations(g)
-        outputs = []
-        for i in main.output_indexes:
-            outputs.append(self._main_output(g, i))
-        g.file.outputs = outputs
+        # A copy: a result may be a view of the model's constants, which live no longer than the model.
+        fixed = [
+            None if (value := g.folded.values.get(i)) is None else value.copy() for i in main.output_indexes
+        ]
+        outputs = [
+            self._main_output(g, i)
+            for i, value in zip(main.output_indexes, fixed, strict=True)
+            if value is None
+        ]
         read = {int(i) for operator in g.file.operators for i in operator.inputs}
+        is_read = tuple(i in read or i in outputs for i in inputs)
+        g.file.inputs = [i for i, is_needed in zip(inputs, is_read, strict=True) if is_needed]
+        g.file.outputs = outputs
+        if not outputs:
+            return Lowered(b"", True, (False,) * len(inputs), tuple(fixed), (), ())
         return Lowered(
             self._file.finish(),
-            self._file.parts.is_static,
-            tuple(i in read or i in outputs for i in g.file.inputs),
+            self._file.parts.is_static and _all_depend_on_inputs(g.file),
+            is_read,
+            tuple(fixed),
             tuple(_is_only_a_value(g.file, i) for i in g.file.inputs),
             tuple(_is_only_a_value(g.file, i) for i in outputs),
             tuple(g.file.shapes),
@@ -151,6 +167,8 @@ class _Lowering:
     def _operations(self, g: Graph) -> None:
         patterns = find_patterns(self._model, g.subgraph)
         for index, operation in enumerate(g.subgraph.operations):
+            if index in g.folded.operations:
+                continue
             pattern = patterns.get(index)
             try:
                 if pattern is not None:
@@ -183,7 +201,8 @@ class _Lowering:
         for operand in subgraph.inputs:
             if is_scalar_type(operand.type):
                 raise Unsupported("a scalar that is not constant")
-        g = Graph(self._model, subgraph, self._file.subgraph())
+        folded = fold(self._model, subgraph, with_outputs=False)
+        g = Graph(self._model, subgraph, self._file.subgraph(), folded)
         index = len(self._file.subgraphs) - 1
         inputs = [g.value(i) for i in subgraph.input_indexes]
         g.file.inputs = [v.index for v in inputs]
@@ -234,6 +253,15 @@ compared is compared again."""
 
 _SAME_MEMORY = frozenset(("EXPAND_DIMS", "RESHAPE", "SQUEEZE"))
 """Operators whose output may be their input's memory."""
+
+
+def _all_depend_on_inputs(file: SubgraphFile) -> bool:
+    """Whether every output depends on an input. LiteRT computes others once, and in memory of its own."""
+    reached = set(file.inputs)
+    for operator in file.operators:
+        if reached.intersection(map(int, operator.inputs)):
+            reached.update(map(int, operator.outputs))
+    return reached.issuperset(file.outputs)
 
 
 def _is_only_a_value(file: SubgraphFile, tensor: int) -> bool:
