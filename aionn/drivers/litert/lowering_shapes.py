@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from aionn.drivers.litert.flatbuffer_writer import Unsupported
+from aionn.drivers.litert.flatbuffer_writer import Array, Unsupported
 from aionn.drivers.litert.graph import Graph, Value
 from aionn.drivers.litert.lowering_elementwise import reshaped
 from aionn.hal import OperandType, Operation, OperationType
@@ -147,10 +147,10 @@ def split(g: Graph, op: Operation) -> None:
 
 
 def concatenation(g: Graph, op: Operation) -> None:
-    """CONCATENATION; values of other scales are requantised first."""
+    """CONCATENATION; signed values of other scales are requantised first, unsigned ones by LiteRT's kernel."""
     output = g.output(op)
     parts = [g.input(op, i) for i in range(len(op.inputs) - 1)]
-    if output.is_quantized:
+    if output.dtype == "int8":
         parts = [g.requantized(part, output) for part in parts]
     g.emit("CONCATENATION", parts, output, "ConcatenationOptions", axis=g.scalar(op, len(op.inputs) - 1))
 
@@ -247,11 +247,31 @@ def resize(name: str, options: str) -> Rule:
             if is_factor:
                 shape = g.known(data)
                 size = [math.floor(shape[1] * np.float32(height)), math.floor(shape[2] * np.float32(width))]
+            if name == "RESIZE_NEAREST_NEIGHBOR" and data.is_quantized and not any(flags.values()):
+                batches, high, wide, depth = g.known(data)
+                rows, columns = _nearest(high, size[0]), _nearest(wide, size[1])
+                if not (rows[1] and columns[1]):
+                    middle = g.like(data, (batches, size[0], wide, depth))
+                    g.emit("GATHER", [data, g.constant(rows[0])], middle, "GatherOptions", axis=1)
+                    g.emit("GATHER", [middle, g.constant(columns[0])], output, "GatherOptions", axis=2)
+                    return
             g.emit(name, [data, g.int32s(size)], output, options, **flags)
 
         g.in_nhwc(bool(g.optional(op, 3, False)), g.input(op, 0), g.output(op), write)
 
     return rule
+
+
+def _nearest(in_extent: int, out_extent: int) -> tuple[Array, bool]:
+    """The source index of each output index along an axis, and whether LiteRT's kernel for 8-bit values takes the same.
+
+    It counts in steps of in / out, rounded to the next 1/65536, which run past a pixel's edge in large images.
+    """
+    places = np.arange(out_extent, dtype=np.int64)
+    exact = np.floor(places.astype(np.float32) * (np.float32(in_extent) / np.float32(out_extent)))
+    exact = np.minimum(exact.astype(np.int64), in_extent - 1)
+    theirs = np.minimum(places * ((in_extent << 16) // out_extent + 1) >> 16, in_extent - 1)
+    return exact.astype(np.int32), np.array_equal(exact, theirs)
 
 
 def gather(g: Graph, op: Operation) -> None:

@@ -183,6 +183,29 @@ def test_quantised_values_are_compared_as_real_numbers() -> None:
     assert 0 < ours.sum() < 256
 
 
+@pytest.mark.parametrize("kind", [SIGNED, UNSIGNED])
+def test_nearest_pixel_is_taken_in_images_of_every_size(kind: OperandType) -> None:
+    generator = np.random.default_rng(4)
+    sizes = [(167, 516), (100, 541), (14, 28), *generator.integers(5, 700, (12, 2)).tolist()]
+    for wide, wanted in sizes:
+        graph = GraphBuilder()
+        x = graph.input(kind, (1, wide, 2, 1), scale=0.5, zero_point=3)
+        numbers = [graph.constant(n) for n in (3, wanted, False)]
+        result = graph.result(OperationType.RESIZE_NEAREST_NEIGHBOR, [x, *numbers], x, (1, wanted, 3, 1))
+        pixels = drawn((1, wide, 2, 1), "int8" if kind == SIGNED else "uint8")
+        compare(graph.build([result]), [pixels])
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_formula_is_an_operator_unless_others_read_its_parts(is_shared: bool) -> None:
+    graph = GraphBuilder()
+    x = graph.input(FLOAT, (2, 3))
+    below = graph.result(OperationType.NEG, [x], x)
+    floor = graph.result(OperationType.FLOOR, [below], x)
+    ceiling = graph.result(OperationType.NEG, [floor], x)
+    compare(graph.build([ceiling, floor] if is_shared else [ceiling]), [drawn((2, 3)) * 4])
+
+
 def counting_loop(step: int, *, bound_changes: bool = False) -> Model:
     """While i < n: i, x = i + step, x + x; n is a state of its own."""
     count = OperandType.TENSOR_INT32
