@@ -5,7 +5,7 @@ Source: LiteRT's list of builtin operators; runs of the conformance data.
 
 from __future__ import annotations
 
-__all__ = ["EXPECTED_FAILURES", "UNSUPPORTED"]
+__all__ = ["DIFFERENCES", "EXPECTED_FAILURES", "UNSUPPORTED"]
 
 _BOXES = "LiteRT has no builtin operator for boxes and regions"
 _STATE = "LiteRT keeps the state in variable tensors, which the HAL's operation takes and gives as arguments"
@@ -35,3 +35,16 @@ UNSUPPORTED: dict[str, str] = {
 EXPECTED_FAILURES: dict[str, str] = {
     "div_int32_by_zero": "LiteRT ends an execution that divides integers by 0, which the HAL leaves undefined",
 }
+
+DIFFERENCES: dict[str, str] = {
+    "numbers below 1.2e-38": "LiteRT's C interface computes with 0 in their place, its interpreter with the numbers",
+    "float layers with 8-bit weights": "LiteRT rounds the data to 8 bits in every execution; the HAL's weights are floats",
+    "comparisons of 8-bit values of different scales or of scales below 1/256": (
+        "LiteRT compares multiples of 1/256; here the real numbers are compared"
+    ),
+    "RESIZE_NEAREST_NEIGHBOR of 8-bit values to some sizes": (
+        "LiteRT steps by multiples of 1/65536 and takes a neighbour of the nearest pixel; here it is the nearest"
+    ),
+    "float operators over constants alone": "they are computed once by the reference device's kernels",
+}
+"""Where an imported file gives other bytes than LiteRT with the file itself, and why. ``docs/litert.md`` shows this table."""

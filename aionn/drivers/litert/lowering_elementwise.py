@@ -300,11 +300,25 @@ def dequantize(g: Graph, op: Operation) -> None:
 
 
 def prelu(g: Graph, op: Operation) -> None:
-    """PRELU; LiteRT's kernel broadcasts alpha alone."""
+    """PRELU, whose kernel in LiteRT broadcasts alpha alone; LEAKY_RELU in the form that the importer gives it."""
     data, alpha, output = g.input(op, 0), g.input(op, 1), g.output(op)
+    slope = _slope(alpha)
+    if slope is not None:
+        g.emit("LEAKY_RELU", [data], output, "LeakyReluOptions", alpha=slope)
+        return
     if data.shape and output.shape and 0 not in output.shape and data.shape != output.shape:
         raise Unsupported("an input that is repeated to alpha's shape")
     g.emit("PRELU", [data, alpha], output)
+
+
+def _slope(alpha: Value) -> float | None:
+    """The alpha of a LEAKY_RELU: one number, quantised as its scale times 1 or -1."""
+    if alpha.constant is None or alpha.shape != (1,):
+        return None
+    (stored,) = alpha.constant.tolist()
+    if not alpha.is_quantized:
+        return float(stored)
+    return alpha.scale * (stored - alpha.zero_point) if abs(stored - alpha.zero_point) == 1 else None
 
 
 RULES: Mapping[OperationType, Rule] = {

@@ -1,15 +1,15 @@
 """Compositions that the importer makes of one TensorFlow Lite operator, recognised and written as that operator again.
 
-Owns four of them: the mean with another scale (a depthwise convolution with a constant filter), the fully connected layer with
-scales per channel (one layer for each unit side by side, or a 1 x 1 convolution), and changes of 8-bit type (DEQUANTIZE, QUANTIZE)
-or of scale (a depthwise convolution with the filter [1]). With them an imported file comes back as it was, and LiteRT gives it its
-own bytes.
+Owns those over 8-bit values: the mean with another scale (a depthwise convolution with a constant filter), the fully connected
+layer with scales per channel (one layer for each unit side by side, or a 1 x 1 convolution), and changes of 8-bit type (DEQUANTIZE,
+QUANTIZE) or of scale (a depthwise convolution with the filter [1]); and formulas over floats (``FORMULAS``), which stand for COS,
+GELU and others. With them an imported file comes back as it was, and LiteRT gives it its own bytes.
 
 Invariants:
 1. What stands between the composition's operations is read by nothing else and is no output.
 2. The operator computes what the composition does; where LiteRT rounds otherwise, by no more than 1 of the stored numbers.
 
-Source: ``aionn.models.tflite_layers``, which makes them.
+Source: ``aionn.models.tflite_layers`` and ``tflite_elementwise``, which make them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,87 @@ from aionn.models.tflite_rounding import mean_filter
 
 __all__ = ["Pattern", "find_patterns"]
 
+_FLOATS = (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
 _EIGHT_BITS = (OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED)
+
+
+class Term(NamedTuple):
+    """An operation in a formula; its inputs are terms, numbers (constants all of whose elements are that number) or ``X``."""
+
+    type: OperationType
+    inputs: tuple[Term | float | str, ...]
+
+
+X = "x"
+"""The formula's argument."""
+
+
+def _term(kind: OperationType, *inputs: Term | float | str) -> Term:
+    return Term(kind, inputs)
+
+
+def _binary(kind: OperationType, a: Term | float | str, b: Term | float | str) -> Term:
+    return Term(kind, (a, b, 0.0))  # Without an activation.
+
+
+def _ceil() -> Term:
+    o = OperationType
+    return _term(o.NEG, _term(o.FLOOR, _term(o.NEG, X)))
+
+
+def _cos() -> Term:
+    o = OperationType
+    sine = _term(o.SIN, _binary(o.MUL, X, 0.5))
+    return _binary(o.SUB, 1.0, _binary(o.MUL, _binary(o.MUL, sine, sine), 2.0))
+
+
+def _gelu() -> Term:
+    o = OperationType
+    cube = _binary(o.MUL, _binary(o.MUL, _binary(o.MUL, X, X), X), 0.044715)
+    curve = _term(o.TANH, _binary(o.MUL, _binary(o.ADD, X, cube), math.sqrt(2 / math.pi)))
+    return _binary(o.MUL, _binary(o.MUL, X, 0.5), _binary(o.ADD, curve, 1.0))
+
+
+def _round() -> Term:
+    o = OperationType
+    magnitude = _term(o.ABS, X)
+    rounded = _binary(o.SUB, _binary(o.ADD, magnitude, 2.0**23), 2.0**23)
+    signed = _term(o.SELECT, _term(o.LESS, X, 0.0), _term(o.NEG, rounded), rounded)
+    return _term(o.SELECT, _term(o.LESS, magnitude, 2.0**23), signed, X)
+
+
+def _sign() -> Term:
+    o = OperationType
+    lower = _term(o.SELECT, _term(o.LESS, X, 0.0), -1.0, X)
+    return _term(o.SELECT, _term(o.GREATER, X, 0.0), 1.0, lower)
+
+
+class Formula(NamedTuple):
+    """A formula that stands for an operator of one input.
+
+    Attributes:
+        term: Its last operation.
+        name: The operator.
+        options: The table of its options; None for none.
+        values: What stands in the table.
+    """
+
+    term: Term
+    name: str
+    options: str | None = None
+    values: tuple[tuple[str, bool], ...] = ()
+
+
+FORMULAS = (
+    Formula(_ceil(), "CEIL"),
+    Formula(_cos(), "COS"),
+    Formula(_gelu(), "GELU", "GeluOptions", (("approximate", True),)),
+    Formula(_round(), "ROUND"),
+    Formula(_sign(), "SIGN", "SignOptions"),
+    Formula(_term(OperationType.RELU, _term(OperationType.RELU1, X)), "RELU_0_TO_1"),
+)
+
+_FORMULA_ENDS = frozenset(formula.term.type for formula in FORMULAS)
 
 
 class Pattern(NamedTuple):
@@ -49,6 +129,13 @@ def find_patterns(model: Model, subgraph: Subgraph) -> dict[int, Pattern]:
     for index, operation in enumerate(subgraph.operations):
         if index in found:
             continue
+        if operation.type in _FORMULA_ENDS:
+            formula = finder.formula(index)
+            if formula is not None:
+                others, write_formula = formula
+                found.update(dict.fromkeys(others, Pattern(_nothing)))
+                found[index] = Pattern(write_formula)
+                continue
         match operation.type:
             case OperationType.DEPTHWISE_CONV_2D:
                 middle = finder.between_reshapes(index)
@@ -102,6 +189,52 @@ class _Finder:
     def writer(self, operand: int) -> int | None:
         """The operation that alone writes an operand which one operation alone reads."""
         return self._writers.get(operand) if self._readers[operand] == 1 else None
+
+    def formula(self, index: int) -> tuple[set[int], Callable[[Graph], None]] | None:
+        """The operations before it in a formula that it ends, and what writes the operator; None where it ends none."""
+        operation = self.operation(index)
+        target = operation.outputs[0]
+        if self.operand(target).type not in _FLOATS:
+            return None
+        for formula in FORMULAS:
+            parts: set[int] = set()
+            arguments: set[int] = set()
+            if not self._is_term(operation.outputs[0], formula.term, parts, arguments) or len(arguments) != 1:
+                continue
+            (source,) = arguments
+            shapes = [self.operand(i).dimensions for i in (source, target)]
+            if shapes[0] != shapes[1] or not shapes[0] or 0 in shapes[0]:
+                continue  # A constant may have repeated the argument.
+            inner = {i for part in parts - {index} for i in self.operation(part).outputs}
+            outside = (i for n, o in enumerate(self.subgraph.operations) if n not in parts for i in o.inputs)
+            if inner.intersection((*outside, *self.subgraph.output_indexes)):
+                continue
+
+            def write(g: Graph, found: Formula = formula, source: int = source) -> None:
+                g.emit(found.name, [g.value(source)], g.value(target), found.options, **dict(found.values))
+
+            return parts - {index}, write
+        return None
+
+    def _is_term(self, operand: int, term: Term | float | str, parts: set[int], arguments: set[int]) -> bool:
+        """Whether an operand has been computed by a term; adds the term's operations and the operand that stands for ``X``."""
+        if isinstance(term, str):
+            arguments.add(operand)
+            return len(arguments) == 1
+        if isinstance(term, float):
+            known = self.operand(operand)
+            if not known.is_constant:
+                return False
+            values = constant_array(self.model, known)
+            return bool((values == values.dtype.type(term)).all())
+        writer = self._writers.get(operand)
+        if writer is None or self.operation(writer).type != term.type:
+            return False
+        parts.add(writer)
+        inputs = self.operation(writer).inputs
+        return len(inputs) == len(term.inputs) and all(
+            self._is_term(i, t, parts, arguments) for i, t in zip(inputs, term.inputs, strict=True)
+        )
 
     def scalars(self, operation: Operation, start: int) -> list[int] | None:
         """The constant scalars from an input on."""
