@@ -431,8 +431,9 @@ How to read it:
 - Fused activations NONE, RELU, RELU_N1_TO_1 and RELU6 stay fused; TANH becomes an operation of its own; SIGN_BIT is refused.
 - 8-bit results equal those of TensorFlow Lite's reference kernels in every bit, with three exceptions of at most one step:
   FULLY_CONNECTED with scales per channel and more than 64 units, where the reference rounds once and the HAL's convolution twice;
-  RESIZE_BILINEAR of UINT8, where the reference rounds and the HAL drops the fraction; and MEAN for a few combinations of scale
-  and zero point for which no filter rounds as the reference does.
+  RESIZE_BILINEAR of UINT8, where the reference rounds and the HAL drops the fraction; and MEAN to another scale over a number of
+  elements that is no power of two, such as 7 x 7, where for most scales no filter rounds as the reference does. The LiteRT driver
+  recognises every such MEAN and gives LiteRT's bytes.
 - Float data with weights of 8 bits: the weights become floats first; TensorFlow Lite quantises the data instead.
 
 | code | operator | can be expressed | as, or why not |
