@@ -7,6 +7,7 @@ Invariants:
 1. A temporary is dropped after its last use, so memory is bounded by what is alive.
 2. Deadline and cancellation are looked at before every operation; the loop time-out after each condition and before the body.
 3. Several runs of one interpreter may overlap: what is kept between them depends on constants alone.
+4. Results are the same in every process: products of matrices use one thread.
 
 Source: ``CpuExecutor`` of the NN HAL's runtime; loop time-out: NN HAL 1.3.
 """
@@ -33,7 +34,8 @@ from aionn.hal import (
     is_extension_operand_type,
     operation_type_name,
 )
-from aionn.ops import CONTRACTS, Array, Call, Tensor
+from aionn.ops import CONTRACTS, PRODUCTS, Array, Call, Tensor
+from aionn.ops.blas import one_thread
 from aionn.ops.signature import Shape, ShapeFunction
 
 __all__ = ["Interpreter", "RunControl"]
@@ -202,6 +204,7 @@ class Interpreter:
         self._model = model
         self._is_relaxed = model.relax_computation_float32_to_float16
         self._plans = [_Plan(model, subgraph) for subgraph in (model.main, *model.referenced)]
+        self._multiplies = any(step.operation.type in PRODUCTS for plan in self._plans for step in plan.steps)
 
     def run(self, inputs: Sequence[Array | None], control: RunControl) -> list[Array]:
         """Computes the outputs of the main subgraph.
@@ -220,7 +223,10 @@ class Interpreter:
         """
         # Overflow to infinity and division by zero have defined results in every operation's contract.
         with np.errstate(all="ignore"):
-            return [tensor.array for tensor in self._run_subgraph(0, inputs, control)]
+            if not self._multiplies:
+                return [tensor.array for tensor in self._run_subgraph(0, inputs, control)]
+            with one_thread:
+                return [tensor.array for tensor in self._run_subgraph(0, inputs, control)]
 
     def _run_subgraph(
         self, subgraph_index: int, inputs: Sequence[Array | None], control: RunControl

@@ -16,6 +16,8 @@ from aionn.ops.signature import Array, Call, Check, OperationContract, Shape, Te
 __all__ = [
     "CONTRACTS",
     "FAMILIES",
+    "PRODUCTS",
+    "PRODUCT_FAMILIES",
     "Array",
     "Call",
     "Check",
@@ -73,6 +75,16 @@ def _join() -> dict[OperationType, OperationContract]:
 
 CONTRACTS: Mapping[OperationType, OperationContract] = MappingProxyType(_join())
 """Every operation's contract by its type."""
+
+PRODUCT_FAMILIES = ("convolution", "lstm", "matmul", "quantized_lstm", "rnn", "svdf")
+"""The families whose kernels multiply matrices, which numpy leaves to a library with threads of its own (``blas``)."""
+
+PRODUCTS = frozenset(
+    contract.type
+    for family in PRODUCT_FAMILIES
+    for contract in importlib.import_module(f"aionn.ops.{family}").OPERATIONS
+)
+"""Their operations."""
 
 
 def validate_operation(
