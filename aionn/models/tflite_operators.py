@@ -191,7 +191,7 @@ _TABLE: tuple[Conversion, ...] = (
         f"BIDIRECTIONAL_SEQUENCE_RNN; {_FRESH_STATE}",
     ),
     Conversion(47, "EXP", ew.direct(OperationType.EXP), "EXP"),
-    Conversion(48, "TOPK_V2", shapes.topk_v2, "TOPK_V2 with a constant k"),
+    Conversion(48, "TOPK_V2", shapes.topk_v2, "REVERSE, TOPK_V2 with a constant k, SUB"),
     Conversion(49, "SPLIT", shapes.split, "SPLIT"),
     Conversion(50, "LOG_SOFTMAX", ew.log_softmax, "LOG_SOFTMAX"),
     Conversion(51, "DELEGATE", None, _FOREIGN),

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from aionn.hal import OperandType, OperationType
+from aionn.hal import FusedActivation, OperandType, OperationType
 from aionn.models.tflite_elementwise import broadcasted, chain
 from aionn.models.tflite_graph import Convert, Inexpressible, SubgraphWriter, is_known
 from aionn.models.tflite_layers import reduction_axes, with_activation
@@ -446,9 +446,20 @@ def arg_extremum(kind: OperationType) -> Convert:
 
 
 def topk_v2(g: SubgraphWriter, op: TfliteOperator) -> None:
-    """TOPK_V2 with a constant k."""
+    """TOPK_V2 with a constant k, of the reversed values: of equal ones the file names the smaller index first, the HAL the larger.
+
+    Where the last extent is not known, the values stay as they are and equal ones have the HAL's order.
+    """
     count = g.int32(g.integer_of(op, 1, "k"))
-    g.emit(OperationType.TOPK_V2, [g.input(op, 0), count], [g.output(op, 0), g.output(op, 1)])
+    data, values, indexes = g.input(op, 0), g.output(op, 0), g.output(op, 1)
+    shape = g.dimensions(data)
+    if not shape or not shape[-1]:
+        g.emit(OperationType.TOPK_V2, [data, count], [values, indexes])
+        return
+    turned, places = g.like(data), g.like(indexes)
+    g.emit(OperationType.REVERSE, [data, g.int32s([len(shape) - 1])], [turned])
+    g.emit(OperationType.TOPK_V2, [turned, count], [values, places])
+    g.emit(OperationType.SUB, [g.int32s([shape[-1] - 1]), places, g.int32(FusedActivation.NONE)], [indexes])
 
 
 def l2_normalization(g: SubgraphWriter, op: TfliteOperator) -> None:

@@ -294,10 +294,16 @@ def hashtable_lookup(g: Graph, op: Operation) -> None:
 
 
 def topk_v2(g: Graph, op: Operation) -> None:
-    """TOPK_V2 with a constant k."""
-    data = g.input(op, 0)
-    g.same_quantization(data, g.output(op, 0))
-    g.emit("TOPK_V2", [data, g.int32(g.scalar(op, 1))], [g.output(op, 0), g.output(op, 1)], "TopKV2Options")
+    """TOPK_V2 with a constant k, of the reversed values: of equal ones the HAL names the larger index first, LiteRT the smaller."""
+    data, values, indexes = g.input(op, 0), g.output(op, 0), g.output(op, 1)
+    g.same_quantization(data, values)
+    if g.rank(data) == 0 or not data.shape[-1]:
+        raise Unsupported("a last extent that is not known before execution")
+    last = g.int32s([len(data.shape) - 1])
+    turned, places = g.like(data), g.like(indexes)
+    g.emit("REVERSE_V2", [data, last], turned, "ReverseV2Options")
+    g.emit("TOPK_V2", [turned, g.int32(g.scalar(op, 1))], [values, places], "TopKV2Options")
+    g.emit("SUB", [g.int32(data.shape[-1] - 1), places], indexes, "SubOptions")
 
 
 def lsh_projection(g: Graph, op: Operation) -> None:

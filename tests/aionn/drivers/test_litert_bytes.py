@@ -46,7 +46,7 @@ def drawn(dtype: str, shape: Sequence[int], generator: np.random.Generator) -> A
     if dtype == "bool":
         return generator.integers(0, 2, shape).astype(bool)
     if dtype == "int32":
-        return (generator.integers(1, 1000, shape) * generator.choice([-1, 1], shape)).astype(np.int32)
+        return (generator.integers(1, 300, shape) * generator.choice([-1, 1], shape)).astype(np.int32)
     bounds = np.iinfo(dtype)
     return generator.integers(bounds.min, bounds.max + 1, shape).astype(dtype)
 
@@ -219,6 +219,12 @@ def _layers() -> dict[str, Case]:
         cases[f"CONCATENATION {dtype}"] = Case(
             "CONCATENATION", (other, one), joined, "ConcatenationOptions", {"axis": 3}
         )
+    for dtype in ("int32", *OFFSET):
+        # Many of the numbers are equal.
+        several = Argument(dtype, (2, 3, 600), quantization(dtype))
+        best = several._replace(shape=(2, 3, 7)), Argument("int32", (2, 3, 7))
+        count = Argument("int32", (), None, np.array(7, np.int32))
+        cases[f"TOPK_V2 {dtype}"] = Case("TOPK_V2", (several, count), best, "TopKV2Options")
     for dtype in OFFSET:
         cases[f"DEQUANTIZE {dtype}"] = Case("DEQUANTIZE", (stored(dtype),), (real(),), "DequantizeOptions")
         cases[f"QUANTIZE {dtype}"] = Case("QUANTIZE", (real(),), (stored(dtype),), "QuantizeOptions")

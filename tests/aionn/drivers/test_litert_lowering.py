@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from aionn.hal import ChannelQuant, Model, OperandType, OperationType
+from aionn.hal import ChannelQuant, Model, OperandType, OperationType, operand_dtype
 from aionn.interpreter import Interpreter, RunControl
 from aionn.models.builder import GraphBuilder, Value
 
@@ -194,6 +194,19 @@ def test_nearest_pixel_is_taken_in_images_of_every_size(kind: OperandType) -> No
         result = graph.result(OperationType.RESIZE_NEAREST_NEIGHBOR, [x, *numbers], x, (1, wanted, 3, 1))
         pixels = drawn((1, wide, 2, 1), "int8" if kind == SIGNED else "uint8")
         compare(graph.build([result]), [pixels])
+
+
+@pytest.mark.parametrize("kind", [FLOAT, SIGNED, UNSIGNED, OperandType.TENSOR_INT32])
+def test_larger_index_of_equal_values_comes_first(kind: OperandType) -> None:
+    graph = GraphBuilder()
+    is_quantized = kind in (SIGNED, UNSIGNED)
+    quantization: dict[str, Any] = {"scale": 0.5, "zero_point": 3} if is_quantized else {}
+    x = graph.input(kind, (3, 20), **quantization)
+    best = graph.variable(kind, (3, 6), **quantization)
+    places = graph.variable(OperandType.TENSOR_INT32, (3, 6))
+    graph.operation(OperationType.TOPK_V2, [x, graph.constant(6)], [best, places])
+    values = np.random.default_rng(4).integers(0, 6, (3, 20)).astype(operand_dtype(kind))
+    compare(graph.build([best, places]), [values])
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
