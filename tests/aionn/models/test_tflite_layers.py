@@ -309,6 +309,17 @@ def _(t):
     return t.one([t.f32(4, 9), t.T("int32", value=np.int32(3))], [t.f32(4, 3), t.T("int32", (4, 3))], 48)
 
 
+@case("TOPK_V2 of equal numbers")
+def _(t):
+    # Of 300 8-bit numbers many are equal, and so are their indexes' order.
+    stored = {"scale": 0.5, "zero_point": 3}
+    return t.one(
+        [t.T("int8", (2, 300), **stored), t.T("int32", value=np.int32(60))],
+        [t.T("int8", (2, 60), **stored), t.T("int32", (2, 60))],
+        48,
+    )
+
+
 @case("CUMSUM", 1e-6)
 def _(t):
     return t.one([t.f32(3, 6, 2), t.T("int32", value=np.int32(1))], [t.f32(3, 6, 2)], 128, "CumsumOptions")
