@@ -5,7 +5,8 @@ Owns the loop: read a packet, learn unknown memories, execute, answer. Drivers n
 Invariants:
 1. Every request that was read is answered by exactly one result, at worst by a short failed one.
 2. A malformed request ends with GENERAL_FAILURE and the loop goes on; a corrupt queue ends the burst, and its owner is told.
-3. ``stop`` ends the thread promptly unless the executor itself hangs.
+3. ``begin_stop`` ends the thread promptly unless the executor hangs or ``get_memories`` does not return; nobody has to wait for it.
+   The thread closes both queues and says so last, by ``on_stopped``.
 4. What binding a request found out is kept for the bytes of its packet, until one of its memories is given back: a stream sends the
    same packets for the same frame slots again and again.
 """
@@ -65,6 +66,7 @@ class BurstServer:
         bind: Checks a request and makes it ready for ``execute``, which is given what this gives, any number of times; None where
             ``execute`` takes requests as they are.
         on_end: Told why, on the burst's thread, when the burst ends although nobody stopped it; ``stop`` must still be called.
+        on_stopped: Called on the burst's thread when both queues are closed and nothing is executed or asked any more.
         name: Names the thread.
     """
 
@@ -77,6 +79,7 @@ class BurstServer:
         get_memories: Callable[[Sequence[int]], Sequence[Memory]],
         bind: Callable[[Request], Any] | None = None,
         on_end: Callable[[str], None] | None = None,
+        on_stopped: Callable[[], object] | None = None,
         name: str,
     ) -> None:
         self._requests = requests
@@ -85,6 +88,7 @@ class BurstServer:
         self._get_memories = get_memories
         self._bind = bind
         self._on_end = on_end
+        self._on_stopped = on_stopped
         self._name = name
         self._cache = SlotCache()
         self._lock = threading.Lock()
@@ -97,7 +101,7 @@ class BurstServer:
         self._is_serving = False
         self._is_resting = False
         self._used_s = time.monotonic()
-        self._thread = threading.Thread(target=self._listen, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
         """Starts listening."""
@@ -129,14 +133,30 @@ class BurstServer:
             self._is_resting = True
             return True
 
-    def stop(self) -> None:
-        """Ends the thread and closes both queues. Idempotent. Blocks until a running execution has ended."""
+    def begin_stop(self) -> None:
+        """Has the thread end after the request that it is serving. Idempotent; does not block."""
         self._stopping = True
         self._requests.interrupt()
+
+    def stop(self) -> None:
+        """Ends the thread, which closes both queues. Idempotent. Blocks until a running execution has ended."""
+        self.begin_stop()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
+        self._close_queues()  # Where no thread could be started.
+
+    def _close_queues(self) -> None:
         self._requests.close()
         self._results.close()
+
+    def _run(self) -> None:
+        try:
+            self._listen()
+        finally:
+            self._close_queues()
+            self.rest(0.0)
+            if self._on_stopped is not None:
+                self._on_stopped()
 
     def _listen(self) -> None:
         read = self._requests.read_message_blocking

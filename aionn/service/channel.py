@@ -184,7 +184,11 @@ class Channel:
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._outbox.run)
-                await self._read_all(tasks)
+                try:
+                    await self._read_all(tasks)
+                finally:
+                    # Before the handlers are waited for: one may wait, shielded, for what only an answer of the peer can end.
+                    self.close(f"{self._peer_name} is gone")
                 tasks.cancel_scope.cancel()
         finally:
             self.close(f"{self._peer_name} is gone")

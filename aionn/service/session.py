@@ -21,12 +21,11 @@ from typing import Any, NamedTuple, TypeVar
 import anyio
 import anyio.abc
 import anyio.from_thread
-import anyio.to_thread
 
 from aionn.burst.server import BurstServer
 from aionn.burst.server import Execute as BurstExecute
 from aionn.burst.session import POLLING_US_MAX
-from aionn.errors import Error, ErrorStatus, InvalidArgument, ResourceExhausted
+from aionn.errors import DeadObject, Error, ErrorStatus, InvalidArgument, ResourceExhausted
 from aionn.hal import (
     Buffer,
     Device,
@@ -111,9 +110,23 @@ class _Reusable(NamedTuple):
     execution: Execution
 
 
-class _Burst(NamedTuple):
-    prepared: int
-    server: BurstServer
+class _Burst:
+    """A burst of the client.
+
+    Attributes:
+        prepared: Handle of the prepared model.
+        server: Has the thread that listens.
+        stopped: Signalled when that thread is done.
+        asking: The question for memories that the thread waits for; None for none.
+    """
+
+    __slots__ = ("asking", "prepared", "server", "stopped")
+
+    def __init__(self, prepared: int, server: BurstServer, stopped: SyncFence) -> None:
+        self.prepared = prepared
+        self.server = server
+        self.stopped = stopped
+        self.asking: anyio.CancelScope | None = None
 
 
 class _Buffer(NamedTuple):
@@ -486,16 +499,14 @@ class Session:
         handle = next(self._handles)
 
         def get_memories(slots: Sequence[int]) -> Sequence[Memory]:
-            reply = self._portal.call(
-                lambda: channel.call(GetMemories(handle, tuple(slots)), GetMemoriesReply)
-            )
-            return reply.memories
+            return self._portal.call(self._ask_for_memories, channel, handle, tuple(slots))
 
         def on_end(why: str) -> None:
             self.broken_burst_count += 1
             self._portal.start_task_soon(self._tell_of_end, channel, handle, why)
 
         bind, execute = self._executor(prepared)
+        stopped = SyncFence("end of a burst")
         server = BurstServer(
             requests,
             results,
@@ -503,6 +514,7 @@ class Session:
             execute=execute,
             get_memories=get_memories,
             on_end=on_end,
+            on_stopped=stopped.signal,
             name=f"aionn-burst-{handle}",
         )
         try:
@@ -511,7 +523,7 @@ class Session:
             server.stop()
             self.account.give_back("bursts")
             raise ResourceExhausted(f"burst: no thread is left for it: {e}", transient=True) from e
-        self._bursts[handle] = _Burst(body.prepared, server)
+        self._bursts[handle] = _Burst(body.prepared, server, stopped)
         return ConfigureBurstReply(handle)
 
     def _executor(self, prepared: PreparedModel) -> tuple[Callable[[Request], object] | None, BurstExecute]:
@@ -539,6 +551,21 @@ class Session:
 
         return None, by_loop
 
+    async def _ask_for_memories(
+        self, channel: Channel, handle: int, slots: tuple[int, ...]
+    ) -> Sequence[Memory]:
+        """For the thread of a burst: what the client says that its slots stand for.
+
+        Raises:
+            DeadObject: The burst is ended meanwhile, or the client is gone.
+            Error: What the client answered.
+        """
+        burst = self._bursts.get(handle)
+        if burst is not None:
+            with anyio.CancelScope() as burst.asking:
+                return (await channel.call(GetMemories(handle, slots), GetMemoriesReply)).memories
+        raise DeadObject("burst: it was ended while its client was asked for memories")
+
     async def _tell_of_end(self, channel: Channel, handle: int, why: str) -> None:
         """Ends a burst that cannot go on; its client hears of it at once."""
         await self._end_burst(handle)
@@ -549,10 +576,11 @@ class Session:
         burst = self._bursts.pop(handle, None)
         if burst is not None:
             self.account.give_back("bursts")
+            if burst.asking is not None:
+                burst.asking.cancel()  # The client may never answer.
+            burst.server.begin_stop()
             with anyio.CancelScope(shield=True):  # Nobody else could end it any more.
-                await anyio.to_thread.run_sync(burst.server.stop)
-            # It lies in a cycle with what it calls; its memories are not to wait for the garbage collector.
-            burst.server.rest(0.0)
+                await burst.stopped
         return Done()
 
     def rest(self, idle_s: float) -> int:
