@@ -17,7 +17,8 @@ from aionn.errors import InvalidArgument
 from aionn.hal import Device
 from aionn.hal.log_tags import choose_tags
 from aionn.runtime.traces import begin_trace
-from aionn.service.host import SHARED_QUOTAS, listen
+from aionn.service.admission import ClientLimits
+from aionn.service.host import DEFAULT_LIMITS, SHARED_QUOTAS, freeze_modules, listen
 from aionn.service.progress import Progress
 from aionn.service.quotas import Quotas
 
@@ -37,6 +38,10 @@ def serve(
     models: int = SHARED_QUOTAS.prepared_models,
     bursts: int = SHARED_QUOTAS.bursts,
     executions: int = SHARED_QUOTAS.executions,
+    clients: int = DEFAULT_LIMITS.clients,
+    clients_per_user: int = DEFAULT_LIMITS.clients_per_user,
+    clients_per_process: int = DEFAULT_LIMITS.clients_per_process,
+    hello_within: float = DEFAULT_LIMITS.hello_s,
     hang_after: float | None = None,
     quiet: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
@@ -53,6 +58,11 @@ def serve(
         models: Prepared models of one client.
         bursts: Open bursts of one client.
         executions: Executions under way of one client.
+        clients: Connections at once. Where a limit is reached, those that have not said Hello give up their places first; then
+            newcomers are refused, and told why.
+        clients_per_user: Connections at once of one user, as the kernel says.
+        clients_per_process: Connections at once of one process.
+        hello_within: Seconds after which a connection that has not said Hello is ended.
         hang_after: End the process, with status 1, when the device makes no progress for so many seconds.
         quiet: Print nothing.
     """
@@ -71,21 +81,29 @@ def serve(
         bursts=bursts,
         executions=executions,
     )
+    limits = ClientLimits(clients, clients_per_user, clients_per_process, hello_within)
     choose_tags()
     begin_trace(None, process=f"server of {name or device}")
     made = registry.make_device(device, name or device)
-    anyio.run(_serve, made, socket, permissions, quotas, hang_after, quiet)
+    freeze_modules()
+    anyio.run(_serve, made, socket, permissions, quotas, limits, hang_after, quiet)
     return 0
 
 
 async def _serve(
-    device: Device, path: Path, mode: int, quotas: Quotas, hang_after: float | None, quiet: bool
+    device: Device,
+    path: Path,
+    mode: int,
+    quotas: Quotas,
+    limits: ClientLimits,
+    hang_after: float | None,
+    quiet: bool,
 ) -> None:
     try:
         async with anyio.create_task_group() as tasks:
             started = anyio.Event()
             with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-                tasks.start_soon(_listen, device, path, mode, quotas, hang_after, started)
+                tasks.start_soon(_listen, device, path, mode, quotas, limits, hang_after, started)
                 await started.wait()
                 if not quiet:
                     console().print(f"serving {device.info.name} at {path}; Ctrl-C ends it", soft_wrap=True)
@@ -98,7 +116,15 @@ async def _serve(
 
 
 async def _listen(
-    device: Device, path: Path, mode: int, quotas: Quotas, hang_after: float | None, started: anyio.Event
+    device: Device,
+    path: Path,
+    mode: int,
+    quotas: Quotas,
+    limits: ClientLimits,
+    hang_after: float | None,
+    started: anyio.Event,
 ) -> None:
     with Progress(hang_after) as progress:
-        await listen(device, path, mode=mode, quotas=quotas, progress=progress, started=started)
+        await listen(
+            device, path, mode=mode, quotas=quotas, limits=limits, progress=progress, started=started
+        )

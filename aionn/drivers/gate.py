@@ -352,9 +352,10 @@ async def run_on_gate(
         except Error as e:
             outcome.append(e)
         except Exception as e:
-            failure = GeneralFailure(f"{gate}: {type(e).__name__}: {e}")
-            failure.__cause__ = e
-            outcome.append(failure)
+            outcome.append(GeneralFailure(f"{gate}: {type(e).__name__}: {e}"))
+            outcome[0].__cause__ = e  # type: ignore[union-attr]
+        if cancelled.is_set():
+            outcome.clear()
         done.signal()
 
     done = SyncFence("execution")
@@ -369,8 +370,13 @@ async def run_on_gate(
                 raise
     except BaseException:
         cancelled.set()
+        # An error has its frames and they have this list: nothing of the call's memories is to wait for the garbage collector.
+        outcome.clear()
         raise
-    (result,) = outcome
+    result = outcome.pop()
     if isinstance(result, BaseException):
-        raise result
+        try:
+            raise result
+        finally:
+            del result  # For the same reason.
     return result

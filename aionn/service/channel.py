@@ -21,6 +21,7 @@ import array
 import errno
 import os
 import socket
+import traceback
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any, NamedTuple, TypeVar
 
@@ -303,21 +304,25 @@ class Channel:
         return payload, list(fds), False
 
     async def _handle(self, call: Call, handled: _Handled) -> None:
+        number = call.id
         try:
             reply: ReplyBody
             with handled.scope:
                 reply = await self._answer(call)
             if handled.scope.cancelled_caught:
                 reply = await self._settled(handled)
-        except anyio.get_cancelled_exc_class():
+        except anyio.get_cancelled_exc_class() as e:
             self.was_cut_off = True
+            # The event loop's own frames keep this error in a cycle, and its frames what the call was about: memories, fences.
+            traceback.clear_frames(e.__traceback__)
+            del call, handled.body
             raise
         finally:
-            if self._handled.get(call.id) is handled:
-                del self._handled[call.id]
+            if self._handled.get(number) is handled:
+                del self._handled[number]
             self._load.end(handled)
             self._room.set()
-        self._answer_with(Reply(call.id, reply))
+        self._answer_with(Reply(number, reply))
 
     def _answer_with(self, reply: Reply) -> None:
         """Sends an answer, at once or when the peer reads; it counts until then."""

@@ -27,6 +27,7 @@ from aionn.hal import (
     Request,
     RequestArgument,
 )
+from fmq.descriptor import check_descriptor
 
 __all__ = [
     "CacheOnWire",
@@ -105,6 +106,18 @@ class QueueHandle:
     @property
     def fds(self) -> tuple[int, ...]:
         return tuple(owned.fd for owned in self._owned)
+
+    @property
+    def size_bytes(self) -> int:
+        """What ``attach`` maps.
+
+        Raises:
+            InvalidArgument: The descriptor is no queue's.
+        """
+        try:
+            return sum(check_descriptor(self.descriptor, len(self._owned)).values())
+        except fmq.Error as e:
+            raise InvalidArgument(f"burst: the queue cannot be used: {e}") from e
 
     def attach(self, *, spin_ns: int = 0) -> fmq.MessageQueue:
         """The queue itself, mapped.

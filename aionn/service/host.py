@@ -7,7 +7,8 @@ within ``END_S_MAX`` even when a device hangs; one that serves a path ends when 
 Invariants:
 1. Everything that a client made is freed when its connection ends; other clients do not notice.
 2. Whoever may write to the socket's path may use the device; nobody else can.
-3. A socket's file that a crashed process left behind is replaced; one that somebody serves is not.
+3. How many clients are served is the rule of ``admission``; one that is not is told why.
+4. A socket's file that a crashed process left behind is replaced; one that somebody serves is not.
 
 Started by ``aionn.service.supervisor`` with ``--fd N --driver NAME --name DEVICE``.
 """
@@ -22,7 +23,7 @@ import os
 import socket
 import stat
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import anyio
 import anyio.abc
@@ -35,17 +36,27 @@ from aionn.errors import (
     GeneralFailure,
     InvalidArgument,
     OutputInsufficientSize,
+    ResourceExhausted,
 )
 from aionn.hal import Device
 from aionn.hal.log_tags import choose_tags
 from aionn.hal.tracing import TRACE_VARIABLE, start_tracing
+from aionn.service.admission import Admission, ClientLimits, Credentials, Place
 from aionn.service.channel import Channel
 from aionn.service.progress import Progress
-from aionn.service.protocol import CallBody, ReplyBody
+from aionn.service.protocol import (
+    INLINE_BYTES_MAX,
+    CallBody,
+    Failed,
+    Reply,
+    ReplyBody,
+    encode,
+    read_envelope,
+)
 from aionn.service.quotas import Quotas
 from aionn.service.session import Session
 
-__all__ = ["IDLE_S", "SHARED_QUOTAS", "listen", "main", "serve"]
+__all__ = ["DEFAULT_LIMITS", "IDLE_S", "SHARED_QUOTAS", "freeze_modules", "listen", "main", "serve"]
 
 END_S_MAX = 0.5
 """How long a process whose client is gone may take to clean up before it ends regardless: half of what users are promised."""
@@ -56,11 +67,21 @@ a stream."""
 
 BACKLOG = 64
 
-CLIENTS_MAX = 256
-"""Clients of one socket at once; further ones are turned away."""
+REFUSALS_MAX = 32
+"""Refused clients that are told why at once; the connections of further ones are closed without a word."""
+
+REFUSAL_S_MAX = 1.0
+"""How long a refused client may take to ask something, so that it can be answered."""
+
+FIRST_CALL = 1
+"""The number that clients of ours give their first call, Hello: the answer to it may come before the call."""
 
 ABANDONED_S = 1.0
 """After this time what a client left running has ended, as a rule."""
+
+GARBAGE_PAUSE_S = 10.0
+"""Pause between two garbage collections for the sake of clients that were cut off: one takes tens of milliseconds, in which this
+process serves nobody. Nothing of ours needs one; a driver may have left memories in cycles."""
 
 RETRY_S = 0.1
 """Pause before accepting again when no descriptor was left."""
@@ -77,6 +98,9 @@ SHARED_QUOTAS = Quotas(
 )
 """What each client of a shared device may take unless the server is told otherwise."""
 
+DEFAULT_LIMITS = ClientLimits()
+"""How many clients a socket serves at once unless the server is told otherwise."""
+
 _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.ENOBUFS, errno.ECONNABORTED)
 """Why a client cannot be accepted, or the listener not be watched, now: later it can."""
 
@@ -91,6 +115,10 @@ async def serve(
     progress: Progress | None = None,
     idle_s: float = IDLE_S,
     sealed_only: bool = False,
+    peer_name: str = "the client",
+    hello_s: float | None = None,
+    place: Place | None = None,
+    on_hello: Callable[[], None] | None = None,
 ) -> bool:
     """Serves one client until it goes away, then frees what was its own.
 
@@ -101,22 +129,40 @@ async def serve(
         progress: Is told of the work that the device does; None for no watch.
         idle_s: Memories of bursts and requests that were not used for so long are given back.
         sealed_only: Refuses memory that the client can shorten: that would end this process, which other clients use.
+        peer_name: How errors name the client.
+        hello_s: How long the client may take until it has said Hello; None for ever.
+        place: The connection ends when this is given to another client; None for a process that has one client.
+        on_hello: Called when the client has said Hello.
 
     Returns:
         Whether it went in the middle of something.
     """
     async with anyio.from_thread.BlockingPortal() as portal, anyio.create_task_group() as tasks:
         session = Session(
-            device, portal, tasks, quotas=quotas or Quotas(), progress=progress or Progress(None)
+            device,
+            portal,
+            tasks,
+            quotas=quotas or Quotas(),
+            progress=progress or Progress(None),
+            on_hello=on_hello,
         )
         channel = Channel(
             sock,
             session.handle,
-            peer_name="the client",
+            peer_name=peer_name,
             sealed_only=sealed_only,
             settle_of=session.settling.settle_of,
         )
+
+        def dismiss(why: str) -> None:
+            _tell_why(sock, FIRST_CALL, why)
+            channel.close(why)
+
+        if place is not None:
+            place.on_displaced = dismiss
         tasks.start_soon(_rest, session, idle_s)
+        if hello_s is not None:
+            tasks.start_soon(_await_hello, session, hello_s, peer_name, dismiss)
         try:
             await channel.run()
         finally:
@@ -129,9 +175,31 @@ async def serve(
 
 
 async def _rest(session: Session, idle_s: float) -> None:
-    while True:
-        await anyio.sleep(idle_s / 2)
+    # Not to be cancelled: a cancelled task lies in a cycle with its frames, and so would the session and all that it has.
+    while not session.closed.is_set():
+        with anyio.move_on_after(idle_s / 2):
+            await session.closed.wait()
         session.rest(idle_s)
+
+
+async def _await_hello(
+    session: Session, hello_s: float, peer_name: str, dismiss: Callable[[str], None]
+) -> None:
+    with anyio.move_on_after(hello_s):
+        await session.greeted.wait()
+    if not session.greeted.is_set():
+        _logger.warning("ended the connection of %s: it said no Hello within %g s", peer_name, hello_s)
+        dismiss(f"service: expected Hello within {hello_s:g} s")
+
+
+def _tell_why(sock: socket.socket, call: int, why: str) -> None:
+    """Answers a call of a client that is not served, or not any more, if there is room for it in the socket."""
+    error = DeviceUnavailable(why)
+    payload, _, _ = encode(Reply(call, Failed(error.status, why)))
+    try:
+        sock.send(payload, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    except OSError:
+        pass  # It is gone, or does not read.
 
 
 async def listen(
@@ -140,6 +208,7 @@ async def listen(
     *,
     mode: int = 0o600,
     quotas: Quotas = SHARED_QUOTAS,
+    limits: ClientLimits = DEFAULT_LIMITS,
     progress: Progress | None = None,
     idle_s: float = IDLE_S,
     started: anyio.Event | None = None,
@@ -151,6 +220,7 @@ async def listen(
         path: Where the socket is made.
         mode: Its permissions: who may write may use the device.
         quotas: What each client may take.
+        limits: How many clients are served at once; the others are told why they are not.
         progress: Is told of the work that the device does; None for no watch.
         idle_s: See ``serve``.
         started: Is set when clients can connect.
@@ -164,39 +234,89 @@ async def listen(
         async with anyio.create_task_group() as tasks:
             if started is not None:
                 started.set()
-            clients = anyio.CapacityLimiter(CLIENTS_MAX)
+            admission = Admission(limits)
+            refusals = anyio.CapacityLimiter(REFUSALS_MAX)
+            cut_off = _CutOff()
+            tasks.start_soon(cut_off.collect)
+
+            async def serve_one(sock: socket.socket, client: Credentials, place: Place) -> None:
+                try:
+                    was_cut_off = await serve(
+                        device,
+                        sock,
+                        quotas=quotas,
+                        progress=progress,
+                        idle_s=idle_s,
+                        sealed_only=True,
+                        peer_name=f"the client ({client})",
+                        hello_s=limits.hello_s,
+                        place=place,
+                        on_hello=lambda: admission.greeted(place),
+                    )
+                    if was_cut_off:
+                        cut_off.happened.set()
+                except Exception:
+                    # One client's end, however it comes, is not the others'.
+                    _logger.exception("serving a client (%s) failed", client)
+                finally:
+                    admission.leave(place)
+
             while True:
                 sock = await _accept(listener)
-                if clients.available_tokens == 0:
-                    _logger.warning("turned a client away: %d are served already", CLIENTS_MAX)
-                    sock.close()
-                    continue
-                borrower = object()
-                await clients.acquire_on_behalf_of(borrower)
-
-                async def serve_one(sock: socket.socket = sock, borrower: object = borrower) -> None:
-                    try:
-                        was_cut_off = await serve(
-                            device, sock, quotas=quotas, progress=progress, idle_s=idle_s, sealed_only=True
+                try:
+                    client = Credentials.of(sock)
+                    place = admission.admit(client)
+                except OSError:
+                    sock.close()  # It is gone.
+                except ResourceExhausted as e:
+                    count = admission.report(anyio.current_time())
+                    if count:
+                        _logger.warning(
+                            "refused a client (%s), the last of %d refusals: %s", client, count, e
                         )
-                        if was_cut_off:
-                            tasks.start_soon(_collect_garbage)
-                    except Exception:
-                        # One client's end, however it comes, is not the others'.
-                        _logger.exception("serving a client failed")
-                    finally:
-                        clients.release_on_behalf_of(borrower)
-
-                tasks.start_soon(serve_one)
+                    if refusals.available_tokens:
+                        tasks.start_soon(_refuse_one, sock, str(e), refusals)
+                    else:
+                        sock.close()
+                else:
+                    tasks.start_soon(serve_one, sock, client, place)
     finally:
         listener.close()
         _unlink(os.fspath(path), identity)
 
 
-async def _collect_garbage() -> None:
-    """What was given up lies in cycles of errors and frames, with memories of the client's. This process may be idle for long."""
-    await anyio.sleep(ABANDONED_S)
-    gc.collect()
+class _CutOff:
+    """Collects garbage after clients that went in the middle of something, for all that came in a while at once.
+
+    Attributes:
+        happened: To be set when there was one.
+    """
+
+    def __init__(self) -> None:
+        self.happened = anyio.Event()
+
+    async def collect(self) -> None:
+        while True:
+            await self.happened.wait()
+            await anyio.sleep(ABANDONED_S)
+            self.happened = anyio.Event()
+            gc.collect()
+            await anyio.sleep(GARBAGE_PAUSE_S)
+
+
+async def _refuse_one(sock: socket.socket, why: str, refusals: anyio.CapacityLimiter) -> None:
+    """Answers the client's first call with the reason why it is not served."""
+    async with refusals:
+        with sock, anyio.move_on_after(REFUSAL_S_MAX):
+            sock.setblocking(False)
+            try:
+                await anyio.wait_readable(sock)
+                # Without room for descriptors: those that come are closed by the kernel.
+                envelope = read_envelope(sock.recv(INLINE_BYTES_MAX))
+            except OSError:
+                return
+            if envelope is not None:
+                _tell_why(sock, envelope[1], why)
 
 
 async def _accept(listener: socket.socket) -> socket.socket:
@@ -273,6 +393,7 @@ async def _main(driver: str, name: str, sock: socket.socket, hang_after_s: float
     except (DeviceUnavailable, InvalidArgument) as e:
         await _refuse(sock, DeviceUnavailable(str(e)))
         return
+    freeze_modules()
     with Progress(hang_after_s) as progress:
         try:
             await serve(device, sock, progress=progress)
@@ -292,6 +413,15 @@ async def _refuse(sock: socket.socket, why: DeviceUnavailable) -> None:
         await channel.run()
     finally:
         channel.release()
+
+
+def freeze_modules() -> None:
+    """Takes what this process has made so far, and keeps as long as it lives, out of every later garbage collection.
+
+    One that looks through all modules takes tens of milliseconds, in which the event loop serves nobody. For processes that only
+    serve a device.
+    """
+    gc.freeze()
 
 
 def _end_with_client(fd: int) -> None:

@@ -9,6 +9,8 @@ Invariant: an account is never below zero nor above its limit, from whatever thr
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import msgspec
 
@@ -82,6 +84,16 @@ class Account:
                     transient=True,
                 )
             self._taken[what] = total
+
+    @contextmanager
+    def taking(self, what: str, amount: int = 1) -> Iterator[None]:
+        """Takes, and gives back only if the body raises."""
+        self.take(what, amount)
+        try:
+            yield
+        except BaseException:
+            self.give_back(what, amount)
+            raise
 
     def give_back(self, what: str, amount: int = 1) -> None:
         """Gives back what was taken."""

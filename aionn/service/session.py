@@ -1,7 +1,7 @@
 """One client of a driver process: its objects, its account, and the answers to its calls.
 
-Owns the client's tables (prepared models, device memories, bursts, fenced executions). No client sees another's: a handle is a
-number in one client's table.
+Owns the client's tables: prepared models, device memories, fenced and reusable executions; bursts are in ``bursts``. No client sees
+another's: a handle is a number in one client's table.
 
 Invariants:
 1. Everything that a client made is freed when its connection ends; what it left running is abandoned.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple, TypeVar
@@ -22,23 +23,19 @@ import anyio
 import anyio.abc
 import anyio.from_thread
 
-from aionn.burst.server import BurstServer
-from aionn.burst.server import Execute as BurstExecute
-from aionn.burst.session import POLLING_US_MAX
-from aionn.errors import DeadObject, Error, ErrorStatus, InvalidArgument, ResourceExhausted
+from aionn.errors import Error, ErrorStatus, InvalidArgument, ResourceExhausted
 from aionn.hal import (
     Buffer,
     Device,
     Execution,
-    ExecutionResult,
     FencedExecution,
-    Memory,
     Model,
     OutputShape,
     PreparedModel,
     Request,
     Timing,
 )
+from aionn.service.bursts import Bursts
 from aionn.service.channel import Channel
 from aionn.service.handles import CacheOnWire, RequestOnWire
 from aionn.service.progress import Progress
@@ -46,7 +43,6 @@ from aionn.service.protocol import (
     PROTOCOL_VERSION,
     Allocate,
     AllocateReply,
-    BurstEnded,
     CallBody,
     ConfigureBurst,
     ConfigureBurstReply,
@@ -64,7 +60,6 @@ from aionn.service.protocol import (
     FreeMemorySlot,
     FreePreparedModel,
     GetExecutionInfo,
-    GetMemories,
     GetMemoriesReply,
     GetStatus,
     Hello,
@@ -92,7 +87,6 @@ from aionn.service.repetition import (
     RememberedMemories,
 )
 from aionn.service.settling import Settling
-from aionn.service.sizes import shortened
 from fences import FenceError, FenceStatus, SyncFence, merge
 
 __all__ = ["Session"]
@@ -110,25 +104,6 @@ class _Reusable(NamedTuple):
     execution: Execution
 
 
-class _Burst:
-    """A burst of the client.
-
-    Attributes:
-        prepared: Handle of the prepared model.
-        server: Has the thread that listens.
-        stopped: Signalled when that thread is done.
-        asking: The question for memories that the thread waits for; None for none.
-    """
-
-    __slots__ = ("asking", "prepared", "server", "stopped")
-
-    def __init__(self, prepared: int, server: BurstServer, stopped: SyncFence) -> None:
-        self.prepared = prepared
-        self.server = server
-        self.stopped = stopped
-        self.asking: anyio.CancelScope | None = None
-
-
 class _Buffer(NamedTuple):
     buffer: Buffer
     memory_bytes: int
@@ -143,6 +118,11 @@ class Session:
         tasks: Where launched executions wait for their end.
         quotas: What the client may take.
         progress: Is told of the work that the device does.
+        on_hello: Called when the client has said Hello.
+
+    Attributes:
+        greeted: Set when the client has said Hello, or never will.
+        closed: Set when nothing more is taken.
     """
 
     def __init__(
@@ -153,6 +133,7 @@ class Session:
         *,
         quotas: Quotas,
         progress: Progress,
+        on_hello: Callable[[], None] | None = None,
     ) -> None:
         self._device = device
         self._portal = portal
@@ -160,19 +141,22 @@ class Session:
         self._progress = progress
         self.settling = Settling(progress)
         self.account = Account(quotas)
-        self._is_welcome = False
+        self.greeted = anyio.Event()
+        self.closed = anyio.Event()
+        self._on_hello = on_hello
         self._handles = itertools.count(1)
         self._prepared: dict[int, _Prepared] = {}
         self._buffers: dict[int, _Buffer] = {}
-        self._bursts: dict[int, _Burst] = {}
-        self.broken_burst_count = 0
+        self._bursts = Bursts(portal, self.account, progress)
         self._fenced: dict[int, FencedExecution] = {}
+        # Only its client could finish them: while they are pending, each keeps a descriptor and an execution.
+        self._awaited: weakref.WeakSet[SyncFence] = weakref.WeakSet()
         self._reusable: dict[int, _Reusable] = {}
         self._memories = RememberedMemories(self.account)
 
     async def handle(self, body: CallBody, channel: Channel) -> ReplyBody:
         """Answers one call. Raises ``Error`` for what becomes a failed reply."""
-        if not self._is_welcome and not isinstance(body, Hello):
+        if not self.greeted.is_set() and not isinstance(body, Hello):
             raise InvalidArgument(f"service: expected Hello first, got {type(body).__name__}")
         match body:
             case Hello():
@@ -191,15 +175,17 @@ class Session:
             case Allocate() | CopyTo() | CopyFrom() | FreeBuffer():
                 return await self._handle_buffer(body)
             case ConfigureBurst():
-                return self._configure_burst(body, channel)
+                prepared = self._prepared_model(body.prepared)
+                return ConfigureBurstReply(self._bursts.configure(body, prepared, channel))
             case ForgetMemory():
                 self._memories.forget(body.identifier)
                 return Done()
             case FreeMemorySlot():
-                _find(self._bursts, body.burst, "burst").server.free_slot(body.slot)
+                self._bursts.free_slot(body.burst, body.slot)
                 return Done()
             case EndBurst():
-                return await self._end_burst(body.burst)
+                await self._bursts.end(body.burst)
+                return Done()
             case _:
                 return await self._handle_execution(body, channel)
 
@@ -227,14 +213,16 @@ class Session:
             raise InvalidArgument(
                 f"service: expected protocol version {PROTOCOL_VERSION}, got {body.version}: the two ends differ"
             )
-        self._is_welcome = True
+        self.greeted.set()
+        if self._on_hello is not None:
+            self._on_hello()
         return HelloReply(PROTOCOL_VERSION, os.getpid(), self._device.info, self.account.limit("pools"))
 
     # Prepared models
 
     async def _prepare(self, body: PrepareModel | PrepareModelFromCache) -> PrepareModelReply:
         memory_bytes = _constant_bytes(body.model) if isinstance(body, PrepareModel) else 0
-        with self._taking("prepared_models"), self._taking("memory_bytes", memory_bytes):
+        with self.account.taking("prepared_models"), self.account.taking("memory_bytes", memory_bytes):
             with self._progress.work():
                 prepared = await self._prepare_by(body)
             if hasattr(prepared, "owner"):
@@ -258,16 +246,6 @@ class Session:
         )
 
     @contextmanager
-    def _taking(self, what: str, amount: int = 1) -> Iterator[None]:
-        """Takes from the account, and gives back only if the body raises."""
-        self.account.take(what, amount)
-        try:
-            yield
-        except BaseException:
-            self.account.give_back(what, amount)
-            raise
-
-    @contextmanager
     def _executing(self) -> Iterator[None]:
         """One execution under way."""
         self.account.take("executions")
@@ -280,8 +258,7 @@ class Session:
     async def _free_prepared(self, handle: int) -> Done:
         owned = self._prepared.pop(handle, None)
         if owned is not None:
-            for burst in [number for number, b in self._bursts.items() if b.prepared == handle]:
-                await self._end_burst(burst)
+            await self._bursts.end_of(handle)
             for execution in [number for number, e in self._reusable.items() if e.prepared == handle]:
                 self._forget_execution(execution)
             self.account.give_back("prepared_models")
@@ -310,7 +287,7 @@ class Session:
 
     async def _allocate(self, body: Allocate) -> AllocateReply:
         models = [self._prepared_model(handle) for handle in body.prepared]
-        with self._taking("buffers"):
+        with self.account.taking("buffers"):
             buffer = await self._device.allocate(
                 body.description, models, body.input_roles, body.output_roles
             )
@@ -365,7 +342,7 @@ class Session:
 
     async def _create_execution(self, body: CreateExecution, channel: Channel) -> CreateExecutionReply:
         prepared = self._prepared_model(body.prepared)
-        with self._taking("reusable"):
+        with self.account.taking("reusable"):
             request = await self._request(body.request, channel)
             execution = await prepared.create_reusable_execution(
                 request, measure=body.measure, loop_timeout_ns=body.loop_timeout_ns
@@ -421,7 +398,7 @@ class Session:
         self, body: ExecuteFenced | ComputeFenced, channel: Channel
     ) -> ExecuteFencedReply:
         try:
-            with self._taking("fenced"), self._taking("executions"):
+            with self.account.taking("fenced"), self.account.taking("executions"):
                 launched = await self._launch_fenced(body, channel)
                 handle = next(self._handles)
                 self._fenced[handle] = launched
@@ -429,6 +406,7 @@ class Session:
             for fence in body.wait_for:
                 fence.close()  # They came for this call, and nothing waits for them now.
             raise
+        self._awaited.update(body.wait_for)
         account, outcome = self.account, launched.fence
         if outcome is None:
             account.give_back("executions")
@@ -481,123 +459,24 @@ class Session:
             self.account.give_back("reusable")
         return Done()
 
-    # Bursts
-
-    def _configure_burst(self, body: ConfigureBurst, channel: Channel) -> ConfigureBurstReply:
-        prepared = self._prepared_model(body.prepared)
-        if not 0 <= body.polling_us <= POLLING_US_MAX:
-            raise InvalidArgument(
-                f"burst: expected a polling window of at most {POLLING_US_MAX} microseconds, got {body.polling_us}"
-            )
-        with self._taking("bursts"):
-            requests = body.requests.attach(spin_ns=1000 * body.polling_us)
-            try:
-                results = body.results.attach()
-            except Error:
-                requests.close()
-                raise
-        handle = next(self._handles)
-
-        def get_memories(slots: Sequence[int]) -> Sequence[Memory]:
-            return self._portal.call(self._ask_for_memories, channel, handle, tuple(slots))
-
-        def on_end(why: str) -> None:
-            self.broken_burst_count += 1
-            self._portal.start_task_soon(self._tell_of_end, channel, handle, why)
-
-        bind, execute = self._executor(prepared)
-        stopped = SyncFence("end of a burst")
-        server = BurstServer(
-            requests,
-            results,
-            bind=bind,
-            execute=execute,
-            get_memories=get_memories,
-            on_end=on_end,
-            on_stopped=stopped.signal,
-            name=f"aionn-burst-{handle}",
-        )
-        try:
-            server.start()
-        except RuntimeError as e:
-            server.stop()
-            self.account.give_back("bursts")
-            raise ResourceExhausted(f"burst: no thread is left for it: {e}", transient=True) from e
-        self._bursts[handle] = _Burst(body.prepared, server, stopped)
-        return ConfigureBurstReply(handle)
-
-    def _executor(self, prepared: PreparedModel) -> tuple[Callable[[Request], object] | None, BurstExecute]:
-        """How a burst's thread executes: with arguments bound once where the driver can, else by the loop."""
-        progress = self._progress
-        bind: Callable[[Request], object] | None = getattr(prepared, "bind", None)
-        execute_bound: BurstExecute | None = getattr(prepared, "execute_bound", None)
-        if bind is not None and execute_bound is not None:
-            run = execute_bound
-
-            def watched(*asked: Any) -> ExecutionResult:
-                with progress.work():
-                    return run(*asked)
-
-            return bind, watched if progress.is_watching else run
-
-        def by_loop(request: Request, measure: bool, *limits: Any) -> ExecutionResult:
-            deadline_ns, loop_timeout_ns, _ = limits
-            with progress.work():
-                return self._portal.call(
-                    lambda: prepared.execute_synchronously(
-                        request, measure=measure, deadline_ns=deadline_ns, loop_timeout_ns=loop_timeout_ns
-                    )
-                )
-
-        return None, by_loop
-
-    async def _ask_for_memories(
-        self, channel: Channel, handle: int, slots: tuple[int, ...]
-    ) -> Sequence[Memory]:
-        """For the thread of a burst: what the client says that its slots stand for.
-
-        Raises:
-            DeadObject: The burst is ended meanwhile, or the client is gone.
-            Error: What the client answered.
-        """
-        burst = self._bursts.get(handle)
-        if burst is not None:
-            with anyio.CancelScope() as burst.asking:
-                return (await channel.call(GetMemories(handle, slots), GetMemoriesReply)).memories
-        raise DeadObject("burst: it was ended while its client was asked for memories")
-
-    async def _tell_of_end(self, channel: Channel, handle: int, why: str) -> None:
-        """Ends a burst that cannot go on; its client hears of it at once."""
-        await self._end_burst(handle)
-        with suppress(Error):
-            await channel.tell(BurstEnded(handle, shortened(why)))
-
-    async def _end_burst(self, handle: int) -> Done:
-        burst = self._bursts.pop(handle, None)
-        if burst is not None:
-            self.account.give_back("bursts")
-            if burst.asking is not None:
-                burst.asking.cancel()  # The client may never answer.
-            burst.server.begin_stop()
-            with anyio.CancelScope(shield=True):  # Nobody else could end it any more.
-                await burst.stopped
-        return Done()
-
     def rest(self, idle_s: float) -> int:
         """Gives back the memories of requests and bursts that were not used for ``idle_s``; the next use takes them again.
 
         Returns:
             How many memories of requests, and bursts, there were.
         """
-        count = self._memories.rest(idle_s)
-        return count + sum(burst.server.rest(idle_s) for burst in self._bursts.values())
+        return self._memories.rest(idle_s) + self._bursts.rest(idle_s)
 
     async def aclose(self) -> None:
         """Frees everything that the client made, and abandons what it left running."""
+        self.greeted.set()
+        self.closed.set()
         for owned in self._prepared.values():
             abandon: Callable[[], None] | None = getattr(owned.model, "abandon", None)
             if abandon is not None:
                 abandon()
+        for fence in list(self._awaited):
+            fence.close()  # Nobody waits for it any more: what was launched fails, and is over.
         self._fenced.clear()
         self._memories.clear()
         # In reverse: bursts first. One that cannot be freed, by a fault of the driver, does not keep the others.
@@ -606,8 +485,7 @@ class Session:
                 stack.push_async_callback(self._free_prepared, handle)
             for handle in self._buffers:
                 stack.push_async_callback(self._free_buffer, handle)
-            for handle in self._bursts:
-                stack.push_async_callback(self._end_burst, handle)
+            stack.push_async_callback(self._bursts.aclose)
 
 
 def _find(table: dict[int, _T], handle: int, what: str) -> _T:

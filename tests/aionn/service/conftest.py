@@ -26,8 +26,9 @@ from aionn.hal import (
 )
 from aionn.models.builder import GraphBuilder
 from aionn.runtime.background import Background
+from aionn.service.admission import ClientLimits
 from aionn.service.client import RemoteDevice
-from aionn.service.host import SHARED_QUOTAS, listen
+from aionn.service.host import DEFAULT_LIMITS, SHARED_QUOTAS, listen
 from aionn.service.protocol import PROTOCOL_VERSION, Call, CallBody, Hello, Reply, ReplyBody, decode, encode
 
 ANSWER_S_MAX = 10.0
@@ -125,21 +126,27 @@ ServedMaker = Callable[..., Any]
 
 @pytest.fixture
 async def serving(tmp_path: Path, background: Background) -> AsyncIterator[ServedMaker]:
-    """Makes served devices: ``await serving(device=None, idle_s=..., **quotas)``."""
+    """Makes served devices: ``await serving(device=None, idle_s=..., limits=..., **quotas)``."""
     devices: list[Device] = []
     scopes: list[anyio.CancelScope] = []
     over: list[anyio.Event] = []
 
-    async def make(device: Device | None = None, *, idle_s: float = 60.0, **quotas: int) -> Served:
+    async def make(
+        device: Device | None = None,
+        *,
+        idle_s: float = 60.0,
+        limits: ClientLimits = DEFAULT_LIMITS,
+        **quotas: int,
+    ) -> Served:
         own = device or ReferenceDevice()
         devices.append(own)
         path = tmp_path / f"device{len(devices)}.sock"
         started, ended, scope = anyio.Event(), anyio.Event(), anyio.CancelScope()
-        limits = msgspec.structs.replace(SHARED_QUOTAS, **quotas)
+        own_quotas = msgspec.structs.replace(SHARED_QUOTAS, **quotas)
 
         async def run() -> None:
             with scope:
-                await listen(own, path, quotas=limits, idle_s=idle_s, started=started)
+                await listen(own, path, quotas=own_quotas, limits=limits, idle_s=idle_s, started=started)
             ended.set()
 
         background.tasks.start_soon(run)

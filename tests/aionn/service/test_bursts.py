@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import logging
 import mmap
 import os
@@ -14,6 +16,7 @@ import anyio
 import numpy as np
 import pytest
 
+import fmq
 from aionn.conformance.vts_models import endless_model
 from aionn.errors import DeadObject, Error, InvalidArgument, MissedDeadline
 from aionn.hal import (
@@ -21,15 +24,19 @@ from aionn.hal import (
     BufferRole,
     BufferToken,
     DataLocation,
+    ExecutionPreference,
     Memory,
     OperandType,
     OperationType,
+    Priority,
     Request,
     RequestArgument,
 )
 from aionn.models.builder import GraphBuilder
 from aionn.service.client import RemoteDevice
-from fmq.descriptor import Grantor
+from aionn.service.handles import QueueHandle
+from aionn.service.protocol import ConfigureBurst, ConfigureBurstReply, EndBurst, Failed, PrepareModel
+from fmq.descriptor import Grantor, plan_layout
 
 ANSWER_S_MAX = 10.0
 SOON_NS = 50_000_000
@@ -239,3 +246,39 @@ async def test_request_that_was_sent_takes_no_second_path(background: Any, small
         await burst.aclose()
     finally:
         await device.aclose()
+
+
+def sparse_queue(ring_bytes: int) -> tuple[fmq.MQDescriptor, list[int]]:
+    """A queue whose memory has no pages yet, as it is sent; the caller closes the descriptors."""
+    plan, size_bytes = plan_layout(1, ring_bytes, fmq.Flavour.SYNCHRONIZED, event_flag=True, own_ring=False)
+    memory = os.memfd_create("sparse", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(memory, size_bytes)
+    fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    return plan, [memory, os.eventfd(0, os.EFD_NONBLOCK), os.eventfd(0, os.EFD_NONBLOCK)]
+
+
+async def test_queues_count_and_a_large_one_gets_no_pages(serving: Any, small: Any) -> None:
+    served = await serving(memory_bytes=1 << 20)
+    raw = await served.raw().hello()
+    body = PrepareModel(small.sum_model(), ExecutionPreference.FAST_SINGLE_ANSWER, Priority.MEDIUM, None)
+    prepared = (await raw.ask(2, body)).prepared
+    with contextlib.ExitStack() as stack:
+        replies = []
+        for number, ring_bytes in enumerate((1 << 30, 1 << 19, 1 << 16), 3):
+            descriptor, fds = sparse_queue(ring_bytes)
+            for fd in fds:
+                stack.callback(os.close, fd)
+            queue = QueueHandle(descriptor, fds)
+            replies.append(await raw.ask(number, ConfigureBurst(prepared, queue, queue)))
+            has_pages = os.fstat(fds[0]).st_blocks > 0
+            assert has_pages == isinstance(replies[-1], ConfigureBurstReply)
+        assert isinstance(replies[0], Failed) and "expected a queue of at most" in replies[0].message
+        assert isinstance(replies[1], Failed) and "memory bytes" in replies[1].message
+        assert isinstance(replies[2], ConfigureBurstReply)
+        # What it took is given back with it.
+        await raw.ask(6, EndBurst(replies[2].burst))
+        for number in range(7, 27):
+            reply = await raw.ask(number, ConfigureBurst(prepared, queue, queue))
+            assert isinstance(reply, ConfigureBurstReply)
+            await raw.ask(100 + number, EndBurst(reply.burst))
+    raw.close()

@@ -1,0 +1,177 @@
+"""Which clients of a shared socket are served: how many in all, of one user and of one process.
+
+Owns the places and who has them. Refuses to own sockets and time: the host tells of both.
+
+The rule. The kernel says which process connected and as which user (SO_PEERCRED); what a client says of itself does not count. A
+newcomer is served if its process, its user and all clients together stay within their limits. Where a limit is reached, the client
+that has waited longest without saying Hello gives up its place, of those that the limit counts; where all have said it, the
+newcomer is refused. So connections that say nothing keep nobody out, and one user cannot take the places of all.
+
+Invariant: no limit is ever exceeded.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from aionn.errors import InvalidArgument, ResourceExhausted
+
+__all__ = ["Admission", "ClientLimits", "Credentials", "Place"]
+
+REPORT_S = 1.0
+"""Refusals are reported at most this often: a client that connects in a loop must not fill the log."""
+
+_CREDENTIALS = struct.Struct("3i")
+
+
+class Credentials(NamedTuple):
+    """Whom a connection is with; as the kernel saw it when the client connected.
+
+    Attributes:
+        pid: The process.
+        uid: Its user.
+    """
+
+    pid: int
+    uid: int
+
+    @classmethod
+    def of(cls, sock: socket.socket) -> Credentials:
+        """Those of the peer of a connected Unix socket."""
+        pid, uid, _ = _CREDENTIALS.unpack(
+            sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        )
+        return cls(pid, uid)
+
+    def __str__(self) -> str:
+        return f"pid {self.pid}, uid {self.uid}"
+
+
+class ClientLimits(msgspec.Struct, frozen=True):
+    """How many clients a socket serves at once.
+
+    Attributes:
+        clients: All together. Each costs a descriptor, and an idle one some 30 KiB.
+        clients_per_user: Those of one user: half of all by default, so that one user leaves room for others.
+        clients_per_process: Those of one process: far more than the one that an application needs.
+        hello_s: How long a client may take until it has said Hello.
+    """
+
+    clients: int = 256
+    clients_per_user: int = 128
+    clients_per_process: int = 64
+    hello_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name in ("clients", "clients_per_user", "clients_per_process"):
+            if getattr(self, name) < 1:
+                raise InvalidArgument(f"limit {name}: expected 1 or more, got {getattr(self, name)}")
+        if not self.hello_s > 0:
+            raise InvalidArgument(f"limit hello_s: expected a positive number of seconds, got {self.hello_s}")
+
+
+class Place:
+    """What a client has while it is served.
+
+    Attributes:
+        client: Whose it is.
+        on_displaced: Told why, when the place is given to another client.
+    """
+
+    def __init__(self, client: Credentials) -> None:
+        self.client = client
+        self.on_displaced: Callable[[str], None] = _nobody
+
+
+def _nobody(why: str) -> None:
+    """There is nobody to be told."""
+
+
+class Admission:
+    """The places of one socket.
+
+    Args:
+        limits: See there.
+    """
+
+    def __init__(self, limits: ClientLimits) -> None:
+        self._limits = limits
+        self._of_user: Counter[int] = Counter()
+        self._of_process: Counter[int] = Counter()
+        # In the order in which they came.
+        self._silent: dict[Place, None] = {}
+        self._taken: set[Place] = set()
+        self._unreported = 0
+        self._reported_s: float | None = None
+
+    def __len__(self) -> int:
+        return len(self._taken)
+
+    def admit(self, client: Credentials) -> Place:
+        """A place for a newcomer.
+
+        Raises:
+            ResourceExhausted: There is none; says which limit is reached.
+        """
+        limits = self._limits
+        self._make_room(
+            f"process {client.pid}",
+            self._of_process[client.pid],
+            limits.clients_per_process,
+            lambda place: place.client.pid == client.pid,
+        )
+        self._make_room(
+            f"user {client.uid}",
+            self._of_user[client.uid],
+            limits.clients_per_user,
+            lambda place: place.client.uid == client.uid,
+        )
+        self._make_room("all users together", len(self._taken), limits.clients, lambda place: True)
+        place = Place(client)
+        self._taken.add(place)
+        self._silent[place] = None
+        self._of_process[client.pid] += 1
+        self._of_user[client.uid] += 1
+        return place
+
+    def _make_room(self, whose: str, count: int, limit: int, counts: Callable[[Place], bool]) -> None:
+        if count < limit:
+            return
+        silent = next((place for place in self._silent if counts(place)), None)
+        if silent is None:
+            raise ResourceExhausted(
+                f"service: {whose} may have {limit} connections to this device, and has them", transient=True
+            )
+        tell = silent.on_displaced
+        self.leave(silent)
+        tell(f"service: {whose} may have {limit} connections to this device, and this one had not said Hello")
+
+    def greeted(self, place: Place) -> None:
+        """The client has said Hello, and keeps its place until it leaves."""
+        self._silent.pop(place, None)
+
+    def leave(self, place: Place) -> None:
+        """The client is gone. Idempotent."""
+        if place not in self._taken:
+            return
+        self._taken.remove(place)
+        place.on_displaced = _nobody  # It knows the connection, which knows the place.
+        self._silent.pop(place, None)
+        for table, key in ((self._of_process, place.client.pid), (self._of_user, place.client.uid)):
+            table[key] -= 1
+            if not table[key]:
+                del table[key]
+
+    def report(self, now_s: float) -> int:
+        """How many refusals there were since the last report, with this one; 0 while it is too early for another report."""
+        self._unreported += 1
+        if self._reported_s is not None and now_s - self._reported_s < REPORT_S:
+            return 0
+        count, self._unreported, self._reported_s = self._unreported, 0, now_s
+        return count
