@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 from pathlib import Path
 from typing import Annotated
@@ -38,6 +39,8 @@ def serve(
     models: int = SHARED_QUOTAS.prepared_models,
     bursts: int = SHARED_QUOTAS.bursts,
     executions: int = SHARED_QUOTAS.executions,
+    descriptors: int = SHARED_QUOTAS.descriptors,
+    mapped_mib: int = SHARED_QUOTAS.mapped_bytes // MIB,
     clients: int = DEFAULT_LIMITS.clients,
     clients_per_user: int = DEFAULT_LIMITS.clients_per_user,
     clients_per_process: int = DEFAULT_LIMITS.clients_per_process,
@@ -54,10 +57,12 @@ def serve(
         socket: Path of the socket to make; one that a crashed server left there is replaced.
         name: Name of the device; by default the driver's.
         mode: Permissions of the socket in octal: 600 lets in this user, 660 the group, 666 everybody.
-        memory_mib: Device memories and constants of one client, in MiB.
+        memory_mib: Device memories, constants, cache files and queues of one client, in MiB.
         models: Prepared models of one client.
         bursts: Open bursts of one client.
         executions: Executions under way of one client.
+        descriptors: Descriptors for memories, fences and files that one client sent: two for a memory.
+        mapped_mib: Memories that one client sent, in MiB.
         clients: Connections at once. Where a limit is reached, those that have not said Hello give up their places first; then
             newcomers are refused, and told why.
         clients_per_user: Connections at once of one user, as the kernel says.
@@ -80,8 +85,14 @@ def serve(
         prepared_models=models,
         bursts=bursts,
         executions=executions,
+        descriptors=descriptors,
+        mapped_bytes=mapped_mib * MIB,
     )
     limits = ClientLimits(clients, clients_per_user, clients_per_process, hello_within)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (most, most)
+    )  # The usual 1024 are what a few clients may have.
     choose_tags()
     begin_trace(None, process=f"server of {name or device}")
     made = registry.make_device(device, name or device)

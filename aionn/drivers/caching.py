@@ -69,7 +69,7 @@ class HeldFiles:
         for fd in (*cache.model, *cache.data):
             fds.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3))
         count = len(cache.model)
-        self.files = CacheFiles(tuple(fds[:count]), tuple(fds[count:]), bytes(cache.token))
+        self.files = CacheFiles(tuple(fds[:count]), tuple(fds[count:]), bytes(cache.token), cache.bytes_max)
 
 
 def _close_all(fds: list[int]) -> None:
@@ -120,7 +120,7 @@ def load(cache: CacheFiles, *, driver: str) -> CacheContents:
         GeneralFailure: The files cannot be read, or are not those that were saved with this token by this driver.
     """
     try:
-        files = [_read(fd) for fd in (*cache.model, *cache.data)]
+        files = _read_all(cache)
     except OSError as e:
         raise GeneralFailure(f"compilation cache: a file cannot be read: {e.strerror}") from e
     except MemoryError as e:
@@ -169,10 +169,20 @@ def _write(fd: int, offset: int, data: memoryview) -> None:
         data, offset = data[written:], offset + written
 
 
-def _read(fd: int) -> bytearray:
-    size_bytes = _check_regular(fd)
-    if size_bytes > FILE_BYTES_MAX:
-        raise OSError(0, f"expected at most {FILE_BYTES_MAX} bytes, got {size_bytes}")
+def _read_all(cache: CacheFiles) -> list[bytearray]:
+    fds = (*cache.model, *cache.data)
+    sizes = [_check_regular(fd) for fd in fds]
+    if max(sizes, default=0) > FILE_BYTES_MAX:
+        raise OSError(0, f"expected at most {FILE_BYTES_MAX} bytes, got {max(sizes)}")
+    if cache.bytes_max is not None and sum(sizes) > cache.bytes_max:
+        raise OSError(0, f"expected at most {cache.bytes_max} bytes together, got {sum(sizes)}")
+    # A large file that is none of ours is not read to its end.
+    if any(os.pread(fd, len(_MAGIC), 0) != _MAGIC for fd in fds):
+        raise OSError(0, "expected files that this version of aionn saved")
+    return [_read(fd, size_bytes) for fd, size_bytes in zip(fds, sizes, strict=True)]
+
+
+def _read(fd: int, size_bytes: int) -> bytearray:
     data = bytearray(size_bytes)
     view, read_bytes = memoryview(data), 0
     while read_bytes < size_bytes:

@@ -52,11 +52,13 @@ class CacheFiles(NamedTuple):
         model: Descriptors of the files whose integrity the driver checks.
         data: Descriptors of the files that hold constants and the like.
         token: 32 bytes that name the compilation.
+        bytes_max: How much of all files together may be read; None for no limit. The files may grow after they were measured.
     """
 
     model: Sequence[int]
     data: Sequence[int]
     token: bytes
+    bytes_max: int | None = None
 
 
 class BufferDesc(msgspec.Struct, frozen=True, array_like=True):

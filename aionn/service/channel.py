@@ -59,6 +59,7 @@ from aionn.service.protocol import (
     has_large_model,
     read_envelope,
 )
+from aionn.service.quotas import Account
 from aionn.service.sizes import INLINE_BYTES_MAX, SMALL_BYTES_MAX, shortened
 
 __all__ = ["CALLS_AT_ONCE_MAX", "Channel", "Handler", "Pending", "SettleOf"]
@@ -132,6 +133,7 @@ class Channel:
         handler: Answers the peer's calls.
         peer_name: How errors name the other end.
         sealed_only: See ``protocol.decode``.
+        account: See ``protocol.decode``.
         settle_of: Asked when the peer cancels a call; None cancels all of them, and answers at once.
 
     Attributes:
@@ -147,12 +149,14 @@ class Channel:
         peer_name: str,
         sealed_only: bool = False,
         settle_of: SettleOf | None = None,
+        account: Account | None = None,
     ) -> None:
         sock.setblocking(False)
         self._sock = sock
         self._handler = handler
         self._peer_name = peer_name
         self._sealed_only = sealed_only
+        self._account = account
         self._next_id = 1
         self._settle_of = settle_of
         self._pending: dict[int, Pending] = {}
@@ -239,13 +243,16 @@ class Channel:
         if stands_for is None:
             if len(payload) > SMALL_BYTES_MAX and self._is_unexpected(read_envelope(payload)):
                 return None, 0
-            return decode_inline(payload, fds, sealed_only=self._sealed_only), 0
+            message = decode_inline(payload, fds, sealed_only=self._sealed_only, account=self._account)
+            return message, 0
         if self._is_unexpected((stands_for.is_call, stands_for.id)):
             return None, 0
         size_bytes = STRUCTURE_WEIGHT * stands_for.size_bytes + stands_for.values_bytes
         await self._wait_for_room(lambda: self._load.has_room_for_large(size_bytes))
         structure, values = await _in_thread(read_parts, stands_for, fds)
-        steps = decode_parts(stands_for, structure, values, fds, sealed_only=self._sealed_only)
+        steps = decode_parts(
+            stands_for, structure, values, fds, sealed_only=self._sealed_only, account=self._account
+        )
         return await _stepwise(steps), size_bytes
 
     def _is_unexpected(self, envelope: tuple[bool, int] | None) -> bool:

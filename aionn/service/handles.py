@@ -12,6 +12,7 @@ import fcntl
 import os
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -27,7 +28,8 @@ from aionn.hal import (
     Request,
     RequestArgument,
 )
-from fmq.descriptor import check_descriptor
+from aionn.service.quotas import Account
+from fmq.descriptor import FDS_MAX, check_descriptor
 
 __all__ = [
     "CacheOnWire",
@@ -39,6 +41,9 @@ __all__ = [
     "memory_from_wire",
     "memory_on_wire",
 ]
+
+DESCRIPTORS_OF_MEMORY = 2
+"""What a memory takes that was received: a duplicate of its own, and that of its mapping."""
 
 
 class Descriptor:
@@ -57,13 +62,14 @@ def memory_on_wire(memory: Memory) -> tuple[int, str, int, bool, HardwareBufferD
     return memory.size_bytes, str(memory.kind), memory.offset, is_writable, memory.image
 
 
-def memory_from_wire(fd: int, fields: object, *, sealed_only: bool) -> Memory:
+def memory_from_wire(fd: int, fields: object, *, sealed_only: bool, account: Account | None = None) -> Memory:
     """The memory of a descriptor, which is duplicated.
 
     Args:
         fd: The descriptor.
         fields: What came beside it; see ``memory_on_wire``.
         sealed_only: Refuses files that the peer can shorten.
+        account: What the peer may have; the memory counts until it is dropped. None counts nothing.
 
     Raises:
         GeneralFailure: It cannot be mapped, or is not sealed.
@@ -74,9 +80,15 @@ def memory_from_wire(fd: int, fields: object, *, sealed_only: bool) -> Memory:
     size_bytes, kind, offset, is_writable, image = msgspec.convert(fields, _MEMORY_FIELDS)
     if sealed_only and not _is_sealed(fd):
         raise GeneralFailure("memory: a device that is shared takes sealed memory alone, got a file")
-    return Memory.from_fd(
-        fd, size_bytes=size_bytes, offset=offset, kind=MemoryKind(kind), writable=is_writable, image=image
-    )
+
+    def make() -> Memory:
+        return Memory.from_fd(
+            fd, size_bytes=size_bytes, offset=offset, kind=MemoryKind(kind), writable=is_writable, image=image
+        )
+
+    if account is None:
+        return make()
+    return account.receive(make, DESCRIPTORS_OF_MEMORY, max(0, size_bytes))
 
 
 _MEMORY_FIELDS = tuple[int, str, int, bool, HardwareBufferDesc | None]
@@ -100,6 +112,10 @@ class QueueHandle:
     __slots__ = ("__weakref__", "_owned", "descriptor")
 
     def __init__(self, descriptor: fmq.MQDescriptor, fds: Sequence[int]) -> None:
+        if len(fds) > FDS_MAX:
+            raise InvalidArgument(
+                f"message: expected a queue of at most {FDS_MAX} descriptors, got {len(fds)}"
+            )
         self.descriptor = descriptor
         self._owned = [Descriptor(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)) for fd in fds]
 
@@ -173,9 +189,18 @@ class CacheOnWire(msgspec.Struct, frozen=True, array_like=True):
             raise InvalidArgument(f"cache: expected open descriptors: {e}") from e
         return cls(tuple(model), tuple(data), bytes(cache.token))
 
-    def files(self) -> CacheFiles:
-        """The files themselves; valid while this object lives."""
-        return CacheFiles([f.fd for f in self.model], [f.fd for f in self.data], self.token)
+    def __post_init__(self) -> None:
+        if max(len(self.model), len(self.data)) > CACHE_FILES_MAX:
+            raise ValueError(f"cache: expected at most {CACHE_FILES_MAX} files of a kind")
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files together, now."""
+        return sum(os.fstat(f.fd).st_size for f in (*self.model, *self.data))
+
+    def files(self, bytes_max: int | None = None) -> CacheFiles:
+        """The files themselves; valid while this object lives. ``bytes_max`` is how much of them may be read."""
+        return CacheFiles([f.fd for f in self.model], [f.fd for f in self.data], self.token, bytes_max)
 
 
 class PoolOnWire(msgspec.Struct, frozen=True, array_like=True):

@@ -95,6 +95,8 @@ SHARED_QUOTAS = Quotas(
     fenced=1024,
     reusable=256,
     pools=16,
+    descriptors=2048,
+    mapped_bytes=16 << 30,
 )
 """What each client of a shared device may take unless the server is told otherwise."""
 
@@ -152,6 +154,7 @@ async def serve(
             peer_name=peer_name,
             sealed_only=sealed_only,
             settle_of=session.settling.settle_of,
+            account=session.account,
         )
 
         def dismiss(why: str) -> None:

@@ -15,7 +15,7 @@ Messages mirror the driver contract (``aionn.hal.device``).
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -53,6 +53,7 @@ from aionn.service.large import (
     without_contents,
     written,
 )
+from aionn.service.quotas import Account
 from aionn.service.repetition import (
     Compute,
     ComputeFenced,
@@ -93,6 +94,9 @@ DESCRIPTORS_WITH_MESSAGE_MAX = 240
 
 DESCRIPTORS_MAX = DESCRIPTORS_WITH_MESSAGE_MAX + 1
 """The same, and the memory of a message that is not inline."""
+
+
+_T = TypeVar("_T")
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -497,23 +501,27 @@ def _encode(message: Message, without: Model | None) -> tuple[bytes, list[int], 
     return payload, fds, keep
 
 
-def decode(payload: bytes, fds: Sequence[int], *, sealed_only: bool = False) -> Message:
+def decode(
+    payload: bytes, fds: Sequence[int], *, sealed_only: bool = False, account: Account | None = None
+) -> Message:
     """A message from a datagram; the caller closes ``fds`` afterwards. Takes as long as the message is large.
 
     Args:
         payload: The datagram.
         fds: What came with it.
         sealed_only: Refuses files that the peer can shorten while they are used, which would end this process.
+        account: The peer's, which memories, fences and files are counted in until they are dropped; None counts nothing.
 
     Raises:
         GeneralFailure: A memory cannot be mapped, or is not sealed.
         InvalidArgument: The bytes are no message or a too large one, or a descriptor is not what the message says.
-        ResourceExhausted: No descriptor or memory is left here.
+        ResourceExhausted: No descriptor or memory is left here, or none for this peer.
     """
     stands_for = in_memory(payload)
     if stands_for is None:
-        return decode_inline(payload, fds, sealed_only=sealed_only)
-    steps = decode_parts(stands_for, *read_parts(stands_for, fds), fds, sealed_only=sealed_only)
+        return decode_inline(payload, fds, sealed_only=sealed_only, account=account)
+    structure, values = read_parts(stands_for, fds)
+    steps = decode_parts(stands_for, structure, values, fds, sealed_only=sealed_only, account=account)
     try:
         while True:
             next(steps)
@@ -522,18 +530,27 @@ def decode(payload: bytes, fds: Sequence[int], *, sealed_only: bool = False) -> 
     return message
 
 
-def decode_inline(payload: bytes, fds: Sequence[int], *, sealed_only: bool = False) -> Message:
+def decode_inline(
+    payload: bytes, fds: Sequence[int], *, sealed_only: bool = False, account: Account | None = None
+) -> Message:
     """As ``decode``, for a datagram that is the message itself."""
     check_inline(payload)
-    return _decode(payload, fds, sealed_only)
+    return _decode(payload, fds, sealed_only, account)
 
 
 def decode_parts(
-    stands_for: InMemory, structure: bytes, values: bytes, fds: Sequence[int], *, sealed_only: bool = False
+    stands_for: InMemory,
+    structure: bytes,
+    values: bytes,
+    fds: Sequence[int],
+    *,
+    sealed_only: bool = False,
+    account: Account | None = None,
 ) -> Generator[None, None, Message]:
     """As ``decode``, for a message in a memory that has been read: in steps that are short, whatever the message is."""
     parts = Parts(structure)
-    message = _decode(parts.head(has_model=stands_for.kind in MODEL_KINDS), fds[1:], sealed_only)
+    head = parts.head(has_model=stands_for.kind in MODEL_KINDS)
+    message = _decode(head, fds[1:], sealed_only, account)
     if InMemory(type(message.body).__name__, isinstance(message, Call), message.id) != stands_for.heading:
         raise InvalidArgument(f"message: expected {stands_for.kind} {stands_for.id}, got another one")
     model = _model_of(message)
@@ -547,7 +564,7 @@ def decode_parts(
     return message
 
 
-def _decode(payload: bytes, fds: Sequence[int], sealed_only: bool) -> Message:
+def _decode(payload: bytes, fds: Sequence[int], sealed_only: bool, account: Account | None) -> Message:
     imported: list[SyncFence] = []
     free = set(range(len(fds)))
 
@@ -558,17 +575,22 @@ def _decode(payload: bytes, fds: Sequence[int], sealed_only: bool) -> Message:
         free.remove(index)
         return fds[index]
 
+    def receive(make: Callable[[], _T], descriptors: int, mapped_bytes: int = 0) -> _T:
+        return make() if account is None else account.receive(make, descriptors, mapped_bytes)
+
     def decode_hook(kind: type, value: Any) -> Any:
         if kind is Memory:
             index, *rest = value
-            return memory_from_wire(take(index), rest, sealed_only=sealed_only)
+            return memory_from_wire(take(index), rest, sealed_only=sealed_only, account=account)
         if kind is SyncFence:
             index, state = value
             record = msgspec.convert(state, FenceState)
-            imported.append(SyncFence.from_state(record, None if index is None else take(index)))
+            fd = None if index is None else take(index)
+            imported.append(receive(lambda: SyncFence.from_state(record, fd), int(fd is not None)))
             return imported[-1]
         if kind is FileHandle:
-            return FileHandle(take(value))
+            fd = take(value)
+            return receive(lambda: FileHandle(fd), 1)
         if kind is QueueHandle:
             descriptor, indexes = value
             return QueueHandle(

@@ -8,9 +8,12 @@ Invariant: an account is never below zero nor above its limit, from whatever thr
 
 from __future__ import annotations
 
+import collections
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import msgspec
 
@@ -19,11 +22,15 @@ from aionn.errors import InvalidArgument, ResourceExhausted
 __all__ = ["Account", "Quotas"]
 
 
+_T = TypeVar("_T")
+
+
 class Quotas(msgspec.Struct, frozen=True):
     """Limits for one client; the defaults suit a process that serves one application alone.
 
     Attributes:
-        memory_bytes: Device memories, and constants of prepared models, inline or by reference.
+        memory_bytes: Device memories, constants of prepared models, inline or by reference, cache files that are read, and the
+            queues of bursts.
         prepared_models: Prepared models.
         buffers: Device memories.
         bursts: Open bursts: each has a thread.
@@ -32,6 +39,10 @@ class Quotas(msgspec.Struct, frozen=True):
         reusable: Reusable executions.
         pools: Memories of requests that are remembered, each a mapping and two descriptors; further ones are mapped anew for each
             request.
+        descriptors: Descriptors for what the client sent and this process still has: two for a memory, one for a pending fence or a
+            cache file.
+        mapped_bytes: Memories that the client sent and this process still has. Their pages are the client's, but the device gives
+            pages to those that have none.
     """
 
     memory_bytes: int = 4 << 30
@@ -42,6 +53,8 @@ class Quotas(msgspec.Struct, frozen=True):
     fenced: int = 1 << 16
     reusable: int = 1 << 12
     pools: int = 128
+    descriptors: int = 1 << 20
+    mapped_bytes: int = 1 << 46
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -60,6 +73,7 @@ class Account:
         self._limits: dict[str, int] = msgspec.structs.asdict(quotas)
         self._taken = dict.fromkeys(self._limits, 0)
         self._lock = threading.Lock()
+        self._dropped: collections.deque[tuple[str, int]] = collections.deque()
 
     def limit(self, what: str) -> int:
         """How much of ``what``, an attribute of ``Quotas``, may be taken."""
@@ -67,15 +81,21 @@ class Account:
 
     def taken(self, what: str) -> int:
         """How much of ``what``, an attribute of ``Quotas``, is taken."""
-        return self._taken[what]
+        with self._lock:
+            self._settle()
+            return self._taken[what]
 
     def take(self, what: str, amount: int = 1) -> None:
         """Takes.
 
         Raises:
+            InvalidArgument: The amount is below zero.
             ResourceExhausted: The limit would be exceeded; nothing is taken then.
         """
+        if amount < 0:
+            raise InvalidArgument(f"service, {what.replace('_', ' ')}: expected 0 or more, got {amount}")
         with self._lock:
+            self._settle()
             total = self._taken[what] + amount
             if total > self._limits[what]:
                 name = what.replace("_", " ")
@@ -94,6 +114,36 @@ class Account:
         except BaseException:
             self.give_back(what, amount)
             raise
+
+    @contextmanager
+    def holding(self, what: str, amount: int = 1) -> Iterator[None]:
+        """Takes, and gives back at the end of the body."""
+        self.take(what, amount)
+        try:
+            yield
+        finally:
+            self.give_back(what, amount)
+
+    def receive(self, make: Callable[[], _T], descriptors: int, mapped_bytes: int = 0) -> _T:
+        """What ``make`` makes of something that the client sent; it counts until it is dropped.
+
+        Raises:
+            ResourceExhausted: A limit would be exceeded; nothing is made then. Else what ``make`` raises.
+        """
+        with self.taking("descriptors", descriptors), self.taking("mapped_bytes", mapped_bytes):
+            made = make()
+            weakref.finalize(made, self._drop, descriptors, mapped_bytes).atexit = False
+        return made
+
+    def _drop(self, descriptors: int, mapped_bytes: int) -> None:
+        # The garbage collector may come while this thread holds the lock.
+        self._dropped.append(("descriptors", descriptors))
+        self._dropped.append(("mapped_bytes", mapped_bytes))
+
+    def _settle(self) -> None:
+        while self._dropped:
+            what, amount = self._dropped.popleft()
+            self._taken[what] -= amount
 
     def give_back(self, what: str, amount: int = 1) -> None:
         """Gives back what was taken."""

@@ -166,7 +166,11 @@ class Session:
             case GetStatus():
                 return StatusReply(await self._device.status())
             case SupportedOperations():
-                with self._progress.work():
+                # Many may wait for their turn, with all that they say.
+                with (
+                    self.account.holding("memory_bytes", _constant_bytes(body.model)),
+                    self._progress.work(),
+                ):
                     return SupportedOperationsReply(await self._device.supported_operations(body.model))
             case PrepareModel() | PrepareModelFromCache():
                 return await self._prepare(body)
@@ -221,20 +225,26 @@ class Session:
     # Prepared models
 
     async def _prepare(self, body: PrepareModel | PrepareModelFromCache) -> PrepareModelReply:
-        memory_bytes = _constant_bytes(body.model) if isinstance(body, PrepareModel) else 0
+        if isinstance(body, PrepareModel):
+            memory_bytes = _constant_bytes(body.model)
+        else:
+            # What is made of the files is as large as they are.
+            memory_bytes = body.cache.size_bytes
         with self.account.taking("prepared_models"), self.account.taking("memory_bytes", memory_bytes):
             with self._progress.work():
-                prepared = await self._prepare_by(body)
+                prepared = await self._prepare_by(body, memory_bytes)
             if hasattr(prepared, "owner"):
                 prepared.owner = self  # Clients of a shared device take turns among equals.
             handle = next(self._handles)
             self._prepared[handle] = _Prepared(prepared, memory_bytes)
         return PrepareModelReply(handle, getattr(prepared, "expected_duration_ns", None))
 
-    async def _prepare_by(self, body: PrepareModel | PrepareModelFromCache) -> PreparedModel:
+    async def _prepare_by(
+        self, body: PrepareModel | PrepareModelFromCache, memory_bytes: int
+    ) -> PreparedModel:
         if isinstance(body, PrepareModelFromCache):
             return await self._device.prepare_model_from_cache(
-                body.cache.files(), priority=body.priority, deadline_ns=body.deadline_ns
+                body.cache.files(memory_bytes), priority=body.priority, deadline_ns=body.deadline_ns
             )
         cache: CacheOnWire | None = body.cache
         return await self._device.prepare_model(
@@ -248,12 +258,8 @@ class Session:
     @contextmanager
     def _executing(self) -> Iterator[None]:
         """One execution under way."""
-        self.account.take("executions")
-        try:
-            with self._progress.work():
-                yield
-        finally:
-            self.account.give_back("executions")
+        with self.account.holding("executions"), self._progress.work():
+            yield
 
     async def _free_prepared(self, handle: int) -> Done:
         owned = self._prepared.pop(handle, None)

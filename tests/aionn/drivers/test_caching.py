@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -341,3 +342,24 @@ async def test_errors_of_a_device_without_caching(files: Any, small: Any) -> Non
             await device.prepare_model_from_cache(own.cache())
         with pytest.raises(Error):
             await device.prepare_model_from_cache(own.cache(token=b"short"))
+
+
+def test_files_that_are_large_or_none_of_ours_are_not_read(tmp_path: Path) -> None:
+    fds = [os.open(tmp_path / str(number), os.O_RDWR | os.O_CREAT) for number in range(2)]
+    files = CacheFiles(fds[:1], fds[1:], bytes(32))
+    caching.save(files, caching.CacheContents([b"model"], [bytes(1000)]), driver="one")
+    assert caching.load(files, driver="one").model[0] == b"model"
+    assert caching.load(files._replace(bytes_max=2000), driver="one").data[0] == bytes(1000)
+    with pytest.raises(GeneralFailure, match="cannot be read"):
+        caching.load(files._replace(bytes_max=1000), driver="one")
+    os.ftruncate(fds[1], 0)
+    os.ftruncate(fds[1], caching.FILE_BYTES_MAX)  # Without a page of its own.
+    tracemalloc.start()
+    try:
+        with pytest.raises(GeneralFailure, match="cannot be read"):
+            caching.load(files, driver="one")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+        for fd in fds:
+            os.close(fd)
