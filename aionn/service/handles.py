@@ -12,7 +12,6 @@ import fcntl
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import msgspec
 
