@@ -213,7 +213,8 @@ class PreparedModel(Protocol):
             measure: Whether timings are wanted.
             deadline_ns: Absolute; None for none.
             loop_timeout_ns: For every WHILE; None for the default.
-            duration_ns: Allowance, counted from the moment that the last fence signals; None for none.
+            duration_ns: Allowance, counted from the moment that the last fence signals, or from the call where there is no fence;
+                None for none.
         """
         ...
 

@@ -213,7 +213,8 @@ class Compilation:
             outputs: As for ``execute``.
             wait_for: Fences to wait for; one that fails later fails this execution.
             deadline: As for ``execute``.
-            duration: Seconds allowed from the moment that the last fence signals; None for no limit.
+            duration: Seconds allowed from the moment that the last fence signals, or from the call where there is no fence to
+                wait for; None for no limit. Beside a deadline, the sooner of the two counts.
             priority: As for ``execute``.
             measure: Whether ``timing``, from this call on, and ``fenced``, from the last fence on, are wanted.
             loop_timeout: As for ``execute``.

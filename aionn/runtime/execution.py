@@ -29,7 +29,7 @@ from aionn.errors import (
     MissedDeadline,
     status_of,
 )
-from aionn.hal import NO_TIMING, Priority, Timing
+from aionn.hal import NO_TIMING, TIME_MAX_NS, Priority, Timing
 from aionn.hal.tracing import section
 from aionn.runtime.arguments import Array, RequestArea
 from aionn.runtime.background import Background
@@ -209,7 +209,7 @@ class Execution:
 
     @property
     def deadline_ns(self) -> int | None:
-        """Absolute limit: the deadline, or the allowance after the fences where that ends sooner; None for none."""
+        """Absolute limit: the deadline, or the end of the allowance where that is sooner; None for none."""
         return self._deadline_ns
 
     def start(self, background: Background) -> None:
@@ -217,8 +217,10 @@ class Execution:
         self._background = background
         if self._wait_for:
             self._lend()
+        else:
+            self._begin_allowance(self._asked_ns)
         self._task = background.start_execution(self._run(), self._end)
-        if self._deadline_ns is not None:
+        if self._deadline_ns is not None and self._timer is None:
             self._limit_at(self._deadline_ns)
 
     def _limit_at(self, limit_ns: int) -> None:
@@ -289,8 +291,12 @@ class Execution:
         ready_ns = now_ns()
         if not is_ready:
             self._dependencies_ns = ready_ns - self._asked_ns
+        self._begin_allowance(ready_ns)
+
+    def _begin_allowance(self, start_ns: int) -> None:
+        """Counts the allowance from ``start_ns``; where it ends sooner than the deadline, its end is the deadline from now on."""
         if self._duration_ns is not None:
-            limit_ns = ready_ns + self._duration_ns
+            limit_ns = min(start_ns + self._duration_ns, TIME_MAX_NS)
             if self._deadline_ns is None or limit_ns < self._deadline_ns:
                 self._deadline_ns = limit_ns
                 self._limit_at(limit_ns)

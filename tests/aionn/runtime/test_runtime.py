@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pytest
 
 import aionn
+from aionn.conformance.vts_models import endless_model
 from fences import SyncFence
 
 Values = npt.NDArray[np.float32]
@@ -197,6 +198,39 @@ async def test_allowance_counts_from_the_last_fence(
     tight = net.execute_fenced([silence], wait_for=[last], duration=0.0)
     with pytest.raises(aionn.MissedDeadline):
         await tight
+
+
+@pytest.mark.parametrize("deadline_s", [None, 60.0])
+async def test_allowance_counts_from_the_call_where_there_is_no_fence(
+    any_runtime: aionn.Runtime, deadline_s: float | None
+) -> None:
+    net = await any_runtime.compile(endless_model())
+    deadline = None if deadline_s is None else aionn.after(deadline_s)
+    # The loop itself ends by its time-out of ten seconds.
+    with anyio.fail_after(8):
+        execution = net.execute_fenced(
+            [np.ones(1, np.float32)], deadline=deadline, duration=0.05, loop_timeout=10
+        )
+        with pytest.raises(aionn.MissedDeadline):
+            await execution
+
+
+async def test_deadline_that_is_sooner_than_the_allowance_counts(any_runtime: aionn.Runtime) -> None:
+    net = await any_runtime.compile(endless_model())
+    with anyio.fail_after(8):
+        execution = net.execute_fenced(
+            [np.ones(1, np.float32)], deadline=aionn.after(0.05), duration=60.0, loop_timeout=10
+        )
+        with pytest.raises(aionn.MissedDeadline):
+            await execution
+
+
+@pytest.mark.parametrize("with_fence", [False, True])
+async def test_allowance_without_end_does_not_overflow(any_runtime: aionn.Runtime, with_fence: bool) -> None:
+    net = await any_runtime.compile(endless_model())
+    fences = [SyncFence.signalled()] if with_fence else []
+    execution = net.execute_fenced([-np.ones(1, np.float32)], wait_for=fences, duration=float("inf"))
+    assert (await execution).outputs[0] == -1
 
 
 async def test_cancelled_execution_leaves_the_device_usable(
