@@ -7,7 +7,7 @@ Invariants:
 1. In one thread there is one loop, that of the outermost call: what is finished inside a waiter is queued for it. So
    waiters never nest.
 2. A chained fence with one dependant hands over to it in place: a chain costs neither stack nor queue.
-3. A waiter that raises stops no other. An interrupt (KeyboardInterrupt and its like) comes out when all have run.
+3. A waiter that raises stops no other. An interrupt (KeyboardInterrupt, SystemExit) comes out when all have run; no other does.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from fences.state import Outcome
 
 Waiter = Callable[[Any], object]
 """Called with the finished fence."""
+
+INTERRUPTS = (KeyboardInterrupt, SystemExit)
+"""What ends the program, wherever it is raised."""
 
 Queue = deque[tuple[Any, Any]]
 """Waiters to run, each with its finished fence; None for all that are attached to that."""
@@ -92,7 +95,7 @@ def drain(queue: Queue) -> None:
                         outcome = clock()
                     except BaseException as error:
                         outcome = waiter._failure(error, None, None)
-                        if not isinstance(error, Exception):
+                        if isinstance(error, INTERRUPTS):
                             interrupt = error
                 waiter._outcome = outcome
                 port = waiter._port
@@ -106,10 +109,12 @@ def drain(queue: Queue) -> None:
             elif waiter is not None:
                 try:
                     waiter(fence)
-                except Exception:
-                    _logger.exception("a callback of %r raised", fence)
-                except BaseException as error:
+                except INTERRUPTS as error:
                     interrupt = error
+                except (
+                    BaseException
+                ):  # A callback's CancelledError says nothing about who finishes the fence.
+                    _logger.exception("a callback of %r raised", fence)
                 break
             # `fence` has just finished: go on with those who wait for it.
             try:

@@ -22,15 +22,16 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from aionn.errors import Error, GeneralFailure, InvalidArgument
+from aionn.errors import Error, GeneralFailure, InvalidArgument, MissedDeadline
 from aionn.hal import Burst as HalBurst
 from aionn.hal import ExecutionResult, Priority, Timing, check_deadline_ns, dimensions_are_known
 from aionn.hal.real_work import real_work
 from aionn.hal.tracing import section
 from aionn.runtime.arguments import Array, RequestArea, TensorSpec, Value, Writer, check_inputs
+from aionn.runtime.clock import now_ns
 from aionn.runtime.direct import execute_directly, hold
 from aionn.runtime.execution import Execution, Result, Turn, failing, priority_of, result_of
-from aionn.runtime.stream import Frames, Stream, frames_of
+from aionn.runtime.stream import Frames, SlotClaim, Stream, frames_of
 from aionn.scheduler.work import Work
 from aionn.validation import check_execution_result
 
@@ -108,7 +109,9 @@ class Burst:
         self._polling = polling or {}
         self._slots: list[Slot] = []
         self._unused: list[Slot] = []
-        self._waiting: deque[Callable[[Slot], None]] = deque()
+        self._waiting: deque[SlotClaim] = deque()
+        # How many of those are executions, for which streams give up what they can spare.
+        self._demand = 0
         # Of each step as many as its device can use at a time: an execution in each, or the device would stand idle between two.
         self._lines: list[list[Line]] = []
         self._opened = False
@@ -146,26 +149,49 @@ class Burst:
     ) -> None:
         await self.aclose()
 
-    async def _take(self) -> Slot:
-        """Waits for a slot; the caller must leave it."""
+    async def _take(self, deadline_ns: int | None) -> Slot:
+        """Waits for a slot, but not beyond the deadline; the caller must leave it.
+
+        Raises:
+            MissedDeadline: No slot was free in time.
+            InvalidArgument: The burst is not open, or was closed meanwhile.
+        """
         slot = self._take_unused()
         if slot is not None:
             return slot
-        waiter = self._runtime.background.waiter()
+        background = self._runtime.background
+        if deadline_ns is not None and deadline_ns <= now_ns():
+            raise MissedDeadline(
+                "burst: the deadline had passed before the execution was asked for", transient=False
+            )
+        waiter = background.waiter()
         taken: list[Slot] = []
 
-        def hand(slot: Slot) -> None:
+        def take(slot: Slot) -> None:
             taken.append(slot)
             waiter.wake()
 
-        self._wait_for_slot(hand)
+        claim = SlotClaim(_always, take)
+        timer = None if deadline_ns is None else background.at(deadline_ns, waiter.wake)
+        self._wait_for_slot(claim)
+        self._demand += 1
         try:
+            self._reclaim()
             await waiter.future
         except BaseException:
-            self._stop_waiting(hand)
             for slot in taken:
                 self._leave(slot)
             raise
+        finally:
+            self._demand -= 1
+            self._stop_waiting(claim)
+            if timer is not None:
+                timer.cancel()
+        if not taken:
+            raise MissedDeadline("burst: the deadline passed while waiting for a free slot", transient=True)
+        if self._closed:
+            self._leave(taken[0])
+            raise InvalidArgument("burst: closed while an execution waited for a free slot")
         return taken[0]
 
     def _take_unused(self) -> Slot | None:
@@ -178,23 +204,42 @@ class Burst:
         slot.users = 1
         return slot
 
-    def _wait_for_slot(self, hand: Callable[[Slot], None]) -> None:
-        """Has ``hand`` called with the next slot that becomes free, by the task that leaves it. First come, first served."""
-        self._waiting.append(hand)
+    def _wait_for_slot(self, claim: SlotClaim) -> None:
+        """Has the claim given the next slot that becomes free, by the task that leaves it. First come, first served."""
+        self._waiting.append(claim)
 
-    def _stop_waiting(self, hand: Callable[[Slot], None]) -> None:
-        if hand in self._waiting:
-            self._waiting.remove(hand)
+    def _stop_waiting(self, claim: SlotClaim) -> None:
+        for index, waiting in enumerate(self._waiting):
+            if waiting is claim:
+                del self._waiting[index]
+                return
 
     def _leave(self, slot: Slot) -> None:
         slot.users -= 1
         if slot.users:
+            if self._demand:
+                self._reclaim()  # The device may have finished what a stream can spare.
             return
-        if self._waiting:
+        for index, claim in enumerate(self._waiting):
+            if claim.wants():
+                del self._waiting[index]
+                slot.users = 1
+                claim.take(slot)
+                return
+        self._unused.append(slot)
+
+    def _reclaim(self) -> None:
+        """Has a stream give up the slot of a result that its consumer has not asked for yet, if there is one."""
+        for frames in tuple(self._streams):
+            if frames.spare():
+                return
+
+    def _offer_unused(self) -> None:
+        """Offers a slot that nobody uses to those who wait: one of them has a use for it now."""
+        if self._waiting and self._unused:
+            slot = self._unused.pop()
             slot.users = 1
-            self._waiting.popleft()(slot)
-        else:
-            self._unused.append(slot)
+            self._leave(slot)
 
     def _begin(
         self,
@@ -282,11 +327,14 @@ class Burst:
         priority: str | Priority | None = None,
         measure: bool = False,
     ) -> Result:
-        """Executes once. Waits for a free slot first; arguments, result and errors are those of ``Compilation.execute``."""
+        """Executes once. Waits for a free slot first; arguments, result and errors are those of ``Compilation.execute``.
+
+        The deadline covers the wait for the slot as well.
+        """
         check_deadline_ns(deadline, where="burst")
         values = check_inputs(self._inputs, inputs)
         rank = self._priority if priority is None else self._priority_of(priority)
-        slot = await self._take()
+        slot = await self._take(deadline)
         try:
             slot.area.write(self._input_indexes, values)
             if deadline is None and self._is_alone():
@@ -393,6 +441,10 @@ class Burst:
             # What has just ended is told in the loop's next turn: by now, who closes a burst may rely on it.
             await anyio.lowlevel.checkpoint()
         self._slots.clear()
+
+
+def _always() -> bool:
+    return True
 
 
 async def _acquired(semaphore: anyio.Semaphore) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Generator, Hashable, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
+import anyio
 import msgspec
 
 from aionn.errors import (
@@ -232,8 +233,10 @@ class Execution:
     def _expire(self) -> None:
         if self.fence.status == FenceStatus.PENDING:
             where = self.state.value
-            self._fail(MissedDeadline(f"execution: the deadline passed while {where}", transient=True))
-            self._stop_waiting()
+            try:
+                self._fail(MissedDeadline(f"execution: the deadline passed while {where}", transient=True))
+            finally:  # A callback of the fence may interrupt the program.
+                self._stop_waiting()
 
     async def _run(self) -> None:
         UNDER_WAY.set(weakref.ref(self))
@@ -253,7 +256,9 @@ class Execution:
         except Error as e:
             self.state = ExecutionState.FINISHED
             self._fail(e)
-        except Exception as e:
+        except (anyio.get_cancelled_exc_class(), KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as e:
             self.state = ExecutionState.FINISHED
             failure = GeneralFailure(f"execution: {type(e).__name__}: {e}")
             failure.__cause__ = e
@@ -467,8 +472,10 @@ class Execution:
     def cancel(self) -> None:
         """Gives the execution up: one that waits never runs; one that runs keeps its slot until the device is done, and its
         result is thrown away."""
-        self._fail(GeneralFailure("execution: cancelled"))
-        self._stop_waiting()
+        try:
+            self._fail(GeneralFailure("execution: cancelled"))
+        finally:
+            self._stop_waiting()
 
     async def wait(self) -> Result:
         """Waits for the result.

@@ -7,10 +7,12 @@ its deadline before the device is done. Refuses to own slots and the device's bu
 
 Invariants:
 1. Results come in the order of the source; an error of the source comes after the results of what was before it.
-2. Each item that is on its way has a slot: there are never more of them than slots, and nothing else waits in line.
-3. An item's slot is used again only when the consumer has asked for the next result and the device is done with it.
+2. There are never more items between source and consumer than slots; the source is not read meanwhile.
+3. An item's slot is used again only when the device is done with it and the consumer has asked for the next result. Before the
+   consumer has seen the result at all, an execution that waits for a slot gets that one: the outputs are copied.
 4. A stream that was ended, dropped or read to its end has no task, and no slot but those that the device still has.
 5. A consumer that is cancelled while it waits loses no result: the next call gives it.
+6. Whatever a source, a writer or a deadline's function raises ends this stream alone, and is raised to its consumer.
 """
 
 from __future__ import annotations
@@ -18,26 +20,43 @@ from __future__ import annotations
 import abc
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeVar
 
 import anyio
 import msgspec
 
-from aionn.errors import Error, InvalidArgument, MissedDeadline
+from aionn.errors import Error, GeneralFailure, InvalidArgument, MissedDeadline
 from aionn.hal import NO_TIMING, Priority, Timing, check_deadline_ns
 from aionn.runtime.arguments import Array, Writer
 from aionn.runtime.background import Background, Waiter
 from aionn.runtime.clock import now_ns
 from aionn.runtime.execution import Execution
+from fences import FenceStatus
 
 if TYPE_CHECKING:
     from aionn.runtime.burst import Burst, Slot
 
-__all__ = ["Frames", "Stream", "StreamResult", "StreamStatistics", "frames_of"]
+__all__ = ["Frames", "SlotClaim", "Stream", "StreamResult", "StreamStatistics", "frames_of"]
 
 _T = TypeVar("_T")
 
 _Status = Literal["on_time", "late", "dropped"]
+
+INTERRUPTS = (KeyboardInterrupt, SystemExit)
+"""What ends the program, wherever it is raised."""
+
+
+class SlotClaim(NamedTuple):
+    """One that waits for a slot of a burst.
+
+    Attributes:
+        wants: Whether it has a use for one now; otherwise the next in the order gets it.
+        take: Takes one over, at once: called by the task that leaves it.
+    """
+
+    wants: Callable[[], bool]
+    take: Callable[[Slot], None]
 
 
 class StreamResult(msgspec.Struct, Generic[_T], frozen=True):
@@ -88,9 +107,10 @@ class _Entry:
         "timing",
     )
 
-    def __init__(self, item: Any, slot: Slot | None, error: Exception | None = None) -> None:
+    def __init__(self, item: Any, error: BaseException | None = None) -> None:
         self.item = item
-        self.slot = slot
+        # None until it has one, and again when its outputs had to be copied.
+        self.slot: Slot | None = None
         self.error = error
         # Whether the consumer can go on with it: for an execution from the beginning, as that can be awaited.
         self.is_here = error is not None
@@ -124,6 +144,7 @@ class Frames(abc.ABC):
         (self._key,) = burst._input_indexes
         self._held: Slot | None = None
         self._consumer: Waiter | None = None
+        self._reader: Waiter | None = None
         self.entries: deque[_Entry] = deque()
         self.is_fed = False
         self.is_over = False
@@ -137,9 +158,17 @@ class Frames(abc.ABC):
     async def _feed(self) -> None:
         """Reads the source until everything was begun that it gave."""
 
+    def _admit(self, entry: _Entry) -> int | None:
+        """Until when an item may wait for a slot, absolute; None for ever."""
+        return None
+
     @abc.abstractmethod
     def _begin(self, entry: _Entry, slot: Slot) -> None:
         """Has an item that is in its slot executed."""
+
+    @abc.abstractmethod
+    def _take_results(self, entry: _Entry) -> bool:
+        """Has an entry keep what its execution gave, as views; False where that has not ended."""
 
     async def _run(self) -> None:
         try:
@@ -151,6 +180,14 @@ class Frames(abc.ABC):
         self.is_fed = True
         self._tell()
 
+    def _is_ending(self) -> bool:
+        """Whether a cancellation that arrives is meant for the stream: it was ended, or the runtime closes."""
+        return self.is_over or self._burst._runtime.tasks.cancel_scope.cancel_called
+
+    def _is_meant_for_us(self, error: BaseException) -> bool:
+        """Whether an exception goes on to those who run this task, for no consumer is there to be told of it."""
+        return isinstance(error, (anyio.get_cancelled_exc_class(), *INTERRUPTS)) and self._is_ending()
+
     async def _read(self) -> None:
         """Takes items and has them put into slots. What the source raises becomes the last entry."""
         burst = self._burst
@@ -158,51 +195,96 @@ class Frames(abc.ABC):
             async for item in self._source:
                 if self.is_over:
                     return  # The source does not let itself be cancelled.
-                slot = burst._take_unused()
+                entry = _Entry(item)
+                limit_ns = self._admit(entry)
+                slot = None if self._is_full() else burst._take_unused()
                 if slot is None:
-                    await self._place_next(item)
+                    await self._place_next(entry, limit_ns)
                 else:
-                    self._place(item, slot)
+                    self._place(entry, slot)
                 if self._has_failed:
                     return
-        except Exception as e:
+        except BaseException as e:
+            if self._is_meant_for_us(e):
+                raise
             self._end_with(e)
 
-    async def _place_next(self, item: Any) -> None:
-        """Waits until an item is in the next slot: who leaves that, the consumer as a rule, puts it there, a loop's turn sooner."""
-        placed = self.background.waiter()
+    def _is_full(self) -> bool:
+        """Whether there are as many items on their way to the consumer as there may be."""
+        return len(self.entries) + (self._held is not None) >= self._burst._slot_count
 
-        def hand(slot: Slot) -> None:
-            placed.wake()
-            self._place(item, slot)
+    async def _place_next(self, entry: _Entry, limit_ns: int | None) -> None:
+        """Waits until an item is in the next slot: who leaves that, the consumer as a rule, puts it there, a loop's turn sooner.
 
-        self._burst._wait_for_slot(hand)
+        One that waits until its limit is dropped.
+        """
+        woken = self.background.waiter()
+        is_placed = False
+
+        def take(slot: Slot) -> None:
+            nonlocal is_placed
+            is_placed = True
+            woken.wake()
+            self._place(entry, slot)
+
+        claim = SlotClaim(self._wants_slot, take)
+        timer = None if limit_ns is None else self.background.at(limit_ns, woken.wake)
+        self._burst._wait_for_slot(claim)
         try:
-            await placed.future
+            await woken.future
         finally:
-            self._burst._stop_waiting(hand)
+            self._burst._stop_waiting(claim)
+            if timer is not None:
+                timer.cancel()
+        if not is_placed:
+            await self._drop(entry)
 
-    def _place(self, item: Any, slot: Slot) -> None:
+    def _wants_slot(self) -> bool:
+        return not self.is_over and not self._is_full()
+
+    async def _drop(self, entry: _Entry) -> None:
+        """Has the consumer told that an item was dropped, as soon as there is room for that."""
+        entry.finished_ns = now_ns()
+        entry.is_here = True
+        while self._is_full():
+            self._reader = self.background.waiter()
+            try:
+                await self._reader.future
+            finally:
+                self._reader = None
+        self.entries.append(entry)
+        self._tell()
+
+    def _place(self, entry: _Entry, slot: Slot) -> None:
         """Writes an item into its slot and has it executed. What goes wrong becomes the last entry."""
         if self.is_over:
             self._burst._leave(slot)
             return
-        entry = _Entry(item, slot)
+        entry.slot = slot
         try:
-            self._write(item, slot.area.view(self._key).view())
+            self._write(entry.item, slot.area.view(self._key).view())
             self._begin(entry, slot)
         except BaseException as e:
             self._burst._leave(slot)
-            if not isinstance(e, Exception):
-                raise
             self._end_with(e)
         else:
             self.entries.append(entry)
 
-    def _end_with(self, error: Exception) -> None:
+    def _end_with(self, error: BaseException) -> None:
         self._has_failed = True
-        self.entries.append(_Entry(None, None, error))
+        self.entries.append(_Entry(None, _raisable(error)))
         self._tell()
+
+    def spare(self) -> bool:
+        """Gives up the slot of one result that nobody has asked for yet, by copying it; False where there is none."""
+        for entry in reversed(self.entries):
+            slot = entry.slot
+            if slot is not None and self._take_results(entry):
+                entry.outputs = tuple(_kept(array) for array in entry.outputs)
+                entry.slot = None
+                self._burst._leave(slot)
+                return True
+        return False
 
     def _tell(self) -> None:
         """Wakes the consumer if it waits."""
@@ -232,12 +314,22 @@ class Frames(abc.ABC):
         assert self._held is None, "one at a time"
         self.entries.popleft()
         self._held = entry.slot
+        if entry.slot is None:
+            self._make_room()
 
     def let_go(self) -> None:
         """The consumer is done with what it got last."""
         slot, self._held = self._held, None
         if slot is not None:
+            if self._reader is not None:
+                self._reader.wake()
             self._burst._leave(slot)
+
+    def _make_room(self) -> None:
+        """One item less is on its way, and it had no slot that could be left to the next."""
+        if self._reader is not None:
+            self._reader.wake()
+        self._burst._offer_unused()
 
     def cancel(self) -> None:
         """Ends it: no further item is taken, nothing more is delivered. Idempotent."""
@@ -269,14 +361,26 @@ class _ExecutedFrames(Frames):
     async def _feed(self) -> None:
         await self._read()
 
-    def _begin(self, entry: _Entry, slot: Slot) -> None:
+    def _admit(self, entry: _Entry) -> int | None:
         if self._deadline is not None:
             entry.deadline_ns = self._deadline(entry.item)
             check_deadline_ns(entry.deadline_ns, where="stream")
+        return entry.deadline_ns if self._drop_late else None
+
+    def _begin(self, entry: _Entry, slot: Slot) -> None:
         limit_ns = entry.deadline_ns if self._drop_late else None
         entry.execution = self._burst._begin(slot, limit_ns, self._priority, self._measure, copy=False)
         entry.is_here = True
         self._tell()
+
+    def _take_results(self, entry: _Entry) -> bool:
+        execution = entry.execution
+        if execution is None or execution.fence.status == FenceStatus.PENDING:
+            return False
+        _, result, _ = execution.outcome()
+        if result is not None:
+            entry.outputs, entry.timing = result.outputs, result.timing
+        return True
 
 
 class _DirectFrames(Frames):
@@ -319,14 +423,38 @@ class _DirectFrames(Frames):
         try:
             result = await burst._execute_directly(slot, self._priority, self._measure, copy=False)
             entry.outputs, entry.timing = result.outputs, result.timing
-        except Exception as e:
-            entry.error = e
-        finally:
-            burst._leave(slot)
+        except BaseException as e:
+            if self._is_meant_for_us(e):
+                burst._leave(slot)
+                raise
+            entry.error = _raisable(e)
         entry.finished_ns = now_ns()
         entry.is_here = True
+        burst._leave(slot)  # Now it can be spared.
         if self.entries and self.entries[0] is entry:
             self._tell()
+
+    def _take_results(self, entry: _Entry) -> bool:
+        return entry.is_here
+
+
+def _raisable(error: BaseException) -> BaseException:
+    """What the consumer is raised: the error, unless it would say something about the consumer itself."""
+    if not isinstance(
+        error, (anyio.get_cancelled_exc_class(), GeneratorExit, StopIteration, StopAsyncIteration)
+    ):
+        return error
+    failure = GeneralFailure(
+        f"stream: the source, or what was called for an item, raised {type(error).__name__}"
+    )
+    failure.__cause__ = error
+    return failure
+
+
+def _kept(array: Array) -> Array:
+    copy = array.copy()
+    copy.flags.writeable = False
+    return copy
 
 
 def frames_of(
@@ -345,7 +473,12 @@ def frames_of(
 
 
 class Stream(AsyncIterator[StreamResult[_T]]):
-    """The results of a stream; made by ``Burst.stream``. A stream that is dropped ends."""
+    """The results of a stream; made by ``Burst.stream``. A stream that is dropped ends.
+
+    One that is broken off, by ``break`` or by a cancellation, and still referred to (by a name, or by the traceback of a kept
+    exception) keeps the slot of the result that it gave last, and goes on where it was when the next result is asked for. Its other
+    slots go to executions that wait for one. ``async with`` and ``aclose`` end it at a known time.
+    """
 
     def __init__(self, frames: Frames) -> None:
         self._frames = frames
@@ -384,7 +517,8 @@ class Stream(AsyncIterator[StreamResult[_T]]):
     async def _finish(self, entry: _Entry, execution: Execution) -> None:
         try:
             result = await execution
-            entry.outputs, entry.timing = result.outputs, result.timing
+            if entry.slot is not None:  # Otherwise they were copied.
+                entry.outputs, entry.timing = result.outputs, result.timing
         except MissedDeadline as e:
             if entry.deadline_ns is None:
                 entry.error = e
@@ -395,6 +529,18 @@ class Stream(AsyncIterator[StreamResult[_T]]):
     def cancel(self) -> None:
         """Ends the stream: no further item is taken, nothing more is delivered. Idempotent."""
         self._frames.cancel()
+
+    async def aclose(self) -> None:
+        """As ``cancel``."""
+        self.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.cancel()
 
     def statistics(self) -> StreamStatistics:
         """Counts so far."""

@@ -201,5 +201,7 @@ def tell(listeners: Sequence[Listener], report: Report) -> None:
     for listener in listeners:
         try:
             listener(report)
-        except Exception:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # A listener's CancelledError says nothing about who reports to it.
             _logger.exception("telemetry: a listener failed")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -224,3 +225,46 @@ async def test_failed_execution_falls_back_where_that_is_allowed(digits: Path, s
                 assert len(calls) == 1, "what was sent is not sent again"
                 hal.execute_synchronously = right
                 assert (await burst.execute([silence])).fallback == ()
+
+
+async def test_wait_for_a_slot_ends_at_the_deadline(any_runtime: aionn.Runtime) -> None:
+    net = await any_runtime.compile(endless_model())
+    value = np.ones(1, np.float32)
+    async with net.burst(slots=1) as burst, anyio.create_task_group() as tasks:
+        tasks.start_soon(burst.execute, [value])
+        while burst._unused:
+            await anyio.lowlevel.checkpoint()
+        deadline = aionn.after(0.05)
+        with anyio.fail_after(1.5), pytest.raises(aionn.MissedDeadline) as missed:
+            await burst.execute([-value], deadline=deadline)
+        assert missed.value.transient and aionn.after(0) >= deadline
+        with pytest.raises(aionn.MissedDeadline) as missed:
+            await burst.execute([-value], deadline=1)
+        assert not missed.value.transient
+        assert not burst._waiting
+        tasks.cancel_scope.cancel()
+
+
+async def test_execution_that_waits_for_a_slot_is_told_that_its_burst_was_closed(
+    any_runtime: aionn.Runtime,
+) -> None:
+    net = await any_runtime.compile(endless_model())
+    value = np.ones(1, np.float32)
+    errors: list[aionn.Error] = []
+    burst = net.burst(slots=1)
+    async with anyio.create_task_group() as tasks:
+
+        async def execute(value: Values) -> None:
+            try:
+                await burst.execute([value])
+            except aionn.Error as e:
+                errors.append(e)
+
+        async with burst:
+            tasks.start_soon(execute, value)
+            while burst._unused:
+                await anyio.lowlevel.checkpoint()
+            tasks.start_soon(execute, -value)
+            while not burst._waiting:
+                await anyio.lowlevel.checkpoint()
+    assert any("closed" in str(e) for e in errors)

@@ -397,6 +397,129 @@ async def test_execution_that_is_cancelled_while_it_waits_for_a_slot_leaves_the_
         await settled(burst, runtime)
 
 
+@pytest.mark.parametrize("way", ["body", "waiting", "break", "fail_after", "result"])
+async def test_stream_that_is_broken_off_and_kept_leaves_slots_for_executions(
+    net: aionn.Compilation, runtime: aionn.Runtime, way: str, options: dict[str, Any]
+) -> None:
+    kept: list[object] = []
+    seen: list[float] = []
+    stopped = anyio.Event()
+
+    async def source() -> AsyncIterator[Values]:
+        async for number in numbers(40):
+            if way == "waiting" and number[0] == -2:
+                stopped.set()
+                await go_on.wait()
+            yield number
+
+    async def consume(stream: aionn.Stream[Values]) -> None:
+        async for result in stream:
+            kept.append(result)
+            seen.append(float(result.outputs[0][0]))
+            if way == "break":
+                return
+            if way != "waiting":
+                stopped.set()
+                await anyio.sleep_forever()
+
+    go_on = anyio.Event()
+    async with net.burst(slots=2) as burst:
+        stream = burst.stream(source(), **options)
+        with anyio.fail_after(LIMIT_S):
+            if way == "fail_after":
+                with pytest.raises(TimeoutError) as caught, anyio.fail_after(0.05):
+                    await consume(stream)
+                kept.append(caught.value)
+            else:
+                task = asyncio.create_task(consume(stream))
+                if way != "break":
+                    await stopped.wait()
+                    task.cancel()
+                try:
+                    await task
+                except asyncio.CancelledError as e:
+                    kept.append(e)
+            go_on.set()
+            for number in (100, 101, 102):
+                assert (await burst.execute([-number * ONE])).outputs[0] == -number
+            async with anyio.create_task_group() as tasks:
+                for number in (103, 104, 105):
+                    tasks.start_soon(burst.execute, [-number * ONE])
+            with pytest.raises(aionn.MissedDeadline):
+                await burst.execute([ONE], deadline=aionn.after(0.05))
+            # It goes on where it was, and what was copied meanwhile is right.
+            seen += [float(r.outputs[0][0]) async for r in stream]
+            assert seen == [float(-n) for n in range(1, 41)]
+        await settled(burst, runtime)
+
+
+async def test_stream_ends_with_its_scope(
+    net: aionn.Compilation, runtime: aionn.Runtime, options: dict[str, Any]
+) -> None:
+    async with net.burst() as burst:
+        async with burst.stream(numbers(10_000), **options) as stream:
+            kept = await anext(stream)
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+        await settled(burst, runtime)
+        assert (await burst.execute([-ONE])).outputs[0] == -1
+        assert kept.item[0] == -1
+
+
+async def test_spared_results_stay_read_only_and_in_order(
+    net: aionn.Compilation, runtime: aionn.Runtime, options: dict[str, Any]
+) -> None:
+    async with net.burst(slots=3) as burst:
+        stream = burst.stream(numbers(60), **options)
+        seen = []
+        async for result in stream:
+            assert not result.outputs[0].flags.writeable
+            seen.append(float(result.outputs[0][0]))
+            with anyio.fail_after(LIMIT_S):
+                assert (await burst.execute([-1000 * ONE])).outputs[0] == -1000
+            assert result.outputs[0] == seen[-1], "its slot is the consumer's"
+        assert seen == [float(-n) for n in range(1, 61)]
+        await settled(burst, runtime)
+
+
+async def test_item_that_waits_for_a_slot_is_dropped_at_its_deadline(
+    net: aionn.Compilation, runtime: aionn.Runtime
+) -> None:
+    async with net.burst(slots=1) as burst:
+        with anyio.fail_after(LIMIT_S):
+            async with anyio.create_task_group() as tasks:
+                # The driver's own time-out ends it after two seconds; the only slot is its own until then.
+                tasks.start_soon(burst.execute, [ONE])
+                while burst._unused:
+                    await anyio.lowlevel.checkpoint()
+                stream = burst.stream(numbers(3), deadline=lambda item: aionn.after(0.02))
+                seen = [(r.status, r.outputs, float(r.item[0])) async for r in stream]
+                assert seen == [("dropped", (), -1.0), ("dropped", (), -2.0), ("dropped", (), -3.0)]
+                assert "free" not in runtime.devices[0].dispatcher.explain(), "the device still works"
+                tasks.cancel_scope.cancel()
+        await settled(burst, runtime)
+
+
+async def test_no_more_items_are_dropped_ahead_than_there_are_slots(net: aionn.Compilation) -> None:
+    taken = 0
+
+    async def counted() -> AsyncIterator[Values]:
+        nonlocal taken
+        async for number in numbers(10_000):
+            taken += 1
+            yield number
+
+    async with net.burst(slots=2) as burst:
+        with anyio.fail_after(LIMIT_S):
+            stream = burst.stream(counted(), deadline=lambda item: aionn.after(0.001))
+            await anext(stream)
+            for _ in range(200):
+                await anyio.lowlevel.checkpoint()
+            await anyio.sleep(0.05)
+            # One is with the consumer, one on its way, one is read and waits for its place.
+            assert taken <= 4
+
+
 def test_stream_on_uvloop(digits: Path, repository: Path) -> None:
     pytest.importorskip("uvloop")
     # In a process of its own: uvloop keeps a pipe for signals as long as its process lives.
