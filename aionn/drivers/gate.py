@@ -370,8 +370,8 @@ async def run_on_gate(
                 raise
     except BaseException:
         cancelled.set()
-        # An error has its frames and they have this list: nothing of the call's memories is to wait for the garbage collector.
-        outcome.clear()
+        # An error refers to the frames that it went through, and the frame of ``job`` to ``outcome``.
+        done.add_callback(lambda done: outcome.clear())
         raise
     result = outcome.pop()
     if isinstance(result, BaseException):

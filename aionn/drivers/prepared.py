@@ -404,3 +404,4 @@ class DirectBurst:
     async def aclose(self) -> None:
         """Forgets the memories. Idempotent."""
         self._memories.clear()
+        self._last = None

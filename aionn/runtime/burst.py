@@ -30,13 +30,14 @@ from aionn.hal.tracing import section
 from aionn.runtime.arguments import Array, RequestArea, TensorSpec, Value, Writer, check_inputs
 from aionn.runtime.clock import now_ns
 from aionn.runtime.direct import execute_directly, hold
+from aionn.runtime.dropping import close_when_dropped
 from aionn.runtime.execution import Execution, Result, Turn, failing, priority_of, result_of
 from aionn.runtime.stream import Frames, SlotClaim, Stream, frames_of
 from aionn.scheduler.work import Work
 from aionn.validation import check_execution_result
 
 if TYPE_CHECKING:
-    from aionn.runtime.plan import Plan
+    from aionn.runtime.plan import Plan, PreparedStep
     from aionn.runtime.runtime import Runtime
 
 __all__ = ["Burst", "Line", "Slot"]
@@ -62,7 +63,6 @@ class Slot:
         self.identifiers = (identifier,)
         self.checked: list[ExecutionResult | None] = [None] * len(plan.steps)
         self.line: Line | None = None
-        self.turns: dict[bool, list[Turn]] = {}
         self.users = 0
 
 
@@ -115,11 +115,14 @@ class Burst:
         # Of each step as many as its device can use at a time: an execution in each, or the device would stand idle between two.
         self._lines: list[list[Line]] = []
         self._opened = False
+        # By slot and by whether they measure. Not in the slots: what refers to itself waits for the garbage collector.
+        self._turns_of: dict[tuple[int, bool], list[Turn]] = {}
         self._streams: set[Frames] = set()
         self._on_close = on_close
         self._learnt_by = [object() for _ in plan.steps]
         self._report = report
         self._closed = False
+        self._finalizer = close_when_dropped(self, runtime, functools.partial(_close_lines, self._lines))
 
     async def __aenter__(self) -> Self:
         if self._opened or self._closed:
@@ -272,48 +275,18 @@ class Burst:
         return execution
 
     def _turns(self, slot: Slot, measure: bool) -> list[Turn]:
-        turns = slot.turns.get(measure)
+        turns = self._turns_of.get((slot.identifier, measure))
         if turns is None:
             turns = [self._turn(slot, index, measure) for index in range(len(self._lines))]
-            slot.turns[measure] = turns
+            self._turns_of[slot.identifier, measure] = turns
         return turns
 
-    def _line(self, slot: Slot, index: int) -> Line:
-        """The burst through which a slot's request goes: the slot's own, which knows its memory; another while that is in use."""
-        lines = self._lines[index]
-        own = lines[slot.identifier % len(lines)]
-        if own.free.value:
-            return own
-        return next((line for line in lines if line.free.value), own)
-
-    async def _run(self, slot: Slot, index: int, measure: bool, deadline_ns: int | None) -> Timing:
-        """Runs a step on a slot of its device that is had."""
-        step = self._plan.steps[index]
-        line = slot.line = self._line(slot, index)
-        await _acquired(line.free)
-        try:
-            with section("LI_PE", step.device.name):
-                result = await line.hal.execute_synchronously(
-                    slot.requests[index], slot.identifiers, measure=measure, deadline_ns=deadline_ns
-                )
-        finally:
-            line.free.release()
-        # Frames without timings give the same object again.
-        if result is not slot.checked[index]:
-            check_execution_result(step.model.main, result, measure=measure)
-            if not result.output_sufficient_size:
-                raise GeneralFailure(
-                    f"burst: {step.device.name} reports an output larger than the model says"
-                )
-            slot.area.note(step.outputs, result.output_shapes)
-            slot.checked[index] = None if measure else result
-        return result.timing
-
     def _turn(self, slot: Slot, index: int, measure: bool) -> Turn:
-        step = self._plan.steps[index]
+        step, lines = self._plan.steps[index], self._lines[index]
 
         async def run(area: RequestArea, deadline_ns: int | None) -> Timing:
-            return await self._run(slot, index, measure, deadline_ns)
+            # Without the burst, which would refer to itself.
+            return await _run(step, index, slot, lines, measure, deadline_ns)
 
         fall_back = self._plan.fall_back(index, measure)
         declared: int | None = getattr(step.prepared, "expected_duration_ns", None)
@@ -436,8 +409,8 @@ class Burst:
                 for line in (line for lines in self._lines for line in lines):
                     async with line.free:
                         pass
-            for line in (line for lines in self._lines for line in lines):
-                await line.hal.aclose()
+            await _close_lines(self._lines)
+            self._finalizer.detach()  # Not before: a closing that is broken off is finished when this object is dropped.
             # What has just ended is told in the loop's next turn: by now, who closes a burst may rely on it.
             await anyio.lowlevel.checkpoint()
         self._slots.clear()
@@ -453,6 +426,42 @@ async def _acquired(semaphore: anyio.Semaphore) -> None:
         semaphore.acquire_nowait()
     else:
         await semaphore.acquire()
+
+
+def _line(slot: Slot, lines: Sequence[Line]) -> Line:
+    """The burst through which a slot's request goes: the slot's own, which knows its memory; another while that is in use."""
+    own = lines[slot.identifier % len(lines)]
+    if own.free.value:
+        return own
+    return next((line for line in lines if line.free.value), own)
+
+
+async def _run(
+    step: PreparedStep, index: int, slot: Slot, lines: Sequence[Line], measure: bool, deadline_ns: int | None
+) -> Timing:
+    """Runs a step on a slot of its device that is had."""
+    line = slot.line = _line(slot, lines)
+    await _acquired(line.free)
+    try:
+        with section("LI_PE", step.device.name):
+            result = await line.hal.execute_synchronously(
+                slot.requests[index], slot.identifiers, measure=measure, deadline_ns=deadline_ns
+            )
+    finally:
+        line.free.release()
+    # Frames without timings give the same object again.
+    if result is not slot.checked[index]:
+        check_execution_result(step.model.main, result, measure=measure)
+        if not result.output_sufficient_size:
+            raise GeneralFailure(f"burst: {step.device.name} reports an output larger than the model says")
+        slot.area.note(step.outputs, result.output_shapes)
+        slot.checked[index] = None if measure else result
+    return result.timing
+
+
+async def _close_lines(lines: Sequence[Sequence[Line]]) -> None:
+    for line in (line for of_step in lines for line in of_step):
+        await line.hal.aclose()
 
 
 async def _settled(line: Line) -> None:

@@ -7,6 +7,7 @@ device knows.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -21,6 +22,7 @@ from aionn.runtime.arguments import Array, Binding, RequestArea, check_inputs, o
 from aionn.runtime.burst import Burst
 from aionn.runtime.clock import to_ns
 from aionn.runtime.direct import execute_directly, hold
+from aionn.runtime.dropping import close_when_dropped
 from aionn.runtime.execution import PRIORITY, Execution, Result, Turn, failing, priority_of, result_of
 from aionn.runtime.memory import OwnMemory, bind, image_view
 from aionn.runtime.plan import LastValues, Plan, declared_ns, settle_of
@@ -72,12 +74,16 @@ async def _on_thread(fill: Callable[[], RequestArea]) -> RequestArea:
 class Compilation:
     """A model made ready. Close it with ``aclose`` or ``async with``; the runtime closes what is left.
 
+    One that is dropped is freed at its devices as well, soon after; what was made of it (bursts, reusable executions, executions
+    under way) keeps it until then.
+
     Attributes:
         model: The model.
         inputs: What it takes.
         outputs: What it gives.
         devices: Names of the devices that it runs on.
         placement: Which operation runs where, and why.
+        identity: What no other compilation has.
         from_cache: Whether every step came from the cache; the constants' memory (``model.pools``) may then be missing.
     """
 
@@ -101,13 +107,16 @@ class Compilation:
         self._areas: list[RequestArea] = []
         self._sizes: dict[int, int] = {}
         self._values = LastValues(plan)
-        self._bursts: set[Burst] = set()
+        self._bursts: weakref.WeakSet[Burst] = weakref.WeakSet()
         self._closed = False
+        self._finalizer = close_when_dropped(self, runtime, plan.aclose)
         # Durations are learnt by these, which nothing else is equal to, however often an address is used again.
         self._learnt_by = [object() for _ in plan.steps]
         self._device_names = plan.device_names
         # How to wait for what a cancelled caller leaves; None where a task of its own must wait.
         self._settle = None if report is not None else settle_of(plan)
+        # Address and hash of a dropped compilation come again; this does not, as long as a memory refers to it.
+        self.identity = object()
         self.model = plan.model
         self.inputs = plan.inputs
         self.outputs = plan.outputs
@@ -366,10 +375,14 @@ class Compilation:
             slots,
             polling=self._polling,
             report=self._report,
-            on_close=self._bursts.discard,
+            on_close=self._forget_burst,
         )
         self._bursts.add(burst)
         return burst
+
+    def _forget_burst(self, burst: Burst) -> None:
+        # A method, by which a burst keeps its compilation.
+        self._bursts.discard(burst)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -411,6 +424,7 @@ class Compilation:
             await burst.aclose()
         self._areas.clear()
         await self._plan.aclose()
+        self._finalizer.detach()  # Not before: a closing that is broken off is finished when this object is dropped.
 
     async def __aenter__(self) -> Self:
         return self

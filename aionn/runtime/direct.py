@@ -66,7 +66,10 @@ async def execute_directly(
         if is_told():
             tell_end(device, priority, status_of(error), queued_ns, ended_ns - work.arrival_ns)
         if turn.fall_back is None or not may_fall_back(error):
-            raise error from error.__cause__
+            try:
+                raise error from error.__cause__
+            finally:
+                del error  # It refers to this frame, and this frame to the memory.
     except BaseException:
         abandon(work)
         raise
@@ -78,7 +81,10 @@ async def execute_directly(
         if is_told():
             tell_end(device, priority, ErrorStatus.NONE, queued_ns, total_ns)
         return Result(results, timing, device=device, queued_ns=queued_ns, total_ns=total_ns)
-    return await recover(error)
+    try:
+        return await recover(error)
+    finally:
+        del error
 
 
 async def hold(settle: Callable[[], Awaitable[Any]], turn: Turn, work: Work) -> None:

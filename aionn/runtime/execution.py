@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import traceback
 import weakref
 from collections.abc import Awaitable, Callable, Generator, Hashable, Sequence
 from contextvars import ContextVar
@@ -198,7 +199,7 @@ class Execution:
         self._dependencies_ns = 0
         self._fallback: list[str] = []
         self._background: Background
-        self._task: Cancellable
+        self._task: Cancellable | None = None
         self._turn: tuple[Turn, Work] | None = None
         self._lent_priority = Priority.LOW
         self._lent_urgent_ns = NEVER_NS
@@ -255,14 +256,14 @@ class Execution:
                     self._complete(self._area, timing)
         except Error as e:
             self.state = ExecutionState.FINISHED
+            _clear_frames(e)
             self._fail(e)
         except (anyio.get_cancelled_exc_class(), KeyboardInterrupt, SystemExit):
             raise
         except BaseException as e:
             self.state = ExecutionState.FINISHED
-            failure = GeneralFailure(f"execution: {type(e).__name__}: {e}")
-            failure.__cause__ = e
-            self._fail(failure)
+            _clear_frames(e)
+            self._fail(driver_error(e, "execution"))
 
     def _tell(self) -> None:
         status, _, took_ns = self.outcome()
@@ -273,8 +274,13 @@ class Execution:
     def _end(self, task: object) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._task = (
+            None  # One that was cancelled refers to the frames that it ended in, and those to this object.
+        )
         self.state = ExecutionState.FINISHED
         self._fail(GeneralFailure("execution: cancelled"))
+        if self._result is None:
+            _clear_frames(self._error())
         self._finish(self._area)
         if self._report is not None:
             self._report(self)
@@ -380,9 +386,9 @@ class Execution:
             rescue = self._rescue
             if rescue is None or not may_fall_back(e) or self.fence.status != FenceStatus.PENDING:
                 raise
-            error = e
+            told = f"the whole model: {e}; ran on the reference device"
         timing = await self.take_turn(rescue, area)
-        self._fallback.append(f"the whole model: {error}; ran on the reference device")
+        self._fallback.append(told)
         return timing
 
     async def take_turn(self, turn: Turn, area: RequestArea) -> Timing:
@@ -432,9 +438,16 @@ class Execution:
             return await turn.run(area, self._deadline_ns)
         except Exception as e:
             error = driver_error(e, "execution")
-            if turn.fall_back is None or not may_fall_back(error) or self.fence.status != FenceStatus.PENDING:
-                raise error from error.__cause__
-            timing, told = await turn.fall_back(area, self._deadline_ns, error)
+            try:
+                if (
+                    turn.fall_back is None
+                    or not may_fall_back(error)
+                    or self.fence.status != FenceStatus.PENDING
+                ):
+                    raise error from error.__cause__
+                timing, told = await turn.fall_back(area, self._deadline_ns, error)
+            finally:
+                del error  # It refers to this frame, and this frame to the execution.
         if told not in self._fallback and len(self._fallback) < FALLBACKS_TOLD_MAX:
             self._fallback.append(told)
         return timing
@@ -466,7 +479,7 @@ class Execution:
             self.fence.try_fail(error)
 
     def _stop_waiting(self) -> None:
-        if self.state != ExecutionState.RUNNING:
+        if self.state != ExecutionState.RUNNING and self._task is not None:
             self._task.cancel()
 
     def cancel(self) -> None:
@@ -486,7 +499,7 @@ class Execution:
         try:
             await self.fence
         except Exception:
-            raise self._error() from None
+            raise _own(self._error()) from None
         assert self._result is not None, "a signalled execution has a result"
         return self._result
 
@@ -539,6 +552,34 @@ def failing(error: Error) -> Callable[[RequestArea, int | None], Awaitable[Timin
         raise error
 
     return run
+
+
+def _own(error: Error) -> Error:
+    """The same failure for one more caller.
+
+    Each is raised an exception of its own: what is raised refers to the frames that it went through, and those to the execution,
+    whose fence keeps the failure. All of that would stay until the garbage collector comes.
+    """
+    copy = type(error).__new__(type(error))
+    copy.args = (
+        error.args
+    )  # Not by ``__new__``: a TimeoutError with an ``__init__`` of its own ignores them there.
+    copy.__dict__.update(error.__dict__)
+    copy.__cause__ = error.__cause__
+    return copy
+
+
+CHAIN_MAX = 16
+"""How many causes of a failure have their frames cleared: drivers wrap an error once or twice."""
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Lets go of what the frames of a failed execution hold, its memory above all, while the failure itself is kept."""
+    for _ in range(CHAIN_MAX):
+        if error is None:
+            return
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def is_told() -> bool:

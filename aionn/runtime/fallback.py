@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["Fallback", "can_fall_back", "driver_error", "in_ordinary_memory", "may_fall_back"]
 
 
-def driver_error(error: Exception, where: str) -> Error:
+def driver_error(error: BaseException, where: str) -> Error:
     """What a driver in this process has raised, as one of the errors that drivers may raise."""
     if isinstance(error, Error):
         return error

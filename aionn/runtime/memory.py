@@ -155,7 +155,7 @@ class DeviceMemory:
     """
 
     def __init__(
-        self, device: str, buffer: Buffer, spec: TensorSpec, roles: frozenset[tuple[int, bool, int]]
+        self, device: str, buffer: Buffer, spec: TensorSpec, roles: frozenset[tuple[object, bool, int]]
     ) -> None:
         self.device = device
         self.spec = spec
@@ -201,7 +201,7 @@ class DeviceMemory:
             staging.close()
 
     def binding(
-        self, spec: TensorSpec, *, is_output: bool, where: str, role: tuple[int, bool, int]
+        self, spec: TensorSpec, *, is_output: bool, where: str, role: tuple[object, bool, int]
     ) -> Binding:
         """How a request names it, in a role."""
         self._check_open(where)
@@ -261,7 +261,7 @@ def bind(compilation: Compilation, is_output: bool, index: int, memory: Any, whe
     if isinstance(memory, SharedMemory | ImageMemory):
         return memory.binding(spec, is_output=is_output, where=where)
     if isinstance(memory, DeviceMemory):
-        role = (id(compilation), is_output, index)
+        role = (compilation.identity, is_output, index)
         return memory.binding(spec, is_output=is_output, where=where, role=role)
     raise InvalidArgument(
         f"{where}: expected a SharedMemory, DeviceMemory or ImageMemory, got a {type(memory).__name__}"
@@ -275,7 +275,7 @@ async def allocate(
     roles = [*((role, False) for role in inputs), *((role, True) for role in outputs)]
     if not roles:
         raise InvalidArgument("allocate: expected at least one role, got none")
-    named = {(id(role.compilation), is_output, role.io_index) for role, is_output in roles}
+    named = {(role.compilation.identity, is_output, role.io_index) for role, is_output in roles}
     if len(named) != len(roles):
         raise InvalidArgument("allocate: expected every role once, got one twice")
     shape: tuple[int, ...] = tuple(dimensions)
@@ -324,7 +324,7 @@ def _uses(role: IoRole, is_output: bool) -> list[tuple[PreparedStep, bool, int]]
 async def _allocate_at(
     steps: Sequence[tuple[PreparedStep, bool, int]],
     spec: TensorSpec,
-    roles: frozenset[tuple[int, bool, int]],
+    roles: frozenset[tuple[object, bool, int]],
 ) -> DeviceMemory:
     device = steps[0][0].device
     prepared = list({id(step.prepared): step.prepared for step, _, _ in steps}.values())

@@ -77,6 +77,7 @@ class ReusableExecution:
             copy=False,
             rescue=plan.rescue(self._measure, self._loop_timeout_ns),
             report=compilation._report,
+            finish=self._forget,
         )
         execution.start(compilation._runtime.background)
         try:
@@ -86,3 +87,8 @@ class ReusableExecution:
             raise
         self.outputs = result.outputs
         return result
+
+    def _forget(self, area: RequestArea | None) -> None:
+        # An execution refers to this object: without the garbage collector the two would keep their memory for ever.
+        if self._running is not None and self._running.state is ExecutionState.FINISHED:
+            self._running = None

@@ -9,9 +9,11 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Literal, Self
 
@@ -21,7 +23,7 @@ import anyio.to_thread
 import msgspec
 
 from aionn.drivers import registry
-from aionn.errors import DeviceUnavailable, Error, InvalidArgument, status_of
+from aionn.errors import DeviceUnavailable, Error, InvalidArgument, MissedDeadline, status_of
 from aionn.hal import (
     CancelCapability,
     Capabilities,
@@ -242,9 +244,14 @@ class Runtime:
         self.devices: tuple[RuntimeDevice, ...] = ()
         self.unavailable: tuple[Unavailable, ...] = ()
         self._background = Background()
-        self._compilations: set[Compilation] = set()
+        self._compilations: weakref.WeakSet[Compilation] = weakref.WeakSet()
         self._open = False
         self._unused: tuple[Device, ...] = ()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was opened, and is not being closed."""
+        return self._open
 
     @property
     def background(self) -> Background:
@@ -424,7 +431,7 @@ class Runtime:
         check_extensions(model, self.settings.extensions, [device.info for device in self.devices])
         loaded: LoadedModel | None = None
         try:
-            with section("LR_PC", "compile"):
+            with section("LR_PC", "compile"), _missed_at(deadline):
                 cache = await open_cache(cache_dir, cache_token, model)
                 options = PlanOptions(wanted_preference, wanted_priority, deadline, cache)
                 # With leave to fall back the whole model is needed; without, a plan from the cache will do.
@@ -575,6 +582,24 @@ class Runtime:
         with anyio.CancelScope(shield=True):
             for hal in (*(device.hal for device in self.devices), *self._unused):
                 await hal.aclose()
+
+
+@contextlib.contextmanager
+def _missed_at(deadline_ns: int | None) -> Iterator[None]:
+    """Ends a compilation at its deadline, wherever it waits: for a driver process to start or to answer, above all.
+
+    Raises:
+        MissedDeadline: The deadline passed.
+    """
+    if deadline_ns is None:
+        yield
+        return
+    if now_ns() >= deadline_ns:
+        raise MissedDeadline("compile: the deadline had passed before the start", transient=False)
+    with anyio.CancelScope(deadline=deadline_ns / 1e9) as scope:
+        yield
+    if scope.cancelled_caught:
+        raise MissedDeadline("compile: the deadline passed", transient=True)
 
 
 def _preference_of(value: str | ExecutionPreference) -> ExecutionPreference:

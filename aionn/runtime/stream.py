@@ -177,6 +177,9 @@ class Frames(abc.ABC):
         except BaseException:
             self.cancel()
             raise
+        finally:
+            # It refers to its task; that, cancelled, to the frames that it ended in; and those to this object.
+            self._scope = anyio.CancelScope()
         self.is_fed = True
         self._tell()
 
@@ -394,7 +397,7 @@ class _DirectFrames(Frames):
     async def _feed(self) -> None:
         async with anyio.create_task_group() as tasks:
             for _ in self._burst._lines[0]:
-                tasks.start_soon(self._work)
+                tasks.start_soon(self._work_until_cancelled)
             await self._read()
             self.is_fed = True
             for worker in self._idle:
@@ -404,6 +407,15 @@ class _DirectFrames(Frames):
         self._ready.append((entry, slot))
         if self._idle:
             self._idle.pop().wake()
+
+    async def _work_until_cancelled(self) -> None:
+        try:
+            await self._work()
+        except anyio.get_cancelled_exc_class():
+            # Not raised further when the stream ends: a cancelled task of a group keeps its frames, and those this object, until
+            # the garbage collector comes.
+            if not self._is_ending():
+                raise
 
     async def _work(self) -> None:
         """Executes what is ready, until nothing will be any more."""

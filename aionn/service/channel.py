@@ -135,6 +135,7 @@ class Channel:
         sealed_only: See ``protocol.decode``.
         account: See ``protocol.decode``.
         settle_of: Asked when the peer cancels a call; None cancels all of them, and answers at once.
+        freed_by: The call that frees what a reply gives, for replies that nobody waits for any more; None where there is none.
 
     Attributes:
         received_count: How many messages came from the peer.
@@ -150,6 +151,7 @@ class Channel:
         sealed_only: bool = False,
         settle_of: SettleOf | None = None,
         account: Account | None = None,
+        freed_by: Callable[[ReplyBody], CallBody | None] | None = None,
     ) -> None:
         sock.setblocking(False)
         self._sock = sock
@@ -159,6 +161,7 @@ class Channel:
         self._account = account
         self._next_id = 1
         self._settle_of = settle_of
+        self._freed_by = freed_by
         self._pending: dict[int, Pending] = {}
         self._handled: dict[int, _Handled] = {}
         self._why_dead: str | None = None
@@ -391,9 +394,16 @@ class Channel:
         pending = self._pending.pop(reply.id, None)
         if pending is not None:
             pending.finish(reply.body)
-        elif isinstance(reply.body, ExecuteFencedReply) and reply.body.fence is not None:
-            # A reply that nobody waits for any more is ignored, and what came with it is given back.
-            reply.body.fence.close()
+        else:
+            self._give_back(reply.body)
+
+    def _give_back(self, reply: ReplyBody) -> None:
+        """Ignores a reply that nobody waits for any more: what came with it, and what the peer made, is given back."""
+        if isinstance(reply, ExecuteFencedReply) and reply.fence is not None:
+            reply.fence.close()
+        freeing = None if self._freed_by is None else self._freed_by(reply)
+        if freeing is not None:
+            self.post(freeing)
 
     async def call(
         self, body: CallBody, expected: type[_R], *, left: Callable[[Pending], None] | None = None
@@ -419,7 +429,9 @@ class Channel:
             try:
                 await pending.over.wait()
             except BaseException:
-                if not self._outbox.withdraw(outgoing):
+                if pending.reply is not None:
+                    self._give_back(pending.reply)  # It came in the same turn of the loop.
+                elif not self._outbox.withdraw(outgoing):
                     self.post(CancelCall(call_id))
                     if left is not None and not pending.over.is_set():
                         is_left = True  # Its answer, or the end of the peer, takes it out.

@@ -29,18 +29,26 @@ from aionn.hal import NO_TIMING, ExecutionCallback, OutputShape, Timing
 from aionn.service.channel import Channel
 from aionn.service.protocol import (
     DESCRIPTORS_WITH_MESSAGE_MAX,
+    AllocateReply,
     BurstEnded,
     CallBody,
+    ConfigureBurstReply,
     Done,
+    EndBurst,
+    ExecuteFencedReply,
+    ForgetExecution,
+    FreeBuffer,
+    FreePreparedModel,
     GetMemories,
     GetMemoriesReply,
     Launch,
     LaunchReply,
     Notify,
     Ping,
+    PrepareModelReply,
     ReplyBody,
 )
-from aionn.service.repetition import ForgetMemory, MemoryIdentifiers, RecallMemories
+from aionn.service.repetition import CreateExecutionReply, ForgetMemory, MemoryIdentifiers, RecallMemories
 
 __all__ = ["Connection", "Peer", "ServedSocket"]
 
@@ -120,6 +128,20 @@ class ServedSocket:
         """Does nothing: the channel closes the socket."""
 
 
+def _freed_by(reply: ReplyBody) -> CallBody | None:
+    """The call that frees what the driver process made for a caller that has gone away meanwhile."""
+    match reply:
+        case PrepareModelReply():
+            return FreePreparedModel(reply.prepared)
+        case AllocateReply():
+            return FreeBuffer(reply.buffer)
+        case ConfigureBurstReply():
+            return EndBurst(reply.burst)
+        case CreateExecutionReply() | ExecuteFencedReply():
+            return ForgetExecution(reply.execution)
+    return None
+
+
 class Connection:
     """One driver process and the channel to it.
 
@@ -143,7 +165,10 @@ class Connection:
     ) -> None:
         self.peer = peer
         self.channel = Channel(
-            peer.socket, self._handle, peer_name=f"the driver process of {device_name} (pid {peer.pid})"
+            peer.socket,
+            self._handle,
+            peer_name=f"the driver process of {device_name} (pid {peer.pid})",
+            freed_by=_freed_by,
         )
         self.bursts: weakref.WeakValueDictionary[int, BurstController] = weakref.WeakValueDictionary()
         channel = self.channel

@@ -79,6 +79,9 @@ class _Owned:
                     await self._channel.tell(self._free)
                 except DeadObject:
                     pass  # The process is gone, and what it held with it.
+                except BaseException:
+                    self._channel.post(self._free)  # It may not have been sent. Freed twice is freed.
+                    raise
 
 
 class RemotePreparedModel:
