@@ -102,6 +102,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "asyncio": (
         "aionn/benchmarking/loadgen.py",
         "aionn/drivers/asynchronous.py",
+        "aionn/hal/finishing.py",
         "aionn/runtime/background.py",
         "aionn/runtime/clock.py",
         "aionn/testing/clock.py",

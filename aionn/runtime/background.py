@@ -5,7 +5,7 @@ async fixture of pytest-asyncio does that. So the group lives in a task of its o
 without a group.
 
 Invariants:
-1. ``aclose`` returns when every task has ended.
+1. ``aclose`` returns when every task has ended, however often the one who calls it is cancelled.
 2. A task that fails ends the others: that is our bug, and ``aclose`` raises it.
 """
 
@@ -17,6 +17,8 @@ from typing import Any
 
 import anyio
 import anyio.abc
+
+from aionn.hal.finishing import finish
 
 __all__ = ["Background", "Waiter"]
 
@@ -59,10 +61,8 @@ class Background:
         started = anyio.Event()
         self._loop = asyncio.get_running_loop()
         self._host = asyncio.create_task(self._run(started), name="aionn-runtime")
-        with anyio.CancelScope(
-            shield=True
-        ):  # One loop turn; a host without anybody to stop it must not come about.
-            await started.wait()
+        # One loop turn. Cancelled in it or not, ``aclose`` ends the host.
+        await finish(started.wait())
 
     async def _run(self, started: anyio.Event) -> None:
         async with anyio.create_task_group() as self.tasks:
@@ -116,11 +116,17 @@ class Background:
             return
         host, self._host = self._host, None
         self._stop.set()
-        with anyio.CancelScope(shield=True):
-            while self._executions:
-                for task in self._executions:
-                    task.cancel()
-                await asyncio.wait(self._executions)
-            await host
+        await finish(self._end(host))
+
+    async def _end(self, host: asyncio.Task[None]) -> None:
+        while self._executions:
+            for task in self._executions:
+                task.cancel()
+            await asyncio.wait(self._executions)
+        await asyncio.wait([host])
+        if (
+            not host.cancelled()
+        ):  # asyncio.run does that when its main task ends without having closed the runtime.
+            host.result()
         if self._failures:
             raise BaseExceptionGroup("executions failed: a fault of aionn's own", self._failures)

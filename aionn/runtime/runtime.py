@@ -5,6 +5,7 @@ Owns the devices with their dispatchers, and the task group in which executions 
 Invariants:
 1. A driver process is started when its device is first needed, and none is left when the runtime has closed.
 2. Closing ends in bounded time: what waits is cancelled, what runs in a driver process ends with it.
+3. Closing is complete when it returns or raises, however often its caller is cancelled meanwhile.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Literal, Self
 
@@ -37,6 +39,7 @@ from aionn.hal import (
     Priority,
     check_deadline_ns,
 )
+from aionn.hal.finishing import finish
 from aionn.hal.log_tags import choose_tags
 from aionn.hal.real_work import real_work
 from aionn.hal.tracing import section
@@ -271,8 +274,10 @@ class Runtime:
             with section("LR_PI", "find devices"):
                 await self._find_devices()
         except BaseException:
-            await self._close()
-            self._end_trace()
+            try:
+                await finish(self._close())
+            finally:
+                self._end_trace()
             raise
         self._open = True
         return self
@@ -559,9 +564,11 @@ class Runtime:
         if not self._open:
             return
         self._open = False
-        with section("LR_PT", "close"):
-            await self._close()
-        self._end_trace()
+        try:
+            with section("LR_PT", "close"):
+                await finish(self._close())
+        finally:
+            self._end_trace()
 
     def _end_trace(self) -> None:
         if self._owns_trace and self._trace is not None:
@@ -569,19 +576,20 @@ class Runtime:
             end_trace(self._trace)
 
     async def _close(self) -> None:
-        with anyio.CancelScope(shield=True):
+        # In reverse: compilations first. One that cannot be closed, by a fault of its driver, does not keep the others.
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._background.aclose)
+            for hal in (*self._unused, *(device.hal for device in self.devices)):
+                stack.push_async_callback(hal.aclose)
             for compilation in list(self._compilations):
-                try:
-                    await compilation.aclose()
-                except Error:
-                    pass  # Its driver is gone, and with it everything that this would have freed.
-        await self._close_devices()
-        await self._background.aclose()
+                stack.push_async_callback(_close_compilation, compilation)
 
-    async def _close_devices(self) -> None:
-        with anyio.CancelScope(shield=True):
-            for hal in (*(device.hal for device in self.devices), *self._unused):
-                await hal.aclose()
+
+async def _close_compilation(compilation: Compilation) -> None:
+    try:
+        await compilation.aclose()
+    except Error:
+        pass  # Its driver is gone, and with it everything that this would have freed.
 
 
 @contextlib.contextmanager

@@ -158,8 +158,8 @@ class RemoteDevice:
         await self._pause()
         self._started_s = anyio.current_time()
         connection = Connection(await self._open(), self._name, self._tasks, hang_after_s=self._hang_after_s)
-        self._tasks.start_soon(connection.run)
         try:
+            await self._tasks.start(connection.run)
             with anyio.fail_after(START_S_MAX):
                 hello = await connection.channel.call(Hello(PROTOCOL_VERSION), HelloReply)
         except TimeoutError:
@@ -169,7 +169,7 @@ class RemoteDevice:
             connection.channel.close(f"it refused: {e}")
             raise DeviceUnavailable(f"device {self._name!r}: its process does not serve: {e}") from e
         except BaseException:
-            connection.channel.close("its start was cancelled")
+            await connection.aclose("its start was cancelled")
             raise
         try:
             check_device_info(hello.info)
@@ -262,5 +262,4 @@ class RemoteDevice:
         self._closed = True
         connection = self._connection
         if connection is not None:
-            connection.channel.close(f"device {self._name!r} was closed")
-            await connection.ended.wait()
+            await connection.aclose(f"device {self._name!r} was closed")

@@ -179,9 +179,16 @@ class Connection:
         self._hang_after_s = hang_after_s
         self._callbacks: dict[int, ExecutionCallback] = {}
         self._launches = itertools.count(1)
+        self._has_begun = False
 
-    async def run(self) -> None:
-        """Runs until the process is gone, then ends everything that belonged to it and reaps the process."""
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Runs until the process is gone, then ends everything that belonged to it and reaps the process.
+
+        Args:
+            task_status: Is told when this has begun: from then on the end of the process is seen to.
+        """
+        self._has_begun = True
+        task_status.started()
         # Not in the group below: the last words come after the channel has ended.
         self._tasks.start_soon(self.peer.log_output)
         try:
@@ -191,14 +198,29 @@ class Connection:
                 await self.channel.run()
                 tasks.cancel_scope.cancel()
         finally:
-            for burst in list(self.bursts.values()):
-                burst.peer_died(f"the driver process (pid {self.peer.pid}) is gone")
-            for launch in list(self._callbacks):
-                self._finish(launch, ErrorStatus.DEAD_OBJECT)
-            self.identifiers.close()
-            self.channel.release()
+            await self._end()
+
+    async def _end(self) -> None:
+        for burst in list(self.bursts.values()):
+            burst.peer_died(f"the driver process (pid {self.peer.pid}) is gone")
+        for launch in list(self._callbacks):
+            self._finish(launch, ErrorStatus.DEAD_OBJECT)
+        self.identifiers.close()
+        self.channel.release()
+        try:
             await self.peer.aclose()
+        finally:
             self.ended.set()
+
+    async def aclose(self, why: str) -> None:
+        """Ends the connection with this reason and waits until the process is reaped. Idempotent."""
+        self.channel.close(why)
+        if self._has_begun:
+            await self.ended.wait()
+        else:
+            # A task that was cancelled before its first turn runs no ``finally``.
+            self._has_begun = True
+            await self._end()
 
     async def _watch(self, hang_after_s: float) -> None:
         await self.is_serving.wait()  # A start takes longer than a call, and has a limit of its own.

@@ -3,7 +3,8 @@
 Owns the process, its socket and the notice of its death. What is said over the socket is the client's (``client.py``).
 
 Invariants:
-1. A process that was started is always reaped, and killed if it does not end by itself in time.
+1. A process that was started is always reaped, and killed if it does not end by itself in time, however often the task that
+   starts or ends it is cancelled.
 2. Everything inherited is the one end of the socket pair and standard output; standard error goes to a logger.
 3. The process is its own session: a terminal's Ctrl-C reaches the application alone.
 """
@@ -20,6 +21,7 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from aionn.errors import DeviceUnavailable
+from aionn.hal.finishing import finish
 from aionn.hal.log_tags import LOG_VARIABLE, chosen_tags
 from aionn.hal.tracing import TRACE_VARIABLE, trace_path
 from aionn.service.python_process import python_command, python_environment
@@ -93,15 +95,21 @@ class DriverProcess:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError as e:
             raise DeviceUnavailable(f"device {name!r}: no descriptors for its socket: {e.strerror}") from e
-        try:
-            # Forking is quick but not instant; exec waits for the file system.
+        started: list[DriverProcess] = []
+
+        async def start() -> None:
+            # Forking is quick but not instant; exec waits for the file system. The thread has the descriptors until it is done.
             process = await anyio.to_thread.run_sync(_spawn, driver, name, theirs, hang_after_s)
             try:
-                return cls(process, ours, name)
+                started.append(cls(process, ours, name))
             except BaseException:
                 process.kill()
                 process.communicate()  # reaps it, and closes the pipe
                 raise
+
+        try:
+            await finish(start())
+            return started[0]
         except (
             OSError,
             RuntimeError,
@@ -110,6 +118,9 @@ class DriverProcess:
             raise DeviceUnavailable(f"device {name!r}: its process cannot be started: {e}") from e
         except BaseException:
             ours.close()
+            for process in started:
+                process.kill()
+                await process.aclose()
             raise
         finally:
             theirs.close()
@@ -179,19 +190,20 @@ class DriverProcess:
 
     async def aclose(self) -> None:
         """Waits for the process to end, and kills it when that takes too long. The socket must have been shut down. Idempotent."""
-        if self._pidfd < 0:
-            return
-        with anyio.CancelScope(shield=True):
-            with anyio.move_on_after(END_S_MAX):
-                await self.wait()
-            if self._process.returncode is None:
-                self._process.send_signal(signal.SIGKILL)
-                await self.wait()
-            os.close(self._pidfd)
-            self._pidfd = -1
-            await self._log_last_words()
-            anyio.notify_closing(self._stderr)
-            self._stderr.close()
+        if self._pidfd >= 0:
+            await finish(self._end())
+
+    async def _end(self) -> None:
+        with anyio.move_on_after(END_S_MAX):
+            await self.wait()
+        if self._process.returncode is None:
+            self._process.send_signal(signal.SIGKILL)
+            await self.wait()
+        os.close(self._pidfd)
+        self._pidfd = -1
+        await self._log_last_words()
+        anyio.notify_closing(self._stderr)
+        self._stderr.close()
 
 
 def _spawn(

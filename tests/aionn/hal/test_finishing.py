@@ -1,0 +1,77 @@
+"""What is to be finished is finished, however often and by whomever its caller is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from aionn.hal.finishing import finish
+
+TURNS = 20
+
+
+async def _turns(done: list[str]) -> str:
+    for _ in range(TURNS):
+        await anyio.lowlevel.checkpoint()
+    done.append("done")
+    return "result"
+
+
+async def test_result_and_failure_are_those_of_the_work() -> None:
+    async def fail() -> None:
+        raise OSError("broken")
+
+    assert await finish(_turns([])) == "result"
+    with pytest.raises(OSError, match="broken"):
+        await finish(fail())
+
+
+@pytest.mark.parametrize("count", [1, 2, TURNS * 2])
+async def test_native_cancellation_is_raised_when_the_work_has_ended(count: int) -> None:
+    done: list[str] = []
+    task = asyncio.create_task(finish(_turns(done)))
+    for _ in range(count):
+        await asyncio.sleep(0)
+        if not done:
+            assert not task.done()
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert done == ["done"]
+
+
+async def test_failure_is_the_context_of_a_cancellation() -> None:
+    async def fail() -> None:
+        await anyio.lowlevel.checkpoint()
+        raise OSError("broken")
+
+    task = asyncio.create_task(finish(fail()))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError) as raised:
+        await task
+    assert isinstance(raised.value.__context__, OSError)
+
+
+async def test_scope_of_anyio_is_left_when_the_work_has_ended() -> None:
+    done: list[str] = []
+    with anyio.move_on_after(0) as scope:
+        await finish(_turns(done))
+        await anyio.lowlevel.checkpoint()
+    assert scope.cancelled_caught
+    assert done == ["done"]
+
+
+def test_end_of_the_loop_does_not_cancel_the_work() -> None:
+    done: list[str] = []
+
+    async def main() -> None:
+        task = asyncio.create_task(finish(_turns(done)))
+        await asyncio.sleep(0)
+        assert not task.done()
+
+    asyncio.run(main())  # It cancels every task that it knows.
+    assert done == ["done"]

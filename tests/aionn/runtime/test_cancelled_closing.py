@@ -1,0 +1,101 @@
+"""A runtime that is cancelled while it opens or closes leaves nothing: no task, no process.
+
+With ``asyncio.Task.cancel``, which the shields of anyio do not stop, in each turn of the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+import aionn
+from aionn.hal import OperationType
+from aionn.service.supervisor import DriverProcess
+from aionn.testing.models import chain
+
+TURNS_MAX = 60
+"""More turns than opening and closing take in this process."""
+
+
+def _children() -> set[str]:
+    return {pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
+
+
+async def _cancel_until_done(task: asyncio.Task[None]) -> None:
+    while not task.done():
+        task.cancel()
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+async def test_native_cancellation_in_any_turn_leaves_no_task(count: int) -> None:
+    async def use() -> None:
+        async with aionn.open(drivers=["reference"], isolation="in_process"):
+            pass
+
+    before = asyncio.all_tasks()
+    for turn in range(TURNS_MAX):
+        task = asyncio.create_task(use())
+        for _ in range(turn):
+            await asyncio.sleep(0)
+        for _ in range(count):
+            task.cancel()
+            await asyncio.sleep(0)
+        await asyncio.wait([task])
+        assert asyncio.all_tasks() == before, f"cancelled in turn {turn}"
+
+
+async def test_native_cancellation_in_every_turn_of_closing_leaves_no_process() -> None:
+    before, tasks = _children(), asyncio.all_tasks()
+    runtime = aionn.open(drivers=["reference"])
+    await runtime.__aenter__()
+    async with await runtime.compile(chain([OperationType.RELU], (2,))) as net, net.burst():
+        closing = asyncio.create_task(runtime.aclose())
+        await asyncio.sleep(0)
+        await _cancel_until_done(closing)
+    assert _children() == before
+    assert asyncio.all_tasks() == tasks
+
+
+async def test_native_cancellation_in_every_turn_of_a_start_leaves_no_process() -> None:
+    before = _children()
+
+    async def start() -> None:
+        await DriverProcess.start("reference", "reference")
+
+    task = asyncio.create_task(start())
+    await asyncio.sleep(0)
+    await _cancel_until_done(task)
+    assert task.cancelled()
+    assert _children() == before
+
+
+def test_runtime_that_nobody_closed_ends_with_the_loop() -> None:
+    before = _children()
+
+    async def main() -> None:
+        runtime = await aionn.open(drivers=["reference"]).__aenter__()
+        await runtime.device("reference").status()
+
+    asyncio.run(main())
+    assert _children() == before
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 4])
+def test_loop_that_ends_during_a_start_leaves_no_process(turns: int) -> None:
+    # asyncio.run cancels every task at its end, also those that have not begun.
+    before = _children()
+
+    async def main() -> None:
+        runtime = await aionn.open(drivers=["reference"]).__aenter__()
+        starting = asyncio.create_task(runtime.device("reference").status())
+        while _children() == before:
+            await asyncio.sleep(0)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        assert not starting.done()
+
+    asyncio.run(main())
+    assert _children() == before
