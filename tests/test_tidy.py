@@ -103,6 +103,7 @@ HOMES: dict[str, tuple[str, ...]] = {
         "aionn/benchmarking/loadgen.py",
         "aionn/drivers/asynchronous.py",
         "aionn/hal/finishing.py",
+        "aionn/hal/loops.py",
         "aionn/runtime/background.py",
         "aionn/runtime/clock.py",
         "aionn/testing/clock.py",

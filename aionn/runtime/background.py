@@ -19,6 +19,7 @@ import anyio
 import anyio.abc
 
 from aionn.hal.finishing import finish
+from aionn.hal.loops import Home
 
 __all__ = ["Background", "Waiter"]
 
@@ -46,10 +47,12 @@ class Background:
 
     Attributes:
         tasks: Where to start tasks; valid from ``start`` to ``aclose``.
+        home: The loop in which all of it runs; valid from ``start`` on.
     """
 
     def __init__(self) -> None:
         self.tasks: anyio.abc.TaskGroup
+        self.home: Home
         self._loop: asyncio.AbstractEventLoop
         self._stop = anyio.Event()
         self._host: asyncio.Task[None] | None = None
@@ -60,6 +63,7 @@ class Background:
         """Starts the group."""
         started = anyio.Event()
         self._loop = asyncio.get_running_loop()
+        self.home = Home()
         self._host = asyncio.create_task(self._run(started), name="aionn-runtime")
         # One loop turn. Cancelled in it or not, ``aclose`` ends the host.
         await finish(started.wait())

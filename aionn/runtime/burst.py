@@ -201,6 +201,7 @@ class Burst:
         """A slot that nobody uses, None if there is none; the caller must leave it."""
         if not self._slots or self._closed:
             raise InvalidArgument("burst: not open; use it with async with")
+        self._runtime.background.home.check("burst")
         if not self._unused:
             return None
         slot = self._unused.pop()
@@ -400,6 +401,7 @@ class Burst:
         """Ends its streams and frees it at the driver. A running execution is waited for, but not for ever. Idempotent."""
         if self._closed:
             return
+        self._runtime.background.home.check("burst")
         self._closed = True
         self._on_close(self)
         for frames in list(self._streams):

@@ -387,6 +387,7 @@ class Compilation:
     def _check_open(self) -> None:
         if self._closed:
             raise InvalidArgument("compilation: closed")
+        self._runtime.background.home.check("compilation")
 
     @property
     def steps(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -418,6 +419,7 @@ class Compilation:
         """Ends its bursts and frees it at the device. Idempotent."""
         if self._closed:
             return
+        self._runtime.background.home.check("compilation")
         self._closed = True
         self._on_close(self)
         for burst in list(self._bursts):

@@ -393,6 +393,7 @@ class Runtime:
     def _check_open(self, where: str) -> None:
         if not self._open:
             raise InvalidArgument(f"{where}: the runtime is not open; use it with async with")
+        self._background.home.check(where)
 
     async def compile(
         self,
@@ -542,6 +543,7 @@ class Runtime:
             InvalidArgument: There is no use, one repeats or does not exist, or they contradict each other.
             GeneralFailure: No device has memory for it, and its size is not known.
         """
+        self._check_open("allocate")
         return await allocate([IoRole(*role) for role in inputs], [IoRole(*role) for role in outputs], shape)
 
     async def copy(self, source: OwnMemory, destination: OwnMemory) -> None:
@@ -551,6 +553,7 @@ class Runtime:
             InvalidArgument: Type or shape differ.
             GeneralFailure: The source holds no value.
         """
+        self._check_open("copy")
         await copy(source, destination)
 
     async def aclose(self) -> None:
@@ -563,6 +566,12 @@ class Runtime:
     ) -> None:
         if not self._open:
             return
+        try:
+            self._background.home.check("close")
+        except InvalidArgument:
+            if value is None:
+                raise
+            return  # A forked child leaves with an error of its own, or with sys.exit: that counts.
         self._open = False
         try:
             with section("LR_PT", "close"):

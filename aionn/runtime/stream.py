@@ -134,6 +134,7 @@ class Frames(abc.ABC):
         self, burst: Burst, source: AsyncIterable[Any], write: Writer, priority: Priority, measure: bool
     ) -> None:
         self._burst = burst
+        self.home = burst._runtime.background.home
         self._source = source
         self._write = write
         self._priority = priority
@@ -494,6 +495,7 @@ class Stream(AsyncIterator[StreamResult[_T]]):
 
     def __init__(self, frames: Frames) -> None:
         self._frames = frames
+        self._home = frames.home
         self._asked = False
         self._counts = {"on_time": 0, "late": 0, "dropped": 0}
 
@@ -501,6 +503,7 @@ class Stream(AsyncIterator[StreamResult[_T]]):
         return self
 
     async def __anext__(self) -> StreamResult[_T]:
+        self._home.check("stream")
         if self._asked:
             raise InvalidArgument("stream: expected one consumer, but another task waits for the next result")
         frames = self._frames

@@ -40,6 +40,7 @@ from aionn.errors import (
     error_for_status,
     status_of,
 )
+from aionn.hal.loops import Home
 from aionn.service.large import MESSAGE_BYTES_MAX, InMemory, in_memory, read_parts
 from aionn.service.outbox import Outbox, Outgoing
 from aionn.service.protocol import (
@@ -160,6 +161,7 @@ class Channel:
         self._sealed_only = sealed_only
         self._account = account
         self._next_id = 1
+        self._home = Home()
         self._settle_of = settle_of
         self._freed_by = freed_by
         self._pending: dict[int, Pending] = {}
@@ -415,8 +417,10 @@ class Channel:
 
         Raises:
             DeadObject: The peer is gone, or goes before it answers.
+            InvalidArgument: Another event loop runs here than the one in which the channel was made.
             Error: The peer's answer is a failure.
         """
+        self._home.check(self._peer_name)
         call_id = self._next_id
         self._next_id += 1
         pending = self._pending[call_id] = Pending()

@@ -34,6 +34,7 @@ from aionn.hal import (
     PreparedModel,
     Priority,
 )
+from aionn.hal.loops import Home
 from aionn.service.connection import Connection, Peer, ServedSocket
 from aionn.service.handles import CacheOnWire
 from aionn.service.prepared import RemoteBuffer, RemotePreparedModel
@@ -98,6 +99,7 @@ class RemoteDevice:
         self._driver = driver
         self._name = name
         self._tasks = tasks
+        self._home = Home()
         self._info = info
         self._path = None if path is None else os.fspath(path)
         self._hang_after_s = hang_after_s
@@ -133,6 +135,7 @@ class RemoteDevice:
         await self._connected()
 
     async def _connected(self) -> Connection:
+        self._home.check(f"device {self._name!r}")
         async with self._connecting:
             if self._closed:
                 raise DeviceUnavailable(f"device {self._name!r}: closed")

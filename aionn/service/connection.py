@@ -6,6 +6,8 @@ does not answer.
 Invariants:
 1. Every callback that was registered comes exactly once: with its result, or with DEAD_OBJECT when the process is gone.
 2. A process that answers nothing for ``hang_after_s`` while something is expected of it is killed.
+3. A forked child has no connection of its parent's: its copies of the sockets are closed at once, so that nothing in it speaks to
+   the parent's driver process, and that process sees the parent's end although the child lives.
 
 Source: the death handling of callbacks in the NN HAL's support code.
 """
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import socket
 import struct
 import weakref
@@ -180,6 +183,7 @@ class Connection:
         self._callbacks: dict[int, ExecutionCallback] = {}
         self._launches = itertools.count(1)
         self._has_begun = False
+        _connections.add(self)
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Runs until the process is gone, then ends everything that belonged to it and reaps the process.
@@ -306,3 +310,16 @@ def _check_count(count: int) -> None:
         raise InvalidArgument(
             f"client: expected a question for at most {DESCRIPTORS_WITH_MESSAGE_MAX} memories, got {count}"
         )
+
+
+_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    for connection in list(_connections):
+        # The number alone: telling the event loop would change the parent's epoll set, which both share.
+        connection.peer.socket.close()
+    _connections.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)

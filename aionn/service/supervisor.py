@@ -70,6 +70,7 @@ class DriverProcess:
     def __init__(self, process: subprocess.Popen[bytes], sock: socket.socket, name: str) -> None:
         assert process.stderr is not None, "_spawn asks for a pipe"
         self._process = process
+        self._parent_pid = os.getpid()
         self.pid = process.pid
         self.socket = sock
         self._pidfd = os.pidfd_open(process.pid)
@@ -184,8 +185,8 @@ class DriverProcess:
         return self._process.returncode
 
     def kill(self) -> None:
-        """Ends the process at once; it is reaped by ``aclose``."""
-        if self._process.returncode is None:
+        """Ends the process at once; it is reaped by ``aclose``. Does nothing in a forked child: the process is the parent's."""
+        if self._process.returncode is None and os.getpid() == self._parent_pid:
             self._process.send_signal(signal.SIGKILL)
 
     async def aclose(self) -> None:
