@@ -15,19 +15,11 @@ Invariants:
 from __future__ import annotations
 
 import abc
-import concurrent.futures.thread
-import contextvars
 import os
-import queue
-import threading
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
-
-import anyio
-import anyio.from_thread
 
 import aionn.runtime.burst as asynchronous_burst
 import aionn.runtime.compilation as asynchronous_compilation
@@ -36,10 +28,9 @@ import aionn.runtime.memory as asynchronous_memory
 import aionn.runtime.reusable as asynchronous_reusable
 import aionn.runtime.runtime as asynchronous_runtime
 import aionn.runtime.stream as asynchronous_stream
-from aionn.errors import GeneralFailure, InvalidArgument
+from aionn.errors import InvalidArgument
 from aionn.hal import DeviceStatus, Model, Priority
 from aionn.runtime.arguments import Array, TensorSpec
-from aionn.runtime.background import Background, Waiter
 from aionn.runtime.execution import ExecutionState, Result
 from aionn.runtime.images import ImageMemory
 from aionn.runtime.introspection import Support
@@ -47,6 +38,7 @@ from aionn.runtime.memory import SharedMemory
 from aionn.runtime.plan import Placement
 from aionn.runtime.runtime import RuntimeDevice, Unavailable, open_runtime
 from aionn.runtime.settings import Settings
+from aionn.runtime.threaded import Forked, LoopThread, close_at_exit, forget, read_on_thread
 from fences import SyncFence
 
 __all__ = [
@@ -63,147 +55,6 @@ __all__ = [
 _T = TypeVar("_T")
 _Item = TypeVar("_Item")
 
-EXIT_S_MAX = 5.0
-"""How long the end of the interpreter waits for runtimes that nobody closed: twice what killing a driver process takes."""
-
-SOURCE_END_S_MAX = 0.2
-"""How long closing waits for the thread of a stream's source: one that does not block in the source ends at once."""
-
-
-class _Forked(InvalidArgument):
-    """A child has no threads of its parent's, so a call would wait for ever."""
-
-
-class _Loop:
-    """The thread with the event loop.
-
-    Attributes:
-        background: Where the runtime's executions live.
-        sources: Threads that read the sources of streams.
-        is_closed: Whether it takes no calls any more.
-    """
-
-    def __init__(self, background: Background) -> None:
-        self.background = background
-        self._portal: anyio.from_thread.BlockingPortal
-        self._failure: BaseException | None = None
-        started = threading.Event()
-        # Not ``start_blocking_portal``: in a forked child its generator would be collected, and stop a loop that is not there.
-        self._serving = threading.Thread(
-            target=self._serve, args=(started,), name="aionn-blocking", daemon=True
-        )
-        self._serving.start()
-        started.wait()
-        if self._failure is not None:
-            raise self._failure
-        self._thread = self._portal.call(threading.get_ident)
-        self._pid = os.getpid()
-        self.is_closed = False
-        self.sources: set[threading.Thread] = set()
-
-    def _serve(self, started: threading.Event) -> None:
-        async def serve() -> None:
-            async with anyio.from_thread.BlockingPortal() as self._portal:
-                started.set()
-                await self._portal.sleep_until_stopped()
-
-        try:
-            anyio.run(serve)
-        except BaseException as e:
-            self._failure = e
-        finally:
-            started.set()
-
-    def check(self) -> None:
-        """Refuses what would wait for ever.
-
-        Raises:
-            InvalidArgument: This is a forked child, the loop's own thread, or the runtime is closed.
-        """
-        if os.getpid() != self._pid:
-            raise _Forked(
-                f"aionn.blocking: expected the process that opened the runtime (pid {self._pid}), got a child that was forked "
-                f"from it (pid {os.getpid()}); open a runtime of its own there"
-            )
-        if threading.get_ident() == self._thread:
-            raise InvalidArgument("aionn.blocking: called on its own loop's thread; it would wait for itself")
-        if self.is_closed:
-            raise InvalidArgument("aionn.blocking: the runtime is closed")
-
-    def call(self, function: Callable[..., Awaitable[_T]], *args: Any) -> _T:
-        """Runs a coroutine function there and waits for it."""
-        self.check()
-        try:
-            future = self._portal.start_task_soon(function, *args)
-        except RuntimeError:
-            raise self._closed_meanwhile() from None
-        try:
-            return future.result()
-        except concurrent.futures.CancelledError:
-            raise self._closed_meanwhile() from None
-        except BaseException:
-            future.cancel()  # This thread was interrupted; if the call has failed, this does nothing.
-            raise
-
-    def do(self, function: Callable[..., _T], *args: Any) -> _T:
-        """Runs a function there that does not wait."""
-        self.check()
-        try:
-            # In a tuple: the portal would await a result that can be awaited.
-            (result,) = self._portal.call(lambda: (function(*args),))
-        except concurrent.futures.CancelledError:
-            raise self._closed_meanwhile() from None
-        except RuntimeError:
-            if self.is_closed:
-                raise self._closed_meanwhile() from None
-            raise
-        return result
-
-    def end(self, aclose: Callable[[], Awaitable[None]]) -> None:
-        """Closes something of the runtime's, unless that was closed, and everything with it."""
-        if not self.is_closed:
-            self.call(aclose)
-
-    def _closed_meanwhile(self) -> GeneralFailure:
-        return GeneralFailure("aionn.blocking: the runtime was closed by another thread during the call")
-
-    def close(self) -> None:
-        """Ends the calls of other threads, the loop and its thread."""
-        self.is_closed = True
-        with suppress(RuntimeError):  # It has stopped already.
-            self._portal.call(self._portal.stop, True)
-        self._serving.join()
-        end_s = time.monotonic() + SOURCE_END_S_MAX
-        for thread in list(self.sources):
-            thread.join(max(0.0, end_s - time.monotonic()))
-
-
-_open_runtimes: set[Runtime] = set()
-_is_registered = False
-
-
-def _close_at_exit() -> None:
-    """Closes what is still open, all at once, when the main thread has ended and before Python joins the others."""
-    closing = [threading.Thread(target=runtime.close, daemon=True) for runtime in list(_open_runtimes)]
-    for thread in closing:
-        thread.start()
-    end_s = time.monotonic() + EXIT_S_MAX
-    for thread in closing:
-        thread.join(max(0.0, end_s - time.monotonic()))
-
-
-def _keep_until_exit(runtime: Runtime) -> None:
-    global _is_registered
-    if not _is_registered:
-        # Not ``atexit``: that comes after the threads were joined, and those of the loop wait for the loop to end. After the import
-        # of concurrent.futures.thread, since the last to register is called first: threads of a pool may wait for one of our calls.
-        threading._register_atexit(_close_at_exit)  # type: ignore[attr-defined]
-        _is_registered = True
-    _open_runtimes.add(runtime)
-
-
-os.register_at_fork(after_in_child=_open_runtimes.clear)
-
 
 class _Closing(abc.ABC):
     """What a ``with`` statement closes."""
@@ -219,7 +70,7 @@ class _Closing(abc.ABC):
     ) -> None:
         try:
             self.close()
-        except _Forked:
+        except Forked:
             if value is None:
                 raise
             # The child leaves with an error of its own, or with sys.exit: that counts.
@@ -235,7 +86,7 @@ class Runtime(_Closing):
 
     def __init__(self, runtime: asynchronous_runtime.Runtime) -> None:
         self._runtime = runtime
-        self._loop: _Loop | None = None
+        self._loop: LoopThread | None = None
         self._was_open = False
 
     @property
@@ -295,7 +146,7 @@ class Runtime(_Closing):
         """Copies the values of one memory into another; see ``aionn.Runtime.copy``."""
         self._open_loop().call(self._runtime.copy, _inner(source), _inner(destination))
 
-    def _open_loop(self) -> _Loop:
+    def _open_loop(self) -> LoopThread:
         if self._loop is None:
             raise InvalidArgument("aionn.blocking: the runtime is not open; use it with a with statement")
         return self._loop
@@ -304,10 +155,10 @@ class Runtime(_Closing):
         if self._was_open:
             raise InvalidArgument("aionn.blocking: a runtime can be opened once")
         self._was_open = True
-        loop = _Loop(self._runtime.background)
+        loop = LoopThread(self._runtime.background)
         try:
             loop.call(self._runtime.__aenter__)
-            _keep_until_exit(self)
+            close_at_exit(self.close)
         except BaseException:
             loop.close()
             raise
@@ -326,7 +177,7 @@ class Runtime(_Closing):
             self._loop.check()
         loop, self._loop = self._loop, None
         if loop is not None:
-            _open_runtimes.discard(self)
+            forget(self.close)
             try:
                 loop.call(self._runtime.aclose)
             finally:
@@ -336,7 +187,7 @@ class Runtime(_Closing):
 class Compilation(_Closing):
     """A model made ready; see ``aionn.Compilation``."""
 
-    def __init__(self, loop: _Loop, compilation: asynchronous_compilation.Compilation) -> None:
+    def __init__(self, loop: LoopThread, compilation: asynchronous_compilation.Compilation) -> None:
         self._loop = loop
         self._compilation = compilation
 
@@ -410,7 +261,7 @@ class Compilation(_Closing):
 class Execution:
     """An execution under way; see ``aionn.Execution``."""
 
-    def __init__(self, loop: _Loop, execution: asynchronous_execution.Execution) -> None:
+    def __init__(self, loop: LoopThread, execution: asynchronous_execution.Execution) -> None:
         self._loop = loop
         self._execution = execution
 
@@ -457,7 +308,7 @@ class ReusableExecution:
         inputs: Views of the inputs; what they hold is what the next computation reads.
     """
 
-    def __init__(self, loop: _Loop, execution: asynchronous_reusable.ReusableExecution) -> None:
+    def __init__(self, loop: LoopThread, execution: asynchronous_reusable.ReusableExecution) -> None:
         self._loop = loop
         self._execution = execution
         self.inputs = execution.inputs
@@ -475,7 +326,7 @@ class ReusableExecution:
 class DeviceMemory(_Closing):
     """Memory that a device manages; see ``aionn.DeviceMemory``. Close it, or use it with ``with``."""
 
-    def __init__(self, loop: _Loop, memory: asynchronous_memory.DeviceMemory) -> None:
+    def __init__(self, loop: LoopThread, memory: asynchronous_memory.DeviceMemory) -> None:
         self._loop = loop
         self._memory = memory
 
@@ -525,7 +376,7 @@ def _inner_options(options: dict[str, Any]) -> dict[str, Any]:
 class Burst(_Closing):
     """Repeated executions of one compilation; see ``aionn.Burst``."""
 
-    def __init__(self, loop: _Loop, burst: asynchronous_burst.Burst) -> None:
+    def __init__(self, loop: LoopThread, burst: asynchronous_burst.Burst) -> None:
         self._loop = loop
         self._burst = burst
 
@@ -544,7 +395,7 @@ class Burst(_Closing):
             source: Gives items, on a thread of its own, so that it may block.
             options: Those of ``aionn.Burst.stream``.
         """
-        items = _asynchronous(source, self._loop)
+        items = read_on_thread(source, self._loop)
         return Stream(self._loop, self._loop.do(lambda: self._burst.stream(items, **options)))
 
     def __enter__(self) -> Self:
@@ -559,7 +410,7 @@ class Burst(_Closing):
 class Stream(Generic[_Item]):
     """Results of a source's items, in its order; see ``aionn.Stream``. Leaving the iteration ends it."""
 
-    def __init__(self, loop: _Loop, stream: asynchronous_stream.Stream[_Item]) -> None:
+    def __init__(self, loop: LoopThread, stream: asynchronous_stream.Stream[_Item]) -> None:
         self._loop = loop
         self._stream = stream
         # Not a method: the generator must not hold this object, so that a consumer who leaves ends the stream at once.
@@ -581,7 +432,7 @@ class Stream(Generic[_Item]):
 
 
 def _results(
-    loop: _Loop, stream: asynchronous_stream.Stream[_Item]
+    loop: LoopThread, stream: asynchronous_stream.Stream[_Item]
 ) -> Iterator[asynchronous_stream.StreamResult[_Item]]:
     try:
         while True:
@@ -594,58 +445,3 @@ def _results(
             InvalidArgument
         ):  # The collector may come after the runtime was closed, which ended the stream.
             loop.do(stream.cancel)
-
-
-class _Asked(Generic[_Item]):
-    """The answer to a request for the next item."""
-
-    def __init__(self, waiter: Waiter) -> None:
-        self.waiter = waiter
-        self.item: _Item | None = None
-        self.is_end = False
-        self.failure: BaseException | None = None
-
-
-async def _asynchronous(source: Iterable[_Item], loop: _Loop) -> AsyncIterator[_Item]:
-    # A thread of its own and a daemon: a source may block for ever, as a camera that gives nothing does, and must keep neither
-    # closing nor the end of the interpreter. A worker thread of anyio would keep both.
-    requests: queue.SimpleQueue[_Asked[_Item] | None] = queue.SimpleQueue()
-    context = contextvars.copy_context()
-
-    def read() -> None:
-        try:
-            context.run(_read, source, requests, loop.background)
-        finally:
-            loop.sources.discard(threading.current_thread())
-
-    thread = threading.Thread(target=read, name="aionn-source", daemon=True)
-    loop.sources.add(thread)
-    thread.start()
-    try:
-        while True:
-            asked = _Asked[_Item](loop.background.waiter())
-            requests.put(asked)
-            await asked.waiter.future
-            if asked.failure is not None:
-                raise asked.failure
-            if asked.is_end:
-                return
-            yield asked.item  # type: ignore[misc]
-    finally:
-        requests.put(None)
-
-
-def _read(
-    source: Iterable[_Item], requests: queue.SimpleQueue[_Asked[_Item] | None], background: Background
-) -> None:
-    items: Iterator[_Item] | None = None
-    while (asked := requests.get()) is not None:
-        try:
-            items = iter(source) if items is None else items
-            asked.item = next(items)
-        except StopIteration:
-            asked.is_end = True
-        except BaseException as e:
-            asked.failure = e
-        background.call_soon(asked.waiter.wake)
-        del asked  # The item is not kept until the next one is asked for.

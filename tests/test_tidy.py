@@ -102,7 +102,6 @@ HOMES: dict[str, tuple[str, ...]] = {
     "asyncio": (
         "aionn/benchmarking/loadgen.py",
         "aionn/drivers/asynchronous.py",
-        "aionn/hal/finishing.py",
         "aionn/hal/loops.py",
         "aionn/runtime/background.py",
         "aionn/runtime/clock.py",

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path as FilePath
 from typing import Annotated
 
-import anyio
 from cyclopts import Parameter
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -18,6 +17,7 @@ from aionn.benchmarking.loadgen import LOAD_HEADS, Scenario, load_cells
 from aionn.benchmarking.measures import KnownData, Load
 from aionn.benchmarking.page import render_page
 from aionn.benchmarking.paths import PATHS, Path
+from aionn.cli import interrupts
 from aionn.cli.output import check_writable, console, print_json, print_table, write_report
 
 __all__ = ["bench"]
@@ -91,7 +91,7 @@ def bench(
                 names = device or [found.name for found in runtime.devices]
                 return await benchmark(runtime, model, names, settings, progress)
 
-        report = anyio.run(run)
+        report = interrupts.run(run)
     if html is not None:
         write_report(html, render_page(report))
     if json:

@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-import anyio
 from cyclopts import Parameter
 
+from aionn.cli import interrupts
 from aionn.cli.driver_suite import run_driver_suite
 from aionn.cli.output import console, print_json, print_table, suite_progress
 from aionn.conformance.computing import Mode
@@ -199,7 +199,7 @@ def _report(
         def progress(tally: Tally, total: int) -> None:
             bar.update(task, advance=1, total=total, failed=tally.counts.failed)
 
-        report = anyio.run(partial(run, progress=progress))
+        report = interrupts.run(partial(run, progress=progress))
     if json:
         print_json(report)
     else:

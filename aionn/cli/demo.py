@@ -13,6 +13,7 @@ import msgspec
 from cyclopts import Parameter
 
 import aionn
+from aionn.cli import interrupts
 from aionn.cli.output import console, print_json
 from aionn.cli.streaming import (
     Account,
@@ -115,7 +116,7 @@ def demo(
         data: Folder with the models and media; by default the examples' data beside the package.
         json: Print one JSON object instead of tables.
     """
-    report = anyio.run(run_demo, device, precision, data or _data_folder(), not json)
+    report = interrupts.run(run_demo, device, precision, data or _data_folder(), not json)
     if json:
         print_json(report)
     else:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import anyio
 from cyclopts import Parameter
 
 import aionn
+from aionn.cli import interrupts
 from aionn.cli.output import console, print_json, print_table
 from aionn.errors import Error
 
@@ -20,7 +20,7 @@ def devices(*, json: Annotated[bool, Parameter(negative=())] = False) -> int:
     Args:
         json: Print one JSON object instead of a table.
     """
-    report = anyio.run(_devices)
+    report = interrupts.run(_devices)
     if json:
         print_json(report)
         return 0

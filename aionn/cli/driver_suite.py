@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import anyio
 import msgspec
 
+from aionn.cli import interrupts
 from aionn.cli.output import check_writable, console, print_json, print_table, suite_progress, write_report
 from aionn.conformance.expectations import driver_expectations
 from aionn.conformance.suite import Isolation
@@ -64,7 +64,7 @@ def run_driver_suite(
                 progress=progress,
             )
 
-        report = anyio.run(run)
+        report = interrupts.run(run)
     if junit is not None:
         write_report(junit, junit_report(report))
     if html is not None:

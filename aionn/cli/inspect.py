@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import anyio
 import msgspec
 from cyclopts import Parameter
 
 import aionn
+from aionn.cli import interrupts
 from aionn.cli.output import check_writable, console, print_json, print_table, write_report
 from aionn.errors import InvalidArgument
 from aionn.models.dot import graph_text
@@ -48,7 +48,7 @@ def inspect(
         raise InvalidArgument(f"model {model}: cannot be read: {e.strerror}") from e
     check_writable(dot, html)
     summary = summarize_model(loaded.model)
-    support, unavailable, page = anyio.run(_ask, loaded.model, device, html is not None, model.name)
+    support, unavailable, page = interrupts.run(_ask, loaded.model, device, html is not None, model.name)
     for path, text in ((dot, graph_text(loaded.model, name=model.name)), (html, page)):
         if path is not None and text is not None:
             write_report(path, text)

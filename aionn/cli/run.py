@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import anyio
 import numpy as np
 from cyclopts import Parameter
 
 import aionn
+from aionn.cli import interrupts
 from aionn.cli.output import console, percentile, print_json
 from aionn.errors import InvalidArgument
 from aionn.hal import check_deadline_ns
@@ -61,7 +61,7 @@ def run(
             raise InvalidArgument(f"--deadline-ms: expected at least 0, got {deadline_ms:g}")
         within_ns = to_ns(deadline_ms / 1e3, what="--deadline-ms")
     values = [_load_array(path) for path in input] if input else None
-    report, outputs = anyio.run(_run, model, values, device, seed, count, priority, within_ns)
+    report, outputs = interrupts.run(_run, model, values, device, seed, count, priority, within_ns)
     if output is not None:
         _save(output, outputs)
     if json:

@@ -12,6 +12,7 @@ import anyio.abc
 import msgspec
 from cyclopts import Parameter
 
+from aionn.cli import interrupts
 from aionn.cli.output import console
 from aionn.drivers import registry
 from aionn.errors import InvalidArgument
@@ -97,7 +98,10 @@ def serve(
     begin_trace(None, process=f"server of {name or device}")
     made = registry.make_device(device, name or device)
     freeze_modules()
-    anyio.run(_serve, made, socket, permissions, quotas, limits, hang_after, quiet)
+    try:
+        interrupts.run(_serve, made, socket, permissions, quotas, limits, hang_after, quiet)
+    except KeyboardInterrupt:
+        pass  # That is how it is ended.
     return 0
 
 
@@ -113,7 +117,7 @@ async def _serve(
     try:
         async with anyio.create_task_group() as tasks:
             started = anyio.Event()
-            with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            with anyio.open_signal_receiver(signal.SIGTERM) as signals:
                 tasks.start_soon(_listen, device, path, mode, quotas, limits, hang_after, started)
                 await started.wait()
                 if not quiet:

@@ -10,6 +10,7 @@ import numpy as np
 from cyclopts import Parameter
 
 import aionn
+from aionn.cli import interrupts
 from aionn.cli.output import console, print_json, print_table
 from aionn.cli.streaming import Account, show_live, stream_into_account, warm_up
 from aionn.errors import InvalidArgument
@@ -61,7 +62,7 @@ def stream(
         raise InvalidArgument(f"--deadline-ms: expected at least 0, got {deadline_ms:g}")
     within_ns = to_ns(deadline_ms / 1e3, what="--deadline-ms")
     names = _labels(labels)
-    report = anyio.run(
+    report = interrupts.run(
         _stream, model, video, audio, device, priority, within_ns, on_late, keep, names, (low, high), not json
     )
     if json:

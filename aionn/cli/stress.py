@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import anyio
 from cyclopts import Parameter
 
 from aionn.benchmarking.stress import StressResult, stress
 from aionn.benchmarking.stress_bodies import BODIES
+from aionn.cli import interrupts
 from aionn.cli.output import console, print_json, print_table
 from aionn.drivers import registry
 from aionn.errors import InvalidArgument
@@ -55,7 +55,7 @@ def stress_command(
         async def run(name: str = name) -> tuple[StressResult, ...]:
             return await stress(name, file, tests, seconds, seed=seed, progress=progress)
 
-        report[name] = anyio.run(run)
+        report[name] = interrupts.run(run)
     if json:
         print_json(report)
     else:

@@ -1,17 +1,70 @@
-"""The event loop that objects belong to.
+"""What must be asked of the event loop itself: finishing work, keeping objects to their loop, cancelling from a signal handler.
 
-Owns the refusal of a call from elsewhere: another event loop, a thread without one, a forked child. What such a call waits for
-comes in the loop of the object, so it would wait for ever.
+Owns the one answer to native cancellation. ``asyncio.Task.cancel`` passes a shielded scope of anyio, and it may come any number of
+times: from ``asyncio.timeout``, from a task group of asyncio, from Ctrl-C, from ``asyncio.run`` when its main task has ended. So
+what must be finished (closing, reaping, giving back) runs in a task that nobody else has a reference to.
+
+Owns the refusal of a call from elsewhere as well: another event loop, a thread without one, a forked child. What such a call waits
+for comes in the loop of the object, so it would wait for ever.
+
+Invariants:
+1. Work that ``finish`` has begun ends by itself; nobody cancels it.
+2. A caller that is cancelled while it waits for that learns of it when the work has ended, and never before.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import anyio
 
 from aionn.errors import InvalidArgument
 
-__all__ = ["Home"]
+__all__ = ["Home", "canceller", "finish"]
+
+_T = TypeVar("_T")
+
+
+async def finish(work: Coroutine[Any, Any, _T]) -> _T:
+    """Runs work in a task of its own and waits for its end, however often the caller is cancelled meanwhile.
+
+    Args:
+        work: It must end in bounded time by itself.
+
+    Returns:
+        What it returns.
+
+    Raises:
+        asyncio.CancelledError: The caller was cancelled meanwhile; the work has ended. What it returned is lost, and a failure of
+            it is the context of this error.
+        Exception: What the work raised.
+    """
+    task = asyncio.get_running_loop().create_task(work, name="aionn-finish")
+    # asyncio.run cancels whatever asyncio.all_tasks knows once its main task has ended; who waits here keeps the loop alive then.
+    asyncio._unregister_task(task)
+    cancelled: asyncio.CancelledError | None = None
+    # The shield is for the cancellations of anyio, which would come again in each turn of the loop.
+    with anyio.CancelScope(shield=True):
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError as e:
+                cancelled = e
+    try:
+        return task.result()
+    finally:
+        if cancelled is not None:
+            raise cancelled
+
+
+def canceller() -> Callable[[], object]:
+    """What cancels the running task when it is called, from whatever thread or from a signal handler."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None, "called by a coroutine"
+    return lambda: loop.call_soon_threadsafe(task.cancel)
 
 
 class Home:
@@ -32,6 +85,11 @@ class Home:
         # In a forked child no loop counts as running until it runs one of its own.
         if asyncio._get_running_loop() is not self._loop:
             raise InvalidArgument(f"{where}: {self._elsewhere()}")
+
+    @property
+    def is_here(self) -> bool:
+        """Whether that loop runs the caller."""
+        return asyncio._get_running_loop() is self._loop
 
     def _elsewhere(self) -> str:
         expected = f"expected the event loop in which it was opened ({self._loop!r})"

@@ -18,8 +18,7 @@ from typing import Any
 import anyio
 import anyio.abc
 
-from aionn.hal.finishing import finish
-from aionn.hal.loops import Home
+from aionn.hal.loops import Home, finish
 
 __all__ = ["Background", "Waiter"]
 

@@ -39,8 +39,8 @@ from aionn.hal import (
     Priority,
     check_deadline_ns,
 )
-from aionn.hal.finishing import finish
 from aionn.hal.log_tags import choose_tags
+from aionn.hal.loops import finish
 from aionn.hal.real_work import real_work
 from aionn.hal.tracing import section
 from aionn.runtime.background import Background
@@ -566,12 +566,10 @@ class Runtime:
     ) -> None:
         if not self._open:
             return
-        try:
-            self._background.home.check("close")
-        except InvalidArgument:
-            if value is None:
-                raise
-            return  # A forked child leaves with an error of its own, or with sys.exit: that counts.
+        # A forked child leaves with an error of its own, or with sys.exit: that counts. The runtime is its parent's.
+        if value is not None and not self._background.home.is_here:
+            return
+        self._background.home.check("close")
         self._open = False
         try:
             with section("LR_PT", "close"):
@@ -580,8 +578,8 @@ class Runtime:
             self._end_trace()
 
     def _end_trace(self) -> None:
-        if self._owns_trace and self._trace is not None:
-            self._owns_trace = False
+        owned, self._owns_trace = self._owns_trace, False
+        if owned and self._trace is not None:
             end_trace(self._trace)
 
     async def _close(self) -> None:

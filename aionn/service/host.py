@@ -20,6 +20,7 @@ import errno
 import gc
 import logging
 import os
+import signal
 import socket
 import stat
 import threading
@@ -451,6 +452,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--hang-after", type=float, default=None, help="seconds without progress that end the process"
     )
     options = parser.parse_args(arguments)
+    # The client decides when this ends. A terminal's Ctrl-C does not come here, since the session is its own; one that is sent
+    # says nothing.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=options.fd)
     sock.set_inheritable(False)
     choose_tags(is_driver=True)

@@ -21,8 +21,8 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from aionn.errors import DeviceUnavailable
-from aionn.hal.finishing import finish
 from aionn.hal.log_tags import LOG_VARIABLE, chosen_tags
+from aionn.hal.loops import finish
 from aionn.hal.tracing import TRACE_VARIABLE, trace_path
 from aionn.service.python_process import python_command, python_environment
 from aionn.service.standard_error import StandardError

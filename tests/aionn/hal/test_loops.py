@@ -8,7 +8,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from aionn.hal.finishing import finish
+from aionn.hal.loops import finish
 
 TURNS = 20
 

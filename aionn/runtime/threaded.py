@@ -1,0 +1,231 @@
+"""The thread with an event loop in which the runtime of ``aionn.blocking`` lives.
+
+Owns the crossing from other threads into that loop, the threads that read the sources of streams, and the closing of what is still
+open when the interpreter ends.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures.thread
+import contextvars
+import os
+import queue
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
+
+import anyio
+import anyio.from_thread
+
+from aionn.errors import GeneralFailure, InvalidArgument
+from aionn.runtime.background import Background, Waiter
+
+__all__ = ["Forked", "LoopThread", "close_at_exit", "forget", "read_on_thread"]
+
+_T = TypeVar("_T")
+_Item = TypeVar("_Item")
+
+EXIT_S_MAX = 5.0
+"""How long the end of the interpreter waits for runtimes that nobody closed: twice what killing a driver process takes."""
+
+SOURCE_END_S_MAX = 0.2
+"""How long closing waits for the thread of a stream's source: one that does not block in the source ends at once."""
+
+
+class Forked(InvalidArgument):
+    """A child has no threads of its parent's, so a call would wait for ever."""
+
+
+class LoopThread:
+    """The thread with the event loop.
+
+    Attributes:
+        background: Where the runtime's executions live.
+        sources: Threads that read the sources of streams.
+        is_closed: Whether it takes no calls any more.
+    """
+
+    def __init__(self, background: Background) -> None:
+        self.background = background
+        self._portal: anyio.from_thread.BlockingPortal
+        self._failure: BaseException | None = None
+        started = threading.Event()
+        # Not ``start_blocking_portal``: in a forked child its generator would be collected, and stop a loop that is not there.
+        self._serving = threading.Thread(
+            target=self._serve, args=(started,), name="aionn-blocking", daemon=True
+        )
+        self._serving.start()
+        started.wait()
+        if self._failure is not None:
+            raise self._failure
+        self._thread = self._portal.call(threading.get_ident)
+        self._pid = os.getpid()
+        self.is_closed = False
+        self.sources: set[threading.Thread] = set()
+
+    def _serve(self, started: threading.Event) -> None:
+        async def serve() -> None:
+            async with anyio.from_thread.BlockingPortal() as self._portal:
+                started.set()
+                await self._portal.sleep_until_stopped()
+
+        try:
+            anyio.run(serve)
+        except BaseException as e:
+            self._failure = e
+        finally:
+            started.set()
+
+    def check(self) -> None:
+        """Refuses what would wait for ever.
+
+        Raises:
+            InvalidArgument: This is a forked child, the loop's own thread, or the runtime is closed.
+        """
+        if os.getpid() != self._pid:
+            raise Forked(
+                f"aionn.blocking: expected the process that opened the runtime (pid {self._pid}), got a child that was forked "
+                f"from it (pid {os.getpid()}); open a runtime of its own there"
+            )
+        if threading.get_ident() == self._thread:
+            raise InvalidArgument("aionn.blocking: called on its own loop's thread; it would wait for itself")
+        if self.is_closed:
+            raise InvalidArgument("aionn.blocking: the runtime is closed")
+
+    def call(self, function: Callable[..., Awaitable[_T]], *args: Any) -> _T:
+        """Runs a coroutine function there and waits for it."""
+        self.check()
+        try:
+            future = self._portal.start_task_soon(function, *args)
+        except RuntimeError:
+            raise self._closed_meanwhile() from None
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise self._closed_meanwhile() from None
+        except BaseException:
+            future.cancel()  # This thread was interrupted; if the call has failed, this does nothing.
+            raise
+
+    def do(self, function: Callable[..., _T], *args: Any) -> _T:
+        """Runs a function there that does not wait."""
+        self.check()
+        try:
+            # In a tuple: the portal would await a result that can be awaited.
+            (result,) = self._portal.call(lambda: (function(*args),))
+        except concurrent.futures.CancelledError:
+            raise self._closed_meanwhile() from None
+        except RuntimeError:
+            if self.is_closed:
+                raise self._closed_meanwhile() from None
+            raise
+        return result
+
+    def end(self, aclose: Callable[[], Awaitable[None]]) -> None:
+        """Closes something of the runtime's, unless that was closed, and everything with it."""
+        if not self.is_closed:
+            self.call(aclose)
+
+    def _closed_meanwhile(self) -> GeneralFailure:
+        return GeneralFailure("aionn.blocking: the runtime was closed by another thread during the call")
+
+    def close(self) -> None:
+        """Ends the calls of other threads, the loop and its thread."""
+        self.is_closed = True
+        with suppress(RuntimeError):  # It has stopped already.
+            self._portal.call(self._portal.stop, True)
+        self._serving.join()
+        end_s = time.monotonic() + SOURCE_END_S_MAX
+        for thread in list(self.sources):
+            thread.join(max(0.0, end_s - time.monotonic()))
+
+
+_open: set[Callable[[], None]] = set()
+_is_registered = False
+
+
+def _close_at_exit() -> None:
+    """Closes what is still open, all at once, when the main thread has ended and before Python joins the others."""
+    closing = [threading.Thread(target=close, daemon=True) for close in list(_open)]
+    for thread in closing:
+        thread.start()
+    end_s = time.monotonic() + EXIT_S_MAX
+    for thread in closing:
+        thread.join(max(0.0, end_s - time.monotonic()))
+
+
+def close_at_exit(close: Callable[[], None]) -> None:
+    """Has this called when the interpreter ends, before Python joins its threads."""
+    global _is_registered
+    if not _is_registered:
+        # Not ``atexit``: that comes after the threads were joined, and those of the loop wait for the loop to end. After the import
+        # of concurrent.futures.thread, since the last to register is called first: threads of a pool may wait for one of our calls.
+        threading._register_atexit(_close_at_exit)  # type: ignore[attr-defined]
+        _is_registered = True
+    _open.add(close)
+
+
+def forget(close: Callable[[], None]) -> None:
+    """Undoes ``close_at_exit``. Idempotent."""
+    _open.discard(close)
+
+
+os.register_at_fork(after_in_child=_open.clear)
+
+
+class _Asked(Generic[_Item]):
+    """The answer to a request for the next item."""
+
+    def __init__(self, waiter: Waiter) -> None:
+        self.waiter = waiter
+        self.item: _Item | None = None
+        self.is_end = False
+        self.failure: BaseException | None = None
+
+
+async def read_on_thread(source: Iterable[_Item], loop: LoopThread) -> AsyncIterator[_Item]:
+    """The items of an ordinary iterable, each read when it is asked for."""
+    # A thread of its own and a daemon: a source may block for ever, as a camera that gives nothing does, and must keep neither
+    # closing nor the end of the interpreter. A worker thread of anyio would keep both.
+    requests: queue.SimpleQueue[_Asked[_Item] | None] = queue.SimpleQueue()
+    context = contextvars.copy_context()
+
+    def read() -> None:
+        try:
+            context.run(_read, source, requests, loop.background)
+        finally:
+            loop.sources.discard(threading.current_thread())
+
+    thread = threading.Thread(target=read, name="aionn-source", daemon=True)
+    loop.sources.add(thread)
+    thread.start()
+    try:
+        while True:
+            asked = _Asked[_Item](loop.background.waiter())
+            requests.put(asked)
+            await asked.waiter.future
+            if asked.failure is not None:
+                raise asked.failure
+            if asked.is_end:
+                return
+            yield asked.item  # type: ignore[misc]
+    finally:
+        requests.put(None)
+
+
+def _read(
+    source: Iterable[_Item], requests: queue.SimpleQueue[_Asked[_Item] | None], background: Background
+) -> None:
+    items: Iterator[_Item] | None = None
+    while (asked := requests.get()) is not None:
+        try:
+            items = iter(source) if items is None else items
+            asked.item = next(items)
+        except StopIteration:
+            asked.is_end = True
+        except BaseException as e:
+            asked.failure = e
+        background.call_soon(asked.waiter.wake)
+        del asked  # The item is not kept until the next one is asked for.
