@@ -13,11 +13,13 @@ Source: ``ErrorStatus`` of the NN HAL 1.3; ``DEAD_OBJECT`` is the canonical inte
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import errno
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
 
 __all__ = [
     "DeadObject",
@@ -31,8 +33,12 @@ __all__ = [
     "OutputInsufficientSize",
     "ResourceExhausted",
     "error_for_status",
+    "shortage_of",
+    "shortages_told",
     "status_of",
 ]
+
+_SHORTAGES = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC)
 
 
 class ErrorStatus(enum.IntEnum):
@@ -159,5 +165,42 @@ def error_for_status(status: ErrorStatus, message: str) -> Error:
 
 
 def status_of(error: BaseException) -> ErrorStatus:
-    """The status that an exception stands for; anything that is not ours is a ``GENERAL_FAILURE``."""
-    return error.status if isinstance(error, Error) else ErrorStatus.GENERAL_FAILURE
+    """The status that an exception stands for; one that is not ours is a ``GENERAL_FAILURE``, unless it tells of a shortage."""
+    if isinstance(error, Error):
+        return error.status
+    return (
+        ErrorStatus.GENERAL_FAILURE if _shortage(error) is None else ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
+    )
+
+
+def shortage_of(error: BaseException, where: str) -> ResourceExhausted | None:
+    """What Python raises where a limit of the process or of the machine is reached, as our error; None for any other exception."""
+    what = _shortage(error)
+    if what is None:
+        return None
+    told = ResourceExhausted(f"{where}: {what} ({type(error).__name__}: {error})", transient=True)
+    told.__cause__ = error
+    return told
+
+
+def _shortage(error: BaseException) -> str | None:
+    if isinstance(error, MemoryError):
+        return "no memory is left, see RLIMIT_AS"
+    # Python has no class of its own for it.
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        return "no thread can be started, see RLIMIT_NPROC and RLIMIT_AS"
+    if isinstance(error, OSError) and error.errno in _SHORTAGES:
+        return "the system refuses what is needed"
+    return None
+
+
+@contextlib.asynccontextmanager
+async def shortages_told(where: str) -> AsyncIterator[None]:
+    """Raises RESOURCE_EXHAUSTED instead of what Python raises where a limit of the process or of the machine is reached."""
+    try:
+        yield
+    except (MemoryError, OSError, RuntimeError) as e:
+        told = shortage_of(e, where)
+        if told is None:
+            raise
+        raise told from e

@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from aionn.errors import Error, GeneralFailure, InvalidArgument, MissedDeadline, OutputInsufficientSize
+from aionn.errors import (
+    Error,
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadline,
+    OutputInsufficientSize,
+    shortage_of,
+)
 from aionn.hal import (
     BufferToken,
     DataLocation,
@@ -44,7 +51,7 @@ def driver_error(error: BaseException, where: str) -> Error:
     """What a driver in this process has raised, as one of the errors that drivers may raise."""
     if isinstance(error, Error):
         return error
-    wrong = GeneralFailure(f"{where}: {type(error).__name__}: {error}")
+    wrong = shortage_of(error, where) or GeneralFailure(f"{where}: {type(error).__name__}: {error}")
     wrong.__cause__ = error
     return wrong
 

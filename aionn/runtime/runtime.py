@@ -15,7 +15,7 @@ import logging
 import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import Literal, Self
 
@@ -25,7 +25,7 @@ import anyio.to_thread
 import msgspec
 
 from aionn.drivers import registry
-from aionn.errors import DeviceUnavailable, Error, InvalidArgument, MissedDeadline, status_of
+from aionn.errors import DeviceUnavailable, Error, InvalidArgument, MissedDeadline, shortages_told, status_of
 from aionn.hal import (
     CancelCapability,
     Capabilities,
@@ -266,6 +266,7 @@ class Runtime:
         """Where connections and streams live."""
         return self._background.tasks
 
+    @shortages_told("open")
     async def __aenter__(self) -> Self:
         choose_tags(self.settings.log)
         self._owns_trace = begin_trace(self._trace)
@@ -370,6 +371,7 @@ class Runtime:
         known = ", ".join(device.name for device in self.devices) or "none"
         raise InvalidArgument(f"device: expected one of {known}; got {name!r}")
 
+    @shortages_told("supported_operations")
     async def supported_operations(
         self, model: Model | str | os.PathLike[str], *, devices: str | Sequence[str] | None = None
     ) -> tuple[Support, ...]:
@@ -395,6 +397,7 @@ class Runtime:
             raise InvalidArgument(f"{where}: the runtime is not open; use it with async with")
         self._background.home.check(where)
 
+    @shortages_told("compile")
     async def compile(
         self,
         model: Model | str | os.PathLike[str],
@@ -558,8 +561,7 @@ class Runtime:
 
     async def aclose(self) -> None:
         """Closes every compilation, ends every driver process. Idempotent."""
-        if self._open:
-            await self.__aexit__(None, None, None)
+        await self.__aexit__(None, None, None)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
@@ -593,10 +595,8 @@ class Runtime:
 
 
 async def _close_compilation(compilation: Compilation) -> None:
-    try:
+    with suppress(Error):  # Its driver is gone, and with it everything that this would have freed.
         await compilation.aclose()
-    except Error:
-        pass  # Its driver is gone, and with it everything that this would have freed.
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 import anyio
 import anyio.from_thread
 
-from aionn.errors import GeneralFailure, InvalidArgument
+from aionn.errors import GeneralFailure, InvalidArgument, shortage_of
 from aionn.runtime.background import Background, Waiter
 
 __all__ = ["Forked", "LoopThread", "close_at_exit", "forget", "read_on_thread"]
@@ -56,10 +56,13 @@ class LoopThread:
         self._serving = threading.Thread(
             target=self._serve, args=(started,), name="aionn-blocking", daemon=True
         )
-        self._serving.start()
-        started.wait()
-        if self._failure is not None:
-            raise self._failure
+        try:
+            self._serving.start()
+            started.wait()
+            if self._failure is not None:
+                raise self._failure
+        except (MemoryError, OSError, RuntimeError) as e:
+            raise shortage_of(e, "aionn.blocking") or e from e
         self._thread = self._portal.call(threading.get_ident)
         self._pid = os.getpid()
         self.is_closed = False
