@@ -131,6 +131,16 @@ class SlotGate:
         with self._lock:
             return self._slots.explain()
 
+    def forget(self, model: Hashable) -> None:
+        """Drops what was learnt of a model that never comes again."""
+        # Without the lock, which the thread that a finaliser interrupts may hold; dropping is one operation of a dict.
+        self._slots.forget(model)
+
+    @property
+    def learnt_count(self) -> int:
+        """Of how many models something was learnt."""
+        return self._slots.learnt_count
+
     def slot(
         self,
         priority: Priority,

@@ -14,6 +14,7 @@ Source: obligations in ``aionn.hal.device``; the NN HAL's sample driver for the 
 from __future__ import annotations
 
 import abc
+import weakref
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -84,6 +85,7 @@ class BlockingPreparedModel(CheckedPreparedModel):
     def __init__(self, device: BlockingDevice, model: Model, priority: Priority) -> None:
         super().__init__(device, model, priority)
         self.owner: Hashable = None
+        weakref.finalize(self, device.gate.forget, self.identity).atexit = False
         self._abandoned = False
         # By the identity of the request, which an entry keeps.
         self._left: dict[int, tuple[Request, SyncFence]] = {}

@@ -32,6 +32,7 @@ from aionn.runtime.clock import now_ns
 from aionn.runtime.direct import execute_directly, hold
 from aionn.runtime.dropping import close_when_dropped
 from aionn.runtime.execution import Execution, Result, Turn, failing, priority_of, result_of
+from aionn.runtime.plan import learnt_by
 from aionn.runtime.stream import Frames, SlotClaim, Stream, frames_of
 from aionn.scheduler.work import Work
 from aionn.validation import check_execution_result
@@ -119,7 +120,7 @@ class Burst:
         self._turns_of: dict[tuple[int, bool], list[Turn]] = {}
         self._streams: set[Frames] = set()
         self._on_close = on_close
-        self._learnt_by = [object() for _ in plan.steps]
+        self._learnt_by = learnt_by(plan, self)
         self._report = report
         self._closed = False
         self._finalizer = close_when_dropped(self, runtime, functools.partial(_close_lines, self._lines))

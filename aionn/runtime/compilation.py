@@ -25,7 +25,7 @@ from aionn.runtime.direct import execute_directly, hold
 from aionn.runtime.dropping import close_when_dropped
 from aionn.runtime.execution import PRIORITY, Execution, Result, Turn, failing, priority_of, result_of
 from aionn.runtime.memory import OwnMemory, bind, image_view
-from aionn.runtime.plan import LastValues, Plan, declared_ns, settle_of
+from aionn.runtime.plan import LastValues, Plan, declared_ns, learnt_by, settle_of
 from aionn.runtime.stepping import execute_step
 from aionn.scheduler.work import Work
 from fences import SyncFence
@@ -110,8 +110,7 @@ class Compilation:
         self._bursts: weakref.WeakSet[Burst] = weakref.WeakSet()
         self._closed = False
         self._finalizer = close_when_dropped(self, runtime, plan.aclose)
-        # Durations are learnt by these, which nothing else is equal to, however often an address is used again.
-        self._learnt_by = [object() for _ in plan.steps]
+        self._learnt_by = learnt_by(plan, self)
         self._device_names = plan.device_names
         # How to wait for what a cancelled caller leaves; None where a task of its own must wait.
         self._settle = None if report is not None else settle_of(plan)

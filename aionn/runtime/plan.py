@@ -6,7 +6,8 @@ ready. Refuses to own how a plan comes about (``planning``) and who runs it (``c
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+import weakref
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from aionn.runtime.control_flow import InterpretedModel
     from aionn.runtime.runtime import RuntimeDevice
 
-__all__ = ["LastValues", "Placement", "Plan", "PreparedStep", "declared_ns", "settle_of"]
+__all__ = ["LastValues", "Placement", "Plan", "PreparedStep", "declared_ns", "learnt_by", "settle_of"]
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -206,6 +207,15 @@ def declared_ns(prepared: PreparedModel) -> int | None:
     """What a driver says that an execution takes, in ns; None where it says nothing."""
     declared: int | None = getattr(prepared, "expected_duration_ns", None)
     return declared
+
+
+def learnt_by(plan: Plan, owner: object) -> list[Hashable]:
+    """Keys by which the dispatchers learn how long the steps take: equal to nothing else, and forgotten with their owner."""
+    keys: list[Hashable] = [object() for _ in plan.steps]
+    for step, key in zip(plan.steps, keys, strict=True):
+        # Not when it is closed: an execution may end after that, and be learnt from, as long as its owner lives.
+        weakref.finalize(owner, step.device.dispatcher.forget, key).atexit = False
+    return keys
 
 
 def settle_of(plan: Plan) -> Callable[[Request], Awaitable[None]] | None:

@@ -177,6 +177,16 @@ class Dispatcher:
         self._counts["probed"] += 1
         return 1
 
+    def forget(self, model: Hashable) -> None:
+        """Drops what was learnt of a model that never comes again. From any thread, also from a finaliser."""
+        self._estimates.forget(model)
+        self._refusals.pop(model, None)
+
+    @property
+    def learnt_count(self) -> int:
+        """Of how many models something was learnt."""
+        return len(self._refusals.keys() | self._estimates.keys())
+
     def least_ns(self, model: Hashable, declared_ns: int | None = None) -> int:
         """What an execution takes at least, as far as is known; arguments as of ``enter``."""
         return 0 if model is None else self._least_ns(model, declared_ns)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import OrderedDict, deque
-from collections.abc import Hashable
+from collections.abc import Hashable, KeysView
 from typing import Literal
 
 from aionn.errors import InvalidArgument
@@ -24,8 +24,7 @@ from aionn.errors import InvalidArgument
 __all__ = ["KEYS_MAX", "Estimates"]
 
 KEYS_MAX = 4096
-"""Most pairs of model and device that are remembered: some 6 MB at the default window."""
-
+"""Most pairs of model and device that are remembered: some 16 MB at the default window."""
 
 MARGIN = 0.3
 """What is added to the estimate of one that was never timed, as a share: three deviations of a timing with 10 % noise. It
@@ -51,6 +50,10 @@ class Estimates:
         self._quantile = quantile
         self._window = window
         self._seen: OrderedDict[Hashable, tuple[deque[int], list[int]]] = OrderedDict()
+
+    def keys(self) -> KeysView[Hashable]:
+        """The pairs that were timed."""
+        return self._seen.keys()
 
     def observe(
         self, key: Hashable, duration_ns: int, *, limit: Literal["none", "at_least", "at_most"] = "none"
@@ -84,6 +87,10 @@ class Estimates:
         recent.append(duration_ns)
         insort(ordered, duration_ns)
         self._seen.move_to_end(key)
+
+    def forget(self, key: Hashable) -> None:
+        """Drops the timings of a pair that is never asked for again. From any thread, also from a finaliser."""
+        self._seen.pop(key, None)
 
     def duration_ns(self, key: Hashable, default_ns: int) -> int:
         """The expected duration, with a margin for how little is known.

@@ -194,6 +194,15 @@ class SharedSlots:
         if self._room.lane_of or self._behind_count:
             self._decide(now_ns)
 
+    def forget(self, model: Hashable) -> None:
+        """Drops what was learnt of a model that never comes again. From any thread, also from a finaliser."""
+        self._estimates.forget(model)
+
+    @property
+    def learnt_count(self) -> int:
+        """Of how many models something was learnt."""
+        return len(self._estimates.keys())
+
     def give_way(self, claim: Claim) -> None:
         """Lets the more urgent one have the slot; the claim is started again when its turn comes."""
         slot, work = claim.slot, claim._work

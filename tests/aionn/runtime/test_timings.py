@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 import aionn
 from aionn import blocking
+from aionn.drivers.reference import ReferenceDevice
 from aionn.hal import NO_TIMING, Timing
 from aionn.testing import SimulatedDevice, VirtualClock, models, run
 from fences import SyncFence, merge
@@ -121,3 +123,39 @@ def test_blocking_result_has_both(digits: Path) -> None:
         assert launched.time_on_device_ns == fenced.time_on_device_ns
         assert launched.time_in_driver_ns is not None and fenced.time_in_driver_ns is not None
         assert launched.time_in_driver_ns - fenced.time_in_driver_ns == second.dependencies_ns
+
+
+async def test_what_was_learnt_of_a_compilation_goes_with_it() -> None:
+    async with aionn.open(drivers=["reference"], isolation="in_process") as runtime:
+        (device,) = runtime.devices
+        assert isinstance(device.hal, ReferenceDevice)
+        gate = device.hal.gate
+
+        async def use() -> None:
+            async with await runtime.compile(models.identity((4,))) as net:
+                async with anyio.create_task_group() as tasks:
+                    for _ in range(4):  # The driver learns from what had to wait.
+                        tasks.start_soon(net.execute, [X])
+                async with net.burst() as burst:
+                    await burst.execute([X])
+                assert dispatcher.learnt_count == 2
+
+        dispatcher = device.dispatcher
+        for _ in range(3):
+            await use()
+            gc.collect()
+            assert (dispatcher.learnt_count, gate.learnt_count) == (0, 0)
+
+
+async def test_driver_forgets_how_long_a_prepared_model_took() -> None:
+    device = ReferenceDevice()
+    try:
+        prepared = await device.prepare_model(models.identity((4,)))
+        device.gate._slots._estimates.observe(prepared.identity, 1000)
+        assert device.gate.learnt_count == 1
+        await prepared.aclose()
+        del prepared
+        gc.collect()
+        assert device.gate.learnt_count == 0
+    finally:
+        await device.aclose()

@@ -9,6 +9,7 @@ import pytest
 from aionn.errors import InvalidArgument, MissedDeadline, ResourceExhausted
 from aionn.hal import Priority
 from aionn.scheduler.dispatcher import INTERRUPTED_MAX, PROBE_EVERY, Dispatcher
+from aionn.scheduler.estimates import SURE_COUNT
 from aionn.scheduler.work import NEVER_NS, Abort, Preempt, Start, WorkState
 
 LOW, MEDIUM, HIGH = Priority.LOW, Priority.MEDIUM, Priority.HIGH
@@ -359,3 +360,16 @@ def test_what_starts_at_once_is_what_deciding_would_start(monkeypatch, lane_coun
     assert any(statistics.started > statistics.refused for _, statistics, _ in games)
     monkeypatch.setattr("aionn.scheduler.dispatcher.start_at_once", lambda *arguments: None)
     assert [played(seed, lane_count, can_preempt) for seed in range(100)] == games
+
+
+async def test_forgotten_model_leaves_neither_durations_nor_refusals(dispatcher):
+    for _ in range(SURE_COUNT):
+        work = await dispatcher.acquire(priority=MEDIUM, deadline_ns=None, model="a")
+        await anyio.sleep(0.001)
+        dispatcher.release(work)
+    with pytest.raises(MissedDeadline):
+        dispatcher.enter(priority=MEDIUM, deadline_ns=now_ns() + 100_000, model="a")
+    assert dispatcher.learnt_count == 1
+    dispatcher.forget("a")
+    assert dispatcher.learnt_count == 0
+    assert dispatcher.least_ns("a") == 1

@@ -79,3 +79,13 @@ def test_memory_is_bounded():
         estimates.observe(key, 5)
     assert estimates.count(0) == 0
     assert estimates.count(KEYS_MAX + 9) == 1
+
+
+def test_forgotten_pair_is_as_one_that_was_never_seen():
+    estimates = Estimates()
+    estimates.observe("a", 100)
+    estimates.observe("b", 100)
+    estimates.forget("a")
+    estimates.forget("never seen")
+    assert list(estimates.keys()) == ["b"]
+    assert estimates.duration_ns("a", 1000) == 1300
