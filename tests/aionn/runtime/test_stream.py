@@ -548,3 +548,20 @@ def test_stream_on_uvloop(digits: Path, repository: Path) -> None:
         check=False,
     )
     assert (done.stdout, done.stderr) == ("20\n", "")
+
+
+async def test_dropped_stream_ends_at_once_though_items_were_late(
+    net: aionn.Compilation, runtime: aionn.Runtime
+) -> None:
+    async with net.burst(slots=1) as burst:
+        gc.collect()
+        gc.disable()  # What an error keeps alive in a cycle would be collected some day.
+        try:
+            stream = burst.stream(numbers(10_000), deadline=lambda item: 1)
+            assert (await anext(stream)).status == "dropped"
+            del stream
+            with anyio.fail_after(LIMIT_S):
+                assert (await burst.execute([-ONE])).outputs[0] == -1
+            await settled(burst, runtime)
+        finally:
+            gc.enable()
