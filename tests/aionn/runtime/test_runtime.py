@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
+import weakref
 from pathlib import Path
 
 import anyio
@@ -13,6 +15,7 @@ import pytest
 
 import aionn
 from aionn.conformance.vts_models import endless_model
+from aionn.service.prepared import RemotePreparedModel
 from fences import SyncFence
 
 Values = npt.NDArray[np.float32]
@@ -298,3 +301,65 @@ async def test_unknown_driver_is_refused_and_leaves_nothing() -> None:
     with pytest.raises(aionn.InvalidArgument, match="driver 'npu': expected one of"):
         async with aionn.open(drivers={"mine": "npu"}):
             pass
+
+
+async def test_dropped_compilation_is_freed(
+    any_runtime: aionn.Runtime, digits: Path, silence: Values
+) -> None:
+    net = await any_runtime.compile(digits)
+    await net.execute([silence])
+    left = weakref.ref(net)
+    del net
+    gc.collect()
+    assert left() is None
+
+
+async def test_dropped_compilation_is_freed_at_the_driver(
+    runtime: aionn.Runtime, digits: Path, silence: Values
+) -> None:
+    net = await runtime.compile(digits)
+    await net.execute([silence])
+    (step,) = net._plan.steps
+    left = weakref.ref(step.prepared)
+    assert isinstance(step.prepared, RemotePreparedModel) and step.prepared._owned.is_alive
+    del net, step
+    gc.collect()
+    assert left() is None  # Its finaliser tells the driver.
+
+
+async def test_burst_and_execution_keep_their_compilation(
+    runtime: aionn.Runtime, digits: Path, silence: Values
+) -> None:
+    net = await runtime.compile(digits)
+    execution, burst = net.execute_fenced([silence]), net.burst()
+    del net
+    gc.collect()
+    async with burst:
+        result = await burst.execute([silence])
+        assert (result.outputs[0] == (await execution).outputs[0]).all()
+
+
+async def test_open_burst_is_closed_with_the_runtime(digits: Path, silence: Values) -> None:
+    async with aionn.open(drivers=["reference"]) as runtime:
+        burst = (await runtime.compile(digits)).burst()
+        await burst.__aenter__()
+        gc.collect()
+        await burst.execute([silence])
+    with pytest.raises(aionn.InvalidArgument, match="not open"):
+        await burst.execute([silence])
+
+
+async def test_each_await_of_a_failed_execution_raises_an_error_of_its_own(
+    runtime: aionn.Runtime, digits: Path, silence: Values
+) -> None:
+    net = await runtime.compile(digits)
+    execution = net.execute_fenced([silence], deadline=1)
+    errors = []
+    for _ in range(2):
+        with pytest.raises(aionn.MissedDeadline) as raised:
+            await execution
+        errors.append(raised.value)
+    first, second = errors
+    assert first is not second
+    assert (str(first), first.transient, first.status) == (str(second), second.transient, second.status)
+    assert "deadline" in str(first) and not first.transient
