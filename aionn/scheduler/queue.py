@@ -50,8 +50,9 @@ LONG_RATIO = 2
 """From how many times the duration of a work of its class on a running one is given up for it, where only one of both can end in
 time and less than half is done. At 1, or whatever is done, more device time is lost to works that never end."""
 
-NOTES_MAX = 4096
-"""Of how many works the last decision is remembered."""
+NOTES_MAX = 256
+"""Of how many works the last decision is remembered: most of those that an explanation is asked for wait, or
+have just ended. Some 0.1 MB."""
 
 HIGH = int(Priority.HIGH)
 _PREEMPTS = 1 << 62
