@@ -101,6 +101,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "mlperf_loadgen": ("aionn/benchmarking/loadgen.py",),
     "asyncio": (
         "aionn/benchmarking/loadgen.py",
+        "aionn/benchmarking/stress_",
         "aionn/drivers/asynchronous.py",
         "aionn/hal/loops.py",
         "aionn/runtime/background.py",

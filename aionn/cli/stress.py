@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, NoReturn
 
+import anyio
+import msgspec
 from cyclopts import Parameter
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from aionn.benchmarking.stress import StressResult, stress
 from aionn.benchmarking.stress_bodies import BODIES
+from aionn.benchmarking.stress_slopes import SECONDS_PER_HOUR, Slope
+from aionn.benchmarking.stress_soak import SoakProgress, SoakReport
+from aionn.benchmarking.stress_soak import soak as run_soak
 from aionn.cli import interrupts
 from aionn.cli.output import console, print_json, print_table
 from aionn.drivers import registry
@@ -25,9 +34,14 @@ def stress_command(
     test: list[str] | None = None,
     model: Path | None = None,
     seed: int = 0,
+    soak: float | None = None,
+    in_process: Annotated[bool, Parameter(negative=())] = False,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Stress a device: each test ends as SUCCESS, FAILURE, HANG or CRASH. Exit code 1 says that one was no success.
+
+    With --soak one run on all devices together takes the place of the tests: their processes are killed and stopped all the time,
+    every answer is checked, and exit code 1 says that an answer was wrong or never came, or that something grows.
 
     Args:
         device: Which device, given once for each; by default all that there are.
@@ -35,6 +49,8 @@ def stress_command(
         test: Which test, given once for each; by default all.
         model: A .tflite file; by default one of the examples' data beside the package.
         seed: Seed of everything that is random.
+        soak: Hours that the run takes; a fraction is fine.
+        in_process: Soak drivers in this process, where nothing is killed.
         json: Print one JSON object.
     """
     tests = tuple(BODIES) if test is None else tuple(test)
@@ -43,6 +59,12 @@ def stress_command(
     for name in devices:
         if name not in known:
             raise InvalidArgument(f"--device: expected one of {', '.join(known)}, got {name!r}")
+    if soak is not None:
+        if test is not None or model is not None:
+            raise InvalidArgument(
+                "--soak: expected neither --test nor --model; a soak has episodes and models of its own"
+            )
+        return _soak(devices, soak, seed, "in_process" if in_process else "process", json=json)
     file = model or Path(__file__).resolve().parents[2] / "examples" / "data" / "shapes_int8.tflite"
     seconds = minutes * 60 / max(1, len(tests))
     report: dict[str, tuple[StressResult, ...]] = {}
@@ -66,3 +88,81 @@ def stress_command(
                 if r.message:
                     console().print(f"{r.test}: {r.message}", markup=False)
     return 0 if all(r.result == "SUCCESS" for results in report.values() for r in results) else 1
+
+
+def _soak(
+    drivers: Sequence[str],
+    hours: float,
+    seed: int,
+    isolation: Literal["process", "in_process"],
+    *,
+    json: bool,
+) -> int:
+    # Every killed process is worth a warning elsewhere; here that is what the run is for.
+    logging.getLogger("aionn").addHandler(logging.NullHandler())
+    shown = sys.stdout.isatty() and not json
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console(), transient=True, disable=not shown) as bar:
+        task = bar.add_task("soak", total=hours * SECONDS_PER_HOUR)
+
+        def progress(state: SoakProgress) -> None:
+            told = (
+                f"{state.counts['kills']} kills, {state.counts['right']} right, {state.failures} failed, "
+                f"{state.rss_kb / 1024:.1f} MB, {state.objects} objects"
+            )
+            bar.update(task, description=told, completed=state.seconds)
+
+        async def run() -> SoakReport:
+            return await run_soak(
+                drivers,
+                hours * SECONDS_PER_HOUR,
+                seed=seed,
+                isolation=isolation,
+                progress=progress,
+                on_stuck=_end_stuck,
+            )
+
+        report = interrupts.run(run)
+    if json:
+        print_json({**msgspec.to_builtins(report), "success": report.is_success})
+    else:
+        _print_soak(report)
+    return 0 if report.is_success else 1
+
+
+def _end_stuck(told: str) -> NoReturn:
+    """Ends the process from a thread: nothing else can where the event loop stands still, or a task cannot be cancelled."""
+    sys.stderr.write(f"{told}\n")
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _print_soak(report: SoakReport) -> None:
+    counts = ", ".join(f"{count} {name}" for name, count in report.counts.items())
+    print_table(
+        f"soak of {', '.join(report.drivers)}, {report.seconds:.0f} s, seed {report.seed}",
+        ("held", "first", "last", "per hour", "95 %", "steady"),
+        [_slope_cells(slope) for slope in report.slopes],
+    )
+    screen = console()
+    screen.print(f"{counts}; {report.kills_per_hour:.0f} kills an hour", markup=False)
+    for text in (*report.failures, *report.hangs):
+        screen.print(text, markup=False)
+    if report.left_behind:
+        screen.print(f"left behind: {', '.join(report.left_behind)}", markup=False)
+    screen.print("SUCCESS" if report.is_success else "FAILURE", markup=False)
+
+
+def _slope_cells(slope: Slope) -> tuple[object, ...]:
+    if slope.per_hour is None:
+        told, interval = "", "too few samples"
+    else:
+        told, interval = f"{slope.per_hour:+.0f}", f"{slope.low:+.0f} to {slope.high:+.0f}"
+    return (
+        slope.quantity,
+        round(slope.first),
+        round(slope.last),
+        told,
+        interval,
+        "yes" if slope.is_steady else "NO",
+    )
