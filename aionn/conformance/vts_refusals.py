@@ -22,7 +22,17 @@ from aionn.conformance.vts_models import RequestPools, add_model, chain_model, m
 from aionn.conformance.vts_mutations import FAMILIES
 from aionn.conformance.vts_paths import PATHS, Path, executing, expect_refused
 from aionn.errors import InvalidArgument
-from aionn.hal import DataLocation, Memory, Model, Request, RequestArgument
+from aionn.hal import (
+    DataLocation,
+    Memory,
+    Model,
+    OperandLifeTime,
+    OperandType,
+    OperationType,
+    Request,
+    RequestArgument,
+)
+from aionn.models.builder import GraphBuilder
 from fences import SyncFence
 
 __all__ = ["CASES"]
@@ -155,6 +165,10 @@ def _overlaps(request: Request) -> Iterator[tuple[str, Request]]:
             location = replace(argument.location, length=first.location.length)
             moved = replace(first, location=location)
             yield f"output 0 over input {i}", replace(request, outputs=(moved, *request.outputs[1:]))
+            again = replace(moved, location=replace(location, pool_index=len(request.pools)))
+            pools = (*request.pools, request.pools[location.pool_index])
+            changed = replace(request, outputs=(again, *request.outputs[1:]), pools=pools)
+            yield f"output 0 over input {i}, whose pool comes twice", changed
 
 
 REQUEST_CHANGES: dict[str, Change] = {
@@ -223,6 +237,31 @@ async def _refuses_read_only_output(subject: VtsSubject, path: Path) -> None:
                 await expect_refused(executor, replace(pools.request, pools=(pools.inputs, view)))
             finally:
                 view.close()
+
+
+async def _refuses_output_over_constant(subject: VtsSubject, path: Path) -> None:
+    """Writing to memory that the model uses for its constants is refused: later executions would read what was written."""
+    g = GraphBuilder()
+    x = g.input(OperandType.TENSOR_FLOAT32, (1, 64))
+    constant = g.constant(np.ones((1, 64), np.float32))
+    model = g.build([g.result(OperationType.ADD, [x, constant, 0], x)])
+    constants, at = next(
+        (model.pools[o.location.pool_index], o.location)
+        for o in model.main.operands
+        if o.lifetime == OperandLifeTime.CONSTANT_REFERENCE
+    )
+    async with subject.prepared(model) as prepared, executing(subject, prepared, path) as executor:
+        with RequestPools(model, [np.zeros((1, 64), np.float32)]) as pools:
+            (output,) = pools.request.outputs
+            place = DataLocation(len(pools.request.pools), at.offset, at.length)
+            changed = replace(
+                pools.request,
+                outputs=(replace(output, location=place),),
+                pools=(*pools.request.pools, constants),
+            )
+            await expect_refused(executor, changed)
+    if (constants.array[at.offset : at.offset + at.length].view(np.float32) != 1).any():
+        fail("the model's constants as they were", "other bytes")
 
 
 async def _refuses_negative_times(subject: VtsSubject) -> None:
@@ -298,6 +337,7 @@ CASES = (
         Case(f"request_validation/{name}[{path}]", partial(check, path=path))
         for name, check in (
             ("closed_pool", _refuses_closed_pool),
+            ("output_over_constant", _refuses_output_over_constant),
             ("read_only_output", _refuses_read_only_output),
             ("closed_model", _refuses_closed_model),
         )

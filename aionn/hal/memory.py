@@ -154,6 +154,7 @@ class Memory:
         kind: The spec's kind.
         size_bytes: Size of the pool.
         offset: Where it starts in the file behind the descriptor.
+        file: Which file that is, equal in every process and for every memory that shares its bytes: device and inode.
         image: Where its pixels lie; None for memory that is no image.
     """
 
@@ -163,6 +164,7 @@ class Memory:
         "_at_close",
         "_fd",
         "_finalizer",
+        "file",
         "image",
         "kind",
         "offset",
@@ -183,6 +185,8 @@ class Memory:
         self.kind = kind
         self.size_bytes = array.nbytes
         self.offset = offset
+        status = os.fstat(fd)
+        self.file = status.st_dev, status.st_ino
         # The mapping itself goes with the last array that views it: numpy keeps the mmap object alive.
         self._at_close: list[Callable[[], object]] = []
         self._finalizer = weakref.finalize(self, _end, fd, self._at_close)

@@ -7,14 +7,15 @@ Invariants:
 1. An argument that passed lies inside of its pool; nothing outside of the areas that it names has to be touched.
 2. A pool that is a device memory or an image counts as one of unknown size: offset, length and padding are 0 there, and mean the
    whole of it. Whether an image's pixels are what the model wants is the driver's to know.
-3. Outputs overlap nothing that the execution reads or writes; inputs may share memory.
+3. Outputs overlap nothing that the execution reads or writes, the model's constants included; inputs may share memory. What
+   shares bytes is a matter of files, not of ``Memory`` objects: one file may come in several pools, and in those of the model.
 
 Source: the rules of the NN HAL 1.3 for requests, in the stricter form of its canonical types, which demand exact sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, NoReturn
 
 from aionn.errors import InvalidArgument
@@ -24,6 +25,7 @@ from aionn.hal import (
     MemoryKind,
     Model,
     Operand,
+    OperandLifeTime,
     Request,
     RequestArgument,
     combine_dimensions,
@@ -76,6 +78,7 @@ def validate_request(
             if not is_known:
                 _refuse(where, "shape", "every extent known, as this kind of execution demands", list(shape))
     _check_overlaps(request)
+    _check_constants(model, request)
     return shapes
 
 
@@ -173,7 +176,7 @@ def _check_place(request: Request, argument: RequestArgument, where: str) -> Non
 
 
 class _Area(NamedTuple):
-    """A range of bytes; ``reach`` also counts the padding, into which an output may be written."""
+    """A range of bytes of a file; ``reach`` also counts the padding, into which an output may be written."""
 
     start: int
     end: int
@@ -187,24 +190,60 @@ def _is_whole(pool: Memory | BufferToken) -> bool:
     return isinstance(pool, BufferToken) or pool.kind == MemoryKind.HARDWARE_BUFFER
 
 
+def _area(pool: Memory | BufferToken, argument: RequestArgument, is_output: bool, name: str) -> _Area:
+    if isinstance(pool, BufferToken):
+        # A device memory has no addresses here: two uses of it always overlap.
+        return _Area(0, 1, 1, is_output, name)
+    if pool.kind == MemoryKind.HARDWARE_BUFFER:
+        end = pool.offset + pool.size_bytes
+        return _Area(pool.offset, end, end, is_output, name)
+    location = argument.location
+    start = pool.offset + location.offset
+    end = start + location.length
+    return _Area(start, end, end + location.padding, is_output, name)
+
+
 def _check_overlaps(request: Request) -> None:
     areas: dict[object, list[_Area]] = {}
     for what, arguments in (("input", request.inputs), ("output", request.outputs)):
         for index, argument in enumerate(arguments):
             if argument.has_no_value:
                 continue
-            location = argument.location
-            pool = request.pools[location.pool_index]
-            # A device memory or an image has no addresses here: two uses of it always overlap.
-            is_whole = _is_whole(pool)
-            start = 0 if is_whole else location.offset
-            end = 1 if is_whole else start + location.length
-            area = _Area(start, end, end + location.padding, what == "output", f"{what} {index}")
-            areas.setdefault(("token", pool.token) if isinstance(pool, BufferToken) else id(pool), []).append(
-                area
-            )
-    for in_pool in areas.values():
-        _check_areas(sorted(in_pool))
+            pool = request.pools[argument.location.pool_index]
+            area = _area(pool, argument, what == "output", f"{what} {index}")
+            file = ("token", pool.token) if isinstance(pool, BufferToken) else pool.file
+            areas.setdefault(file, []).append(area)
+    for in_file in areas.values():
+        if len(in_file) > 1:
+            _check_areas(sorted(in_file))
+
+
+def _check_constants(model: Model, request: Request) -> None:
+    """Demands that no output lies where the model's constants do. Only requests over the model's own files take any time."""
+    if not model.pools:
+        return
+    files = [pool.file for pool in model.pools]
+    for index, argument in enumerate(request.outputs):
+        if argument.has_no_value:
+            continue
+        pool = request.pools[argument.location.pool_index]
+        if isinstance(pool, BufferToken) or pool.file not in files:
+            continue
+        area = _area(pool, argument, True, f"output {index}")
+        for start, end in _constant_ranges(model, pool.file):
+            if start < area.reach and area.start < end:
+                where = f"bytes {area.start} to {area.reach}, where a constant lies from {start} to {end}"
+                _refuse("request", area.name, "memory apart from the model's constants", where)
+
+
+def _constant_ranges(model: Model, file: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    for subgraph in (model.main, *model.referenced):
+        for operand in subgraph.operands:
+            if operand.lifetime == OperandLifeTime.CONSTANT_REFERENCE:
+                pool, location = model.pools[operand.location.pool_index], operand.location
+                if pool.file == file:
+                    start = pool.offset + location.offset
+                    yield start, start + location.length
 
 
 def _check_areas(areas: Sequence[_Area]) -> None:

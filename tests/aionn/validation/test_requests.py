@@ -1,13 +1,20 @@
 """Every rule for requests refuses what breaks it, and says where."""
 
+from mmap import PAGESIZE
+
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from aionn.errors import InvalidArgument
 from aionn.hal import (
     BufferToken,
     DataLocation,
+    HardwareBufferDesc,
     Memory,
+    MemoryKind,
+    Operand,
+    OperandLifeTime,
     OperandType,
     OperationType,
     Request,
@@ -35,6 +42,30 @@ def model_of(*shapes, out=None):
     g = GraphBuilder()
     a, b = (g.input(F32, shape) for shape in shapes)
     return g.build([g.result(OperationType.ADD, [a, b, 0], a, shapes[0] if out is None else out)])
+
+
+def constant_model(pool, offset, *, is_referenced=False):
+    """ADD of an input and three float32 constants that lie in the pool, in the main subgraph or in a branch of an IF."""
+    constant = Operand(
+        F32,
+        (3,),
+        lifetime=OperandLifeTime.CONSTANT_REFERENCE,
+        location=DataLocation(0, offset, 12),
+    )
+    g = GraphBuilder()
+    x = g.input(F32, (3,))
+    model = g.build([g.result(OperationType.ADD, [x, x, 0], x)])
+    main = model.main
+    changed = replace(
+        main,
+        operands=(*main.operands, constant),
+        operations=tuple(
+            replace(o, inputs=(o.inputs[0], len(main.operands), o.inputs[2])) for o in main.operations
+        ),
+    )
+    if is_referenced:
+        return replace(model, referenced=(changed,), pools=(pool,))
+    return replace(model, main=changed, pools=(pool,))
 
 
 PLAIN = model_of((2, 3), (2, 3))
@@ -191,6 +222,62 @@ def test_inputs_may_share_memory(pool):
 def test_the_same_memory_in_two_pools_is_recognised(pool):
     req = request(pool, outputs=[at(0, 24, pool=1)], pools=(pool, pool))
     refused(PLAIN, req, "output 0: expected memory apart")
+
+
+def test_one_file_in_two_memories_is_recognised(pool):
+    view = Memory.from_fd(pool.fileno())
+    pools = (pool, view)
+    refused(PLAIN, request(pool, outputs=[at(0, 24, pool=1)], pools=pools), "shared with input 0")
+    refused(PLAIN, request(pool, outputs=[at(80, 24, pool=1)], pools=pools), "shared with input 1")
+    validate_request(PLAIN, request(pool, [at(0, 24), at(0, 24, pool=1)], [at(128, 24, pool=1)], pools))
+    view.close()
+
+
+def test_offsets_of_memories_in_one_file_count(tmp_path):
+    path = tmp_path / "pools"
+    path.write_bytes(bytes(2 * PAGESIZE))
+    with path.open("r+b") as file:
+        whole = Memory.from_fd(file.fileno(), kind=MemoryKind.MMAP_FD)
+        second = Memory.from_fd(file.fileno(), kind=MemoryKind.MMAP_FD, offset=PAGESIZE)
+    pools = (whole, second)
+    inputs = [at(0, 24), at(PAGESIZE, 24)]
+    refused(PLAIN, request(whole, inputs, [at(0, 24, pool=1)], pools), "shared with input 1")
+    refused(PLAIN, request(whole, inputs, [at(16, 24, pool=1)], pools), "shared with input 1")
+    validate_request(PLAIN, request(whole, inputs, [at(24, 24, pool=1)], pools))
+    whole.close()
+    second.close()
+
+
+@pytest.mark.parametrize("as_another_memory", [False, True])
+@pytest.mark.parametrize("is_referenced", [False, True])
+def test_outputs_may_not_overlap_the_models_constants(pool, as_another_memory, is_referenced):
+    model = constant_model(pool, 1024, is_referenced=is_referenced)
+    other = Memory.create(64)
+    own = Memory.from_fd(pool.fileno()) if as_another_memory else pool
+
+    def writing(offset, padding=0):
+        return request(other, [at(0, 12)], [at(offset, 12, pool=1, padding=padding)], (other, own))
+
+    for offset, padding in ((1024, 0), (1032, 0), (1016, 0), (1012, 4), (1012, 1)):
+        refused(model, writing(offset, padding), "output 0: expected memory apart from the model's constants")
+    for offset, padding in ((1012, 0), (1036, 0), (0, 1012)):
+        validate_request(model, writing(offset, padding))
+    # Reading them is nobody's harm.
+    validate_request(model, request(pool, [at(1024, 12)], [at(0, 12)]))
+    own.close()
+    other.close()
+
+
+def test_image_and_memory_of_one_file_are_recognised():
+    image = Memory.create_hardware_buffer(HardwareBufferDesc(4, 2))
+    blob = Memory.from_fd(image.fileno(), kind=MemoryKind.HARDWARE_BUFFER_BLOB)
+    g = GraphBuilder()
+    x = g.input(OperandType.TENSOR_QUANT8_ASYMM, (1, 2, 4, 4), scale=1.0)
+    model = g.build([g.result(OperationType.RELU, [x], x)])
+    for ends in (([at(0, 0)], [at(0, 32, pool=1)]), ([at(0, 32, pool=1)], [at(0, 0)])):
+        refused(model, request(image, *ends, (image, blob)), "output 0: expected memory apart")
+    image.close()
+    blob.close()
 
 
 def test_two_pools_do_not_overlap(pool):
