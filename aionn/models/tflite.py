@@ -20,13 +20,21 @@ from pathlib import Path
 
 import msgspec
 
-from aionn.errors import InvalidModel
+from aionn.errors import InvalidArgument, InvalidModel
 from aionn.hal import Model, Operand, Subgraph, operation_type_name
 from aionn.models.tflite_constants import ModelWriter
 from aionn.models.tflite_folding import fold
 from aionn.models.tflite_graph import Consequence, Inexpressible, SubgraphWriter
+from aionn.models.tflite_merging import write
 from aionn.models.tflite_operators import CONVERSIONS, operator_name
-from aionn.models.tflite_schema import Signature, TfliteFile, TfliteOperator, read_file
+from aionn.models.tflite_schema import (
+    EXTENT_MAX,
+    Signature,
+    TfliteFile,
+    TfliteOperator,
+    TfliteSubgraph,
+    read_file,
+)
 
 __all__ = ["TfliteArgument", "TfliteModel", "TfliteSignature", "load_tflite"]
 
@@ -37,10 +45,13 @@ class TfliteArgument(msgspec.Struct, frozen=True):
     Attributes:
         name: The tensor's name in the file.
         operand: Its operand in ``model.main``: ``type``, ``dimensions``, ``scale`` and ``zero_point``.
+        dimensions: Its shape in the file, 0 for an open extent; the operand's has no rank 0 and at most four axes, the leading ones
+            merged.
     """
 
     name: str
     operand: Operand
+    dimensions: tuple[int, ...] = ()
 
 
 class TfliteSignature(msgspec.Struct, frozen=True):
@@ -65,6 +76,7 @@ class TfliteModel(msgspec.Struct, frozen=True):
         inputs: The main subgraph's inputs in the order of the arguments.
         outputs: The main subgraph's outputs in the order of the results.
         signatures: Those of the main subgraph.
+        signature_keys: The names of all signatures in the file; ``load_tflite`` takes one of them.
         operation_names: For the main subgraph and then each referenced one, a name per operation, such as
             ``CONV_2D of operator 3 CONV_2D``.
     """
@@ -74,27 +86,79 @@ class TfliteModel(msgspec.Struct, frozen=True):
     outputs: tuple[TfliteArgument, ...]
     signatures: tuple[TfliteSignature, ...]
     operation_names: tuple[tuple[str, ...], ...]
+    signature_keys: tuple[str, ...] = ()
 
 
-def load_tflite(source: str | os.PathLike[str] | bytes | bytearray | memoryview) -> TfliteModel:
+def load_tflite(
+    source: str | os.PathLike[str] | bytes | bytearray | memoryview,
+    *,
+    signature: str | None = None,
+    input_shapes: Sequence[Sequence[int] | None] | None = None,
+) -> TfliteModel:
     """Imports a file.
 
     Args:
         source: Its path, or its bytes.
+        signature: The name of the signature whose subgraph becomes the model's main one; None for the file's first subgraph.
+        input_shapes: For each input its shape where the file leaves extents open, None for the file's default shape; None takes
+            the default shapes of all.
 
     Raises:
         InvalidModel: The file is damaged, or has operators that the HAL cannot express; all of these are listed.
+        InvalidArgument: The file has no such signature, or a shape does not fit its input's.
         OSError: The path cannot be read.
     """
     data = bytes(source) if isinstance(source, bytes | bytearray | memoryview) else Path(source).read_bytes()
     file = read_file(data)
-    return _Import(file).run()
+    return _Import(file, _main_index(file, signature), input_shapes).run()
+
+
+def _main_index(file: TfliteFile, signature: str | None) -> int:
+    if signature is None:
+        return 0
+    keys = [one.key for one in file.signatures]
+    if signature not in keys:
+        raise InvalidArgument(f"load_tflite, signature: expected one of {keys}, got {signature!r}")
+    return file.signatures[keys.index(signature)].subgraph_index
+
+
+def _with_shapes(
+    subgraph: TfliteSubgraph, input_shapes: Sequence[Sequence[int] | None] | None
+) -> TfliteSubgraph:
+    """The subgraph with these shapes as its inputs' default ones."""
+    shapes = [None] * len(subgraph.inputs) if input_shapes is None else list(input_shapes)
+    if len(shapes) != len(subgraph.inputs):
+        raise InvalidArgument(
+            f"load_tflite, input shapes: expected {len(subgraph.inputs)} entries, got {len(shapes)}"
+        )
+    tensors = list(subgraph.tensors)
+    for position, (index, given) in enumerate(zip(subgraph.inputs, shapes, strict=True)):
+        if given is None:
+            continue
+        shape, open_ = tuple(given), tensors[index].dimensions
+        fits = len(shape) == len(open_) and all(
+            0 < extent <= EXTENT_MAX and known in (0, extent)
+            for extent, known in zip(shape, open_, strict=True)
+        )
+        if not fits:
+            raise InvalidArgument(
+                f"load_tflite, shape of input {position}: expected what fits {list(open_)}, where 0 is open, got {list(shape)}"
+            )
+        tensors[index] = msgspec.structs.replace(tensors[index], shape=shape)
+    return msgspec.structs.replace(subgraph, tensors=tuple(tensors))
 
 
 class _Import:
     """One import: the subgraphs in the order in which they are found, and what could not be expressed."""
 
-    def __init__(self, file: TfliteFile) -> None:
+    def __init__(
+        self, file: TfliteFile, main_index: int, input_shapes: Sequence[Sequence[int] | None] | None
+    ) -> None:
+        self._main_index = main_index
+        self._main = _with_shapes(file.subgraphs[main_index], input_shapes)
+        subgraphs = [*file.subgraphs]
+        subgraphs[main_index] = self._main
+        file = msgspec.structs.replace(file, subgraphs=tuple(subgraphs))
         self._file = file
         self._model = ModelWriter(file)
         self._failures: dict[str, tuple[int, str]] = {}
@@ -102,7 +166,7 @@ class _Import:
         self._references: list[set[int]] = []
 
     def run(self) -> TfliteModel:
-        subgraphs = [self._subgraph(0, len(self._file.subgraphs[0].outputs))]
+        subgraphs = [self._subgraph(self._main_index, len(self._main.outputs), is_main=True)]
         done = 0
         while done < len(self._model.wanted):
             subgraphs.append(self._subgraph(*self._model.wanted[done]))
@@ -119,15 +183,18 @@ class _Import:
         model = self._model.finish(written)
         return TfliteModel(
             model=model,
-            inputs=self._arguments(self._file.subgraphs[0].inputs, model.main.inputs),
-            outputs=self._arguments(self._file.subgraphs[0].outputs, model.main.outputs),
-            signatures=tuple(self._signature(s) for s in self._file.signatures if s.subgraph_index == 0),
+            inputs=self._arguments(self._main.inputs, model.main.inputs),
+            outputs=self._arguments(self._main.outputs, model.main.outputs),
+            signatures=tuple(
+                self._signature(s) for s in self._file.signatures if s.subgraph_index == self._main_index
+            ),
             operation_names=tuple(self._names),
+            signature_keys=tuple(s.key for s in self._file.signatures),
         )
 
-    def _subgraph(self, index: int, output_count: int) -> Subgraph | None:
+    def _subgraph(self, index: int, output_count: int, *, is_main: bool = False) -> Subgraph | None:
         try:
-            g = SubgraphWriter(self._model, index)
+            g = SubgraphWriter(self._model, index, is_main=is_main)
         except Inexpressible as e:
             self._fail("input", e)
             return None
@@ -167,7 +234,7 @@ class _Import:
                 raise Inexpressible("no such operator is known")
             if conversion.convert is None:
                 raise Inexpressible(conversion.how)
-            conversion.convert(g, operator)
+            write(g, operator, conversion.convert)
         except Inexpressible as e:
             if not isinstance(e, Consequence):
                 self._fail(name, e)
@@ -208,11 +275,11 @@ class _Import:
                     stack.pop()
 
     def _arguments(self, tensors: Sequence[int], operands: Sequence[Operand]) -> tuple[TfliteArgument, ...]:
-        names = self._file.subgraphs[0].tensors
-        return tuple(TfliteArgument(names[t].name, o) for t, o in zip(tensors, operands, strict=True))
+        named = [self._main.tensors[index] for index in tensors]
+        return tuple(TfliteArgument(t.name, o, t.dimensions) for t, o in zip(named, operands, strict=True))
 
     def _signature(self, signature: Signature) -> TfliteSignature:
-        main = self._file.subgraphs[0]
+        main = self._main
         positions = []
         for what, entries, tensors in (
             ("input", signature.inputs, main.inputs),

@@ -25,12 +25,13 @@ from aionn.hal import (
     Model,
     Operand,
     OperandLifeTime,
+    Operation,
     Subgraph,
     operand_dtype,
 )
 from aionn.models.tflite_schema import TfliteFile
 
-__all__ = ["Array", "ModelWriter"]
+__all__ = ["Array", "ModelWriter", "without_dead"]
 
 Array = npt.NDArray[Any]
 
@@ -41,7 +42,7 @@ SYNTHESIZED_BYTES_MAX = 16 << 20
 """What constants that the file does not hold may take, such as biases of zeros. Real models need kilobytes."""
 
 OPERATIONS_PER_OPERATOR = 12
-"""What a composition may take on average; the longest of a fixed length has ten."""
+"""What a composition may take on average; the longest of a fixed length, the exact GELU, has some thirty."""
 
 OPERATIONS_MAX = 4096
 """What compositions that grow with a shape, such as CUMSUM, may take in addition."""
@@ -154,3 +155,21 @@ class ModelWriter:
             operand_values=bytes(self._copied),
             pools=pools,
         )
+
+
+def without_dead(subgraph: Subgraph) -> Subgraph:
+    """The subgraph without operands that nothing uses; the others keep their order."""
+    used = {*subgraph.input_indexes, *subgraph.output_indexes}
+    for operation in subgraph.operations:
+        used.update(operation.inputs, operation.outputs)
+    renumbered = {old: new for new, old in enumerate(sorted(used))}
+
+    def moved(indexes: Sequence[int]) -> tuple[int, ...]:
+        return tuple(renumbered[i] for i in indexes)
+
+    return Subgraph(
+        operands=tuple(subgraph.operands[i] for i in sorted(used)),
+        operations=tuple(Operation(o.type, moved(o.inputs), moved(o.outputs)) for o in subgraph.operations),
+        input_indexes=moved(subgraph.input_indexes),
+        output_indexes=moved(subgraph.output_indexes),
+    )

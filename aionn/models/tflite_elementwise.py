@@ -8,7 +8,7 @@ Source: the TensorFlow Lite operators' documentation and reference kernels; the 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -16,12 +16,14 @@ from aionn.hal import FusedActivation, OperandType, OperationType
 from aionn.models.tflite_graph import Convert, Inexpressible, Shape, SubgraphWriter, is_known
 from aionn.models.tflite_layers import requantize_to, with_activation
 from aionn.models.tflite_schema import TensorType, TfliteOperator
+from aionn.ops.fixed_point import quantized_range
 
 __all__ = [
     "add_n",
     "arithmetic",
     "broadcast_to",
     "broadcasted",
+    "by_table",
     "cast",
     "ceil",
     "chain",
@@ -35,6 +37,7 @@ __all__ = [
     "log_softmax",
     "relu",
     "relu_0_to_1",
+    "right_shift",
     "round_",
     "select",
     "sign",
@@ -217,13 +220,48 @@ def floor_div(g: SubgraphWriter, op: TfliteOperator) -> None:
 
 
 def floor_mod(g: SubgraphWriter, op: TfliteOperator) -> None:
-    """a - floor(a / b) * b of integers."""
+    """a - floor(a / b) * b; of floats moved by b where the rounded quotient was one off."""
     a, b = g.input(op, 0), g.input(op, 1)
-    _need_plain(g, a, OperandType.TENSOR_INT32)
+    _need_plain(g, a)
     output = g.output(op)
+    is_real = g.type_of(a) != OperandType.TENSOR_INT32
     quotient = _binary(g, OperationType.DIV, a, b, g.like(output))
+    if is_real:
+        whole = g.like(output)
+        g.emit(OperationType.FLOOR, [quotient], [whole])
+        quotient = whole
     product = _binary(g, OperationType.MUL, quotient, b, g.like(output))
-    _binary(g, OperationType.SUB, a, product, output)
+    if not is_real:
+        _binary(g, OperationType.SUB, a, product, output)
+        return
+    rest = _binary(g, OperationType.SUB, a, product, g.like(output))
+    # A remainder on the wrong side of 0 is below it for a positive divisor: rest * b < 0.
+    signs = _binary(g, OperationType.MUL, rest, b, g.like(output))
+    is_wrong = g.temporary(OperandType.TENSOR_BOOL8, g.dimensions(output))
+    g.emit(OperationType.LESS, [signs, _number(g, output, 0)], [is_wrong])
+    moved = _binary(g, OperationType.ADD, rest, b, g.like(output))
+    g.emit(OperationType.SELECT, [is_wrong, moved, rest], [output])
+
+
+def right_shift(g: SubgraphWriter, op: TfliteOperator) -> None:
+    """DIV, which floors integers, by the power of 2 of a constant shift."""
+    a = g.input(op, 0)
+    _need_plain(g, a, OperandType.TENSOR_INT32)
+    shifts = g.value_of(op, 1)
+    if (
+        shifts is None
+        or shifts.dtype.kind != "i"
+        or shifts.size == 0
+        or not ((shifts >= 0) & (shifts < 31)).all()
+    ):
+        raise Inexpressible("a shift must be a constant from 0 to 30")
+    _binary(
+        g,
+        OperationType.DIV,
+        a,
+        g.int32s(1 << (shifts.reshape(shifts.shape or (1,)).astype(np.int64))),
+        g.output(op),
+    )
 
 
 def add_n(g: SubgraphWriter, op: TfliteOperator) -> None:
@@ -239,21 +277,99 @@ def add_n(g: SubgraphWriter, op: TfliteOperator) -> None:
 
 
 def gelu(g: SubgraphWriter, op: TfliteOperator) -> None:
-    """The approximation by TANH: x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3)))."""
-    if not op.integer("GeluOptions", "approximate"):
-        raise Inexpressible("the exact form needs the error function, which the HAL lacks")
+    """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3))), or x / 2 * (1 + erf(x / sqrt(2))); a table of 8-bit integers."""
+    is_approximate = bool(op.integer("GeluOptions", "approximate"))
     x = g.input(op, 0)
-    _need_plain(g, x, OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
+    if g.is_quantized(x):
+        by_table(g, op, _gelu_approximate if is_approximate else _gelu_exact)
+        return
+    kinds = (
+        (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
+        if is_approximate
+        else (OperandType.TENSOR_FLOAT32,)
+    )
+    _need_plain(g, x, *kinds)
 
     def mul(a: int, b: int) -> int:
         return _binary(g, OperationType.MUL, a, b, g.like(x))
 
-    cube = mul(mul(mul(x, x), x), _number(g, x, 0.044715))
-    inner = mul(_binary(g, OperationType.ADD, x, cube, g.like(x)), _number(g, x, math.sqrt(2 / math.pi)))
-    curve = g.like(x)
-    g.emit(OperationType.TANH, [inner], [curve])
+    if is_approximate:
+        cube = mul(mul(mul(x, x), x), _number(g, x, 0.044715))
+        inner = mul(_binary(g, OperationType.ADD, x, cube, g.like(x)), _number(g, x, math.sqrt(2 / math.pi)))
+        curve = g.like(x)
+        g.emit(OperationType.TANH, [inner], [curve])
+    else:
+        curve = _erf(g, mul(x, _number(g, x, math.sqrt(0.5))))
     above = _binary(g, OperationType.ADD, curve, _number(g, x, 1.0), g.like(x))
     _binary(g, OperationType.MUL, mul(x, _number(g, x, 0.5)), above, g.output(op))
+
+
+_ERF_ABOVE = (
+    -2.72614225801306e-10, 2.77068142495902e-08, -2.10102402082508e-06, -5.69250639462346e-05, -7.34990630326855e-04,
+    -2.95459980854025e-03, -1.60960333262415e-02,
+)  # fmt: skip
+_ERF_BELOW = (
+    -1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03, -7.37332916720468e-03, -1.42647390514189e-02,
+)  # fmt: skip
+"""The error function from -4 to 4 as x * P(x ** 2) / Q(x ** 2): as exact as float32 holds it. Highest powers first."""
+
+
+def _erf(g: SubgraphWriter, x: int) -> int:
+    low, clamped = g.like(x), g.like(x)
+    g.emit(OperationType.MAXIMUM, [x, _number(g, x, -4.0)], [low])
+    g.emit(OperationType.MINIMUM, [low, _number(g, x, 4.0)], [clamped])
+    square_ = _binary(g, OperationType.MUL, clamped, clamped, g.like(x))
+
+    def polynomial(coefficients: Sequence[float]) -> int:
+        total = _number(g, x, coefficients[0])
+        for coefficient in coefficients[1:]:
+            product = _binary(g, OperationType.MUL, square_, total, g.like(x))
+            total = _binary(g, OperationType.ADD, product, _number(g, x, coefficient), g.like(x))
+        return total
+
+    above = _binary(g, OperationType.MUL, clamped, polynomial(_ERF_ABOVE), g.like(x))
+    return _binary(g, OperationType.DIV, above, polynomial(_ERF_BELOW), g.like(x))
+
+
+def _gelu_approximate(x: float) -> float:
+    return 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def _gelu_exact(x: float) -> float:
+    return 0.5 * x * math.erfc(x * -math.sqrt(0.5))
+
+
+def by_table(g: SubgraphWriter, op: TfliteOperator, function: Callable[[float], float]) -> None:
+    """GATHER from a table with the result for each of the 256 values of 8 bits, which QUANTIZE and CAST make an index."""
+    data = g.input(op, 0)
+    output = g.output(op)
+    source, target = g.operands[data], g.operands[output]
+    if source.type != target.type:
+        raise Inexpressible("a result of another type than the input's")
+    low, high = quantized_range(target.type)
+    steps = np.arange(low, high + 1, dtype=np.float64)
+    # float32 as the reference kernels fill their tables; halves are rounded away from zero.
+    with np.errstate(all="ignore"):
+        reals = (np.float32(source.scale) * (steps - source.zero_point).astype(np.float32)).tolist()
+        results = np.array([function(x) for x in reals], dtype=np.float32) * (1 / np.float32(target.scale))
+    results = np.nan_to_num(results.astype(np.float64))
+    rounded = np.copysign(np.floor(np.abs(results) + 0.5), results) + target.zero_point
+    stored = np.clip(rounded, low, high)
+    kind = OperandType(target.type)
+    table = g.constant(kind, stored, scale=target.scale, zero_point=target.zero_point)
+    indices = data
+    if kind == OperandType.TENSOR_QUANT8_ASYMM_SIGNED:
+        # The same numbers counted from the least one: unsigned, with the zero point moved along.
+        floats = g.temporary(OperandType.TENSOR_FLOAT32, source.dimensions)
+        g.emit(OperationType.DEQUANTIZE, [data], [floats])
+        unsigned = OperandType.TENSOR_QUANT8_ASYMM
+        indices = g.temporary(
+            unsigned, source.dimensions, scale=source.scale, zero_point=source.zero_point - low
+        )
+        g.emit(OperationType.QUANTIZE, [floats], [indices])
+    places = g.temporary(OperandType.TENSOR_INT32, source.dimensions)
+    g.emit(OperationType.CAST, [indices], [places])
+    g.emit(OperationType.GATHER, [table, g.int32(0), places], [output])
 
 
 def sign(g: SubgraphWriter, op: TfliteOperator) -> None:

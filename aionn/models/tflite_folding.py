@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 
 from aionn.models.tflite_constants import Array
-from aionn.models.tflite_graph import SubgraphWriter, is_known
+from aionn.models.tflite_graph import OPERAND_RANK_MAX, SubgraphWriter, is_known
 from aionn.models.tflite_schema import TensorType, TfliteOperator
 
 __all__ = ["FOLDERS", "fold"]
@@ -62,7 +62,9 @@ def _shape_of(g: SubgraphWriter, op: TfliteOperator) -> tuple[int, ...] | None:
     tensor = g.input_tensor(op, 0)
     if tensor.dimensions == ():
         return ()
-    shape = g.dimensions(g.input(op, 0))
+    operand = g.input(op, 0)
+    # The operand of a tensor with more axes has some of them merged.
+    shape = tensor.dimensions if len(tensor.dimensions) > OPERAND_RANK_MAX else g.dimensions(operand)
     return shape if is_known(shape) or op.code == RANK else None
 
 

@@ -5,7 +5,8 @@ becomes is in the ``tflite_*`` operator modules; where constants go is in ``tfli
 
 Invariants:
 1. An operation that is written fulfils its contract; where it would not, the operator counts as ``Inexpressible``.
-2. A tensor of shape [] becomes an operand of shape [1]: the HAL has no tensors of rank 0 of known shape.
+2. A tensor of shape [] becomes an operand of shape [1]: the HAL has no tensors of rank 0 of known shape. Of one with more than
+   ``OPERAND_RANK_MAX`` axes the leading ones are merged (see ``stored_shape``); what takes it is in ``tflite_merging``.
 3. An operation's inputs are written before it, so the order of the operations is executable.
 
 Source: sections "Operand" and "Model" of the NN HAL; the TensorFlow Lite schema's tensor types.
@@ -13,6 +14,7 @@ Source: sections "Operand" and "Model" of the NN HAL; the TensorFlow Lite schema
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -33,22 +35,27 @@ from aionn.hal import (
     operand_dtype,
     operand_size_bytes,
 )
-from aionn.models.tflite_constants import Array, ModelWriter
+from aionn.models.tflite_constants import Array, ModelWriter, without_dead
 from aionn.models.tflite_schema import Tensor, TensorType, TfliteOperator
 from aionn.ops import CONTRACTS, Call, Check
 from aionn.ops import Tensor as Value
 
-__all__ = ["Consequence", "Convert", "Inexpressible", "SubgraphWriter", "is_known"]
+__all__ = ["Consequence", "Convert", "Inexpressible", "SubgraphWriter", "is_known", "stored_shape"]
 
 Shape = tuple[int, ...]
+
+OPERAND_RANK_MAX = 4
+"""Most axes that the HAL's operations take."""
 
 OPERAND_BYTES_MAX = 2**32 - 1
 """Sizes are unsigned 32-bit numbers on the HAL's wire."""
 
-NARROWED_CODES = frozenset({2, 22, 36, 43, 45, 49, 53, 56, 65, 69, 70, 79, 83, 88, 102})
-"""Operators whose INT64 results become INT32: indexes along an axis (ARG_MAX, ARG_MIN), and what only moves, cuts, joins or repeats
-values that were INT32 already (CONCATENATION, RESHAPE, GATHER, SQUEEZE, STRIDED_SLICE, SPLIT, CAST, SLICE, TILE, EXPAND_DIMS, PACK,
-UNPACK, SPLIT_V). Arithmetic stays out: it could need more bits."""
+NARROWED_CODES = frozenset(
+    {2, 22, 34, 36, 39, 43, 45, 48, 49, 53, 55, 56, 57, 60, 64, 65, 69, 70, 79, 82, 83, 85, 88, 89, 93, 94, 95, 100, 102, 105, 107,
+     109, 118, 119, 122, 123, 130, 151}
+)  # fmt: skip
+"""Operators whose INT64 results become INT32: indexes (ARG_MAX, ARG_MIN, WHERE), the remainders of FLOOR_MOD, what only chooses,
+moves, cuts, joins or repeats values that were INT32 already, and the results of subgraphs. Other arithmetic can need 64 bits."""
 
 _OPERAND_TYPES = {
     TensorType.FLOAT32: OperandType.TENSOR_FLOAT32,
@@ -66,6 +73,7 @@ _NUMPY_TYPES: dict[TensorType, str] = {
     TensorType.INT8: "i1",
     TensorType.BOOL: "u1",
     TensorType.INT64: "<i8",
+    TensorType.INT16: "<i2",
 }
 _QUANTIZED = frozenset({OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED})
 
@@ -83,6 +91,14 @@ def is_known(dimensions: Shape) -> bool:
     return len(dimensions) > 0 and all(extent > 0 for extent in dimensions)
 
 
+def stored_shape(dimensions: Shape) -> Shape:
+    """The shape that an operand has for a tensor's: no rank 0, and no more than four axes, the leading ones merged."""
+    if len(dimensions) <= OPERAND_RANK_MAX:
+        return dimensions or (1,)
+    kept = OPERAND_RANK_MAX - 1
+    return (math.prod(dimensions[:-kept]), *dimensions[-kept:])
+
+
 class SubgraphWriter:
     """Writes one subgraph.
 
@@ -96,11 +112,11 @@ class SubgraphWriter:
         references: The HAL's indexes of the subgraphs that control flow here refers to.
     """
 
-    def __init__(self, model: ModelWriter, subgraph_index: int) -> None:
+    def __init__(self, model: ModelWriter, subgraph_index: int, *, is_main: bool = False) -> None:
         self.model = model
         self.index = subgraph_index
         source = model.file.subgraphs[subgraph_index]
-        self.tensors = source.tensors
+        self.tensors = list(source.tensors)
         self.operands: list[Operand] = []
         self.operations: list[Operation] = []
         self.sources: list[str] = []
@@ -110,14 +126,16 @@ class SubgraphWriter:
         self._folded: dict[int, Array] = {}
         self._missing: set[int] = set()
         self._constants: dict[Operand, int] = {}
-        self.input_indexes = tuple(self._declare_input(i) for i in source.inputs)
+        self.input_indexes = tuple(self._declare_input(i, is_main) for i in source.inputs)
 
-    def _declare_input(self, tensor_index: int) -> int:
+    def _declare_input(self, tensor_index: int, is_main: bool) -> int:
         tensor = self.tensors[tensor_index]
-        described = self.describe(tensor)
-        if self.index == 0:
-            # The main subgraph's inputs have the shape that the file calls its default.
-            described = msgspec.structs.replace(described, dimensions=tensor.shape or (1,))
+        if tensor.type == TensorType.INT64:
+            tensor = msgspec.structs.replace(tensor, type=TensorType.INT32)
+        # The main subgraph's inputs have the shape that the file calls its default.
+        described = self.describe(
+            msgspec.structs.replace(tensor, dimensions=tensor.shape) if is_main else tensor
+        )
         index = self.add(msgspec.structs.replace(described, lifetime=OperandLifeTime.SUBGRAPH_INPUT))
         self._by_tensor[tensor_index] = index
         return index
@@ -137,6 +155,9 @@ class SubgraphWriter:
         Raises:
             Inexpressible: The HAL has no such type.
         """
+        if tensor.type == TensorType.INT16 and len(tensor.scales) == 1 and tensor.zero_points == (0,):
+            # 16-bit activations: the HAL's layers take none. Reals say at least as much.
+            tensor = msgspec.structs.replace(tensor, type=TensorType.FLOAT32)
         if tensor.type not in _OPERAND_TYPES:
             raise Inexpressible(f"the HAL has no tensors of type {tensor.type.name}")
         if tensor.is_variable:
@@ -144,10 +165,12 @@ class SubgraphWriter:
                 "a variable tensor keeps its value between executions; the HAL has no such state"
             )
         kind = _OPERAND_TYPES[tensor.type]
-        dimensions = tensor.dimensions or (1,)
+        dimensions = stored_shape(tensor.dimensions)
         if kind not in _QUANTIZED:
             return Operand(kind, dimensions)
         if len(tensor.scales) > 1:
+            if dimensions != tensor.dimensions:
+                raise Inexpressible("scales per channel of a tensor with more than four axes")
             if kind != OperandType.TENSOR_QUANT8_ASYMM_SIGNED or any(tensor.zero_points):
                 raise Inexpressible("scales per channel need INT8 and zero points of 0")
             if not all(scale > 0 for scale in tensor.scales):
@@ -322,11 +345,15 @@ class SubgraphWriter:
         if tensor.type == TensorType.INT64:
             return self._integer_constant(self._array_of(tensor))
         described = self.describe(msgspec.structs.replace(tensor, dimensions=tensor.shape))
+        if tensor.type == TensorType.INT16:
+            self.model.check_budget(4 * math.prod(tensor.shape))
+            with np.errstate(over="ignore"):
+                reals = self._array_of(tensor).astype(np.float32) * np.float32(tensor.scales[0])
+            return self.constant(OperandType.TENSOR_FLOAT32, reals, dimensions=described.dimensions)
         if tensor.type == TensorType.BOOL:
             # Anything but 0 means true in the file, while numpy takes the byte as it is.
-            return self.constant(
-                OperandType.TENSOR_BOOL8, self._array_of(tensor) != 0, dimensions=described.dimensions
-            )
+            truth = self._array_of(tensor) != 0
+            return self.constant(OperandType.TENSOR_BOOL8, truth, dimensions=described.dimensions)
         return self.constant_view(tensor, described)
 
     def constant_view(self, tensor: Tensor, described: Operand) -> int:
@@ -339,7 +366,7 @@ class SubgraphWriter:
     def _integer_constant(self, value: Array) -> int:
         if value.size == 0:
             raise Inexpressible("an empty constant")
-        return self.int32s(value.reshape(value.shape or (1,)))
+        return self.int32s(value.reshape(stored_shape(value.shape)))
 
     def _array_of(self, tensor: Tensor) -> Array:
         if tensor.is_sparse or tensor.type not in _NUMPY_TYPES:
@@ -428,6 +455,7 @@ class SubgraphWriter:
             or tensor_index in self._folded
             or tensor_index in self._missing
             or self.tensors[tensor_index].is_constant
+            or 0 in self.tensors[tensor_index].shape  # A constant without elements has no bytes.
         )
 
     def dimensions(self, operand_index: int) -> Shape:
@@ -527,9 +555,23 @@ class SubgraphWriter:
         known = tuple(0 if extent == -1 else extent for extent in dimensions)
         if known == self.dimensions(source):
             return source
+        operand = self.operands[source]
+        if operand.is_constant and is_known(known) and operand.channel_quant is None:
+            return self._constant(msgspec.structs.replace(operand, dimensions=known))
         target = self.like(source, known)
         self.reshape(source, target, dimensions)
         return target
+
+    def stand_in(self, tensor: Tensor, *, operand: int | None = None, value: Array | None = None) -> int:
+        """Adds a tensor that the file does not have; ``operand``, or whole numbers, are its value where it has one already."""
+        index = len(self.tensors)
+        self.tensors.append(tensor)
+        if operand is not None:
+            self._by_tensor[index] = operand
+        elif value is not None:
+            self.model.check_budget(value.nbytes)
+            self._folded[index] = value
+        return index
 
     def finish(self, output_count: int) -> Subgraph:
         """The subgraph, with its first ``output_count`` outputs."""
@@ -546,24 +588,13 @@ class SubgraphWriter:
                 self.operands[index], lifetime=OperandLifeTime.SUBGRAPH_OUTPUT
             )
             output_indexes.append(index)
-        return self._without_dead(tuple(output_indexes))
-
-    def _without_dead(self, output_indexes: tuple[int, ...]) -> Subgraph:
-        """Drops operands that nothing uses; the others keep their order."""
-        used = {*self.input_indexes, *output_indexes}
-        for operation in self.operations:
-            used.update(operation.inputs, operation.outputs)
-        renumbered = {old: new for new, old in enumerate(sorted(used))}
-
-        def moved(indexes: Sequence[int]) -> tuple[int, ...]:
-            return tuple(renumbered[i] for i in indexes)
-
-        return Subgraph(
-            operands=tuple(self.operands[i] for i in sorted(used)),
-            operations=tuple(Operation(o.type, moved(o.inputs), moved(o.outputs)) for o in self.operations),
-            input_indexes=moved(self.input_indexes),
-            output_indexes=moved(output_indexes),
+        whole = Subgraph(
+            operands=tuple(self.operands),
+            operations=tuple(self.operations),
+            input_indexes=self.input_indexes,
+            output_indexes=tuple(output_indexes),
         )
+        return without_dead(whole)
 
 
 Convert = Callable[[SubgraphWriter, TfliteOperator], None]

@@ -14,10 +14,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import msgspec
 import numpy as np
 
 from aionn.hal import ChannelQuant, FusedActivation, Operand, OperandType, OperationType, Padding
-from aionn.models.tflite_graph import Convert, Inexpressible, SubgraphWriter, is_known
+from aionn.models.tflite_graph import (
+    OPERAND_RANK_MAX,
+    Convert,
+    Inexpressible,
+    Shape,
+    SubgraphWriter,
+    is_known,
+    stored_shape,
+)
 from aionn.models.tflite_rounding import MeanFilter, mean_filter, plain_filter
 from aionn.models.tflite_schema import ActivationFunctionType, TensorType, TfliteOperator
 
@@ -39,6 +48,8 @@ __all__ = [
 ]
 
 _ACTIVATION = "fused_activation_function"
+
+_FLOAT_RANGE = (float(np.finfo(np.float32).min), float(np.finfo(np.float32).max))
 
 UNITS_MAX = 64
 """Most units that become operations of their own; a larger layer becomes one convolution, whose results may be one step apart."""
@@ -101,6 +112,16 @@ def _bias(g: SubgraphWriter, op: TfliteOperator, position: int, data: int, weigh
     if not g.has(op, position):
         return g.zeros(kind, (count,), scale=scale)
     tensor = g.input_tensor(op, position)
+    if is_float and tensor.scales and tensor.type in (TensorType.INT32, TensorType.INT64):
+        # The bias of 16-bit activations, which are floats here.
+        stored = g.value_of(op, position)
+        if stored is None:
+            raise Inexpressible("a bias of whole numbers must be a constant")
+        if stored.ndim != 1:
+            g.refuse(op, f"input {position}", "a bias of rank 1", f"shape {list(stored.shape)}")
+        with np.errstate(over="ignore"):
+            reals = (stored.astype(np.float64) * np.array(tensor.scales)).astype(np.float32)
+        return g.constant(kind, reals)
     if is_float:
         return _weights(g, op, position, data)
     if tensor.type != TensorType.INT32:
@@ -321,11 +342,57 @@ def _fully_connected_per_channel(
 
 
 def batch_matmul(g: SubgraphWriter, op: TfliteOperator) -> None:
-    """BATCH_MATMUL."""
+    """BATCH_MATMUL; with RESHAPE and GATHER where the ranks or the batches of both sides differ, or have more than four axes."""
     table = "BatchMatMulOptions"
-    flags = [g.boolean(bool(op.integer(table, name))) for name in ("adj_x", "adj_y")]
+    flags = [op.integer(table, name) for name in ("adj_x", "adj_y")]
     data = g.input(op, 0)
-    g.emit_to(op, OperationType.BATCH_MATMUL, [data, _weights(g, op, 1, data), *flags])
+    sides = [data, _weights(g, op, 1, data)]
+    shapes = [g.input_tensor(op, position).dimensions for position in (0, 1)]
+    if len(shapes[0]) == len(shapes[1]) <= OPERAND_RANK_MAX and shapes[0][:-2] == shapes[1][:-2]:
+        g.emit_to(op, OperationType.BATCH_MATMUL, [*sides, *(g.boolean(bool(flag)) for flag in flags)])
+        return
+    # An open extent of the file may be known here, but not of a stored shape with other axes.
+    shapes = [
+        g.dimensions(side) if len(shape) <= OPERAND_RANK_MAX else shape
+        for side, shape in zip(sides, shapes, strict=True)
+    ]
+    if not all(is_known(shape) and len(shape) >= 2 for shape in shapes):
+        raise Inexpressible(f"matrices of shapes {[list(shape) for shape in shapes]}")
+    try:
+        batch = np.broadcast_shapes(shapes[0][:-2], shapes[1][:-2])
+    except ValueError:
+        g.refuse(op, "inputs", "batches that repeat to each other", [list(shape) for shape in shapes])
+    count = math.prod(batch)
+    matrices = [s[-2:][::-1] if flag else s[-2:] for s, flag in zip(shapes, flags, strict=True)]
+    rows, columns = matrices[0][0], matrices[1][1]
+    if math.prod(shapes[1][:-2]) == 1 and not flags[0]:
+        # The same right side for every batch: its rows are those of one matrix.
+        sides = [
+            g.reshaped(sides[0], (count * rows, shapes[0][-1])),
+            g.reshaped(sides[1], shapes[1][-2:]),
+        ]
+        found: Shape = (count * rows, columns)
+    else:
+        sides = [_repeated(g, side, shape, batch) for side, shape in zip(sides, shapes, strict=True)]
+        found = (count, rows, columns)
+    output = g.describe_output(op)
+    product = g.add(msgspec.structs.replace(output, dimensions=found))
+    g.emit(OperationType.BATCH_MATMUL, [*sides, *(g.boolean(bool(flag)) for flag in flags)], [product])
+    g.bind(op, 0, g.reshaped(product, stored_shape((*batch, rows, columns))))
+
+
+def _repeated(g: SubgraphWriter, side: int, shape: Shape, batch: Shape) -> int:
+    """Matrices of every batch, ``[count, rows, columns]``, repeated over the axes of the batch that they lack."""
+    rest = shape[-2:]
+    value = g.reshaped(side, (math.prod(shape[:-2]), *rest))
+    own = (1,) * (len(batch) - len(shape[:-2])) + shape[:-2]
+    if own == batch:
+        return value
+    g.model.check_budget(8 * math.prod(batch))
+    places = np.broadcast_to(np.arange(math.prod(own)).reshape(own), batch).reshape(-1)
+    wide = g.like(value, (len(places), *rest))
+    g.emit(OperationType.GATHER, [value, g.int32(0), g.int32s(places)], [wide])
+    return wide
 
 
 def reduce_mean(g: SubgraphWriter, op: TfliteOperator) -> None:
@@ -409,6 +476,10 @@ def _depthwise(
 def quantize(g: SubgraphWriter, op: TfliteOperator) -> None:
     """QUANTIZE of floats; of integers a change of scale (see ``requantize_to``)."""
     data = g.input(op, 0)
+    tensor = g.output_tensor(op)
+    if tensor.type == TensorType.INT16:
+        _to_16_bits(g, op, data, tensor.scales)
+        return
     output = g.output(op)
     if not g.is_quantized(data):
         g.emit(OperationType.QUANTIZE, [data], [output])
@@ -416,9 +487,28 @@ def quantize(g: SubgraphWriter, op: TfliteOperator) -> None:
         requantize_to(g, data, output)
 
 
+def _to_16_bits(g: SubgraphWriter, op: TfliteOperator, data: int, scales: Sequence[float]) -> None:
+    """Reals held within the range of the 16 bits that they stand for."""
+    output = g.describe_output(op)
+    if g.is_quantized(data):
+        reals = g.temporary(OperandType.TENSOR_FLOAT32, g.dimensions(data))
+        g.emit(OperationType.DEQUANTIZE, [data], [reals])
+        data = reals
+    info, low = np.iinfo(np.int16), g.temporary(OperandType.TENSOR_FLOAT32, output.dimensions)
+    least, most = (
+        g.full(OperandType.TENSOR_FLOAT32, (1,), float(np.clip(bound * scales[0], *_FLOAT_RANGE)))
+        for bound in (info.min, info.max)
+    )
+    g.emit(OperationType.MAXIMUM, [data, least], [low])
+    g.emit_to(op, OperationType.MINIMUM, [low, most])
+
+
 def dequantize(g: SubgraphWriter, op: TfliteOperator) -> None:
-    """DEQUANTIZE; CAST where the file only widens float16."""
+    """DEQUANTIZE; CAST where the file only widens float16; nothing for 16 bits, which are reals already."""
     data = g.input(op, 0)
+    if g.input_tensor(op, 0).type == TensorType.INT16:
+        g.bind(op, 0, data)
+        return
     half = g.type_of(data) == OperandType.TENSOR_FLOAT16
     g.emit_to(op, OperationType.CAST if half else OperationType.DEQUANTIZE, [data])
 

@@ -16,8 +16,11 @@ from aionn.hal import FusedActivation, OperationType
 from aionn.models import tflite_control_flow as control_flow
 from aionn.models import tflite_elementwise as ew
 from aionn.models import tflite_layers as layers
+from aionn.models import tflite_places as places
 from aionn.models import tflite_recurrent as recurrent
 from aionn.models import tflite_shapes as shapes
+from aionn.models import tflite_slices as slices
+from aionn.models import tflite_volumes as volumes
 from aionn.models.tflite_graph import Convert, Inexpressible, SubgraphWriter
 from aionn.models.tflite_schema import TfliteOperator
 
@@ -57,6 +60,7 @@ _SPARSE = "the HAL has no sparse constants"
 _STABLEHLO = "a form that converters lower before a model is executed"
 _FRESH_STATE = "variable tensors start as zeros at every execution"
 _STRINGS = "the HAL has no strings"
+_SUPPRESSION = "the HAL's suppression gives boxes and not their indexes, and each box that is kept takes some 25 operations"
 _UNUSED = "no converter writes it, and TensorFlow Lite has no kernel for it"
 _VOLUME = "the HAL convolves over two axes only"
 
@@ -158,11 +162,19 @@ _TABLE: tuple[Conversion, ...] = (
         f"UNIDIRECTIONAL_SEQUENCE_RNN; {_FRESH_STATE}",
     ),
     Conversion(
-        36, "GATHER", shapes.gather, "GATHER without batch dimensions; RESHAPE after for a single index"
+        36,
+        "GATHER",
+        places.gather,
+        "GATHER; RESHAPE after for a single index; of batches RESHAPE and ADD of the batch's first row before",
     ),
     Conversion(37, "BATCH_TO_SPACE_ND", shapes.batch_to_space_nd, "BATCH_TO_SPACE_ND; SLICE after for crops"),
     Conversion(38, "SPACE_TO_BATCH_ND", shapes.space_to_batch_nd, "SPACE_TO_BATCH_ND"),
-    Conversion(39, "TRANSPOSE", shapes.transpose, "TRANSPOSE; RESHAPE where only axes of extent 1 move"),
+    Conversion(
+        39,
+        "TRANSPOSE",
+        shapes.transpose,
+        "TRANSPOSE; RESHAPE where only axes of extent 1 move; GATHER of integers",
+    ),
     Conversion(
         40,
         "MEAN",
@@ -181,8 +193,8 @@ _TABLE: tuple[Conversion, ...] = (
     Conversion(
         45,
         "STRIDED_SLICE",
-        shapes.strided_slice,
-        "STRIDED_SLICE; SLICE and RESHAPE of integers with steps of 1",
+        slices.strided_slice,
+        "STRIDED_SLICE; SLICE, GATHER and RESHAPE of integers and with an ellipsis or new axes",
     ),
     Conversion(
         46,
@@ -218,7 +230,7 @@ _TABLE: tuple[Conversion, ...] = (
         ew.select,
         "SELECT; inputs of other shapes are repeated by TILE, LOGICAL_OR or in constants",
     ),
-    Conversion(65, "SLICE", shapes.slice_, "SLICE"),
+    Conversion(65, "SLICE", slices.slice_, "SLICE"),
     Conversion(66, "SIN", ew.direct(OperationType.SIN), "SIN"),
     Conversion(67, "TRANSPOSE_CONV", layers.transpose_conv, "TRANSPOSE_CONV_2D"),
     Conversion(68, "SPARSE_TO_DENSE", None, _SCATTER),
@@ -250,7 +262,12 @@ _TABLE: tuple[Conversion, ...] = (
     Conversion(92, "SQUARE", ew.square, "MUL"),
     Conversion(93, "ZEROS_LIKE", shapes.zeros_like, "a constant"),
     Conversion(94, "FILL", shapes.fill, "a constant; FILL where the shape is known at run time only"),
-    Conversion(95, "FLOOR_MOD", ew.floor_mod, "DIV, MUL, SUB of integers"),
+    Conversion(
+        95,
+        "FLOOR_MOD",
+        ew.floor_mod,
+        "DIV, MUL, SUB of integers; DIV, FLOOR, MUL, SUB, MUL, LESS, ADD, SELECT of floats, whose product is rounded",
+    ),
     Conversion(96, "RANGE", _folded_only, "a constant, where the limits are constant integers"),
     Conversion(
         97,
@@ -267,29 +284,44 @@ _TABLE: tuple[Conversion, ...] = (
     Conversion(104, "CEIL", ew.ceil, "NEG, FLOOR, NEG"),
     Conversion(105, "REVERSE_V2", shapes.reverse, "REVERSE for each axis"),
     Conversion(106, "ADD_N", ew.add_n, "a chain of ADDs"),
-    Conversion(107, "GATHER_ND", shapes.gather_nd, "SPLIT, MUL and ADD of the indexes, GATHER, RESHAPE"),
+    Conversion(107, "GATHER_ND", places.gather_nd, "SPLIT, MUL and ADD of the indexes, GATHER, RESHAPE"),
     Conversion(108, "COS", ew.cos, "SIN of the half, MUL, MUL, SUB"),
-    Conversion(109, "WHERE", None, _DYNAMIC),
+    Conversion(
+        109,
+        "WHERE",
+        places.where,
+        "NOT_EQUAL, SELECT, CAST, MUL, TOPK_V2, SLICE of as many as REDUCE_SUM counts; DIV, MUL, SUB, PACK for the axes",
+    ),
     Conversion(110, "RANK", _folded_only, "a constant"),
     Conversion(111, "ELU", ew.elu, "ELU"),
-    Conversion(112, "REVERSE_SEQUENCE", None, _NOTHING),
-    Conversion(113, "MATRIX_DIAG", None, _SCATTER),
+    Conversion(
+        112,
+        "REVERSE_SEQUENCE",
+        places.reverse_sequence,
+        "SUB, LESS, SELECT, ADD of the indexes, GATHER; batches along axis 0, sequences along axis 1",
+    ),
+    Conversion(113, "MATRIX_DIAG", places.matrix_diag, "TILE, SELECT"),
     Conversion(
         114,
         "QUANTIZE",
         layers.quantize,
         "QUANTIZE of floats; DEQUANTIZE, QUANTIZE between 8-bit types; RESHAPE, DEPTHWISE_CONV_2D, RESHAPE to another scale",
     ),
-    Conversion(115, "MATRIX_SET_DIAG", None, _SCATTER),
+    Conversion(115, "MATRIX_SET_DIAG", places.matrix_set_diag, "TILE, SELECT"),
     Conversion(
         116, "ROUND", ew.round_, "ABS, ADD, SUB, NEG, LESS, SELECT: the fraction falls off beside 2 ** 23"
     ),
     Conversion(117, "HARD_SWISH", ew.direct(OperationType.HARD_SWISH), "HARD_SWISH"),
     Conversion(118, "IF", control_flow.if_, "IF"),
     Conversion(119, "WHILE", control_flow.while_, "WHILE"),
-    Conversion(120, "NON_MAX_SUPPRESSION_V4", None, _DYNAMIC),
-    Conversion(121, "NON_MAX_SUPPRESSION_V5", None, _DYNAMIC),
-    Conversion(122, "SCATTER_ND", None, _SCATTER),
+    Conversion(120, "NON_MAX_SUPPRESSION_V4", None, _SUPPRESSION),
+    Conversion(121, "NON_MAX_SUPPRESSION_V5", None, _SUPPRESSION),
+    Conversion(
+        122,
+        "SCATTER_ND",
+        places.scatter_nd,
+        "PAD, GATHER to constant places; else EQUAL, SELECT, CAST, BATCH_MATMUL, where floats must be finite",
+    ),
     Conversion(
         123,
         "SELECT_V2",
@@ -297,8 +329,15 @@ _TABLE: tuple[Conversion, ...] = (
         "SELECT; inputs of other shapes are repeated by TILE, LOGICAL_OR or in constants",
     ),
     Conversion(124, "DENSIFY", None, _SPARSE),
-    Conversion(125, "SEGMENT_SUM", None, _SCATTER),
-    Conversion(126, "BATCH_MATMUL", layers.batch_matmul, "BATCH_MATMUL"),
+    Conversion(
+        125, "SEGMENT_SUM", places.segment_sum, "EQUAL, SELECT, CAST, BATCH_MATMUL with constant segments"
+    ),
+    Conversion(
+        126,
+        "BATCH_MATMUL",
+        layers.batch_matmul,
+        "BATCH_MATMUL; RESHAPE and GATHER before where ranks or batches differ",
+    ),
     Conversion(127, "PLACEHOLDER_FOR_GREATER_OP_CODES", None, _PLACEHOLDER),
     Conversion(
         128, "CUMSUM", shapes.cumsum, "SPLIT, ADD for each step, CONCATENATION (PACK, RESHAPE of integers)"
@@ -306,7 +345,12 @@ _TABLE: tuple[Conversion, ...] = (
     Conversion(129, "CALL_ONCE", None, _RESOURCE),
     Conversion(130, "BROADCAST_TO", ew.broadcast_to, "TILE; LOGICAL_OR with false for booleans"),
     Conversion(131, "RFFT2D", None, _COMPLEX),
-    Conversion(132, "CONV_3D", None, _VOLUME),
+    Conversion(
+        132,
+        "CONV_3D",
+        volumes.conv_3d,
+        "PAD, GATHER for each tap of the filter's depth, CONCATENATION, CONV_2D: constant weights",
+    ),
     Conversion(133, "IMAG", None, _COMPLEX),
     Conversion(134, "REAL", None, _COMPLEX),
     Conversion(135, "COMPLEX_ABS", None, _COMPLEX),
@@ -328,19 +372,29 @@ _TABLE: tuple[Conversion, ...] = (
         150,
         "GELU",
         ew.gelu,
-        "ADD, MUL and TANH for the approximate form; the exact form needs the error function",
+        "ADD, MUL and TANH for the approximate form, MUL, ADD and DIV of polynomials for the exact one; GATHER of 8-bit integers",
     ),
-    Conversion(151, "DYNAMIC_UPDATE_SLICE", None, _SCATTER),
+    Conversion(
+        151,
+        "DYNAMIC_UPDATE_SLICE",
+        places.dynamic_update_slice,
+        "for each axis SLICE, SUB, MAXIMUM, MINIMUM, EQUAL and GATHER; SELECT",
+    ),
     Conversion(152, "RELU_0_TO_1", ew.relu_0_to_1, "RELU1, RELU"),
     Conversion(153, "UNSORTED_SEGMENT_PROD", None, _SCATTER),
     Conversion(154, "UNSORTED_SEGMENT_MAX", None, _SCATTER),
-    Conversion(155, "UNSORTED_SEGMENT_SUM", None, _SCATTER),
+    Conversion(
+        155,
+        "UNSORTED_SEGMENT_SUM",
+        places.unsorted_segment_sum,
+        "EQUAL, SELECT, CAST, BATCH_MATMUL with a constant number of segments",
+    ),
     Conversion(156, "ATAN2", None, _FUNCTION),
     Conversion(157, "UNSORTED_SEGMENT_MIN", None, _SCATTER),
     Conversion(158, "SIGN", ew.sign, "LESS, GREATER, SELECT"),
     Conversion(159, "BITCAST", None, _BITS),
     Conversion(160, "BITWISE_XOR", None, _BITS),
-    Conversion(161, "RIGHT_SHIFT", None, _BITS),
+    Conversion(161, "RIGHT_SHIFT", ew.right_shift, "DIV by the power of 2 of a constant"),
     Conversion(162, "STABLEHLO_LOGISTIC", None, _STABLEHLO),
     Conversion(163, "STABLEHLO_ADD", None, _STABLEHLO),
     Conversion(164, "STABLEHLO_DIVIDE", None, _STABLEHLO),
@@ -422,13 +476,22 @@ How to read it:
 - Every operation that is written is checked against its contract, so types and ranks are those of the HAL operation that is named;
   an operator that breaks a contract is refused with the contract's own message.
 - One error lists all operators of a file that cannot be expressed, with their counts.
-- Tensors: FLOAT32, FLOAT16, INT32, BOOL, UINT8 and INT8 have HAL types, INT8 constants with scales per channel as well. INT64
-  constants become INT32 where they fit, and so do INT64 results of ARG_MAX, ARG_MIN and of what only moves INT32 values. 8-bit
+- Tensors: FLOAT32, FLOAT16, INT32, BOOL, UINT8 and INT8 have HAL types, INT8 constants with scales per channel as well. 8-bit
   integers without quantisation are numbers with scale 1. Shape [] becomes [1].
-- Shapes: open extents of the main inputs take the shape that the file calls its default; what follows from it is inferred.
+- INT64: inputs become INT32, so that an application hands in 32-bit numbers. So do constants that fit, and results of ARG_MAX,
+  ARG_MIN, WHERE and of what only chooses or moves INT32 values. Other arithmetic on INT64 is refused: it can need 64 bits.
+- INT16 with a scale (16-bit activations with 8-bit weights) becomes FLOAT32: inputs and outputs are the real values. TensorFlow
+  Lite rounds to 16 bits after every operator, so results are some steps of 16 bits apart; only QUANTIZE keeps to the 16-bit range.
+- More than four axes: the leading ones are merged (`[1, 5, 6, 7, 2]` is `[5, 6, 7, 2]`), in inputs and outputs as well. An operator
+  on such tensors is written where neighbouring axes that it treats alike merge to four; booleans that only move become UINT8.
+- Shapes: open extents of the main inputs take the shape that the file calls its default, or that `load_tflite` is given; what
+  follows from it is inferred.
+- Signatures: the first subgraph is imported, or that of the signature that `load_tflite` is told.
 - Arithmetic on shapes (SHAPE, RANK, RANGE, and ADD, SUB, MUL, CAST, CONCATENATION, EXPAND_DIMS, GATHER, PACK, REDUCE_PROD, RESHAPE,
   SQUEEZE, STRIDED_SLICE of known whole numbers) is done at import and leaves constants.
 - Fused activations NONE, RELU, RELU_N1_TO_1 and RELU6 stay fused; TANH becomes an operation of its own; SIGN_BIT is refused.
+- Float results are as near to TensorFlow Lite's as the order of additions lets them be, with two exceptions: FLOOR_MOD rounds the
+  product of quotient and divisor, and the error function of the exact GELU is a quotient of polynomials, true to some 2 ** -23.
 - 8-bit results equal those of TensorFlow Lite's reference kernels in every bit, with three exceptions of at most one step:
   FULLY_CONNECTED with scales per channel and more than 64 units, where the reference rounds once and the HAL's convolution twice;
   RESIZE_BILINEAR of UINT8, where the reference rounds and the HAL drops the fraction; and MEAN to another scale over a number of

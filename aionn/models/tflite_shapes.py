@@ -16,17 +16,16 @@ from aionn.hal import FusedActivation, OperandType, OperationType
 from aionn.models.tflite_elementwise import broadcasted, chain
 from aionn.models.tflite_graph import Convert, Inexpressible, SubgraphWriter, is_known
 from aionn.models.tflite_layers import reduction_axes, with_activation
-from aionn.models.tflite_schema import ActivationFunctionType, TfliteOperator
+from aionn.models.tflite_schema import ActivationFunctionType, TensorType, TfliteOperator
 
 __all__ = [
     "arg_extremum",
+    "axis_of",
     "batch_to_space_nd",
     "concatenation",
     "cumsum",
     "expand_dims",
     "fill",
-    "gather",
-    "gather_nd",
     "l2_normalization",
     "local_response_normalization",
     "lsh_projection",
@@ -35,16 +34,15 @@ __all__ = [
     "pack",
     "pad",
     "pad_v2",
+    "parts_of",
     "reduce",
     "reshape",
     "resize",
     "reverse",
-    "slice_",
     "space_depth",
     "space_to_batch_nd",
     "split",
     "split_v",
-    "strided_slice",
     "tile",
     "topk_v2",
     "transpose",
@@ -56,7 +54,8 @@ PARTS_MAX = 256
 """Most parts that a composition cuts a value into, so that one operator cannot grow the model without bound."""
 
 
-def _axis(g: SubgraphWriter, op: TfliteOperator, axis: int, rank: int) -> int:
+def axis_of(g: SubgraphWriter, op: TfliteOperator, axis: int, rank: int) -> int:
+    """An axis of a rank, counted from the front. Refuses one that is none."""
     if not -rank <= axis < rank:
         g.refuse(op, "axis", f"{-rank} to {rank - 1}", axis)
     return axis % rank
@@ -89,7 +88,7 @@ def expand_dims(g: SubgraphWriter, op: TfliteOperator) -> None:
 
 
 def transpose(g: SubgraphWriter, op: TfliteOperator) -> None:
-    """TRANSPOSE; RESHAPE where only axes of extent 1 move."""
+    """TRANSPOSE; RESHAPE where only axes of extent 1 move; GATHER of integers."""
     data = g.input(op, 0)
     shape = g.dimensions(data)
     order = g.integers_of(op, 1, "permutation")
@@ -100,63 +99,23 @@ def transpose(g: SubgraphWriter, op: TfliteOperator) -> None:
     if moving == sorted(moving) and is_known(g.dimensions(output)):
         g.reshape(data, output)
         return
+    if g.type_of(data) == OperandType.TENSOR_INT32:
+        _transpose_integers(g, data, order, output)
+        return
     g.emit(OperationType.TRANSPOSE, [data, g.int32s(order)], [output])
 
 
-def slice_(g: SubgraphWriter, op: TfliteOperator) -> None:
-    """SLICE."""
-    g.emit_to(op, OperationType.SLICE, [g.input(op, position) for position in range(3)])
-
-
-def strided_slice(g: SubgraphWriter, op: TfliteOperator) -> None:
-    """STRIDED_SLICE; SLICE and RESHAPE for integers, and where every axis goes."""
-    table = "StridedSliceOptions"
-    for name in ("ellipsis_mask", "new_axis_mask", "offset"):
-        if op.integer(table, name):
-            raise Inexpressible(f"option {name}")
-    masks = [op.integer(table, name) for name in ("begin_mask", "end_mask", "shrink_axis_mask")]
-    data = g.input(op, 0)
+def _transpose_integers(g: SubgraphWriter, data: int, order: Sequence[int], output: int) -> None:
+    """GATHER of all elements in their new order."""
     shape = g.dimensions(data)
-    every_axis = (1 << len(shape)) - 1
-    if g.type_of(data) != OperandType.TENSOR_INT32 and masks[2] & every_axis != every_axis:
-        arguments = [g.input(op, position) for position in (1, 2, 3)]
-        g.emit_to(op, OperationType.STRIDED_SLICE, [data, *arguments, *map(g.int32, masks)])
-        return
-    lists = [g.integers_of(op, p, what) for p, what in ((1, "begins"), (2, "ends"), (3, "strides"))]
-    begins, sizes = _plain_slice(g, op, shape, lists, masks)
-    output = g.output(op)
-    part = g.like(data, tuple(sizes))
-    g.emit(OperationType.SLICE, [data, g.int32s(begins), g.int32s(sizes)], [part])
-    g.reshape(part, output)
-
-
-def _plain_slice(
-    g: SubgraphWriter,
-    op: TfliteOperator,
-    shape: Sequence[int],
-    lists: Sequence[Sequence[int]],
-    masks: Sequence[int],
-) -> tuple[list[int], list[int]]:
-    """A strided slice with steps of 1 as begins and sizes."""
-    if not is_known(tuple(shape)) or any(len(values) != len(shape) for values in lists):
-        raise Inexpressible(f"shape {list(shape)} with {len(lists[0])} begins")
-    begins, sizes = [], []
-    for axis, (extent, begin, end, stride) in enumerate(zip(shape, *lists, strict=True)):
-        bit = 1 << axis
-        if masks[2] & bit:
-            first = begin % extent if -extent <= begin < extent else -1
-            last = first + 1
-        else:
-            if stride != 1:
-                raise Inexpressible("integers with steps other than 1")
-            first, last, _ = slice(
-                None if masks[0] & bit else begin, None if masks[1] & bit else end
-            ).indices(extent)
-        if first < 0 or last <= first:
-            g.refuse(op, f"axis {axis}", "a slice with elements", f"{begin} to {end} of {extent}")
-        begins.append(first)
-        sizes.append(last - first)
-    return begins, sizes
+    if not is_known(shape):
+        raise Inexpressible(f"integers of shape {list(shape)}, of which every extent must be known")
+    count = math.prod(shape)
+    g.model.check_budget(8 * count)
+    places = np.arange(count).reshape(shape).transpose(order).reshape(-1)
+    moved = g.like(data, (count,))
+    g.emit(OperationType.GATHER, [g.reshaped(data, (count,)), g.int32(0), g.int32s(places)], [moved])
+    g.reshape(moved, output)
 
 
 def split(g: SubgraphWriter, op: TfliteOperator) -> None:
@@ -172,7 +131,7 @@ def split_v(g: SubgraphWriter, op: TfliteOperator) -> None:
     data = g.input(op, 0)
     rank = len(g.dimensions(data))
     sizes = g.integers_of(op, 1, "sizes")
-    axis = _axis(g, op, g.integer_of(op, 2, "axis"), rank)
+    axis = axis_of(g, op, g.integer_of(op, 2, "axis"), rank)
     if len(sizes) != len(op.outputs):
         g.refuse(op, "input 1 (sizes)", f"{len(op.outputs)} sizes", f"{len(sizes)}")
     if sizes.count(-1) == 1:
@@ -192,8 +151,8 @@ def unpack(g: SubgraphWriter, op: TfliteOperator) -> None:
     """SPLIT and then RESHAPE of each part."""
     data = g.input(op, 0)
     shape = g.dimensions(data)
-    axis = _axis(g, op, op.integer("UnpackOptions", "axis"), len(shape))
-    parts = _parts(g, data, axis, len(op.outputs))
+    axis = axis_of(g, op, op.integer("UnpackOptions", "axis"), len(shape))
+    parts = parts_of(g, data, axis, len(op.outputs))
     for position, part in enumerate(parts):
         wanted = g.describe_output(op, position).dimensions
         if is_known(wanted) and wanted == g.dimensions(part):
@@ -202,7 +161,7 @@ def unpack(g: SubgraphWriter, op: TfliteOperator) -> None:
             g.reshape(part, g.output(op, position))
 
 
-def _parts(g: SubgraphWriter, data: int, axis: int, count: int) -> list[int]:
+def parts_of(g: SubgraphWriter, data: int, axis: int, count: int) -> list[int]:
     """The value cut into parts of extent 1 along an axis."""
     if count > PARTS_MAX:
         raise Inexpressible(f"{count} parts, more than {PARTS_MAX}")
@@ -235,7 +194,7 @@ def pack(g: SubgraphWriter, op: TfliteOperator) -> None:
         g.reshape(packed, output)
         return
     rank = len(g.dimensions(inputs[0])) if inputs else 0
-    g.emit_to(op, OperationType.PACK, [g.int32(_axis(g, op, axis, rank + 1)), *inputs])
+    g.emit_to(op, OperationType.PACK, [g.int32(axis_of(g, op, axis, rank + 1)), *inputs])
 
 
 def concatenation(g: SubgraphWriter, op: TfliteOperator) -> None:
@@ -243,7 +202,7 @@ def concatenation(g: SubgraphWriter, op: TfliteOperator) -> None:
     table = "ConcatenationOptions"
     inputs = g.inputs(op)
     output = g.output(op)
-    axis = _axis(g, op, op.integer(table, "axis"), len(g.dimensions(output)))
+    axis = axis_of(g, op, op.integer(table, "axis"), len(g.dimensions(output)))
 
     def emit(target: int, activation: int) -> None:
         if g.type_of(target) == OperandType.TENSOR_INT32:
@@ -273,56 +232,13 @@ def _pack_parts(g: SubgraphWriter, op: TfliteOperator, inputs: Sequence[int], ax
             raise Inexpressible(f"integers of shape {list(shape)} in a concatenation")
         if len(parts) + shape[axis] > PARTS_MAX:
             raise Inexpressible(f"integers in more than {PARTS_MAX} parts")
-        parts += _parts(g, index, axis, shape[axis])
+        parts += parts_of(g, index, axis, shape[axis])
     if not parts:
         g.refuse(op, "inputs", "at least one", "none")
     shape = g.dimensions(parts[0])
     packed = g.like(target, (*shape[:axis], len(parts), *shape[axis:]))
     g.emit(OperationType.PACK, [g.int32(axis), *parts], [packed])
     g.reshape(packed, target)
-
-
-def gather(g: SubgraphWriter, op: TfliteOperator) -> None:
-    """GATHER; a single index without a rank makes an axis of extent 1, which RESHAPE removes."""
-    if op.integer("GatherOptions", "batch_dims"):
-        raise Inexpressible("batch dimensions")
-    data, indices = g.input(op, 0), g.input(op, 1)
-    shape = g.dimensions(data)
-    axis = _axis(g, op, op.integer("GatherOptions", "axis"), len(shape))
-    output = g.output(op)
-    inputs = [data, g.int32(axis), indices]
-    if g.input_tensor(op, 1).dimensions != ():
-        g.emit(OperationType.GATHER, inputs, [output])
-        return
-    wide = g.like(output, (*shape[:axis], 1, *shape[axis + 1 :]))
-    g.emit(OperationType.GATHER, inputs, [wide])
-    g.reshape(wide, output)
-
-
-def gather_nd(g: SubgraphWriter, op: TfliteOperator) -> None:
-    """GATHER from the value with the indexed axes made one, by indexes that MUL and ADD compute."""
-    data, indices = g.input(op, 0), g.input(op, 1)
-    shape, index_shape = g.dimensions(data), g.dimensions(indices)
-    count = index_shape[-1]
-    if not (is_known(shape) and is_known(index_shape)) or count > len(shape):
-        raise Inexpressible(f"shape {list(shape)} with indexes of shape {list(index_shape)}")
-    flat: int | None = None
-    none = g.int32(0)
-    for axis, part in enumerate(_parts(g, indices, len(index_shape) - 1, count)):
-        step = g.int32s([math.prod(shape[axis + 1 : count])])
-        term = g.like(part)
-        g.emit(OperationType.MUL, [part, step, none], [term])
-        if flat is not None:
-            total = g.like(part)
-            g.emit(OperationType.ADD, [flat, term, none], [total])
-            term = total
-        flat = term
-    assert flat is not None, "a known shape has no extent of 0"
-    rows = g.reshaped(data, (math.prod(shape[:count]), *shape[count:]))
-    positions = g.reshaped(flat, index_shape[:-1] or (1,))
-    wide = g.like(data, (*g.dimensions(positions), *shape[count:]))
-    g.emit(OperationType.GATHER, [rows, none, positions], [wide])
-    g.reshape(wide, g.output(op))
 
 
 def tile(g: SubgraphWriter, op: TfliteOperator) -> None:
@@ -334,7 +250,7 @@ def reverse(g: SubgraphWriter, op: TfliteOperator) -> None:
     """A REVERSE for each axis."""
     data = g.input(op, 0)
     rank = len(g.dimensions(data))
-    axes = [_axis(g, op, axis, rank) for axis in g.integers_of(op, 1, "axes")]
+    axes = [axis_of(g, op, axis, rank) for axis in g.integers_of(op, 1, "axes")]
     if not axes or len(axes) > rank:
         raise Inexpressible(f"{len(axes)} axes")
     output = g.output(op)
@@ -356,6 +272,9 @@ def pad_v2(g: SubgraphWriter, op: TfliteOperator) -> None:
     if value is None or value.size != 1:
         raise Inexpressible("input 2 (value) must be a constant number")
     number = value.reshape(()).item()
+    tensor = g.input_tensor(op, 2)
+    if tensor.type == TensorType.INT16 and tensor.scales:
+        number *= tensor.scales[0]
     quantized = g.is_quantized(data)
     if quantized:
         a, b = g.operands[data], g.operands[g.input(op, 2)]
@@ -412,6 +331,10 @@ def resize(kind: OperationType, table: str) -> Convert:
     """RESIZE_BILINEAR or RESIZE_NEAREST_NEIGHBOR to a constant size."""
 
     def convert(g: SubgraphWriter, op: TfliteOperator) -> None:
+        if g.value_of(op, 1) is None:
+            raise Inexpressible(
+                "a size that is known at run time only: no operation makes a number of a tensor"
+            )
         size = g.integers_of(op, 1, "size")
         if len(size) != 2:
             g.refuse(op, "input 1 (size)", "height and width", f"{len(size)} numbers")
@@ -501,8 +424,8 @@ def cumsum(g: SubgraphWriter, op: TfliteOperator) -> None:
     shape = g.dimensions(data)
     if g.is_quantized(data) or not is_known(shape):
         raise Inexpressible(f"a running sum of shape {list(shape)} of {OperandType(g.type_of(data)).name}")
-    axis = _axis(g, op, g.integer_of(op, 1, "axis"), len(shape))
-    parts = _parts(g, data, axis, shape[axis])
+    axis = axis_of(g, op, g.integer_of(op, 1, "axis"), len(shape))
+    parts = parts_of(g, data, axis, shape[axis])
     if op.integer(table, "reverse"):
         parts.reverse()
     if op.integer(table, "exclusive"):
@@ -556,7 +479,7 @@ def one_hot(g: SubgraphWriter, op: TfliteOperator) -> None:
     if not is_known(shape):
         raise Inexpressible("the output's shape must be known")
     rank = len(shape)
-    axis = _axis(g, op, op.integer("OneHotOptions", "axis"), rank)
+    axis = axis_of(g, op, op.integer("OneHotOptions", "axis"), rank)
     depth = g.integer_of(op, 1, "depth")
     if depth != shape[axis]:
         g.refuse(op, "input 1 (depth)", shape[axis], depth)

@@ -14,6 +14,7 @@ import pytest
 from aionn.errors import InvalidModel
 from aionn.interpreter import Interpreter, RunControl
 from aionn.models.tflite import load_tflite
+from aionn.models.tflite_graph import stored_shape
 from aionn.models.tflite_schema import FIELDS, OPTIONS, Field, TensorType
 from aionn.validation import validate_model
 
@@ -258,13 +259,22 @@ def _random(rng: np.random.Generator, dtype: Any, shape: Any) -> Any:
 
 
 @pytest.fixture
-def load_damaged(tflite: Tflite) -> Callable[..., None]:
-    """Imports a graph's file many times with bytes changed: it loads or is refused, and nothing else happens."""
+def load_damaged(tflite: Tflite, load_damaged_bytes: Callable[..., None]) -> Callable[..., None]:
+    """As ``load_damaged_bytes``, of a graph's file."""
 
     def load(graphs: Graph | list[Graph], name: str) -> None:
-        data = tflite.write(*(graphs if isinstance(graphs, list) else [graphs]))
+        load_damaged_bytes(tflite.write(*(graphs if isinstance(graphs, list) else [graphs])), name, DAMAGES)
+
+    return load
+
+
+@pytest.fixture
+def load_damaged_bytes() -> Callable[..., None]:
+    """Imports a file many times with bytes changed: it loads or is refused, and nothing else happens."""
+
+    def load(data: bytes, name: str, count: int) -> None:
         rng = random.Random(f"{SEED} {name}")
-        for number in range(DAMAGES):
+        for number in range(count):
             damaged = bytearray(data)
             for _ in range(rng.choice([1, 1, 1, 2, 3, 8])):
                 i = rng.randrange(len(data))
@@ -317,7 +327,7 @@ def compare_with_litert(tflite: Tflite) -> Callable[..., None]:
             for detail, got in zip(peer.get_output_details(), results, strict=True):
                 want = peer.get_tensor(detail["index"])
                 assert got.dtype == want.dtype
-                assert want.shape == got.shape or (want.shape == () and got.shape == (1,))
+                assert got.shape == stored_shape(want.shape)
                 np.testing.assert_allclose(
                     got.reshape(want.shape).astype(np.float64), want.astype(np.float64), rtol=0, atol=atol
                 )
