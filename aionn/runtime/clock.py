@@ -6,13 +6,17 @@ On a real loop that is CLOCK_MONOTONIC, which driver processes share; under a vi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
+from collections.abc import Iterator
 
-from aionn.errors import InvalidArgument
+import anyio
+
+from aionn.errors import InvalidArgument, MissedDeadline
 from aionn.hal import TIME_MAX_NS
 
-__all__ = ["after", "now_ns", "to_ns"]
+__all__ = ["after", "missed_at", "now_ns", "to_ns"]
 
 
 def now_ns() -> int:
@@ -42,3 +46,21 @@ def after(seconds: float) -> int:
         InvalidArgument: ``seconds`` is negative or no number.
     """
     return min(now_ns() + to_ns(seconds, what="after"), TIME_MAX_NS)
+
+
+@contextlib.contextmanager
+def missed_at(deadline_ns: int | None, what: str) -> Iterator[None]:
+    """Ends its body at a deadline, wherever that waits; None for no deadline.
+
+    Raises:
+        MissedDeadline: The deadline passed.
+    """
+    if deadline_ns is None:
+        yield
+        return
+    if now_ns() >= deadline_ns:
+        raise MissedDeadline(f"{what}: the deadline had passed before the start", transient=False)
+    with anyio.CancelScope(deadline=deadline_ns / 1e9) as scope:
+        yield
+    if scope.cancelled_caught:
+        raise MissedDeadline(f"{what}: the deadline passed", transient=True)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import enum
 import logging
-import traceback
 import weakref
 from collections.abc import Awaitable, Callable, Generator, Hashable, Sequence
 from contextvars import ContextVar
@@ -36,6 +35,7 @@ from aionn.hal.tracing import section
 from aionn.runtime.arguments import Array, RequestArea
 from aionn.runtime.background import Background
 from aionn.runtime.clock import now_ns
+from aionn.runtime.failures import clear_frames, own_error
 from aionn.runtime.fallback import driver_error, may_fall_back
 from aionn.scheduler.dispatcher import Dispatcher, Outcome
 from aionn.scheduler.work import NEVER_NS, Work
@@ -256,13 +256,13 @@ class Execution:
                     self._complete(self._area, timing)
         except Error as e:
             self.state = ExecutionState.FINISHED
-            _clear_frames(e)
+            clear_frames(e)
             self._fail(e)
         except (anyio.get_cancelled_exc_class(), KeyboardInterrupt, SystemExit):
             raise
         except BaseException as e:
             self.state = ExecutionState.FINISHED
-            _clear_frames(e)
+            clear_frames(e)
             self._fail(driver_error(e, "execution"))
 
     def _tell(self) -> None:
@@ -280,7 +280,7 @@ class Execution:
         self.state = ExecutionState.FINISHED
         self._fail(GeneralFailure("execution: cancelled"))
         if self._result is None:
-            _clear_frames(self._error())
+            clear_frames(self._error())
         self._finish(self._area)
         if self._report is not None:
             self._report(self)
@@ -499,7 +499,7 @@ class Execution:
         try:
             await self.fence
         except Exception:
-            raise _own(self._error()) from None
+            raise own_error(self._error()) from None
         assert self._result is not None, "a signalled execution has a result"
         return self._result
 
@@ -552,34 +552,6 @@ def failing(error: Error) -> Callable[[RequestArea, int | None], Awaitable[Timin
         raise error
 
     return run
-
-
-def _own(error: Error) -> Error:
-    """The same failure for one more caller.
-
-    Each is raised an exception of its own: what is raised refers to the frames that it went through, and those to the execution,
-    whose fence keeps the failure. All of that would stay until the garbage collector comes.
-    """
-    copy = type(error).__new__(type(error))
-    copy.args = (
-        error.args
-    )  # Not by ``__new__``: a TimeoutError with an ``__init__`` of its own ignores them there.
-    copy.__dict__.update(error.__dict__)
-    copy.__cause__ = error.__cause__
-    return copy
-
-
-CHAIN_MAX = 16
-"""How many causes of a failure have their frames cleared: drivers wrap an error once or twice."""
-
-
-def _clear_frames(error: BaseException | None) -> None:
-    """Lets go of what the frames of a failed execution hold, its memory above all, while the failure itself is kept."""
-    for _ in range(CHAIN_MAX):
-        if error is None:
-            return
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
 
 
 def is_told() -> bool:

@@ -10,11 +10,10 @@ Invariants:
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import Literal, Self
@@ -25,7 +24,7 @@ import anyio.to_thread
 import msgspec
 
 from aionn.drivers import registry
-from aionn.errors import DeviceUnavailable, Error, InvalidArgument, MissedDeadline, shortages_told, status_of
+from aionn.errors import DeviceUnavailable, Error, InvalidArgument, shortages_told, status_of
 from aionn.hal import (
     CancelCapability,
     Capabilities,
@@ -45,7 +44,7 @@ from aionn.hal.real_work import real_work
 from aionn.hal.tracing import section
 from aionn.runtime.background import Background
 from aionn.runtime.caching import open_cache
-from aionn.runtime.clock import now_ns
+from aionn.runtime.clock import missed_at, now_ns
 from aionn.runtime.compilation import Compilation
 from aionn.runtime.execution import priority_of
 from aionn.runtime.extensions import check_extensions
@@ -54,7 +53,7 @@ from aionn.runtime.introspection import Support, ask_support
 from aionn.runtime.memory import DeviceMemory, IoRole, OwnMemory, SharedMemory, allocate, copy
 from aionn.runtime.plan import Plan
 from aionn.runtime.planning import LoadedModel, PlanOptions, keep_plan, load_model, make_plan, restore_plan
-from aionn.runtime.settings import ExecutionPath, PartitionMode, Settings, settings_from
+from aionn.runtime.settings import ExecutionPath, PartitionMode, Settings, preference_of, settings_from
 from aionn.runtime.telemetry import Listener, Reporter, failure_report_of, report_of
 from aionn.runtime.traces import begin_trace, end_trace
 from aionn.scheduler.dispatcher import Dispatcher
@@ -435,12 +434,12 @@ class Runtime:
         check_deadline_ns(deadline, where="compile")
         started_ns = now_ns()
         wanted_priority = priority_of(priority)
-        wanted_preference = _preference_of(preference)
+        wanted_preference = preference_of(preference)
         candidates = self._candidates(devices)
         check_extensions(model, self.settings.extensions, [device.info for device in self.devices])
         loaded: LoadedModel | None = None
         try:
-            with section("LR_PC", "compile"), _missed_at(deadline):
+            with section("LR_PC", "compile"), missed_at(deadline, "compile"):
                 cache = await open_cache(cache_dir, cache_token, model)
                 options = PlanOptions(wanted_preference, wanted_priority, deadline, cache)
                 # With leave to fall back the whole model is needed; without, a plan from the cache will do.
@@ -597,29 +596,3 @@ class Runtime:
 async def _close_compilation(compilation: Compilation) -> None:
     with suppress(Error):  # Its driver is gone, and with it everything that this would have freed.
         await compilation.aclose()
-
-
-@contextlib.contextmanager
-def _missed_at(deadline_ns: int | None) -> Iterator[None]:
-    """Ends a compilation at its deadline, wherever it waits: for a driver process to start or to answer, above all.
-
-    Raises:
-        MissedDeadline: The deadline passed.
-    """
-    if deadline_ns is None:
-        yield
-        return
-    if now_ns() >= deadline_ns:
-        raise MissedDeadline("compile: the deadline had passed before the start", transient=False)
-    with anyio.CancelScope(deadline=deadline_ns / 1e9) as scope:
-        yield
-    if scope.cancelled_caught:
-        raise MissedDeadline("compile: the deadline passed", transient=True)
-
-
-def _preference_of(value: str | ExecutionPreference) -> ExecutionPreference:
-    try:
-        return ExecutionPreference[value.upper()] if isinstance(value, str) else ExecutionPreference(value)
-    except (KeyError, ValueError):
-        names = ", ".join(p.name.lower() for p in ExecutionPreference)
-        raise InvalidArgument(f"preference: expected one of {names}, got {value!r}") from None

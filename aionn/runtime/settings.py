@@ -31,6 +31,7 @@ __all__ = [
     "ExecutionPath",
     "PartitionMode",
     "Settings",
+    "preference_of",
     "Variable",
     "settings_from",
 ]
@@ -247,3 +248,16 @@ def _member(kind: type[_E], text: str, where: str) -> _E:
         return kind(text)
     except ValueError:
         raise InvalidArgument(f"{where}: expected one of {', '.join(kind)}, got {text!r}") from None
+
+
+def preference_of(value: str | ExecutionPreference) -> ExecutionPreference:
+    """A preference by its name or itself.
+
+    Raises:
+        InvalidArgument: There is none of that name.
+    """
+    try:
+        return ExecutionPreference[value.upper()] if isinstance(value, str) else ExecutionPreference(value)
+    except (KeyError, ValueError):
+        names = ", ".join(p.name.lower() for p in ExecutionPreference)
+        raise InvalidArgument(f"preference: expected one of {names}, got {value!r}") from None

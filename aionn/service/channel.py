@@ -41,7 +41,8 @@ from aionn.errors import (
     status_of,
 )
 from aionn.hal.loops import Home
-from aionn.service.large import MESSAGE_BYTES_MAX, InMemory, in_memory, read_parts
+from aionn.service.large import InMemory, in_memory, read_parts
+from aionn.service.load import Load
 from aionn.service.outbox import Outbox, Outgoing
 from aionn.service.protocol import (
     DESCRIPTORS_MAX,
@@ -63,20 +64,7 @@ from aionn.service.protocol import (
 from aionn.service.quotas import Account
 from aionn.service.sizes import INLINE_BYTES_MAX, SMALL_BYTES_MAX, shortened
 
-__all__ = ["CALLS_AT_ONCE_MAX", "Channel", "Handler", "Pending", "SettleOf"]
-
-CALLS_AT_ONCE_MAX = 4096
-"""Calls of one peer that are worked on, or whose answers it has not read, at once: more than any client of ours keeps in flight,
-and a bound for the others. An end stops reading there: with a low bound two busy ends could wait for each other."""
-
-BYTES_AT_ONCE_MAX = MESSAGE_BYTES_MAX
-"""Size of large calls that are worked on at once: one of any size, or many small ones."""
-
-INLINE_BYTES_AT_ONCE_MAX = 4 << 20
-"""Size of all other calls that are worked on at once: a kilobyte for each, several times what one takes as a rule."""
-
-OWED_BYTES_MAX = 4 << 20
-"""Size of answers that the peer has not read, beyond what the socket holds: a kilobyte for each; one takes a tenth of that."""
+__all__ = ["Channel", "Handler", "Pending", "SettleOf"]
 
 TURN_WEIGHT = 8
 """Messages that are taken before other tasks of the loop get their turn, calls excepted: one each. Some tens of microseconds."""
@@ -169,7 +157,7 @@ class Channel:
         self._why_dead: str | None = None
         self._outbox = Outbox(sock, lambda why: self.close(f"{peer_name} is gone: {why}"))
         self._turn_left = TURN_WEIGHT
-        self._load = _Load()
+        self._load = Load()
         self._room = anyio.Event()
         self.received_count = 0
         self.was_cut_off = False
@@ -284,7 +272,7 @@ class Channel:
             self._turn_left = 0  # Its task begins in this turn.
             # Known before its task begins: the peer may have cancelled it by then.
             self._handled[message.id] = handled = _Handled(message.body, large_bytes, inline_bytes)
-            self._load.begin(handled)
+            self._load.begin(large_bytes, inline_bytes)
             tasks.start_soon(self._handle, message, handled)
 
     async def _receive(self) -> tuple[bytes, list[int], bool]:
@@ -332,7 +320,7 @@ class Channel:
         finally:
             if self._handled.get(number) is handled:
                 del self._handled[number]
-            self._load.end(handled)
+            self._load.end(handled.large_bytes, handled.inline_bytes)
             self._room.set()
         self._answer_with(Reply(number, reply))
 
@@ -508,49 +496,6 @@ class _Handled:
         self.inline_bytes = inline_bytes
         self.scope = anyio.CancelScope()
         self.settle: Callable[[], Awaitable[None]] | None = None
-
-
-class _Load:
-    """What this end does for its peer at the moment.
-
-    Attributes:
-        worked_on: Calls without an answer yet.
-        large_bytes: Size of those that lay in memory of their own.
-        inline_bytes: Size of their datagrams.
-        owed: Answers that have not left.
-        owed_bytes: Their size.
-    """
-
-    __slots__ = ("inline_bytes", "large_bytes", "owed", "owed_bytes", "worked_on")
-
-    def __init__(self) -> None:
-        self.worked_on = self.large_bytes = self.inline_bytes = self.owed = self.owed_bytes = 0
-
-    def has_room(self) -> bool:
-        """Whether one more call may be taken."""
-        return (
-            self.worked_on + self.owed < CALLS_AT_ONCE_MAX
-            and self.inline_bytes < INLINE_BYTES_AT_ONCE_MAX
-            and self.owed_bytes < OWED_BYTES_MAX
-        )
-
-    def has_room_for_large(self, size_bytes: int) -> bool:
-        """Whether a message of that size in memory of its own may be read."""
-        return not self.large_bytes or self.large_bytes + size_bytes <= BYTES_AT_ONCE_MAX
-
-    def begin(self, handled: _Handled) -> None:
-        self.worked_on += 1
-        self.large_bytes += handled.large_bytes
-        self.inline_bytes += handled.inline_bytes
-
-    def end(self, handled: _Handled) -> None:
-        self.worked_on -= 1
-        self.large_bytes -= handled.large_bytes
-        self.inline_bytes -= handled.inline_bytes
-
-    def owe(self, size_bytes: int) -> None:
-        self.owed += 1 if size_bytes > 0 else -1
-        self.owed_bytes += size_bytes
 
 
 class _Refusal(NamedTuple):

@@ -22,8 +22,6 @@ import msgspec
 import fmq
 from aionn.errors import ErrorStatus, GeneralFailure, InvalidArgument, ResourceExhausted
 from aionn.hal import (
-    BufferDesc,
-    BufferRole,
     DeviceInfo,
     DeviceStatus,
     ExecutionPreference,
@@ -35,6 +33,7 @@ from aionn.hal import (
     Priority,
     Timing,
 )
+from aionn.service.buffer_messages import Allocate, AllocateReply, CopyFrom, CopyTo, FreeBuffer
 from aionn.service.handles import (
     CacheOnWire,
     Descriptor,
@@ -72,6 +71,11 @@ from aionn.service.sizes import (
 from fences import FenceState, NotAFenceError, SyncFence
 
 __all__ = [
+    "Allocate",
+    "AllocateReply",
+    "CopyFrom",
+    "CopyTo",
+    "FreeBuffer",
     "DESCRIPTORS_MAX",
     "DESCRIPTORS_WITH_MESSAGE_MAX",
     "INLINE_BYTES_MAX",
@@ -254,43 +258,6 @@ class ForgetExecution(msgspec.Struct, frozen=True, tag=True):
     """The client dropped a fenced execution, so that nobody will ask for its information; or a reusable one."""
 
     execution: int
-
-
-class Allocate(msgspec.Struct, frozen=True, tag=True):
-    """``Device.allocate``, with handles of prepared models."""
-
-    description: BufferDesc
-    prepared: tuple[int, ...]
-    input_roles: tuple[BufferRole, ...]
-    output_roles: tuple[BufferRole, ...]
-
-
-class AllocateReply(msgspec.Struct, frozen=True, tag=True):
-    """The buffer's handle, and the token that requests name it by."""
-
-    buffer: int
-    token: int
-
-
-class CopyTo(msgspec.Struct, frozen=True, tag=True):
-    """``Buffer.copy_to``."""
-
-    buffer: int
-    destination: Memory
-
-
-class CopyFrom(msgspec.Struct, frozen=True, tag=True):
-    """``Buffer.copy_from``."""
-
-    buffer: int
-    source: Memory
-    dimensions: tuple[int, ...]
-
-
-class FreeBuffer(msgspec.Struct, frozen=True, tag=True):
-    """``Buffer.aclose``."""
-
-    buffer: int
 
 
 class ConfigureBurst(msgspec.Struct, frozen=True, tag=True):

@@ -18,7 +18,7 @@ import pytest
 
 from aionn.errors import DeadObject, GeneralFailure, InvalidArgument
 from aionn.hal import Memory, MemoryKind
-from aionn.service import channel as channel_module
+from aionn.service import load as load_module
 from aionn.service import outbox as outbox_module
 from aionn.service.channel import TURN_WEIGHT, Channel
 from aionn.service.protocol import (
@@ -134,7 +134,7 @@ async def test_peer_that_reads_no_answers_is_read_no_further(
     kind: str, file_memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = 32
-    monkeypatch.setattr(channel_module, "CALLS_AT_ONCE_MAX", limit)
+    monkeypatch.setattr(load_module, "CALLS_AT_ONCE_MAX", limit)
     async with channel_and_peer() as (channel, peer):
         tasks_before = len(asyncio.all_tasks())
         sent = await flood(channel, peer, messages(file_memory)[kind])
@@ -147,7 +147,7 @@ async def test_peer_that_reads_no_answers_is_read_no_further(
 
 
 async def test_answers_that_are_not_read_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel_module, "OWED_BYTES_MAX", 64 << 10)
+    monkeypatch.setattr(load_module, "OWED_BYTES_MAX", 64 << 10)
 
     async def explain(body: Any, channel: Channel) -> Any:
         raise InvalidArgument("x" * TEXT_CHARACTERS_MAX)
@@ -168,7 +168,7 @@ async def test_descriptors_of_answers_that_are_not_read_are_bounded() -> None:
 
     async with channel_and_peer(answer) as (channel, peer):
         sent = await flood(channel, peer, Call(7, Ping()))
-        most = channel_module.OWED_BYTES_MAX // outbox_module.DESCRIPTOR_WEIGHT_BYTES
+        most = load_module.OWED_BYTES_MAX // outbox_module.DESCRIPTOR_WEIGHT_BYTES
         assert len(os.listdir("/proc/self/fd")) <= before + 10 + most + 8
         answered: list[bytes] = []
         with anyio.fail_after(WAIT_S_MAX):

@@ -29,6 +29,7 @@ from aionn.hal.operand import ChannelQuant
 from aionn.models.builder import GraphBuilder
 from aionn.service import channel as channel_module
 from aionn.service import large as large_module
+from aionn.service import load as load_module
 from aionn.service.channel import Channel
 from aionn.service.handles import PoolOnWire, RequestOnWire
 from aionn.service.large import (
@@ -407,7 +408,7 @@ async def test_objects_of_large_models_are_bounded(monkeypatch: pytest.MonkeyPat
     stands_for = in_memory(payload)
     assert stands_for is not None
     weight = channel_module.STRUCTURE_WEIGHT * stands_for.size_bytes + stands_for.values_bytes
-    monkeypatch.setattr(channel_module, "BYTES_AT_ONCE_MAX", 2 * weight)
+    monkeypatch.setattr(load_module, "BYTES_AT_ONCE_MAX", 2 * weight)
     begun: list[Any] = []
     may_end = anyio.Event()
 

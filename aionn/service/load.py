@@ -1,0 +1,69 @@
+"""What one end of a connection does for its peer at the moment, and how much that may be.
+
+Owns the limits; pure. ``channel`` stops to read where one is reached.
+"""
+
+from __future__ import annotations
+
+from aionn.service.large import MESSAGE_BYTES_MAX
+
+__all__ = ["Load"]
+
+CALLS_AT_ONCE_MAX = 4096
+"""Calls of one peer that are worked on, or whose answers it has not read, at once: more than any client of ours keeps in flight,
+and a bound for the others. An end stops reading there: with a low bound two busy ends could wait for each other."""
+
+BYTES_AT_ONCE_MAX = MESSAGE_BYTES_MAX
+"""Size of large calls that are worked on at once: one of any size, or many small ones."""
+
+INLINE_BYTES_AT_ONCE_MAX = 4 << 20
+"""Size of all other calls that are worked on at once: a kilobyte for each, several times what one takes as a rule."""
+
+OWED_BYTES_MAX = 4 << 20
+"""Size of answers that the peer has not read, beyond what the socket holds: a kilobyte for each; one takes a tenth of that."""
+
+
+class Load:
+    """What this end does for its peer at the moment.
+
+    Attributes:
+        worked_on: Calls without an answer yet.
+        large_bytes: Size of those that lay in memory of their own.
+        inline_bytes: Size of their datagrams.
+        owed: Answers that have not left.
+        owed_bytes: Their size.
+    """
+
+    __slots__ = ("inline_bytes", "large_bytes", "owed", "owed_bytes", "worked_on")
+
+    def __init__(self) -> None:
+        self.worked_on = self.large_bytes = self.inline_bytes = self.owed = self.owed_bytes = 0
+
+    def has_room(self) -> bool:
+        """Whether one more call may be taken."""
+        return (
+            self.worked_on + self.owed < CALLS_AT_ONCE_MAX
+            and self.inline_bytes < INLINE_BYTES_AT_ONCE_MAX
+            and self.owed_bytes < OWED_BYTES_MAX
+        )
+
+    def has_room_for_large(self, size_bytes: int) -> bool:
+        """Whether a message of that size in memory of its own may be read."""
+        return not self.large_bytes or self.large_bytes + size_bytes <= BYTES_AT_ONCE_MAX
+
+    def begin(self, large_bytes: int, inline_bytes: int) -> None:
+        """A call is worked on: its size in a memory of its own, and that of its datagram."""
+        self.worked_on += 1
+        self.large_bytes += large_bytes
+        self.inline_bytes += inline_bytes
+
+    def end(self, large_bytes: int, inline_bytes: int) -> None:
+        """Undoes ``begin``."""
+        self.worked_on -= 1
+        self.large_bytes -= large_bytes
+        self.inline_bytes -= inline_bytes
+
+    def owe(self, size_bytes: int) -> None:
+        """An answer of that size waits to leave; the same below zero when it has left."""
+        self.owed += 1 if size_bytes > 0 else -1
+        self.owed_bytes += size_bytes
