@@ -1,6 +1,7 @@
 """Mutation testing: how many small changes to the code do the tests notice?
 
     python tests/mutation --count 500 --seed 1 --jobs 2
+    python tests/mutation --count 500 --seed 1 --only aionn/scheduler
     python tests/mutation --packages aionn/scheduler fences --count 100
 
 First all tests of the packages run once under coverage (``coverage`` must be installed), to know which test executes which line.
@@ -173,6 +174,7 @@ def main() -> int:
     parser.add_argument("--packages", nargs="+", default=list(PACKAGES), metavar="FOLDER")
     parser.add_argument("--count", type=int, default=500, help="mutants to sample")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", default="", help="run the part of the sample whose paths begin so")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--goal", type=float, default=0.95, help="least share that must be noticed")
     parser.add_argument("--report", type=Path, help="a JSON file with the verdict on each mutant")
@@ -186,6 +188,7 @@ def main() -> int:
     ]
     sample = random.Random(options.seed).sample(mutants, min(options.count, len(mutants)))
     print(f"{len(sample)} of {len(mutants)} mutants, seed {options.seed}", flush=True)
+    sample = [mutant for mutant in sample if mutant.path.startswith(options.only)]
     if options.list:
         print(*sample, sep="\n")
         return 0
@@ -195,7 +198,8 @@ def main() -> int:
         places = [Path(folder) / str(job) for job in range(max(1, options.jobs))]
         for place in places:
             copy_tree(place)
-        lines, seconds = measure_coverage(options.packages, places[0])
+        measured = [package for package in options.packages if options.only.startswith(package)]
+        lines, seconds = measure_coverage(measured or options.packages, places[0])
         print(f"the tests without a mutant took {time.monotonic() - started_s:.0f} s", flush=True)
         left: queue.SimpleQueue[Mutant] = queue.SimpleQueue()
         for mutant in sample:
