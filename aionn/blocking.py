@@ -90,6 +90,11 @@ class Runtime(_Closing):
         self._was_open = False
 
     @property
+    def is_open(self) -> bool:
+        """Whether it was opened, and is not being closed."""
+        return self._runtime.is_open
+
+    @property
     def devices(self) -> tuple[RuntimeDevice, ...]:
         """What can be used, in order of preference."""
         return self._runtime.devices
@@ -407,7 +412,7 @@ class Burst(_Closing):
         self._loop.end(self._burst.aclose)
 
 
-class Stream(Generic[_Item]):
+class Stream(_Closing, Generic[_Item]):
     """Results of a source's items, in its order; see ``aionn.Stream``. Leaving the iteration ends it."""
 
     def __init__(self, loop: LoopThread, stream: asynchronous_stream.Stream[_Item]) -> None:
@@ -425,6 +430,10 @@ class Stream(Generic[_Item]):
     def cancel(self) -> None:
         """Ends the stream. Idempotent."""
         self._loop.do(self._stream.cancel)
+
+    def close(self) -> None:
+        """As ``cancel``."""
+        self.cancel()
 
     def statistics(self) -> asynchronous_stream.StreamStatistics:
         """Counts so far."""

@@ -22,6 +22,7 @@ from aionn.runtime import compilation as compilation_module
 from aionn.runtime import fallback as fallback_module
 from aionn.runtime.runtime import RuntimeDevice
 from aionn.service.client import RemoteDevice
+from aionn.service.protocol import Ping
 from aionn.testing.models import identity
 from fences import SyncFence
 
@@ -122,8 +123,11 @@ async def test_wait_for_a_driver_process_that_is_stopped(bench: Bench, call: Cal
 @pytest.mark.parametrize(
     "call", [c for c in CALLS if c is not execute_in_a_burst], ids=lambda call: call.__name__
 )
-async def test_wait_for_others_that_send_to_the_driver_process(bench: Bench, call: Call) -> None:
-    async with bench.connection.channel._send_lock:
+async def test_wait_for_room_in_the_drivers_socket(bench: Bench, call: Call) -> None:
+    channel = bench.connection.channel
+    with bench.stopped():
+        while not len(channel._outbox):
+            channel.post(Ping())
         await told_at_the_deadline(call, bench)
     with anyio.fail_after(LIMIT_S):
         assert (await bench.net.execute([-ONE])).outputs[0] == -1
