@@ -27,6 +27,9 @@ WATCHDOG_LONG_S = 3600
 SETTLE_S_MAX = 2.0
 """How long what is left may take to go: a thread that was told to end needs a moment to be scheduled."""
 
+os.environ["AIONN_SPARE_PROCESSES"] = "0"
+"""A spare process comes by itself once a device has served for a while: tests that want one ask for it."""
+
 _stderr = os.dup(sys.__stderr__.fileno()) if sys.__stderr__ is not None else 2
 
 

@@ -160,6 +160,7 @@ def open_runtime(
     burst_server_polling_us: int | None = None,
     log: str | None = None,
     extensions: str | None = None,
+    spare_processes: bool | None = None,
     trace: str | os.PathLike[str] | None = None,
     telemetry: Sequence[Listener] = (),
 ) -> Runtime:
@@ -182,8 +183,8 @@ def open_runtime(
             with ``low_power``. None takes ``AIONN_BURST_CONTROLLER_POLLING_US``.
         burst_server_polling_us: The same for the driver's end. None takes ``AIONN_BURST_SERVER_POLLING_US``.
         log: Log tags with commas between them, or ``all``; None takes ``AIONN_LOG``.
-        extensions: Vendor extensions that may be used, with commas between them, such as ``com.acme.*``; ``none`` for none. None
-            takes ``AIONN_EXTENSIONS``, which drivers are kept to as well.
+        extensions: Vendor extensions that are used, by drivers as well: ``com.acme.*,b.c`` or ``none``; None: ``AIONN_EXTENSIONS``.
+        spare_processes: Whether a spare process is kept for each driver process. None takes ``AIONN_SPARE_PROCESSES``.
         trace: A file that a trace of all processes is written to; None takes ``AIONN_TRACE``.
         telemetry: Called with a ``Report`` at the end of each compilation and of each execution.
 
@@ -213,6 +214,7 @@ def open_runtime(
         burst_server_polling_us=burst_server_polling_us,
         log=log,
         extensions=extensions,
+        spare_processes=spare_processes,
     )
     return Runtime(wanted, isolation, given, settings=settings, trace=trace, telemetry=telemetry)
 
@@ -349,7 +351,7 @@ class Runtime:
             return registry.made_by(factory, driver, name)
         if info is None and driver not in registry.driver_names():
             registry.load_factory(driver)  # raises: names what there is
-        device = RemoteDevice(driver, name, self.tasks, info=info)
+        device = RemoteDevice(driver, name, self.tasks, info=info, spare=self.settings.spare_processes)
         if info is None:
             await device.connect()
         return device

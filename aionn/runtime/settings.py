@@ -105,6 +105,12 @@ VARIABLES = (
         "burst_server_polling_us",
     ),
     Variable(
+        "AIONN_SPARE_PROCESSES",
+        "1",
+        "0: no process of a driver waits for the case that the one in use dies",
+        "spare_processes",
+    ),
+    Variable(
         EXTENSIONS_VARIABLE,
         "*",
         "vendor extensions that may be used, with commas between them: names, in which * stands for any text; none for none",
@@ -131,6 +137,7 @@ class Settings(msgspec.Struct, frozen=True):
         burst_server_polling_us: How long the driver's end looks for a request before it sleeps, in microseconds.
         log: Log tags; None leaves them to the variable.
         extensions: Vendor extensions that may be used.
+        spare_processes: Whether a spare process is kept for each driver process that has served for a while.
     """
 
     enabled_devices: str = ".*"
@@ -142,6 +149,7 @@ class Settings(msgspec.Struct, frozen=True):
     burst_server_polling_us: int = 0
     log: str | None = None
     extensions: ExtensionPolicy = ExtensionPolicy()
+    spare_processes: bool = True
 
     def polling(self, preference: ExecutionPreference) -> Mapping[str, int]:
         """The polling windows of a compilation's bursts, as ``configure_execution_burst`` takes them; empty for none."""
@@ -171,6 +179,7 @@ def settings_from(
     burst_server_polling_us: int | None = None,
     log: str | None = None,
     extensions: str | None = None,
+    spare_processes: bool | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Settings:
     """Settings from options and variables.
@@ -185,6 +194,7 @@ def settings_from(
         burst_server_polling_us: See ``Settings``.
         log: See ``Settings``.
         extensions: As in the variable.
+        spare_processes: See ``Settings``.
         environment: The variables; None takes the process's.
 
     Raises:
@@ -200,11 +210,8 @@ def settings_from(
         re.compile(pattern)
     except re.error as e:
         raise InvalidArgument(f"{where}: expected a regular expression, got {pattern!r}: {e}") from e
-    cpu_text, where = value(
-        None if cpu_only is None else str(int(cpu_only)), "cpu_only", "AIONN_CPU_ONLY", "0"
-    )
-    if cpu_text not in ("0", "1"):
-        raise InvalidArgument(f"{where}: expected 0 or 1, got {cpu_text!r}")
+    cpu = _switch(cpu_only, "cpu_only", "0", variables)
+    spares = _switch(spare_processes, "spare_processes", "1", variables)
     mode_text, where = value(partition, "partition", "AIONN_PARTITION", "with_fallback")
     mode_text = dict(zip("012", PartitionMode, strict=True)).get(mode_text, mode_text)
     mode = _member(PartitionMode, mode_text, where)
@@ -217,7 +224,18 @@ def settings_from(
         _window(burst_server_polling_us, "burst_server_polling_us", variables),
     )
     policy = ExtensionPolicy.parse(*value(extensions, "extensions", EXTENSIONS_VARIABLE, "*"))
-    return Settings(pattern, cpu_text == "1", mode, path, _sockets(sockets, variables), *windows, log, policy)
+    found = _sockets(sockets, variables)
+    return Settings(pattern, cpu, mode, path, found, *windows, log, policy, spares)
+
+
+def _switch(given: bool | None, option: str, default: str, variables: Mapping[str, str]) -> bool:
+    name = f"AIONN_{option.upper()}"
+    text, where = (
+        (str(int(given)), option) if given is not None else (variables.get(name, "") or default, name)
+    )
+    if text not in ("0", "1"):
+        raise InvalidArgument(f"{where}: expected 0 or 1, got {text!r}")
+    return text == "1"
 
 
 def _sockets(given: Sequence[str | os.PathLike[str]] | None, variables: Mapping[str, str]) -> tuple[str, ...]:

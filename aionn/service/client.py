@@ -7,13 +7,15 @@ Invariants:
 1. An object belongs to the process that made it. When that process is gone every pending call on it raises DEAD_OBJECT, and so does
    every later one; a new process knows nothing of it.
 2. A driver that comes back different (name, version, level, type, capabilities) is refused.
-3. A driver is started at most once per call, and after it has died several times in a row, only after a pause.
+3. A driver is started at most once per call, and after it has died several times in a row, only after a pause. A spare process
+   that waits already is used instead; where it does not serve, a start follows.
 
 Source: the recovery rules of the NN HAL's resilient wrappers.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 
@@ -52,6 +54,7 @@ from aionn.service.protocol import (
     SupportedOperations,
     SupportedOperationsReply,
 )
+from aionn.service.spare import Spare
 from aionn.service.supervisor import DriverProcess
 from aionn.validation import check_device_info
 
@@ -70,6 +73,8 @@ PAUSE_S_MAX = 5.0
 POOLS_MAX = 4096
 """Most memories that a driver process is asked to remember, whatever it offers."""
 
+_logger = logging.getLogger("aionn.service")
+
 
 class RemoteDevice:
     """A ``hal.Device`` whose driver runs in a process of its own.
@@ -82,6 +87,8 @@ class RemoteDevice:
         path: A socket that ``aionn serve`` made; the device then belongs to somebody else's process. None starts a process.
         hang_after_s: A process that does not answer for so long is killed, and a device that makes no progress for so long ends
             its process itself; None waits for ever.
+        spare: Whether a spare process is kept once the device has served for a while: when its process dies, the next call need
+            not wait until one has started.
     """
 
     def __init__(
@@ -93,6 +100,7 @@ class RemoteDevice:
         info: DeviceInfo | None = None,
         path: str | os.PathLike[str] | None = None,
         hang_after_s: float | None = None,
+        spare: bool = False,
     ) -> None:
         if hang_after_s is not None and hang_after_s <= 0:
             raise InvalidArgument(f"device {name!r}: expected a positive time to hang, got {hang_after_s}")
@@ -103,6 +111,8 @@ class RemoteDevice:
         self._info = info
         self._path = None if path is None else os.fspath(path)
         self._hang_after_s = hang_after_s
+        self._has_spares = spare and path is None
+        self._spare: Spare | None = None
         self._connection: Connection | None = None
         self._connecting = anyio.Lock()
         self._started_s = 0.0
@@ -119,6 +129,11 @@ class RemoteDevice:
         if self._info is None:
             raise DeviceUnavailable(f"device {self._name!r}: not connected yet")
         return self._info
+
+    @property
+    def spare_pid(self) -> int | None:
+        """The process that stands in when the driver process dies, None when none is ready."""
+        return None if self._spare is None else self._spare.pid
 
     @property
     def pid(self) -> int | None:
@@ -160,7 +175,29 @@ class RemoteDevice:
     async def _start(self) -> Connection:
         await self._pause()
         self._started_s = anyio.current_time()
-        connection = Connection(await self._open(), self._name, self._tasks, hang_after_s=self._hang_after_s)
+        spare, self._spare = self._spare, None
+        process = None if spare is None else await spare.take()
+        connection = None
+        if process is not None:
+            try:
+                connection = await self._serve(process)
+            except DeviceUnavailable as e:
+                _logger.debug("the spare process (pid %d) does not serve: %s", process.pid, e)
+        if connection is None:
+            connection = await self._serve(await self._open())
+        if self._has_spares and not self._closed:
+            self._spare = Spare(
+                self._driver,
+                self._name,
+                self._hang_after_s,
+                is_quiet=connection.is_quiet,
+                is_serving=lambda: connection.channel.is_alive,
+            )
+            self._tasks.start_soon(self._spare.keep)
+        return connection
+
+    async def _serve(self, peer: Peer) -> Connection:
+        connection = Connection(peer, self._name, self._tasks, hang_after_s=self._hang_after_s)
         try:
             await self._tasks.start(connection.run)
             with anyio.fail_after(START_S_MAX):
@@ -263,6 +300,10 @@ class RemoteDevice:
     async def aclose(self) -> None:
         """Ends the driver process. Pending calls raise DEAD_OBJECT. Idempotent."""
         self._closed = True
-        connection = self._connection
-        if connection is not None:
-            await connection.aclose(f"device {self._name!r} was closed")
+        connection, spare = self._connection, self._spare
+        try:
+            if connection is not None:
+                await connection.aclose(f"device {self._name!r} was closed")
+        finally:
+            if spare is not None:
+                await spare.aclose()

@@ -204,6 +204,10 @@ class Connection:
         finally:
             await self._end()
 
+    def is_quiet(self) -> bool:
+        """Whether nothing is under way: no call, no launched execution, and no open burst, in which there may be one any time."""
+        return not (self.channel.pending_count or self._callbacks or self.bursts)
+
     async def _end(self) -> None:
         for burst in list(self.bursts.values()):
             burst.peer_died(f"the driver process (pid {self.peer.pid}) is gone")

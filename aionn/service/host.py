@@ -10,7 +10,7 @@ Invariants:
 3. How many clients are served is the rule of ``admission``; one that is not is told why.
 4. A socket's file that a crashed process left behind is replaced; one that somebody serves is not.
 
-Started by ``aionn.service.supervisor`` with ``--fd N --driver NAME --name DEVICE``.
+Started by ``aionn.service.supervisor``, through ``entry``, with ``--fd N --driver NAME --name DEVICE``.
 """
 
 from __future__ import annotations

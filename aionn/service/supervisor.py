@@ -19,15 +19,17 @@ import subprocess
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
+import msgspec
 
 from aionn.errors import DeviceUnavailable
 from aionn.hal.log_tags import LOG_VARIABLE, chosen_tags
 from aionn.hal.loops import finish
 from aionn.hal.tracing import TRACE_VARIABLE, trace_path
+from aionn.service.entry import READY, SPARE_ARGUMENT
 from aionn.service.python_process import python_command, python_environment
 from aionn.service.standard_error import StandardError
 
-__all__ = ["DriverProcess"]
+__all__ = ["DriverProcess", "StartConditions"]
 
 END_S_MAX = 2.0
 """How long a process may take to end once its client let go; the host itself ends within half a second."""
@@ -81,13 +83,16 @@ class DriverProcess:
         self._standard_error = StandardError(name, process.pid, now_s=anyio.current_time())
 
     @classmethod
-    async def start(cls, driver: str, name: str, *, hang_after_s: float | None = None) -> DriverProcess:
+    async def start(
+        cls, driver: str, name: str, *, hang_after_s: float | None = None, is_spare: bool = False
+    ) -> DriverProcess:
         """Starts a process for a registered driver.
 
         Args:
             driver: Its registered name.
             name: The device's name.
             hang_after_s: The process ends itself when its device makes no progress for so long; None for never.
+            is_spare: The process makes no device before the first message; see ``wait_until_ready``.
 
         Raises:
             DeviceUnavailable: The process cannot be started.
@@ -100,7 +105,7 @@ class DriverProcess:
 
         async def start() -> None:
             # Forking is quick but not instant; exec waits for the file system. The thread has the descriptors until it is done.
-            process = await anyio.to_thread.run_sync(_spawn, driver, name, theirs, hang_after_s)
+            process = await anyio.to_thread.run_sync(_spawn, driver, name, theirs, hang_after_s, is_spare)
             try:
                 started.append(cls(process, ours, name))
             except BaseException:
@@ -125,6 +130,20 @@ class DriverProcess:
             raise
         finally:
             theirs.close()
+
+    async def wait_until_ready(self) -> bool:
+        """Waits until a spare process has imported what it needs. False when it ends before that."""
+        while True:
+            try:
+                return self.socket.recv(len(READY), socket.MSG_DONTWAIT) == READY
+            except BlockingIOError:
+                pass
+            except OSError:
+                return False
+            try:
+                await anyio.wait_readable(self.socket)
+            except OSError:
+                await anyio.sleep(UNWATCHED_S)  # It cannot be watched now.
 
     async def log_output(self) -> None:
         """Hands what the process writes to its standard error to the logger ``aionn.driver.NAME``, until it ends.
@@ -207,9 +226,33 @@ class DriverProcess:
         self._stderr.close()
 
 
-def _spawn(
-    driver: str, name: str, theirs: socket.socket, hang_after_s: float | None
-) -> subprocess.Popen[bytes]:
+class StartConditions(msgspec.Struct, frozen=True):
+    """What a driver process gets from the application when it starts: of two processes with the same, either can stand in.
+
+    Attributes:
+        command: Its command line, without its socket.
+        environment: Its variables.
+        folder: Its working directory.
+        processors: On which it may run.
+    """
+
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    folder: str
+    processors: frozenset[int]
+
+    @classmethod
+    def now(cls, driver: str, name: str, hang_after_s: float | None) -> StartConditions:
+        """Those of a process that is started now.
+
+        Raises:
+            OSError: The working directory is gone.
+        """
+        command = _command(driver, name, hang_after_s)
+        return cls(tuple(command), _environment(), os.getcwd(), frozenset(os.sched_getaffinity(0)))
+
+
+def _environment() -> dict[str, str]:
     environment = python_environment()
     path = trace_path()
     if path is not None:
@@ -218,14 +261,25 @@ def _spawn(
         environment[LOG_VARIABLE] = ",".join(chosen_tags())
     for variable, value in _ENVIRONMENT.items():
         environment.setdefault(variable, value)
-    arguments = ["--fd", str(theirs.fileno()), "--driver", driver, "--name", name]
+    return environment
+
+
+def _command(driver: str, name: str, hang_after_s: float | None) -> list[str]:
+    arguments = ["--driver", driver, "--name", name]
     if hang_after_s is not None:
         arguments += ["--hang-after", str(hang_after_s)]
+    return python_command("aionn.service.entry", *arguments)
+
+
+def _spawn(
+    driver: str, name: str, theirs: socket.socket, hang_after_s: float | None, is_spare: bool
+) -> subprocess.Popen[bytes]:
+    more = ["--fd", str(theirs.fileno()), *([SPARE_ARGUMENT] if is_spare else [])]
     return subprocess.Popen(
-        python_command("aionn.service.host", *arguments),
+        [*_command(driver, name, hang_after_s), *more],
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         pass_fds=(theirs.fileno(),),
-        env=environment,
+        env=_environment(),
         start_new_session=True,
     )
