@@ -58,6 +58,9 @@ __all__ = ["Connection", "Peer", "ServedSocket"]
 CONNECT_S_MAX = 5.0
 """How long a served socket may take to accept."""
 
+LAST_MESSAGES_S = 0.1
+"""How long what a process has sent is still read after its end, where something else keeps its socket open."""
+
 _logger = logging.getLogger("aionn.service")
 
 
@@ -76,6 +79,10 @@ class Peer(Protocol):
 
     async def log_output(self) -> None:
         """Logs what it writes to its standard error, if that is ours to read, until it ends."""
+        ...
+
+    async def wait(self) -> object:
+        """Waits for its end; for ever, if that cannot be seen."""
         ...
 
     async def aclose(self) -> None: ...
@@ -126,6 +133,10 @@ class ServedSocket:
 
     async def log_output(self) -> None:
         """Does nothing: its standard error is of whoever started it."""
+
+    async def wait(self) -> None:
+        """Never returns: the socket says when it is gone."""
+        await anyio.sleep_forever()
 
     async def aclose(self) -> None:
         """Does nothing: the channel closes the socket."""
@@ -199,6 +210,7 @@ class Connection:
             async with anyio.create_task_group() as tasks:
                 if self._hang_after_s is not None:
                     tasks.start_soon(self._watch, self._hang_after_s)
+                tasks.start_soon(self._wait_for_end)
                 await self.channel.run()
                 tasks.cancel_scope.cancel()
         finally:
@@ -229,6 +241,12 @@ class Connection:
             # A task that was cancelled before its first turn runs no ``finally``.
             self._has_begun = True
             await self._end()
+
+    async def _wait_for_end(self) -> None:
+        # As a rule the socket says it first. But a process that the driver has forked may have a copy of it.
+        await self.peer.wait()
+        await anyio.sleep(LAST_MESSAGES_S)
+        self.channel.close(f"the driver process (pid {self.peer.pid}) has ended")
 
     async def _watch(self, hang_after_s: float) -> None:
         await self.is_serving.wait()  # A start takes longer than a call, and has a limit of its own.

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import anyio
@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 
 import aionn
+from aionn.runtime.background import Background
+from aionn.service.client import RemoteDevice
 
 NOTICED_S_MAX = 1.0
 
@@ -228,3 +230,48 @@ async def test_what_a_driver_writes_to_standard_error_goes_to_a_logger(
         ("aionn.driver.loud", "INFO", "INFO: hello"),
         ("aionn.driver.loud", "WARNING", "engine: something odd"),
     ]
+
+
+async def test_death_is_seen_although_a_child_of_the_driver_keeps_its_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: Background
+) -> None:
+    (tmp_path / "forking_driver.py").write_text(
+        "import os, time\nfrom pathlib import Path\nfrom aionn.drivers.reference import ReferenceDevice\n"
+        "class Forking(ReferenceDevice):\n"
+        "    def __init__(self, name):\n"
+        "        super().__init__(name)\n"
+        "        child = os.fork()\n"
+        "        if not child:\n"
+        "            os.close(2)\n"
+        "            time.sleep(600)\n"
+        "            os._exit(0)\n"
+        "        Path(__file__).with_name('child').write_text(str(child))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    device = RemoteDevice("forking_driver:Forking", "forking", background.tasks)
+    await device.connect()
+    pid = device.pid
+    assert pid is not None
+    try:
+        stop(pid)
+        with anyio.fail_after(10), pytest.raises(aionn.DeadObject):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(
+                    _kill_when,
+                    pid,
+                    lambda: device._connection is not None and device._connection.channel.pending_count > 0,
+                )
+                try:
+                    await device.status()
+                except aionn.DeadObject as e:
+                    dead = e
+            raise dead
+    finally:
+        os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
+        await device.aclose()
+
+
+async def _kill_when(pid: int, is_time: Callable[[], bool]) -> None:
+    while not is_time():
+        await anyio.sleep(0.001)
+    os.kill(pid, signal.SIGKILL)
