@@ -5,7 +5,7 @@ the driver process of one is killed while a burst executes the shipped digits mo
 
 How each figure is taken:
 - "error": from the kill until the pending execution raises DEAD_OBJECT. Most of it is the kernel's: it takes the process's memory
-  back before it closes the socket.
+  back before it closes the socket. "hang-up" is that part: until a thread that only waits for it has seen it.
 - "answer": from the kill until the model is compiled again and an execution of it has been answered. The application asks at once.
 - Before each kill the device has served for longer than what counts as a short life, and its spare process is ready. How long a
   device must have served before it gets one is shortened, so that thirty deaths take minutes.
@@ -17,8 +17,10 @@ How each figure is taken:
 from __future__ import annotations
 
 import os
+import select
 import signal
 import statistics
+import threading
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -40,6 +42,28 @@ READY_S_MAX = 120.0
 ANSWER_MS_MAX = 300.0
 
 
+class HangUp:
+    """A thread that waits for nothing but the end of a driver process's socket."""
+
+    def __init__(self, device: RemoteDevice) -> None:
+        assert device._connection is not None
+        self._sock = device._connection.peer.socket.dup()
+        self._seen_s = 0.0
+        self._thread = threading.Thread(target=self._wait)
+        self._thread.start()
+
+    def _wait(self) -> None:
+        poller = select.poll()
+        poller.register(self._sock, select.POLLRDHUP)
+        poller.poll()
+        self._seen_s = time.perf_counter()
+
+    def seen_s(self) -> float:
+        self._thread.join()
+        self._sock.close()
+        return self._seen_s
+
+
 class Contender:
     """A runtime whose driver process is killed again and again."""
 
@@ -50,6 +74,7 @@ class Contender:
         self._value = np.zeros((1, 49, 40, 1), np.float32)
         self.errors_ms: list[float] = []
         self.answers_ms: list[float] = []
+        self.hang_ups_ms: list[float] = []
         self.memories_mb: list[float] = []
         self.starts_ms: list[float] = []
 
@@ -58,6 +83,7 @@ class Contender:
         await anyio.sleep(LIFE_S)
         await self._have_spare()
         errors_s: list[float] = []
+        hang_up = HangUp(self._device)
         async with net.burst() as burst, anyio.create_task_group() as tasks:
 
             async def execute() -> None:
@@ -76,6 +102,7 @@ class Contender:
         await (await self._runtime.compile(MODEL)).execute([self._value])
         self.answers_ms.append(1e3 * (time.perf_counter() - killed_s))
         self.errors_ms.append(1e3 * (errors_s[0] - killed_s))
+        self.hang_ups_ms.append(1e3 * (hang_up.seen_s() - killed_s))
 
     async def _have_spare(self) -> None:
         if not self._has_spares:
@@ -104,6 +131,7 @@ async def measure(report: Report, chosen: Options) -> None:
     ours, peers = contenders
     report.add(
         compare("death to error, p50", "ms", ours.errors_ms, "without spare", peers.errors_ms),
+        single("death to hang-up, p50", "ms", ours.hang_ups_ms + peers.hang_ups_ms),
         compare("death to error, p99", "ms", [max(ours.errors_ms)], "without spare", [max(peers.errors_ms)]),
         compare("death to answer, p50", "ms", ours.answers_ms, "without spare", peers.answers_ms),
         compare(

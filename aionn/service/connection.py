@@ -245,7 +245,8 @@ class Connection:
     async def _wait_for_end(self) -> None:
         # As a rule the socket says it first. But a process that the driver has forked may have a copy of it.
         await self.peer.wait()
-        await anyio.sleep(LAST_MESSAGES_S)
+        with anyio.move_on_after(LAST_MESSAGES_S):
+            await self.ended.wait()
         self.channel.close(f"the driver process (pid {self.peer.pid}) has ended")
 
     async def _watch(self, hang_after_s: float) -> None:
