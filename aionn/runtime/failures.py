@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import traceback
+import inspect
+from types import TracebackType
 
 from aionn.errors import Error
+from fences import FenceError
 
 __all__ = ["clear_frames", "own_error"]
+
+_MAY_BE_SUSPENDED = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 CHAIN_MAX = 16
 """How many causes of a failure have their frames cleared: drivers wrap an error once or twice."""
@@ -27,9 +31,35 @@ def own_error(error: Error) -> Error:
 
 
 def clear_frames(error: BaseException | None) -> None:
-    """Lets go of what the frames of a failed execution hold, its memory above all, while the failure itself is kept."""
+    """Lets go of what the frames of a failed execution hold, its memory above all, while the failure itself is kept.
+
+    What made a fence fail that an execution waited for is the application's, and stays as it is.
+    """
     for _ in range(CHAIN_MAX):
-        if error is None:
+        if error is None or isinstance(error, FenceError):
             return
-        traceback.clear_frames(error.__traceback__)
+        error.__traceback__ = _plain_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
+
+
+def _plain_frames(trace: TracebackType | None) -> TracebackType | None:
+    """The part of a traceback that is of ordinary functions which have ended, without their variables.
+
+    Not ``traceback.clear_frames``: the frame of a coroutine may be one that goes on, after it has handed the failure over, and to
+    clear that would close the coroutine.
+    """
+    entries = []
+    while trace is not None:
+        entries.append(trace)
+        trace = trace.tb_next
+    kept = None
+    for entry in reversed(entries):
+        frame = entry.tb_frame
+        if frame.f_code.co_flags & _MAY_BE_SUSPENDED:
+            continue
+        try:
+            frame.clear()
+        except RuntimeError:
+            continue  # It still runs.
+        kept = TracebackType(kept, frame, entry.tb_lasti, entry.tb_lineno)
+    return kept
