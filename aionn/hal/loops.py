@@ -44,7 +44,10 @@ async def finish(work: Coroutine[Any, Any, _T]) -> _T:
     """
     task = asyncio.get_running_loop().create_task(work, name="aionn-finish")
     # asyncio.run cancels whatever asyncio.all_tasks knows once its main task has ended; who waits here keeps the loop alive then.
-    asyncio._unregister_task(task)
+    # The call is private to asyncio. Where it is missing, everything else holds, and the end of asyncio.run reaches the work.
+    leave_out: Callable[[asyncio.Task[Any]], None] | None = getattr(asyncio, "_unregister_task", None)
+    if leave_out is not None:
+        leave_out(task)
     cancelled: asyncio.CancelledError | None = None
     # The shield is for the cancellations of anyio, which would come again in each turn of the loop.
     with anyio.CancelScope(shield=True):
@@ -57,7 +60,11 @@ async def finish(work: Coroutine[Any, Any, _T]) -> _T:
         return task.result()
     finally:
         if cancelled is not None:
-            raise cancelled
+            try:
+                raise cancelled
+            finally:
+                # The error refers to this frame: what was worked on would wait for the garbage collector.
+                del cancelled, task
 
 
 def canceller() -> Callable[[], object]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 
 import anyio
 import anyio.lowlevel
 import pytest
 
 from aionn.hal.loops import finish
+from aionn.testing.cancellation import cancelled_natively
 
 TURNS = 20
 
@@ -75,3 +78,37 @@ def test_end_of_the_loop_does_not_cancel_the_work() -> None:
 
     asyncio.run(main())  # It cancels every task that it knows.
     assert done == ["done"]
+
+
+async def test_work_is_finished_where_asyncio_keeps_no_private_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(asyncio, "_unregister_task")
+    done: list[str] = []
+    await cancelled_natively(finish(_turns(done)), TURNS // 2)
+    assert done == ["done"]
+
+
+def test_asyncio_has_the_private_call() -> None:
+    # Without it the work goes on until the loop ends, and no longer: then this module needs another way.
+    assert callable(asyncio._unregister_task)
+
+
+async def test_what_was_worked_on_is_dropped_with_the_cancellation() -> None:
+    class Thing:
+        async def aclose(self) -> None:
+            await finish(_turns([]))
+
+    thing = Thing()
+    ref = weakref.ref(thing)
+    gc.disable()
+    try:
+        task = asyncio.create_task(thing.aclose())
+        del thing
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        del task
+        await asyncio.sleep(0)
+        assert ref() is None
+    finally:
+        gc.enable()
