@@ -17,9 +17,11 @@ from subprocess import DEVNULL
 
 import anyio
 import msgspec
+from anyio.abc import Process
 
 from aionn.benchmarking.stress_bodies import BODIES, Ended, StressTask, task_command
 from aionn.errors import InvalidArgument
+from aionn.hal.loops import finish
 from aionn.service.python_process import python_environment
 
 __all__ = ["GRACE_S", "StressResult", "stress"]
@@ -94,30 +96,41 @@ async def stress(
 async def _watched(task: StressTask, limit_s: float) -> Ended:
     """Runs a test's process until it ends or its time is up."""
     text = b""
-    # A session of its own: what the test started ends with it.
-    process = await anyio.open_process(
-        task_command(task),
-        stdin=DEVNULL,
-        stderr=DEVNULL,
-        env=python_environment(),
-        start_new_session=True,
-    )
+    started: list[Process] = []
+
+    async def start() -> None:
+        # A session of its own: what the test started ends with it.
+        process = await anyio.open_process(
+            task_command(task),
+            stdin=DEVNULL,
+            stderr=DEVNULL,
+            env=python_environment(),
+            start_new_session=True,
+        )
+        started.append(process)
+
     try:
+        await finish(start())
+        (process,) = started
         assert process.stdout is not None
         with anyio.move_on_after(limit_s) as scope:
             async for chunk in process.stdout:
                 text += chunk
             await process.wait()
     finally:
-        with anyio.CancelScope(shield=True):
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            await process.aclose()
+        for process in started:
+            await finish(_end(process))
     if scope.cancelled_caught:
         return Ended("HANG", f"no result within {limit_s:g} s")
     try:
         return msgspec.json.decode(text.strip().splitlines()[-1], type=Ended)
     except (msgspec.MsgspecError, IndexError):
         return Ended("CRASH", f"the test's process ended with code {process.returncode} and without a result")
+
+
+async def _end(process: Process) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    await process.aclose()

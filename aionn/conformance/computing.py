@@ -29,9 +29,20 @@ from aionn.hal import (
     Request,
     Timing,
 )
+from aionn.hal.loops import finish
 from fences import FenceError, FenceStatus, SyncFence
 
-__all__ = ["MODES", "Answer", "Breach", "Compute", "Mode", "closing", "computing", "reusable_computing"]
+__all__ = [
+    "MODES",
+    "Answer",
+    "Breach",
+    "Compute",
+    "Mode",
+    "close",
+    "closing",
+    "computing",
+    "reusable_computing",
+]
 
 Mode = Literal["sync", "async", "burst", "fenced"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -83,8 +94,17 @@ async def closing(thing: _Closable) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        with anyio.move_on_after(CLOSE_S_MAX, shield=True):
-            await thing.aclose()
+        await close(thing)
+
+
+async def close(thing: _Closable, within_s: float = CLOSE_S_MAX) -> None:
+    """Closes something of the device's although the caller is cancelled, and gives up after ``within_s``."""
+    await finish(_closed(thing, within_s))
+
+
+async def _closed(thing: _Closable, within_s: float) -> None:
+    with anyio.move_on_after(within_s):
+        await thing.aclose()
 
 
 @contextlib.asynccontextmanager

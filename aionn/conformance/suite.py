@@ -21,7 +21,7 @@ from typing import Literal
 import anyio
 import msgspec
 
-from aionn.conformance.computing import CLOSE_S_MAX, Mode
+from aionn.conformance.computing import Mode, close
 from aionn.conformance.cts import CtsTest, operation_types
 from aionn.conformance.cts_run import CHECKS, Bench, Check, CheckFailed, CheckSkipped, Failure, applies
 from aionn.conformance.expectations import Expectations, Subject
@@ -208,18 +208,13 @@ class DeviceUnderTest:
         """
         device, self._device = self._device, None
         if isinstance(device, RemoteDevice):
-            await _close(device)
+            await close(device)
 
     async def aclose(self) -> None:
         """Closes the device. Idempotent."""
         device, self._device = self._device, None
         if device is not None:
-            await _close(device)
-
-
-async def _close(device: Device) -> None:
-    with anyio.move_on_after(CLOSE_S_MAX, shield=True):
-        await device.aclose()
+            await close(device)
 
 
 def device_name(driver: str) -> str:

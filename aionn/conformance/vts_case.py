@@ -19,10 +19,9 @@ import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-import anyio
 import numpy.typing as npt
 
-from aionn.conformance.computing import closing
+from aionn.conformance.computing import close, closing
 from aionn.conformance.cts import CtsTest, compare
 from aionn.errors import Error, ErrorStatus, status_of
 from aionn.hal import Device, Model, PreparedModel, Priority, operation_type_name
@@ -151,8 +150,7 @@ async def status_of_call(call: Awaitable[Any], where: str = "") -> tuple[ErrorSt
         fail("success, or one of aionn.errors", f"{type(e).__name__}: {e}", where)
     aclose = getattr(result, "aclose", None)
     if aclose is not None:
-        with anyio.move_on_after(STEP_S, shield=True):
-            await aclose()
+        await close(result, STEP_S)
     if getattr(result, "output_sufficient_size", True) is False:
         return ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, ""
     return ErrorStatus.NONE, "success"

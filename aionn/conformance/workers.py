@@ -41,6 +41,7 @@ from aionn.conformance.suite import (
     subject_of,
 )
 from aionn.errors import Error, ErrorStatus, GeneralFailure, InvalidArgument, error_for_status, status_of
+from aionn.hal.loops import finish
 from aionn.service.python_process import python_command, python_environment
 
 __all__ = ["Unit", "find_units", "run_random_suite", "run_suite"]
@@ -263,8 +264,7 @@ class _Worker:
             while self._left:
                 await self._run_unit(self._left.popleft())
         finally:
-            with anyio.CancelScope(shield=True):
-                await self._end()
+            await finish(self._end())
 
     async def _run_unit(self, unit: Unit) -> None:
         if self._process is None:
@@ -287,7 +287,7 @@ class _Worker:
                         raise error_for_status(status, message)
         except (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, TimeoutError) as e:
             why = "nothing, for too long" if isinstance(e, TimeoutError) else "the end of the process"
-            exit_status = await self._end()
+            exit_status = await finish(self._end())
             if running is None:
                 raise GeneralFailure(
                     f"conformance: a worker ended between tests, with exit status {exit_status}"
@@ -307,13 +307,17 @@ class _Worker:
         environment = python_environment()
         for variable in _THREAD_VARIABLES:
             environment.setdefault(variable, "1")  # The workers share the cores already.
-        self._process = await anyio.open_process(
-            python_command("aionn.conformance.workers", msgspec.json.encode(self._job).decode()),
-            stderr=None,
-            env=environment,
-            start_new_session=True,  # A terminal's Ctrl-C reaches the parent alone.
-        )
-        assert self._process.stdout is not None
+
+        async def start() -> None:
+            self._process = await anyio.open_process(
+                python_command("aionn.conformance.workers", msgspec.json.encode(self._job).decode()),
+                stderr=None,
+                env=environment,
+                start_new_session=True,  # A terminal's Ctrl-C reaches the parent alone.
+            )
+
+        await finish(start())  # A start that is broken off would leave a process that nobody knows.
+        assert self._process is not None and self._process.stdout is not None
         self._lines = BufferedByteReceiveStream(self._process.stdout)
 
     async def _line(self) -> _Line:

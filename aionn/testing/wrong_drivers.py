@@ -319,6 +319,7 @@ class _Unstoppable(FaultyPreparedModel):
         async with anyio.create_task_group() as tasks:
 
             async def run() -> None:
+                # A shield of anyio is enough: its host cancels by scope.
                 with anyio.CancelScope(shield=True):
                     try:
                         results.append(await self.inner.execute_synchronously(request, **options))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import textwrap
 from pathlib import Path
@@ -16,6 +17,7 @@ from aionn.benchmarking.stress_bodies import BODIES, StressTask, random_model, r
 from aionn.cli.main import main
 from aionn.errors import InvalidArgument
 from aionn.interpreter import Interpreter, RunControl
+from aionn.testing.cancellation import NATIVE_COUNTS, cancelled_natively
 
 SHORT_S = 0.2
 
@@ -168,3 +170,21 @@ def test_every_test_has_a_body() -> None:
         "mapped_models",
         "slowdown",
     ]
+
+
+@pytest.mark.parametrize("count", NATIVE_COUNTS)
+@pytest.mark.parametrize("is_started", [False, True], ids=["starting", "started"])
+async def test_cancelled_stress_leaves_no_process(
+    model: Path, count: int, is_started: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def children() -> set[str]:
+        files = Path("/proc/self/task").glob("*/children")
+        return {pid for file in files for pid in file.read_text().split()}
+
+    monkeypatch.setattr("aionn.benchmarking.stress.task_command", lambda task: ["sleep", "3600"])
+    before = children()
+    task = asyncio.create_task(stress("reference", model, ["long_inference"], 60.0))
+    while is_started and children() == before:
+        await asyncio.sleep(0.001)
+    await cancelled_natively(task, count)
+    assert children() == before
