@@ -55,6 +55,7 @@ from aionn.hal import (
     ResendingExecution,
     Timing,
 )
+from aionn.hal.loops import finish
 from fences import FenceStatus, SyncFence, merge
 
 __all__ = ["AsyncDevice", "AsyncPreparedModel"]
@@ -459,5 +460,9 @@ class AsyncDevice(CheckedDevice):
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
-        with anyio.CancelScope(shield=True):
-            await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:
+            await finish(_ended(tasks))
+
+
+async def _ended(tasks: Sequence[asyncio.Task[None]]) -> None:
+    await asyncio.wait(tasks)

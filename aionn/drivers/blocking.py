@@ -36,6 +36,7 @@ from aionn.hal import (
     PreparedModel,
     Priority,
 )
+from aionn.hal.loops import finish
 from aionn.hal.real_work import real_work
 from aionn.hal.tracing import section
 from fences import SyncFence
@@ -159,6 +160,9 @@ class BlockingDevice(CheckedDevice):
         if self._closed:
             return
         self._closed = True
+        await finish(self._close())
+
+    async def _close(self) -> None:
         done = SyncFence("device close")
 
         def close() -> None:
