@@ -47,6 +47,7 @@ from aionn.hal import (
     check_deadline_ns,
     check_duration_ns,
 )
+from aionn.hal.loops import finish
 from aionn.validation import check_memory_identifiers
 
 __all__ = ["QUEUE_BYTES", "BurstController"]
@@ -333,10 +334,13 @@ class BurstController:
             return
         was_dead = self._state == BurstState.DEAD
         self._state = next_state(self._state, "close")
+        await finish(self._close(was_dead))
+
+    async def _close(self, was_dead: bool) -> None:
         try:
             if not was_dead:
                 # A driver that hangs does not answer; its process is ended by whoever started it.
-                with anyio.move_on_after(END_S_MAX, shield=True):
+                with anyio.move_on_after(END_S_MAX):
                     await self._end()
         except Error:
             pass  # The driver went away meanwhile: what this call wants has happened.

@@ -18,6 +18,7 @@ from aionn.drivers import registry
 from aionn.errors import InvalidArgument
 from aionn.hal import Device
 from aionn.hal.log_tags import choose_tags
+from aionn.hal.loops import finish
 from aionn.runtime.traces import begin_trace
 from aionn.service.admission import ClientLimits
 from aionn.service.host import DEFAULT_LIMITS, SHARED_QUOTAS, freeze_modules, listen
@@ -126,8 +127,7 @@ async def _serve(
                     tasks.cancel_scope.cancel()
                     break
     finally:
-        with anyio.CancelScope(shield=True):
-            await device.aclose()
+        await finish(device.aclose())
 
 
 async def _listen(

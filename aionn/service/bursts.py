@@ -23,6 +23,7 @@ from aionn.burst.server import Execute as BurstExecute
 from aionn.burst.session import POLLING_US_MAX
 from aionn.errors import DeadObject, Error, InvalidArgument, ResourceExhausted
 from aionn.hal import ExecutionResult, Memory, PreparedModel, Request
+from aionn.hal.loops import finish
 from aionn.service.channel import Channel
 from aionn.service.progress import Progress
 from aionn.service.protocol import BurstEnded, ConfigureBurst, GetMemories, GetMemoriesReply
@@ -219,11 +220,13 @@ class Bursts:
             if burst.asking is not None:
                 burst.asking.cancel()  # The client may never answer.
             burst.server.begin_stop()
-            with anyio.CancelScope(shield=True):  # Nobody else could end it any more.
-                await burst.stopped
-            # Not before: what it takes is there until then.
-            self._account.give_back("bursts")
-            self._account.give_back("memory_bytes", burst.queue_bytes)
+            await finish(self._stopped(burst))  # Nobody else could end it any more.
+
+    async def _stopped(self, burst: _Burst) -> None:
+        await burst.stopped
+        # Not before: what it takes is there until then.
+        self._account.give_back("bursts")
+        self._account.give_back("memory_bytes", burst.queue_bytes)
 
     async def end_of(self, prepared: int) -> None:
         """Ends the bursts of a prepared model."""

@@ -29,6 +29,7 @@ import anyio.abc
 from aionn.burst.controller import BurstController
 from aionn.errors import DeviceUnavailable, Error, ErrorStatus, InvalidArgument, status_of
 from aionn.hal import NO_TIMING, ExecutionCallback, OutputShape, Timing
+from aionn.hal.loops import finish
 from aionn.service.channel import Channel
 from aionn.service.protocol import (
     DESCRIPTORS_WITH_MESSAGE_MAX,
@@ -236,7 +237,7 @@ class Connection:
         """Ends the connection with this reason and waits until the process is reaped. Idempotent."""
         self.channel.close(why)
         if self._has_begun:
-            await self.ended.wait()
+            await finish(self.ended.wait())
         else:
             # A task that was cancelled before its first turn runs no ``finally``.
             self._has_begun = True

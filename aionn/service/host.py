@@ -41,6 +41,7 @@ from aionn.errors import (
 )
 from aionn.hal import Device
 from aionn.hal.log_tags import choose_tags
+from aionn.hal.loops import finish
 from aionn.hal.tracing import TRACE_VARIABLE, start_tracing
 from aionn.service.admission import Admission, ClientLimits, Credentials, Place
 from aionn.service.channel import Channel
@@ -171,10 +172,11 @@ async def serve(
             await channel.run()
         finally:
             was_cut_off = channel.was_cut_off or session.account.taken("executions") > 0
-            with anyio.CancelScope(shield=True):
-                await session.aclose()
-            channel.release()
-            tasks.cancel_scope.cancel()
+            try:
+                await finish(session.aclose())
+            finally:
+                channel.release()
+                tasks.cancel_scope.cancel()
     return was_cut_off
 
 
@@ -402,8 +404,7 @@ async def _main(driver: str, name: str, sock: socket.socket, hang_after_s: float
         try:
             await serve(device, sock, progress=progress)
         finally:
-            with anyio.CancelScope(shield=True):
-                await device.aclose()
+            await finish(device.aclose())
 
 
 async def _refuse(sock: socket.socket, why: DeviceUnavailable) -> None:

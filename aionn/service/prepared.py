@@ -28,6 +28,7 @@ from aionn.hal import (
     Request,
     check_fences,
 )
+from aionn.hal.loops import finish
 from aionn.service.channel import Channel, Pending
 from aionn.service.connection import Connection
 from aionn.service.handles import QueueHandle, RequestOnWire
@@ -74,14 +75,17 @@ class _Owned:
     async def aclose(self) -> None:
         """Frees the handle and waits until it is free, but not for a driver that hangs. Idempotent."""
         if self._finalizer.detach() is not None:
-            with anyio.move_on_after(FREE_S_MAX, shield=True):
-                try:
-                    await self._channel.tell(self._free)
-                except DeadObject:
-                    pass  # The process is gone, and what it held with it.
-                except BaseException:
-                    self._channel.post(self._free)  # It may not have been sent. Freed twice is freed.
-                    raise
+            await finish(self._tell())
+
+    async def _tell(self) -> None:
+        with anyio.move_on_after(FREE_S_MAX):
+            try:
+                await self._channel.tell(self._free)
+            except DeadObject:
+                pass  # The process is gone, and what it held with it.
+            except BaseException:
+                self._channel.post(self._free)  # It may not have been sent. Freed twice is freed.
+                raise
 
 
 class RemotePreparedModel:
@@ -250,6 +254,9 @@ class RemotePreparedModel:
 
     async def aclose(self) -> None:
         """See ``PreparedModel``. Its bursts end with it: the driver would answer them no more."""
+        await finish(self._close())
+
+    async def _close(self) -> None:
         for burst in list(self._bursts):
             await burst.aclose()
         await self._owned.aclose()

@@ -35,6 +35,7 @@ from aionn.hal import (
     Request,
     Timing,
 )
+from aionn.hal.loops import finish
 from aionn.service.bursts import Bursts
 from aionn.service.channel import Channel
 from aionn.service.handles import CacheOnWire, RequestOnWire
@@ -269,8 +270,7 @@ class Session:
                 self._forget_execution(execution)
             self.account.give_back("prepared_models")
             self.account.give_back("memory_bytes", owned.memory_bytes)
-            with anyio.CancelScope(shield=True):
-                await owned.model.aclose()
+            await finish(owned.model.aclose())
         return Done()
 
     def _prepared_model(self, handle: int) -> PreparedModel:
@@ -312,8 +312,7 @@ class Session:
         if owned is not None:
             self.account.give_back("buffers")
             self.account.give_back("memory_bytes", owned.memory_bytes)
-            with anyio.CancelScope(shield=True):
-                await owned.buffer.aclose()
+            await finish(owned.buffer.aclose())
 
     # Executions
 

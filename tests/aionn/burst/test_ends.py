@@ -21,6 +21,7 @@ from aionn.burst.server import Answer, BurstServer
 from aionn.burst.session import BurstState
 from aionn.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, ResourceExhausted
 from aionn.hal import DataLocation, ExecutionResult, Memory, OutputShape, Request, RequestArgument
+from aionn.testing.cancellation import NATIVE_COUNTS, cancelled_natively
 from fmq.descriptor import Grantor
 
 ANSWER_S_MAX = 5
@@ -368,3 +369,18 @@ async def test_memories_rest_once_and_never_while_a_request_is_served(ends: Ends
     assert ends.server.rest(0.0) and not ends.server.rest(0.0)
     await ends.controller.execute_synchronously(doubling(memory), [0])
     assert ends.asked == [[0], [0]] and ends.server.rest(0.0)
+
+
+@pytest.mark.parametrize("count", NATIVE_COUNTS)
+async def test_closing_that_is_cancelled_ends_the_driver_end_first(count: int) -> None:
+    both = Ends()
+    ended: list[str] = []
+
+    async def end() -> None:
+        await both._end()
+        ended.append("ended")
+
+    both.controller._end = end
+    await cancelled_natively(both.controller.aclose(), count)
+    assert ended == ["ended"]
+    assert both.controller.state == BurstState.CLOSED
