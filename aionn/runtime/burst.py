@@ -25,6 +25,7 @@ import anyio.to_thread
 from aionn.errors import Error, GeneralFailure, InvalidArgument, MissedDeadline
 from aionn.hal import Burst as HalBurst
 from aionn.hal import ExecutionResult, Priority, Timing, check_deadline_ns, dimensions_are_known
+from aionn.hal.loops import finish
 from aionn.hal.real_work import real_work
 from aionn.hal.tracing import section
 from aionn.runtime.arguments import Array, RequestArea, TensorSpec, Value, Writer, check_inputs
@@ -399,7 +400,10 @@ class Burst:
         return self._priority if priority is None else priority_of(priority)
 
     async def aclose(self) -> None:
-        """Ends its streams and frees it at the driver. A running execution is waited for, but not for ever. Idempotent."""
+        """Ends its streams and frees it at the driver. A running execution is waited for, but not for ever. Idempotent.
+
+        Cancelled, it is closed all the same before the cancellation is raised.
+        """
         if self._closed:
             return
         self._runtime.background.home.check("burst")
@@ -407,16 +411,20 @@ class Burst:
         self._on_close(self)
         for frames in list(self._streams):
             frames.cancel()
-        with anyio.CancelScope(shield=True):
-            with anyio.move_on_after(CLOSE_S_MAX):
-                for line in (line for lines in self._lines for line in lines):
-                    async with line.free:
-                        pass
-            await _close_lines(self._lines)
-            self._finalizer.detach()  # Not before: a closing that is broken off is finished when this object is dropped.
-            # What has just ended is told in the loop's next turn: by now, who closes a burst may rely on it.
-            await anyio.lowlevel.checkpoint()
-        self._slots.clear()
+        try:
+            await finish(self._close())
+        finally:
+            self._slots.clear()
+
+    async def _close(self) -> None:
+        with anyio.move_on_after(CLOSE_S_MAX):
+            for line in (line for lines in self._lines for line in lines):
+                async with line.free:
+                    pass
+        await _close_lines(self._lines)
+        self._finalizer.detach()  # Not before: a closing that failed is tried again when this object is dropped.
+        # What has just ended is told in the loop's next turn: by now, who closes a burst may rely on it.
+        await anyio.lowlevel.checkpoint()
 
 
 def _always() -> bool:

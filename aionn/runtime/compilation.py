@@ -16,6 +16,7 @@ import anyio.to_thread
 
 from aionn.errors import Error, InvalidArgument
 from aionn.hal import Priority, Timing, check_deadline_ns, check_fences
+from aionn.hal.loops import finish
 from aionn.hal.real_work import real_work
 from aionn.hal.tracing import section
 from aionn.runtime.arguments import Array, Binding, RequestArea, check_inputs, output_target
@@ -415,17 +416,23 @@ class Compilation:
         return ReusableExecution(self, measure, loop_timeout)
 
     async def aclose(self) -> None:
-        """Ends its bursts and frees it at the device. Idempotent."""
+        """Ends its bursts and frees it at the device. Idempotent.
+
+        Cancelled, it is closed all the same before the cancellation is raised.
+        """
         if self._closed:
             return
         self._runtime.background.home.check("compilation")
         self._closed = True
         self._on_close(self)
+        await finish(self._close())
+
+    async def _close(self) -> None:
         for burst in list(self._bursts):
             await burst.aclose()
         self._areas.clear()
         await self._plan.aclose()
-        self._finalizer.detach()  # Not before: a closing that is broken off is finished when this object is dropped.
+        self._finalizer.detach()  # Not before: a closing that failed is tried again when this object is dropped.
 
     async def __aenter__(self) -> Self:
         return self

@@ -49,6 +49,7 @@ from aionn.hal import (
     operand_size_bytes,
 )
 from aionn.hal import Burst as HalBurst
+from aionn.hal.loops import finish
 from aionn.hal.tracing import section
 from aionn.runtime.arguments import Binding, RequestArea, Value
 from aionn.runtime.clock import now_ns
@@ -365,7 +366,7 @@ class InterpretedModel:
             for subgraph in self._subgraphs:
                 await burst.open(subgraph)
         except BaseException:
-            await burst.aclose()
+            await finish(burst.aclose())
             raise
         return cast(HalBurst, burst)
 

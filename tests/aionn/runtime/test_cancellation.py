@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import os
 import random
@@ -24,7 +25,11 @@ import numpy as np
 import pytest
 
 import aionn
+from aionn.hal.loops import finish
+from aionn.runtime.runtime import Isolation
+from aionn.service.client import RemoteDevice
 from aionn.testing.models import identity
+from fences import FenceStatus
 
 ONE = np.ones(1, np.float32)
 LIMIT_S = 20.0
@@ -72,8 +77,11 @@ class Steps:
 class Bench:
     """A runtime, and what the cases use."""
 
-    def __init__(self, runtime: aionn.Runtime, net: aionn.Compilation, burst: aionn.Burst) -> None:
+    def __init__(
+        self, runtime: aionn.Runtime, net: aionn.Compilation, burst: aionn.Burst, isolation: Isolation
+    ) -> None:
         self.runtime = runtime
+        self.isolation: Isolation = isolation
         self.net = net
         self.burst = burst
         self.reusable = net.reusable()
@@ -95,6 +103,7 @@ class Bench:
             left.append("a compilation")
         if set(self.net._bursts) != {burst}:
             left.append("a burst")
+        left += [f"process {pid}" for pid in _children() - {device.pid}]
         return left
 
     def held(self) -> list[int]:
@@ -107,6 +116,12 @@ def _held_by(pid: int) -> int:
     with open(f"/proc/{pid}/maps") as file:
         mappings = sum("/memfd:" in line for line in file)
     return len(os.listdir(f"/proc/{pid}/fd")) + mappings
+
+
+def _children() -> set[int]:
+    """The processes of this one that are alive, or not reaped."""
+    files = Path("/proc/self/task").glob("*/children")
+    return {int(pid) for file in files for pid in file.read_text().split()}
 
 
 async def numbers() -> AsyncIterator[Any]:
@@ -193,6 +208,85 @@ async def ask(bench: Bench) -> None:
     await bench.runtime.devices[0].status()
 
 
+async def open_and_close(bench: Bench) -> None:
+    async with aionn.open(drivers=["reference"], isolation=bench.isolation) as runtime:
+        await runtime.device("reference").status()
+
+
+async def open_and_close_with_work_under_way(bench: Bench) -> None:
+    async with aionn.open(drivers=["reference"], isolation=bench.isolation) as runtime:
+        net = await runtime.compile(identity())
+        burst = await net.burst().__aenter__()
+        async with closed(burst.stream(numbers())) as results:
+            await anext(results)
+            execution = net.execute_fenced([-ONE])
+            await runtime.aclose()
+        assert execution.fence.status != FenceStatus.PENDING
+
+
+async def close_a_burst_with_work_under_way(bench: Bench) -> None:
+    burst = await bench.net.burst(slots=3).__aenter__()
+    executing = [asyncio.create_task(burst.execute([-ONE])) for _ in range(4)]
+    results = burst.stream(numbers())
+    try:
+        await anext(results)
+    finally:
+        try:
+            await burst.aclose()
+        finally:
+            assert burst._closed and not burst._streams and not burst._slots
+            await finish(ended(executing))
+
+
+async def close_a_compilation_with_work_under_way(bench: Bench) -> None:
+    net = await bench.runtime.compile(identity())
+    try:
+        bursts = [await net.burst().__aenter__() for _ in range(2)]
+        execution = net.execute_fenced([-ONE])
+        await bursts[0].execute([-ONE])
+    finally:
+        await net.aclose()
+    with contextlib.suppress(aionn.Error):  # Its device forgot it.
+        await execution
+
+
+async def end_a_stream(bench: Bench) -> None:
+    results = bench.burst.stream(numbers())
+    try:
+        await anext(results)
+    finally:
+        await results.aclose()
+        assert results._frames not in bench.burst._streams
+
+
+async def start_and_end_a_driver_process(bench: Bench) -> None:
+    if bench.isolation == "in_process":
+        return
+    device = RemoteDevice("reference", "other", bench.runtime.tasks)
+    try:
+        await device.connect()
+        prepared = await device.prepare_model(identity())
+        await prepared.configure_execution_burst()
+        await prepared.aclose()
+    finally:
+        await device.aclose()
+        assert device.pid is None
+
+
+async def ended(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Waits for tasks, whatever becomes of them."""
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def closed(results: aionn.Stream[Any]) -> AsyncIterator[aionn.Stream[Any]]:
+    """Ends a stream that may have been ended with its burst."""
+    try:
+        yield results
+    finally:
+        await results.aclose()
+
+
 CASES = [
     execute,
     execute_by_deadline,
@@ -209,6 +303,12 @@ CASES = [
     compile_and_close,
     use_memories,
     ask,
+    open_and_close,
+    open_and_close_with_work_under_way,
+    close_a_burst_with_work_under_way,
+    close_a_compilation_with_work_under_way,
+    end_a_stream,
+    start_and_end_a_driver_process,
 ]
 
 Case = Callable[[Any], Coroutine[Any, Any, None]]
@@ -309,12 +409,12 @@ async def check_case(bench: Bench, case: Case, way: str, *, is_long: bool) -> No
     await until(is_freed, lambda: f"{case.__name__}, {way}: held {before} before, {bench.held()} now")
 
 
-async def check_cases(cases: Sequence[Case], way: str, isolation: str, *, is_long: bool) -> None:
+async def check_cases(cases: Sequence[Case], way: str, isolation: Isolation, *, is_long: bool) -> None:
     """Checks cases in one runtime."""
-    async with aionn.open(drivers=["reference"], isolation=isolation) as runtime:  # type: ignore[arg-type]
+    async with aionn.open(drivers=["reference"], isolation=isolation) as runtime:
         net = await runtime.compile(identity())
         async with net.burst() as burst:
-            bench = Bench(runtime, net, burst)
+            bench = Bench(runtime, net, burst, isolation)
             await bench.works()
             for case in cases:
                 await check_case(bench, case, way, is_long=is_long)
@@ -347,7 +447,7 @@ def test_steps_forward_what_is_sent_and_thrown() -> None:
 @pytest.mark.parametrize("isolation", ["in_process", "process"])
 @pytest.mark.parametrize("way", WAYS)
 async def test_nothing_is_left_whatever_step_is_cancelled(
-    isolation: str, way: str, request: pytest.FixtureRequest
+    isolation: Isolation, way: str, request: pytest.FixtureRequest
 ) -> None:
     is_long = request.config.getoption("--long")
     # Through a driver process each way takes its share of the cases in the ordinary run.
@@ -356,8 +456,42 @@ async def test_nothing_is_left_whatever_step_is_cancelled(
 
 
 @pytest.mark.parametrize("isolation", ["in_process", "process"])
+@pytest.mark.parametrize("deadline", [None, lambda item: aionn.after(60)], ids=["direct", "by deadline"])
+async def test_cancelled_stream_does_not_block_the_only_slot(isolation: Isolation, deadline: Any) -> None:
+    # The exception, which is kept, refers to the stream: it is neither ended nor dropped.
+    async with aionn.open(drivers=["reference"], isolation=isolation) as runtime:
+        net = await runtime.compile(identity())
+        cancelled = 0
+        for delivered in (0, 1, 2):
+            for step in range(1, 6):
+                async with net.burst(slots=1) as burst:
+                    results = burst.stream(numbers(), deadline=deadline)
+                    for _ in range(delivered):
+                        await anext(results)
+                    task = asyncio.ensure_future(_next_cancelled_at(results, step))
+                    await asyncio.wait([task])
+                    if not task.cancelled():
+                        break
+                    with pytest.raises(asyncio.CancelledError) as kept:
+                        await task
+                    with anyio.fail_after(LIMIT_S):
+                        assert (await burst.execute([-ONE])).outputs[0] == -1
+                        # And it goes on where it was.
+                        assert (await anext(results)).outputs[0] == -1 - delivered
+                    cancelled += 1
+                    del kept
+        assert cancelled >= 3
+
+
+async def _next_cancelled_at(results: aionn.Stream[Any], step: int) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    await Steps(results.__anext__(), [step], lambda count: task.cancel())
+
+
+@pytest.mark.parametrize("isolation", ["in_process", "process"])
 def test_nothing_is_left_on_uvloop(isolation: str, repository: Path, request: pytest.FixtureRequest) -> None:
-    pytest.importorskip("uvloop")
+    pytest.importorskip("uvloop", reason="the cases run on uvloop too, which is not installed here")
     command = [sys.executable, "-W", "error", __file__, "--isolation", isolation]
     if request.config.getoption("--long"):
         command.append("--long")
