@@ -1,7 +1,6 @@
 """The house's rules that a machine can check: who imports whom, names, sizes, and what must not be said.
 
-Each rule has a test that feeds it bad snippets; a needless excuse fails as well. Source: docs/architecture.md.
-"""
+Each rule has a test that feeds it bad snippets; a needless excuse fails as well. Source: docs/architecture.md."""
 
 import ast
 import functools
@@ -105,6 +104,7 @@ HOMES: dict[str, tuple[str, ...]] = {
         "aionn/hal/loops.py",
         "aionn/runtime/background.py",
         "aionn/runtime/clock.py",
+        "aionn/testing/cancellation.py",
         "aionn/testing/clock.py",
         "fences/waiting.py",
         "fmq/aio.py",

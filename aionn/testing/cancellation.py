@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
-__all__ = ["NATIVE_COUNTS", "cancelled_natively"]
+__all__ = ["NATIVE_COUNTS", "cancelled_natively", "child_processes"]
 
 NATIVE_COUNTS = (1, 2, 1000)
 """How often a closing is cancelled: once, again before it has ended, and in each turn of the loop until it has."""
@@ -35,3 +36,14 @@ async def cancelled_natively(work: Coroutine[Any, Any, Any] | asyncio.Task[Any],
     if not task.cancelled():
         task.result()
         raise AssertionError("it ended as if it had not been cancelled")
+
+
+def child_processes() -> set[int]:
+    """The processes of this one that run, or have ended and are not reaped."""
+    pids: set[int] = set()
+    for path in Path("/proc/self/task").glob("*/children"):
+        try:
+            pids.update(int(pid) for pid in path.read_text().split())
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # The thread has ended meanwhile.
+    return pids

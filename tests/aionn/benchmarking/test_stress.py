@@ -17,7 +17,7 @@ from aionn.benchmarking.stress_bodies import BODIES, StressTask, random_model, r
 from aionn.cli.main import main
 from aionn.errors import InvalidArgument
 from aionn.interpreter import Interpreter, RunControl
-from aionn.testing.cancellation import NATIVE_COUNTS, cancelled_natively
+from aionn.testing.cancellation import NATIVE_COUNTS, cancelled_natively, child_processes
 
 SHORT_S = 0.2
 
@@ -177,14 +177,10 @@ def test_every_test_has_a_body() -> None:
 async def test_cancelled_stress_leaves_no_process(
     model: Path, count: int, is_started: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def children() -> set[str]:
-        files = Path("/proc/self/task").glob("*/children")
-        return {pid for file in files for pid in file.read_text().split()}
-
     monkeypatch.setattr("aionn.benchmarking.stress.task_command", lambda task: ["sleep", "3600"])
-    before = children()
+    before = child_processes()
     task = asyncio.create_task(stress("reference", model, ["long_inference"], 60.0))
-    while is_started and children() == before:
+    while is_started and child_processes() == before:
         await asyncio.sleep(0.001)
     await cancelled_natively(task, count)
-    assert children() == before
+    assert child_processes() == before

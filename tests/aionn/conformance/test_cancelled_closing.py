@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,7 @@ from aionn.conformance.suite import DeviceUnderTest, Settings
 from aionn.conformance.vts_case import status_of_call
 from aionn.drivers.reference import ReferenceDevice
 from aionn.hal import Device
-from aionn.testing.cancellation import NATIVE_COUNTS, cancelled_natively
+from aionn.testing.cancellation import NATIVE_COUNTS, cancelled_natively, child_processes
 
 every_count = pytest.mark.parametrize("count", NATIVE_COUNTS)
 
@@ -67,20 +66,16 @@ async def test_what_a_call_returned(count: int) -> None:
     assert device.is_closed
 
 
-def _children() -> set[str]:
-    return {pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
-
-
 @every_count
 @pytest.mark.parametrize("is_started", [False, True], ids=["starting", "started"])
 async def test_worker_process(count: int, is_started: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "python_command", lambda *_: ["sleep", "3600"])
     monkeypatch.setattr(workers, "SILENCE_S", 0.1)
-    before = _children()
+    before = child_processes()
     job = workers._Job("reference", "in_process", Settings())
     worker = workers._Worker(job, deque([workers.Unit("", ("a",))]), lambda name: (), lambda outcome: None)
     task = asyncio.create_task(worker.run())
     while is_started and worker._process is None:
         await asyncio.sleep(0.001)
     await cancelled_natively(task, count)
-    assert _children() == before
+    assert child_processes() == before

@@ -7,6 +7,7 @@ does the same on uvloop, in a process of its own, since uvloop keeps a pipe as l
 
 from __future__ import annotations
 
+import _thread
 import argparse
 import asyncio
 import contextlib
@@ -15,6 +16,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,9 +27,11 @@ import numpy as np
 import pytest
 
 import aionn
+import aionn.blocking
 from aionn.hal.loops import finish
 from aionn.runtime.runtime import Isolation
 from aionn.service.client import RemoteDevice
+from aionn.testing.cancellation import child_processes
 from aionn.testing.models import identity
 from fences import FenceStatus
 
@@ -103,7 +107,7 @@ class Bench:
             left.append("a compilation")
         if set(self.net._bursts) != {burst}:
             left.append("a burst")
-        left += [f"process {pid}" for pid in _children() - {device.pid}]
+        left += [f"process {pid}" for pid in child_processes() - {device.pid}]
         return left
 
     def held(self) -> list[int]:
@@ -116,12 +120,6 @@ def _held_by(pid: int) -> int:
     with open(f"/proc/{pid}/maps") as file:
         mappings = sum("/memfd:" in line for line in file)
     return len(os.listdir(f"/proc/{pid}/fd")) + mappings
-
-
-def _children() -> set[int]:
-    """The processes of this one that are alive, or not reaped."""
-    files = Path("/proc/self/task").glob("*/children")
-    return {int(pid) for file in files for pid in file.read_text().split()}
 
 
 async def numbers() -> AsyncIterator[Any]:
@@ -487,6 +485,34 @@ async def _next_cancelled_at(results: aionn.Stream[Any], step: int) -> None:
     task = asyncio.current_task()
     assert task is not None
     await Steps(results.__anext__(), [step], lambda count: task.cancel())
+
+
+@pytest.mark.parametrize("isolation", ["in_process", "process"])
+@pytest.mark.parametrize("what", ["compilation", "runtime"])
+def test_closing_that_is_interrupted_in_a_thread_leaves_nothing(
+    isolation: Isolation, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = child_processes()
+    with aionn.blocking.open(drivers=["reference"], isolation=isolation) as runtime:
+        net = runtime.compile(identity())
+        net.execute([-ONE])
+        closing: Any = runtime if what == "runtime" else net
+        inner: Any = runtime._runtime if what == "runtime" else net._compilation
+        aclose = inner.aclose
+
+        async def interrupted() -> None:
+            # In the loop's thread, while the main thread waits for the call.
+            await Steps(aclose(), [1], lambda _: _thread.interrupt_main())
+
+        monkeypatch.setattr(inner, "aclose", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            closing.close()
+            threading.Event().wait(LIMIT_S)  # The closing may be quicker than the signal.
+        if what == "compilation":
+            again = runtime.compile(identity())
+            assert again.execute([-ONE]).outputs[0] == -1
+            assert list(runtime._runtime._compilations) == [again._compilation]
+    assert child_processes() == before
 
 
 @pytest.mark.parametrize("isolation", ["in_process", "process"])
