@@ -74,7 +74,8 @@ def folder(tmp_path: Path) -> Folder:
 
 def test_namesakes_are_executed_where_the_folder_is_on_the_path(folder: Folder) -> None:
     folder.run([sys.executable, "-c", "import argparse"])
-    assert "argparse.py.executed" in folder.executed()
+    # From 3.13 on the interpreter imports linecache for -c, and comes no further than its namesake.
+    assert {"argparse.py.executed", "linecache.py.executed"} & set(folder.executed())
 
 
 ENTRIES = [
