@@ -264,8 +264,9 @@ async def start_and_end_a_driver_process(bench: Bench) -> None:
     try:
         await device.connect()
         prepared = await device.prepare_model(identity())
-        await prepared.configure_execution_burst()
-        await prepared.aclose()
+        burst = await prepared.configure_execution_burst()
+        await prepared.aclose()  # And the burst with it, which must not be dropped before.
+        assert burst.state.name == "CLOSED"
     finally:
         await device.aclose()
         assert device.pid is None
