@@ -132,7 +132,7 @@ class Extents:
         for node in rule[1:4]:
             if node >= 0:
                 self._rules_of[node].append(index)
-        self.is_consistent = self._propagate([index]) and self.is_consistent
+        self.is_consistent = self._propagate({index}) and self.is_consistent
 
     def require_equal(self, a: Extent, b: Extent | int) -> None:
         """Demands a == b."""
@@ -184,25 +184,25 @@ class Extents:
 
     # --- propagation
 
-    def _narrow(self, node: int, low: int, high: int, queue: list[int]) -> bool:
+    def _narrow(self, node: int, low: int, high: int, queue: set[int]) -> bool:
         old_low, old_high = self._low[node], self._high[node]
         if low <= old_low and high >= old_high:
             return True
         self._trail.append((node, old_low, old_high))
         self._low[node] = low = max(low, old_low)
         self._high[node] = high = min(high, old_high)
-        queue.extend(self._rules_of[node])
+        queue.update(self._rules_of[node])
         return low <= high
 
-    def _propagate(self, queue: list[int]) -> bool:
-        """Narrows until nothing changes. False when something has no value left."""
+    def _propagate(self, queue: set[int]) -> bool:
+        """Narrows until nothing changes, which no order of the rules makes differ. False when something has no value left."""
         while queue:
             kind, x, a, b, number = self._rules[queue.pop()]
             if not self._apply(kind, x, a, b, number, queue):
                 return False
         return True
 
-    def _apply(self, kind: _Kind, x: int, a: int, b: int, number: float, queue: list[int]) -> bool:
+    def _apply(self, kind: _Kind, x: int, a: int, b: int, number: float, queue: set[int]) -> bool:
         low, high, narrow = self._low, self._high, self._narrow
         match kind:
             case _Kind.SUM:
@@ -238,12 +238,12 @@ class Extents:
             case _Kind.AT_LEAST:
                 return narrow(x, low[a], _VALUE_MAX, queue) and narrow(a, -_VALUE_MAX, high[x], queue)
 
-    def _narrow_factor(self, x: int, factor: int, other: int, queue: list[int]) -> bool:
+    def _narrow_factor(self, x: int, factor: int, other: int, queue: set[int]) -> bool:
         low = -(-self._low[x] // self._high[other]) if self._high[other] > 0 else 0
         high = self._high[x] // self._low[other] if self._low[other] > 0 else _VALUE_MAX
         return self._narrow(factor, low, high, queue)
 
-    def _apply_scaled(self, x: int, a: int, factor: float, queue: list[int]) -> bool:
+    def _apply_scaled(self, x: int, a: int, factor: float, queue: set[int]) -> bool:
         def scaled(value: int) -> int:
             return math.floor(np.float32(min(max(value, 0), 1 << 24)) * np.float32(factor))
 
@@ -305,7 +305,7 @@ class Extents:
                     self._undo(0)
                     return False
                 value = values.pop()
-                queue: list[int] = []
+                queue: set[int] = set()
                 if self._narrow(order[place], value, value, queue) and self._propagate(queue):
                     place += 1
                     break

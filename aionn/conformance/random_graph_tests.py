@@ -11,6 +11,8 @@ Source: the tests of the NN HAL's random graph generator.
 
 from __future__ import annotations
 
+import functools
+
 import msgspec
 
 from aionn.conformance.accuracy import Criteria
@@ -66,6 +68,10 @@ NOT_COVERED: dict[OperationType, str] = {
 """The operations without signatures, and why."""
 
 
+Candidate = tuple[Signature, tuple[OperandType, ...], tuple[int, ...]]
+"""A signature with the types and the ranks that a set takes of it."""
+
+
 class GraphTest(msgspec.Struct, frozen=True):
     """A set of random graphs.
 
@@ -89,20 +95,22 @@ class GraphTest(msgspec.Struct, frozen=True):
     operation_count: int = 1
     extent_max: int = 1000
 
-    def candidates(self) -> list[tuple[Signature, tuple[OperandType, ...], tuple[int, ...]]]:
+    def candidates(self) -> tuple[Candidate, ...]:
         """The signatures that the set draws from, each with the types and ranks that it may take."""
-        found = []
-        for signature in SIGNATURES:
-            types = tuple(t for t in signature.types if self.type in (None, t))
-            ranks = tuple(r for r in signature.ranks if self.rank in (None, r))
-            if (
-                self.operation in (None, signature.operation)
-                and self.level in (None, signature.level)
-                and types
-                and ranks
-            ):
-                found.append((signature, types, ranks))
-        return found
+        return _candidates(self.operation, self.level, self.type, self.rank)
+
+
+@functools.cache
+def _candidates(
+    operation: OperationType | None, level: int | None, type: OperandType | None, rank: int | None
+) -> tuple[Candidate, ...]:
+    found = []
+    for signature in SIGNATURES:
+        types = tuple(t for t in signature.types if type in (None, t))
+        ranks = tuple(r for r in signature.ranks if rank in (None, r))
+        if operation in (None, signature.operation) and level in (None, signature.level) and types and ranks:
+            found.append((signature, types, ranks))
+    return tuple(found)
 
 
 _S, _M, _R, _C = Criteria.STRICT, Criteria.MEDIUM, Criteria.RELAXED, Criteria.CONVOLUTION

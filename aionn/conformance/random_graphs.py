@@ -53,6 +53,7 @@ __all__ = [
     "PlannedOperation",
     "check",
     "compare",
+    "draw_case",
     "draw_plan",
     "interpret",
     "make_case",
@@ -200,6 +201,16 @@ def draw_plan(test: GraphTest, seed: int) -> Plan:
         InvalidArgument: The set has no signatures.
         RuntimeError: No attempt had a solution, which makes the set unusable for this seed.
     """
+    return _drawn(test, seed).plan
+
+
+def draw_case(test: GraphTest, seed: int) -> Case:
+    """The model and inputs of ``draw_plan``'s plan, as ``make_case`` makes them, without solving its extents again."""
+    return _case_of(_drawn(test, seed))
+
+
+def _drawn(test: GraphTest, seed: int) -> _Graph:
+    """A plan's graph with its extents solved."""
     candidates = test.candidates()
     if not candidates:
         raise InvalidArgument(f"random graphs: set {test.name} has no signatures")
@@ -216,7 +227,8 @@ def draw_plan(test: GraphTest, seed: int) -> Plan:
         graph = _Graph(plan)
         links = graph.draw_links(rng, probability * (1 - attempt / ATTEMPTS_MAX))
         if graph.solve():
-            return msgspec.structs.replace(plan, links=tuple(links))
+            graph.plan = msgspec.structs.replace(plan, links=tuple(links))
+            return graph
     raise RuntimeError(f"random graphs: set {test.name}, seed {seed}: no graph in {ATTEMPTS_MAX} attempts")
 
 
@@ -284,8 +296,11 @@ class _Graph:
 def make_case(plan: Plan) -> Case | None:
     """The model and inputs of a plan; None where the extents have no solution that the search finds."""
     graph = _Graph(plan)
-    if not graph.solve():
-        return None
+    return _case_of(graph) if graph.solve() else None
+
+
+def _case_of(graph: _Graph) -> Case:
+    plan = graph.plan
     for draft in graph.drafts.values():
         draft.fill_values()
     values = _values_in_order(graph)
@@ -471,9 +486,7 @@ def check(
     Returns:
         None where they agree.
     """
-    case = make_case(draw_plan(test, seed))
-    assert case is not None, "a plan that was drawn has a solution"
-    failure = compare(case, expected, got)
+    failure = compare(draw_case(test, seed), expected, got)
     if failure is None or not shrunk:
         return failure
     return shrink(failure, expected, got)

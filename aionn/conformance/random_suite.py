@@ -33,10 +33,11 @@ from aionn.conformance.expectations import Expectations, Subject
 from aionn.conformance.plain_evaluation import evaluate_plainly
 from aionn.conformance.random_graph_tests import CHAIN_TESTS, GRAPH_TESTS, SIGNATURES, TESTS, GraphTest
 from aionn.conformance.random_graphs import (
+    Case,
     Executor,
     Plan,
     compare,
-    draw_plan,
+    draw_case,
     interpret,
     make_case,
     shrink,
@@ -170,7 +171,8 @@ async def run_graph(device: DeviceUnderTest, number: int, settings: RandomSettin
     test, seed = locate(number, settings.contains)
     contains = f" --filter {settings.contains}" if settings.contains else ""
     name = f"graph {number}{contains} ({test.name}, seed {seed})"
-    return await run_plan(device, name, draw_plan(test, seed), settings, kept_as=f"{test.name}-{seed}.json")
+    case = draw_case(test, seed)
+    return await _run_case(device, name, case.plan, case, settings, kept_as=f"{test.name}-{seed}.json")
 
 
 async def run_plan(
@@ -185,25 +187,39 @@ async def run_plan(
         settings: How it is run.
         kept_as: The file's name in the folder ``settings.keep`` if it fails; None keeps nothing.
     """
+    return await _run_case(device, name, plan, make_case(plan), settings, kept_as=kept_as)
+
+
+async def _run_case(
+    device: DeviceUnderTest,
+    name: str,
+    plan: Plan,
+    case: Case | None,
+    settings: RandomSettings,
+    *,
+    kept_as: str | None,
+) -> Outcome:
+    """As ``run_plan``, of a plan and what ``make_case`` made of it."""
     runner = _Runner(device, settings)
     try:
-        supported = await runner.supported(plan)
+        supported = None if case is None else await runner.supported(case)
     except Exception as e:
         error = f"supported operations: {type(e).__name__}: {e}"
         return _failed(name, GraphFailure(plan, None, error), settings, kept_as)
     if supported is None:
         return Outcome(name, operations_of(plan), "skipped", reason="the device supports no operation of it")
-    # In a thread of its own: drawing and interpreting a graph would hold the loop that the device's connection needs.
+    # In a thread of its own: interpreting a graph would hold the loop that the device's connection needs.
     failure = await anyio.to_thread.run_sync(runner.judged, supported)
+    operations = operations_of(supported.plan)
     if failure is None and runner.undetermined:
-        return Outcome(name, operations_of(supported), "expected_failure", reason=UNDETERMINED)
+        return Outcome(name, operations, "expected_failure", reason=UNDETERMINED)
     if failure is None:
-        return Outcome(name, operations_of(supported), "passed")
+        return Outcome(name, operations, "passed")
     reason = settings.expectations.why_different(
         Subject(graph_name(failure.plan), frozenset(operations_of(failure.plan)), frozenset())
     )
     if reason is not None:
-        return Outcome(name, operations_of(supported), "expected_failure", reason=reason)
+        return Outcome(name, operations, "expected_failure", reason=reason)
     return _failed(name, failure, settings, kept_as)
 
 
@@ -249,12 +265,10 @@ class _Runner:
         self._deaths = 0
         self.undetermined: list[Difference] = []
 
-    async def supported(self, plan: Plan) -> Plan | None:
-        """The plan without the operations that the device does not support; None where nothing is left."""
-        while plan.operations:
-            case = make_case(plan)
-            if case is None:
-                return None  # Its extents had a solution only together with what was taken out.
+    async def supported(self, case: Case) -> Case | None:
+        """The case without the operations that the device does not support; None where nothing is left."""
+        plan = case.plan
+        while True:
             device = await self._device.get()
             answers = await self._within(device.supported_operations(case.model))
             missing = {
@@ -263,36 +277,40 @@ class _Runner:
                 if not is_supported
             }
             if not missing:
-                return plan
+                return case
             plan = without(plan, missing)
-        return None
+            smaller = make_case(plan) if plan.operations else None
+            if smaller is None:
+                return None  # Its extents may have had a solution only together with what was taken out.
+            case = smaller
 
-    def judged(self, plan: Plan) -> GraphFailure | None:
-        case = make_case(plan)
-        assert case is not None, "the device was asked about its model"
+    def judged(self, case: Case) -> GraphFailure | None:
+        """The smallest failure of a case that the device supports; None where there is none."""
         expected: Executor = evaluate_plainly if self._settings.is_reference else interpret
         failure = compare(case, expected, self._execute, undetermined=self.undetermined)
         if failure is None or (failure.error or "").startswith(_NoAnswer.__name__):
             return failure
         return shrink(failure, expected, self._execute_smaller, determined=True)
 
+    def _execute(self, model: Model, inputs: Sequence[Array | None]) -> list[Array]:
+        return anyio.from_thread.run(self._run, model, [array for array in inputs if array is not None])
+
     def _execute_smaller(self, model: Model, inputs: Sequence[Array | None]) -> list[Array] | None:
         if self._deaths >= DEATHS_MAX:
             return None
         try:
-            return self._execute(model, inputs)
+            # A smaller graph may be one that the device does not support: another way to fail than the one looked for.
+            return self._execute(model, inputs) if anyio.from_thread.run(self._supports, model) else None
         except DeadObject:
             self._deaths += 1
             raise
 
-    def _execute(self, model: Model, inputs: Sequence[Array | None]) -> list[Array] | None:
-        return anyio.from_thread.run(self._run, model, [array for array in inputs if array is not None])
-
-    async def _run(self, model: Model, inputs: Sequence[Array]) -> list[Array] | None:
+    async def _supports(self, model: Model) -> bool:
         device = await self._device.get()
-        # A smaller graph may be one that the device does not support: another way to fail than the one looked for.
-        if not all(await self._within(device.supported_operations(model))):
-            return None
+        return all(await self._within(device.supported_operations(model)))
+
+    async def _run(self, model: Model, inputs: Sequence[Array]) -> list[Array]:
+        device = await self._device.get()
         prepared = await self._within(device.prepare_model(model))
         async with closing(prepared):
             request = request_for(model, inputs)

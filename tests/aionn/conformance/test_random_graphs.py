@@ -27,7 +27,7 @@ from aionn.conformance.random_graph_tests import (
     SINGLE_OPERATION_TESTS,
     TESTS,
 )
-from aionn.conformance.random_graphs import Case, check, draw_plan, interpret, make_case
+from aionn.conformance.random_graphs import Case, check, draw_case, draw_plan, interpret, make_case
 from aionn.errors import GeneralFailure
 from aionn.hal import (
     DataLocation,
@@ -125,6 +125,21 @@ def test_a_seed_repeats_everything(test: str) -> None:
     assert first.model == second.model
     assert all(np.array_equal(a, b, equal_nan=True) for a, b in zip(first.inputs, second.inputs, strict=True))
     assert case_of(test, 4).model != first.model
+
+
+def test_case_that_is_drawn_is_the_one_of_its_plan() -> None:
+    """Kept plans and numbers mean the same graphs."""
+    for test in (
+        "ADD_1",
+        "CONV_2D_4",
+        "SMALL_TENSOR_FLOAT32_2",
+        "LARGE_TENSOR_FLOAT32_4",
+        "CHAIN_TENSOR_QUANT8_ASYMM",
+    ):
+        for seed in range(3):
+            drawn, made = draw_case(TESTS[test], seed), case_of(test, seed)
+            assert (drawn.plan, drawn.model) == (made.plan, made.model)
+            assert [array.tobytes() for array in drawn.inputs] == [array.tobytes() for array in made.inputs]
 
 
 def test_large_graphs_are_linked() -> None:
