@@ -165,6 +165,8 @@ class Extents:
 
     def try_equal(self, pairs: Iterable[tuple[Extent, Extent]]) -> bool:
         """Demands equality of all pairs where their bounds allow it; else changes nothing and returns False."""
+        if not self.is_consistent:
+            return False
         low, high, rule_count = list(self._low), list(self._high), len(self._rules)
         self._trail.clear()
         for a, b in pairs:

@@ -92,6 +92,14 @@ def test_refused_equality_changes_nothing() -> None:
     assert a.value == b.value
 
 
+def test_refused_equality_leaves_a_contradiction_known() -> None:
+    extents = Extents(1000)
+    free, fixed = extents.free(), extents.extent(3)
+    extents.require_at_least(fixed, 4)
+    assert not extents.try_equal([(free, fixed)])
+    assert not solved(extents)
+
+
 def test_failed_solving_changes_nothing() -> None:
     extents = Extents(1000)
     a, b = extents.free(2, 100), extents.free(2, 100)

@@ -142,6 +142,25 @@ def test_case_that_is_drawn_is_the_one_of_its_plan() -> None:
             assert [array.tobytes() for array in drawn.inputs] == [array.tobytes() for array in made.inputs]
 
 
+@pytest.mark.parametrize("extent_max", [1, 2, 3])
+def test_smaller_extents_make_a_legal_case_or_none(extent_max: int) -> None:
+    """A failure is made smaller so: a plan that asks for larger extents than there are must not end the search."""
+    made = 0
+    for test in (
+        "CHAIN_TENSOR_FLOAT16",
+        "CHAIN_TENSOR_FLOAT32",
+        "SMALL_TENSOR_INT32_2",
+        "SMALL_TENSOR_FLOAT16_4",
+    ):
+        for seed in range(6):
+            plan = draw_plan(TESTS[test], seed)
+            case = make_case(msgspec.structs.replace(plan, extent_max=extent_max))
+            if case is not None:
+                made += 1
+                assert level_of(case) > 0
+    assert made
+
+
 def test_large_graphs_are_linked() -> None:
     for test in GRAPH_TESTS:
         if test.operation_count > 5:
