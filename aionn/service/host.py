@@ -29,6 +29,7 @@ from collections.abc import Callable, Sequence
 import anyio
 import anyio.abc
 import anyio.from_thread
+import anyio.lowlevel
 
 from aionn.drivers import registry
 from aionn.errors import (
@@ -268,6 +269,8 @@ async def listen(
                     admission.leave(place)
 
             while True:
+                # Where connections come without end, those who are served have their turns between two of them.
+                await anyio.lowlevel.checkpoint()
                 sock = await _accept(listener)
                 try:
                     client = Credentials.of(sock)

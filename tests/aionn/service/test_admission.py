@@ -8,6 +8,7 @@ import socket
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from aionn.errors import DeviceUnavailable, InvalidArgument, ResourceExhausted
@@ -66,6 +67,30 @@ def test_refusals_are_reported_once_in_a_while() -> None:
 def test_limits_are_checked(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match="expected"):
         ClientLimits(**wrong)
+
+
+async def test_others_have_their_turns_between_connections(
+    served: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting, at_turns, turns = 24, [], 0
+    of = Credentials.of
+
+    def noted(sock: socket.socket) -> Credentials:
+        at_turns.append(turns)
+        return of(sock)
+
+    monkeypatch.setattr(Credentials, "of", noted)
+    socks = []
+    for _ in range(waiting):  # All of them before the server has its first turn.
+        socks.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK))
+        socks[-1].connect(str(served.path))
+    with anyio.fail_after(ENDED_S_MAX):
+        while len(at_turns) < waiting:
+            turns += 1
+            await anyio.lowlevel.checkpoint()
+    for sock in socks:
+        sock.close()
+    assert len(set(at_turns)) >= waiting - 1, at_turns
 
 
 async def test_silent_sockets_keep_nobody_out(serving: Any, small: Any) -> None:
