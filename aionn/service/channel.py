@@ -41,6 +41,7 @@ from aionn.errors import (
     status_of,
 )
 from aionn.hal.loops import Home
+from aionn.service.handles import close_all
 from aionn.service.large import InMemory, in_memory, read_parts
 from aionn.service.load import Load
 from aionn.service.outbox import Outbox, Outgoing
@@ -213,8 +214,7 @@ class Channel:
                 self.close(f"{self._peer_name} sent what is no message: {shortened(str(e))}")
                 return
             finally:
-                for fd in fds:
-                    os.close(fd)
+                close_all(fds)
             self.received_count += 1
             if message is not None:
                 await self._take(message, size_bytes, len(payload), tasks)
@@ -296,8 +296,7 @@ class Channel:
             # Asked before they are closed: the received ones are what fills the table.
             is_short = not flags & socket.MSG_TRUNC and _no_descriptor_is_left()
             if not is_short:
-                for fd in fds:
-                    os.close(fd)
+                close_all(fds)
                 self.close(f"{self._peer_name} sent a message that was cut off")
                 return b"", [], False
             return payload, list(fds), True

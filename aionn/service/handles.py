@@ -37,6 +37,7 @@ __all__ = [
     "PoolOnWire",
     "QueueHandle",
     "RequestOnWire",
+    "close_all",
     "memory_from_wire",
     "memory_on_wire",
 ]
@@ -53,6 +54,19 @@ class Descriptor:
     def __init__(self, fd: int) -> None:
         self.fd = fd
         weakref.finalize(self, os.close, fd)
+
+
+def close_all(fds: Sequence[int]) -> None:
+    """Closes descriptors that came with one message."""
+    # Each call lets go of the interpreter's lock, and may wait for a switch interval until it has it again: where another
+    # thread computes, closing 240 descriptors one by one would keep the event loop for a second. Those that came together are
+    # neighbours as a rule.
+    ordered = sorted(fds)
+    begin = 0
+    for end in range(1, len(ordered) + 1):
+        if end == len(ordered) or ordered[end] != ordered[end - 1] + 1:
+            os.closerange(ordered[begin], ordered[end - 1] + 1)
+            begin = end
 
 
 def memory_on_wire(memory: Memory) -> tuple[int, str, int, bool, HardwareBufferDesc | None]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import random
+import sys
+import threading
+import time
 from typing import Any
 
 import anyio
@@ -27,9 +30,10 @@ from aionn.hal import (
     Timing,
 )
 from aionn.service.channel import Channel
-from aionn.service.handles import CacheOnWire, PoolOnWire, RequestOnWire
+from aionn.service.handles import CacheOnWire, PoolOnWire, RequestOnWire, close_all
 from aionn.service.progress import Progress
 from aionn.service.protocol import (
+    DESCRIPTORS_MAX,
     INLINE_BYTES_MAX,
     PROTOCOL_VERSION,
     Allocate,
@@ -317,3 +321,30 @@ def test_account_refuses_beyond_its_limit_and_takes_nothing_then() -> None:
     assert account.taken("memory_bytes") == 0
     with pytest.raises(InvalidArgument, match="expected 0 or more"):
         Quotas(bursts=-1)
+
+
+def test_many_descriptors_are_closed_at_once_while_another_thread_computes() -> None:
+    is_over = threading.Event()
+
+    def compute() -> None:
+        while not is_over.is_set():
+            sum(range(100))
+
+    fds = [os.open("/", os.O_RDONLY) for _ in range(DESCRIPTORS_MAX)]
+    os.close(fds.pop(100))  # Nothing says that they are neighbours.
+    thread = threading.Thread(target=compute)
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(0.05)
+    try:
+        thread.start()
+        began_s = time.monotonic()
+        close_all(fds)
+        took_s = time.monotonic() - began_s
+    finally:
+        sys.setswitchinterval(interval_s)
+        is_over.set()
+        thread.join()
+    assert took_s < 3.0  # One by one it takes the interval for each: twelve seconds.
+    for fd in fds:
+        with pytest.raises(OSError):
+            os.fstat(fd)
