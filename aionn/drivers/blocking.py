@@ -87,7 +87,8 @@ class BlockingDevice(CheckedDevice):
 
     async def supported_operations(self, model: Model) -> tuple[bool, ...]:
         """See ``Device``."""
-        return await run_on_gate(self.gate, Priority.HIGH, None, lambda _: self._checked_support(model))
+        # Not HIGH, although it is quick as a rule: who asks without end would keep the slots from everyone else.
+        return await run_on_gate(self.gate, Priority.MEDIUM, None, lambda _: self._checked_support(model))
 
     async def prepare_model(
         self,

@@ -24,6 +24,7 @@ from typing import TypeVar
 
 from aionn.errors import DeviceUnavailable, Error, GeneralFailure
 from aionn.hal import Priority
+from aionn.hal.callers import client_of_call
 from aionn.hal.real_work import real_work
 from aionn.interpreter import RunControl
 from aionn.scheduler.queue import WAITING_MAX, WaitingRoomStatistics
@@ -348,8 +349,10 @@ async def run_on_gate(
     """Runs ``call`` on a thread of the gate and returns what it returns.
 
     Cancelled before its turn, ``call`` is not run; cancelled later, its argument turns True. In both cases ``abandoned`` is told of
-    the fence that is signalled when that is over.
+    the fence that is signalled when that is over. Without an ``owner`` it is work of the client whose call this is.
     """
+    if owner is None:
+        owner = client_of_call.get()
     cancelled = threading.Event()
     outcome: list[_T | BaseException] = []
 

@@ -35,6 +35,7 @@ from aionn.hal import (
     Request,
     Timing,
 )
+from aionn.hal.callers import client_of_call
 from aionn.hal.loops import finish
 from aionn.service.bursts import Bursts
 from aionn.service.channel import Channel
@@ -159,6 +160,7 @@ class Session:
         """Answers one call. Raises ``Error`` for what becomes a failed reply."""
         if not self.greeted.is_set() and not isinstance(body, Hello):
             raise InvalidArgument(f"service: expected Hello first, got {type(body).__name__}")
+        client_of_call.set(self)  # Each call has a task of its own.
         match body:
             case Hello():
                 return self._hello(body)

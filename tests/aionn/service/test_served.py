@@ -21,7 +21,7 @@ import anyio.to_thread
 import numpy as np
 import pytest
 
-from aionn.drivers.reference import ReferenceDevice
+from aionn.drivers.reference import ReferenceDevice, ReferencePreparedModel
 from aionn.errors import (
     DeadObject,
     DeviceUnavailable,
@@ -191,6 +191,46 @@ async def test_dropped_objects_are_freed_at_the_driver(served: Any, small: Any) 
     del dropped
     await settled(lambda: at_driver[0]() is None)
     await client.aclose()
+
+
+async def test_questions_of_one_client_leave_turns_to_others(
+    serving: Any, small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    may_go_on = threading.Event()
+
+    class Asked(ReferenceDevice):
+        def supports(self, model: Any) -> Any:
+            may_go_on.wait(SETTLED_S_MAX)
+            told.append("preparation" if model.main.operands[0].dimensions == (8,) else "question")
+            return super().supports(model)
+
+    may_go_on.set()
+    served = await serving(Asked())
+    asking, working = served.client(), served.client()
+    prepared = await working.prepare_model(small.sum_model())
+    run = ReferencePreparedModel.run
+
+    def noted(self: Any, *arguments: Any) -> Any:
+        told.append("execution")
+        return run(self, *arguments)
+
+    monkeypatch.setattr(ReferencePreparedModel, "run", noted)
+    await asking.status()
+    may_go_on.clear()
+    told.clear()
+    count, gate = 20, served.device.gate
+    async with anyio.create_task_group() as tasks:
+        for _ in range(count):
+            tasks.start_soon(asking.supported_operations, small.sum_model())
+        await settled(lambda: gate.waiting_count == count - served.device.info.slots)
+        tasks.start_soon(prepared.execute_synchronously, small.Sum().request)
+        tasks.start_soon(working.prepare_model, small.sum_model(8))
+        await settled(lambda: gate.waiting_count == count + 2 - served.device.info.slots)
+        may_go_on.set()
+    assert max(told.index("execution"), told.index("preparation")) < count / 2, told
+    for client in (asking, working):
+        await client.aclose()
 
 
 # Quotas
