@@ -136,6 +136,7 @@ static void half_messages_with_descriptors(void) {
 static void dying(int how) {
     pid_t child = fork();
     if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
         int sock = session();
         if (sock >= 0) {
             say(sock, "fenced_many"), say(sock, "burst_filled"), say(sock, "execute_unknown"), say(sock, "prepare_large");
