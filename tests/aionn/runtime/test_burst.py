@@ -156,6 +156,21 @@ async def test_burst_outside_of_its_scope_is_refused(
         await burst.execute([silence])
 
 
+async def test_burst_can_be_entered_once(runtime: aionn.Runtime, digits: Path, silence: Values) -> None:
+    net = await runtime.compile(digits)
+    burst = net.burst()
+    async with burst:
+        with pytest.raises(aionn.InvalidArgument, match="can be entered once"):
+            await burst.__aenter__()
+        await burst.execute([silence])
+    with pytest.raises(aionn.InvalidArgument, match="can be entered once"):
+        await burst.__aenter__()
+    never = net.burst()
+    await never.aclose()
+    with pytest.raises(aionn.InvalidArgument, match="can be entered once"):
+        await never.__aenter__()
+
+
 async def test_cancelled_execution_holds_the_device_until_it_has_answered(runtime: aionn.Runtime) -> None:
     net = await runtime.compile(endless_model())
     value = np.ones(1, np.float32)

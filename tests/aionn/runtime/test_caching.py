@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,10 +16,10 @@ import pytest
 
 import aionn
 from aionn.drivers.reference import ReferenceDevice
-from aionn.hal import CacheFileCounts, ExecutionPreference, OperationType, Priority
+from aionn.hal import CacheFileCounts, ExecutionPreference, Model, OperationType, Priority
 from aionn.runtime.caching import derive_token, file_names
 from aionn.testing.models import chain
-from aionn.testing.split import SplitDevice
+from aionn.testing.split import PickyDevice, SplitDevice
 
 Values = npt.NDArray[np.float32]
 TOKEN = bytes(range(32))
@@ -245,3 +246,53 @@ async def test_nothing_is_lowered_again(cache: Path, digits: Path, silence: Valu
         assert second.from_cache
         results = [(await net.execute([silence])).outputs[0] for net in (first, second)]
         np.testing.assert_array_equal(results[0], results[1])
+
+
+class Noting(ReferenceDevice):
+    """Notes what it is asked for.
+
+    Attributes:
+        asked: Call, preference, priority and deadline.
+    """
+
+    def __init__(self, *, keeps: bool) -> None:
+        super().__init__("own")
+        if not keeps:
+            self.info = msgspec.structs.replace(self.info, cache_files=CacheFileCounts())
+        self.asked: list[tuple[object, ...]] = []
+
+    async def prepare_model(self, model: Model, **options: Any) -> Any:
+        self._note("prepare", options)
+        return await super().prepare_model(model, **options)
+
+    async def prepare_model_from_cache(self, files: Any, **options: Any) -> Any:
+        self._note("from cache", options)
+        return await super().prepare_model_from_cache(files, **options)
+
+    def _note(self, call: str, options: dict[str, Any]) -> None:
+        self.asked.append((call, *(options.get(name) for name in ("preference", "priority", "deadline_ns"))))
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+async def test_device_is_asked_for_what_the_caller_wants_on_every_way(cache: Path, keeps: bool) -> None:
+    device = Noting(keeps=keeps)
+    deadline = aionn.after(60)
+    options: dict[str, Any] = {"preference": "low_power", "priority": "high", "deadline": deadline}
+    async with aionn.open(devices=[device]) as runtime:
+        for directory in (None, cache, cache):
+            await runtime.compile(chain([OperationType.RELU]), cache_dir=directory, **options)
+    anew = ("prepare", ExecutionPreference.LOW_POWER, Priority.HIGH, deadline)
+    kept = ("from cache", None, Priority.HIGH, deadline)
+    assert device.asked == [anew, anew, kept if keeps else anew]
+
+
+async def test_plan_is_kept_only_where_every_device_keeps_its_step(cache: Path) -> None:
+    keeps = PickyDevice("keeps", [OperationType.RELU])
+    forgets = PickyDevice("forgets", [OperationType.ABS])
+    forgets.info = msgspec.structs.replace(forgets.info, cache_files=CacheFileCounts())
+    model = chain([OperationType.RELU, OperationType.ABS])
+    async with aionn.open(devices=[keeps, forgets]) as runtime:
+        for _ in range(2):
+            net = await runtime.compile(model, cache_dir=cache)
+            assert net.devices == ("keeps", "forgets") and not net.from_cache
+    assert {path.name[-2] for path in cache.iterdir()} <= {"1", "2"}, "files of a step alone"

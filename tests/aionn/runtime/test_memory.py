@@ -16,6 +16,7 @@ from aionn.conformance import cts
 from aionn.drivers.memories import DeviceBuffer
 from aionn.drivers.reference import ReferenceDevice
 from aionn.hal import Operand, OperandLifeTime, OperandType, Operation, OperationType, Subgraph
+from aionn.models.builder import GraphBuilder
 from aionn.runtime.memory import copy
 from aionn.service.prepared import RemoteBuffer
 from aionn.testing.models import chain
@@ -299,3 +300,13 @@ async def test_lstm_state_stays_in_device_memory(
     for pair in pairs:
         for memory in pair:
             await memory.aclose()
+
+
+async def test_memories_and_arrays_may_stand_beside_each_other(runtime: aionn.Runtime) -> None:
+    graph = GraphBuilder()
+    values = [graph.input(OperandType.TENSOR_FLOAT32, (3,)) for _ in range(2)]
+    net = await runtime.compile(graph.build([graph.result(OperationType.SUB, [*values, 0], values[0])]))
+    with aionn.SharedMemory.from_array(X) as memory:
+        for inputs in ([memory, RELU], [X, memory], [memory, memory]):
+            expected = X - (RELU if inputs[1] is RELU else X)
+            np.testing.assert_array_equal((await net.execute(inputs)).outputs[0], expected)

@@ -18,6 +18,7 @@ from aionn.testing.models import chain
 from aionn.testing.split import SplitDevice
 
 Values = npt.NDArray[np.float32]
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 async def test_page_is_self_contained_and_coloured_by_device(example_data: Path) -> None:
@@ -109,3 +110,56 @@ async def test_line_that_passes_other_operations_keeps_beside_them() -> None:
     assert sorted(starts)[-1] == edge and starts.count(edge) == 1 and len(starts) == 3
     assert int(svg.get("width", 0)) > edge
     assert "3 operations in 1 step<" in page
+
+
+def drawn(page: str) -> ElementTree.Element:
+    return ElementTree.fromstring(page[page.index("<svg") : page.index("</svg>") + 6])
+
+
+def boxes_of(svg: ElementTree.Element) -> list[tuple[int, int, int, int]]:
+    """Left, upper, right and lower edge of each operation's box."""
+    found = []
+    for box in svg.iter(f"{SVG}rect"):
+        x, y, width, height = (int(box.get(name, 0)) for name in ("x", "y", "width", "height"))
+        found.append((x, y, x + width, y + height))
+    return found
+
+
+async def test_lines_go_from_what_writes_to_what_reads_and_no_box_meets_another() -> None:
+    graph = GraphBuilder()
+    x = graph.input(OperandType.TENSOR_FLOAT32, (2,))
+    first = graph.result(OperationType.ABS, [x], x)
+    second = graph.result(OperationType.RELU, [first], x)
+    beside = graph.result(OperationType.TANH, [first], x)
+    both = graph.result(OperationType.ADD, [second, beside, 0], x)
+    model = graph.build([graph.result(OperationType.ADD, [first, both, 0], x)])
+    async with aionn.open(devices=[ReferenceDevice("a")]) as runtime:
+        svg = drawn((await runtime.compile(model)).page())
+    boxes = boxes_of(svg)
+    assert len(boxes) == 5
+    for index, (left, upper, right, lower) in enumerate(boxes):
+        for other_left, other_upper, other_right, other_lower in boxes[:index]:
+            assert left > other_right or other_left > right or upper > other_lower or other_upper > lower
+    middles = [(left + right) // 2 for left, _, right, _ in boxes]
+    ends = set()
+    for path in svg.iter(f"{SVG}path"):
+        numbers = [int(number) for number in path.get("d", "").removeprefix("M").replace("C", " ").split()]
+        ends.add((*numbers[:2], *numbers[-2:]))
+    straight = {
+        (middles[writer], boxes[writer][3], middles[reader], boxes[reader][1])
+        for writer, reader in ((0, 1), (0, 2), (1, 3), (2, 3), (3, 4))
+    }
+    # The first is read by the last as well, past what stands between them: from side to side.
+    (_, upper0, right, lower0), (_, upper4, _, lower4) = boxes[0], boxes[4]
+    assert ends == {*straight, (right, (upper0 + lower0) // 2, right, (upper4 + lower4) // 2)}
+
+
+async def test_long_descriptions_are_cut_to_the_width_of_a_box() -> None:
+    graph = GraphBuilder()
+    x = graph.input(OperandType.TENSOR_FLOAT32, (8,))
+    parts = [graph.variable(OperandType.TENSOR_FLOAT32, (2,)) for _ in range(4)]
+    graph.operation(OperationType.SPLIT, [x, 0, 4], parts)
+    async with aionn.open(devices=[ReferenceDevice("a")]) as runtime:
+        page = (await runtime.compile(graph.build(parts))).page()
+    texts = [text.text for text in drawn(page).iter(f"{SVG}text")]
+    assert texts == ["0: SPLIT", "2 FLOAT32, 2 FLOAT32, 2 FLOAT32, 2 …"]

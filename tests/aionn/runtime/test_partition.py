@@ -63,9 +63,13 @@ def test_lowest_time_wins_and_power_where_that_is_preferred() -> None:
 def test_ties_go_to_the_reference_device_then_to_the_earlier_one() -> None:
     first, second = candidate("a", ALL), candidate("b", ALL)
     reference = candidate("reference", ALL, is_reference=True)
-    assert choose_devices(MODEL, [first, second], FAST)[0].candidate == 0
+    choice = choose_devices(MODEL, [first, second], FAST)[0]
+    assert choice.candidate == 0 and choice.reason == "first of equals (a 1, b 1)"
     choice = choose_devices(MODEL, [first, second, reference], FAST)[0]
-    assert choice.candidate == 2 and "wins ties" in choice.reason
+    assert choice.candidate == 2 
+    assert choice.reason == "the reference device wins ties (a 1, b 1, reference 1)"
+    choice = choose_devices(MODEL, [reference, candidate("b", ALL, time=2.0)], FAST)[0]
+    assert choice.candidate == 0 and choice.reason == "lowest score (reference 1, b 2)"
 
 
 def test_operation_that_nobody_supports_is_named_with_all_others() -> None:

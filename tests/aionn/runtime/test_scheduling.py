@@ -88,6 +88,22 @@ def test_learnt_durations_refuse_what_the_driver_says_nothing_of(monkeypatch):
     Trial(npu()).play(main)
 
 
+def test_what_was_late_teaches_how_long_it_takes_at_least(monkeypatch):
+    monkeypatch.setattr(SimulatedPreparedModel, "expected_duration_ns", None)
+
+    async def main(trial):
+        for _ in range(4):
+            await trial.note("late", trial.net.execute([X], deadline=trial.clock.after(0.025)))
+            await anyio.sleep(0.1)
+        started = trial.device.statistics().started
+        await trial.note("hopeless", trial.net.execute([X], deadline=trial.clock.after(0.010)))
+        assert trial.device.statistics().started == started
+
+    log = Trial(npu(script=slow_draws(2.0), preemption="between_operations"), operations=10).play(main)
+    assert log[-1][1:] == ("hopeless", "MISSED_DEADLINE_PERSISTENT")
+    assert log[0][1:] == ("late", "MISSED_DEADLINE_TRANSIENT")
+
+
 def test_hopeless_chain_is_refused_before_its_fences_signal():
     async def main(trial):
         first = trial.start("first")

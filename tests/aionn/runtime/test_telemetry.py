@@ -13,6 +13,7 @@ import pytest
 import aionn
 from aionn.errors import ErrorStatus
 from aionn.hal import OperandType, OperationType
+from aionn.models.builder import GraphBuilder
 from aionn.runtime.arguments import TensorSpec
 from aionn.runtime.telemetry import Report, data_class, session_id, structure_digest
 from aionn.testing.models import chain
@@ -113,6 +114,26 @@ async def test_listener_that_raises_changes_nothing(caplog: pytest.LogCaptureFix
         net = await runtime.compile(chain([OperationType.RELU]))
         await net.execute([np.zeros(1, np.float32)])
     assert [r.levelno for r in caplog.records] == [logging.ERROR] * 2
+
+
+@pytest.mark.parametrize("has_if", [True, False])
+async def test_control_flow_is_told_whatever_stands_beside_it(
+    runtime: aionn.Runtime, reports: list[Report], has_if: bool
+) -> None:
+    inner = GraphBuilder()
+    given = inner.input(OperandType.TENSOR_FLOAT32, (2,))
+    inner.finish([inner.result(OperationType.ABS, [given], given)])
+    graph = GraphBuilder()
+    condition = graph.input(OperandType.TENSOR_BOOL8, (1,))
+    value = graph.input(OperandType.TENSOR_FLOAT32, (2,))
+    result = graph.result(OperationType.RELU, [value], value)
+    if has_if:
+        branch = graph.graph(inner)
+        result = graph.result(OperationType.IF, [condition, branch, branch, result], value)
+    net = await runtime.compile(graph.build([result]))
+    await net.execute([np.array([True]), np.ones(2, np.float32)])
+    await runtime.aclose()
+    assert [r.control_flow for r in reports] == [has_if] * 2
 
 
 def test_digest_is_of_the_structure_alone() -> None:

@@ -18,6 +18,7 @@ import pytest
 import aionn
 from aionn.cli.main import main
 from aionn.hal.tracing import TRACE_VARIABLE, is_tracing, section, start_tracing, stop_tracing
+from aionn.runtime import traces
 from aionn.runtime.traces import end_trace, read_trace, summarize, summarize_applications
 
 Values = npt.NDArray[np.float32]
@@ -243,3 +244,21 @@ def test_command_prints_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[
         main(["trace", "summary", str(path), "--total-times"])
     printed = capsys.readouterr().out
     assert "x: 1 executions" in printed and "9.000" in printed and "2.000" in printed
+
+
+def test_part_of_the_application_has_what_starts_with_it_and_not_what_starts_when_it_ends(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    lines = [event("LA_PO", 0, 10), event("LR_PE", 0, 4), event("LR_PE", 10, 14), event("LA_PO", 10, 20)]
+    path.write_text("[" + ",\n".join(lines) + "]")
+    assert [found.executions for found in summarize_applications(read_trace(path))] == [1, 1]
+
+
+def test_trace_of_the_largest_number_of_events_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traces, "EVENTS_MAX", 2)
+    path = tmp_path / "trace.json"
+    lines = [event("LR_PE", index, index + 1) for index in range(3)]
+    path.write_text("[" + ",".join(lines[:2]) + "]")
+    assert len(read_trace(path)) == 2
+    path.write_text("[" + ",".join(lines) + "]")
+    with pytest.raises(aionn.InvalidArgument, match="expected at most 2 events, got 3"):
+        read_trace(path)
