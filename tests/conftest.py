@@ -21,7 +21,9 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
 
-WATCHDOG_S = 120
+WATCHDOG_S = int(os.environ.get("AIONN_TEST_WATCHDOG_S", "120"))
+"""Seconds after which a test that hangs ends the whole run; more where the machine is slow, or coverage is measured."""
+
 WATCHDOG_LONG_S = 3600
 
 SETTLE_S_MAX = 2.0

@@ -27,7 +27,7 @@ import threading
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from mutants import Mutant, find_mutants
@@ -46,7 +46,16 @@ TESTS_MAX = 60
 """Tests run against one mutant: those of its own package first, then by how long they take."""
 
 SECONDS_MAX = 90.0
-"""How long the tests may take against one mutant. Those that hang have noticed it."""
+"""How long the tests may take against one mutant, at least. Those that hang have noticed it."""
+
+SLOWER_MAX = 4.0
+"""Times that tests may take longer than without a mutant before they count as hanging: the machine may be busier by then."""
+
+FLAKES_MAX = 3
+"""Failures against one mutant that a second run may contradict; the next one counts."""
+
+WATCHDOG_S = "1200"
+"""When a test counts as hanging while coverage is measured: on a busy machine that takes tens of times as long."""
 
 COPIED = ("aionn", "fences", "fmq", "tests", "examples", "docs", "pyproject.toml", "README.md")
 
@@ -107,12 +116,14 @@ def measure_coverage(packages: Iterable[str], place: Path) -> tuple[Coverage, di
     status, text = run_pytest(
         place,
         ["-p", "contexts", *map(tests_of, packages)],
-        timeout_s=3600,
+        timeout_s=7200,
         AIONN_MUTATION_DATA=str(data),
+        AIONN_TEST_WATCHDOG_S=WATCHDOG_S,
     )
-    if not data.exists() or status not in (0, 1):
+    noted = Path(f"{data}.json")
+    if not noted.exists() or status not in (0, 1):
         raise SystemExit(f"the tests could not be run once: exit status {status}\n{text}")
-    notes = json.loads(Path(f"{data}.json").read_text(encoding="utf-8"))
+    notes = json.loads(noted.read_text(encoding="utf-8"))
     seconds: dict[str, float] = notes["seconds"]
     for name in notes["failed"]:
         print(f"left out, since it fails without a mutant: {name}")
@@ -156,13 +167,36 @@ def key_of(mutant: Mutant) -> tuple[str, str, str, str]:
     return mutant.path, mutant.kind, before, after
 
 
-def judge(mutant: Mutant, place: Path, tests: Sequence[str]) -> tuple[str, str]:
-    """Runs the tests against one mutant: ``noticed``, ``hung``, ``survived`` or ``broken``, and what pytest printed last."""
+def failed_test(text: str, tests: Sequence[str]) -> str | None:
+    """The test that pytest's summary names as failed; None if it names none of these."""
+    named = [line.removeprefix("FAILED ").removeprefix("ERROR ") for line in text.splitlines()[-8:]]
+    # The longest: one name may be the beginning of another.
+    found = [name for name in tests if any(line == name or line.startswith(f"{name} - ") for line in named)]
+    return max(found, key=len, default=None)
+
+
+def judge(mutant: Mutant, place: Path, tests: Sequence[str], seconds: Mapping[str, float]) -> tuple[str, str]:
+    """Runs the tests against one mutant: ``noticed``, ``hung``, ``survived`` or ``broken``, and what pytest printed last.
+
+    A test that fails is run once more: one that passes then has failed for another reason than the mutant, and the others go on
+    without it.
+    """
     file = place / mutant.path
-    source = (ROOT / mutant.path).read_bytes()
+    source = file.read_bytes()
     file.write_bytes(mutant.applied_to(source))
+    left = [*tests]
+    limit_s = max(SECONDS_MAX, SLOWER_MAX * sum(seconds.get(name, 0.0) for name in tests))
     try:
-        status, text = run_pytest(place, ["-x", *tests], timeout_s=SECONDS_MAX)
+        status, text = run_pytest(place, ["-x", *left], timeout_s=limit_s)
+        for _ in range(FLAKES_MAX):
+            name = failed_test(text, left) if status == 1 else None
+            if name is None:
+                break
+            again, _ = run_pytest(place, [name], timeout_s=limit_s)
+            if again != 0:
+                break
+            left.remove(name)
+            status, text = run_pytest(place, ["-x", *left], timeout_s=limit_s) if left else (0, "")
     finally:
         file.write_bytes(source)
     verdicts = {0: "survived", 1: "noticed", 2: "noticed", 3: "noticed", 4: "noticed", -1: "hung"}
@@ -213,7 +247,7 @@ def main() -> int:
                     mutant = left.get_nowait()
                 except queue.Empty:
                     return
-                verdict, text = judge(mutant, place, chosen_tests(mutant, lines, seconds))
+                verdict, text = judge(mutant, place, chosen_tests(mutant, lines, seconds), seconds)
                 if verdict == "survived" and key_of(mutant) in argued:
                     verdict = "argued"
                 with printing:

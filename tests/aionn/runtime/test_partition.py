@@ -66,7 +66,7 @@ def test_ties_go_to_the_reference_device_then_to_the_earlier_one() -> None:
     choice = choose_devices(MODEL, [first, second], FAST)[0]
     assert choice.candidate == 0 and choice.reason == "first of equals (a 1, b 1)"
     choice = choose_devices(MODEL, [first, second, reference], FAST)[0]
-    assert choice.candidate == 2 
+    assert choice.candidate == 2
     assert choice.reason == "the reference device wins ties (a 1, b 1, reference 1)"
     choice = choose_devices(MODEL, [reference, candidate("b", ALL, time=2.0)], FAST)[0]
     assert choice.candidate == 0 and choice.reason == "lowest score (reference 1, b 2)"

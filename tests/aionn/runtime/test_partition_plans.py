@@ -320,6 +320,24 @@ async def test_roles_of_values_of_an_interpreted_while() -> None:
         assert (await net.execute(x)).outputs[0] == 2
 
 
+async def test_value_that_a_loop_changes_and_reads_unchanged_is_the_runtimes_to_read() -> None:
+    body = GraphBuilder()
+    a, b = body.input(FLOAT, (1,)), body.input(FLOAT, (1,))
+    body.finish([two(Op.MAXIMUM, body, a, b)])
+    condition = GraphBuilder()
+    state, _ = condition.input(FLOAT, (1,)), condition.input(FLOAT, (1,))
+    answer = condition.variable(T.TENSOR_BOOL8, (1,))
+    condition.operation(Op.LESS, [state, condition.constant(np.array([0], np.float32))], [answer])
+    condition.finish([answer])
+    graph = GraphBuilder()
+    value, made = graph.input(FLOAT, (1,)), graph.variable(FLOAT, (1,))
+    graph.operation(Op.WHILE, [graph.graph(condition), graph.graph(body), value, value], [made])
+    async with open_over(PickyDevice("A", {Op.LESS}), PickyDevice("B", {Op.MAXIMUM})) as runtime:
+        net = await runtime.compile(graph.build([made]))
+        assert inputs_of(net) == [{("interpreter", False)}]
+        assert (await net.execute([np.array([3], np.float32)])).outputs[0] == 3
+
+
 async def test_roles_of_values_of_nested_interpreted_control_flow() -> None:
     """An IF in the body of a WHILE: values go through both to the devices of the branches."""
 

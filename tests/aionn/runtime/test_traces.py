@@ -246,14 +246,18 @@ def test_command_prints_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "x: 1 executions" in printed and "9.000" in printed and "2.000" in printed
 
 
-def test_part_of_the_application_has_what_starts_with_it_and_not_what_starts_when_it_ends(tmp_path: Path) -> None:
+def test_part_of_the_application_has_what_starts_with_it_and_not_what_starts_when_it_ends(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "trace.json"
     lines = [event("LA_PO", 0, 10), event("LR_PE", 0, 4), event("LR_PE", 10, 14), event("LA_PO", 10, 20)]
     path.write_text("[" + ",\n".join(lines) + "]")
     assert [found.executions for found in summarize_applications(read_trace(path))] == [1, 1]
 
 
-def test_trace_of_the_largest_number_of_events_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trace_of_the_largest_number_of_events_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(traces, "EVENTS_MAX", 2)
     path = tmp_path / "trace.json"
     lines = [event("LR_PE", index, index + 1) for index in range(3)]
