@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +233,55 @@ async def test_memory_of_a_dead_device_is_lost() -> None:
             await net.execute([source])
 
 
+def refuse_parts(runtime: aionn.Runtime) -> None:
+    """The reference device fails to prepare models of one operation."""
+    reference: Any = runtime.device("reference").hal
+    prepare = reference.prepare_model
+
+    async def only_whole(part: Model, **options: Any) -> Any:
+        if len(part.main.operations) < 2:
+            raise aionn.GeneralFailure("not in parts")
+        return await prepare(part, **options)
+
+    reference.prepare_model = only_whole
+
+
+async def execute(net: aionn.Compilation) -> aionn.Result:
+    return await net.execute([X])
+
+
+async def execute_fenced(net: aionn.Compilation) -> aionn.Result:
+    return await net.execute_fenced([X])
+
+
+async def execute_again(net: aionn.Compilation) -> aionn.Result:
+    again = net.reusable()
+    again.inputs[0][...] = X
+    return await again.execute()
+
+
+async def execute_in_a_burst(net: aionn.Compilation) -> aionn.Result:
+    async with net.burst() as burst:
+        return await burst.execute([X])
+
+
+@pytest.mark.parametrize(
+    "way", [execute, execute_fenced, execute_again, execute_in_a_burst], ids=lambda way: way.__name__
+)
+async def test_whole_model_is_rescued_on_every_way(
+    way: Callable[[aionn.Compilation], Awaitable[aionn.Result]],
+) -> None:
+    npu = PickyDevice("npu", [OperationType.FLOOR], fail=broken())
+    model = chain([OperationType.FLOOR, OperationType.TANH], (3,))
+    async with aionn.open(devices=[npu], drivers=["reference"], isolation="in_process") as runtime:
+        net = await runtime.compile(model, allow_fallback=True)
+        assert net.devices == ("npu", "reference")
+        refuse_parts(runtime)
+        result = await way(net)
+        np.testing.assert_array_equal(result.outputs[0], np.tanh(np.floor(X)))
+        assert result.fallback == ("the whole model: not in parts; ran on the reference device",)
+
+
 async def test_whole_model_with_device_memory_is_rescued() -> None:
     """The step fails on its device and on the reference device; the whole model does not."""
 
@@ -246,15 +295,7 @@ async def test_whole_model_with_device_memory_is_rescued() -> None:
         net = await runtime.compile(model, allow_fallback=True)
         source = await runtime.allocate(inputs=[(net, 0)])
         assert isinstance(source, aionn.DeviceMemory)
-        reference: Any = runtime.device("reference").hal
-        prepare = reference.prepare_model
-
-        async def only_whole(part: Model, **options: Any) -> Any:
-            if len(part.main.operations) < 2:
-                raise aionn.GeneralFailure("not in parts")
-            return await prepare(part, **options)
-
-        reference.prepare_model = only_whole
+        refuse_parts(runtime)
         async with source:
             await source.write(X)
             result = await net.execute([source])

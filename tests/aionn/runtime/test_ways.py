@@ -253,3 +253,22 @@ def test_listener_is_told_of_each_execution(way: Way, fault: int | None, status:
         assert executed.took_ns == RUN_MS * MS and executed.on_device_ns == RUN_MS * MS
     else:
         assert executed.took_ns == RUN_MS * MS // 2 and executed.on_device_ns is None
+
+
+def test_computation_that_was_given_up_does_not_hide_the_next_one() -> None:
+    async def main(runtime: aionn.Runtime, clock: VirtualClock) -> None:
+        net = await runtime.compile(models.identity((4,)))
+        again = net.reusable()
+        again.inputs[0][...] = X
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(net.execute, [X])
+            await anyio.sleep(0.001)
+            with pytest.raises(aionn.MissedDeadline):
+                await again.execute(deadline=clock.after(0.030))
+            # What was given up has not ended yet.
+            tasks.start_soon(again.execute)
+            await anyio.sleep(0.001)
+            with pytest.raises(aionn.InvalidArgument, match="under way"):
+                await again.execute()
+
+    play(main, npu())
