@@ -231,7 +231,7 @@ def _score(
         return pick(capabilities.while_performance) + both
     # SELECT's first input is its condition: the type that matters is the next one's.
     position = 1 if operation.type == OperationType.SELECT else 0
-    kind = subgraph.operands[operation.inputs[min(position, len(operation.inputs) - 1)]].type
+    kind = subgraph.operands[operation.inputs[position]].type
     relaxed = model.relax_computation_float32_to_float16
     return pick(capabilities.performance(kind, is_relaxed=relaxed))
 

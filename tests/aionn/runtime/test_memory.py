@@ -15,7 +15,7 @@ import aionn
 from aionn.conformance import cts
 from aionn.drivers.memories import DeviceBuffer
 from aionn.drivers.reference import ReferenceDevice
-from aionn.hal import Operand, OperandLifeTime, OperandType, Operation, OperationType, Subgraph
+from aionn.hal import BufferRole, Operand, OperandLifeTime, OperandType, Operation, OperationType, Subgraph
 from aionn.models.builder import GraphBuilder
 from aionn.runtime.memory import copy
 from aionn.service.prepared import RemoteBuffer
@@ -310,3 +310,35 @@ async def test_memories_and_arrays_may_stand_beside_each_other(runtime: aionn.Ru
         for inputs in ([memory, RELU], [X, memory], [memory, memory]):
             expected = X - (RELU if inputs[1] is RELU else X)
             np.testing.assert_array_equal((await net.execute(inputs)).outputs[0], expected)
+
+
+async def test_what_lies_elsewhere_takes_no_room_beside_it(runtime: aionn.Runtime) -> None:
+    net = await runtime.compile(chain([OperationType.RELU], (1 << 16,)))
+    size_bytes = 4 << 16
+    source, target = (aionn.SharedMemory.create((1 << 16,), np.float32) for _ in range(2))
+    with source, target:
+        await net.execute([source], outputs=[target])
+        assert [area.memories[0].size_bytes < size_bytes for area in net._areas] == [True]
+        await net.execute([source])
+        assert [area.memories[0].size_bytes < 2 * size_bytes for area in net._areas] == [True]
+
+
+async def test_device_is_told_what_its_memory_is_for(
+    net: aionn.Compilation, runtime: aionn.Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hal, asked = runtime.devices[0].hal, []
+    allocate = hal.allocate
+
+    async def noted(description: Any, prepared: Any, inputs: Any, outputs: Any) -> Any:
+        asked.append(([*inputs], [*outputs]))
+        return await allocate(description, prepared, inputs, outputs)
+
+    monkeypatch.setattr(hal, "allocate", noted)
+    role = BufferRole(0, 0)
+    for roles, told in (
+        ({"inputs": [(net, 0)]}, ([role], [])),
+        ({"outputs": [(net, 0)]}, ([], [role])),
+        ({"inputs": [(net, 0)], "outputs": [(net, 0)]}, ([role], [role])),
+    ):
+        async with await runtime.allocate(**roles):  # type: ignore[arg-type, union-attr]
+            assert asked.pop() == told

@@ -127,6 +127,35 @@ def test_score_is_of_the_first_inputs_type(kind: OperandType, ratio: float, expe
         assert choice.candidate == expected
 
 
+@pytest.mark.parametrize(
+    ("operation", "kinds", "counts"),
+    [
+        (Op.ADD, (FLOAT, FLOAT, T.INT32), FLOAT),
+        (Op.GATHER, (T.TENSOR_INT32, T.INT32, FLOAT), T.TENSOR_INT32),
+        (Op.SELECT, (T.TENSOR_BOOL8, FLOAT, T.TENSOR_INT32), FLOAT),
+    ],
+)
+def test_score_is_of_one_input_whatever_stands_beside_it(
+    operation: OperationType, kinds: tuple[OperandType, ...], counts: OperandType
+) -> None:
+    """The first; of SELECT the one behind its condition."""
+    inputs = tuple(Operand(kind, (1,), lifetime=OperandLifeTime.SUBGRAPH_INPUT) for kind in kinds)
+    result = Operand(FLOAT, (1,), lifetime=OperandLifeTime.SUBGRAPH_OUTPUT)
+    main = Subgraph((*inputs, result), (Operation(operation, (0, 1, 2), (3,)),), (0, 1, 2), (3,))
+    uniform = uniform_capabilities(0.5, 0.5)
+    entries = tuple(
+        msgspec.structs.replace(entry, info=PerformanceInfo(0.125, 0.25)) if entry.type == counts else entry
+        for entry in uniform.operand_performance
+    )
+    candidate = Candidate("a", msgspec.structs.replace(uniform, operand_performance=entries), (True,))
+    for preference, score in (
+        (ExecutionPreference.FAST_SINGLE_ANSWER, 0.125),
+        (ExecutionPreference.LOW_POWER, 0.25),
+    ):
+        (choice,) = choose_devices(Model(main), [candidate], preference)
+        assert choice.scores == (score,)
+
+
 def test_performance_is_looked_up_by_type() -> None:
     """Each type has its own entry, relaxed float32 another one; a type that is missing is the worst there is."""
     infos = {kind: PerformanceInfo(float(kind), 0.5 + kind) for kind in sorted(TYPES)}
