@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import anyio.lowlevel
 import pytest
 
 import aionn
 from aionn.hal import OperationType
+from aionn.runtime.background import Background
 from aionn.service.supervisor import DriverProcess
 from aionn.testing.models import chain
 
@@ -99,3 +101,24 @@ def test_loop_that_ends_during_a_start_leaves_no_process(turns: int) -> None:
 
     asyncio.run(main())
     assert _children() == before
+
+
+async def test_fault_in_a_task_of_the_runtimes_own_is_raised_by_its_closing() -> None:
+    async def fails() -> None:
+        raise RuntimeError("planted")
+
+    background = Background()
+    await background.start()
+    background.tasks.start_soon(fails)
+    await anyio.lowlevel.checkpoint()
+    with pytest.raises(BaseExceptionGroup) as raised:
+        await background.aclose()
+    assert "planted" in repr(raised.value.exceptions)
+
+
+async def test_host_that_was_cancelled_is_no_fault() -> None:
+    background = Background()
+    await background.start()
+    assert background._host is not None
+    background._host.cancel()
+    await background.aclose()

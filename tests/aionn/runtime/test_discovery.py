@@ -195,3 +195,17 @@ async def test_driver_that_cannot_be_made_here_is_left_out(
     async with aionn.open(drivers=drivers, isolation="in_process") as runtime:
         assert [d.name for d in runtime.devices] == ["odd-good", "reference"]
         assert [u.name for u in runtime.unavailable] == ["odd-broken", "odd-greedy"]
+
+
+async def test_every_device_that_was_given_is_closed_once_whether_it_is_used_or_not() -> None:
+    closed: list[str] = []
+
+    class Closing(ReferenceDevice):
+        async def aclose(self) -> None:
+            closed.append(self.info.name)
+            await super().aclose()
+
+    devices = [Closing(name) for name in ("not wanted", "used", "used as well", "not wanted either")]
+    async with aionn.open(devices=devices, enabled_devices="used.*") as runtime:
+        assert [device.name for device in runtime.devices] == ["used", "used as well"]
+    assert sorted(closed) == sorted(device.info.name for device in devices)
