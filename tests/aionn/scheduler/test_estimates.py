@@ -6,7 +6,7 @@ import random
 import pytest
 
 from aionn.errors import InvalidArgument
-from aionn.scheduler.estimates import KEYS_MAX, MARGIN, Estimates
+from aionn.scheduler.estimates import KEYS_MAX, MARGIN, SURE_COUNT, Estimates
 
 
 def test_default_holds_until_something_is_seen():
@@ -45,6 +45,51 @@ def test_quantile_is_no_mean():
         estimates.observe("a", 10)
     estimates.observe("a", 1000)
     assert estimates.duration_ns("a", 0) >= 1000
+
+
+def test_quantile_of_one_is_the_longest():
+    estimates = Estimates(quantile=1.0)
+    for value in (10, 10, 500, 10):
+        estimates.observe("a", value)
+    assert estimates.duration_ns("a", 0) >= 500
+
+
+@pytest.mark.parametrize(
+    ("limit", "duration", "counts"),
+    [
+        ("at_least", 99, False),
+        ("at_least", 100, True),
+        ("at_least", 500, True),
+        ("at_most", 50, True),
+        ("at_most", 300, True),
+        ("at_most", 301, False),
+        ("none", 50, True),
+        ("none", 500, True),
+    ],
+)
+def test_limit_counts_only_where_it_does_not_say_less_than_is_known(limit, duration, counts):
+    estimates = Estimates()
+    for value in (100, 200, 300):
+        estimates.observe("a", value)
+    estimates.observe("a", duration, limit=limit)
+    assert estimates.count("a") == 3 + counts
+
+
+def test_limit_is_the_first_that_is_known():
+    estimates = Estimates()
+    estimates.observe("a", 100, limit="at_least")
+    estimates.observe("b", 100, limit="at_most")
+    assert estimates.count("a") == estimates.count("b") == 1
+
+
+def test_least_is_the_default_until_enough_was_seen():
+    estimates = Estimates()
+    assert estimates.least_ns("a", 1000) == 1000
+    for seen in range(SURE_COUNT):
+        assert estimates.least_ns("a", 1000) == 1000, seen
+        estimates.observe("a", 70 - seen)
+    assert estimates.least_ns("a", 1000) == 70 - SURE_COUNT + 1
+    assert estimates.least_ns("a", 0) > 0
 
 
 def test_old_timings_are_forgotten():
