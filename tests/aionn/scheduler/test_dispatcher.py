@@ -8,6 +8,7 @@ import pytest
 
 from aionn.errors import InvalidArgument, MissedDeadline, ResourceExhausted
 from aionn.hal import Priority
+from aionn.hal.tracing import start_tracing, stop_tracing
 from aionn.scheduler.dispatcher import INTERRUPTED_MAX, PROBE_EVERY, Dispatcher
 from aionn.scheduler.estimates import SURE_COUNT
 from aionn.scheduler.work import NEVER_NS, Abort, Preempt, Start, WorkState
@@ -165,6 +166,93 @@ async def test_waiter_is_told_before_its_deadline_when_it_cannot_be_kept():
     assert caught.value.transient
     dispatcher.leave(other)
     dispatcher.release(holder)
+
+
+@pytest.mark.aionn(virtual_time=True)
+async def test_waiter_is_told_at_the_last_moment_at_which_it_could_start():
+    dispatcher = Dispatcher(1, now=now_ns)
+    for _ in range(SURE_COUNT):
+        work = await dispatcher.acquire(priority=HIGH, deadline_ns=None, model="m")
+        await anyio.sleep(1)
+        dispatcher.release(work)
+    holder = await dispatcher.acquire(priority=HIGH, deadline_ns=None)
+    started_ns = now_ns()
+    with pytest.raises(MissedDeadline, match="cannot end in time any more") as caught:
+        await dispatcher.acquire(priority=HIGH, deadline_ns=started_ns + 3 * 10**9, model="m")
+    assert caught.value.transient
+    assert 0 < now_ns() - started_ns - 2 * 10**9 < 1000
+    dispatcher.release(holder)
+
+
+async def test_queued_time_is_from_arrival_to_start():
+    clock = [5000]
+    dispatcher = Dispatcher(1, now=lambda: clock[0])
+    holder = dispatcher.enter(priority=LOW, deadline_ns=None)
+    clock[0] = 7000
+    work = dispatcher.enter(priority=LOW, deadline_ns=None)
+    clock[0] = 7300
+    assert dispatcher.release(holder) == 7300
+    assert (dispatcher.queued_ns(holder), dispatcher.queued_ns(work)) == (0, 300)
+
+
+async def test_overrun_is_told_although_nobody_waits():
+    clock, traced = [0], []
+    dispatcher = Dispatcher(2, now=lambda: clock[0], trace=lambda at_ns, action: traced.append(action))
+    late = dispatcher.enter(priority=HIGH, deadline_ns=100)
+    other = dispatcher.enter(priority=HIGH, deadline_ns=None)
+    clock[0] = 100
+    dispatcher.release(other)
+    assert [action.work for action in traced if isinstance(action, Abort)] == [late]
+
+
+@pytest.mark.parametrize("slot_count", [1, 2])
+async def test_freed_slot_is_tried_by_work_with_less_time_than_it_is_expected_to_take(slot_count):
+    clock = [0]
+    dispatcher = Dispatcher(slot_count, now=lambda: clock[0])
+    await learn(dispatcher, clock, 1000, 3000, 3000, 3000)
+    holders = [dispatcher.enter(priority=HIGH, deadline_ns=None) for _ in range(slot_count)]
+    waiting = dispatcher.enter(priority=HIGH, deadline_ns=clock[0] + 10_000, model="m")
+    clock[0] += 8000
+    dispatcher.release(holders[0])
+    assert waiting.state is WorkState.RUNNING
+
+
+async def test_time_beside_what_it_interrupts_counts_at_most():
+    clock = [0]
+    dispatcher = Dispatcher(1, now=lambda: clock[0], can_preempt=True)
+    await learn(dispatcher, clock, *[1000] * SURE_COUNT)
+    expected_ns = dispatcher.expected_ns("m")
+
+    async def interrupt(duration_ns, **outcome):
+        low = dispatcher.enter(priority=LOW, deadline_ns=None, model="low")
+        high = await dispatcher.acquire(priority=HIGH, deadline_ns=None, model="m")
+        clock[0] += duration_ns
+        dispatcher.release(high, **outcome)
+        dispatcher.release(low)
+
+    for duration_ns, outcome in ((5000, "ended"), (900, "late"), (5000, "late")):
+        await interrupt(duration_ns, outcome=outcome)
+        assert dispatcher.least_ns("m") == 1000 and dispatcher.expected_ns("m") == expected_ns
+    await interrupt(900)
+    assert dispatcher.least_ns("m") == 900
+    assert dispatcher.least_ns("low", 7) == 7, "what was interrupted says nothing of its duration"
+    # Without anything to interrupt the same time counts.
+    await learn(dispatcher, clock, 5000)
+    assert dispatcher.expected_ns("m") >= 5000
+
+
+async def test_decisions_are_sections_of_a_trace(tmp_path):
+    dispatcher = Dispatcher(1, now=lambda: 0, can_preempt=True)
+    start_tracing(tmp_path / "trace.json", process="test")
+    try:
+        low = dispatcher.enter(priority=LOW, deadline_ns=None)
+        dispatcher.enter(priority=HIGH, deadline_ns=None)
+    finally:
+        stop_tracing()
+    dispatcher.release(low)
+    text = (tmp_path / "trace.json").read_text()
+    assert text.count("scheduler: start <Work 0") == text.count("scheduler: start <Work 1") == 1
+    assert text.count("scheduler: interrupt <Work 0") == 1
 
 
 async def test_more_urgent_work_is_sent_beside_what_it_interrupts():

@@ -1,0 +1,263 @@
+"""Plans of the lanes: who is planned where, who gives way to whom, and what is told of it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from aionn.hal import Priority
+from aionn.scheduler.plan import PLAN_MAX
+from aionn.scheduler.work import NEVER_NS, Abort, Preempt, WorkState
+from tests.aionn.scheduler.table import Table, starts
+
+LOW, MEDIUM, HIGH = Priority.LOW, Priority.MEDIUM, Priority.HIGH
+
+
+@pytest.mark.parametrize(
+    ("running", "priority", "deadline", "place"),
+    [
+        (LOW, HIGH, None, (10, True, 0, 10, True)),
+        (HIGH, HIGH, 500, (110, True, 0, 10, False)),
+        (HIGH, HIGH, 110, (110, True, 0, 10, False)),
+        (HIGH, HIGH, 109, (10, True, 0, 10, True)),
+        (MEDIUM, MEDIUM, 109, (10, True, 0, 10, True)),
+        (LOW, MEDIUM, 500, (110, True, 0, 10, False)),
+        (LOW, MEDIUM, 109, (10, True, 0, 10, True)),
+        (HIGH, MEDIUM, 500, (110, True, 0, 10, False)),
+        (HIGH, MEDIUM, 109, None),
+    ],
+)
+def test_place_interrupts_a_lower_class_for_high_and_others_only_to_be_in_time(
+    running, priority, deadline, place
+):
+    table = Table()
+    table.add(100, priority=running)
+    table.decide()
+    work = table.work(10, priority=priority, deadline=deadline)
+    assert table.room.place_on(work, table.lanes[0], 0) == place
+
+
+def test_full_plan_takes_what_goes_before_its_last_and_the_last_stands_by():
+    table = Table()
+    table.add(10)
+    table.decide()
+    works = [table.add(10, deadline=100_000 + number) for number in range(PLAN_MAX)]
+    assert table.room.standby == []
+    work = table.add(10, deadline=100_000 + PLAN_MAX // 2)
+    assert table.room.is_planned_on(work, table.lanes[0])
+    assert [waiting for _, waiting in table.room.standby] == [works[-1]]
+    later = table.add(10, deadline=200_000)
+    assert [waiting for _, waiting in table.room.standby] == [works[-1], later]
+    table.end()
+    half = PLAN_MAX // 2 + 1
+    assert table.order() == [w.number for w in (*works[:half], work, *works[half:], later)]
+
+
+def test_full_plan_takes_what_ends_there_sooner_than_elsewhere():
+    table = Table(devices=[0, 1])
+    for durations in ((10, NEVER_NS), (NEVER_NS, 50_000)):
+        table.add(*durations, priority=HIGH)
+    table.decide()
+    works = [table.add(10, NEVER_NS, deadline=100_000 + number) for number in range(PLAN_MAX)]
+    work = table.add(10, 10, deadline=works[PLAN_MAX // 2].deadline_ns)
+    assert table.room.is_planned_on(work, table.lanes[0])
+
+
+def test_high_is_planned_before_another_that_what_runs_stops_for():
+    table = Table()
+    table.add(100, priority=LOW)
+    table.decide()
+    first = table.add(10, priority=HIGH, deadline=50)
+    assert table.decide() == [Preempt(table.lanes[0], first)]
+    second = table.add(10, priority=HIGH, deadline=30)
+    assert [table.room.is_planned_on(work, table.lanes[0]) for work in (first, second)] == [True, True]
+
+
+def test_shorter_equals_do_not_give_way_to_a_longer_one():
+    table = held()
+    shorts = [table.add(20, deadline=185) for _ in range(4)]
+    long = table.add(50, deadline=180)
+    table.end()
+    assert table.order() == [work.number for work in shorts]
+    assert long.state is WorkState.ENDED
+
+
+def held(lanes=1):
+    """A table whose lanes, all of one device, run HIGH works that end at 100."""
+    table = Table(devices=[0] * lanes)
+    assert [table.add(100, priority=HIGH) for _ in range(lanes)] and len(table.decide()) == lanes
+    return table
+
+
+@pytest.mark.parametrize("lowest", [0, 1])
+def test_what_loses_its_place_is_of_the_least_class_wherever_that_waits(lowest):
+    table = Table(devices=[0, 1])
+    durations = [(30, NEVER_NS), (NEVER_NS, 30)]
+    for one in durations:
+        table.add(*one, priority=HIGH)
+    table.decide()
+    mediums = [table.add(*durations[1 - lowest], deadline=90 + number) for number in range(2)]
+    lows = [table.add(*durations[lowest], priority=LOW, deadline=90 + number) for number in range(2)]
+    high = table.add(60, 60, priority=HIGH, deadline=90)
+    assert table.room.is_planned_on(high, table.lanes[lowest])
+    assert [table.room.lane_of[work.number] for work in lows] == [-1, -1]
+    assert [table.room.lane_of[work.number] for work in mediums] == [1 - lowest] * 2
+
+
+def test_what_waits_gives_way_rather_than_what_runs():
+    table = Table(devices=[0, 1])
+    table.add(110, NEVER_NS, priority=LOW, deadline=115)
+    table.add(NEVER_NS, 100, priority=HIGH)
+    table.decide()
+    waiting = table.add(NEVER_NS, 50, priority=LOW, deadline=150)
+    table.add(50, 50, priority=MEDIUM, deadline=150)
+    assert table.room.lane_of[waiting.number] == -1
+    assert table.decide() == []
+
+
+def test_what_never_ran_gives_way_rather_than_what_did():
+    table = held()
+    returned = table.work(30, priority=LOW, deadline=160)
+    returned.has_run = True
+    assert table.room.add(returned, 0) is None
+    fresh = table.add(30, priority=LOW, deadline=161)
+    table.add(30, deadline=160)
+    assert table.room.is_planned_on(returned, table.lanes[0])
+    assert table.room.lane_of[fresh.number] == -1
+
+
+def test_work_with_just_enough_time_has_lesser_ones_give_way():
+    table = held()
+    low = table.add(30, priority=LOW, deadline=130)
+    work = table.add(30, deadline=130)
+    assert table.room.is_planned_on(work, table.lanes[0])
+    assert table.room.lane_of[low.number] == -1
+    table = Table()
+    table.add(30, priority=LOW, deadline=30)
+    work = table.add(30, deadline=30)
+    assert starts(table.decide()) == [(work.number, 0)]
+
+
+def test_free_lane_helps_others_in_their_order():
+    table = held(lanes=2)
+    works = [table.add(10) for _ in range(6)]
+    order = []
+    table.end(lane=1, now=5)
+    for _ in works:
+        order += [number for number, _ in starts(table.decide())]
+        table.end(lane=1)
+    own = [work.number for work in works if work.number in order[:3]]
+    assert order == [*own, *(work.number for work in works if work.number not in own)]
+
+
+def test_free_lane_helps_a_busy_one_where_it_ends_sooner_though_it_is_slower():
+    for helped_ns, helps in ((105, True), (106, False)):
+        table = Table(devices=[0, 1])
+        table.add(100, NEVER_NS, priority=HIGH)
+        table.add(NEVER_NS, 1000, priority=HIGH)
+        table.decide()
+        work = table.add(10, helped_ns)
+        table.end(lane=1, now=5)
+        assert starts(table.decide()) == [(work.number, 1)] * helps
+
+
+def test_low_that_went_ahead_runs_as_low():
+    table = Table()
+    table.add(20, priority=HIGH)
+    table.decide()
+    table.add(50, deadline=120)
+    low = table.add(40, priority=LOW, deadline=65)
+    table.end()
+    assert starts(table.decide()) == [(low.number, 0)]
+    medium = table.add(10, deadline=66)
+    assert table.decide() == [Preempt(table.lanes[0], medium)]
+
+
+def test_works_that_are_planned_anew_on_a_free_lane_keep_their_order():
+    table = Table(devices=[0, 1])
+    table.add(1000, NEVER_NS, priority=HIGH)
+    table.add(NEVER_NS, 50, priority=HIGH)
+    table.decide()
+    first, second = (table.add(10, 50, deadline=200) for _ in range(2))
+    table.end(lane=0, now=160)
+    table.end(lane=1, now=160)
+    assert (starts(table.decide()) + starts(table.decide()))[:1] == [(first.number, 0)]
+    assert second.state is WorkState.WAITING
+
+
+def test_explain_counts_those_that_go_before_wherever_they_wait():
+    table = Table(devices=[0, 1])
+    assert "waits" not in table.room.explain(table.work(10, 10), 0)
+    table.add(10, 10)
+    table.add(10, 10)
+    table.decide()
+    works = [table.add(10, NEVER_NS, deadline=1000 + number) for number in range(PLAN_MAX)]
+    works += [table.add(NEVER_NS, 10, deadline=2000), table.add(10, NEVER_NS, deadline=3000)]
+    count = len(works)
+    assert f"0 of {count} go before it; planned on lane 0" in table.room.explain(works[0], 0)
+    text = table.room.explain(works[-1], 0)
+    assert f"{count - 1} of {count} go before it; it stands by, no lane has room for it" in text
+    assert "lane 1 (device 1): could not end in time, or cannot run it" in text
+
+
+def late(table):
+    """Works that their plan would end too late, counted anew from what runs."""
+    found = []
+    for lane, plan in zip(table.lanes, table.room.plans, strict=True):
+        passed, running = 0, lane.work
+        rest = table.now if running is None else max(table.now, lane.ends_ns)
+        assert [work.key for work in plan.works] == plan.keys == sorted(plan.keys)
+        for work in plan.works:
+            passed += work.durations_ns[lane.device]
+            interrupts = running is not None and lane.can_preempt and work.rank == HIGH > running.rank
+            if (table.now if interrupts else rest) + passed > work.deadline_ns:
+                found.append(work)
+    return found
+
+
+@pytest.mark.parametrize("can_preempt", [False, True])
+@pytest.mark.parametrize("devices", [[0], [0, 0], [0, 1, 1]])
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_comes_what_is_planned_ends_in_time_and_no_lane_idles(devices, can_preempt, seed):
+    source = random.Random(seed)
+    table = Table(devices=devices)
+    for lane in table.lanes:
+        lane.can_preempt = can_preempt
+    works, given_up = [], []
+    for _ in range(150):
+        ends = [lane.ends_ns for lane in table.lanes if lane.work is not None]
+        table.now = min([table.now + source.choice((0, 3, 20)), *ends])
+        for lane in table.lanes:
+            if lane.work is not None and lane.ends_ns <= table.now:
+                assert table.end(lane.index, table.now).deadline_ns >= table.now
+        if source.random() < 0.5:
+            durations = [source.randrange(1, 60 * len(devices)) for _ in range(max(devices) + 1)]
+            deadline = None if source.random() < 0.3 else table.now + source.randrange(20, 300)
+            work = table.work(*durations, priority=source.choice(list(Priority)), deadline=deadline)
+            late_before = late(table)
+            if table.room.add(work, table.now) is None:
+                works.append(work)
+            # Where a lane can be interrupted, what cannot wait counts as late until that is decided.
+            assert can_preempt or set(late(table)) <= set(late_before)
+        while actions := table.decide():
+            for action in actions:
+                if isinstance(action, Abort):
+                    given_up.append(action.work)
+                    assert table.now + min(action.work.durations_ns) > action.work.deadline_ns
+                elif isinstance(action, Preempt):
+                    # What runs stops at once, and goes on where it was.
+                    lane, work = action.lane, action.lane.work
+                    assert work.rank < action.by.rank or work.key > action.by.key
+                    lane.work, lane.is_stopping, work.state = None, False, WorkState.WAITING
+                    left = [NEVER_NS] * len(work.durations_ns)
+                    left[lane.device] = lane.ends_ns - table.now
+                    work.durations_ns, work.shortest_ns = left, left[lane.device]
+                    table.room.add(work, table.now)
+        # A free lane may start HIGH work of another's plan before its own.
+        assert len(devices) > 1 or late(table) == []
+        waiting = [work for work in works if work.state is WorkState.WAITING]
+        assert {work.number for work in waiting} == set(table.room.lane_of)
+        if len(set(devices)) == 1 and any(lane.work is None for lane in table.lanes):
+            assert waiting == [], "a lane idles while somebody waits"
+    assert given_up and table.room.statistics().displaced
