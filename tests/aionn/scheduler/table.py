@@ -5,7 +5,7 @@ from __future__ import annotations
 from aionn.hal import Priority
 from aionn.scheduler.policy import decide
 from aionn.scheduler.queue import WaitingRoom
-from aionn.scheduler.work import Abort, Lane, Start, Work, WorkState
+from aionn.scheduler.work import NEVER_NS, Abort, Lane, Start, Work, WorkState
 
 
 class Table:
@@ -60,6 +60,15 @@ class Table:
         self.lanes[lane].work = None
         self.lanes[lane].is_stopping = False
         return work
+
+    def give_way(self, lane):
+        """What runs stops at once, and goes on with what is left of it when its turn comes again."""
+        work = lane.work
+        lane.work, lane.is_stopping, work.state = None, False, WorkState.WAITING
+        left = [NEVER_NS] * len(work.durations_ns)
+        left[lane.device] = lane.ends_ns - self.now
+        work.durations_ns, work.shortest_ns = left, left[lane.device]
+        self.room.add(work, self.now)
 
     def order(self):
         """Numbers in the order in which one lane runs them."""

@@ -37,3 +37,11 @@ def test_sums_and_slacks_agree_with_a_plain_list():
                 assert plan.slack_ns(position, position + 1) == work.deadline_ns - passed
             late = [i for i in range(len(model)) if plan.slack_ns(i, i + 1) < 300]
             assert plan.first_late(0, 0, 300) == (late[0] if late else -1)
+            for sooner in range(200, 400, 20):
+                later, count = sooner + source.randrange(100), source.randrange(len(model) + 1)
+                slacks = [plan.slack_ns(i, i + 1) for i in range(count)]
+                for first, last in ((sooner, later), *((slack, slack + 1) for slack in slacks)):
+                    between = any(first <= slack < last for slack in slacks)
+                    assert plan.is_late_between(count, first, last) == between
+                for slack in slacks:
+                    assert plan.is_late_between(count, slack - 1, slack) == (slack - 1 in slacks)

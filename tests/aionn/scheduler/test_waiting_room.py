@@ -162,6 +162,30 @@ def test_free_lane_helps_a_busy_one_where_it_ends_sooner_though_it_is_slower():
         assert starts(table.decide()) == [(work.number, 1)] * helps
 
 
+@pytest.mark.parametrize(("deadline", "goes_on"), [(140, True), (139, False)])
+def test_interrupted_work_goes_on_while_what_is_left_of_it_can_end_in_time(deadline, goes_on):
+    table = Table()
+    low = table.add(100, priority=LOW, deadline=deadline)
+    table.decide()
+    table.now = 10
+    high = table.add(40, priority=HIGH)
+    assert table.decide() == [Preempt(table.lanes[0], high)]
+    table.give_way(table.lanes[0])
+    table.decide()
+    assert table.end() is high
+    assert table.now == 50
+    table.decide()
+    assert low.state is (WorkState.RUNNING if goes_on else WorkState.ENDED)
+
+
+def test_low_goes_before_no_medium_without_a_deadline_whatever_else_waits():
+    table = held()
+    table.add(10, deadline=1000)
+    table.add(10)
+    low = table.add(10, priority=LOW, deadline=115)
+    assert table.room.lane_of[low.number] == -1
+
+
 def test_low_that_went_ahead_runs_as_low():
     table = Table()
     table.add(20, priority=HIGH)
@@ -246,14 +270,9 @@ def test_whatever_comes_what_is_planned_ends_in_time_and_no_lane_idles(devices, 
                     given_up.append(action.work)
                     assert table.now + min(action.work.durations_ns) > action.work.deadline_ns
                 elif isinstance(action, Preempt):
-                    # What runs stops at once, and goes on where it was.
-                    lane, work = action.lane, action.lane.work
+                    work = action.lane.work
                     assert work.rank < action.by.rank or work.key > action.by.key
-                    lane.work, lane.is_stopping, work.state = None, False, WorkState.WAITING
-                    left = [NEVER_NS] * len(work.durations_ns)
-                    left[lane.device] = lane.ends_ns - table.now
-                    work.durations_ns, work.shortest_ns = left, left[lane.device]
-                    table.room.add(work, table.now)
+                    table.give_way(action.lane)
         # A free lane may start HIGH work of another's plan before its own.
         assert len(devices) > 1 or late(table) == []
         waiting = [work for work in works if work.state is WorkState.WAITING]
