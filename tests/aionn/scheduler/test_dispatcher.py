@@ -241,6 +241,14 @@ async def test_time_beside_what_it_interrupts_counts_at_most():
     assert dispatcher.expected_ns("m") >= 5000
 
 
+async def test_explain_tells_who_waits_in_their_order(dispatcher):
+    dispatcher.enter(priority=LOW, deadline_ns=None)
+    works = [dispatcher.enter(priority=priority, deadline_ns=None) for priority in (LOW, HIGH, MEDIUM)]
+    text = dispatcher.explain()
+    places = [text.index(f"<Work {work.number}: ") for work in (works[1], works[2], works[0])]
+    assert places == sorted(places)
+
+
 async def test_decisions_are_sections_of_a_trace(tmp_path):
     dispatcher = Dispatcher(1, now=lambda: 0, can_preempt=True)
     start_tracing(tmp_path / "trace.json", process="test")

@@ -112,6 +112,7 @@ def test_extensions_have_different_names():
 def test_device_info_is_checked_as_a_whole():
     info = DeviceInfo("acme-npu", DeviceType.ACCELERATOR, "1", FeatureLevel.LEVEL_5, GOOD)
     check_device_info(info)
+    check_device_info(msgspec.structs.replace(info, slots=1, cache_files=CacheFileCounts(32, 32)))
     for changes, text in (
         ({"name": ""}, "name: expected a text"),
         ({"version": ""}, "version: expected a text"),
@@ -251,6 +252,23 @@ def test_output_shapes_that_fit_are_accepted(status, shapes):
 )
 def test_output_shapes_that_contradict_are_the_drivers_fault(status, shapes, text):
     refused(check_output_shapes, status, shapes, MAIN, text=text, error=GeneralFailure)
+
+
+def test_one_insufficient_output_of_two_is_enough_for_the_status():
+    g = GraphBuilder()
+    x = g.input(F32, (2, 0))
+    main = g.build([g.result(OperationType.FLOOR, [x], x), g.result(OperationType.ABS, [x], x)]).main
+    shapes = [OutputShape((2, 3)), OutputShape((2, 3), False)]
+    for both in (shapes, shapes[::-1]):
+        check_output_shapes(ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, both, main)
+        refused(
+            check_output_shapes,
+            ErrorStatus.NONE,
+            both,
+            main,
+            text="contradict status NONE",
+            error=GeneralFailure,
+        )
 
 
 def test_timing_that_nobody_asked_for_is_the_drivers_fault():

@@ -43,6 +43,7 @@ OPERAND_BREACHES = [
     ({"lifetime": Life.SUBGRAPH}, "lifetime: expected another than SUBGRAPH, got SUBGRAPH"),
     ({"dimensions": (2, -1)}, "dimensions: expected extents from 0 to 4294967295, got [2, -1]"),
     ({"dimensions": (2**32,)}, "dimensions: expected extents from 0 to 4294967295"),
+    ({"dimensions": (2**32, 0)}, "dimensions: expected extents from 0 to 4294967295"),
     ({"dimensions": (65536, 65536)}, "dimensions: expected at most 4294967295 bytes"),
     ({"scale": 0.5}, "(TENSOR_FLOAT32), scale: expected 0, got 0.5"),
     ({"scale": float("nan")}, "scale: expected a finite number, got nan"),
@@ -450,6 +451,32 @@ def test_unknown_rank_needs_level_3(models, change):
 def test_broken_extension_names_are_refused(entries, text, plain):
     named = tuple(ExtensionNameAndPrefix(name, prefix) for name, prefix in entries)
     refused(msgspec.structs.replace(plain, extension_name_to_prefix=named), text)
+
+
+def test_extension_names_and_relaxed_computation_need_their_levels(models):
+    g = GraphBuilder()
+    x = g.input(F32, (2,))
+    model = models(g.build([g.result(OperationType.FLOOR, [x], x)]))
+    relaxed = msgspec.structs.replace(model, relax_computation_float32_to_float16=True)
+    named = tuple(ExtensionNameAndPrefix(f"org.example{prefix}", prefix) for prefix in (1, 32767))
+    named = msgspec.structs.replace(model, extension_name_to_prefix=named)
+    assert [validate_model(m) for m in (model, relaxed, named)] == [1, 2, 3]
+
+
+def test_largest_extent_is_legal(models, change):
+    g = GraphBuilder()
+    x = g.input(F32, (2,))
+    model = models(g.build([g.result(OperationType.FLOOR, [x], x)]))
+    for index in range(2):
+        model = change.operand(model, index, dimensions=(2**32 - 1, 0))
+    assert validate_model(model) == 1
+
+
+def test_repeated_input_is_told_by_its_own_index(quantized, change):
+    refused(
+        change.subgraph(quantized, input_indexes=(0, 1, 1)),
+        "inputs: expected every operand once, got operand 1 repeated",
+    )
 
 
 def test_extension_operations_and_types_are_accepted_by_their_prefix(models):
