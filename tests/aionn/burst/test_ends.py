@@ -12,11 +12,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
+import msgspec
 import pytest
 
 import fmq
 from aionn.burst.controller import BurstController
-from aionn.burst.packets import decode_result, encode_request
+from aionn.burst.packets import ExecutionLimits, decode_result, encode_request, serialize_request
 from aionn.burst.server import Answer, BurstServer
 from aionn.burst.session import BurstState
 from aionn.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, ResourceExhausted
@@ -153,6 +154,16 @@ async def test_memory_that_is_not_remembered_is_asked_for_every_time(ends: Ends,
     assert len(ends.asked) == 3
 
 
+async def test_release_of_an_unknown_memory_does_nothing(ends: Ends, memory: Memory) -> None:
+    await ends.controller.execute_synchronously(doubling(memory), [0])
+    for identifier in (-1, 7):
+        await ends.controller.release_memory_resource(identifier)
+    with pytest.raises(InvalidArgument, match="at least -1, got -2"):
+        await ends.controller.release_memory_resource(-2)
+    await ends.controller.execute_synchronously(doubling(memory), [0])
+    assert ends.asked == [[0]] and ends.freed == []
+
+
 async def test_status_of_the_driver_becomes_the_error(ends: Ends, memory: Memory) -> None:
     def refuse(request: Request, measure: bool) -> ExecutionResult:
         raise InvalidArgument("no")
@@ -273,6 +284,19 @@ async def test_limits_reach_the_executor_and_do_not_make_a_request_another_one(
     assert len(ends.server._remembered) == 2
 
 
+async def test_limits_in_a_shorter_form_of_their_numbers_are_legal(ends: Ends, memory: Memory) -> None:
+    await ends.controller.execute_synchronously(doubling(memory), [0])
+    datums = serialize_request(doubling(memory), [0], measure=False)
+    datums[0] = msgspec.structs.replace(datums[0], packet_size=len(datums) + 1)
+    payload = msgspec.msgpack.encode([*datums, ExecutionLimits(2**63 - 1, 7)])
+    for _ in range(2):
+        assert ends.requests.write_message(payload)
+        with anyio.fail_after(ANSWER_S_MAX):
+            answer = decode_result(await fmq.aio.read_message(ends.results))
+        assert answer.status == ErrorStatus.NONE
+    assert ends.limits[1:] == [(2**63 - 1, 7)] * 2
+
+
 async def test_packet_cut_before_its_limits_is_refused_though_its_bytes_are_known(
     ends: Ends, memory: Memory
 ) -> None:
@@ -318,6 +342,32 @@ async def test_corrupt_queue_ends_the_server_which_tells_its_owner(ends: Ends, m
             while not ends.ended:
                 await anyio.sleep(0.005)
     assert len(ends.ended) == 1 and "expected" in ends.ended[0]
+
+
+async def test_server_may_be_stopped_by_what_it_executes(ends: Ends, memory: Memory) -> None:
+    stopped = threading.Event()
+
+    def stop(request: Request, measure: bool) -> ExecutionResult:
+        ends.server.stop()
+        stopped.set()
+        return ExecutionResult()
+
+    ends.execute = stop
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ends.controller.execute_synchronously, doubling(memory), [0])
+        assert await anyio.to_thread.run_sync(stopped.wait, ANSWER_S_MAX)
+        tasks.cancel_scope.cancel()
+    await anyio.to_thread.run_sync(ends.server._thread.join, ANSWER_S_MAX)
+    assert not ends.server._thread.is_alive() and ends.ended == []
+
+
+async def test_server_that_was_never_started_may_be_stopped() -> None:
+    queues = [fmq.MessageQueue.create(1, 1 << 12) for _ in range(2)]
+    server = BurstServer(
+        *queues, execute=lambda *asked: ExecutionResult(), get_memories=lambda slots: (), name="t"
+    )
+    server.stop()
+    assert all(queue.closed for queue in queues)
 
 
 async def test_stopped_server_tells_nobody(ends: Ends) -> None:

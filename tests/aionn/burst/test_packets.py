@@ -9,6 +9,7 @@ import pytest
 
 from aionn.burst import packets
 from aionn.burst.packets import (
+    RANK_MAX,
     BurstRequest,
     BurstResult,
     MalformedPacket,
@@ -165,3 +166,38 @@ def test_failed_result_with_shapes_or_timing_is_refused() -> None:
             deserialize_result(serialize_result(result))
     with pytest.raises(MalformedPacket):
         deserialize_result(unknown_status)
+
+
+def test_extents_of_any_legal_count_and_size_survive_the_wire() -> None:
+    for extents in ((), (0,), (2**32 - 1, 0), tuple(range(RANK_MAX))):
+        argument = RequestArgument(False, DataLocation(0, 0, 4), extents)
+        request = Request((argument,), (argument,), ())
+        got = decode_request(encode_request(request, (0,), measure=False))
+        assert (got.inputs, got.outputs) == ((argument,), (argument,))
+        result = BurstResult(ErrorStatus.NONE, (OutputShape(extents),), NO_TIMING)
+        assert decode_result(encode_result(result)) == result
+    for extents in ((2**32,), (-1,), tuple(range(RANK_MAX + 1))):
+        argument = RequestArgument(False, DataLocation(0, 0, 4), extents)
+        with pytest.raises(MalformedPacket):
+            decode_request(encode_request(Request((argument,), (), ()), (0,), measure=False))
+
+
+def test_one_insufficient_output_of_two_is_a_legal_result() -> None:
+    shapes = (OutputShape((2,)), OutputShape((3,), False))
+    for both in (shapes, shapes[::-1]):
+        result = BurstResult(ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, both, NO_TIMING)
+        assert decode_result(encode_result(result)) == result
+        with pytest.raises(MalformedPacket, match="contradicts the output shapes"):
+            deserialize_result(serialize_result(BurstResult(ErrorStatus.NONE, both, NO_TIMING)))
+
+
+def test_packet_that_ends_too_soon_is_refused_though_it_counts_its_datums_right() -> None:
+    for datums, deserialize in (
+        (serialize_request(REQUEST, SLOTS, measure=True), deserialize_request),
+        (serialize_result(RESULT), deserialize_result),
+    ):
+        for count in range(1, len(datums)):
+            cut: list[Any] = datums[:count]
+            cut[0] = msgspec.structs.replace(cut[0], packet_size=count)
+            with pytest.raises(MalformedPacket):
+                deserialize(cut)
