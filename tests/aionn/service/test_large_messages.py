@@ -30,6 +30,7 @@ from aionn.models.builder import GraphBuilder
 from aionn.service import channel as channel_module
 from aionn.service import large as large_module
 from aionn.service import load as load_module
+from aionn.service import sizes as sizes_module
 from aionn.service.channel import Channel
 from aionn.service.handles import PoolOnWire, RequestOnWire
 from aionn.service.large import (
@@ -56,7 +57,7 @@ from aionn.service.protocol import (
     decode_parts,
     encode,
 )
-from aionn.service.sizes import ARGUMENTS_MAX, INLINE_BYTES_MAX, MODEL_KINDS
+from aionn.service.sizes import ARGUMENTS_MAX, INLINE_BYTES_MAX, MODEL_KINDS, check_large
 
 WAIT_S_MAX = 60.0
 KINDS = [body.__name__ for union in (CallBody, ReplyBody) for body in typing.get_args(union)]
@@ -135,7 +136,9 @@ def test_large_model_is_decoded_in_many_steps() -> None:
     payload, fds, keep = encode(Call(3, SupportedOperations(model)))
     message, steps = steps_of(payload, fds)
     assert message.body.model == model
-    assert steps >= (len(model.main.operands) + len(model.main.operations)) / PART_ELEMENTS_MAX
+    least = (len(model.main.operands) + len(model.main.operations)) / PART_ELEMENTS_MAX
+    # Parts are as large as they may be: the last of each kind, the indexes and the message itself aside.
+    assert least <= steps <= least + 8
     del keep
 
 
@@ -268,8 +271,28 @@ def test_elements_of_a_model_are_bounded_over_all_parts(monkeypatch: pytest.Monk
     with pytest.raises(InvalidArgument, match="at most 200"):
         decoded(parts(head, *[chunk, ends] * 4))
     monkeypatch.setattr(large_module, "SUBGRAPHS_MAX", 5)
+    assert len(decoded(parts(head, *[ends] * 5)).body.model.referenced) == 4
     with pytest.raises(InvalidArgument, match="too large"):
         decoded(parts(head, *[ends] * 6))
+
+
+def test_message_besides_the_model_may_be_as_large_as_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ends = chain(1), (3, b"\x92\x90\x90")
+    head = head_of(model)
+    monkeypatch.setattr(large_module, "HEAD_BYTES_MAX", len(head))
+    assert decoded(parts((0, head), ends)).id == 3
+    monkeypatch.setattr(large_module, "HEAD_BYTES_MAX", len(head) - 1)
+    with pytest.raises(InvalidArgument, match="besides the model's subgraphs"):
+        decoded(parts((0, head), ends))
+
+
+@pytest.mark.parametrize("kind", sorted(LARGE_KINDS))
+def test_large_message_may_be_as_large_as_its_kind_allows(kind: str) -> None:
+    limit = sizes_module._LARGE_BYTES_MAX[kind]
+    check_large(kind, limit)
+    for size_bytes in (0, limit + 1):
+        with pytest.raises(InvalidArgument, match=f"expected at most {limit} bytes, got {size_bytes}"):
+            check_large(kind, size_bytes)
 
 
 def test_mutated_parts_are_refused_or_are_a_model() -> None:

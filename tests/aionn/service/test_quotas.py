@@ -13,6 +13,7 @@ import pytest
 from aionn.errors import ErrorStatus, GeneralFailure, InvalidArgument, ResourceExhausted
 from aionn.hal import CacheFiles, Memory, Priority
 from aionn.service.handles import CacheOnWire, RequestOnWire
+from aionn.service.host import SHARED_QUOTAS
 from aionn.service.protocol import (
     Call,
     Execute,
@@ -199,3 +200,9 @@ def test_negative_size_of_a_memory_gains_nothing() -> None:
         account.receive(Thing, 0, 101)
     with pytest.raises(InvalidArgument, match="expected 0 or more"):
         account.take("mapped_bytes", -1)
+
+
+def test_client_of_a_shared_device_has_smaller_quotas_of_everything() -> None:
+    alone, shared = Quotas(), SHARED_QUOTAS
+    for name in Quotas.__struct_fields__:
+        assert 0 < getattr(shared, name) < getattr(alone, name), name

@@ -328,3 +328,11 @@ async def test_request_of_a_reusable_execution_is_checked_when_it_is_made(servin
     with pytest.raises(InvalidArgument, match="no reusable execution"):
         await execution.execute_synchronously()
     await client.aclose()
+
+
+def test_nothing_is_remembered_where_the_driver_process_remembers_nothing() -> None:
+    identifiers, memory = MemoryIdentifiers(lambda identifier: None), Memory.create(64)
+    assert identifiers.limit == 0
+    assert [identifiers.on_wire(memory) for _ in range(3)] == [PoolOnWire(memory)] * 3
+    assert len(identifiers) == 0
+    memory.close()
