@@ -34,6 +34,7 @@ from aionn.service.handles import CacheOnWire, PoolOnWire, RequestOnWire, close_
 from aionn.service.progress import Progress
 from aionn.service.protocol import (
     DESCRIPTORS_MAX,
+    DESCRIPTORS_WITH_MESSAGE_MAX,
     INLINE_BYTES_MAX,
     PROTOCOL_VERSION,
     Allocate,
@@ -348,3 +349,13 @@ def test_many_descriptors_are_closed_at_once_while_another_thread_computes() -> 
     for fd in fds:
         with pytest.raises(OSError):
             os.fstat(fd)
+
+
+def test_message_carries_as_many_memories_as_it_may_and_no_more() -> None:
+    memory = Memory.create(64)
+    payload, fds, keep = encode(Reply(1, GetMemoriesReply((memory,) * DESCRIPTORS_WITH_MESSAGE_MAX)))
+    assert len(fds) == DESCRIPTORS_WITH_MESSAGE_MAX
+    with pytest.raises(InvalidArgument, match=f"at most {DESCRIPTORS_WITH_MESSAGE_MAX} memories"):
+        encode(Reply(1, GetMemoriesReply((memory,) * (DESCRIPTORS_WITH_MESSAGE_MAX + 1))))
+    del payload, keep
+    memory.close()

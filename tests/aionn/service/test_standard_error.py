@@ -66,6 +66,15 @@ def test_limit_is_over_when_time_passes(noisy: StandardError, caplog: pytest.Log
     assert said(caplog).count("y") == LINES_PER_S
 
 
+def test_nothing_is_reported_where_nothing_was_suppressed(
+    noisy: StandardError, caplog: pytest.LogCaptureFixture
+) -> None:
+    for turn in range(3):
+        take(noisy, b"x\n", now_s=turn * 2 * REPORT_S)
+    take(noisy, b"", now_s=7 * REPORT_S)
+    assert said(caplog) == ["x"] * 3
+
+
 def test_flood_is_reported_once_in_a_while(noisy: StandardError, caplog: pytest.LogCaptureFixture) -> None:
     for turn in range(1000):
         take(noisy, b"x\n" * 32_000, now_s=turn * REPORT_S / 100)
