@@ -100,6 +100,20 @@ def test_expired_work_is_started_without_a_slot_to_tell_of_it():
     assert bench.run_all() == ["holder", "expired", "soon", "later"]
 
 
+def test_work_gets_its_slot_though_less_time_is_left_than_it_is_expected_to_take():
+    bench = Bench()
+    bench.now_ns = 1
+    holder = bench.enter("holder", model="m")
+    other = bench.enter("other")
+    bench.now_ns = 1001
+    bench.slots.give_back(holder)
+    hurried = bench.enter("hurried", MEDIUM, 1500, model="m")
+    assert bench.slots.learnt_count == 1 and ("hurried", None) not in bench.log
+    bench.now_ns = 1499
+    bench.slots.give_back(other)
+    assert hurried.slot == 0
+
+
 def test_high_asks_for_the_slot_and_what_gave_way_goes_on():
     traced = []
     bench = Bench(can_preempt=True, trace=lambda at_ns, action: traced.append(type(action)))
