@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+import tomllib
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -49,3 +50,16 @@ def test_every_mutant_is_legal_and_differs_in_one_place() -> None:
 def test_a_chained_comparison_has_a_mutant_for_each_link() -> None:
     found = find_mutants("f.py", b"x = 0 <= a < b")
     assert {mutant.after for mutant in found} == {"(0 < a < b)", "(0 <= a <= b)"}
+
+
+def test_every_argued_survivor_is_a_mutant_that_there_is_and_has_a_reason() -> None:
+    here = Path(__file__).parent
+    entries = tomllib.loads((here / "survivors.toml").read_text(encoding="utf-8"))["survivor"]
+    known: dict[str, set[tuple[str, str, str]]] = {}
+    for path in {entry["path"] for entry in entries}:
+        mutants = find_mutants(path, (here.parents[1] / path).read_bytes())
+        known[path] = {(m.kind, " ".join(m.before.split()), " ".join(m.after.split())) for m in mutants}
+    for entry in entries:
+        assert (entry["kind"], entry["before"], entry["after"]) in known[entry["path"]], entry
+        assert entry["reason"].endswith(".")
+    assert [entry["path"] for entry in entries] == sorted(entry["path"] for entry in entries)

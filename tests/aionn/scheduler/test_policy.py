@@ -58,6 +58,7 @@ def test_work_that_cannot_end_in_time_any_more_is_told_before_its_deadline():
     table.decide()
     late = table.add(10, deadline=105)
     assert table.room.next_wake_ns() == 96
+    assert table.decide(now=95) == []
     actions = table.decide(now=96)
     assert [(a.work, a.reason) for a in actions] == [(late, Reason.TOO_LATE)]
 

@@ -19,6 +19,7 @@ import pytest
 import aionn
 from aionn.runtime.background import Background
 from aionn.service.client import RemoteDevice
+from aionn.service.entry import main
 
 NOTICED_S_MAX = 1.0
 
@@ -275,3 +276,14 @@ async def _kill_when(pid: int, is_time: Callable[[], bool]) -> None:
     while not is_time():
         await anyio.sleep(0.001)
     os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("left_out", ["--fd", "--driver", "--name"])
+def test_command_of_a_driver_process_refuses_to_start_without_one_of_its_arguments(
+    left_out: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = {"--fd": "99", "--driver": "reference", "--name": "reference"}
+    del arguments[left_out]
+    with pytest.raises(SystemExit) as caught:
+        main([word for pair in arguments.items() for word in pair])
+    assert caught.value.code == 2 and f"required: {left_out}" in capsys.readouterr().err
