@@ -45,6 +45,14 @@ def test_signal_records_the_given_time():
     assert (fence.status, fence.signal_time_ns, fence.error) == (FenceStatus.SIGNALLED, 123, None)
 
 
+@pytest.mark.parametrize("at_ns", [0, 2**63 - 1])
+def test_every_time_of_the_range_is_kept(at_ns):
+    fence, earlier = SyncFence(), SyncFence.signalled(0)
+    merged = fences.merge([fence, earlier])
+    fence.signal(at_ns)
+    assert fence.signal_time_ns == merged.signal_time_ns == at_ns
+
+
 def test_signal_time_comes_from_the_clock_that_is_set():
     before = fences.set_clock(lambda: 77)
     try:

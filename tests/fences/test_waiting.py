@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -326,6 +329,51 @@ def test_dependants_of_imported_fences_run_without_any_loop():
     assert merged.wait(0) is True
     for source, _ in pairs:
         source.close()
+
+
+WITHOUT_STANDARD_INPUT = """
+import os, threading
+from fences import SyncFence
+source, woken = SyncFence(), threading.Event()
+number = source.fileno()
+os.close(0)
+fence = SyncFence.from_fd(number)  # Has the lowest number that is free.
+fence.add_callback(lambda _: woken.set())
+assert fence.fileno() == 0 and not fence.wait(1)
+source.signal()
+assert fence.wait(30 * 10**9) and woken.wait(30)
+"""
+
+
+def test_descriptor_0_is_watched_as_any_other():
+    subprocess.run([sys.executable, "-c", WITHOUT_STANDARD_INPUT], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "error"),
+    [
+        (os, "eventfd", OSError("no descriptor is left")),
+        (threading.Thread, "start", RuntimeError("no thread")),
+    ],
+)
+def test_dependant_that_nobody_could_watch_for_is_refused_and_the_next_is_not(
+    place, name, error, monkeypatch
+):
+    source, fence = exported()
+    called = threading.Event()
+
+    def fail(*arguments):
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(place, name, fail)
+        with pytest.raises(type(error), match=str(error)):
+            fence.add_callback(lambda _: called.set())
+    after = threading.Event()
+    fence.add_callback(lambda _: after.set())
+    source.signal()
+    assert after.wait(30) and not called.is_set()
+    source.close()
 
 
 def test_imported_fence_closed_under_the_background_thread_lets_it_end():
