@@ -17,20 +17,9 @@ from aionn.conformance import cts
 from aionn.conformance.cts import CtsTest
 from aionn.drivers.prepared import DirectBurst
 from aionn.errors import DeadObject, Error, GeneralFailure, InvalidArgument, MissedDeadline
-from aionn.hal import (
-    BufferToken,
-    DataLocation,
-    ExecutionResult,
-    FeatureLevel,
-    Memory,
-    Model,
-    OperandType,
-    OperationType,
-)
+from aionn.hal import ExecutionResult, FeatureLevel, Memory, Model, OperandType, OperationType
 from aionn.models.builder import GraphBuilder
-from aionn.runtime import control_flow
-from aionn.runtime.arguments import Binding, RequestArea
-from aionn.runtime.control_flow import InterpretedModel, _InterpretedBurst, _truth
+from aionn.runtime.control_flow import InterpretedModel, _InterpretedBurst
 from aionn.testing.split import PickyDevice
 from fences import FenceStatus, SyncFence
 
@@ -604,34 +593,3 @@ async def test_share_of_the_control_flow_data_passes_interpreted(data: Path) -> 
 async def test_all_control_flow_data_pass_interpreted(data: Path) -> None:
     tests = control_flow_tests(data)
     assert await run_all(tests, *evenly()) == sum(test.expect_failure for test in tests)
-
-
-def test_condition_is_one_boolean() -> None:
-    def held(*values: bool) -> Binding:
-        array = np.array(values)
-        return Binding(BufferToken(1), DataLocation(), array.shape, array)
-
-    assert _truth(held(True), "input 0") and not _truth(held(False), "input 0")
-    for condition, got in (
-        (None, "none"),
-        (held(True, True), r"shape \[2\]"),
-        (held(True)._replace(array=None), r"shape \[1\]"),
-    ):
-        with pytest.raises(aionn.InvalidArgument, match=f"input 0: expected one boolean, got {got}"):
-            _truth(condition, "input 0")
-
-
-async def test_memory_of_a_branch_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-
-    class Counted(RequestArea):
-        def __init__(self, values: Any) -> None:
-            made.append(values)
-            super().__init__(values)
-
-    monkeypatch.setattr(control_flow, "RequestArea", Counted)
-    async with open_over(PickyDevice("npu")) as runtime:
-        net = await runtime.compile(choice())
-        for condition in (YES, NO, YES, NO, YES):
-            await net.execute([condition, X])
-    assert len(made) == 2, "one of each branch"
