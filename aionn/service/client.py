@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import anyio
 import anyio.abc
 
-from aionn.errors import DeviceUnavailable, Error, GeneralFailure, InvalidArgument
+from aionn.errors import DeadObject, DeviceUnavailable, Error, GeneralFailure, InvalidArgument
 from aionn.hal import (
     CACHE_TOKEN_BYTES,
     Buffer,
@@ -290,6 +290,8 @@ class RemoteDevice:
         connection = await self._connected()
         handles = []
         for index, prepared in enumerate(prepared_models):
+            if isinstance(prepared, RemotePreparedModel) and not prepared.connection.channel.is_alive:
+                raise DeadObject(f"allocate, model {index}: the driver process that prepared it is gone")
             if not isinstance(prepared, RemotePreparedModel) or prepared.connection is not connection:
                 raise InvalidArgument(f"allocate, model {index}: expected a prepared model of {self._name!r}")
             handles.append(prepared.handle)

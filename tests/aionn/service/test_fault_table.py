@@ -103,7 +103,7 @@ async def test_objects_of_a_dead_process_mean_nothing_to_the_next(background: An
         await old.execute_synchronously(work.request)
     with pytest.raises(DeadObject):
         await buffer.copy_to(Memory.create(16))
-    with pytest.raises(InvalidArgument, match="expected a prepared model of"):
+    with pytest.raises(DeadObject, match="prepared it is gone"):
         await device.allocate(BufferDesc(), [old], [BufferRole(0, 0)], [])
     del old, buffer  # Freeing what was the dead one's frees nothing of the new one's.
     larger = small.Sum(8)
