@@ -75,8 +75,10 @@ def _be_spare(arguments: Sequence[str]) -> None:
         _end(0)
     _wait(fd, select.POLLIN)
     if _signatures(signatures) != signatures:
+        from aionn.service.python_process import start_over
+
         os.set_inheritable(fd, True)
-        os.execve(sys.executable, sys.orig_argv[:-1], environment)
+        start_over(sys.orig_argv[:-1], environment)
 
 
 def _import_quietly(fd: int, driver: str) -> None:

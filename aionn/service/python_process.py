@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
-__all__ = ["module_path", "python_command", "python_environment"]
+__all__ = ["module_path", "python_command", "python_environment", "start_over"]
 
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
 
@@ -49,6 +51,11 @@ def python_command(module: str, *arguments: str) -> list[str]:
     code = f"import sys; sys.path[:] = {module_path()!r}; from {module} import main; main(sys.argv[1:])"
     flags = [flag for name, flag in _FLAGS if getattr(sys.flags, name)]
     return [sys.executable, "-P", *flags, "-c", code, *arguments]
+
+
+def start_over(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Replaces this process by one with a command line from ``python_command``, such as its own."""
+    os.execve(sys.executable, command, environment)
 
 
 def python_environment() -> dict[str, str]:
