@@ -55,7 +55,7 @@ def python_command(module: str, *arguments: str) -> list[str]:
 
 def start_over(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     """Replaces this process by one with a command line from ``python_command``, such as its own."""
-    os.execve(sys.executable, command, environment)
+    os.execve(sys.executable, list(command), environment)
 
 
 def python_environment() -> dict[str, str]:
