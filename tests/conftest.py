@@ -9,7 +9,6 @@ from __future__ import annotations
 import faulthandler
 import gc
 import os
-import sys
 import threading
 import time
 from collections import Counter
@@ -32,7 +31,16 @@ SETTLE_S_MAX = 2.0
 os.environ["AIONN_SPARE_PROCESSES"] = "0"
 """A spare process comes by itself once a device has served for a while: tests that want one ask for it."""
 
-_stderr = os.dup(sys.__stderr__.fileno()) if sys.__stderr__ is not None else 2
+_stderr = 2
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keeps the terminal's standard error for the watchdog: while tests run, descriptor 2 is pytest's own file."""
+    global _stderr
+    capture = config.pluginmanager.getplugin("capturemanager")
+    assert capture is not None, "pytest has it"
+    with capture.global_and_fixture_disabled():
+        _stderr = os.dup(2)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
