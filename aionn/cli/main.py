@@ -28,6 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     if arguments is None:
         interrupts.guard()
+        from aionn.cli.heap import use_one_heap
+
+        use_one_heap()
     from aionn.cli.commands import TRACEBACK_VARIABLE, app
     from aionn.errors import Error
 

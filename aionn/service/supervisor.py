@@ -52,12 +52,15 @@ _ENVIRONMENT = {
     "MKL_NUM_THREADS": "1",
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
+    "MALLOC_ARENA_MAX": "1",
 }
 """What a driver process is told unless the user says otherwise.
 
 Threads of the common matrix libraries, one each: a driver process shares the cores with the application, and a thread pool that
 spins between calls would take them away. glibc's allocator, to keep what one frame gave back for the next one: by default it
-returns large temporaries to the system at once, and the page faults of taking them again are a fifth of a MobileNet frame.
+returns large temporaries to the system at once, and the page faults of taking them again are a fifth of a MobileNet frame. And to
+keep it in one heap: by default each of a few dozen threads has its own, in which what one thread gave back is of no use to another,
+and the process grows for hours.
 """
 
 
