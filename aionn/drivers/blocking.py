@@ -4,7 +4,8 @@ Owns the device: slots and threads, support, preparation, compilation caching, d
 what a model computes is the subclass's.
 
 Invariants:
-1. ``supports`` and ``prepare`` are called with validated models, on a thread that holds one of the device's slots.
+1. ``supports`` and ``prepare`` are called with validated models, on a thread that holds one of the device's slots; or, where the
+   device prepares beside executions, on a thread of its own, one call at a time.
 2. Nothing that is wrong with cache arguments fails a preparation.
 
 Source: obligations in ``aionn.hal.device``; the NN HAL's sample driver for the order of the checks.
@@ -58,14 +59,18 @@ class BlockingDevice(CheckedDevice):
     Attributes:
         info: See above.
         gate: The device's slots.
+        preparing: Where models are checked and prepared: the device's slots, or a turn of its own; see ``prepares_beside``.
         alarm: Fails fences on time.
         now: See above.
         memories: The device memories; None for a device without.
         gives_way: Whether a run may be made to sleep where it looks at its control while more urgent work runs, perhaps of the
             same prepared model: only where runs share nothing that one of them locks.
+        prepares_beside: Whether ``supports`` and ``prepare`` may run beside executions. They then take no slot, and a client that
+            sends large models does not delay the executions of others by checking and preparing them.
     """
 
     gives_way: ClassVar[bool] = False
+    prepares_beside: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -76,6 +81,10 @@ class BlockingDevice(CheckedDevice):
     ) -> None:
         super().__init__(info, memory_bytes_max=memory_bytes_max)
         self.gate = SlotGate(info.slots, name=info.name, now=now, can_preempt=self.gives_way)
+        # One at a time, whatever the slots: clients take turns, and several at once would only share the interpreter's lock.
+        self.preparing = (
+            SlotGate(1, name=f"{info.name}-preparing", now=now) if self.prepares_beside else self.gate
+        )
         self.alarm = Alarm(now, name=f"aionn-{info.name}-alarm")
         self.now = now
 
@@ -88,7 +97,9 @@ class BlockingDevice(CheckedDevice):
     async def supported_operations(self, model: Model) -> tuple[bool, ...]:
         """See ``Device``."""
         # Not HIGH, although it is quick as a rule: who asks without end would keep the slots from everyone else.
-        return await run_on_gate(self.gate, Priority.MEDIUM, None, lambda _: self._checked_support(model))
+        return await run_on_gate(
+            self.preparing, Priority.MEDIUM, None, lambda _: self._checked_support(model)
+        )
 
     async def prepare_model(
         self,
@@ -112,7 +123,7 @@ class BlockingDevice(CheckedDevice):
             _logger.debug("%s: prepared %d operations, %s, priority %s", *told)
             return prepared
 
-        return await run_on_gate(self.gate, priority, deadline_ns, prepare)
+        return await run_on_gate(self.preparing, priority, deadline_ns, prepare)
 
     def _checked_prepare(
         self, model: Model, preference: ExecutionPreference, priority: Priority, deadline_ns: int | None
@@ -134,7 +145,7 @@ class BlockingDevice(CheckedDevice):
         )
         held = self._held_to_load(cache)
         return await run_on_gate(
-            self.gate, priority, deadline_ns, lambda _: self._restore(held, priority, deadline_ns)
+            self.preparing, priority, deadline_ns, lambda _: self._restore(held, priority, deadline_ns)
         )
 
     def _restore(self, held: HeldFiles, priority: Priority, deadline_ns: int | None) -> BlockingPreparedModel:
@@ -167,6 +178,7 @@ class BlockingDevice(CheckedDevice):
         done = SyncFence("device close")
 
         def close() -> None:
+            self.preparing.close()
             self.gate.close()
             self.alarm.close()
             done.signal()

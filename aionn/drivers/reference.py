@@ -51,6 +51,7 @@ class ReferenceDevice(BlockingDevice):
     """Runs any valid model without extensions, one execution at a time."""
 
     gives_way = True
+    prepares_beside = True
 
     def __init__(self, name: str = INFO.name) -> None:
         super().__init__(msgspec.structs.replace(INFO, name=name), memory_bytes_max=MEMORY_BYTES_MAX)

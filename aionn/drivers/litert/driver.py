@@ -122,6 +122,8 @@ class LitertDevice(BlockingDevice):
         DeviceUnavailable: LiteRT is not installed or too old, or the number of threads makes no sense.
     """
 
+    prepares_beside = True
+
     def __init__(self, name: str = INFO.name) -> None:
         super().__init__(info_for(name), memory_bytes_max=MEMORY_BYTES_MAX)
         self.thread_count = _thread_count()

@@ -219,14 +219,14 @@ async def test_questions_of_one_client_leave_turns_to_others(
     await asking.status()
     may_go_on.clear()
     told.clear()
-    count, gate = 20, served.device.gate
+    count, preparing = 20, served.device.preparing
     async with anyio.create_task_group() as tasks:
         for _ in range(count):
             tasks.start_soon(asking.supported_operations, small.sum_model())
-        await settled(lambda: gate.waiting_count == count - served.device.info.slots)
+        await settled(lambda: preparing.waiting_count == count - 1)
         tasks.start_soon(prepared.execute_synchronously, small.Sum().request)
         tasks.start_soon(working.prepare_model, small.sum_model(8))
-        await settled(lambda: gate.waiting_count == count + 2 - served.device.info.slots)
+        await settled(lambda: preparing.waiting_count == count and told == ["execution"])
         may_go_on.set()
     assert max(told.index("execution"), told.index("preparation")) < count / 2, told
     for client in (asking, working):

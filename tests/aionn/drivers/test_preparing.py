@@ -1,0 +1,204 @@
+"""Checking and preparing models beside executions: who waits for whom on a device that several clients share."""
+
+import threading
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+import numpy as np
+import pytest
+
+from aionn.conformance.requests import request_for
+from aionn.drivers.blocking import BlockingDevice, BlockingPreparedModel
+from aionn.drivers.litert.driver import LitertDevice
+from aionn.drivers.reference import INFO, ReferenceDevice
+from aionn.errors import DeviceUnavailable, MissedDeadline
+from aionn.hal import OutputShape, Priority
+from aionn.hal.callers import client_of_call
+from aionn.testing import models
+
+WAIT_S = 10.0
+MODEL = models.identity((4,))
+ZEROS = [np.zeros(4, np.float32)]
+
+
+class Halting:
+    """Holds a device in one of its methods until it is let go."""
+
+    def __init__(self):
+        self.entered, self.may_end = threading.Event(), threading.Event()
+        self.is_on = False
+
+    def halt(self):
+        if self.is_on:
+            self.entered.set()
+            assert self.may_end.wait(WAIT_S)
+
+    async def wait(self):
+        assert await anyio.to_thread.run_sync(self.entered.wait, WAIT_S)
+
+
+class HaltingReference(ReferenceDevice):
+    """Halts while it looks at a model: what every preparation does as well."""
+
+    def __init__(self):
+        super().__init__()
+        self.halting = Halting()
+
+    def supports(self, model):
+        self.halting.halt()
+        return super().supports(model)
+
+
+async def _ask(device, how):
+    if how == "support":
+        await device.supported_operations(MODEL)
+    else:
+        await (await device.prepare_model(MODEL)).aclose()
+
+
+class HaltingLitert(LitertDevice):
+    """The same with slots of which two clients could have both."""
+
+    def __init__(self):
+        super().__init__()
+        self.halting = Halting()
+
+    def supports(self, model):
+        self.halting.halt()
+        return super().supports(model)
+
+
+@pytest.mark.parametrize("kind", [HaltingReference, HaltingLitert])
+@pytest.mark.parametrize("how", ["support", "prepare"])
+def test_execution_does_not_wait_for_the_check_or_the_preparation_of_a_model(kind, how):
+    if kind is HaltingLitert:
+        pytest.importorskip("ai_edge_litert")
+
+    async def main():
+        async with kind() as device, anyio.create_task_group() as tasks:
+            prepared = await device.prepare_model(MODEL)
+            device.halting.is_on = True
+            for _ in range(device.info.slots):
+                tasks.start_soon(_ask, device, how)
+            await device.halting.wait()
+            try:
+                with anyio.fail_after(WAIT_S / 2):
+                    await prepared.execute_synchronously(request_for(MODEL, ZEROS))
+                    burst = await prepared.configure_execution_burst()
+                    await burst.execute_synchronously(request_for(MODEL, ZEROS), [0])
+            finally:
+                device.halting.may_end.set()
+
+    anyio.run(main)
+
+
+def test_clients_take_turns_at_preparing():
+    """Each of four models of one client would go before the other's only one, in the order in which they came."""
+    order = []
+
+    class Noting(HaltingReference):
+        def prepare(self, model, **terms):
+            order.append(client_of_preparing[id(model)])
+            return super().prepare(model, **terms)
+
+    client_of_preparing = {}
+    kept = []
+
+    async def main():
+        async with Noting() as device, anyio.create_task_group() as tasks:
+
+            async def prepare(client):
+                client_of_call.set(client)
+                model = models.identity((4,))
+                kept.append(model)
+                client_of_preparing[id(model)] = client
+                await device.prepare_model(model)
+
+            device.halting.is_on = True
+            tasks.start_soon(prepare, "first")
+            await device.halting.wait()
+            for client in ("a", "a", "a", "a", "b"):
+                tasks.start_soon(prepare, client)
+            await anyio.wait_all_tasks_blocked()
+            device.halting.may_end.set()
+
+    anyio.run(main)
+    assert order[0] == "first"
+    assert order.index("b") <= 2
+
+
+def test_device_that_does_not_say_so_prepares_with_a_slot():
+    """An engine that may be entered only once at a time is not entered by a preparation while it executes."""
+    halting = Halting()
+    entered = []
+
+    class Prepared(BlockingPreparedModel):
+        def run(self, inputs, outputs, control):
+            entered.append("run")
+            halting.halt()
+            entered.append("ran")
+            return [OutputShape((4,), True) for _ in outputs]
+
+    class Device(BlockingDevice):
+        def supports(self, model):
+            entered.append("supports")
+            return [True for _ in model.main.operations]
+
+        def prepare(self, model, *, preference, priority, deadline_ns):
+            return Prepared(self, model, priority)
+
+    async def main():
+        async with Device(INFO) as device, anyio.create_task_group() as tasks:
+            prepared = await device.prepare_model(MODEL)
+            entered.clear()
+            halting.is_on = True
+            tasks.start_soon(prepared.execute_synchronously, request_for(MODEL, ZEROS))
+            await halting.wait()
+            tasks.start_soon(device.supported_operations, MODEL)
+            while not device.gate.waiting_count:
+                await anyio.lowlevel.checkpoint()
+            halting.may_end.set()
+
+    anyio.run(main)
+    assert entered == ["run", "ran", "supports"]
+
+
+def test_preparation_whose_deadline_passes_before_its_turn_is_missed():
+    async def main():
+        async with HaltingReference() as device, anyio.create_task_group() as tasks:
+            device.halting.is_on = True
+            tasks.start_soon(_ask, device, "prepare")
+            await device.halting.wait()
+            missed = []
+
+            async def late():
+                with pytest.raises(MissedDeadline) as e:
+                    await device.prepare_model(MODEL, deadline_ns=device.now() + 1)
+                missed.append(e.value)
+
+            tasks.start_soon(late)
+            await anyio.wait_all_tasks_blocked()
+            device.halting.may_end.set()
+        assert len(missed) == 1
+
+    anyio.run(main)
+
+
+def test_closing_waits_for_what_is_prepared_and_refuses_more():
+    async def main():
+        device = HaltingReference()
+        device.halting.is_on = True
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_ask, device, "support")
+            await device.halting.wait()
+            tasks.start_soon(device.aclose)
+            while not device.preparing._closed:
+                await anyio.lowlevel.checkpoint()
+            with pytest.raises(DeviceUnavailable):
+                await device.prepare_model(MODEL, priority=Priority.HIGH)
+            device.halting.may_end.set()
+        names = [thread.name for thread in threading.enumerate()]
+        assert not [name for name in names if name.startswith("aionn-reference")]
+
+    anyio.run(main)
