@@ -21,7 +21,7 @@ from aionn.hal.log_tags import choose_tags
 from aionn.hal.loops import finish
 from aionn.runtime.traces import begin_trace
 from aionn.service.admission import ClientLimits
-from aionn.service.host import DEFAULT_LIMITS, SHARED_QUOTAS, freeze_modules, listen
+from aionn.service.host import DEFAULT_LIMITS, SHARED_QUOTAS, freeze_modules, listen, shorten_turns
 from aionn.service.progress import Progress
 from aionn.service.quotas import Quotas
 
@@ -99,6 +99,7 @@ def serve(
     begin_trace(None, process=f"server of {name or device}")
     made = registry.make_device(device, name or device)
     freeze_modules()
+    shorten_turns()
     try:
         interrupts.run(_serve, made, socket, permissions, quotas, limits, hang_after, quiet)
     except KeyboardInterrupt:

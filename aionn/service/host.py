@@ -23,6 +23,7 @@ import os
 import signal
 import socket
 import stat
+import sys
 import threading
 from collections.abc import Callable, Sequence
 
@@ -59,7 +60,16 @@ from aionn.service.protocol import (
 from aionn.service.quotas import Quotas
 from aionn.service.session import Session
 
-__all__ = ["DEFAULT_LIMITS", "IDLE_S", "SHARED_QUOTAS", "freeze_modules", "listen", "main", "serve"]
+__all__ = [
+    "DEFAULT_LIMITS",
+    "IDLE_S",
+    "SHARED_QUOTAS",
+    "freeze_modules",
+    "listen",
+    "main",
+    "serve",
+    "shorten_turns",
+]
 
 END_S_MAX = 0.5
 """How long a process whose client is gone may take to clean up before it ends regardless: half of what users are promised."""
@@ -67,6 +77,11 @@ END_S_MAX = 0.5
 IDLE_S = 10.0
 """What was not used for so long, a burst or a memory of requests, is unmapped until it is used again: longer than any pause within
 a stream."""
+
+SWITCH_S = 0.0002
+"""How long one thread may keep the interpreter's lock while others want it: a twenty-fifth of Python's own. An execution passes
+the lock on up to six times, between the event loop and a thread of the device, and waits so long each time while the model of
+another client is prepared. What a frame of a burst does in Python is over sooner as a rule, and is not interrupted."""
 
 BACKLOG = 64
 
@@ -403,6 +418,7 @@ async def _main(driver: str, name: str, sock: socket.socket, hang_after_s: float
         await _refuse(sock, DeviceUnavailable(str(e)))
         return
     freeze_modules()
+    shorten_turns()
     with Progress(hang_after_s) as progress:
         try:
             await serve(device, sock, progress=progress)
@@ -421,6 +437,14 @@ async def _refuse(sock: socket.socket, why: DeviceUnavailable) -> None:
         await channel.run()
     finally:
         channel.release()
+
+
+def shorten_turns() -> None:
+    """Sets how long one thread of this process may keep the interpreter's lock from others, to ``SWITCH_S``.
+
+    For processes that only serve a device.
+    """
+    sys.setswitchinterval(SWITCH_S)
 
 
 def freeze_modules() -> None:
