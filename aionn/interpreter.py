@@ -103,9 +103,14 @@ class _Step:
 
     def __init__(self, subgraph: Subgraph, operation: Operation) -> None:
         self.operation = operation
-        self._varying = [
-            place for place, index in enumerate(operation.inputs) if not subgraph.operands[index].is_constant
-        ]
+        # Tuples, here and for ``drops``: unlike lists, the garbage collector looks at one of numbers once and not again.
+        self._varying = tuple(
+            [
+                place
+                for place, index in enumerate(operation.inputs)
+                if not subgraph.operands[index].is_constant
+            ]
+        )
         # Inputs' shapes that the shape rule has allowed, and the results' shapes: one entry, the last.
         self._allowed: tuple[list[Shape | None], list[Shape]] | None = None
         self._looks_at_values = False
@@ -114,7 +119,7 @@ class _Step:
         if operation.type in (OperationType.IF, OperationType.WHILE):
             self.contract = None
         self.kept: dict[str, Any] = {}
-        self.drops: list[int] = []
+        self.drops: tuple[int, ...] = ()
 
     def shapes(self, rule: ShapeFunction, call: Call) -> list[Shape]:
         """What the shape rule says, asked once for each shapes of the inputs where nothing else matters to it.
@@ -191,7 +196,7 @@ class _Plan:
                 last_use[index] = step
         for index, step in last_use.items():
             if subgraph.operands[index].lifetime == OperandLifeTime.TEMPORARY_VARIABLE:
-                step.drops.append(index)
+                step.drops += (index,)
 
 
 class Interpreter:

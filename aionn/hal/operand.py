@@ -120,7 +120,7 @@ class OperandLifeTime(enum.IntEnum):
     SUBGRAPH = 6
 
 
-class DataLocation(msgspec.Struct, frozen=True, array_like=True):
+class DataLocation(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A place in a pool. All zero where the operand's lifetime needs none.
 
     Attributes:
@@ -136,7 +136,7 @@ class DataLocation(msgspec.Struct, frozen=True, array_like=True):
     padding: int = 0
 
 
-class ChannelQuant(msgspec.Struct, frozen=True, array_like=True):
+class ChannelQuant(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Scales of a per-channel quantised tensor.
 
     Attributes:
@@ -148,7 +148,7 @@ class ChannelQuant(msgspec.Struct, frozen=True, array_like=True):
     channel_dim: int
 
 
-class Operand(msgspec.Struct, frozen=True, array_like=True):
+class Operand(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One value of a subgraph: its type, shape, quantisation and place.
 
     Attributes:

@@ -153,7 +153,7 @@ class Padding(enum.IntEnum):
     VALID = 2
 
 
-class Operation(msgspec.Struct, frozen=True, array_like=True):
+class Operation(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One step of a subgraph.
 
     Attributes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -105,3 +106,24 @@ def test_deadline_is_looked_at_before_every_operation():
     with pytest.raises(MissedDeadline, match="between two operations") as missed:
         Interpreter(g.build([value])).run([np.ones(1, np.float32)], control)
     assert missed.value.transient and next(times) == 3
+
+
+def chain_model(length: int) -> Model:
+    """A chain of sums."""
+    g = GraphBuilder()
+    a = g.input(F32, (4,))
+    none, last = g.constant(0), a
+    for _ in range(length):
+        last = g.result(OperationType.ADD, [last, a, none], a)
+    return g.build([last])
+
+
+def test_garbage_collector_looks_at_one_object_for_each_operation() -> None:
+    """A device keeps models of many thousands of operations, and nothing else runs in its process during a collection."""
+    count = 500
+    gc.collect()
+    before = len(gc.get_objects())
+    interpreter = Interpreter(chain_model(count))
+    gc.collect()
+    more = len(gc.get_objects()) - before
+    assert more < 1.2 * count, f"{more} objects for {count} operations of {interpreter!r}"
