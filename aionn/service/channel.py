@@ -8,7 +8,8 @@ Invariants:
 2. No more than ``CALLS_AT_ONCE_MAX`` calls of the peer are worked on or have an answer that the peer has not read, nor much more
    than ``BYTES_AT_ONCE_MAX``, ``INLINE_BYTES_AT_ONCE_MAX`` and ``OWED_BYTES_MAX`` of them; the peer's further messages wait in
    the socket.
-3. Whatever the peer sends, other tasks of the loop get their turn after ``TURN_WEIGHT`` of it.
+3. Whatever the peer sends, other tasks of the loop get their turn after ``TURN_WEIGHT`` of it; after each message where the peer
+   has other connections as well (``peers``).
 4. Descriptors that come with a message are closed when it was handled or refused.
 5. A message whose descriptors cannot be taken because none is left here is answered with RESOURCE_EXHAUSTED, one whose memories
    cannot be used with GENERAL_FAILURE, and the connection goes on; one that was cut off for any other reason, or is no message,
@@ -45,6 +46,7 @@ from aionn.service.handles import close_all
 from aionn.service.large import InMemory, in_memory, read_parts
 from aionn.service.load import Load
 from aionn.service.outbox import Outbox, Outgoing
+from aionn.service.peers import Peer
 from aionn.service.protocol import (
     DESCRIPTORS_MAX,
     Call,
@@ -126,6 +128,7 @@ class Channel:
         account: See ``protocol.decode``.
         settle_of: Asked when the peer cancels a call; None cancels all of them, and answers at once.
         freed_by: The call that frees what a reply gives, for replies that nobody waits for any more; None where there is none.
+        peer: The process at the other end, which may have other connections; None for one that has none.
 
     Attributes:
         received_count: How many messages came from the peer.
@@ -142,6 +145,7 @@ class Channel:
         settle_of: SettleOf | None = None,
         account: Account | None = None,
         freed_by: Callable[[ReplyBody], CallBody | None] | None = None,
+        peer: Peer | None = None,
     ) -> None:
         sock.setblocking(False)
         self._sock = sock
@@ -153,6 +157,7 @@ class Channel:
         self._home = Home()
         self._settle_of = settle_of
         self._freed_by = freed_by
+        self._peer = Peer() if peer is None else peer
         self._pending: dict[int, Pending] = {}
         self._handled: dict[int, _Handled] = {}
         self._why_dead: str | None = None
@@ -180,6 +185,7 @@ class Channel:
 
     async def run(self) -> None:
         """Reads until the peer goes away or the task is cancelled; then fails every pending call and closes the socket."""
+        self._peer.connections += 1
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._outbox.run)
@@ -190,6 +196,7 @@ class Channel:
                     self.close(f"{self._peer_name} is gone")
                 tasks.cancel_scope.cancel()
         finally:
+            self._peer.connections -= 1
             self.close(f"{self._peer_name} is gone")
 
     async def _read_all(self, tasks: anyio.abc.TaskGroup) -> None:
@@ -223,8 +230,8 @@ class Channel:
 
     async def _take_turn(self, payload: bytes) -> None:
         """Lets other tasks go first when this connection has had its turn."""
-        if self._turn_left <= 0:
-            await anyio.lowlevel.checkpoint()
+        if self._turn_left <= 0 or self._peer.shares_turns:
+            await self._peer.next_turn()
             self._turn_left = TURN_WEIGHT
         self._turn_left -= 1 + len(payload) // TURN_WEIGHT_BYTES
 
@@ -246,7 +253,17 @@ class Channel:
         steps = decode_parts(
             stands_for, structure, values, fds, sealed_only=self._sealed_only, account=self._account
         )
-        return await _stepwise(steps), size_bytes
+        return await self._stepwise(steps), size_bytes
+
+    async def _stepwise(self, steps: Generator[None, None, Message]) -> Message:
+        """Decodes a large message with other tasks in between."""
+        while True:
+            try:
+                next(steps)
+            except StopIteration as e:
+                message: Message = e.value
+                return message
+            await self._peer.next_turn()
 
     def _is_unexpected(self, envelope: tuple[bool, int] | None) -> bool:
         """Whether a message is a reply that nobody waits for: what came with it is given back without a look."""
@@ -542,17 +559,6 @@ async def _in_thread(call: Callable[..., _R], *arguments: Any) -> _R:
         return await anyio.to_thread.run_sync(call, *arguments, limiter=limiter)
     except RuntimeError as e:
         raise ResourceExhausted(f"message: no thread is left to copy it: {e}", transient=True) from e
-
-
-async def _stepwise(steps: Generator[None, None, Message]) -> Message:
-    """Decodes a large message with other tasks in between."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as e:
-            message: Message = e.value
-            return message
-        await anyio.lowlevel.checkpoint()
 
 
 def _no_descriptor_is_left() -> bool:

@@ -47,6 +47,7 @@ from aionn.hal.loops import finish
 from aionn.hal.tracing import TRACE_VARIABLE, start_tracing
 from aionn.service.admission import Admission, ClientLimits, Credentials, Place
 from aionn.service.channel import Channel
+from aionn.service.peers import Peer, Peers
 from aionn.service.progress import Progress
 from aionn.service.protocol import (
     INLINE_BYTES_MAX,
@@ -139,6 +140,7 @@ async def serve(
     hello_s: float | None = None,
     place: Place | None = None,
     on_hello: Callable[[], None] | None = None,
+    peer: Peer | None = None,
 ) -> bool:
     """Serves one client until it goes away, then frees what was its own.
 
@@ -153,6 +155,7 @@ async def serve(
         hello_s: How long the client may take until it has said Hello; None for ever.
         place: The connection ends when this is given to another client; None for a process that has one client.
         on_hello: Called when the client has said Hello.
+        peer: The client's process, which may have other connections; None for one that has none.
 
     Returns:
         Whether it went in the middle of something.
@@ -173,6 +176,7 @@ async def serve(
             sealed_only=sealed_only,
             settle_of=session.settling.settle_of,
             account=session.account,
+            peer=peer,
         )
 
         def dismiss(why: str) -> None:
@@ -256,7 +260,7 @@ async def listen(
         async with anyio.create_task_group() as tasks:
             if started is not None:
                 started.set()
-            admission = Admission(limits)
+            admission, peers = Admission(limits), Peers()
             refusals = anyio.CapacityLimiter(REFUSALS_MAX)
             cut_off = _CutOff()
             tasks.start_soon(cut_off.collect)
@@ -274,6 +278,7 @@ async def listen(
                         hello_s=limits.hello_s,
                         place=place,
                         on_hello=lambda: admission.greeted(place),
+                        peer=peers.of(client.pid),
                     )
                     if was_cut_off:
                         cut_off.happened.set()

@@ -6,8 +6,8 @@ import asyncio
 import os
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,13 @@ import anyio.to_thread
 import pytest
 
 from aionn.errors import DeadObject, GeneralFailure, InvalidArgument
-from aionn.hal import Memory, MemoryKind
+from aionn.hal import Memory, MemoryKind, OperandType, OperationType
+from aionn.models.builder import GraphBuilder
+from aionn.service import channel as channel_module
 from aionn.service import load as load_module
 from aionn.service import outbox as outbox_module
 from aionn.service.channel import TURN_WEIGHT, Channel
+from aionn.service.peers import Peer, Peers
 from aionn.service.protocol import (
     Call,
     CancelCall,
@@ -31,6 +34,7 @@ from aionn.service.protocol import (
     Message,
     Ping,
     Reply,
+    SupportedOperations,
     decode,
     encode,
 )
@@ -45,11 +49,13 @@ async def done(body: Any, channel: Channel) -> Any:
 
 
 @asynccontextmanager
-async def channel_and_peer(handler: Any = done) -> AsyncIterator[tuple[Channel, socket.socket]]:
+async def channel_and_peer(
+    handler: Any = done, process: Peer | None = None
+) -> AsyncIterator[tuple[Channel, socket.socket]]:
     """A channel, and the bare socket of its peer."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.setblocking(False)
-    channel = Channel(ours, handler, peer_name="the peer", sealed_only=True)
+    channel = Channel(ours, handler, peer_name="the peer", sealed_only=True, peer=process)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(channel.run)
         yield channel, theirs
@@ -127,6 +133,86 @@ async def test_other_tasks_have_their_turn_whatever_is_said(kind: str, file_memo
             send(peer, message)
         turns = await until(lambda: channel.received_count == count)
         assert turns >= count // (1 if kind == "call" else TURN_WEIGHT) - 1
+
+
+async def _turns_with_connections(count: int, message: Message, processes: list[Peer]) -> int:
+    """How many turns of the loop it takes until so many connections, of processes in turn, have had a message each."""
+    async with AsyncExitStack() as stack:
+        ends = [
+            await stack.enter_async_context(channel_and_peer(process=processes[i % len(processes)]))
+            for i in range(count)
+        ]
+        for _, peer in ends:
+            send(peer, message)
+        return await until(lambda: all(channel.received_count for channel, _ in ends))
+
+
+@pytest.mark.parametrize("kind", ["call", "rejected", "cancel", "reply"])
+async def test_connections_of_one_process_have_one_turn_together(kind: str, file_memory: Memory) -> None:
+    message, count = messages(file_memory)[kind], 48
+    one = await _turns_with_connections(count, message, [Peer()])
+    many = await _turns_with_connections(count, message, [Peer() for _ in range(count)])
+    assert one >= count - 1 and many < count / 4
+
+
+async def test_process_whose_other_connections_are_gone_is_not_slowed_down() -> None:
+    process, message, count = Peer(), Reply(99, Done()), 128
+    async with channel_and_peer(process=process) as (channel, peer):
+        async with channel_and_peer(process=process):
+            for _ in range(count):
+                send(peer, message)
+            assert await until(lambda: channel.received_count == count) > count / 2
+        for _ in range(count):
+            send(peer, message)
+        assert await until(lambda: channel.received_count == 2 * count) <= count // TURN_WEIGHT + 2
+
+
+@pytest.mark.parametrize("is_one_process", [True, False])
+async def test_parts_of_large_models_of_one_process_are_decoded_in_turn(
+    monkeypatch: pytest.MonkeyPatch, is_one_process: bool
+) -> None:
+    """Each part takes as long as a whole message."""
+    graph, count, decoded = GraphBuilder(), 8, [0]
+    last = a = graph.input(OperandType.TENSOR_FLOAT32, (4,))
+    for _ in range(1000):
+        last = graph.result(OperationType.ADD, [last, a, graph.constant(0)], a)
+    call = Call(7, SupportedOperations(graph.build([last])))
+    decode_parts = channel_module.decode_parts
+
+    def counting(*arguments: Any, **more: Any) -> Generator[None, None, Message]:
+        parts = decode_parts(*arguments, **more)
+        while True:
+            try:
+                next(parts)
+            except StopIteration as e:
+                return e.value
+            decoded[0] += 1
+            yield
+
+    monkeypatch.setattr(channel_module, "decode_parts", counting)
+    one, most = Peer(), 0
+    async with AsyncExitStack() as stack:
+        ends = [
+            await stack.enter_async_context(channel_and_peer(process=one if is_one_process else Peer()))
+            for _ in range(count)
+        ]
+        for _, peer in ends:
+            send(peer, call)
+        with anyio.fail_after(WAIT_S_MAX):
+            while not all(channel.received_count for channel, _ in ends):
+                before = decoded[0]
+                await anyio.lowlevel.checkpoint()
+                most = max(most, decoded[0] - before)
+    # Copying their memories is for two threads: a few begin where others are.
+    assert most <= 3 if is_one_process else most > 3
+
+
+def test_process_is_forgotten_with_its_last_connection() -> None:
+    peers = Peers()
+    first = peers.of(7)
+    assert peers.of(7) is first and peers.of(8) is not first
+    del first
+    assert len(peers._known) == 0
 
 
 @pytest.mark.parametrize("kind", ["call", "rejected"])
