@@ -14,6 +14,7 @@ Invariants:
 5. A message whose descriptors cannot be taken because none is left here is answered with RESOURCE_EXHAUSTED, one whose memories
    cannot be used with GENERAL_FAILURE, and the connection goes on; one that was cut off for any other reason, or is no message,
    ends the connection.
+6. No descriptor that the peer sends, read or not, makes a closing wait.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ from aionn.service.protocol import (
     read_envelope,
 )
 from aionn.service.quotas import Account
+from aionn.service.received import SENT_AT_ONCE_MAX, close_unread, descriptors_of, have_network_sockets
 from aionn.service.sizes import INLINE_BYTES_MAX, SMALL_BYTES_MAX, shortened
 
 __all__ = ["Channel", "Handler", "Pending", "SettleOf"]
@@ -294,7 +296,7 @@ class Channel:
 
     async def _receive(self) -> tuple[bytes, list[int], bool]:
         """A datagram, its descriptors, and whether some of those were lost because none is left in this process."""
-        size = DESCRIPTORS_MAX * array.array("i").itemsize
+        size = SENT_AT_ONCE_MAX * array.array("i").itemsize
         while True:
             try:
                 # Without MSG_CMSG_CLOEXEC a child forked at this moment would inherit the descriptors.
@@ -305,19 +307,20 @@ class Channel:
             except BlockingIOError:
                 await anyio.wait_readable(self._sock)
                 self._turn_left = TURN_WEIGHT
-        fds = array.array("i")
-        for level, kind, data in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-        if flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC):
+        fds = descriptors_of(ancillary) if ancillary else []
+        if fds and have_network_sockets(fds):
+            close_all(fds)
+            self.close(f"{self._peer_name} sent a network socket")
+            return b"", [], False
+        if flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC) or len(fds) > DESCRIPTORS_MAX:
             # Asked before they are closed: the received ones are what fills the table.
-            is_short = not flags & socket.MSG_TRUNC and _no_descriptor_is_left()
+            is_short = flags & socket.MSG_CTRUNC and not flags & socket.MSG_TRUNC and _no_descriptor_is_left()
             if not is_short:
                 close_all(fds)
                 self.close(f"{self._peer_name} sent a message that was cut off")
                 return b"", [], False
-            return payload, list(fds), True
-        return payload, list(fds), False
+            return payload, fds, True
+        return payload, fds, False
 
     async def _handle(self, call: Call, handled: _Handled) -> None:
         number = call.id
@@ -498,7 +501,7 @@ class Channel:
     def release(self) -> None:
         """Closes the descriptor itself; call it when ``run`` has ended or never began."""
         self.close(f"the connection to {self._peer_name} was closed")
-        self._sock.close()
+        close_unread(self._sock)
 
 
 class _Handled:

@@ -59,6 +59,7 @@ from aionn.service.protocol import (
     read_envelope,
 )
 from aionn.service.quotas import Quotas
+from aionn.service.received import close_unread, payload_of
 from aionn.service.session import Session
 
 __all__ = [
@@ -296,7 +297,7 @@ async def listen(
                     client = Credentials.of(sock)
                     place = admission.admit(client)
                 except OSError:
-                    sock.close()  # It is gone.
+                    close_unread(sock)  # It is gone.
                 except ResourceExhausted as e:
                     count = admission.report(anyio.current_time())
                     if count:
@@ -306,7 +307,7 @@ async def listen(
                     if refusals.available_tokens:
                         tasks.start_soon(_refuse_one, sock, str(e), refusals)
                     else:
-                        sock.close()
+                        close_unread(sock)
                 else:
                     tasks.start_soon(serve_one, sock, client, place)
     finally:
@@ -336,16 +337,18 @@ class _CutOff:
 async def _refuse_one(sock: socket.socket, why: str, refusals: anyio.CapacityLimiter) -> None:
     """Answers the client's first call with the reason why it is not served."""
     async with refusals:
-        with sock, anyio.move_on_after(REFUSAL_S_MAX):
-            sock.setblocking(False)
-            try:
-                await anyio.wait_readable(sock)
-                # Without room for descriptors: those that come are closed by the kernel.
-                envelope = read_envelope(sock.recv(INLINE_BYTES_MAX))
-            except OSError:
-                return
-            if envelope is not None:
-                _tell_why(sock, envelope[1], why)
+        try:
+            with anyio.move_on_after(REFUSAL_S_MAX):
+                sock.setblocking(False)
+                try:
+                    await anyio.wait_readable(sock)
+                    envelope = read_envelope(payload_of(sock, INLINE_BYTES_MAX))
+                except OSError:
+                    return
+                if envelope is not None:
+                    _tell_why(sock, envelope[1], why)
+        finally:
+            close_unread(sock)
 
 
 async def _accept(listener: socket.socket) -> socket.socket:

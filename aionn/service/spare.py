@@ -22,6 +22,7 @@ import anyio
 
 from aionn.errors import DeviceUnavailable
 from aionn.hal.loops import finish
+from aionn.service.received import close_unread
 from aionn.service.supervisor import DriverProcess, StartConditions
 
 __all__ = ["Spare"]
@@ -124,7 +125,7 @@ class Spare:
 
     async def _discard(self, process: DriverProcess) -> None:
         process.kill()
-        process.socket.close()
+        close_unread(process.socket)
         try:
             await process.aclose()
         finally:

@@ -1,0 +1,95 @@
+"""Descriptors that come over a socket, until a message keeps them or they are closed.
+
+Owns the one thing that must be known of a stranger's descriptor before it is closed: whether closing it can wait. Whoever closes the
+last descriptor of a network socket whose owner asked to linger (SO_LINGER) waits until its peer has read everything: for hours,
+although the socket does not block. That holds as well for what the kernel closes by itself: descriptors of messages that nobody has
+read when a Unix socket is closed.
+
+Invariants:
+1. No closing of a received descriptor waits for a network.
+2. Whatever is not a file, a Unix socket or an object of the kernel's own is recognised before anything of the message is used.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import stat
+import struct
+from collections.abc import Iterable, Sequence
+
+from aionn.service.handles import close_all
+
+__all__ = ["SENT_AT_ONCE_MAX", "close_unread", "descriptors_of", "have_network_sockets", "payload_of"]
+
+SENT_AT_ONCE_MAX = 253
+"""Descriptors of one message (SCM_MAX_FD of the kernel). With room for fewer the kernel would close the others itself."""
+
+DRAINED_MAX = 1 << 16
+"""Messages that are taken from a socket before it is closed: more than its buffer holds."""
+
+_ROOM = socket.CMSG_SPACE(SENT_AT_ONCE_MAX * array.array("i").itemsize) + socket.CMSG_SPACE(
+    struct.calcsize("3i")
+)
+_FLAGS = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
+_NO_LINGER = struct.pack("ii", 0, 0)
+_Ancillary = Iterable[tuple[int, int, bytes]]
+
+
+def descriptors_of(ancillary: _Ancillary) -> list[int]:
+    """The descriptors that came with a message."""
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return list(fds)
+
+
+def have_network_sockets(fds: Sequence[int]) -> bool:
+    """Whether there are sockets among descriptors that are no Unix sockets. From then on, closing them does not wait."""
+    found = False
+    for fd in fds:
+        if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+            continue
+        # Told the family, the constructor asks the kernel nothing.
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fd)
+        try:
+            if sock.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN) != socket.AF_UNIX:
+                found = True
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        finally:
+            sock.detach()
+    return found
+
+
+def payload_of(sock: socket.socket, bytes_max: int) -> bytes:
+    """The next message of a socket, without its descriptors, which are closed. Raises as ``recvmsg``."""
+    payload, ancillary, _, _ = sock.recvmsg(bytes_max, _ROOM, _FLAGS)
+    _discard(ancillary)
+    return payload
+
+
+def close_unread(sock: socket.socket) -> None:
+    """Closes a Unix socket for good, and the descriptors of messages that nobody has read."""
+    try:
+        sock.shutdown(socket.SHUT_RDWR)  # Nothing more comes from now on.
+    except OSError:
+        pass  # The peer has done it.
+    try:
+        # Then every message comes with its sender's number, also an empty one, and the end does not.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        for _ in range(DRAINED_MAX):
+            _, ancillary, _, _ = sock.recvmsg(1, _ROOM, _FLAGS)
+            if not ancillary:
+                break
+            _discard(ancillary)
+    except OSError:
+        pass  # It is closed already, or there is nothing in it.
+    sock.close()
+
+
+def _discard(ancillary: _Ancillary) -> None:
+    fds = descriptors_of(ancillary)
+    have_network_sockets(fds)
+    close_all(fds)
