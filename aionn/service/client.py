@@ -115,7 +115,7 @@ class RemoteDevice:
         self._spare: Spare | None = None
         self._connection: Connection | None = None
         self._connecting = anyio.Lock()
-        self._started_s = 0.0
+        self._started_s: float | None = None
         self._short_lives = 0
         self._closed = False
 
@@ -165,7 +165,7 @@ class RemoteDevice:
 
     async def _pause(self) -> None:
         """Waits before a start that follows on several short lives."""
-        if self._connection is not None and anyio.current_time() - self._started_s < SHORT_LIFE_S:
+        if self._started_s is not None and anyio.current_time() - self._started_s < SHORT_LIFE_S:
             self._short_lives += 1
         else:
             self._short_lives = 0

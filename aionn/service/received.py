@@ -1,6 +1,6 @@
 """Descriptors that come over a socket, until a message keeps them or they are closed.
 
-Owns the one thing that must be known of a stranger's descriptor before it is closed: whether closing it can wait. Whoever closes the
+Owns what must be known of a stranger's descriptor before it is closed: whether closing it can wait. Whoever closes the
 last descriptor of a network socket whose owner asked to linger (SO_LINGER) waits until its peer has read everything: for hours,
 although the socket does not block. That holds as well for what the kernel closes by itself: descriptors of messages that nobody has
 read when a Unix socket is closed.
