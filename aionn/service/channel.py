@@ -20,11 +20,10 @@ Invariants:
 from __future__ import annotations
 
 import array
-import errno
 import os
 import socket
 import traceback
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Set
 from typing import Any, NamedTuple, TypeVar
 
 import anyio
@@ -66,8 +65,14 @@ from aionn.service.protocol import (
     read_envelope,
 )
 from aionn.service.quotas import Account
-from aionn.service.received import SENT_AT_ONCE_MAX, close_unread, descriptors_of, have_network_sockets
-from aionn.service.sizes import INLINE_BYTES_MAX, SMALL_BYTES_MAX, shortened
+from aionn.service.received import (
+    SENT_AT_ONCE_MAX,
+    close_unread,
+    descriptors_of,
+    have_network_sockets,
+    no_descriptor_is_left,
+)
+from aionn.service.sizes import INLINE_BYTES_MAX, SMALL_BYTES_MAX, kind_of, shortened
 
 __all__ = ["Channel", "Handler", "Pending", "SettleOf"]
 
@@ -131,6 +136,8 @@ class Channel:
         settle_of: Asked when the peer cancels a call; None cancels all of them, and answers at once.
         freed_by: The call that frees what a reply gives, for replies that nobody waits for any more; None where there is none.
         peer: The process at the other end, which may have other connections; None for one that has none.
+        answered: The kinds of calls that the handler answers; of others nothing is read that is large or came with descriptors.
+            None for all.
 
     Attributes:
         received_count: How many messages came from the peer.
@@ -148,6 +155,7 @@ class Channel:
         account: Account | None = None,
         freed_by: Callable[[ReplyBody], CallBody | None] | None = None,
         peer: Peer | None = None,
+        answered: Set[str] | None = None,
     ) -> None:
         sock.setblocking(False)
         self._sock = sock
@@ -160,6 +168,7 @@ class Channel:
         self._settle_of = settle_of
         self._freed_by = freed_by
         self._peer = Peer() if peer is None else peer
+        self._answered = answered
         self._pending: dict[int, Pending] = {}
         self._handled: dict[int, _Handled] = {}
         self._why_dead: str | None = None
@@ -242,6 +251,8 @@ class Channel:
         if is_short:
             raise ResourceExhausted("no descriptor is left to take those of the message", transient=True)
         stands_for = in_memory(payload)
+        if self._answered is not None and (fds or stands_for is not None):
+            _check_answered(payload, stands_for, self._answered)
         if stands_for is None:
             if len(payload) > SMALL_BYTES_MAX and self._is_unexpected(read_envelope(payload)):
                 return None, 0
@@ -314,7 +325,7 @@ class Channel:
             return b"", [], False
         if flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC) or len(fds) > DESCRIPTORS_MAX:
             # Asked before they are closed: the received ones are what fills the table.
-            is_short = flags & socket.MSG_CTRUNC and not flags & socket.MSG_TRUNC and _no_descriptor_is_left()
+            is_short = flags & socket.MSG_CTRUNC and not flags & socket.MSG_TRUNC and no_descriptor_is_left()
             if not is_short:
                 close_all(fds)
                 self.close(f"{self._peer_name} sent a message that was cut off")
@@ -457,6 +468,7 @@ class Channel:
         if isinstance(reply, Failed):
             raise _error_of(reply)
         if not isinstance(reply, expected):
+            self._give_back(reply)
             self.close(f"{self._peer_name} answered {type(body).__name__} with {type(reply).__name__}")
             raise DeadObject(self._why_dead or "")
         return reply
@@ -533,6 +545,22 @@ def _answer_to(payload: bytes, failed: Failed) -> Reply | _Refusal | None:
     return _Refusal(Reply(number, failed)) if is_call else Reply(number, failed)
 
 
+def _check_answered(payload: bytes, stands_for: InMemory | None, answered: Set[str]) -> None:
+    """Refuses a call that this end does not answer, before what came with it costs anything.
+
+    Raises:
+        GeneralFailure: It is such a call; this is its answer.
+        InvalidArgument: It is no message.
+    """
+    if stands_for is None:
+        envelope, kind = read_envelope(payload), kind_of(payload)
+        is_call = envelope is not None and envelope[0]
+    else:
+        is_call, kind = stands_for.is_call, stands_for.kind
+    if is_call and kind not in answered:
+        raise GeneralFailure(f"message: this end answers no {shortened(kind)}")
+
+
 def _standing_for(payload: bytes) -> InMemory | None:
     try:
         return in_memory(payload)
@@ -564,16 +592,8 @@ async def _in_thread(call: Callable[..., _R], *arguments: Any) -> _R:
         raise ResourceExhausted(f"message: no thread is left to copy it: {e}", transient=True) from e
 
 
-def _no_descriptor_is_left() -> bool:
-    try:
-        os.close(os.open("/", os.O_RDONLY | os.O_CLOEXEC))
-    except OSError as e:
-        return e.errno in (errno.EMFILE, errno.ENFILE)
-    return False
-
-
 def _error_of(failed: Failed) -> Error:
     try:
         return error_for_status(failed.status, failed.message)
     except ValueError:
-        return InvalidArgument(f"the peer answered a failure with status NONE: {failed.message}")
+        return GeneralFailure(f"the peer answered a failure with status NONE: {failed.message}")

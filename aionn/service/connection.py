@@ -62,6 +62,9 @@ CONNECT_S_MAX = 5.0
 LAST_MESSAGES_S = 0.1
 """How long what a process has sent is still read after its end, where something else keeps its socket open."""
 
+_ANSWERED = frozenset(kind.__name__ for kind in (GetMemories, BurstEnded, RecallMemories, Notify))
+"""What a driver process may call."""
+
 _logger = logging.getLogger("aionn.service")
 
 
@@ -184,6 +187,7 @@ class Connection:
             self._handle,
             peer_name=f"the driver process of {device_name} (pid {peer.pid})",
             freed_by=_freed_by,
+            answered=_ANSWERED,
         )
         self.bursts: weakref.WeakValueDictionary[int, BurstController] = weakref.WeakValueDictionary()
         channel = self.channel

@@ -17,7 +17,7 @@ import anyio
 import fmq
 from aionn.burst.controller import QUEUE_BYTES, BurstController
 from aionn.burst.session import POLLING_US_MAX
-from aionn.errors import DeadObject, ErrorStatus, InvalidArgument, ResourceExhausted
+from aionn.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, ResourceExhausted
 from aionn.hal import (
     ExecutionCallback,
     ExecutionResult,
@@ -215,6 +215,9 @@ class RemotePreparedModel:
             except OSError as e:
                 raise ResourceExhausted(f"burst: no descriptor for its queues: {e.strerror}") from e
             handle = (await self._channel.call(body, ConfigureBurstReply)).burst
+            if handle in self.connection.bursts:
+                # Not both would be told that the process is gone.
+                raise GeneralFailure(f"burst: the driver process gave the number {handle} to two bursts")
         except BaseException:
             requests.close()
             results.close()

@@ -13,6 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import array
+import errno
 import os
 import socket
 import stat
@@ -21,7 +22,14 @@ from collections.abc import Iterable, Sequence
 
 from aionn.service.handles import close_all
 
-__all__ = ["SENT_AT_ONCE_MAX", "close_unread", "descriptors_of", "have_network_sockets", "payload_of"]
+__all__ = [
+    "SENT_AT_ONCE_MAX",
+    "close_unread",
+    "descriptors_of",
+    "have_network_sockets",
+    "no_descriptor_is_left",
+    "payload_of",
+]
 
 SENT_AT_ONCE_MAX = 253
 """Descriptors of one message (SCM_MAX_FD of the kernel). With room for fewer the kernel would close the others itself."""
@@ -93,3 +101,12 @@ def _discard(ancillary: _Ancillary) -> None:
     fds = descriptors_of(ancillary)
     have_network_sockets(fds)
     close_all(fds)
+
+
+def no_descriptor_is_left() -> bool:
+    """Whether this process, or the machine, can open none at this moment."""
+    try:
+        os.close(os.open("/", os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as e:
+        return e.errno in (errno.EMFILE, errno.ENFILE)
+    return False

@@ -26,6 +26,7 @@ __all__ = [
     "array_length",
     "check_inline",
     "check_large",
+    "kind_of",
     "read_envelope",
     "shortened",
 ]
@@ -83,7 +84,12 @@ _KIND = re.compile(
 """How our encoder begins a message; the names of kinds are plain letters, and what follows one is no letter."""
 
 
-def _kind_of(payload: bytes) -> str:
+def kind_of(payload: bytes) -> str:
+    """The name of what a message says, read without decoding it.
+
+    Raises:
+        InvalidArgument: It is none of our encoder's messages.
+    """
     found = _KIND.match(payload)
     if found is None:
         raise InvalidArgument("message: its kind cannot be read")
@@ -98,7 +104,7 @@ def check_inline(payload: bytes) -> None:
     """
     if len(payload) <= SMALL_BYTES_MAX:
         return
-    kind = _kind_of(payload)
+    kind = kind_of(payload)
     limit = _INLINE_BYTES_MAX.get(kind, PLAIN_BYTES_MAX)
     if len(payload) > limit:
         raise InvalidArgument(f"message {kind}: expected at most {limit} bytes, got {len(payload)}")
