@@ -53,6 +53,13 @@ __all__ = [
     "check_timing",
 ]
 
+SLOTS_MAX = 1024
+"""Most executions of a device at once, many times what hardware has: each costs both ends some hundred bytes from the start, and a
+burst or a thread when it is used."""
+
+TEXT_CHARACTERS_MAX = 256
+"""Longest name or version of a device: it stands in a line of a log, an error or a table."""
+
 
 def check_capabilities(capabilities: Capabilities) -> None:
     """Checks performance figures.
@@ -131,8 +138,13 @@ def check_device_info(info: DeviceInfo) -> None:
     for what, text in (("name", info.name), ("version", info.version)):
         if not text:
             raise InvalidArgument(f"device {info.name!r}, {what}: expected a text, got an empty one")
-    if info.slots < 1:
-        raise InvalidArgument(f"device {info.name}, slots: expected at least 1, got {info.slots}")
+        if len(text) > TEXT_CHARACTERS_MAX or not text.isprintable():
+            raise InvalidArgument(
+                f"device, {what}: expected a printable text of at most {TEXT_CHARACTERS_MAX} characters, got"
+                f" {text[:TEXT_CHARACTERS_MAX]!r}"
+            )
+    if not 1 <= info.slots <= SLOTS_MAX:
+        raise InvalidArgument(f"device {info.name}, slots: expected 1 to {SLOTS_MAX}, got {info.slots}")
     for what, count in (("model", info.cache_files.model), ("data", info.cache_files.data)):
         if not 0 <= count <= CACHE_FILES_MAX:
             raise InvalidArgument(

@@ -116,7 +116,12 @@ def test_device_info_is_checked_as_a_whole():
     for changes, text in (
         ({"name": ""}, "name: expected a text"),
         ({"version": ""}, "version: expected a text"),
-        ({"slots": 0}, "slots: expected at least 1, got 0"),
+        ({"name": "n" * 257}, "name: expected a printable text"),
+        ({"version": "v" * 257}, "version: expected a printable text"),
+        ({"version": "1\x1b[2J"}, "version: expected a printable text"),
+        ({"version": "1\n2"}, "version: expected a printable text"),
+        ({"slots": 0}, "slots: expected 1 to 1024, got 0"),
+        ({"slots": 2**62}, "slots: expected 1 to 1024, got 4611686018427387904"),
         ({"cache_files": CacheFileCounts(33, 0)}, "model cache files: expected 0 to 32, got 33"),
         ({"cache_files": CacheFileCounts(0, -1)}, "data cache files: expected 0 to 32, got -1"),
         ({"extensions": (Extension("x"),)}, "expected a name"),
