@@ -45,6 +45,9 @@ EXPLAINED_MAX = 16
 PROBE_EVERY = 16
 """Of the works that a learnt duration alone would turn away, every so many is tried all the same: devices become faster again."""
 
+DECLARED_NS_MAX = 86_400_000_000_000
+"""Longest duration that a driver is believed to need: a day. A number near the end of time says that a device cannot run it."""
+
 INTERRUPTED_MAX = 2
 """How many works per slot may stand interrupted at the device: one of each lower class."""
 
@@ -139,7 +142,7 @@ class Dispatcher:
         expected_ns = least_ns = 1
         if model is not None:
             least_ns = self._least_ns(model, declared_ns)
-            expected_ns = max(self._estimates.duration_ns(model, declared_ns or 1), least_ns)
+            expected_ns = max(self._estimates.duration_ns(model, _believed(declared_ns)), least_ns)
             if deadline_ns is not None and deadline_ns > now_ns and now_ns + least_ns > deadline_ns:
                 least_ns = self._probe(model, least_ns)
         work = Work(
@@ -165,7 +168,7 @@ class Dispatcher:
         return work
 
     def _least_ns(self, model: Hashable, declared_ns: int | None) -> int:
-        return self._estimates.least_ns(model, declared_ns or 1)
+        return self._estimates.least_ns(model, _believed(declared_ns))
 
     def _probe(self, model: Hashable, least_ns: int) -> int:
         """What to believe of a work that would be turned away: the estimate, or nothing at all if it is to be tried."""
@@ -193,7 +196,7 @@ class Dispatcher:
 
     def expected_ns(self, model: Hashable, declared_ns: int | None = None) -> int:
         """What an execution is expected to take; arguments as of ``enter``."""
-        return 0 if model is None else self._estimates.duration_ns(model, declared_ns or 1)
+        return 0 if model is None else self._estimates.duration_ns(model, _believed(declared_ns))
 
     async def turn(self, work: Work) -> None:
         """Waits for the slot that ``enter`` asked for. The caller must give it back with ``release``; a cancelled one never has it.
@@ -446,6 +449,11 @@ class Dispatcher:
         waiting.sort(key=lambda w: w.key)
         lines += [self._room.explain(w, now_ns) for w in waiting[:EXPLAINED_MAX]]
         return "\n".join(lines)
+
+
+def _believed(declared_ns: int | None) -> int:
+    """What a driver's word on a duration counts for; the least where it says nothing, or less than nothing."""
+    return 1 if declared_ns is None else min(max(1, declared_ns), DECLARED_NS_MAX)
 
 
 def _told(action: Action) -> str:

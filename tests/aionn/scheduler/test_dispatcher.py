@@ -113,6 +113,18 @@ async def test_declared_duration_is_believed_before_anything_ran():
     assert dispatcher.enter(priority=HIGH, deadline_ns=1000, model="m", declared_ns=1000)
 
 
+@pytest.mark.parametrize("declared_ns", [-(2**63), -1, 0, 2**62, 2**63 - 1, 2**64 - 1])
+async def test_duration_that_cannot_be_makes_nothing_late_that_has_no_deadline(declared_ns):
+    now_ns = 10**18
+    dispatcher = Dispatcher(1, now=lambda: now_ns)
+    first = await dispatcher.acquire(priority=HIGH, deadline_ns=None, model="m", declared_ns=declared_ns)
+    second = dispatcher.enter(priority=HIGH, deadline_ns=None, model="n", declared_ns=declared_ns)
+    assert 0 < dispatcher.least_ns("m", declared_ns) <= 86_400 * 10**9
+    dispatcher.release(first)
+    await dispatcher.turn(second)
+    dispatcher.release(second)
+
+
 async def test_one_slow_execution_turns_nobody_away():
     clock = [0]
     dispatcher = Dispatcher(1, now=lambda: clock[0])
