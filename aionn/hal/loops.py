@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 import anyio
 
 from aionn.errors import InvalidArgument
 
-__all__ = ["Home", "canceller", "finish"]
+__all__ = ["Home", "canceller", "close_each", "finish"]
 
 _T = TypeVar("_T")
 
@@ -65,6 +65,28 @@ async def finish(work: Coroutine[Any, Any, _T]) -> _T:
             finally:
                 # The error refers to this frame: what was worked on would wait for the garbage collector.
                 del cancelled, task
+
+
+async def close_each(closings: Iterable[Callable[[], Awaitable[object]]]) -> None:
+    """Closes one after another. One that cannot be closed, by a fault of its driver, does not keep the others.
+
+    Args:
+        closings: Each closes one thing.
+
+    Raises:
+        BaseException: What the first closing raised that failed, when all were tried.
+    """
+    failure: BaseException | None = None
+    for closing in [*closings]:
+        try:
+            await closing()
+        except BaseException as e:
+            failure = failure or e
+    if failure is not None:
+        try:
+            raise failure
+        finally:
+            del failure  # It refers to this frame.
 
 
 def canceller() -> Callable[[], object]:

@@ -400,7 +400,6 @@ class Execution:
         if self.fence.status != FenceStatus.PENDING:
             raise GeneralFailure("execution: given up before its next step")
         self.state = ExecutionState.WAITING_FOR_SLOT
-        told_count = len(self._fallback)
         dispatcher = turn.dispatcher
         work = dispatcher.enter(
             priority=self._rank,
@@ -423,31 +422,29 @@ class Execution:
             # has answered.
             self.state = ExecutionState.RUNNING
             PRIORITY.set(self._rank)
-            timing = await self._run_or_fall_back(turn, area)
-            outcome = "ended" if len(self._fallback) == told_count else "failed"
+            timing = await turn.run(area, self._deadline_ns)
+            outcome = "ended"
             return timing
-        except MissedDeadline as e:
-            outcome = "late" if e.transient else "failed"  # Persistent: it was never begun.
-            raise
+        except Exception as e:
+            error = driver_error(e, "execution")
+            try:
+                if isinstance(error, MissedDeadline) and error.transient:
+                    outcome = "late"  # Persistent: it was never begun.
+                return await self._fall_back(turn, area, error)
+            finally:
+                del error  # It refers to this frame, and this frame to the execution.
         finally:
             self._turn = None
             dispatcher.release(work, outcome=outcome)
 
-    async def _run_or_fall_back(self, turn: Turn, area: RequestArea) -> Timing:
+    async def _fall_back(self, turn: Turn, area: RequestArea, error: Error) -> Timing:
+        """Runs a step elsewhere that failed, where that is allowed; raises why it failed otherwise."""
         try:
-            return await turn.run(area, self._deadline_ns)
-        except Exception as e:
-            error = driver_error(e, "execution")
-            try:
-                if (
-                    turn.fall_back is None
-                    or not may_fall_back(error)
-                    or self.fence.status != FenceStatus.PENDING
-                ):
-                    raise error from error.__cause__
-                timing, told = await turn.fall_back(area, self._deadline_ns, error)
-            finally:
-                del error  # It refers to this frame, and this frame to the execution.
+            if turn.fall_back is None or not may_fall_back(error) or self.fence.status != FenceStatus.PENDING:
+                raise error from error.__cause__
+            timing, told = await turn.fall_back(area, self._deadline_ns, error)
+        finally:
+            del error
         if told not in self._fallback and len(self._fallback) < FALLBACKS_TOLD_MAX:
             self._fallback.append(told)
         return timing

@@ -14,6 +14,7 @@ import msgspec
 
 from aionn.errors import Error
 from aionn.hal import Model, PreparedModel, Request, Timing
+from aionn.hal.loops import close_each
 from aionn.runtime.arguments import RequestArea, TensorSpec, Value, input_value, result_value
 from aionn.runtime.execution import Turn
 from aionn.runtime.fallback import Fallback, in_ordinary_memory
@@ -175,10 +176,8 @@ class Plan(NamedTuple):
 
     async def aclose(self) -> None:
         """Frees its steps at their devices, and what fell back."""
-        for step in self.steps:
-            await step.prepared.aclose()
-        if self.fallback is not None:
-            await self.fallback.aclose()
+        closings = [step.prepared.aclose for step in self.steps]
+        await close_each(closings if self.fallback is None else [*closings, self.fallback.aclose])
 
 
 class LastValues:

@@ -33,6 +33,7 @@ from aionn.hal import (
     Priority,
     operation_type_name,
 )
+from aionn.hal.loops import close_each
 from aionn.hal.real_work import real_work
 from aionn.hal.tracing import section
 from aionn.models.tflite import load_tflite
@@ -228,8 +229,7 @@ def _bare(model: Model) -> Model:
 
 
 async def _free(steps: Sequence[PreparedStep]) -> None:
-    for step in steps:
-        await step.prepared.aclose()
+    await close_each(step.prepared.aclose for step in steps)
 
 
 async def make_plan(

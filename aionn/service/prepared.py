@@ -28,7 +28,7 @@ from aionn.hal import (
     Request,
     check_fences,
 )
-from aionn.hal.loops import finish
+from aionn.hal.loops import close_each, finish
 from aionn.service.channel import Channel, Pending
 from aionn.service.connection import Connection
 from aionn.service.handles import QueueHandle, RequestOnWire
@@ -260,9 +260,7 @@ class RemotePreparedModel:
         await finish(self._close())
 
     async def _close(self) -> None:
-        for burst in list(self._bursts):
-            await burst.aclose()
-        await self._owned.aclose()
+        await close_each([*(burst.aclose for burst in self._bursts), self._owned.aclose])
 
 
 class RemoteExecution:

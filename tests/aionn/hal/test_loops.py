@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from collections.abc import Awaitable, Callable
 
 import anyio
 import anyio.lowlevel
 import pytest
 
-from aionn.hal.loops import finish
+from aionn.errors import GeneralFailure
+from aionn.hal.loops import close_each, finish
 from aionn.testing.cancellation import cancelled_natively
 
 TURNS = 20
@@ -112,3 +114,20 @@ async def test_what_was_worked_on_is_dropped_with_the_cancellation() -> None:
         assert ref() is None
     finally:
         gc.enable()
+
+
+async def test_one_that_cannot_be_closed_does_not_keep_the_others() -> None:
+    closed: list[str] = []
+
+    def closing(name: str, *, fails: bool) -> Callable[[], Awaitable[None]]:
+        async def close() -> None:
+            closed.append(name)
+            if fails:
+                raise GeneralFailure(name)
+
+        return close
+
+    things = {"a": False, "b": True, "c": False, "d": True, "e": False}
+    with pytest.raises(GeneralFailure, match="^b$"):
+        await close_each(closing(name, fails=fails) for name, fails in things.items())
+    assert closed == [*things]
