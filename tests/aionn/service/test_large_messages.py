@@ -426,6 +426,16 @@ def test_server_that_receives_large_messages_ends_when_it_is_told_to(tmp_path: A
     del keep
 
 
+def test_few_large_models_of_one_client_wait_at_once() -> None:
+    """They are decoded faster than they are checked, and the objects of one with 4,000 operations take 3 MB."""
+    payload, _, keep = encode(Call(3, SupportedOperations(chain(4000))))
+    stands_for = in_memory(payload)
+    assert stands_for is not None
+    weight = channel_module.STRUCTURE_WEIGHT * stands_for.size_bytes + stands_for.values_bytes
+    assert 8 <= load_module.BYTES_AT_ONCE_MAX // weight <= 64
+    del keep
+
+
 async def test_objects_of_large_models_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     payload, fds, keep = encode(Call(3, SupportedOperations(chain(100))))
     stands_for = in_memory(payload)
