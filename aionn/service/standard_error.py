@@ -4,7 +4,8 @@ Owns lines and their limits; no I/O. A process writes as fast as it can, and the
 disk: what exceeds the limits is counted and not logged, and the number is.
 
 Invariants:
-1. Every line within the limits becomes one record, in order; of a longer line its beginning does.
+1. Every line within the limits becomes one record, in order; of a longer line its beginning does. An empty one
+   becomes none, and counts.
 2. What is suppressed is reported: at once, then once in ``REPORT_S`` while it goes on, and at the end.
 3. The work for a chunk comes in steps of at most ``LINES_PER_STEP`` records.
 """
@@ -116,10 +117,10 @@ class StandardError:
         self._bytes_left = min(BYTES_BURST, self._bytes_left + passed_s * BYTES_PER_S)
 
     def _log_line(self, line: bytes) -> None:
-        if not line.strip():
-            return
         self._lines_left -= 1
         self._bytes_left -= len(line)
+        if not line.strip():
+            return
         text = line[:LINE_BYTES_MAX].decode(errors="replace").rstrip()
         self._suppressed_bytes += max(len(line) - LINE_BYTES_MAX, 0)
         said = relayed(text)

@@ -40,8 +40,9 @@ UNWATCHED_S = 0.01
 STDERR_BYTES_AT_ONCE = 1 << 16
 """What is taken from a process's standard error at once: all that a pipe holds."""
 
-SUPPRESSED_S = 0.001
-"""Pause between two readings of what is not logged: a driver can write 64 MB in a second, for a twentieth of the loop's time."""
+STDERR_PAUSE_S = 0.001
+"""Pause between two readings of a process's standard error: a driver can write 64 MB in a second, or a byte at a time, for a
+twentieth of the loop's time."""
 
 LAST_WORDS_S_MAX = 0.1
 """How long what a process has written is read after its end; a process that it started may keep the pipe open."""
@@ -173,8 +174,7 @@ class DriverProcess:
                         pass  # Cancelled, it logs all the same what it has read.
                 if not chunk:
                     return
-                if self._standard_error.is_over_limit:
-                    await anyio.sleep(SUPPRESSED_S)
+                await anyio.sleep(STDERR_PAUSE_S)
         except (anyio.ClosedResourceError, ValueError):
             return  # closed by aclose
         finally:
@@ -193,7 +193,7 @@ class DriverProcess:
         chunk = self._read_some()
         for last in (chunk, b"") if chunk else (b"",):
             for _ in self._standard_error.take(last, anyio.current_time()):
-                pass
+                await anyio.lowlevel.checkpoint()
 
     async def wait(self) -> int:
         """Waits until the process has ended, and returns its exit status (negative: the signal)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from aionn.service.standard_error import (
     REPORT_S,
     StandardError,
 )
+from aionn.service.supervisor import STDERR_BYTES_AT_ONCE, STDERR_PAUSE_S, DriverProcess
 
 NAME = "aionn.driver.noisy"
 
@@ -106,6 +108,13 @@ def test_work_for_a_chunk_comes_in_steps(noisy: StandardError) -> None:
     assert take(noisy, b"x\n" * 1000) >= 1000 // LINES_PER_STEP
 
 
+def test_empty_lines_count_and_are_not_logged(noisy: StandardError, caplog: pytest.LogCaptureFixture) -> None:
+    take(noisy, b"\n  \n" * LINES_BURST)
+    assert noisy.is_over_limit
+    assert take(noisy, b"\n" * (1 << 16)) == 1
+    assert [line for line in said(caplog) if "suppressed" not in line] == []
+
+
 def test_lines_under_a_tag_are_limited_as_well(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, logger="aionn.driver")
     error = StandardError("noisy", 7, now_s=0.0)
@@ -113,11 +122,61 @@ def test_lines_under_a_tag_are_limited_as_well(caplog: pytest.LogCaptureFixture)
     assert sum(record.getMessage().startswith("said") for record in caplog.records) == LINES_BURST
 
 
+@pytest.mark.parametrize("written", ["x", "\\n", "x\\n" * 500], ids=["bytes", "empty lines", "lines"])
+async def test_standard_error_is_read_a_thousand_times_in_a_second_at_most(
+    written: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = f"import os, time\nend = time.monotonic() + 0.5\nwhile time.monotonic() < end: os.write(2, b'{written}')"
+    reads = 0
+    read = os.read
+
+    def counted(fd: int, count: int) -> bytes:
+        nonlocal reads
+        reads += count == STDERR_BYTES_AT_ONCE
+        return read(fd, count)
+
+    monkeypatch.setattr(os, "read", counted)
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with one, other:
+        driver = DriverProcess(process, one, "noisy")
+        began_s = time.monotonic()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(driver.log_output)
+            with anyio.fail_after(60):
+                await driver.wait()
+            took_s = time.monotonic() - began_s
+            await driver.aclose()
+    assert 1 < reads <= took_s / STDERR_PAUSE_S + 10
+
+
+async def test_last_words_leave_others_their_turns(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="aionn.driver")
+    code = "import os\nos.write(2, b'x\\n' * 1000)"
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with one, other:
+        driver = DriverProcess(process, one, "noisy")
+        with anyio.fail_after(60):
+            await driver.wait()
+            turns = 0
+            async with anyio.create_task_group() as tasks:
+
+                async def turn() -> None:
+                    nonlocal turns
+                    while True:
+                        await anyio.lowlevel.checkpoint()
+                        turns += len(said(caplog)) not in (0, 1000)
+
+                tasks.start_soon(turn)
+                await driver.aclose()
+                tasks.cancel_scope.cancel()
+    assert said(caplog) == ["x"] * 1000 and turns > 10
+
+
 async def test_process_that_floods_its_standard_error_is_neither_blocked_nor_logged_whole(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    from aionn.service.supervisor import DriverProcess
-
     caplog.set_level(logging.INFO, logger="aionn.driver")
     total = 4 << 20
     code = (
@@ -127,8 +186,6 @@ async def test_process_that_floods_its_standard_error_is_neither_blocked_nor_log
     process = subprocess.Popen([sys.executable, "-c", code], stderr=theirs)
     os.close(theirs)
     process.stderr = os.fdopen(ours, "rb")
-    import socket
-
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     driver = DriverProcess(process, one, "noisy")
     turns = 0
