@@ -69,6 +69,7 @@ from aionn.service.received import (
     SENT_AT_ONCE_MAX,
     close_unread,
     descriptors_of,
+    drain,
     have_network_sockets,
     no_descriptor_is_left,
 )
@@ -209,6 +210,8 @@ class Channel:
         finally:
             self._peer.connections -= 1
             self.close(f"{self._peer_name} is gone")
+            with anyio.CancelScope(shield=True):
+                await drain(self._sock)
 
     async def _read_all(self, tasks: anyio.abc.TaskGroup) -> None:
         while self._why_dead is None:

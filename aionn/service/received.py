@@ -20,12 +20,15 @@ import stat
 import struct
 from collections.abc import Iterable, Sequence
 
+import anyio.lowlevel
+
 from aionn.service.handles import close_all
 
 __all__ = [
     "SENT_AT_ONCE_MAX",
     "close_unread",
     "descriptors_of",
+    "drain",
     "have_network_sockets",
     "no_descriptor_is_left",
     "payload_of",
@@ -33,9 +36,6 @@ __all__ = [
 
 SENT_AT_ONCE_MAX = 253
 """Descriptors of one message (SCM_MAX_FD of the kernel). With room for fewer the kernel would close the others itself."""
-
-DRAINED_MAX = 1 << 16
-"""Messages that are taken from a socket before it is closed: more than its buffer holds."""
 
 _ROOM = socket.CMSG_SPACE(SENT_AT_ONCE_MAX * array.array("i").itemsize) + socket.CMSG_SPACE(
     struct.calcsize("3i")
@@ -78,23 +78,33 @@ def payload_of(sock: socket.socket, bytes_max: int) -> bytes:
     return payload
 
 
+async def drain(sock: socket.socket) -> None:
+    """Takes what nobody has read from a socket that is shut down, and closes its descriptors; others have turns in between."""
+    while _take_unread(sock):
+        await anyio.lowlevel.checkpoint()
+
+
 def close_unread(sock: socket.socket) -> None:
     """Closes a Unix socket for good, and the descriptors of messages that nobody has read."""
     try:
         sock.shutdown(socket.SHUT_RDWR)  # Nothing more comes from now on.
     except OSError:
         pass  # The peer has done it.
+    while _take_unread(sock):
+        pass
+    sock.close()
+
+
+def _take_unread(sock: socket.socket) -> bool:
+    """Takes one message of a socket that is shut down; False where there is none."""
     try:
         # Then every message comes with its sender's number, also an empty one, and the end does not.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        for _ in range(DRAINED_MAX):
-            _, ancillary, _, _ = sock.recvmsg(1, _ROOM, _FLAGS)
-            if not ancillary:
-                break
-            _discard(ancillary)
+        _, ancillary, _, _ = sock.recvmsg(1, _ROOM, _FLAGS)
     except OSError:
-        pass  # It is closed already, or there is nothing in it.
-    sock.close()
+        return False  # It is closed already.
+    _discard(ancillary)
+    return bool(ancillary)
 
 
 def _discard(ancillary: _Ancillary) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from aionn.service.channel import Channel
@@ -124,3 +125,31 @@ async def test_more_descriptors_than_a_message_may_carry_end_the_connection(
         await channel.run()
     channel.release()
     assert not channel.is_alive and channel.received_count == 0
+
+
+async def test_unread_descriptors_are_closed_with_turns_for_others(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = pair
+    channel = Channel(ours, done, peer_name="the peer")
+    null = os.open("/dev/null", os.O_RDONLY)
+    theirs.send(b"\xc1")
+    count = 20
+    for _ in range(count):
+        socket.send_fds(theirs, [b""], [null] * 16)
+    os.close(null)
+    turns = 0
+    async with anyio.create_task_group() as tasks:
+
+        async def turn() -> None:
+            nonlocal turns
+            while True:
+                await anyio.lowlevel.checkpoint()
+                turns += not channel.is_alive
+
+        tasks.start_soon(turn)
+        with anyio.fail_after(WAITED_S_MAX):
+            await channel.run()
+        tasks.cancel_scope.cancel()
+    assert turns >= count
+    channel.release()
