@@ -5,8 +5,11 @@ Owns the process, its socket and the notice of its death. What is said over the 
 Invariants:
 1. A process that was started is always reaped, and killed if it does not end by itself in time, however often the task that
    starts or ends it is cancelled.
-2. Everything inherited is the one end of the socket pair and standard output; standard error goes to a logger.
-3. The process is its own session: a terminal's Ctrl-C reaches the application alone.
+2. What the process has started ends with it, unless that has made a process group or session of its own: it may have copies of the
+   process's ends of sockets and fences, whose closing tells that the process is gone.
+3. Everything inherited is the one end of the socket pair. Standard output and standard error go to a logger: whoever has a
+   descriptor of the application's could set flags of it for both, so that the application's own output fails.
+4. The process is its own session: a terminal's Ctrl-C reaches the application alone.
 """
 
 from __future__ import annotations
@@ -201,15 +204,39 @@ class DriverProcess:
             try:
                 await anyio.wait_readable(self._pidfd)
             except OSError:  # It cannot be watched now.
-                while self._process.poll() is None:
+                while not self._has_ended():
                     await anyio.sleep(UNWATCHED_S)
+        if self._process.returncode is None:
+            self._end_group()
             self._process.wait()
         return self._process.returncode
+
+    def _has_ended(self) -> bool:
+        """Whether it has ended; it is not reaped by that."""
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True  # Somebody else in this process has reaped it.
+
+    def _end_group(self) -> None:
+        """Ends what it has started. Its number is nobody else's until it is reaped."""
+        try:
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            os.killpg(self.pid, signal.SIGKILL)
+        except (ChildProcessError, PermissionError, ProcessLookupError):
+            pass  # Somebody else has reaped it, or there is nothing that this process may end.
 
     def kill(self) -> None:
         """Ends the process at once; it is reaped by ``aclose``. Does nothing in a forked child: the process is the parent's."""
         if self._process.returncode is None and os.getpid() == self._parent_pid:
-            self._process.send_signal(signal.SIGKILL)
+            self._kill()
+
+    def _kill(self) -> None:
+        # Not by the process object, which would reap one that has ended.
+        try:
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
 
     async def aclose(self) -> None:
         """Waits for the process to end, and kills it when that takes too long. The socket must have been shut down. Idempotent."""
@@ -220,7 +247,7 @@ class DriverProcess:
         with anyio.move_on_after(END_S_MAX):
             await self.wait()
         if self._process.returncode is None:
-            self._process.send_signal(signal.SIGKILL)
+            self._kill()
             await self.wait()
         os.close(self._pidfd)
         self._pidfd = -1
