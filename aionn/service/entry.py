@@ -13,6 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import select
 import signal
@@ -52,6 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given[-1:] == [SPARE_ARGUMENT]:
         given.pop()
         _be_spare(given)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(
+            line_buffering=True
+        )  # A pipe to the application's log has it: what is printed is logged at once.
     from aionn.service.host import main as host_main
 
     host_main(given)

@@ -153,9 +153,9 @@ class DriverProcess:
                 await anyio.sleep(UNWATCHED_S)  # It cannot be watched now.
 
     async def log_output(self) -> None:
-        """Hands what the process writes to its standard error to the logger ``aionn.driver.NAME``, until it ends.
+        """Hands what the process writes to standard output and error to the logger ``aionn.driver.NAME``, until it ends.
 
-        Engines greet on standard error; a terminal that shows a live table, or a program whose errors are read, must not see that.
+        Engines greet there; a terminal that shows a live table, or a program whose errors are read, must not see that.
         """
         self._logged = anyio.Event()
         try:
@@ -305,11 +305,14 @@ def _spawn(
     driver: str, name: str, theirs: socket.socket, hang_after_s: float | None, is_spare: bool
 ) -> subprocess.Popen[bytes]:
     more = ["--fd", str(theirs.fileno()), *([SPARE_ARGUMENT] if is_spare else [])]
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [*_command(driver, name, hang_after_s), *more],
         stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         pass_fds=(theirs.fileno(),),
         env=_environment(),
         start_new_session=True,
     )
+    process.stdout, process.stderr = None, process.stdout  # One pipe has both.
+    return process
