@@ -44,6 +44,7 @@ from aionn.service.protocol import (
     PROTOCOL_VERSION,
     Allocate,
     AllocateReply,
+    FreeBuffer,
     GetStatus,
     Hello,
     HelloReply,
@@ -297,6 +298,9 @@ class RemoteDevice:
             handles.append(prepared.handle)
         body = Allocate(description, tuple(handles), tuple(input_roles), tuple(output_roles))
         reply = await connection.channel.call(body, AllocateReply)
+        if reply.token <= 0:
+            connection.channel.post(FreeBuffer(reply.buffer))
+            raise GeneralFailure(f"allocate: expected a positive token of the device, got {reply.token}")
         return RemoteBuffer(connection.channel, reply.buffer, reply.token)
 
     async def aclose(self) -> None:

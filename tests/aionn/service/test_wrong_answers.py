@@ -14,17 +14,20 @@ import msgspec
 import pytest
 
 from aionn.errors import DeadObject, ErrorStatus, GeneralFailure
-from aionn.hal import ExecutionPreference, Memory, OperandType, OperationType, Priority
+from aionn.hal import BufferDesc, ExecutionPreference, Memory, OperandType, OperationType, Priority
 from aionn.models.builder import GraphBuilder
+from aionn.service.client import RemoteDevice
 from aionn.service.connection import Connection
 from aionn.service.prepared import RemotePreparedModel
 from aionn.service.protocol import (
+    AllocateReply,
     Call,
     CallBody,
     ConfigureBurstReply,
     CopyTo,
     ExecuteFencedReply,
     Failed,
+    FreeBuffer,
     GetStatus,
     Message,
     PrepareModel,
@@ -132,6 +135,24 @@ async def test_two_bursts_with_one_number_are_refused() -> None:
         await connection.ended.wait()
         await first.aclose()
         await prepared.aclose()
+
+
+@pytest.mark.parametrize("token", [0, -1])
+async def test_token_that_names_nothing_is_refused_and_the_memory_freed(
+    token: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connected() as (connection, impostor), anyio.create_task_group() as tasks:
+
+        async def connected_already(self: RemoteDevice) -> Connection:
+            return connection
+
+        monkeypatch.setattr(RemoteDevice, "_connected", connected_already)
+        device = RemoteDevice("reference", "test", tasks)
+        tasks.start_soon(impostor.answer_next, "Allocate", AllocateReply(3, token))
+        with pytest.raises(GeneralFailure, match="positive token"):
+            await device.allocate(BufferDesc(), [], [], [])
+        freed = await impostor.receive()
+        assert isinstance(freed, Call) and freed.body == FreeBuffer(3)
 
 
 def _with_fence() -> CallBody:
