@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 import anyio
 
 from aionn.errors import InvalidArgument
 
-__all__ = ["Home", "canceller", "close_each", "finish"]
+__all__ = ["Home", "canceller", "finish", "finish_all"]
 
 _T = TypeVar("_T")
 
@@ -67,26 +67,16 @@ async def finish(work: Coroutine[Any, Any, _T]) -> _T:
                 del cancelled, task
 
 
-async def close_each(closings: Iterable[Callable[[], Awaitable[object]]]) -> None:
-    """Closes one after another. One that cannot be closed, by a fault of its driver, does not keep the others.
-
-    Args:
-        closings: Each closes one thing.
+async def finish_all(works: Iterable[Callable[[], Coroutine[Any, Any, object]]]) -> None:
+    """Begins all works, each as ``finish`` does, and waits for the end of all of them. One that fails does not keep the others.
 
     Raises:
-        BaseException: What the first closing raised that failed, when all were tried.
+        BaseException: What the first of those raised that failed.
     """
-    failure: BaseException | None = None
-    for closing in [*closings]:
-        try:
-            await closing()
-        except BaseException as e:
-            failure = failure or e
-    if failure is not None:
-        try:
-            raise failure
-        finally:
-            del failure  # It refers to this frame.
+    outcomes = await asyncio.gather(*(finish(work()) for work in works), return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
 
 
 def canceller() -> Callable[[], object]:

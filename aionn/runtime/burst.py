@@ -25,7 +25,7 @@ import anyio.to_thread
 from aionn.errors import Error, GeneralFailure, InvalidArgument, MissedDeadline
 from aionn.hal import Burst as HalBurst
 from aionn.hal import ExecutionResult, Priority, Timing, check_deadline_ns, dimensions_are_known
-from aionn.hal.loops import close_each, finish
+from aionn.hal.loops import finish, finish_all
 from aionn.hal.real_work import real_work
 from aionn.hal.tracing import section
 from aionn.runtime.arguments import Array, RequestArea, TensorSpec, Value, Writer, check_inputs
@@ -471,7 +471,7 @@ async def _run(
 
 
 async def _close_lines(lines: Sequence[Sequence[Line]]) -> None:
-    await close_each(line.hal.aclose for of_step in lines for line in of_step)
+    await finish_all(line.hal.aclose for of_step in lines for line in of_step)
 
 
 async def _settled(line: Line) -> None:

@@ -16,7 +16,7 @@ import anyio.to_thread
 
 from aionn.errors import Error, InvalidArgument
 from aionn.hal import Priority, Timing, check_deadline_ns, check_fences
-from aionn.hal.loops import close_each, finish
+from aionn.hal.loops import finish, finish_all
 from aionn.hal.real_work import real_work
 from aionn.hal.tracing import section
 from aionn.runtime.arguments import Array, Binding, RequestArea, check_inputs, output_target
@@ -428,8 +428,11 @@ class Compilation:
         await finish(self._close())
 
     async def _close(self) -> None:
-        self._areas.clear()
-        await close_each([*(burst.aclose for burst in self._bursts), self._plan.aclose])
+        try:
+            await finish_all([burst.aclose for burst in self._bursts])
+        finally:
+            self._areas.clear()
+            await self._plan.aclose()
         self._finalizer.detach()  # Not before: a closing that failed is tried again when this object is dropped.
 
     async def __aenter__(self) -> Self:

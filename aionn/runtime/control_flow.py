@@ -49,7 +49,7 @@ from aionn.hal import (
     operand_size_bytes,
 )
 from aionn.hal import Burst as HalBurst
-from aionn.hal.loops import close_each, finish
+from aionn.hal.loops import finish, finish_all
 from aionn.hal.tracing import section
 from aionn.runtime.arguments import Binding, RequestArea, Value
 from aionn.runtime.clock import now_ns
@@ -372,7 +372,7 @@ class InterpretedModel:
 
     async def aclose(self) -> None:
         """See ``PreparedModel``."""
-        await close_each(subgraph.aclose for subgraph in self._subgraphs)
+        await finish_all(subgraph.aclose for subgraph in self._subgraphs)
 
 
 class _Run:

@@ -14,7 +14,7 @@ import msgspec
 
 from aionn.errors import Error
 from aionn.hal import Model, PreparedModel, Request, Timing
-from aionn.hal.loops import close_each
+from aionn.hal.loops import finish_all
 from aionn.runtime.arguments import RequestArea, TensorSpec, Value, input_value, result_value
 from aionn.runtime.execution import Turn
 from aionn.runtime.fallback import Fallback, in_ordinary_memory
@@ -177,7 +177,7 @@ class Plan(NamedTuple):
     async def aclose(self) -> None:
         """Frees its steps at their devices, and what fell back."""
         closings = [step.prepared.aclose for step in self.steps]
-        await close_each(closings if self.fallback is None else [*closings, self.fallback.aclose])
+        await finish_all(closings if self.fallback is None else [*closings, self.fallback.aclose])
 
 
 class LastValues:

@@ -33,7 +33,7 @@ from aionn.hal import (
     Priority,
     operation_type_name,
 )
-from aionn.hal.loops import close_each
+from aionn.hal.loops import finish_all
 from aionn.hal.real_work import real_work
 from aionn.hal.tracing import section
 from aionn.models.tflite import load_tflite
@@ -229,7 +229,7 @@ def _bare(model: Model) -> Model:
 
 
 async def _free(steps: Sequence[PreparedStep]) -> None:
-    await close_each(step.prepared.aclose for step in steps)
+    await finish_all(step.prepared.aclose for step in steps)
 
 
 async def make_plan(

@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import weakref
@@ -39,7 +40,7 @@ from aionn.hal import (
     check_deadline_ns,
 )
 from aionn.hal.log_tags import choose_tags
-from aionn.hal.loops import finish
+from aionn.hal.loops import finish, finish_all
 from aionn.hal.real_work import real_work
 from aionn.hal.tracing import section
 from aionn.runtime.background import Background
@@ -586,13 +587,14 @@ class Runtime:
             end_trace(self._trace)
 
     async def _close(self) -> None:
-        # In reverse: compilations first. One that cannot be closed, by a fault of its driver, does not keep the others.
+        # In reverse: compilations first. One that cannot be closed, by a fault of its driver, does not keep the others; nor do those
+        # that take their time add up.
+        devices = [hal.aclose for hal in (*self._unused, *(device.hal for device in self.devices))]
+        closings = [functools.partial(_close_compilation, compilation) for compilation in self._compilations]
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._background.aclose)
-            for hal in (*self._unused, *(device.hal for device in self.devices)):
-                stack.push_async_callback(hal.aclose)
-            for compilation in list(self._compilations):
-                stack.push_async_callback(_close_compilation, compilation)
+            stack.push_async_callback(finish_all, devices)
+            stack.push_async_callback(finish_all, closings)
 
 
 async def _close_compilation(compilation: Compilation) -> None:

@@ -28,7 +28,7 @@ from aionn.hal import (
     Request,
     check_fences,
 )
-from aionn.hal.loops import close_each, finish
+from aionn.hal.loops import finish, finish_all
 from aionn.service.channel import Channel, Pending
 from aionn.service.connection import Connection
 from aionn.service.handles import QueueHandle, RequestOnWire
@@ -59,6 +59,13 @@ __all__ = ["RemoteBuffer", "RemoteExecution", "RemotePreparedModel"]
 FREE_S_MAX = 1.0
 """How long freeing an object waits for a driver that does not answer; the end of its process frees everything."""
 
+UNANSWERED_MAX = 2
+"""How many objects in a row a process may leave unanswered when they are freed; for later ones nobody waits. A process with
+hundreds of objects would keep whoever closes them for minutes."""
+
+_unanswered: weakref.WeakKeyDictionary[Channel, int] = weakref.WeakKeyDictionary()
+"""By connection, how many that are."""
+
 
 class _Owned:
     """A handle that is freed at the driver with its owner, by a call or by the garbage collector."""
@@ -78,7 +85,10 @@ class _Owned:
             await finish(self._tell())
 
     async def _tell(self) -> None:
-        with anyio.move_on_after(FREE_S_MAX):
+        if _unanswered.get(self._channel, 0) >= UNANSWERED_MAX:
+            self._channel.post(self._free)
+            return
+        with anyio.move_on_after(FREE_S_MAX) as limit:
             try:
                 await self._channel.tell(self._free)
             except DeadObject:
@@ -86,6 +96,7 @@ class _Owned:
             except BaseException:
                 self._channel.post(self._free)  # It may not have been sent. Freed twice is freed.
                 raise
+        _unanswered[self._channel] = _unanswered.get(self._channel, 0) + 1 if limit.cancelled_caught else 0
 
 
 class RemotePreparedModel:
@@ -260,7 +271,10 @@ class RemotePreparedModel:
         await finish(self._close())
 
     async def _close(self) -> None:
-        await close_each([*(burst.aclose for burst in self._bursts), self._owned.aclose])
+        try:
+            await finish_all([burst.aclose for burst in self._bursts])
+        finally:
+            await self._owned.aclose()
 
 
 class RemoteExecution:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import Awaitable, Callable
 
 import anyio
 import anyio.lowlevel
 import pytest
 
-from aionn.errors import GeneralFailure
-from aionn.hal.loops import close_each, finish
+from aionn.hal.loops import finish, finish_all
 from aionn.testing.cancellation import cancelled_natively
 
 TURNS = 20
@@ -116,18 +114,24 @@ async def test_what_was_worked_on_is_dropped_with_the_cancellation() -> None:
         gc.enable()
 
 
-async def test_one_that_cannot_be_closed_does_not_keep_the_others() -> None:
-    closed: list[str] = []
+async def test_all_works_run_side_by_side_and_to_their_ends_though_one_fails():
+    begun, ended = [], []
+    everybody = anyio.Event()
 
-    def closing(name: str, *, fails: bool) -> Callable[[], Awaitable[None]]:
-        async def close() -> None:
-            closed.append(name)
-            if fails:
-                raise GeneralFailure(name)
+    def work(number):
+        async def run():
+            begun.append(number)
+            if len(begun) == 3:
+                everybody.set()
+            await everybody.wait()
+            if number:
+                raise ValueError(str(number))
+            await anyio.sleep(0.01)
+            ended.append(number)
 
-        return close
+        return run
 
-    things = {"a": False, "b": True, "c": False, "d": True, "e": False}
-    with pytest.raises(GeneralFailure, match="^b$"):
-        await close_each(closing(name, fails=fails) for name, fails in things.items())
-    assert closed == [*things]
+    with pytest.raises(ValueError, match="1"):
+        await finish_all([work(0), work(1), work(2)])
+    assert ended == [0]
+    await finish_all([])

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import anyio
+import numpy as np
 import pytest
 
 import aionn
@@ -162,6 +163,50 @@ async def test_application_goes_on_beside(
     for name, expected in EXPECTED.get(attack, {}).items():
         assert set(outcomes.by_call[name]) == expected, (name, str(outcomes))
     assert "Traceback" not in caplog.text, caplog.text[:4000]
+
+
+async def test_closing_takes_no_longer_with_many_objects_of_a_device_that_frees_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limit_s, count = 0.5, 12
+    monkeypatch.setattr(prepared_module, "FREE_S_MAX", limit_s)
+    monkeypatch.setattr("aionn.burst.controller.END_S_MAX", limit_s)
+    kept = []
+    async with aionn.open(drivers={"hostile": "hostile_driver:frees_nothing"}) as runtime:
+        for _ in range(count):
+            kept.append(await runtime.compile(application.sum_model(), devices="hostile"))
+            burst = kept[-1].burst()
+            await burst.__aenter__()
+            kept.append(burst)
+        began_s = time.monotonic()
+        with anyio.fail_after(60):
+            for object_ in kept[: count // 2]:
+                await object_.aclose()
+            await runtime.aclose()
+    assert time.monotonic() - began_s < count * limit_s
+
+
+async def test_closing_waits_for_executions_of_several_bursts_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limit_s, count = 0.5, 8
+    monkeypatch.setattr("aionn.runtime.burst.CLOSE_S_MAX", limit_s)
+    values = [np.zeros(4, np.float32)] * 2
+    async with aionn.open(drivers={"hostile": "hostile_driver:answers_pings_alone"}) as runtime:
+        compilation = await runtime.compile(application.sum_model(), devices="hostile")
+        bursts = [compilation.burst() for _ in range(count)]
+        for burst in bursts:
+            await burst.__aenter__()
+        with anyio.move_on_after(limit_s):
+            await bursts[0].execute(values)  # It holds the device's only slot, and is answered by nobody.
+        for burst in bursts[1:]:
+            line = burst._lines[0][0]
+            await line.free.acquire()  # As an execution does that runs.
+        began_s = time.monotonic()
+        with anyio.fail_after(60):
+            await compilation.aclose()
+        close_s = time.monotonic() - began_s
+    assert close_s < count * limit_s
 
 
 @pytest.mark.long
