@@ -12,7 +12,9 @@ How: blocks alone, beside the attack and beside the control take turns (rows.py)
 lets what an attack left behind go. The figure of a block is its percentile. A wrong answer or an error ends the benchmark with
 status 1.
 
-`python -m benchmarks.hostile [--json] [--quick] [ATTACK ...]`
+With ``--driver`` the roles change: an application waits for a good device beside a hostile driver (hostile_driver.py).
+
+`python -m benchmarks.hostile [--driver] [--json] [--quick] [ATTACK ...]`
 """
 
 from __future__ import annotations
@@ -153,6 +155,11 @@ def run(report: Report, chosen: Options, asked: list[str]) -> None:
 
 def main() -> int:
     """Runs and prints it."""
+    if "--driver" in sys.argv:
+        sys.argv.remove("--driver")
+        from benchmarks.hostile_driver import main as driver_main
+
+        return driver_main()
     asked = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
     sys.argv[1:] = [argument for argument in sys.argv[1:] if argument.startswith("-")]
     chosen = options(__doc__)

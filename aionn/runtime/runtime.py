@@ -587,8 +587,8 @@ class Runtime:
             end_trace(self._trace)
 
     async def _close(self) -> None:
-        # In reverse: compilations first. One that cannot be closed, by a fault of its driver, does not keep the others; nor do those
-        # that take their time add up.
+        # In reverse: compilations first. One that cannot be closed, by a fault of its driver, does not keep the others, nor does
+        # one that takes its time.
         devices = [hal.aclose for hal in (*self._unused, *(device.hal for device in self.devices))]
         closings = [functools.partial(_close_compilation, compilation) for compilation in self._compilations]
         async with AsyncExitStack() as stack:
