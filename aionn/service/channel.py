@@ -70,7 +70,7 @@ from aionn.service.received import (
     close_unread,
     descriptors_of,
     drain,
-    have_network_sockets,
+    have_strange_sockets,
     no_descriptor_is_left,
 )
 from aionn.service.sizes import INLINE_BYTES_MAX, SMALL_BYTES_MAX, kind_of, shortened
@@ -322,9 +322,9 @@ class Channel:
                 await anyio.wait_readable(self._sock)
                 self._turn_left = TURN_WEIGHT
         fds = descriptors_of(ancillary) if ancillary else []
-        if fds and have_network_sockets(fds):
+        if fds and have_strange_sockets(fds):
             close_all(fds)
-            self.close(f"{self._peer_name} sent a network socket")
+            self.close(f"{self._peer_name} sent a socket that is no fence's")
             return b"", [], False
         if flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC) or len(fds) > DESCRIPTORS_MAX:
             # Asked before they are closed: the received ones are what fills the table.

@@ -6,8 +6,10 @@ although the socket does not block. That holds as well for what the kernel close
 read when a Unix socket is closed.
 
 Invariants:
-1. No closing of a received descriptor waits for a network.
-2. Whatever is not a file, a Unix socket or an object of the kernel's own is recognised before anything of the message is used.
+1. No closing of a received descriptor waits for a network, also where it lies in a Unix socket that was sent.
+2. A socket that is no fence's is recognised before anything of the message is used.
+
+What is packed into the packet of a fence is not looked at: a fence is closed as long as others may still read it.
 """
 
 from __future__ import annotations
@@ -23,13 +25,14 @@ from collections.abc import Iterable, Sequence
 import anyio.lowlevel
 
 from aionn.service.handles import close_all
+from fences.descriptor import NAME_PREFIX
 
 __all__ = [
     "SENT_AT_ONCE_MAX",
     "close_unread",
     "descriptors_of",
     "drain",
-    "have_network_sockets",
+    "have_strange_sockets",
     "no_descriptor_is_left",
     "payload_of",
 ]
@@ -37,9 +40,13 @@ __all__ = [
 SENT_AT_ONCE_MAX = 253
 """Descriptors of one message (SCM_MAX_FD of the kernel). With room for fewer the kernel would close the others itself."""
 
+UNREAD_MAX = 1 << 16
+"""Messages that are taken from a socket that is shut down: more than its buffer holds."""
+
 _ROOM = socket.CMSG_SPACE(SENT_AT_ONCE_MAX * array.array("i").itemsize) + socket.CMSG_SPACE(
     struct.calcsize("3i")
 )
+_BYTES_AT_ONCE = 1 << 12
 _FLAGS = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
 _NO_LINGER = struct.pack("ii", 0, 0)
 _Ancillary = Iterable[tuple[int, int, bytes]]
@@ -54,8 +61,8 @@ def descriptors_of(ancillary: _Ancillary) -> list[int]:
     return list(fds)
 
 
-def have_network_sockets(fds: Sequence[int]) -> bool:
-    """Whether there are sockets among descriptors that are no Unix sockets. From then on, closing them does not wait."""
+def have_strange_sockets(fds: Sequence[int]) -> bool:
+    """Whether there are sockets among descriptors that are no fence's. From then on, closing them does not wait."""
     found = False
     for fd in fds:
         if not stat.S_ISSOCK(os.fstat(fd).st_mode):
@@ -63,12 +70,30 @@ def have_network_sockets(fds: Sequence[int]) -> bool:
         # Told the family, the constructor asks the kernel nothing.
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fd)
         try:
-            if sock.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN) != socket.AF_UNIX:
-                found = True
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+            name = sock.getsockname()
+            if isinstance(name, bytes) and name.startswith(NAME_PREFIX):
+                continue
+            found = True
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+            if sock.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN) == socket.AF_UNIX:
+                _empty(sock)
+        except OSError:
+            found = True
         finally:
             sock.detach()
     return found
+
+
+def _empty(sock: socket.socket) -> None:
+    """Shuts a Unix socket down and takes what is in it: descriptors that lie there are closed with it, and so on, five deep at most
+    (MAX_RECURSION_LEVEL of the kernel)."""
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # The peer has done it, or it was never connected.
+    for _ in range(UNREAD_MAX):
+        if not _take_unread(sock):
+            return
 
 
 def payload_of(sock: socket.socket, bytes_max: int) -> bytes:
@@ -86,12 +111,7 @@ async def drain(sock: socket.socket) -> None:
 
 def close_unread(sock: socket.socket) -> None:
     """Closes a Unix socket for good, and the descriptors of messages that nobody has read."""
-    try:
-        sock.shutdown(socket.SHUT_RDWR)  # Nothing more comes from now on.
-    except OSError:
-        pass  # The peer has done it.
-    while _take_unread(sock):
-        pass
+    _empty(sock)
     sock.close()
 
 
@@ -100,16 +120,19 @@ def _take_unread(sock: socket.socket) -> bool:
     try:
         # Then every message comes with its sender's number, also an empty one, and the end does not.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        _, ancillary, _, _ = sock.recvmsg(1, _ROOM, _FLAGS)
+        payload, ancillary, _, _ = sock.recvmsg(_BYTES_AT_ONCE, _ROOM, _FLAGS)
+        _discard(ancillary)
+        if payload:
+            return True
+        # The end of a stream comes with a number, too; but a stream has no empty messages.
+        return bool(ancillary) and sock.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) != socket.SOCK_STREAM
     except OSError:
-        return False  # It is closed already.
-    _discard(ancillary)
-    return bool(ancillary)
+        return False  # It is closed already, or there is nothing in it.
 
 
 def _discard(ancillary: _Ancillary) -> None:
     fds = descriptors_of(ancillary)
-    have_network_sockets(fds)
+    have_strange_sockets(fds)
     close_all(fds)
 
 

@@ -15,7 +15,8 @@ import pytest
 
 from aionn.service.channel import Channel
 from aionn.service.protocol import Done, Reply, encode
-from aionn.service.received import close_unread, have_network_sockets
+from aionn.service.received import close_unread, have_strange_sockets
+from fences import SyncFence
 
 LINGER_S = 20
 WAITED_S_MAX = 5.0
@@ -66,18 +67,36 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-def test_network_sockets_are_told_from_unix_sockets_and_files(lingering: Lingering) -> None:
+def test_sockets_of_others_are_told_from_fences_and_files(lingering: Lingering) -> None:
     fd = lingering.make()
     others = [*os.pipe(), os.eventfd(0), os.open("/dev/null", os.O_RDONLY)]
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        assert not have_network_sockets([*others, ours.fileno()])
-        assert have_network_sockets([*others, ours.fileno(), fd])
+    with SyncFence() as fence:
+        assert not have_strange_sockets([*others, fence.fileno()])
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            assert have_strange_sockets([*others, ours.fileno()])
+        assert have_strange_sockets([*others, fence.fileno(), fd])
     began_s = time.monotonic()
     os.close(fd)
     assert time.monotonic() - began_s < WAITED_S_MAX
     for other in others:
         os.close(other)
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_SEQPACKET, socket.SOCK_STREAM, socket.SOCK_DGRAM])
+def test_sockets_inside_of_sockets_are_closed_at_once(lingering: Lingering, kind: int) -> None:
+    fd = lingering.make()
+    for _ in range(3):
+        outer, inner = socket.socketpair(socket.AF_UNIX, kind)
+        inner.send(b"first")
+        socket.send_fds(inner, [b"second"], [fd])
+        os.close(fd)
+        inner.close()
+        fd = outer.detach()
+    assert have_strange_sockets([fd])
+    began_s = time.monotonic()
+    os.close(fd)
+    assert time.monotonic() - began_s < WAITED_S_MAX
 
 
 def test_closing_a_socket_closes_what_nobody_has_read_also_behind_empty_messages(
