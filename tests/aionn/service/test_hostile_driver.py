@@ -29,7 +29,7 @@ CALL_S = 0.25
 """How long a call on the hostile device may take in the quick form: a call that is answered takes some milliseconds."""
 
 START_S_MAX = client.START_S_MAX
-CALL_LONG_S = 2.0
+CALL_LONG_S = 5.0
 ATTACK_LONG_S = 15.0
 
 DELAY_S_MAX = 1.0
@@ -49,7 +49,6 @@ EXPECTED: dict[str, dict[str, set[str]]] = {
     "fences_of_a_child": {"execute_fenced": {"FenceError"}},
     "same_burst_handles": {"configure_burst": {"ok", "GeneralFailure"}, "burst": {"DeadObject"}},
     "wrong_durations": {"run": {"ok"}, "run, fenced": {"ok"}},
-    "lingering_sockets": {"compile": {"DeadObject"}},
     "reads_nothing_after_preparing": {"run, deadline": {"MissedDeadline"}},
     "answers_pings_alone": {"run, deadline": {"MissedDeadline"}},
     "stops_itself": {"run, deadline": {"MissedDeadline"}},
@@ -59,6 +58,9 @@ EXPECTED: dict[str, dict[str, set[str]]] = {
     "wrong_timings": {"run": {"GeneralFailure"}},
 }
 """What must come of calls, by attack and name of the call, where it is more than what holds for all."""
+
+SILENT = {"reads_nothing_after_preparing", "answers_pings_alone", "stops_itself"}
+"""Of those, attacks that leave calls unanswered; the others answer, and get the time for it that a busy machine takes."""
 
 
 def _module(name: str) -> ModuleType:
@@ -158,7 +160,8 @@ async def test_application_goes_on_beside(
     if attack == "never_says_hello":
         monkeypatch.setattr("aionn.service.client.START_S_MAX", 1.0)
     with anyio.fail_after(60):
-        outcomes, close_s = await beside(attack, CALL_S, 0.0)
+        call_s = CALL_LONG_S if attack in EXPECTED.keys() - SILENT else CALL_S
+        outcomes, close_s = await beside(attack, call_s, 0.0)
     assert close_s < CLOSE_S_MAX
     for name, expected in EXPECTED.get(attack, {}).items():
         assert set(outcomes.by_call[name]) == expected, (name, str(outcomes))
