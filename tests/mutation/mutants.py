@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import copy
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -38,6 +39,8 @@ _SIGNS: dict[type[ast.operator], type[ast.operator]] = {
 _EXTREMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
 _DECORATIVE = {None, "strict", "name", "daemon", "stacklevel", "where"}
 """Arguments that only check or describe; None is a mapping of arguments."""
 
@@ -53,6 +56,8 @@ class Mutant(NamedTuple):
         end: Where it ends.
         before: The replaced text.
         after: What stands there instead.
+        within: The function that it is in, with its class: ``Fence.wait``; empty outside of any.
+        nth: Which one of those with the same texts in that function, from 1.
     """
 
     path: str
@@ -62,6 +67,8 @@ class Mutant(NamedTuple):
     end: int
     before: str
     after: str
+    within: str
+    nth: int
 
     def applied_to(self, source: bytes) -> bytes:
         """The file with the change."""
@@ -82,14 +89,24 @@ def find_mutants(path: str, source: bytes) -> list[Mutant]:
     offsets = [0]
     for line in source.split(b"\n"):
         offsets.append(offsets[-1] + len(line) + 1)
+    tree = ast.parse(source)
+    scopes = [node for node in ast.walk(tree) if isinstance(node, _SCOPES)]
+    scopes.sort(key=lambda scope: scope.lineno)
     found = []
-    for node, kind, changed in _changes(ast.parse(source)):
+    for node, kind, changed in _changes(tree):
         assert node.end_lineno is not None and node.end_col_offset is not None
         start = offsets[node.lineno - 1] + node.col_offset
         end = offsets[node.end_lineno - 1] + node.end_col_offset
         before, after = source[start:end].decode(), f"({ast.unparse(changed)})"
-        found.append(Mutant(path, node.lineno, kind, start, end, before, after))
-    return sorted(found, key=lambda mutant: (mutant.start, mutant.end, mutant.kind))
+        around = [scope.name for scope in scopes if scope.lineno <= node.lineno <= (scope.end_lineno or 0)]
+        found.append(Mutant(path, node.lineno, kind, start, end, before, after, ".".join(around), 1))
+    found.sort(key=lambda mutant: (mutant.start, mutant.end, mutant.kind))
+    alike: Counter[tuple[str, ...]] = Counter()
+    for index, mutant in enumerate(found):
+        key = (mutant.within, mutant.kind, mutant.before, mutant.after)
+        alike[key] += 1
+        found[index] = mutant._replace(nth=alike[key])
+    return found
 
 
 def _changes(tree: ast.AST) -> Iterator[tuple[ast.expr, str, ast.expr]]:

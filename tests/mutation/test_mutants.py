@@ -52,14 +52,25 @@ def test_a_chained_comparison_has_a_mutant_for_each_link() -> None:
     assert {mutant.after for mutant in found} == {"(0 < a < b)", "(0 <= a <= b)"}
 
 
+def test_mutants_with_the_same_texts_are_told_apart_by_their_function_and_order() -> None:
+    source = (
+        b"class C:\n    def f(self):\n        return a < b, a < b\n\ndef g():\n    return a < b\nx = a < b\n"
+    )
+    found = find_mutants("f.py", source)
+    assert [(mutant.within, mutant.nth) for mutant in found] == [("C.f", 1), ("C.f", 2), ("g", 1), ("", 1)]
+
+
 def test_every_argued_survivor_is_a_mutant_that_there_is_and_has_a_reason() -> None:
     here = Path(__file__).parent
     entries = tomllib.loads((here / "survivors.toml").read_text(encoding="utf-8"))["survivor"]
-    known: dict[str, set[tuple[str, str, str]]] = {}
+    known: dict[str, set[tuple[str, str, str, str, int]]] = {}
     for path in {entry["path"] for entry in entries}:
         mutants = find_mutants(path, (here.parents[1] / path).read_bytes())
-        known[path] = {(m.kind, " ".join(m.before.split()), " ".join(m.after.split())) for m in mutants}
+        known[path] = {
+            (m.within, m.kind, " ".join(m.before.split()), " ".join(m.after.split()), m.nth) for m in mutants
+        }
     for entry in entries:
-        assert (entry["kind"], entry["before"], entry["after"]) in known[entry["path"]], entry
+        key = (entry["within"], entry["kind"], entry["before"], entry["after"], entry.get("nth", 1))
+        assert key in known[entry["path"]], entry
         assert entry["reason"].endswith(".")
     assert [entry["path"] for entry in entries] == sorted(entry["path"] for entry in entries)

@@ -1,0 +1,47 @@
+"""A process that has imported what every run of pytest needs, and forks one run after the other.
+
+Reads one order per line of its standard input, JSON: ``arguments`` for pytest, ``output``, the file that takes what it prints, and
+``variables`` of the environment. Answers with two lines: the number of the process that runs it, and, when that has ended, its exit
+status, negative for a signal. Imports nothing of the code that is changed.
+"""
+
+from __future__ import annotations
+
+import asyncio  # noqa: F401
+import json
+import os
+import sys
+
+import anyio  # noqa: F401
+import hypothesis  # noqa: F401
+import msgspec  # noqa: F401
+import numpy  # noqa: F401
+import pytest
+import pytest_asyncio  # noqa: F401
+
+IMPORTED_ALREADY = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"
+
+
+def main() -> int:
+    answers = os.dup(1)
+    while line := sys.stdin.buffer.raw.readline():  # type: ignore[attr-defined]
+        order = json.loads(line)
+        if (pid := os.fork()) == 0:
+            os.setsid()
+            os.close(answers)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            output = os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            os.close(output)
+            os.environ.update(order["variables"])
+            sys.argv = ["pytest", *order["arguments"]]
+            return int(pytest.main(["-W", IMPORTED_ALREADY, *order["arguments"]]))
+        os.write(answers, b"%d\n" % pid)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        os.write(answers, b"%d\n" % status)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
