@@ -123,7 +123,7 @@ class Warm:
     ) -> tuple[int, str]:
         """One run of pytest: its exit status, ``HUNG`` where it took too long, and the end of what it printed."""
         order = {
-            "arguments": ["-q", "-p", "no:cacheprovider", *arguments],
+            "arguments": ["-q", "--tb=no", "-p", "no:cacheprovider", *arguments],
             "output": str(self._output),
             "variables": dict(variables),
         }
