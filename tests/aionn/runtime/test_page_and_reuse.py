@@ -163,3 +163,13 @@ async def test_long_descriptions_are_cut_to_the_width_of_a_box() -> None:
         page = (await runtime.compile(graph.build(parts))).page()
     texts = [text.text for text in drawn(page).iter(f"{SVG}text")]
     assert texts == ["0: SPLIT", "2 FLOAT32, 2 FLOAT32, 2 FLOAT32, 2 …"]
+
+
+async def test_description_that_just_fits_a_box_is_whole() -> None:
+    graph = GraphBuilder()
+    x = graph.input(OperandType.TENSOR_FLOAT32, (200, 10, 10))
+    parts = [graph.variable(OperandType.TENSOR_FLOAT32, (100, 10, 10)) for _ in range(2)]
+    graph.operation(OperationType.SPLIT, [x, 0, 2], parts)
+    async with aionn.open(devices=[ReferenceDevice("a")]) as runtime:
+        page = (await runtime.compile(graph.build(parts))).page()
+    assert [text.text for text in drawn(page).iter(f"{SVG}text")][1] == "100x10x10 FLOAT32, 100x10x10 FLOAT32"
