@@ -21,7 +21,7 @@ import os
 import secrets
 import stat
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -208,7 +208,7 @@ class StepCache:
             except OSError as e:
                 _logger.info("the plan is not kept: %s", e)
                 with contextlib.suppress(OSError):
-                    temporary.unlink(missing_ok=True)
+                    temporary.unlink()
 
         if len(plan) + _PLAN_DIGEST_BYTES <= PLAN_BYTES_MAX:
             with real_work("keeping a plan"):
@@ -332,15 +332,13 @@ class _Writing:
         try:
             directory.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
             for name in (*model_names, *data_names):
-                paths.append((directory / (name + suffix), directory / name))
+                temporary = directory / (name + suffix)
                 flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-                fds.append(os.open(paths[-1][0], flags, _FILE_MODE))
+                fds.append(os.open(temporary, flags, _FILE_MODE))
+                paths.append((temporary, directory / name))
         except OSError as e:
             _logger.info("the compilation is not kept: %s: %s", directory, e.strerror)
-            for fd in fds:
-                os.close(fd)
-            for temporary, _ in paths:
-                temporary.unlink(missing_ok=True)
+            _drop(fds, paths)
             return None
         return cls(CacheFiles(fds[: counts.model], fds[counts.model :], token), paths)
 
@@ -357,8 +355,13 @@ class _Writing:
         return self._files
 
     def __exit__(self, *exc: object) -> None:
-        for fd in (*self._files.model, *self._files.data):
-            os.close(fd)
-        for temporary, _ in self._paths:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
+        _drop((*self._files.model, *self._files.data), self._paths)
+
+
+def _drop(fds: Iterable[int], paths: Iterable[tuple[Path, Path]]) -> None:
+    """Closes new files, and removes those that were not put into their places."""
+    for fd in fds:
+        os.close(fd)
+    for temporary, _ in paths:
+        with contextlib.suppress(OSError):
+            temporary.unlink()

@@ -248,6 +248,18 @@ async def test_nothing_is_lowered_again(cache: Path, digits: Path, silence: Valu
         np.testing.assert_array_equal(results[0], results[1])
 
 
+async def test_directory_whose_files_would_have_too_long_paths_fails_no_compilation(
+    runtime: aionn.Runtime, tmp_path: Path, digits: Path, silence: Values
+) -> None:
+    room = os.pathconf(tmp_path, "PC_PATH_MAX") - 1 - len(os.fsencode(tmp_path))
+    cache = tmp_path.joinpath(*["d" * 99] * (room // 100))
+    for _ in range(2):
+        net = await runtime.compile(digits, cache_dir=cache)
+        assert not net.from_cache
+        await check(net, silence)
+    assert list(cache.iterdir()) == []
+
+
 class Noting(ReferenceDevice):
     """Notes what it is asked for.
 
