@@ -162,7 +162,8 @@ def judge_all(sample: Sequence[Mutant], options: argparse.Namespace) -> dict[Mut
 
         def work(place: Path) -> None:
             warm = Warm(place)
-            while True:
+            status, text = warm.run(options.tests, timeout_s=600, variables={}) if options.tests else (0, "")
+            while status == 0:
                 try:
                     mutant = left.get_nowait()
                 except queue.Empty:
@@ -180,6 +181,8 @@ def judge_all(sample: Sequence[Mutant], options: argparse.Namespace) -> dict[Mut
                         print(f"{share} {verdict.upper()} in {took_s:.1f} s: {mutant}", flush=True)
                     if verdict == "broken":
                         print(text[-4000:], flush=True)
+            if status:
+                print(f"the tests fail without a mutant:\n{text}", flush=True)
             warm.close()
 
         workers = [threading.Thread(target=work, args=(place,)) for place in places]

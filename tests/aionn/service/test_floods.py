@@ -22,7 +22,7 @@ from aionn.models.builder import GraphBuilder
 from aionn.service import channel as channel_module
 from aionn.service import load as load_module
 from aionn.service import outbox as outbox_module
-from aionn.service.channel import TURN_WEIGHT, Channel
+from aionn.service.channel import TURN_WEIGHT, TURN_WEIGHT_BYTES, Channel
 from aionn.service.peers import Peer, Peers
 from aionn.service.protocol import (
     Call,
@@ -213,6 +213,18 @@ def test_process_is_forgotten_with_its_last_connection() -> None:
     assert peers.of(7) is first and peers.of(8) is not first
     del first
     assert len(peers._known) == 0
+
+
+@pytest.mark.parametrize("text_bytes", [0, TURN_WEIGHT_BYTES, 2 * TURN_WEIGHT_BYTES])
+async def test_larger_messages_leave_the_turn_to_others_sooner(text_bytes: int) -> None:
+    count = 32  # As many as a socket holds.
+    message = Reply(99, Failed(GeneralFailure().status, "x" * text_bytes))
+    turns_expected = count * (1 + text_bytes // TURN_WEIGHT_BYTES) / TURN_WEIGHT
+    async with channel_and_peer() as (channel, peer):
+        for _ in range(count):
+            send(peer, message)
+        turns = await until(lambda: channel.received_count == count)
+        assert turns_expected - 1 <= turns <= 1.5 * turns_expected + 4
 
 
 @pytest.mark.parametrize("kind", ["call", "rejected"])
