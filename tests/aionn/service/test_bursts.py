@@ -167,7 +167,7 @@ async def test_both_ends_may_look_for_their_packets_for_a_while(served: Any, sma
     for window in ({"controller_polling_us": 501}, {"server_polling_us": -1}):
         with pytest.raises(InvalidArgument, match="polling window"):
             await prepared.configure_execution_burst(**window)
-    burst = await prepared.configure_execution_burst(controller_polling_us=200, server_polling_us=200)
+    burst = await prepared.configure_execution_burst(controller_polling_us=500, server_polling_us=500)
     work, turns = small.Sum(), 0
 
     async def count() -> None:
