@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _be_spare(arguments: Sequence[str]) -> None:
     """Returns when the first message is there."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--driver", required=True)
     options, _ = parser.parse_known_args(arguments)

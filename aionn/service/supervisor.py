@@ -295,9 +295,10 @@ def _environment() -> dict[str, str]:
 
 
 def _command(driver: str, name: str, hang_after_s: float | None) -> list[str]:
-    arguments = ["--driver", driver, "--name", name]
+    # With "=": a name may begin like an option.
+    arguments = [f"--driver={driver}", f"--name={name}"]
     if hang_after_s is not None:
-        arguments += ["--hang-after", str(hang_after_s)]
+        arguments.append(f"--hang-after={hang_after_s}")
     return python_command("aionn.service.entry", *arguments)
 
 

@@ -46,6 +46,16 @@ def silence() -> np.ndarray:
     return np.full((1, 49, 40, 1), np.log(1e-6), dtype=np.float32)
 
 
+@pytest.mark.parametrize("name", ["-h", "--fd", "-1", "--spare", "a b=c"])
+async def test_name_of_a_device_may_look_like_an_option(background: Background, name: str) -> None:
+    device = RemoteDevice("reference", name, background.tasks)
+    try:
+        await device.connect()
+        assert device.pid is not None
+    finally:
+        await device.aclose()
+
+
 async def test_killed_driver_ends_every_pending_await(digits: Path, silence: np.ndarray) -> None:
     async with aionn.open(drivers=["reference"]) as runtime:
         net = await runtime.compile(digits)
