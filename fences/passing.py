@@ -26,6 +26,8 @@ _LENGTH = struct.Struct("<I")
 _DESCRIPTORS_MAX = 8
 """Room for more than the one we expect, so that strays arrive and can be closed instead of being lost in a truncated
 message."""
+_OTHER_BYTES = 256
+"""Room for what a socket may have been asked to say beside each message: credentials, a security label, time stamps."""
 
 
 def send_fence(sock: socket.socket, fence: SyncFence) -> None:
@@ -73,7 +75,7 @@ def recv_fence(sock: socket.socket, name: str | None = None) -> SyncFence:
     wanted = _LENGTH.size + RECORD_BYTES_MAX if packets else _LENGTH.size
     numbers: list[int] = []
     try:
-        room = socket.CMSG_SPACE(_DESCRIPTORS_MAX * array.array("i").itemsize)
+        room = socket.CMSG_SPACE(_DESCRIPTORS_MAX * array.array("i").itemsize) + _OTHER_BYTES
         data, rights, flags, _ = sock.recvmsg(wanted, room, socket.MSG_CMSG_CLOEXEC)
         for level, kind, content in rights:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

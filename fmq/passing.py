@@ -23,6 +23,9 @@ __all__ = ["receive_queue", "receive_descriptor", "send_queue"]
 _LENGTH: Final = struct.Struct("<I")
 _BYTES_MAX: Final = 1024
 """A descriptor with all its grantors takes 168 bytes."""
+_ROOM_FDS: Final = 64
+"""Room for more than a queue has, in descriptors: for what the socket may have been asked to say beside a message, credentials
+for example, which would leave none for the queue's own."""
 
 
 def send_queue(channel: socket.socket, queue: MessageQueue) -> None:
@@ -46,9 +49,9 @@ def receive_descriptor(channel: socket.socket) -> tuple[MQDescriptor, list[int]]
             closed.
         OSError: As `socket.recvmsg`.
     """
-    data, fds, flags, _ = socket.recv_fds(channel, _LENGTH.size, FDS_MAX, socket.MSG_CMSG_CLOEXEC)
+    data, fds, flags, _ = socket.recv_fds(channel, _LENGTH.size, _ROOM_FDS, socket.MSG_CMSG_CLOEXEC)
     try:
-        if flags & socket.MSG_CTRUNC:
+        if flags & socket.MSG_CTRUNC or len(fds) > FDS_MAX:
             raise InvalidDescriptor(f"descriptor: expected at most {FDS_MAX} file descriptors, got more")
         data += _receive_exactly(channel, _LENGTH.size - len(data)) if data else b""
         if len(data) < _LENGTH.size:

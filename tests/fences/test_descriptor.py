@@ -482,7 +482,7 @@ def descriptors_left(count):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = {int(number) for number in os.listdir("/proc/self/fd")}
     filler = []
-    limit = max(used) + 1
+    limit = max(used) + 1 + count
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
         with contextlib.suppress(OSError):

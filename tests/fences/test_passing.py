@@ -12,6 +12,7 @@ import pytest
 
 import fences
 from fences import FenceStatus, ForeignFenceError, NotAFenceError, SyncFence, recv_fence, send_fence
+from fences.clock import TIME_NS_MAX
 from fences.state import PENDING_STATE, encode
 
 KINDS = [socket.SOCK_STREAM, socket.SOCK_SEQPACKET, socket.SOCK_DGRAM]
@@ -55,6 +56,13 @@ def test_finished_fence_crosses_without_a_descriptor():
     state, number = SyncFence.signalled(5).export()
     assert number is None
     assert SyncFence.from_state(state, None).signal_time_ns == 5
+
+
+@pytest.mark.parametrize("at_ns", [0, TIME_NS_MAX])
+def test_first_and_last_moment_cross(at_ns):
+    with pair() as (left, right):
+        send_fence(left, SyncFence.signalled(at_ns))
+        assert recv_fence(right).signal_time_ns == at_ns
 
 
 def test_export_carries_a_pending_fence_in_another_protocol():
@@ -170,6 +178,17 @@ def test_wrong_and_too_many_descriptors_are_refused_and_closed():
                 recv_fence(right)
             assert sorted(os.listdir("/proc/self/fd")) == before
         os.close(eventfd)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_ancillary_data_beside_a_fence_is_no_descriptor(kind):
+    with SyncFence() as fence, pair(kind) as (left, right):
+        right.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        fence.fileno()
+        before = sorted(os.listdir("/proc/self/fd"))
+        send_fence(left, fence)
+        recv_fence(right).close()
+        assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 def test_received_descriptors_are_close_on_exec():

@@ -332,20 +332,42 @@ def test_dependants_of_imported_fences_run_without_any_loop():
 
 
 WITHOUT_STANDARD_INPUT = """
-import os, threading
+import asyncio, os, threading
 from fences import SyncFence
-source, woken = SyncFence(), threading.Event()
-number = source.fileno()
-os.close(0)
-fence = SyncFence.from_fd(number)  # Has the lowest number that is free.
+
+def exported():
+    # The import has the lowest number that is free.
+    source = SyncFence()
+    number = source.fileno()
+    os.close(0)
+    fence = SyncFence.from_fd(number)
+    assert fence.fileno() == 0 and not fence.wait(1)
+    return source, fence
+
+async def wait_for(source, fence):
+    async def wait():
+        await fence
+    waiting = asyncio.ensure_future(wait())
+    await asyncio.sleep(0)
+    source.signal()
+    await asyncio.wait_for(waiting, 30)
+
+source, fence = exported()
+again = SyncFence.from_fd(0)
+asyncio.run(wait_for(source, fence))
+assert again.wait(10**10)
+fence.close()
+os.open(os.devnull, os.O_RDONLY)
+
+source, fence = exported()
+woken = threading.Event()
 fence.add_callback(lambda _: woken.set())
-assert fence.fileno() == 0 and not fence.wait(1)
 source.signal()
 assert woken.wait(10) and fence.wait(0)
 """
 
 
-def test_descriptor_0_is_watched_as_any_other():
+def test_descriptor_0_is_imported_and_watched_as_any_other():
     subprocess.run([sys.executable, "-c", WITHOUT_STANDARD_INPUT], check=True, timeout=60)
 
 

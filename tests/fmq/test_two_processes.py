@@ -380,6 +380,15 @@ def test_a_queue_passes_over_a_socket(make: Make) -> None:
     assert queue.read_message() == b"desserts"
 
 
+def test_a_queue_passes_over_a_socket_that_tells_credentials() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, fmq.MessageQueue.create(1, 64) as queue:
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        fmq.passing.send_queue(ours, queue)
+        with fmq.passing.receive_queue(theirs) as received:
+            assert queue.write_message(b"x") and received.read_message() == b"x"
+
+
 def test_refused_descriptors_are_closed() -> None:
     import os
 
@@ -394,9 +403,10 @@ def test_refused_descriptors_are_closed() -> None:
             socket.send_fds(ours, [message], list(queue.fds))
             with pytest.raises(fmq.InvalidDescriptor):
                 fmq.passing.receive_queue(theirs)
-        socket.send_fds(ours, [b"\x04\x00\x00\x00"], [0] * 9)
-        with pytest.raises(fmq.InvalidDescriptor, match="got more"):
-            fmq.passing.receive_queue(theirs)
+        for count in (5, 9, 100):
+            socket.send_fds(ours, [b"\x04\x00\x00\x00"], [0] * count)
+            with pytest.raises(fmq.InvalidDescriptor, match="got more"):
+                fmq.passing.receive_queue(theirs)
         ours.shutdown(socket.SHUT_WR)
         with pytest.raises(fmq.InvalidDescriptor, match="end of the stream"):
             fmq.passing.receive_queue(theirs)
