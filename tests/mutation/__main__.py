@@ -66,12 +66,10 @@ def key_of(mutant: Mutant) -> Key:
     return mutant.path, mutant.within, mutant.kind, before, after, mutant.nth
 
 
-def failed_test(text: str, tests: Sequence[str]) -> str | None:
-    """The test that pytest's summary names as failed; None if it names none of these."""
-    named = [line.removeprefix("FAILED ").removeprefix("ERROR ") for line in text.splitlines()[-8:]]
-    # The longest: one name may be the beginning of another.
-    found = [name for name in tests if any(line == name or line.startswith(f"{name} - ") for line in named)]
-    return max(found, key=len, default=None)
+def failed_test(text: str) -> str | None:
+    """The test that pytest's summary names as failed; None if it names none."""
+    found = re.findall(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", text, re.MULTILINE)
+    return found[-1] if found else None
 
 
 def judge(
@@ -85,23 +83,21 @@ def judge(
     file = place / mutant.path
     source = file.read_bytes()
     file.write_bytes(mutant.applied_to(source))
-    left = [*tests]
     variables = {"AIONN_TEST_WATCHDOG_S": watchdog_s(tests, measured)}
 
     def run(*arguments: str) -> tuple[int, str]:
         return warm.run(arguments, timeout_s=limit_s(tests, measured), variables=variables)
 
     try:
-        status, text = run("-x", *left) if left else (0, "")
-        for _ in range(FLAKES_MAX):
-            name = failed_test(text, left) if status == 1 else None
-            if name is None:
-                break
+        status, text = run("-x", *tests) if tests else (0, "")
+        flakes: list[str] = []
+        while status == 1 and len(flakes) < FLAKES_MAX and (name := failed_test(text)) is not None:
             again, _ = run(name)
             if again != 0:
                 break
-            left.remove(name)
-            status, text = run("-x", *left) if left else (0, "")
+            flakes.append(name)
+            status, text = run("-x", *tests, *(f"--deselect={name}" for name in flakes))
+            status = 0 if status == 5 else status  # None is left.
     finally:
         file.write_bytes(source)
     if status == HUNG or (status != 0 and re.search(r"^Timeout \(", text, re.MULTILINE)):

@@ -8,6 +8,7 @@ import struct
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -31,7 +32,13 @@ ANSWER_S_MAX = 5
 class Ends:
     """Both ends of a burst around an executor that doubles a byte."""
 
-    def __init__(self, result_bytes: int = 1 << 12, polling_ns: int = 0) -> None:
+    def __init__(
+        self,
+        result_bytes: int = 1 << 12,
+        polling_ns: int = 0,
+        *,
+        bind: Callable[[Request], Request] | None = None,
+    ) -> None:
         self.requests = fmq.MessageQueue.create(1, 1 << 12)
         self.results = fmq.MessageQueue.create(1, result_bytes, spin_ns=polling_ns)
         self.asked: list[list[int]] = []
@@ -48,6 +55,7 @@ class Ends:
             fmq.MessageQueue.attach(self.results.descriptor, self.results.fds),
             execute=self._execute,
             get_memories=self._memories,
+            bind=bind,
             on_end=self.ended.append,
             name="aionn-burst-test",
         )
@@ -152,6 +160,69 @@ async def test_memory_that_is_not_remembered_is_asked_for_every_time(ends: Ends,
     for _ in range(3):
         await ends.controller.execute_synchronously(doubling(memory), [-1])
     assert len(ends.asked) == 3
+
+
+async def test_memory_that_is_not_remembered_is_let_go_with_its_result(ends: Ends, memory: Memory) -> None:
+    request = doubling(memory)
+    for value in (3, 4, 5):
+        memory.array[0] = value
+        await ends.controller.execute_synchronously(request, [-1])
+        assert memory.array[1] == 2 * value
+        assert ends.freed == [slot for (slot,) in ends.asked]
+    assert len(ends.asked) == 3
+
+
+async def test_memory_that_is_freed_while_its_request_is_learnt_is_not_remembered(memory: Memory) -> None:
+    def bind(request: Request) -> Request:
+        if len(both.asked) == 1:
+            both.server.free_slot(0)
+        return request
+
+    both = Ends(bind=bind)
+    for _ in range(3):
+        await both.controller.execute_synchronously(doubling(memory), [0])
+    assert both.asked == [[0], [0]]
+    await both.controller.aclose()
+
+
+class StoppedWhileReading:
+    """A queue of requests whose reader is stopped in the moment in which one comes."""
+
+    def __init__(self, queue: fmq.MessageQueue, stop: Callable[[], None]) -> None:
+        self._queue = queue
+        self._stop = stop
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._queue, name)
+
+    def read_message_blocking(self, timeout_ns: int | None) -> bytes | None:
+        payload = self._queue.read_message_blocking(timeout_ns)
+        self._stop()
+        return payload
+
+
+async def test_request_that_comes_with_the_stop_is_not_executed(memory: Memory) -> None:
+    queues = [fmq.MessageQueue.create(1, 1 << 12) for _ in range(2)]
+    executed: list[object] = []
+    stopped = threading.Event()
+
+    def execute(*asked: object) -> ExecutionResult:
+        executed.append(asked)
+        return ExecutionResult()
+
+    server = BurstServer(
+        StoppedWhileReading(queues[0], lambda: server.begin_stop()),  # type: ignore[arg-type]
+        queues[1],
+        execute=execute,
+        get_memories=lambda slots: [memory],
+        on_stopped=stopped.set,
+        name="aionn-burst-test",
+    )
+    assert queues[0].write_message(encode_request(doubling(memory), [0], measure=False))
+    server.start()
+    assert await anyio.to_thread.run_sync(stopped.wait, ANSWER_S_MAX)
+    server.stop()
+    assert executed == []
 
 
 async def test_release_of_an_unknown_memory_does_nothing(ends: Ends, memory: Memory) -> None:

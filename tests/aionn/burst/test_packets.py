@@ -66,6 +66,15 @@ def test_request_survives_the_wire() -> None:
     assert got == BurstRequest(REQUEST.inputs, REQUEST.outputs, SLOTS, True)
 
 
+@pytest.mark.parametrize("wrong", [-1, 2**31])
+@pytest.mark.parametrize("place", [0, 1])
+def test_one_wrong_slot_among_right_ones_is_refused(wrong: int, place: int) -> None:
+    slots = list(SLOTS)
+    slots[place] = wrong
+    with pytest.raises(MalformedPacket, match="expected slots from 0"):
+        decode_request(encode_request(REQUEST, slots, measure=False))
+
+
 def test_result_survives_the_wire() -> None:
     assert decode_result(encode_result(RESULT)) == RESULT
     failed = failed_result(ErrorStatus.INVALID_ARGUMENT)
