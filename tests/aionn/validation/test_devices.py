@@ -104,6 +104,11 @@ def test_broken_extension_is_refused(extension, text):
     refused(check_extension, extension, text=text)
 
 
+def test_extension_types_have_16_bits():
+    ends = tuple(ExtensionOperandType(number, True, 1) for number in (0, 0xFFFF))
+    check_extension(Extension("com.vendor", ends))
+
+
 def test_extensions_have_different_names():
     check_extensions([Extension("com.a"), Extension("com.b")])
     refused(check_extensions, [Extension("com.a"), Extension("com.a")], text="expected every name once")

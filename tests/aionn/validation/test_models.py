@@ -413,6 +413,19 @@ def test_model_pool_of_opaque_buffers_holds_no_constants(plain):
     )
 
 
+@pytest.mark.parametrize("size_bytes", [0, -1])
+def test_pool_without_bytes_is_refused(plain, size_bytes):
+    class Empty:
+        kind = MemoryKind.ASHMEM
+        is_closed = False
+
+    Empty.size_bytes = size_bytes
+    refused(
+        msgspec.structs.replace(plain, pools=(Empty(),)),
+        f"pool 0: expected at least 1 byte, got {size_bytes}",
+    )
+
+
 def test_closed_pool_is_refused(plain):
     plain.pools[0].close()
     refused(plain, "pool 0: expected an open descriptor, got a closed pool")
