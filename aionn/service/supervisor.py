@@ -83,6 +83,7 @@ class DriverProcess:
         self.pid = process.pid
         self.socket = sock
         self._pidfd = os.pidfd_open(process.pid)
+        self._is_over = False
         self._stderr = process.stderr
         os.set_blocking(self._stderr.fileno(), False)
         self._logged = anyio.Event()
@@ -240,7 +241,7 @@ class DriverProcess:
 
     async def aclose(self) -> None:
         """Waits for the process to end, and kills it when that takes too long. The socket must have been shut down. Idempotent."""
-        if self._pidfd >= 0:
+        if not self._is_over:
             await finish(self._end())
 
     async def _end(self) -> None:
@@ -250,7 +251,7 @@ class DriverProcess:
             self._kill()
             await self.wait()
         os.close(self._pidfd)
-        self._pidfd = -1
+        self._is_over = True
         await self._log_last_words()
         anyio.notify_closing(self._stderr)
         self._stderr.close()

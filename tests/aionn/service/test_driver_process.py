@@ -17,9 +17,11 @@ import numpy as np
 import pytest
 
 import aionn
+from aionn.hal.tracing import start_tracing, stop_tracing
 from aionn.runtime.background import Background
 from aionn.service.client import RemoteDevice
 from aionn.service.entry import main
+from aionn.service.supervisor import DriverProcess
 
 NOTICED_S_MAX = 1.0
 
@@ -280,6 +282,48 @@ async def test_death_is_seen_although_a_child_of_the_driver_keeps_its_socket(
     finally:
         os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
         await device.aclose()
+
+
+async def test_process_whose_loop_is_stuck_ends_by_itself_when_its_client_is_gone(
+    background: Background,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (tmp_path / "stuck_driver.py").write_text(
+        "import sys, time\n"
+        "def Device(*arguments):\n"
+        "    print('it sleeps', file=sys.stderr, flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    process = await DriverProcess.start("stuck_driver:Device", "stuck")
+    try:
+        background.tasks.start_soon(process.log_output)
+        with anyio.fail_after(30):
+            while "it sleeps" not in caplog.text:
+                await anyio.sleep(0.01)
+        process.socket.close()
+        with anyio.fail_after(10):
+            assert await process.wait() == 0
+    finally:
+        process.kill()
+        await process.aclose()
+
+
+async def test_driver_process_adds_to_the_trace_of_its_application(
+    background: Background, tmp_path: Path
+) -> None:
+    path = tmp_path / "trace.json"
+    start_tracing(path, process="the application")
+    try:
+        device = RemoteDevice("reference", "reference", background.tasks)
+        await device.connect()
+        await device.aclose()
+    finally:
+        stop_tracing()
+    told = path.read_text()
+    assert "the application" in told and "driver of reference" in told
 
 
 async def _kill_when(pid: int, is_time: Callable[[], bool]) -> None:

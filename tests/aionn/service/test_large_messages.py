@@ -210,8 +210,10 @@ def head_of(model: Model) -> bytes:
     return msgspec.msgpack.encode(Call(3, SupportedOperations(empty)))
 
 
-def decoded(structure: bytes, values: bytes = b"") -> Any:
-    heading = InMemory("SupportedOperations", True, 3, len(structure), len(values))
+def decoded(structure: bytes, values: bytes = b"", *, message: Call | Reply | None = None) -> Any:
+    """Decodes parts that say that they are of this kind; None for a question about a model."""
+    kind = "SupportedOperations" if message is None else type(message.body).__name__
+    heading = InMemory(kind, not isinstance(message, Reply), 3, len(structure), len(values))
     steps = decode_parts(heading, structure, values, [99])
     while True:
         try:
@@ -260,6 +262,15 @@ def test_parts_that_are_no_model_are_refused() -> None:
     for name, structure in bad.items():
         with pytest.raises(InvalidArgument):
             pytest.fail(f"{name}: {decoded(structure)}")
+
+
+def test_message_without_a_model_has_neither_further_parts_nor_constants() -> None:
+    reply = Reply(3, SupportedOperationsReply((True,) * 4))
+    whole = parts((0, msgspec.msgpack.encode(reply)))
+    assert decoded(whole, message=reply) == reply
+    for structure, values in ((whole, b"x"), (whole + parts((1, b"\x90")), b"")):
+        with pytest.raises(InvalidArgument, match="more parts than its kind has"):
+            decoded(structure, values, message=reply)
 
 
 def test_elements_of_a_model_are_bounded_over_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:

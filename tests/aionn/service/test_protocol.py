@@ -8,14 +8,16 @@ import random
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.from_thread
+import msgspec
 import pytest
 
 from aionn.drivers.reference import ReferenceDevice
-from aionn.errors import Error, ErrorStatus, InvalidArgument, ResourceExhausted
+from aionn.errors import Error, ErrorStatus, GeneralFailure, InvalidArgument, ResourceExhausted
 from aionn.hal import (
     BufferDesc,
     BufferRole,
@@ -24,11 +26,15 @@ from aionn.hal import (
     ExecutionPreference,
     ExecutionResult,
     Memory,
+    MemoryKind,
+    OperandType,
+    OperationType,
     OutputShape,
     Priority,
     Request,
     Timing,
 )
+from aionn.models.builder import GraphBuilder
 from aionn.service.channel import Channel
 from aionn.service.handles import CacheOnWire, PoolOnWire, RequestOnWire, close_all
 from aionn.service.progress import Progress
@@ -145,6 +151,27 @@ def test_tokens_and_memories_of_a_request_keep_their_places() -> None:
     pools[1].array[0] = 9
     assert memory.array[0] == 9
     del keep
+
+
+@pytest.mark.parametrize("count", [1, 2000])
+def test_file_that_its_owner_could_shorten_is_refused_where_only_sealed_memory_may_come(
+    count: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(4096))
+    with path.open("r+b") as file:
+        memory = Memory.from_fd(file.fileno(), kind=MemoryKind.MMAP_FD)
+    graph = GraphBuilder()
+    first = value = graph.input(OperandType.TENSOR_FLOAT32, (4,))
+    for _ in range(count):
+        value = graph.result(OperationType.ADD, [value, first, graph.constant(0)], first)
+    model = msgspec.structs.replace(graph.build([value]), pools=(memory,))
+    payload, fds, keep = encode(Call(1, SupportedOperations(model)))
+    assert isinstance(decode(payload, fds), Call)
+    with pytest.raises(GeneralFailure, match="sealed memory alone"):
+        decode(payload, fds, sealed_only=True)
+    del keep
+    memory.close()
 
 
 def test_large_message_travels_in_a_memory(small: Any) -> None:
