@@ -7,6 +7,7 @@ import random
 import socket
 import subprocess
 import sys
+import threading
 import typing
 from typing import Any
 
@@ -372,6 +373,44 @@ async def test_tasks_have_their_turn_while_a_large_model_is_received_and_order_s
     assert seen[1][1] - seen[0][1] >= elements / PART_ELEMENTS_MAX
     channel.release()
     theirs.close()
+
+
+async def test_few_large_messages_are_copied_at_once_whoever_sends_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copy, may_end, counting = channel_module.read_parts, threading.Event(), threading.Lock()
+    copying = most = 0
+
+    def slowly(*arguments: Any) -> Any:
+        nonlocal copying, most
+        with counting:
+            copying += 1
+            most = max(most, copying)
+        may_end.wait(0.05)
+        with counting:
+            copying -= 1
+        return copy(*arguments)
+
+    async def handler(body: Any, channel: Channel) -> Any:
+        return SupportedOperationsReply((True,))
+
+    monkeypatch.setattr(channel_module, "read_parts", slowly)
+    payload, fds, keep = encode(Call(3, SupportedOperations(chain(1000))))
+    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(6)]
+    channels = [Channel(ours, handler, peer_name="the peer") for ours, _ in pairs]
+    async with anyio.create_task_group() as tasks:
+        for channel, (_, theirs) in zip(channels, pairs, strict=True):
+            tasks.start_soon(channel.run)
+            socket.send_fds(theirs, [payload], fds)
+        with anyio.fail_after(WAIT_S_MAX):
+            while any(channel.received_count == 0 for channel in channels):
+                await anyio.sleep(0.005)
+        tasks.cancel_scope.cancel()
+    assert most == channel_module.COPIES_AT_ONCE_MAX
+    for channel, (_, theirs) in zip(channels, pairs, strict=True):
+        channel.release()
+        theirs.close()
+    del keep
 
 
 async def test_reception_of_a_large_model_can_be_cancelled_and_ends_with_the_peer() -> None:

@@ -356,6 +356,19 @@ async def test_starts_in_a_row_are_spaced(
     await device.aclose()
 
 
+async def test_start_after_a_long_life_does_not_wait(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "SHORT_LIFE_S", 0.0)
+    monkeypatch.setattr(client_module, "PAUSE_S_MIN", 3600.0)
+    monkeypatch.setattr(client_module, "PAUSE_S_MAX", 3600.0)
+    device = served.client()
+    with anyio.fail_after(NOTICED_S_MAX):
+        for _ in range(4):
+            await device.connect()
+            connection = device._connection
+            connection.channel.close("it was unplugged")
+    await device.aclose()
+
+
 async def test_hang_limit_must_be_positive(background: Any) -> None:
     with pytest.raises(InvalidArgument, match="positive"):
         RemoteDevice("reference", "reference", background.tasks, hang_after_s=0)
