@@ -14,6 +14,7 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
+import msgspec
 import pytest
 
 import fmq
@@ -21,7 +22,7 @@ from aionn.burst.packets import encode_request
 from aionn.errors import MissedDeadline
 from aionn.hal import ExecutionPreference, Priority
 from aionn.service import host
-from aionn.service.handles import QueueHandle, RequestOnWire
+from aionn.service.handles import PoolOnWire, QueueHandle, RequestOnWire
 from aionn.service.protocol import (
     Call,
     ConfigureBurst,
@@ -31,8 +32,10 @@ from aionn.service.protocol import (
     Execute,
     ExecuteFenced,
     GetMemories,
+    Launch,
     PrepareModel,
     PrepareModelReply,
+    RecallMemories,
     Reply,
     decode,
     encode,
@@ -234,3 +237,25 @@ async def test_clients_that_are_cut_off_cost_one_collection_together(
             (await served.raw().hello()).close()  # By its answer the others' ends were noticed.
         await settled(lambda: collections[2] > 0)
         assert collections[2] == 1
+
+
+@pytest.mark.parametrize("leaves", ["a launched execution", "a question to itself"])
+async def test_client_that_goes_in_the_middle_of_something_is_collected_after(
+    served: Any, small: Any, monkeypatch: pytest.MonkeyPatch, leaves: str
+) -> None:
+    monkeypatch.setattr(host, "ABANDONED_S", 0.0)
+    raw = await served.raw().hello()
+    prepared = await prepare(raw, small.sum_model())
+    request = RequestOnWire.of(small.Sum().request)
+    with no_garbage_collection() as collections:
+        async with busy(served.device):
+            if leaves == "a launched execution":
+                await raw.ask(3, Launch(1, prepared, request, False, None, None))
+            else:
+                unknown = msgspec.structs.replace(request, pools=(PoolOnWire(None, 0, 99),))
+                payload, _, _ = encode(Call(3, Execute(prepared, unknown, False, None, None)))
+                raw.sock.send(payload)
+                question = decode(await raw.receive(), [])
+                assert isinstance(question, Call) and isinstance(question.body, RecallMemories)
+            raw.close()
+            await settled(lambda: collections[2] > 0)

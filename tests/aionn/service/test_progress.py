@@ -90,11 +90,13 @@ def test_idle_device_has_no_timer_and_the_next_work_sets_one(timer: Timer) -> No
         assert timer.cancelled.wait(10), "the timer of an idle device would end its process"
 
 
-def test_busy_device_keeps_its_timer(timer: Timer) -> None:
+def test_busy_device_keeps_its_timer_until_it_is_idle(timer: Timer) -> None:
     progress = timer.watch(0.02)
     with progress.work():
         assert not timer.cancelled.wait(0.05)
         assert timer.rings_s is not None
+    assert timer.cancelled.wait(10)
+    assert timer.rings_s is None
 
 
 def test_closed_watch_has_no_timer_and_sets_none(timer: Timer) -> None:
