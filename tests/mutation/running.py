@@ -109,11 +109,15 @@ class Warm:
     """A warm process in one copy of the tree, which runs pytest in forks of itself. One thread uses it."""
 
     def __init__(self, place: Path) -> None:
+        self._place = place
         self._output = place / "output.txt"
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", str(place / "tests/mutation/nursery.py")],
-            cwd=place,
-            env=_environment(place),
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-P", str(self._place / "tests/mutation/nursery.py")],
+            cwd=self._place,
+            env=_environment(self._place),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
@@ -128,26 +132,39 @@ class Warm:
             "output": str(self._output),
             "variables": dict(variables),
         }
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(order).encode() + b"\n")
-        pid = self._read(START_S_MAX)
-        if pid is None:
-            raise SystemExit("the warm process does not answer")
-        status = self._read(timeout_s)
-        _end_group(pid)
+        status = self._run(order, timeout_s)
         if status is None:
-            self._read(START_S_MAX)
-            status = HUNG
+            # The kernel ends processes where memory is short; once more may be all right.
+            self.close()
+            self._process = self._start()
+            status = self._run(order, timeout_s)
+        if status is None:
+            raise SystemExit("the warm process has ended")
         return status, self._output.read_text(encoding="utf-8", errors="replace")[-PRINTED_MAX:]
 
+    def _run(self, order: dict[str, object], timeout_s: float) -> int | None:
+        """The exit status; None where the warm process has ended."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(order).encode() + b"\n")
+        except BrokenPipeError:
+            return None
+        pid = self._read(START_S_MAX)
+        if pid is None or pid == HUNG:
+            return None
+        status = self._read(timeout_s)
+        _end_group(pid)
+        if status == HUNG:
+            self._read(START_S_MAX)
+        return status
+
     def _read(self, timeout_s: float) -> int | None:
+        """A number that it says; None where it has ended, ``HUNG`` where it says none in time."""
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], timeout_s)[0]:
-            return None
+            return HUNG
         line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit("the warm process has ended")
-        return int(line)
+        return int(line) if line else None
 
     def close(self) -> None:
         """Ends the warm process."""
