@@ -34,7 +34,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mutants import Mutant, find_mutants
-from running import HUNG, ROOT, Measured, Warm, chosen_tests, copy_tree, limit_s, measure, watchdog_s
+from running import BELOW, HUNG, ROOT, Measured, Warm, chosen_tests, copy_tree, limit_s, measure, watchdog_s
 
 PACKAGES = (
     "aionn/scheduler",
@@ -74,8 +74,9 @@ def failed_test(text: str) -> str | None:
 
 def judge(
     mutant: Mutant, place: Path, warm: Warm, tests: Sequence[str], measured: Measured
-) -> tuple[str, str]:
-    """Runs the tests against one mutant: ``noticed``, ``hung``, ``survived`` or ``broken``, and what pytest printed last.
+) -> tuple[str, str, str | None]:
+    """Runs the tests against one mutant: ``noticed``, ``hung``, ``survived`` or ``broken``, what pytest printed last, and which
+    test noticed it, if pytest says so.
 
     A test that fails is run once more: one that passes then has failed for another reason than the mutant, and the others go on
     without it.
@@ -101,9 +102,10 @@ def judge(
     finally:
         file.write_bytes(source)
     if status == HUNG or (status != 0 and re.search(r"^Timeout \(", text, re.MULTILINE)):
-        return "hung", text
+        return "hung", text, None
     verdicts = {0: "survived", 1: "noticed", 2: "noticed", 3: "noticed", 4: "noticed"}
-    return verdicts.get(status, "noticed" if status < 0 else "broken"), text
+    verdict = verdicts.get(status, "noticed" if status < 0 else "broken")
+    return verdict, text, failed_test(text) if status == 1 else None
 
 
 def find_again(report: Path) -> list[Mutant]:
@@ -153,12 +155,15 @@ def judge_all(sample: Sequence[Mutant], options: argparse.Namespace) -> dict[Mut
         if not options.tests:
             named = [package for package in options.packages if options.only.startswith(package)]
             used = {os.path.dirname(mutant.path) for mutant in sample}
-            measured = measure(named or [p for p in options.packages if p in used], places[0])
+            packages = named or [p for p in options.packages if p in used]
+            measured = measure(packages, places[0], options.measured)
             print(f"the tests without a mutant took {time.monotonic() - started_s:.0f} s", flush=True)
 
         def work(place: Path) -> None:
-            warm = Warm(place)
+            packages = {os.path.dirname(mutant.path) for mutant in sample}
+            warm = Warm(place, BELOW.get(packages.pop(), ()) if len(packages) == 1 else ())
             status, text = warm.run(options.tests, timeout_s=600, variables={}) if options.tests else (0, "")
+            believed: set[str] = set()
             while status == 0:
                 try:
                     mutant = left.get_nowait()
@@ -166,7 +171,9 @@ def judge_all(sample: Sequence[Mutant], options: argparse.Namespace) -> dict[Mut
                     break
                 tests = options.tests or chosen_tests(mutant, measured)
                 begun_s = time.monotonic()
-                verdict, text = judge(mutant, place, warm, tests, measured)
+                verdict, text, test = judge(mutant, place, warm, tests, measured)
+                if test is not None:
+                    believed.add(test)
                 if verdict == "survived" and key_of(mutant) in argued:
                     verdict = "argued"
                 took_s = time.monotonic() - begun_s
@@ -177,8 +184,10 @@ def judge_all(sample: Sequence[Mutant], options: argparse.Namespace) -> dict[Mut
                         print(f"{share} {verdict.upper()} in {took_s:.1f} s: {mutant}", flush=True)
                     if verdict == "broken":
                         print(text[-4000:], flush=True)
+            if believed:
+                status, text = warm.run(sorted(believed), timeout_s=limit_s(believed, measured), variables={})
             if status:
-                print(f"the tests fail without a mutant:\n{text}", flush=True)
+                print(f"tests that noticed a mutant fail without one:\n{text}", flush=True)
             warm.close()
 
         workers = [threading.Thread(target=work, args=(place,)) for place in places]
@@ -203,6 +212,12 @@ def main() -> int:
     )
     parser.add_argument(
         "--tests", nargs="+", metavar="TEST", help="run these tests and measure nothing before"
+    )
+    parser.add_argument(
+        "--measured",
+        type=Path,
+        metavar="FILE",
+        help="keep there what the run without a mutant shows, or take it from there",
     )
     parser.add_argument("--list", action="store_true", help="print the sample and run nothing")
     parser.add_argument("--verbose", action="store_true", help="print each verdict, and how long it took")

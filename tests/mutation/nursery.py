@@ -2,12 +2,13 @@
 
 Reads one order per line of its standard input, JSON: ``arguments`` for pytest, ``output``, the file that takes what it prints, and
 ``variables`` of the environment. Answers with two lines: the number of the process that runs it, and, when that has ended, its exit
-status, negative for a signal. Imports nothing of the code that is changed.
+status, negative for a signal. Its arguments are modules to import beside: of ours, those that do not import what is changed.
 """
 
 from __future__ import annotations
 
 import asyncio  # noqa: F401
+import importlib
 import json
 import os
 import sys
@@ -24,6 +25,8 @@ IMPORTED_ALREADY = "ignore:Module already imported:pytest.PytestAssertRewriteWar
 
 def main() -> int:
     answers = os.dup(1)
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
     while line := sys.stdin.buffer.raw.readline():  # type: ignore[attr-defined]
         order = json.loads(line)
         if (pid := os.fork()) == 0:

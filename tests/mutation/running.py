@@ -20,7 +20,17 @@ from typing import NamedTuple
 
 from mutants import Mutant
 
-__all__ = ["HUNG", "Measured", "Warm", "chosen_tests", "copy_tree", "limit_s", "measure", "watchdog_s"]
+__all__ = [
+    "BELOW",
+    "HUNG",
+    "Measured",
+    "Warm",
+    "chosen_tests",
+    "copy_tree",
+    "limit_s",
+    "measure",
+    "watchdog_s",
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,6 +60,16 @@ START_S_MAX = 120.0
 
 COPIED = ("aionn", "fences", "fmq", "tests", "examples", "docs", "pyproject.toml", "README.md")
 COMPILED = ("aionn", "fences", "fmq")
+
+BELOW = {
+    "fences": (),
+    "aionn/validation": ("aionn.models.builder",),
+    "aionn/burst": ("aionn.validation", "aionn.models.builder", "fmq.aio"),
+    "aionn/scheduler": ("aionn.validation", "aionn.interpreter", "aionn.models.builder"),
+    "aionn/service": ("aionn.burst.controller", "aionn.burst.server", "aionn.drivers.reference"),
+    "aionn/runtime": ("aionn.service.client", "aionn.drivers.reference", "aionn.drivers.simulated"),
+}
+"""Modules that a run against a mutant of a package would import anew each time, and that do not import that package."""
 
 HUNG = -1000
 """The status of a run that took too long; no exit code and no signal."""
@@ -106,16 +126,22 @@ def _end_group(pid: int) -> None:
 
 
 class Warm:
-    """A warm process in one copy of the tree, which runs pytest in forks of itself. One thread uses it."""
+    """A warm process in one copy of the tree, which runs pytest in forks of itself. One thread uses it.
 
-    def __init__(self, place: Path) -> None:
+    Args:
+        place: The copy.
+        imports: Modules of ours that it has imported.
+    """
+
+    def __init__(self, place: Path, imports: Iterable[str] = ()) -> None:
         self._place = place
+        self._imports = tuple(imports)
         self._output = place / "output.txt"
         self._process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-P", str(self._place / "tests/mutation/nursery.py")],
+            [sys.executable, "-P", str(self._place / "tests/mutation/nursery.py"), *self._imports],
             cwd=self._place,
             env=_environment(self._place),
             stdin=subprocess.PIPE,
@@ -174,8 +200,33 @@ class Warm:
         self._process.stdout.close()
 
 
-def measure(packages: Iterable[str], place: Path) -> Measured:
-    """Runs all tests of the packages once: which test executes which line, and how long each takes."""
+def measure(packages: Iterable[str], place: Path, kept: Path | None = None) -> Measured:
+    """Runs all tests of the packages once: which test executes which line, and how long each takes.
+
+    Args:
+        packages: Whose tests.
+        place: A copy of the tree.
+        kept: A file that the result is taken from if it is there, else kept in.
+    """
+    if kept is not None and kept.exists():
+        lines, seconds = json.loads(kept.read_text(encoding="utf-8"))
+        # Bytecode of the tests is written here once, for all runs to come.
+        collecting = [sys.executable, "-P", "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+        subprocess.run(
+            [*collecting, *map(tests_of, packages)],
+            cwd=place,
+            env=_environment(place, PYTHONDONTWRITEBYTECODE=""),
+            stdout=subprocess.DEVNULL,
+        )
+        by_line = {path: {int(line): names for line, names in of.items()} for path, of in lines.items()}
+        return Measured(by_line, seconds)
+    measured = _measure(packages, place)
+    if kept is not None:
+        kept.write_text(json.dumps(measured), encoding="utf-8")
+    return measured
+
+
+def _measure(packages: Iterable[str], place: Path) -> Measured:
     import coverage
 
     data = place / "coverage.data"
