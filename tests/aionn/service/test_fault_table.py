@@ -20,10 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 
 from aionn.errors import DeadObject, Error, GeneralFailure, InvalidArgument
-from aionn.hal import BufferDesc, BufferRole, Memory, MemoryKind, Request
+from aionn.hal import BufferDesc, BufferRole, Memory, MemoryKind, OperandType, OperationType, Request
+from aionn.models.builder import GraphBuilder
 from aionn.service.client import RemoteDevice
 from fences import FenceError, FenceStatus, SyncFence
 from fmq.descriptor import Grantor
@@ -223,6 +225,27 @@ async def test_file_that_could_be_shortened_is_refused_by_a_shared_device(
     await prepared.execute_synchronously(Request(request.inputs, request.outputs, (sealed,)))
     assert work.is_right
     await client.aclose()
+
+
+@pytest.mark.parametrize("count", [1, 2000])
+async def test_model_in_a_file_that_could_be_shortened_is_refused_by_a_shared_device(
+    served: Any, tmp_path: Path, count: int
+) -> None:
+    graph = GraphBuilder()
+    first = value = graph.input(OperandType.TENSOR_FLOAT32, (4,))
+    for _ in range(count):
+        value = graph.result(OperationType.ADD, [value, first, graph.constant(0)], first)
+    path = tmp_path / "pool"
+    path.write_bytes(bytes(4096))
+    with path.open("r+b") as file:
+        pool = Memory.from_fd(file.fileno(), kind=MemoryKind.MMAP_FD)
+    model = graph.build([value])
+    client = served.client()
+    with pytest.raises(GeneralFailure, match="sealed memory alone"):
+        await client.supported_operations(msgspec.structs.replace(model, pools=(pool,)))
+    assert await client.supported_operations(model) == (True,) * count
+    await client.aclose()
+    pool.close()
 
 
 def test_memory_beyond_the_address_space_is_an_error_when_it_is_made(repository: Path) -> None:
