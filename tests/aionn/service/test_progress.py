@@ -6,11 +6,21 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from typing import Any
 
+import anyio
+import anyio.from_thread
 import pytest
 
+from aionn.drivers.reference import ReferenceDevice
+from aionn.hal import ExecutionPreference, Priority
 from aionn.service import progress as progress_module
+from aionn.service.handles import RequestOnWire
 from aionn.service.progress import Progress
+from aionn.service.protocol import PROTOCOL_VERSION, ExecuteFenced, Hello, PrepareModel
+from aionn.service.quotas import Quotas
+from aionn.service.session import Session
+from fences import SyncFence
 
 LIMIT_S = 64.0
 """Longer than any test: the thread that takes the timer away does nothing meanwhile, unless a test wants it to."""
@@ -114,3 +124,49 @@ def test_closed_watch_has_no_timer_and_sets_none(timer: Timer) -> None:
 def test_without_a_limit_nothing_is_watched(timer: Timer) -> None:
     with Progress(None).work():
         assert timer.set_count == 0
+
+
+class Counting(Progress):
+    """Counts the stretches of work that begin."""
+
+    begun = 0
+
+    def work(self) -> AbstractContextManager[None]:
+        self.begun += 1
+        return super().work()
+
+
+@pytest.mark.parametrize("is_ready", [True, False])
+async def test_call_that_waits_for_fences_of_others_is_no_work_of_the_device(
+    small: Any, is_ready: bool
+) -> None:
+    progress = Counting(None)
+    begun_at_device: list[int] = []
+    device = ReferenceDevice()
+    async with anyio.from_thread.BlockingPortal() as portal, anyio.create_task_group() as tasks:
+        session = Session(device, portal, tasks, quotas=Quotas(), progress=progress)
+        channel: Any = None
+        await session.handle(Hello(PROTOCOL_VERSION), channel)
+        model = small.sum_model()
+        prepare = PrepareModel(model, ExecutionPreference.FAST_SINGLE_ANSWER, Priority.MEDIUM, None)
+        reply = await session.handle(prepare, channel)
+        prepared = session._prepared_model(reply.prepared)
+        launch = prepared.execute_fenced
+
+        async def noting(*arguments: Any, **named: Any) -> Any:
+            begun_at_device.append(progress.begun)
+            return await launch(*arguments, **named)
+
+        prepared.execute_fenced = noting
+        begun = progress.begun
+        wait_for = (SyncFence.signalled(), SyncFence.signalled() if is_ready else SyncFence())
+        request = RequestOnWire.of(small.Sum().request)
+        body = ExecuteFenced(reply.prepared, request, wait_for, False, None, None, None)
+        launched = await session.handle(body, channel)
+        assert begun_at_device == [begun + is_ready]
+        if not is_ready:
+            wait_for[1].signal()
+        if launched.fence is not None:
+            await launched.fence
+        await session.aclose()
+    await device.aclose()
