@@ -24,6 +24,7 @@ import os
 import socket
 import traceback
 from collections.abc import Awaitable, Callable, Generator, Set
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 import anyio
@@ -137,8 +138,7 @@ class Channel:
         settle_of: Asked when the peer cancels a call; None cancels all of them, and answers at once.
         freed_by: The call that frees what a reply gives, for replies that nobody waits for any more; None where there is none.
         peer: The process at the other end, which may have other connections; None for one that has none.
-        answered: The kinds of calls that the handler answers; of others nothing is read that is large or came with descriptors.
-            None for all.
+        answered: The kinds of calls that the handler answers, None for all; of others nothing large and no descriptor is read.
 
     Attributes:
         received_count: How many messages came from the peer.
@@ -540,7 +540,9 @@ class _Refusal(NamedTuple):
 
 def _answer_to(payload: bytes, failed: Failed) -> Reply | _Refusal | None:
     """What becomes of a message whose descriptors are lost: a call is refused, a reply is taken for a failure."""
-    stands_for = _standing_for(payload)
+    stands_for: InMemory | None = None
+    with suppress(InvalidArgument):
+        stands_for = in_memory(payload)
     envelope = read_envelope(payload) if stands_for is None else (stands_for.is_call, stands_for.id)
     if envelope is None:
         return None
@@ -562,13 +564,6 @@ def _check_answered(payload: bytes, stands_for: InMemory | None, answered: Set[s
         is_call, kind = stands_for.is_call, stands_for.kind
     if is_call and kind not in answered:
         raise GeneralFailure(f"message: this end answers no {shortened(kind)}")
-
-
-def _standing_for(payload: bytes) -> InMemory | None:
-    try:
-        return in_memory(payload)
-    except InvalidArgument:
-        return None
 
 
 def _outgoing(
