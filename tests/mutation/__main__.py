@@ -48,6 +48,9 @@ PACKAGES = (
 FLAKES_MAX = 3
 """Failures against one mutant that a second run may contradict; the next one counts."""
 
+SURE_S_MAX = 0.3
+"""A test that is so quick without a mutant waits for nothing that a busy machine could delay: its failure counts at once."""
+
 Key = tuple[str, str, str, str, str, int]
 
 
@@ -78,8 +81,8 @@ def judge(
     """Runs the tests against one mutant: ``noticed``, ``hung``, ``survived`` or ``broken``, what pytest printed last, and which
     test noticed it, if pytest says so.
 
-    A test that fails is run once more: one that passes then has failed for another reason than the mutant, and the others go on
-    without it.
+    A test that fails is run once more unless it is very quick: one that passes then has failed for another reason than the mutant,
+    and the others go on without it.
     """
     file = place / mutant.path
     source = file.read_bytes()
@@ -93,6 +96,8 @@ def judge(
         status, text = run("-x", *tests) if tests else (0, "")
         flakes: list[str] = []
         while status == 1 and len(flakes) < FLAKES_MAX and (name := failed_test(text)) is not None:
+            if measured.seconds.get(name, SURE_S_MAX) < SURE_S_MAX:
+                break
             again, _ = run(name)
             if again != 0:
                 break
