@@ -11,6 +11,7 @@ Source: ``Telemetry`` of the NN HAL's runtime.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import os
@@ -39,6 +40,7 @@ __all__ = [
     "has_control_flow",
     "report_of",
     "session_id",
+    "session_number",
     "structure_digest",
     "tell",
 ]
@@ -100,10 +102,18 @@ class Report(msgspec.Struct, frozen=True):
 Listener = Callable[[Report], None]
 
 
-def session_id(pid: int | None = None, now_ms: int | None = None) -> int:
-    """The original's number for a session."""
-    pid = os.getpid() if pid is None else pid
-    now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+def session_id() -> int:
+    """The number of this process's session: the same in all its reports, another one in a forked child."""
+    return _session_of(os.getpid())
+
+
+@functools.cache
+def _session_of(pid: int) -> int:
+    return session_number(pid, time.time_ns() // 1_000_000)
+
+
+def session_number(pid: int, now_ms: int) -> int:
+    """The original's number for a session of a process that began then."""
     return (pid * 123 + now_ms) % 999983
 
 

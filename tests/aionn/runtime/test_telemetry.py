@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,8 +16,9 @@ import aionn
 from aionn.errors import ErrorStatus
 from aionn.hal import OperandType, OperationType
 from aionn.models.builder import GraphBuilder
+from aionn.runtime import telemetry
 from aionn.runtime.arguments import TensorSpec
-from aionn.runtime.telemetry import Report, data_class, session_id, structure_digest
+from aionn.runtime.telemetry import Report, data_class, session_id, session_number, structure_digest
 from aionn.testing.models import chain
 from aionn.testing.split import SplitDevice
 from fences import SyncFence
@@ -159,4 +162,23 @@ def test_kind_of_numbers(types: tuple[OperandType, ...], expected: str) -> None:
 
 
 def test_session_is_the_originals_number() -> None:
-    assert session_id(1000, 10**12) == (1000 * 123 + 10**12) % 999983
+    assert session_number(1000, 10**12) == (1000 * 123 + 10**12) % 999983
+    telemetry._session_of.cache_clear()
+    begin_ms = time.time_ns() // 1_000_000
+    found = session_id()
+    end_ms = time.time_ns() // 1_000_000
+    assert found in {session_number(os.getpid(), ms) for ms in range(begin_ms, end_ms + 1)}
+
+
+async def test_all_compilations_of_a_process_are_of_one_session(
+    runtime: aionn.Runtime, reports: list[Report], digits: Path
+) -> None:
+    telemetry._session_of.cache_clear()
+    await runtime.compile(digits)
+    begin_ns = time.time_ns()
+    while time.time_ns() - begin_ns < 2_000_000:  # The clock's milliseconds are part of the number.
+        pass
+    await runtime.compile(digits)
+    with pytest.raises(aionn.InvalidArgument):
+        await runtime.compile(digits.with_name("absent.tflite"))
+    assert [report.session for report in reports] == [session_id()] * 3
