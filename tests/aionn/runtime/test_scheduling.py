@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import aionn
-from aionn.drivers.profiles import Draw, FailureRates
+from aionn.drivers.profiles import Draw, FailureRates, Fault
 from aionn.drivers.simulated import SimulatedPreparedModel
 from aionn.hal import TIME_MAX_NS, Priority
 from aionn.testing import SimulatedDevice, VirtualClock, models, run, scripted
@@ -102,6 +102,27 @@ def test_what_was_late_teaches_how_long_it_takes_at_least(monkeypatch):
     log = Trial(npu(script=slow_draws(2.0), preemption="between_operations"), operations=10).play(main)
     assert log[-1][1:] == ("hopeless", "MISSED_DEADLINE_PERSISTENT")
     assert log[0][1:] == ("late", "MISSED_DEADLINE_TRANSIENT")
+
+
+def test_what_failed_teaches_nothing(monkeypatch):
+    monkeypatch.setattr(SimulatedPreparedModel, "expected_duration_ns", None)
+
+    def draws():
+        yield from [Draw(fault=Fault.TRANSIENT, at_share=0.1)] * 4
+        while True:
+            yield Draw()
+
+    async def main(trial):
+        for _ in range(4):
+            execution = trial.net.execute_fenced([X], deadline=trial.clock.after(1.0))
+            await trial.note("fails", execution)
+        assert trial.dispatcher.learnt_count == 0
+        await trial.note("fits", trial.net.execute_fenced([X], deadline=trial.clock.after(1.0)))
+        assert trial.dispatcher.learnt_count == 1
+
+    log = Trial(npu(script=draws())).play(main)
+    outcomes = [outcome for *_, outcome in log]
+    assert outcomes[-1] == "done" and set(outcomes[:4]).isdisjoint({"done"})
 
 
 def test_hopeless_chain_is_refused_before_its_fences_signal():
