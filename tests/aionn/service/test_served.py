@@ -74,6 +74,33 @@ async def test_clients_share_a_device(served: Any, small: Any) -> None:
         await client.aclose()
 
 
+async def test_connection_is_quiet_while_nothing_is_under_way_and_no_burst_is_open(
+    served: Any, small: Any
+) -> None:
+    client = served.client()
+    prepared = await client.prepare_model(small.sum_model())
+    connection = client._connection
+    assert connection.is_quiet()
+    burst = await prepared.configure_execution_burst()
+    assert not connection.is_quiet()
+    await burst.aclose()
+    assert connection.is_quiet()
+    slot = served.device.gate.slot(2, None)
+    await anyio.to_thread.run_sync(slot.__enter__)  # The device does somebody else's work.
+    told = threading.Event()
+    await prepared.execute(small.Sum().request, lambda *outcome: told.set())
+    assert not connection.is_quiet()
+    async with anyio.create_task_group() as tasks:
+        slot.__exit__(None, None, None)
+        await settled(told.is_set)
+        assert connection.is_quiet()
+        tasks.start_soon(client.status)
+        with anyio.fail_after(SETTLED_S_MAX):
+            while connection.is_quiet():
+                await anyio.lowlevel.checkpoint()
+    await client.aclose()
+
+
 async def test_handles_and_tokens_of_others_mean_nothing(served: Any, small: Any) -> None:
     mine, other = served.client(), served.client()
     prepared = await mine.prepare_model(small.sum_model())

@@ -166,6 +166,23 @@ def test_what_a_process_gets_from_its_application_is_compared(
         os.sched_setaffinity(0, processors)
 
 
+def command_line(pid: int) -> list[str]:
+    """Without the number of the socket, which is the process's own."""
+    words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    del words[words.index("--fd") + 1]
+    return words
+
+
+async def test_spare_process_has_the_command_line_of_any_other(background: Background) -> None:
+    device = RemoteDevice("reference", "reference", background.tasks, spare=True, hang_after_s=600.0)
+    await device.connect()
+    assert device.pid is not None
+    own, spares = command_line(device.pid), command_line(await ready(device))
+    assert "--hang-after=600.0" in own
+    assert spares == [*own[:-1], "--spare", ""]
+    await device.aclose()
+
+
 async def test_spare_process_from_other_conditions_is_discarded(
     device: RemoteDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
