@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -13,6 +14,8 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
+import anyio.to_thread
 import numpy as np
 import pytest
 
@@ -308,6 +311,51 @@ async def test_process_whose_loop_is_stuck_ends_by_itself_when_its_client_is_gon
             assert await process.wait() == 0
     finally:
         process.kill()
+        await process.aclose()
+
+
+async def test_end_of_a_process_that_cannot_be_watched_is_awaited_beside_other_tasks(
+    background: Background, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = await DriverProcess.start("reference", "reference")
+    background.tasks.start_soon(process.log_output)
+    watch, ended = anyio.wait_readable, []
+
+    async def refuse(fd: int) -> None:
+        if fd == process._pidfd:
+            raise OSError(errno.ENOSPC, "no watch is left")
+        await watch(fd)
+
+    async def wait() -> None:
+        ended.append(await process.wait())
+
+    monkeypatch.setattr(anyio, "wait_readable", refuse)
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            for _ in range(3):
+                await anyio.lowlevel.checkpoint()
+            assert ended == []
+            process.kill()
+        assert ended == [-signal.SIGKILL]
+    finally:
+        process.socket.close()
+        await process.aclose()
+
+
+async def test_process_of_another_is_not_killed_by_a_forked_child(background: Background) -> None:
+    process = await DriverProcess.start("reference", "reference")
+    background.tasks.start_soon(process.log_output)
+    try:
+        child = os.fork()
+        if child == 0:
+            process.kill()
+            os._exit(0)
+        assert await anyio.to_thread.run_sync(os.waitpid, child, 0) == (child, 0)
+        process.socket.close()
+        with anyio.fail_after(30):
+            assert await process.wait() == 0, "it has ended by itself"
+    finally:
         await process.aclose()
 
 
