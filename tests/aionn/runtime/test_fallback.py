@@ -24,6 +24,7 @@ from aionn.hal import (
     Timing,
     uniform_capabilities,
 )
+from aionn.hal.tracing import start_tracing, stop_tracing
 from aionn.interpreter import RunControl
 from aionn.models.builder import GraphBuilder
 from aionn.testing.models import chain
@@ -409,6 +410,22 @@ async def test_wrong_result_of_an_execution_is_made_good_or_told(answer: Any) ->
         result = await net.execute([X])
         np.testing.assert_array_equal(result.outputs[0], EXPECTED)
         assert len(result.fallback) == 1 and "npu failed" in result.fallback[0]
+
+
+async def test_trace_of_a_step_that_falls_back_says_where_it_ran(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    async with aionn.open(
+        devices=[Answering(execute=None)], drivers=["reference"], isolation="in_process"
+    ) as runtime:
+        net = await runtime.compile(TWO, allow_fallback=True)
+        start_tracing(path, process="the test")
+        try:
+            assert (await net.execute([X])).fallback
+        finally:
+            stop_tracing()
+    names = [event["name"] for event in msgspec.json.decode(path.read_text().rstrip().rstrip(",") + "]")]
+    told = [name.split("]")[-1] for name in names if "LI_PE" in name]
+    assert told == ["npu", "reference"], names
 
 
 async def test_device_that_dies_between_two_steps_of_one_execution() -> None:
