@@ -164,6 +164,21 @@ def test_high_interrupts_low_between_operations_and_low_goes_on():
     assert trial.dispatcher.counts()["preempted"] == 1
 
 
+def test_urgent_execution_of_a_burst_waits_for_the_line_that_another_uses():
+    async def main(trial):
+        async def one(burst, name, after_s, within_s):
+            await anyio.sleep(after_s)
+            await trial.note(name, burst.execute([X], deadline=trial.clock.after(within_s)))
+
+        async with trial.net.burst(slots=2) as burst, anyio.create_task_group() as tasks:
+            tasks.start_soon(one, burst, "first", 0.0, 1.0)
+            tasks.start_soon(one, burst, "urgent", 0.002, 0.040)
+        assert trial.dispatcher.counts()["preempted"] == 1
+
+    log = Trial(npu(preemption="between_operations"), operations=10).play(main)
+    assert log == [(20, "first", "done"), (40, "urgent", "done")]
+
+
 def test_device_that_cannot_stop_is_not_interrupted():
     async def main(trial):
         trial.start("low", priority="low")
