@@ -412,6 +412,23 @@ async def test_wrong_result_of_an_execution_is_made_good_or_told(answer: Any) ->
         assert len(result.fallback) == 1 and "npu failed" in result.fallback[0]
 
 
+@pytest.mark.parametrize("answer", WRONG_RESULTS.values(), ids=WRONG_RESULTS)
+async def test_wrong_result_in_a_burst_is_made_good_or_told(answer: Any) -> None:
+    async with aionn.open(
+        devices=[Answering(execute=answer)], drivers=["reference"], isolation="in_process"
+    ) as runtime:
+        kind = type(answer) if isinstance(answer, aionn.Error) else aionn.GeneralFailure
+        strict = await runtime.compile(TWO)
+        async with strict.burst() as burst:
+            for _ in range(2):
+                with pytest.raises(kind):
+                    await burst.execute([X])
+        net = await runtime.compile(TWO, allow_fallback=True)
+        async with net.burst() as burst:
+            result = await burst.execute([X])
+            np.testing.assert_array_equal(result.outputs[0], EXPECTED)
+
+
 async def test_trace_of_a_step_that_falls_back_says_where_it_ran(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     async with aionn.open(
