@@ -391,44 +391,6 @@ async def test_time_out_of_a_loop_holds_in_a_burst(where: str, monkeypatch: pyte
     assert told and set(told) == {50_000_000}
 
 
-class NotingBursts(PickyDevice):
-    """Notes the limits that executions of its bursts are given."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.limits: list[dict[str, Any]] = []
-
-    def prepare(self, model: Model, **options: Any) -> Any:
-        prepared = super().prepare(model, **options)
-        open_burst = prepared.configure_execution_burst
-
-        async def noting(**polling: int) -> Any:
-            burst = await open_burst(**polling)
-            execute = burst.execute_synchronously
-
-            async def execute_and_note(*arguments: Any, **limits: Any) -> Any:
-                self.limits.append(limits)
-                return await execute(*arguments, **limits)
-
-            burst.execute_synchronously = execute_and_note
-            return burst
-
-        prepared.configure_execution_burst = noting
-        return prepared
-
-
-async def test_steps_inside_of_a_burst_are_given_its_limits() -> None:
-    npu = NotingBursts("npu")
-    deadline_ns = aionn.after(60)
-    async with open_over(npu) as runtime:
-        net = await runtime.compile(rounds(3.0))
-        async with net.burst() as burst:
-            await burst.execute(start(), deadline=deadline_ns, measure=True)
-    assert len(npu.limits) > 3
-    assert {limits["deadline_ns"] for limits in npu.limits} == {deadline_ns}
-    assert {limits["measure"] for limits in npu.limits} == {True}
-
-
 async def test_deadline_ends_a_loop() -> None:
     npu = PickyDevice("npu")
     async with open_over(npu) as runtime:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import aionn
-from aionn.hal import BufferToken, DataLocation, OperandType, OperationType
+from aionn.hal import BufferToken, DataLocation, Model, OperandType, OperationType
 from aionn.models.builder import GraphBuilder
 from aionn.runtime import control_flow
 from aionn.runtime.arguments import Binding, RequestArea
@@ -33,15 +33,22 @@ def test_condition_is_one_boolean() -> None:
             _truth(condition, "input 0")
 
 
-async def test_memory_of_a_branch_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What memory was made for."""
+    found = []
 
     class Counted(RequestArea):
         def __init__(self, values: Any) -> None:
-            made.append(values)
+            found.append(values)
             super().__init__(values)
 
     monkeypatch.setattr(control_flow, "RequestArea", Counted)
+    return found
+
+
+def choice() -> Model:
+    """IF the first input: the magnitude of the second, else its floor."""
     graph = GraphBuilder()
     condition = graph.input(OperandType.TENSOR_BOOL8, (1,))
     value = graph.input(OperandType.TENSOR_FLOAT32, (3,))
@@ -50,10 +57,62 @@ async def test_memory_of_a_branch_is_used_again(monkeypatch: pytest.MonkeyPatch)
         inner = GraphBuilder()
         given = inner.input(OperandType.TENSOR_FLOAT32, (3,))
         branches.append(graph.graph(inner.finish([inner.result(kind, [given], given)])))
-    model = graph.build([graph.result(OperationType.IF, [condition, *branches, value], value)])
+    return graph.build([graph.result(OperationType.IF, [condition, *branches, value], value)])
+
+
+async def test_memory_of_a_branch_is_used_again(made: list[Any]) -> None:
     async with aionn.open(devices=[PickyDevice("npu")]) as runtime:
-        net = await runtime.compile(model)
+        net = await runtime.compile(choice())
         for holds in (True, False, True, False, True):
             (got,) = (await net.execute([np.array([holds]), X])).outputs
             np.testing.assert_array_equal(got, np.abs(X) if holds else np.floor(X))
     assert len(made) == 2, "one of each branch"
+
+
+async def test_memory_of_few_executions_at_once_is_kept(made: list[Any]) -> None:
+    at_once = 2 * control_flow.AREAS_KEPT_MAX + 1
+    async with aionn.open(devices=[PickyDevice("npu")]) as runtime:
+        net = await runtime.compile(choice())
+        for wave in (1, 2):
+            executions = [net.execute_fenced([np.array([True]), X]) for _ in range(at_once)]
+            for execution in executions:
+                await execution
+            assert len(made) == wave * at_once - (wave - 1) * control_flow.AREAS_KEPT_MAX
+
+
+class NotingBursts(PickyDevice):
+    """Notes the limits that executions of its bursts are given."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.limits: list[dict[str, Any]] = []
+
+    def prepare(self, model: Model, **options: Any) -> Any:
+        prepared = super().prepare(model, **options)
+        open_burst = prepared.configure_execution_burst
+
+        async def noting(**polling: int) -> Any:
+            burst = await open_burst(**polling)
+            execute = burst.execute_synchronously
+
+            async def execute_and_note(*arguments: Any, **limits: Any) -> Any:
+                self.limits.append(limits)
+                return await execute(*arguments, **limits)
+
+            burst.execute_synchronously = execute_and_note
+            return burst
+
+        prepared.configure_execution_burst = noting
+        return prepared
+
+
+async def test_steps_inside_of_a_burst_are_given_its_limits() -> None:
+    npu = NotingBursts("npu")
+    deadline_ns = aionn.after(60)
+    async with aionn.open(devices=[npu]) as runtime:
+        net = await runtime.compile(choice())
+        async with net.burst() as burst:
+            await burst.execute([np.array([True]), X], deadline=deadline_ns, measure=True)
+    assert len(npu.limits) == 1
+    assert {limits["deadline_ns"] for limits in npu.limits} == {deadline_ns}
+    assert {limits["measure"] for limits in npu.limits} == {True}

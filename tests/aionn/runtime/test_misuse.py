@@ -31,6 +31,7 @@ import pytest
 import aionn
 from aionn.drivers.reference import ReferenceDevice
 from aionn.hal import Model, Operand, OperandLifeTime, OperandType, Operation, OperationType, Subgraph
+from aionn.runtime.arguments import TensorSpec, _check_input
 from aionn.testing.models import chain
 from fences import SyncFence
 
@@ -327,3 +328,19 @@ async def test_cancelled_caller_leaves_nothing(net: aionn.Compilation) -> None:
 def test_open(options: dict[str, Any], words: str) -> None:
     with pytest.raises(aionn.InvalidArgument, match=words):
         aionn.open(**options)
+
+
+@pytest.mark.parametrize("value", ["1", b"abc", None, object(), 1j], ids=repr)
+def test_scalar_that_is_no_number_is_refused(value: Any) -> None:
+    spec = TensorSpec("x", OperandType.FLOAT32, ())
+    with pytest.raises(aionn.InvalidArgument, match="input 0"):
+        _check_input(0, spec, value)
+    for number in (True, 2, 0.5):
+        assert _check_input(0, spec, number) == np.float32(number)
+
+
+def test_number_is_no_tensor() -> None:
+    for dimensions in ((), (1,), (2, 3)):
+        spec = TensorSpec("x", OperandType.TENSOR_FLOAT32, dimensions)
+        with pytest.raises(aionn.InvalidArgument, match=r"input 0.*expected an array or a buffer"):
+            _check_input(0, spec, 2.0)

@@ -10,8 +10,9 @@ import aionn
 from aionn.drivers.profiles import Draw, FailureRates, Fault
 from aionn.drivers.simulated import SimulatedPreparedModel
 from aionn.hal import TIME_MAX_NS, Priority
+from aionn.runtime.execution import ExecutionState
 from aionn.testing import SimulatedDevice, VirtualClock, models, run, scripted
-from fences import FenceStatus, merge
+from fences import FenceStatus, SyncFence, merge
 
 X = np.array([1.5, -2.5, 3.0, 4.0], np.float32)
 MS = 1_000_000
@@ -123,6 +124,21 @@ def test_what_failed_teaches_nothing(monkeypatch):
     log = Trial(npu(script=draws())).play(main)
     outcomes = [outcome for *_, outcome in log]
     assert outcomes[-1] == "done" and set(outcomes[:4]).isdisjoint({"done"})
+
+
+def test_execution_says_what_it_waits_for():
+    async def main(trial):
+        with SyncFence("before") as before:
+            behind, free = trial.start("behind", wait_for=[before]), trial.start("free")
+            assert behind.state is ExecutionState.WAITING_FOR_FENCES
+            assert free.state is ExecutionState.WAITING_FOR_SLOT
+            await free
+            assert behind.state is ExecutionState.WAITING_FOR_FENCES
+            before.signal()
+            await behind
+        assert behind.state is ExecutionState.FINISHED
+
+    Trial(npu()).play(main)
 
 
 def test_hopeless_chain_is_refused_before_its_fences_signal():
