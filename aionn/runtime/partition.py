@@ -395,4 +395,5 @@ def _step_operand(operand: Operand, lifetime: OperandLifeTime | None) -> Operand
     # How many operations read an operand changes with the cut; drivers of the HIDL kind count anew, so nothing is claimed here.
     if lifetime is None:
         return msgspec.structs.replace(operand, consumer_count=None)
-    return msgspec.structs.replace(operand, lifetime=lifetime, location=DataLocation(), consumer_count=None)
+    # Only values change their lifetime, and those have no location: see aionn.validation.
+    return msgspec.structs.replace(operand, lifetime=lifetime, consumer_count=None)

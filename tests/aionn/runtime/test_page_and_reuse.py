@@ -145,6 +145,7 @@ async def test_lines_go_from_what_writes_to_what_reads_and_no_box_meets_another(
     for path in svg.iter(f"{SVG}path"):
         numbers = [int(number) for number in path.get("d", "").removeprefix("M").replace("C", " ").split()]
         ends.add((*numbers[:2], *numbers[-2:]))
+        assert numbers[1] <= min(numbers[3::2]) and max(numbers[1::2]) == numbers[-1], "it does not turn back"
     straight = {
         (middles[writer], boxes[writer][3], middles[reader], boxes[reader][1])
         for writer, reader in ((0, 1), (0, 2), (1, 3), (2, 3), (3, 4))
