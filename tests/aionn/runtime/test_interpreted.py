@@ -116,3 +116,28 @@ async def test_steps_inside_of_a_burst_are_given_its_limits() -> None:
     assert len(npu.limits) == 1
     assert {limits["deadline_ns"] for limits in npu.limits} == {deadline_ns}
     assert {limits["measure"] for limits in npu.limits} == {True}
+
+
+async def test_loop_whose_state_was_left_out_has_no_result() -> None:
+    """One output of two: no round is run, and what was given comes out where there is something."""
+    condition = GraphBuilder()
+    given = [condition.input(OperandType.TENSOR_FLOAT32, (3,)) for _ in range(2)]
+    axis, zero = condition.constant(np.zeros(1, np.int32)), condition.constant(np.zeros(1, np.float32))
+    total = condition.result(OperationType.REDUCE_SUM, [given[0], axis, True], given[0], (1,))
+    holds = condition.variable(OperandType.TENSOR_BOOL8, (1,))
+    condition.operation(OperationType.LESS, [total, zero], [holds])
+    body = GraphBuilder()
+    given = [body.input(OperandType.TENSOR_FLOAT32, (3,)) for _ in range(2)]
+    body.finish([body.result(OperationType.FLOOR, [value], value) for value in given])
+    graph = GraphBuilder()
+    given = [graph.input(OperandType.TENSOR_FLOAT32, (3,)) for _ in range(2)]
+    results = [graph.variable(OperandType.TENSOR_FLOAT32, (3,)) for _ in range(2)]
+    inner = [graph.graph(condition.finish([holds])), graph.graph(body)]
+    graph.operation(OperationType.WHILE, [*inner, *given], results)
+    kinds = {OperationType.REDUCE_SUM, OperationType.LESS, OperationType.FLOOR}
+    async with aionn.open(devices=[PickyDevice("npu", kinds)]) as runtime:
+        net = await runtime.compile(graph.build(results))
+        assert net.placement[0].device == "interpreter"
+        np.testing.assert_array_equal((await net.execute([X, -X])).outputs[1], -X)
+        with pytest.raises(aionn.InvalidArgument, match="a value that is left out cannot be an output"):
+            await net.execute([X, None])
