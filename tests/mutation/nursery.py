@@ -11,6 +11,7 @@ import asyncio  # noqa: F401
 import importlib
 import json
 import os
+import resource
 import sys
 
 import anyio  # noqa: F401
@@ -20,11 +21,15 @@ import numpy  # noqa: F401
 import pytest
 import pytest_asyncio  # noqa: F401
 
+FILE_BYTES_MAX = 1 << 31
+"""How large a file, or shared memory, may become: a test of a limit that a mutant has removed would take all of the machine."""
+
 IMPORTED_ALREADY = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"
 
 
 def main() -> int:
     answers = os.dup(1)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES_MAX, FILE_BYTES_MAX))
     for module in sys.argv[1:]:
         importlib.import_module(module)
     while line := sys.stdin.buffer.raw.readline():  # type: ignore[attr-defined]
