@@ -4,7 +4,7 @@ Owns memfd creation, seals, the check of descriptors from outside, and mappings.
 
 Invariants:
 1. Memory made here is sealed against shrinking and growing and has its pages: a shortage is an OSError here, never a
-   SIGBUS later.
+   SIGBUS later. What cannot fit is refused before it gets the first of them.
 2. Memory from outside is mapped only if it is sealed the same way and as large as it must be.
 3. A mapping lives as long as a view of it does, so a late access to a closed queue's view touches mapped memory.
 """
@@ -17,6 +17,7 @@ import mmap
 import os
 import stat
 
+from fmq.available import check_available
 from fmq.errors import InvalidDescriptor
 
 __all__ = ["check_eventfd", "check_memory", "create_memory", "duplicate", "map_memory"]
@@ -28,8 +29,9 @@ def create_memory(name: str, size_bytes: int) -> int:
     """A new sealed memory with all its pages; the caller owns the descriptor.
 
     Raises:
-        OSError: No memory or no descriptors left.
+        OSError: No memory or no descriptors left; a `MemoryShortage` before any page is given where it cannot fit.
     """
+    check_available(size_bytes)
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, size_bytes)
@@ -61,7 +63,7 @@ def check_memory(fd: int, needed_bytes: int) -> None:
 
     Raises:
         InvalidDescriptor: With what was expected and what came.
-        OSError: The pages that were missing cannot be had.
+        OSError: The pages that are missing cannot be given; a `MemoryShortage` before any is where they cannot fit.
     """
     status = os.fstat(fd)
     try:
@@ -79,7 +81,9 @@ def check_memory(fd: int, needed_bytes: int) -> None:
         raise InvalidDescriptor(
             f"descriptor {fd}: expected at least {needed_bytes} bytes, got {status.st_size}"
         )
-    if status.st_blocks * 512 < needed_bytes:
+    missing_bytes = needed_bytes - status.st_blocks * 512
+    if missing_bytes > 0:
+        check_available(missing_bytes)
         try:
             os.posix_fallocate(fd, 0, needed_bytes)
         except OSError as error:

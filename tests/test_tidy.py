@@ -57,7 +57,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "fences": set(),
     "fmq": set(),
     "aionn.errors": set(),
-    "aionn.hal": {"aionn.errors", "fences"},
+    "aionn.hal": {"aionn.errors", "fences", "fmq"},
     "aionn.ops": {"aionn.hal", "aionn.errors"},
     "aionn.models": {"aionn.ops", "aionn.hal", "aionn.errors"},
     "aionn.validation": {"aionn.ops", "aionn.hal", "aionn.errors"},

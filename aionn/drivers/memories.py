@@ -38,6 +38,7 @@ from aionn.hal import (
     operand_dtype,
     operand_size_bytes,
 )
+from fmq.available import MemoryShortage, check_available
 
 __all__ = ["DeviceBuffer", "DeviceMemory", "MemoryState", "MemoryTable", "Role"]
 
@@ -397,17 +398,25 @@ class MemoryTable:
         """New memory, zeroed, counted.
 
         Raises:
-            ResourceExhausted: The table's limit or the machine's memory is reached.
+            ResourceExhausted: The table's limit or the machine's memory is reached; persistent where it alone is too large.
         """
         with self._lock:
             if self._used_bytes + size_bytes > self._bytes_max:
                 left = self._bytes_max - self._used_bytes
                 raise ResourceExhausted(
-                    f"device memory: expected at most {left} bytes, got {size_bytes}", transient=True
+                    f"device memory: expected at most {left} bytes, got {size_bytes}",
+                    transient=size_bytes <= self._bytes_max,
                 )
             self._used_bytes += size_bytes
         try:
+            # Its pages come when they are written, where nobody can be told of a shortage.
+            check_available(size_bytes)
             return np.zeros(size_bytes, dtype=np.uint8)
+        except MemoryShortage as e:
+            self.give_back(size_bytes)
+            raise ResourceExhausted(
+                f"device memory: cannot allocate {size_bytes} bytes: {e.strerror}", transient=e.transient
+            ) from e
         except MemoryError as e:
             self.give_back(size_bytes)
             raise ResourceExhausted(f"device memory: no {size_bytes} bytes are left", transient=True) from e

@@ -4,7 +4,7 @@ Owns creation, sealing, import and mapping, and where the pixels of an image lie
 
 Invariants:
 1. A pool that we create has its space allocated at creation (shortage is an exception then, never SIGBUS later) and is sealed
-   against shrinking and growing.
+   against shrinking and growing. One that cannot fit is refused before it gets a page.
 2. A pool of kind ``ashmem`` that comes from elsewhere must carry those seals and be as large as declared.
 3. Descriptors are close-on-exec. A pool's descriptor and mapping go when its last reference goes, or at ``close``.
 4. A pool of kind ``hardware_buffer`` is an image and has a description; no other pool has one.
@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aionn.errors import GeneralFailure, InvalidArgument, ResourceExhausted
+from fmq.available import MemoryShortage, check_available
 
 __all__ = [
     "PREFERRED_ALIGNMENT_BYTES",
@@ -202,7 +203,7 @@ class Memory:
 
         Raises:
             InvalidArgument: Illegal size or kind.
-            ResourceExhausted: No memory or no descriptor is left.
+            ResourceExhausted: No memory or no descriptor is left, or the machine could never have so much (persistent).
         """
         if size_bytes <= 0:
             raise InvalidArgument(f"memory: size must be at least 1 byte, got {size_bytes}")
@@ -227,6 +228,12 @@ class Memory:
     def _create(
         cls, size_bytes: int, kind: MemoryKind, name: str, image: HardwareBufferDesc | None = None
     ) -> Self:
+        try:
+            check_available(size_bytes)
+        except MemoryShortage as e:
+            raise ResourceExhausted(
+                f"memory: cannot allocate {size_bytes} bytes: {e.strerror}", transient=e.transient
+            ) from e
         try:
             fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except OSError as e:

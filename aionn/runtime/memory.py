@@ -13,6 +13,8 @@ Source: memory objects of the NN HAL's runtime (``ANeuralNetworksMemory``, ``Mem
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -73,20 +75,31 @@ class SharedMemory(MappedMemory):
 
     def __init__(self, memory: Memory, dtype: npt.DTypeLike, shape: Sequence[int], offset: int = 0) -> None:
         kind = np.dtype(dtype)
-        size_bytes = kind.itemsize * int(np.prod(tuple(shape), dtype=object))
+        shape = _extents(shape)
+        size_bytes = kind.itemsize * math.prod(shape)
         if offset < 0 or size_bytes <= 0 or offset + size_bytes > memory.size_bytes:
             raise InvalidArgument(
                 f"memory: expected {size_bytes} bytes at {offset} to lie in {memory.size_bytes} bytes"
             )
-        values = memory.array[offset : offset + size_bytes].view(kind).reshape(tuple(shape))
+        values = memory.array[offset : offset + size_bytes].view(kind).reshape(shape)
         super().__init__(memory, values)
         self._location = DataLocation(0, offset, size_bytes)
 
     @classmethod
     def create(cls, shape: Sequence[int], dtype: npt.DTypeLike) -> Self:
-        """Makes zeroed memory."""
-        count = int(np.prod(tuple(shape), dtype=object))
-        return cls(Memory.create(max(1, count) * np.dtype(dtype).itemsize), dtype, shape)
+        """Makes zeroed memory.
+
+        Args:
+            shape: Extents of at least 1; empty for one value.
+            dtype: Of the values.
+
+        Raises:
+            InvalidArgument: An extent is below 1 or no integer.
+            ResourceExhausted: It does not fit into what the machine, or the process's control group, has left; persistent if it
+                never could. Nothing is allocated then.
+        """
+        shape = _extents(shape)
+        return cls(Memory.create(math.prod(shape) * np.dtype(dtype).itemsize), dtype, shape)
 
     @classmethod
     def from_array(cls, array: Array) -> Self:
@@ -227,6 +240,17 @@ class DeviceMemory:
 
 OwnMemory = SharedMemory | DeviceMemory | ImageMemory
 """What an application may pass instead of an array."""
+
+
+def _extents(shape: Sequence[int]) -> tuple[int, ...]:
+    try:
+        extents = tuple(operator.index(extent) for extent in shape)
+    except TypeError:
+        raise InvalidArgument(f"shape: expected a sequence of integers, got {shape!r}") from None
+    for extent in extents:
+        if extent < 1:
+            raise InvalidArgument(f"shape: expected extents of at least 1, got {extent}")
+    return extents
 
 
 def image_view(compilation: Compilation, index: int, value: Any, where: str) -> Array | None:

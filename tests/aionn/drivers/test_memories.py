@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from aionn.drivers.memories import COPY_ON_LOOP_BYTES_MAX
+from aionn.drivers.memories import COPY_ON_LOOP_BYTES_MAX, MemoryTable
 from aionn.drivers.reference import MEMORY_BYTES_MAX, ReferenceDevice
 from aionn.errors import (
     Error,
@@ -31,6 +31,7 @@ from aionn.hal import (
     Request,
     Timing,
 )
+from fmq.available import CHECKED_BYTES_MIN, Available
 from fences import SyncFence
 
 A = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -192,6 +193,20 @@ async def test_more_than_the_device_has_is_refused(reference: ReferenceDevice, s
     with pytest.raises(ResourceExhausted):
         await reference.allocate(BufferDesc((MEMORY_BYTES_MAX, 3)), [prepared], INPUT, [])
     assert (await reference.allocate(BufferDesc((2, 3)), [prepared], INPUT, [])).token == 1
+
+
+def test_shortage_is_persistent_where_the_memory_could_never_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = MemoryTable(1 << 30)
+    monkeypatch.setattr("fmq.available.available", lambda: Available(CHECKED_BYTES_MIN, 1 << 29))
+    for size_bytes, transient in ((1 << 29, True), (1 << 30, False), ((1 << 30) + 1, False)):
+        with pytest.raises(ResourceExhausted) as told:
+            table.take(size_bytes)
+        assert told.value.transient is transient
+    assert table.used_bytes == 0
+    table.take(1000)
+    with pytest.raises(ResourceExhausted, match="at most") as told:
+        table.take(1 << 30)
+    assert told.value.transient
 
 
 # copies

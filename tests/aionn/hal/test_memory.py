@@ -14,6 +14,7 @@ import pytest
 
 from aionn.errors import InvalidArgument, ResourceExhausted
 from aionn.hal import HardwareBufferDesc, HardwareBufferFormat, Memory, MemoryKind
+from fmq.available import Available
 
 
 def test_created_memory_is_zeroed_writable_and_sealed() -> None:
@@ -54,6 +55,27 @@ def test_dropping_the_last_reference_gives_everything_back() -> None:
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
     view[0] = 1  # the pages live as long as somebody looks at them
+
+
+@pytest.mark.parametrize("size_bytes", [1 << 45, 1 << 62, 1 << 70])
+def test_memory_larger_than_the_machine_is_refused_before_it_is_made(
+    monkeypatch: pytest.MonkeyPatch, size_bytes: int
+) -> None:
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: pytest.fail("pages were asked for"))
+    with pytest.raises(ResourceExhausted, match=rf"{size_bytes} bytes: only \d+ bytes") as told:
+        Memory.create(size_bytes)
+    assert not told.value.transient
+
+
+def test_memory_that_may_fit_later_is_refused_as_transient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: pytest.fail("pages were asked for"))
+    monkeypatch.setattr("fmq.available.available", lambda: Available(0, 1 << 30))
+    with pytest.raises(ResourceExhausted, match="only 0 bytes") as told:
+        Memory.create(1 << 30)
+    assert told.value.transient
+    image = HardwareBufferDesc(1 << 14, 1 << 14)
+    with pytest.raises(ResourceExhausted):
+        Memory.create_hardware_buffer(image)
 
 
 @pytest.mark.parametrize("size_bytes", [0, -1])

@@ -164,6 +164,31 @@ def test_values_outside_of_the_memory_are_refused(shape: tuple[int, ...], offset
         os.close(fd)
 
 
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ((-1,), "at least 1, got -1"),
+        ((2, 0), "at least 1, got 0"),
+        ((-2, -3), "at least 1, got -2"),
+        ((1.5,), "a sequence of integers"),
+        (3, "a sequence of integers"),
+    ],
+)
+def test_shape_that_is_none_is_refused(shape: Any, words: str) -> None:
+    with pytest.raises(aionn.InvalidArgument, match=f"^shape: expected .*{words}"):
+        aionn.SharedMemory.create(shape, np.float32)
+
+
+@pytest.mark.parametrize("count", [1 << 45, 1 << 62])
+def test_shared_memory_larger_than_the_machine_is_refused(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: pytest.fail("pages were asked for"))
+    with pytest.raises(aionn.ResourceExhausted, match=rf"{4 * count} bytes: only \d+ bytes") as told:
+        aionn.SharedMemory.create((count,), np.float32)
+    assert not told.value.transient
+
+
 # Device memory
 
 
