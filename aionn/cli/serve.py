@@ -59,7 +59,7 @@ def serve(
         socket: Path of the socket to make; one that a crashed server left there is replaced.
         name: Name of the device; by default the driver's.
         mode: Permissions of the socket in octal: 600 lets in this user, 660 the group, 666 everybody.
-        memory_mib: Device memories, constants, cache files and queues of one client, in MiB.
+        memory_mib: Device memories, models, cache files and queues of one client, in MiB.
         models: Prepared models of one client.
         bursts: Open bursts of one client.
         executions: Executions under way of one client.

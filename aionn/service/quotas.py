@@ -29,8 +29,8 @@ class Quotas(msgspec.Struct, frozen=True):
     """Limits for one client; the defaults suit a process that serves one application alone.
 
     Attributes:
-        memory_bytes: Device memories, constants of prepared models, inline or by reference, cache files that are read, and the
-            queues of bursts.
+        memory_bytes: Device memories, prepared models (their constants, inline or by reference, and about what their operands and
+            operations take), cache files that are read, and the queues of bursts.
         prepared_models: Prepared models.
         buffers: Device memories.
         bursts: Open bursts: each has a thread.
@@ -90,7 +90,7 @@ class Account:
 
         Raises:
             InvalidArgument: The amount is below zero.
-            ResourceExhausted: The limit would be exceeded; nothing is taken then.
+            ResourceExhausted: The limit would be exceeded; nothing is taken then. Persistent if the amount alone exceeds it.
         """
         if amount < 0:
             raise InvalidArgument(f"service, {what.replace('_', ' ')}: expected 0 or more, got {amount}")
@@ -101,7 +101,7 @@ class Account:
                 name = what.replace("_", " ")
                 raise ResourceExhausted(
                     f"service, {name}: this client may have {self._limits[what]}, has {self._taken[what]}, asked for {amount} more",
-                    transient=True,
+                    transient=amount <= self._limits[what],
                 )
             self._taken[what] = total
 

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 import anyio
 import anyio.abc
 import anyio.from_thread
+import anyio.to_thread
 
 from aionn.errors import Error, ErrorStatus, InvalidArgument, ResourceExhausted
 from aionn.hal import (
@@ -33,6 +34,7 @@ from aionn.hal import (
     OutputShape,
     PreparedModel,
     Request,
+    Subgraph,
     Timing,
 )
 from aionn.hal.callers import client_of_call
@@ -94,6 +96,15 @@ from fences import FenceError, FenceStatus, SyncFence, merge
 __all__ = ["Session"]
 
 _T = TypeVar("_T")
+
+OBJECT_BYTES = 256
+"""What an operand or an operation takes without its lists: CPython's objects have 150, and a driver keeps something for each."""
+
+NUMBER_BYTES = 40
+"""What an extent, a scale or an index takes in a list: a CPython object of 28 or 32 bytes, and the reference to it."""
+
+COUNTED_ON_LOOP_MAX = 1000
+"""Operands and operations that are counted in the event loop, some 0.2 ms; the largest models take 0.2 s."""
 
 
 class _Prepared(NamedTuple):
@@ -170,8 +181,9 @@ class Session:
                 return StatusReply(await self._device.status())
             case SupportedOperations():
                 # Many may wait for their turn, with all that they say.
+                model_bytes = await _model_bytes(body.model)
                 with (
-                    self.account.holding("memory_bytes", _constant_bytes(body.model)),
+                    self.account.holding("memory_bytes", model_bytes),
                     self._progress.work(),
                 ):
                     return SupportedOperationsReply(await self._device.supported_operations(body.model))
@@ -229,7 +241,7 @@ class Session:
 
     async def _prepare(self, body: PrepareModel | PrepareModelFromCache) -> PrepareModelReply:
         if isinstance(body, PrepareModel):
-            memory_bytes = _constant_bytes(body.model)
+            memory_bytes = await _model_bytes(body.model)
         else:
             # What is made of the files is as large as they are.
             memory_bytes = body.cache.size_bytes
@@ -508,5 +520,23 @@ def _class_of(body: Execute | Launch, prepared: PreparedModel) -> dict[str, Any]
     return {"priority": body.priority} if is_told else {}
 
 
-def _constant_bytes(model: Model) -> int:
-    return len(model.operand_values) + sum(pool.size_bytes for pool in model.pools)
+async def _model_bytes(model: Model) -> int:
+    """About what a model takes: its constants, and its operands and operations as objects."""
+    constant_bytes = len(model.operand_values) + sum(pool.size_bytes for pool in model.pools)
+    graphs = (model.main, *model.referenced)
+    if sum(len(graph.operands) + len(graph.operations) for graph in graphs) <= COUNTED_ON_LOOP_MAX:
+        return constant_bytes + _structure_bytes(graphs)
+    return constant_bytes + await anyio.to_thread.run_sync(_structure_bytes, graphs)
+
+
+def _structure_bytes(graphs: Sequence[Subgraph]) -> int:
+    objects = numbers = 0
+    for graph in graphs:
+        objects += len(graph.operands) + len(graph.operations)
+        numbers += len(graph.input_indexes) + len(graph.output_indexes)
+        numbers += sum(len(operation.inputs) + len(operation.outputs) for operation in graph.operations)
+        for operand in graph.operands:
+            numbers += len(operand.dimensions)
+            if operand.channel_quant is not None:
+                numbers += len(operand.channel_quant.scales)
+    return OBJECT_BYTES * objects + NUMBER_BYTES * numbers

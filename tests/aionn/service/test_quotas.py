@@ -11,7 +11,18 @@ from typing import Any
 import pytest
 
 from aionn.errors import ErrorStatus, GeneralFailure, InvalidArgument, ResourceExhausted
-from aionn.hal import CacheFiles, Memory, Priority
+from aionn.hal import (
+    CacheFiles,
+    Memory,
+    Model,
+    Operand,
+    OperandLifeTime,
+    OperandType,
+    Operation,
+    OperationType,
+    Priority,
+    Subgraph,
+)
 from aionn.service.handles import CacheOnWire, RequestOnWire
 from aionn.service.host import SHARED_QUOTAS
 from aionn.service.protocol import (
@@ -200,6 +211,36 @@ def test_negative_size_of_a_memory_gains_nothing() -> None:
         account.receive(Thing, 0, 101)
     with pytest.raises(InvalidArgument, match="expected 0 or more"):
         account.take("mapped_bytes", -1)
+
+
+async def test_operands_and_operations_of_prepared_models_count(serving: Any) -> None:
+    tensor = OperandType.TENSOR_FLOAT32
+    count = 1500  # More than are counted in the event loop.
+    operands = tuple(
+        Operand(tensor, (2,), lifetime=OperandLifeTime.TEMPORARY_VARIABLE) for _ in range(count - 1)
+    )
+    operands = (
+        Operand(tensor, (2,), lifetime=OperandLifeTime.SUBGRAPH_INPUT),
+        *operands,
+        Operand(tensor, (2,), lifetime=OperandLifeTime.SUBGRAPH_OUTPUT),
+    )
+    operations = tuple(Operation(OperationType.RELU, (i,), (i + 1,)) for i in range(count))
+    model = Model(Subgraph(operands, operations, (0,), (count,)))
+    least_bytes = 200 * (2 * count)  # CPython's objects alone.
+    served = await serving(memory_bytes=3 * least_bytes)
+    client = served.client()
+    first = await client.prepare_model(model)
+    with pytest.raises(ResourceExhausted, match="memory bytes") as told:
+        await client.prepare_model(model)
+    assert told.value.transient
+    await first.aclose()
+    await (await client.prepare_model(model)).aclose()
+    small_one = await serving(memory_bytes=least_bytes)
+    with pytest.raises(ResourceExhausted, match="memory bytes") as told:
+        await small_one.client().prepare_model(model)
+    assert not told.value.transient
+    with pytest.raises(ResourceExhausted, match="memory bytes"):
+        await small_one.client().supported_operations(model)
 
 
 def test_client_of_a_shared_device_has_smaller_quotas_of_everything() -> None:

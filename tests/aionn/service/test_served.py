@@ -40,6 +40,7 @@ from aionn.service.protocol import (
     Failed,
     Ping,
 )
+from aionn.service.session import _structure_bytes
 
 IN, OUT = [BufferRole(0, 0)], [BufferRole(0, 0)]
 SETTLED_S_MAX = 5.0
@@ -280,7 +281,8 @@ async def test_prepared_models_are_limited_per_client(serving: Any, small: Any) 
 
 
 async def test_memory_is_limited_per_client(serving: Any, small: Any) -> None:
-    served = await serving(memory_bytes=1000)
+    structure_bytes = _structure_bytes([small.sum_model(64).main])
+    served = await serving(memory_bytes=1000 + structure_bytes)
     greedy, modest = served.client(), served.client()
     prepared = await greedy.prepare_model(small.sum_model(64))
     buffers = [await greedy.allocate(BufferDesc(), [prepared], IN, []) for _ in range(3)]
