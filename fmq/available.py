@@ -2,7 +2,7 @@
 
 Owns the figures of the machine and of the control groups, and the comparison. Allocates nothing.
 
-The kernel gives a memfd all the pages that `posix_fallocate` asks for, one after the other. It notices that they do not fit only when
+The kernel gives a memfd the pages that `posix_fallocate` asks for one after the other. It notices that they do not fit only when
 none is left, and by then it ends processes, or the machine stands still. So what cannot fit is refused before the first page.
 
 Invariant: what is below `CHECKED_BYTES_MIN` costs nothing here: no file is read.
@@ -119,7 +119,9 @@ def _groups(root: Path) -> list[tuple[int, Path]]:
         # have no limit, and the root has the container's.
         steps = [step for step in path.split("/") if step not in ("", "..")][:GROUPS_MAX]
         for mount in _MOUNTS[version]:
-            found += [(version, root / mount / "/".join(steps[:depth])) for depth in range(len(steps), -1, -1)]
+            found += [
+                (version, root / mount / "/".join(steps[:depth])) for depth in range(len(steps), -1, -1)
+            ]
     return found
 
 
@@ -139,4 +141,6 @@ def _number(path: Path) -> int | None:
 def _fields(path: Path, unit_bytes: int) -> dict[str, int]:
     """The fields of a file of lines that begin with a name and a number."""
     lines = (line.split() for line in (_text(path) or "").splitlines())
-    return {words[0]: int(words[1]) * unit_bytes for words in lines if len(words) > 1 and words[1].isdecimal()}
+    return {
+        words[0]: int(words[1]) * unit_bytes for words in lines if len(words) > 1 and words[1].isdecimal()
+    }

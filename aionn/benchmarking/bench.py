@@ -190,10 +190,7 @@ async def benchmark(
     found = [runtime.device(name) for name in devices]
     if not found or len(set(devices)) != len(devices):
         raise InvalidArgument(f"bench: expected different devices, at least one, got {list(devices)}")
-    try:
-        loaded = await anyio.to_thread.run_sync(load_tflite, path)
-    except OSError as e:
-        raise InvalidArgument(f"model {path}: cannot be read: {e.strerror}") from e
+    loaded = await anyio.to_thread.run_sync(load_tflite, path)
     model = loaded.model
     if settings.known is not None:
         await check_known(model, settings.known)

@@ -28,6 +28,7 @@ import numpy.typing as npt
 from aionn.benchmarking.evaluators import Evaluator
 from aionn.errors import InvalidArgument
 from aionn.hal import Operand, operand_dtype
+from aionn.hal.files import TEXT_BYTES_MAX, check_regular, read_regular
 from aionn.media import LogMel, audio_file, video_file
 from aionn.media.pyav import open_container
 
@@ -78,7 +79,8 @@ def _classes(folder: Path) -> list[Sample]:
     names: list[str] = []
     listed = folder / "labels.txt"
     if listed.exists():
-        names = [line.strip() for line in listed.read_text(encoding="utf-8").splitlines()]
+        text = read_regular(listed, "labelled data", TEXT_BYTES_MAX).decode()
+        names = [line.strip() for line in text.splitlines()]
     found = []
     for inner in sorted(path for path in folder.iterdir() if path.is_dir()):
         if inner.name in names:
@@ -196,6 +198,7 @@ def load_array(path: Path, *, is_mapped: bool = False) -> Array:
     Raises:
         InvalidArgument: It is none.
     """
+    check_regular(path, "labelled data")
     try:
         array: Array = np.load(path, allow_pickle=False, mmap_mode="r" if is_mapped else None)
     except (OSError, ValueError, EOFError) as e:

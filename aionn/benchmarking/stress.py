@@ -21,6 +21,7 @@ from anyio.abc import Process
 
 from aionn.benchmarking.stress_bodies import BODIES, Ended, StressTask, task_command
 from aionn.errors import InvalidArgument
+from aionn.hal.files import check_regular
 from aionn.hal.loops import finish
 from aionn.service.python_process import python_environment
 
@@ -81,8 +82,7 @@ async def stress(
         raise InvalidArgument(
             f"stress: expected more than 0 and at most 86400 s for each test, got {seconds:g}"
         )
-    if not os.access(model, os.R_OK):
-        raise InvalidArgument(f"model {model}: cannot be read")
+    check_regular(model, "model")
     results = []
     for index, test in enumerate(tests):
         progress(test, index)

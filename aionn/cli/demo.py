@@ -24,6 +24,7 @@ from aionn.cli.streaming import (
     warm_up,
 )
 from aionn.errors import InvalidArgument
+from aionn.hal.files import TEXT_BYTES_MAX, read_regular
 from aionn.media import AudioWindow, Frame, audio_file, log_mel, video_file
 from aionn.runtime.arguments import Array, image_writer, value_writer
 
@@ -195,11 +196,11 @@ async def run_demo(device: str | None, precision: str, data: Path, live: bool) -
 
 def _read(path: Path, kind: type[_T]) -> _T:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except OSError as e:
-        raise InvalidArgument(
-            f"demo: {path}: {e.strerror}; --data names the folder of the demo's data"
-        ) from e
+        read = read_regular(path, "demo:", TEXT_BYTES_MAX)
+    except InvalidArgument as e:
+        raise InvalidArgument(f"{e}; --data names the folder of the demo's data") from e
+    try:
+        return msgspec.json.decode(read, type=kind)
     except msgspec.MsgspecError as e:
         raise InvalidArgument(f"demo: {path}: {e}") from e
 

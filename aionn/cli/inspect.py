@@ -13,7 +13,6 @@ from cyclopts import Parameter
 import aionn
 from aionn.cli import interrupts
 from aionn.cli.output import check_writable, console, print_json, print_table, write_report
-from aionn.errors import InvalidArgument
 from aionn.models.dot import graph_text
 from aionn.models.tflite import load_tflite
 from aionn.runtime.arguments import tensor_spec
@@ -42,10 +41,7 @@ def inspect(
         html: A file to write a page to that draws the graph, the operations of each device in a colour of their own.
         json: Print one JSON object instead of tables.
     """
-    try:
-        loaded = load_tflite(model)
-    except OSError as e:
-        raise InvalidArgument(f"model {model}: cannot be read: {e.strerror}") from e
+    loaded = load_tflite(model)
     check_writable(dot, html)
     summary = summarize_model(loaded.model)
     support, unavailable, page = interrupts.run(_ask, loaded.model, device, html is not None, model.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -73,7 +74,10 @@ def check_writable(*paths: Path | None) -> None:
         try:
             is_new = not path.exists()
             # Opened: the rights of a file say nothing of a file system that is read-only.
-            path.open("a").close()
+            # A pipe that nobody reads is refused instead of waited for.
+            os.close(
+                os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+            )
             if is_new:
                 # Behind a link to nothing it is the link's target that was made.
                 path.resolve().unlink()

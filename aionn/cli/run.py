@@ -12,9 +12,10 @@ from cyclopts import Parameter
 
 import aionn
 from aionn.cli import interrupts
-from aionn.cli.output import console, percentile, print_json
+from aionn.cli.output import check_writable, console, percentile, print_json
 from aionn.errors import InvalidArgument
 from aionn.hal import check_deadline_ns
+from aionn.hal.files import open_regular
 from aionn.runtime.arguments import Array, TensorSpec
 from aionn.runtime.clock import to_ns
 
@@ -60,6 +61,7 @@ def run(
         if deadline_ms < 0:
             raise InvalidArgument(f"--deadline-ms: expected at least 0, got {deadline_ms:g}")
         within_ns = to_ns(deadline_ms / 1e3, what="--deadline-ms")
+    check_writable(output)
     values = [_load_array(path) for path in input] if input else None
     report, outputs = interrupts.run(_run, model, values, device, seed, count, priority, within_ns)
     if output is not None:
@@ -73,7 +75,8 @@ def run(
 
 def _load_array(path: Path) -> Array:
     try:
-        array = np.load(path, allow_pickle=False)
+        with open_regular(path, "--input") as file:
+            array = np.load(file, allow_pickle=False)
     except (OSError, ValueError, EOFError) as e:
         raise InvalidArgument(f"--input {path}: expected an .npy file: {e}") from e
     if not isinstance(array, np.ndarray):

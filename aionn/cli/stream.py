@@ -14,6 +14,7 @@ from aionn.cli import interrupts
 from aionn.cli.output import console, print_json, print_table
 from aionn.cli.streaming import Account, show_live, stream_into_account, warm_up
 from aionn.errors import InvalidArgument
+from aionn.hal.files import TEXT_BYTES_MAX, read_regular
 from aionn.media import AudioWindow, Frame, audio_file, log_mel, video_file
 from aionn.runtime.arguments import Array, TensorSpec, Writer, image_writer, value_writer
 from aionn.runtime.clock import to_ns
@@ -76,8 +77,8 @@ def _labels(path: Path | None) -> list[str]:
     if path is None:
         return []
     try:
-        return path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as e:
+        return read_regular(path, "--labels", TEXT_BYTES_MAX).decode().splitlines()
+    except UnicodeDecodeError as e:
         raise InvalidArgument(f"--labels {path}: {e}") from e
 
 

@@ -34,6 +34,7 @@ from aionn.hal import (
     is_scalar_type,
     operand_dtype,
 )
+from aionn.hal.files import read_regular
 
 __all__ = [
     "CtsOperand",
@@ -120,6 +121,9 @@ class CtsTest(msgspec.Struct, frozen=True):
     referenced: tuple[CtsSubgraph, ...]
 
 
+FILE_BYTES_MAX = 1 << 28
+"""Compressed; the largest public file has some hundred kilobytes."""
+
 _DECODER = msgspec.msgpack.Decoder(list[CtsTest], strict=False)
 
 
@@ -142,8 +146,8 @@ def load_tests(path: Path) -> list[CtsTest]:
         InvalidArgument: It cannot be read, or a test in it breaks the format.
     """
     try:
-        tests = _DECODER.decode(gzip.decompress(path.read_bytes()))
-    except (OSError, EOFError, zlib.error, msgspec.MsgspecError) as e:
+        tests = _DECODER.decode(gzip.decompress(read_regular(path, "conformance data:", FILE_BYTES_MAX)))
+    except (gzip.BadGzipFile, EOFError, zlib.error, msgspec.MsgspecError) as e:
         raise InvalidArgument(f"conformance data: {path} cannot be read: {e}") from e
     for test in tests:
         for index, subgraph in enumerate((test.main, *test.referenced)):

@@ -48,6 +48,7 @@ from aionn.conformance.requests import outputs_of, request_for
 from aionn.conformance.suite import DeviceUnderTest, Outcome
 from aionn.errors import DeadObject, ErrorStatus, InvalidArgument, error_for_status
 from aionn.hal import Memory, Model
+from aionn.hal.files import read_regular
 
 __all__ = [
     "NUMBER_MAX",
@@ -149,10 +150,8 @@ def load_plan(path: Path) -> Plan:
         InvalidArgument: The file cannot be read, or is no plan of sets and signatures that there are.
     """
     try:
-        if path.stat().st_size > PLAN_BYTES_MAX:
-            raise InvalidArgument(f"{path}: expected at most {PLAN_BYTES_MAX} bytes of a plan")
-        plan = msgspec.json.decode(path.read_bytes(), type=Plan)
-    except (OSError, msgspec.DecodeError) as e:
+        plan = msgspec.json.decode(read_regular(path, "plan", PLAN_BYTES_MAX), type=Plan)
+    except msgspec.DecodeError as e:
         raise InvalidArgument(f"{path}: expected a plan of a random graph: {e}") from e
     unknown = [o.signature for o in plan.operations if o.signature not in _OPERATION_OF]
     if plan.test not in TESTS or unknown or not plan.operations:

@@ -12,12 +12,12 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from aionn.errors import InvalidArgument
+from aionn.hal.files import TEXT_BYTES_MAX, read_regular
 
 __all__ = ["convert_described", "read_described"]
 
@@ -31,8 +31,8 @@ def read_described(path: str | os.PathLike[str], kind: type[_T]) -> _T:
         InvalidArgument: The file cannot be read or has a mistake; the message names its line and field.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as e:
+        text = read_regular(path, "description", TEXT_BYTES_MAX).decode()
+    except UnicodeDecodeError as e:
         raise InvalidArgument(f"{os.fspath(path)}: cannot be read: {e}") from e
     return convert_described(text, kind, where=os.fspath(path))
 

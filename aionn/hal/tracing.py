@@ -200,9 +200,13 @@ def start_tracing(path: str | os.PathLike[str], *, process: str, create: bool = 
     name = os.path.abspath(os.fspath(path))
     if _recorder is not None:
         raise InvalidArgument(f"trace: this process traces to {_recorder.path} already")
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | (os.O_CREAT | os.O_TRUNC if create else 0)
+    # A pipe that nobody reads is refused instead of waited for.
+    flags = (
+        os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_CREAT | os.O_TRUNC if create else 0)
+    )
     try:
         fd = os.open(name, flags, 0o644)
+        os.set_blocking(fd, True)
         if create:
             os.write(fd, b"[\n")
     except OSError as e:

@@ -22,10 +22,19 @@ from aionn.errors import DeviceUnavailable, InvalidArgument
 __all__ = ["checked_path", "load", "open_container", "whole_packets"]
 
 
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
 def checked_path(path: str | os.PathLike[str], where: str) -> str:
     """Returns the path as text if a file is there, else raises `InvalidArgument`.
 
-    FFmpeg would also take a URL or a directory; a source reads files only.
+    FFmpeg would also take a URL, a directory, a pipe or a device; a source reads regular files only.
     """
     text = os.fspath(path)
     try:
@@ -33,8 +42,12 @@ def checked_path(path: str | os.PathLike[str], where: str) -> str:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise InvalidArgument(f"{where}: expected a media file at {text!r}, got: {reason}") from error
-    if stat.S_ISDIR(mode):
-        raise InvalidArgument(f"{where}: expected a media file at {text!r}, got a directory")
+    kind = stat.S_IFMT(mode)
+    if kind != stat.S_IFREG:
+        # A pipe that nobody writes to would be waited for without end.
+        raise InvalidArgument(
+            f"{where}: expected a media file at {text!r}, got {_KINDS.get(kind, 'no file')}"
+        )
     return text
 
 

@@ -56,20 +56,26 @@ class FlatBuffer:
         self.data = data
         self._budget_bytes = _BUDGET_FACTOR * len(data) + _BUDGET_EXTRA_BYTES
 
-    def root(self, identifier: bytes, name: str) -> Table:
+    def root(self, identifier: bytes, name: str, kind: str) -> Table:
         """The root table.
 
         Args:
             identifier: The four bytes that the file must carry at byte 4.
             name: What messages call the table.
+            kind: What messages call such a file.
 
         Raises:
             InvalidModel: The file is too short, of another kind, or its root lies outside of it.
         """
         if len(self.data) < 8:
-            self.refuse(name, 0, "a file of at least 8 bytes", f"{len(self.data)}")
-        if self.data[4:8] != identifier:
-            self.refuse(name, 4, f"file identifier {identifier!r}", repr(self.data[4:8]))
+            raise InvalidModel(f"not a {kind} file (expected at least 8 bytes, got {len(self.data)})")
+        found = self.data[4:8]
+        if found != identifier:
+            text = found.decode("latin-1")
+            got = text if text.isascii() and text.isprintable() else f"0x{found.hex()}"
+            raise InvalidModel(
+                f"not a {kind} file (expected the file identifier {identifier.decode()}, got {got})"
+            )
         return Table(self, self.uint32(0, name), name)
 
     def refuse(self, where: str, position: int, expected: str, got: object) -> NoReturn:
@@ -79,8 +85,9 @@ class FlatBuffer:
     def check(self, where: str, position: int, length: int) -> None:
         """Demands that a range lies inside of the file."""
         if position < 0 or position + length > len(self.data):
-            self.refuse(
-                where, position, f"{length} bytes inside of the file of {len(self.data)} bytes", "its end"
+            raise InvalidModel(
+                f"the file is cut short or damaged (expected {length} bytes of {where} at byte {position}, "
+                f"the file has {len(self.data)} bytes)"
             )
 
     def charge(self, where: str, position: int, length: int) -> None:

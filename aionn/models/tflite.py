@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
 from aionn.errors import InvalidArgument, InvalidModel
 from aionn.hal import Model, Operand, Subgraph, operation_type_name
+from aionn.hal.files import read_regular
 from aionn.models.tflite_constants import ModelWriter
 from aionn.models.tflite_folding import fold
 from aionn.models.tflite_graph import Consequence, Inexpressible, SubgraphWriter
@@ -37,6 +37,9 @@ from aionn.models.tflite_schema import (
 )
 
 __all__ = ["TfliteArgument", "TfliteModel", "TfliteSignature", "load_tflite"]
+
+FILE_BYTES_MAX = (1 << 31) - 1
+"""The largest flatbuffer: its offsets are 32 bits with a sign."""
 
 
 class TfliteArgument(msgspec.Struct, frozen=True):
@@ -105,12 +108,19 @@ def load_tflite(
 
     Raises:
         InvalidModel: The file is damaged, or has operators that the HAL cannot express; all of these are listed.
-        InvalidArgument: The file has no such signature, or a shape does not fit its input's.
-        OSError: The path cannot be read.
+        InvalidArgument: The path cannot be read, or names no regular file; the file has no such signature, or a shape does not
+            fit its input's.
+        ResourceExhausted: The file does not fit into memory.
     """
-    data = bytes(source) if isinstance(source, bytes | bytearray | memoryview) else Path(source).read_bytes()
-    file = read_file(data)
-    return _Import(file, _main_index(file, signature), input_shapes).run()
+    if isinstance(source, bytes | bytearray | memoryview):
+        where, data = "model", bytes(source)
+    else:
+        where, data = f"model {os.fsdecode(source)}", read_regular(source, "model", FILE_BYTES_MAX)
+    try:
+        file = read_file(data)
+        return _Import(file, _main_index(file, signature), input_shapes).run()
+    except InvalidModel as e:
+        raise InvalidModel(f"{where}: {e}") from e
 
 
 def _main_index(file: TfliteFile, signature: str | None) -> int:

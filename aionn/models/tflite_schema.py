@@ -223,7 +223,7 @@ def read_file(data: bytes) -> TfliteFile:
         InvalidModel: It is damaged, cut off, or no TensorFlow Lite file.
     """
     buffer = FlatBuffer(data)
-    model = buffer.root(FILE_IDENTIFIER, "model")
+    model = buffer.root(FILE_IDENTIFIER, "model", ".tflite")
     fields = FIELDS["Model"]
     version = model.integer(fields["version"], "uint32", 0, "version")
     if version != 3:

@@ -37,6 +37,7 @@ from aionn.hal import (
     PreparedModel,
     Priority,
 )
+from aionn.hal.files import open_regular
 from aionn.hal.real_work import real_work
 from aionn.hal.tracing import section
 
@@ -134,11 +135,11 @@ def _digest(model: Model | str | os.PathLike[str]) -> bytes:
             digest.update(struct.pack("<Q", pool.size_bytes))
             digest.update(pool.array.data)
     else:
-        try:
-            with open(model, "rb") as file:
+        with open_regular(model, "model") as file:
+            try:
                 return hashlib.file_digest(file, "sha256").digest()
-        except OSError as e:
-            raise InvalidArgument(f"model {os.fspath(model)}: cannot be read: {e.strerror}") from e
+            except OSError as e:
+                raise InvalidArgument(f"model {os.fsdecode(model)}: cannot be read: {e.strerror}") from e
     return digest.digest()
 
 

@@ -18,7 +18,6 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import anyio.to_thread
@@ -121,10 +120,7 @@ async def load_model(model: Model | str | os.PathLike[str]) -> LoadedModel:
     if not isinstance(model, str | os.PathLike):
         raise InvalidArgument(f"model: expected a path or a Model, got a {type(model).__name__}")
     with section("LR_PP", "load model"):
-        try:
-            loaded = await _on_thread(lambda: load_tflite(Path(model)), "loading a model")
-        except OSError as e:
-            raise InvalidArgument(f"model {os.fspath(model)}: cannot be read: {e.strerror}") from e
+        loaded = await _on_thread(lambda: load_tflite(model), "loading a model")
     main = loaded.model.main
     told = (os.fspath(model), len(main.operations), len(main.operands))
     _model_logger.debug("loaded %s: %d operations, %d operands", *told)

@@ -16,11 +16,11 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
 import msgspec
 
 from aionn.errors import InvalidArgument
+from aionn.hal.files import read_regular
 from aionn.hal.tracing import LAYERS, PHASES, TRACE_VARIABLE, is_tracing, start_tracing, stop_tracing
 
 __all__ = [
@@ -48,6 +48,9 @@ COLUMNS = {
 
 EVENTS_MAX = 4_000_000
 """Most events that are read: beyond any trace that a viewer opens."""
+
+FILE_BYTES_MAX = 1 << 30
+"""So many events take less."""
 
 
 def begin_trace(path: str | os.PathLike[str] | None, *, process: str = "application") -> bool:
@@ -123,10 +126,7 @@ def read_trace(path: str | os.PathLike[str]) -> list[_Event]:
     Raises:
         InvalidArgument: It cannot be read, or is no trace.
     """
-    try:
-        text = Path(path).read_bytes().strip()
-    except OSError as e:
-        raise InvalidArgument(f"trace {os.fspath(path)}: cannot be read: {e.strerror}") from e
+    text = read_regular(path, "trace", FILE_BYTES_MAX).strip()
     if text.startswith(b"[") and not text.endswith(b"]"):
         # Cut off: the last line may be half a line.
         text = text[: text.rfind(b"}") + 1] + b"]"

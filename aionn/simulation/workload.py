@@ -19,6 +19,7 @@ from __future__ import annotations
 import csv
 import datetime
 import heapq
+import io
 import math
 import os
 import random
@@ -43,6 +44,7 @@ from aionn.drivers.profiles import (
 )
 from aionn.errors import InvalidArgument
 from aionn.hal import OperationType, Priority
+from aionn.hal.files import TEXT_BYTES_MAX, open_regular, read_regular
 from aionn.models.tflite import load_tflite
 
 __all__ = [
@@ -107,8 +109,8 @@ class DescribedModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             path = folder / self.file
             try:
                 return model_cost(load_tflite(path).model)
-            except OSError as e:
-                raise InvalidArgument(f"model {self.name}: {path}: cannot be read: {e.strerror}") from e
+            except InvalidArgument as e:
+                raise InvalidArgument(f"model {self.name}: {e}") from e
         share = 1.0 / self.operations
         operation = OperationCost(
             int(OperationType.CONV_2D), self.data_type, self.arithmetic * share, self.size_bytes * share
@@ -362,7 +364,7 @@ def read_trace(path: Path) -> list[float]:
     if path in _TRACES:
         return _TRACES[path]
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with io.TextIOWrapper(open_regular(path, "trace"), newline="", encoding="utf-8") as file:
             rows = csv.DictReader(file)
             if rows.fieldnames is None or "TIMESTAMP" not in rows.fieldnames:
                 raise InvalidArgument(f"{path}, line 1, TIMESTAMP: the column is missing")
@@ -448,8 +450,8 @@ def read_workload(path: str | os.PathLike[str]) -> Workload:
         InvalidArgument: The file cannot be read or has a mistake; the message names its line and field.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as e:
+        text = read_regular(path, "workload", TEXT_BYTES_MAX).decode()
+    except UnicodeDecodeError as e:
         raise InvalidArgument(f"{os.fspath(path)}: cannot be read: {e}") from e
     return workload_from_text(text, where=os.fspath(path))
 

@@ -134,7 +134,9 @@ def test_small_memories_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None
     check_available(CHECKED_BYTES_MIN - 1)
 
 
-@pytest.mark.parametrize(("size_bytes", "transient"), [(3 * GIB, True), (4 * GIB, True), (4 * GIB + 1, False)])
+@pytest.mark.parametrize(
+    ("size_bytes", "transient"), [(3 * GIB, True), (4 * GIB, True), (4 * GIB + 1, False)]
+)
 def test_shortage_is_transient_where_the_memory_may_fit_later(
     monkeypatch: pytest.MonkeyPatch, size_bytes: int, transient: bool
 ) -> None:

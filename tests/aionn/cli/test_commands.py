@@ -120,6 +120,15 @@ def test_stream_counts_every_item(example_data: Path, tmp_path: Path, digits: Pa
         (("stream", "{data}/shapes_int8.tflite", "--video", "{data}/shapes.json"), "shapes.json"),
         (("stream", "{data}/digits_float.tflite", "--audio", "{tmp}/none.wav"), "none.wav"),
         (("demo", "--data", "{tmp}"), "shapes.json"),
+        (("run", "{tmp}/pipe"), "{tmp}/pipe: expected a regular file, got a pipe"),
+        (("inspect", "/dev/null"), "/dev/null: expected a regular file, got a device"),
+        (("run", "{data}/digits_float.tflite", "--input", "{tmp}/pipe"), "a regular file, got a pipe"),
+        (("run", "{data}/digits_float.tflite", "--output", "{tmp}/pipe"), "{tmp}/pipe"),
+        (("run", "{tmp}/empty.tflite"), "model {tmp}/empty.tflite: not a .tflite file"),
+        (
+            ("stream", "{data}/shapes_int8.tflite", "--video", "{data}/shapes.mp4", "--labels", "{tmp}/pipe"),
+            "--labels {tmp}/pipe: expected a regular file, got a pipe",
+        ),
     ],
 )
 def test_mistake_is_told_in_one_sentence(
@@ -127,6 +136,9 @@ def test_mistake_is_told_in_one_sentence(
 ) -> None:
     np.save(tmp_path / "wrong.npy", np.zeros((3, 3), np.float32))
     np.save(tmp_path / "double.npy", np.zeros((1, 49, 40, 1)))
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "empty.tflite").touch()
+    message = message.replace("{tmp}", str(tmp_path))
     finished = aionn(*(a.format(data=example_data, tmp=tmp_path) for a in arguments))
     assert finished.returncode == 2
     assert finished.stdout == ""

@@ -31,8 +31,8 @@ from aionn.hal import (
     Request,
     Timing,
 )
-from fmq.available import CHECKED_BYTES_MIN, Available
 from fences import SyncFence
+from fmq.available import CHECKED_BYTES_MIN, Available
 
 A = np.arange(6, dtype=np.float32).reshape(2, 3)
 SIZE = A.nbytes

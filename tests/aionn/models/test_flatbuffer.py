@@ -22,7 +22,7 @@ def file_with(build):
 
 
 def root(data):
-    return FlatBuffer(data).root(b"TEST", "root")
+    return FlatBuffer(data).root(b"TEST", "root", "test")
 
 
 def test_absent_fields_have_their_defaults():
@@ -69,7 +69,7 @@ def test_file_shorter_than_its_head_is_refused(length):
 
 
 def test_other_kind_of_file_is_refused():
-    with pytest.raises(InvalidModel, match="file identifier b'TEST'"):
+    with pytest.raises(InvalidModel, match=r"not a test file .*the file identifier TEST, got NOPE"):
         root(b"\x08\0\0\0NOPE\0\0\0\0")
 
 

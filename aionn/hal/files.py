@@ -1,0 +1,101 @@
+"""Files that a user names: opened so that nothing but a regular file is read, and never without an end.
+
+Owns the opening, the bound and what errors call a path. Does not know what lies in any file.
+
+Invariants:
+1. Opening never waits: not for the other end of a pipe, nor for a device.
+2. What is read is at most as large as the file was when it was opened, and as the caller's bound.
+
+Source: open(2), on O_NONBLOCK and FIFOs.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import BinaryIO
+
+from aionn.errors import InvalidArgument, ResourceExhausted
+from fmq.available import MemoryShortage, check_available
+
+__all__ = ["TEXT_BYTES_MAX", "MissingFile", "check_regular", "open_regular", "read_regular"]
+
+TEXT_BYTES_MAX = 64 << 20
+"""Settings, labels and the like that people write are far smaller, and reading so much takes a second or two."""
+
+_KINDS = {
+    stat.S_IFREG: "a regular file",
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+class MissingFile(InvalidArgument, FileNotFoundError):
+    """No file is there: what Python raises for that, and an argument of the caller's."""
+
+
+def _kind_of(mode: int) -> str:
+    """What a file is, of its ``st_mode``, with its article."""
+    return _KINDS.get(stat.S_IFMT(mode), "something else")
+
+
+def open_regular(path: str | os.PathLike[str], what: str) -> BinaryIO:
+    """Opens a file for reading.
+
+    Args:
+        path: Where it is; links are followed.
+        what: What it is to the user, such as ``model``; begins the message of an error.
+
+    Raises:
+        InvalidArgument: It cannot be opened, or is no regular file; the message names it. ``MissingFile`` where none is there.
+    """
+    name = os.fsdecode(path)
+    if not name:
+        raise InvalidArgument(f"{what}: the path is empty")
+    if "\0" in name:
+        raise InvalidArgument(f"{what} {name!r}: a path has no NUL characters")
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as e:
+        error = MissingFile if isinstance(e, FileNotFoundError) else InvalidArgument
+        raise error(f"{what} {name}: cannot be read: {e.strerror}") from e
+    except UnicodeEncodeError as e:
+        raise InvalidArgument(f"{what} {name!r}: cannot be read: {e.reason}") from e
+    mode = os.fstat(fd).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(fd)
+        raise InvalidArgument(f"{what} {name}: expected a regular file, got {_kind_of(mode)}")
+    return open(fd, "rb")
+
+
+def check_regular(path: str | os.PathLike[str], what: str) -> None:
+    """Raises as ``open_regular``; for files that somebody else opens afterwards."""
+    open_regular(path, what).close()
+
+
+def read_regular(path: str | os.PathLike[str], what: str, bytes_max: int) -> bytes:
+    """The bytes of a file, as many as it has when it is opened.
+
+    Raises:
+        InvalidArgument: As for ``open_regular``, or there are more than ``bytes_max``.
+        ResourceExhausted: They do not fit into memory.
+    """
+    with open_regular(path, what) as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        if size_bytes > bytes_max:
+            raise InvalidArgument(
+                f"{what} {os.fsdecode(path)}: expected at most {bytes_max} bytes, got {size_bytes}"
+            )
+        try:
+            check_available(size_bytes)
+            return file.read(size_bytes)
+        except MemoryShortage as e:
+            raise ResourceExhausted(
+                f"{what} {os.fsdecode(path)}: cannot hold its {size_bytes} bytes: {e.strerror}",
+                transient=e.transient,
+            ) from e
+        except OSError as e:
+            raise InvalidArgument(f"{what} {os.fsdecode(path)}: cannot be read: {e.strerror}") from e

@@ -1,0 +1,109 @@
+"""Whatever reads a file that a user names refuses pipes and devices, and says which file."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aionn
+from aionn.benchmarking.labelled import load_array
+from aionn.conformance.cts import load_tests
+from aionn.conformance.random_suite import load_plan
+from aionn.drivers.described import read_described
+from aionn.errors import InvalidArgument, InvalidModel
+from aionn.hal.tracing import start_tracing
+from aionn.media import audio_file, video_file
+from aionn.models.tflite import load_tflite
+from aionn.runtime import traces
+from aionn.simulation import workload
+
+
+@pytest.fixture(autouse=True)
+def watchdog() -> Iterator[None]:
+    """Ends a call that waits, on the main thread."""
+
+    def late(*_: object) -> None:
+        raise AssertionError("it waits")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        load_array,
+        load_plan,
+        load_tests,
+        load_tflite,
+        traces.read_trace,
+        workload.read_trace,
+        workload.read_workload,
+        lambda path: read_described(path, dict[str, Any]),
+        lambda path: start_tracing(path, process="application"),
+    ],
+)
+def test_pipe_is_refused_and_not_waited_for(read: Callable[[Path], object], tmp_path: Path) -> None:
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    with pytest.raises(
+        InvalidArgument, match=r"fifo: (expected a regular file, got a pipe|cannot be written)"
+    ):
+        read(path)
+
+
+@pytest.mark.parametrize("source", [audio_file, video_file])
+async def test_pipe_is_no_medium(source: Any, tmp_path: Path) -> None:
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    with pytest.raises(InvalidArgument, match="fifo', got a pipe"):
+        async with source(path) as items:
+            async for _ in items:
+                pass
+
+
+@pytest.mark.parametrize("cached", [False, True])
+async def test_pipe_and_device_are_no_models(tmp_path: Path, cached: bool) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    options = {"cache_dir": tmp_path / "cache"} if cached else {}
+    async with aionn.open(isolation="in_process") as runtime:
+        for path, words in (
+            (tmp_path / "fifo", "fifo: expected a regular file, got a pipe"),
+            ("/dev/null", "/dev/null: expected a regular file, got a device"),
+            ("", "model: the path is empty"),
+            ("\0x", "NUL"),
+        ):
+            with pytest.raises(InvalidArgument, match=words):
+                await runtime.compile(path, **options)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda _: b"", r"not a \.tflite file \(expected at least 8 bytes, got 0\)"),
+        (
+            lambda data: data[: len(data) // 2],
+            r"the file is cut short or damaged \(.* at byte \d+, the file has \d+",
+        ),
+        (lambda data: b"\0\0\0\x20ftyp" + data[8:], r"not a \.tflite file \(expected .* TFL3, got ftyp\)"),
+        (lambda data: b"\0\0\0\x20\0\xff\0\0" + data[8:], r"not a .tflite file .*got 0x00ff0000\)"),
+    ],
+)
+def test_broken_model_is_named(
+    example_data: Path, tmp_path: Path, change: Callable[[bytes], bytes], words: str
+) -> None:
+    data = change((example_data / "digits_float.tflite").read_bytes())
+    path = tmp_path / "broken.tflite"
+    path.write_bytes(data)
+    with pytest.raises(InvalidModel, match=f"^model {path}: {words}"):
+        load_tflite(path)
+    with pytest.raises(InvalidModel, match=f"^model: {words}"):
+        load_tflite(data)
