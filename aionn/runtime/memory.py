@@ -43,6 +43,7 @@ from aionn.runtime.mapped import MappedMemory
 if TYPE_CHECKING:
     from aionn.runtime.compilation import Compilation
     from aionn.runtime.plan import PreparedStep
+    from aionn.runtime.runtime import Runtime
 
 __all__ = [
     "DeviceMemory",
@@ -293,12 +294,19 @@ def bind(compilation: Compilation, is_output: bool, index: int, memory: Any, whe
 
 
 async def allocate(
-    inputs: Sequence[IoRole], outputs: Sequence[IoRole], dimensions: Sequence[int]
+    runtime: Runtime,
+    inputs: Sequence[tuple[Compilation, int]],
+    outputs: Sequence[tuple[Compilation, int]],
+    dimensions: Sequence[int],
 ) -> DeviceMemory | SharedMemory:
     """Memory for the given uses; see ``Runtime.allocate``."""
-    roles = [*((role, False) for role in inputs), *((role, True) for role in outputs)]
-    if not roles:
+    given = [*((role, False) for role in inputs), *((role, True) for role in outputs)]
+    if not given:
         raise InvalidArgument("allocate: expected at least one role, got none")
+    roles = [
+        (_checked_role(runtime, role, f"allocate, role {position}"), is_output)
+        for position, (role, is_output) in enumerate(given)
+    ]
     named = {(role.compilation.identity, is_output, role.io_index) for role, is_output in roles}
     if len(named) != len(roles):
         raise InvalidArgument("allocate: expected every role once, got one twice")
@@ -326,6 +334,17 @@ async def allocate(
     if not dimensions_are_known(held.type, shape):
         raise GeneralFailure(f"allocate: no device has memory for {held}, and its size is not known")
     return SharedMemory.create(shape, operand_dtype(held.type))
+
+
+def _checked_role(runtime: Runtime, role: tuple[Compilation, int], where: str) -> IoRole:
+    try:
+        compilation, index = role
+        owner, io_index = compilation._runtime, operator.index(index)
+    except (TypeError, ValueError, AttributeError):
+        raise InvalidArgument(f"{where}: expected a compilation and an index, got {role!r}") from None
+    if owner is not runtime:
+        raise InvalidArgument(f"{where}: expected a compilation of this runtime, got one of another")
+    return IoRole(compilation, io_index)
 
 
 def _spec_of(role: IoRole, is_output: bool, where: str) -> TensorSpec:

@@ -51,7 +51,7 @@ from aionn.runtime.execution import priority_of
 from aionn.runtime.extensions import check_extensions
 from aionn.runtime.fallback import can_fall_back, may_fall_back
 from aionn.runtime.introspection import Support, ask_support
-from aionn.runtime.memory import DeviceMemory, IoRole, OwnMemory, SharedMemory, allocate, copy
+from aionn.runtime.memory import DeviceMemory, OwnMemory, SharedMemory, allocate, copy
 from aionn.runtime.plan import Plan
 from aionn.runtime.planning import LoadedModel, PlanOptions, keep_plan, load_model, make_plan, restore_plan
 from aionn.runtime.settings import ExecutionPath, PartitionMode, Settings, preference_of, settings_from
@@ -545,11 +545,11 @@ class Runtime:
             A device's memory where all uses are on one device that has memories, else shared memory.
 
         Raises:
-            InvalidArgument: There is no use, one repeats or does not exist, or they contradict each other.
+            InvalidArgument: There is no use, one repeats, does not exist or is another runtime's, or they contradict each other.
             GeneralFailure: No device has memory for it, and its size is not known.
         """
         self._check_open("allocate")
-        return await allocate([IoRole(*role) for role in inputs], [IoRole(*role) for role in outputs], shape)
+        return await allocate(self, inputs, outputs, shape)
 
     async def copy(self, source: OwnMemory, destination: OwnMemory) -> None:
         """Copies the values of one memory into another; to itself is nothing.

@@ -210,6 +210,17 @@ async def test_device_memory_goes_from_output_to_input(
         await net.execute([memory])
 
 
+async def test_memory_is_for_compilations_of_its_runtime(
+    runtime: aionn.Runtime, net: aionn.Compilation
+) -> None:
+    async with aionn.open(isolation="in_process") as other:
+        with pytest.raises(aionn.InvalidArgument, match="role 0: expected a compilation of this runtime"):
+            await other.allocate(inputs=[(net, 0)])
+    for role in ((net,), (net, "0"), (None, 0), 3):
+        with pytest.raises(aionn.InvalidArgument, match="role 1: expected a compilation and an index"):
+            await runtime.allocate(inputs=[(net, 0)], outputs=[role])  # type: ignore[list-item]
+
+
 async def test_memories_are_copied_into_each_other(runtime: aionn.Runtime, net: aionn.Compilation) -> None:
     a = await runtime.allocate(inputs=[(net, 0)])
     b = await runtime.allocate(inputs=[(net, 0)])
