@@ -131,7 +131,11 @@ class AsyncPreparedModel(CheckedPreparedModel):
         await self.device.slots.take(turn)
         try:
             started_ns = turn.now()
-            shapes = tuple(await self.run(arguments.inputs(), arguments.outputs, turn))
+            self.begin_run()
+            try:
+                shapes = tuple(await self.run(arguments.inputs(), arguments.outputs, turn))
+            finally:
+                self.end_run()
             took_ns = turn.now() - started_ns
         finally:
             if turn.slot is not None:

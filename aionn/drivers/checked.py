@@ -17,6 +17,7 @@ from __future__ import annotations
 import abc
 import itertools
 import logging
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
@@ -76,6 +77,9 @@ class CheckedPreparedModel(abc.ABC):
         self.identity = next(_identities)
         self.extension_types = extension_types(model, device.info.extensions)
         self._closed = False
+        # Runs begin and end on the device's threads, and closing comes from the event loop's.
+        self._run_lock = threading.Lock()
+        self._run_count = 0
 
     def cached(self) -> CacheContents | None:
         """What to keep in cache files, one piece per file of ``DeviceInfo.cache_files``; None for nothing. By default the model,
@@ -83,7 +87,29 @@ class CheckedPreparedModel(abc.ABC):
         return caching.encode_model(self.model) if self.device.info.cache_files == ONE_FILE_EACH else None
 
     def release(self) -> None:  # noqa: B027 - an optional hook, not a forgotten abstract method
-        """Frees what the prepared model holds. Called once."""
+        """Frees what the prepared model holds. Called once, when it is closed and nothing runs: on the thread of the last run, or
+        by the one who closes it."""
+
+    def begin_run(self) -> None:
+        """Keeps what the prepared model holds until ``end_run``.
+
+        Raises:
+            InvalidArgument: It was closed while the execution waited for its turn.
+        """
+        with self._run_lock:
+            CheckedPreparedModel.check_usable(self)
+            self._run_count += 1
+
+    def end_run(self) -> None:
+        """Undoes ``begin_run``; frees what the prepared model holds if it was closed meanwhile and nothing else runs."""
+        with self._run_lock:
+            self._run_count -= 1
+            is_last = self._closed and self._run_count == 0
+        if is_last:
+            try:
+                self.release()
+            except Exception:  # The execution has its result; nobody waits for this.
+                _logger.exception("%s: a prepared model cannot be freed", self.device.info.name)
 
     def check_usable(self) -> None:
         """Refuses a call that comes too late.
@@ -139,9 +165,14 @@ class CheckedPreparedModel(abc.ABC):
         return arguments
 
     async def aclose(self) -> None:
-        """Refuses further executions and frees the prepared model. Idempotent."""
-        if not self._closed:
+        """Refuses further executions, those that wait for their turn too, and frees the prepared model when what runs has ended.
+
+        Does not wait for that. Idempotent.
+        """
+        with self._run_lock:
+            is_unused = not self._closed and self._run_count == 0
             self._closed = True
+        if is_unused:
             self.release()
 
 

@@ -147,12 +147,15 @@ class BlockingPreparedModel(CheckedPreparedModel):
             is_cancelled=self._is_abandoned if is_cancelled is None else self._or_abandoned(is_cancelled),
         )
         control.check()  # What was given up while it waited for its turn never starts.
+        self.begin_run()
         try:
             shapes = tuple(self.run(arguments.inputs(), arguments.outputs, control))
         except Error:
             raise
         except Exception as e:
             raise GeneralFailure(f"{self.device.info.name}: {type(e).__name__}: {e}") from e
+        finally:
+            self.end_run()
         took_ns = now() - started_ns
         on_device_ns = took_ns - control.away_ns
         sufficient = False not in [shape.is_sufficient for shape in shapes]

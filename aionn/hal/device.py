@@ -237,7 +237,7 @@ class PreparedModel(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Frees the prepared model at the driver. Idempotent; executions that run end first."""
+        """Frees the prepared model at the driver. Idempotent; executions that run end first, those that wait fail."""
         ...
 
 
