@@ -22,7 +22,7 @@ from aionn.hal.loops import finish
 from aionn.runtime.traces import begin_trace
 from aionn.service.admission import ClientLimits
 from aionn.service.host import DEFAULT_LIMITS, SHARED_QUOTAS, freeze_modules, listen, shorten_turns
-from aionn.service.progress import Progress
+from aionn.service.progress import Progress, check_hang_after_s
 from aionn.service.quotas import Quotas
 
 __all__ = ["serve"]
@@ -79,8 +79,7 @@ def serve(
         permissions = -1
     if not 0 <= permissions <= 0o777:
         raise InvalidArgument(f"--mode: expected an octal number up to 777, got {mode}")
-    if hang_after is not None and not hang_after > 0:
-        raise InvalidArgument(f"--hang-after: expected a positive number of seconds, got {hang_after}")
+    check_hang_after_s(hang_after, where="--hang-after")
     quotas = msgspec.structs.replace(
         SHARED_QUOTAS,
         memory_bytes=memory_mib * MIB,

@@ -162,6 +162,7 @@ def open_runtime(
     log: str | None = None,
     extensions: str | None = None,
     spare_processes: bool | None = None,
+    hang_after_s: float | None = None,
     trace: str | os.PathLike[str] | None = None,
     telemetry: Sequence[Listener] = (),
 ) -> Runtime:
@@ -186,6 +187,9 @@ def open_runtime(
         log: Log tags with commas between them, or ``all``; None takes ``AIONN_LOG``.
         extensions: Vendor extensions that are used, by drivers as well: ``com.acme.*,b.c`` or ``none``; None: ``AIONN_EXTENSIONS``.
         spare_processes: Whether a spare process is kept for each driver process. None takes ``AIONN_SPARE_PROCESSES``.
+        hang_after_s: Seconds after which a driver process that has work and makes no progress is ended, and the calls that wait for
+            it raise ``DeadObject``; longer than the longest compilation or execution. None takes ``AIONN_HANG_AFTER_S``, and
+            without that nothing is ended. Not with ``in_process``.
         trace: A file that a trace of all processes is written to; None takes ``AIONN_TRACE``.
         telemetry: Called with a ``Report`` at the end of each compilation and of each execution.
 
@@ -216,6 +220,7 @@ def open_runtime(
         log=log,
         extensions=extensions,
         spare_processes=spare_processes,
+        hang_after_s=hang_after_s,
     )
     return Runtime(wanted, isolation, given, settings=settings, trace=trace, telemetry=telemetry)
 
@@ -338,8 +343,9 @@ class Runtime:
         _logger.debug("left out %s: %s", name, reason)
 
     async def _make(self, driver: str, name: str) -> Device:
+        limit_s = self.settings.hang_after_s
         if driver == "served":
-            device = RemoteDevice(driver, name, self.tasks, path=name)
+            device = RemoteDevice(driver, name, self.tasks, path=name, hang_after_s=limit_s)
             await device.connect()
             return device
         with real_work("importing a driver"):
@@ -352,7 +358,8 @@ class Runtime:
             return registry.made_by(factory, driver, name)
         if info is None and driver not in registry.driver_names():
             registry.load_factory(driver)  # raises: names what there is
-        device = RemoteDevice(driver, name, self.tasks, info=info, spare=self.settings.spare_processes)
+        spare = self.settings.spare_processes
+        device = RemoteDevice(driver, name, self.tasks, info=info, spare=spare, hang_after_s=limit_s)
         if info is None:
             await device.connect()
         return device

@@ -25,6 +25,7 @@ from aionn.errors import InvalidArgument
 from aionn.hal import ExecutionPreference
 from aionn.hal.log_tags import LOG_VARIABLE, TAGS, parse_tags
 from aionn.hal.tracing import TRACE_VARIABLE
+from aionn.service.progress import check_hang_after_s
 
 __all__ = [
     "VARIABLES",
@@ -111,6 +112,12 @@ VARIABLES = (
         "spare_processes",
     ),
     Variable(
+        "AIONN_HANG_AFTER_S",
+        "",
+        "seconds without progress after which a driver process that has work is ended; none for no watch",
+        "hang_after_s",
+    ),
+    Variable(
         EXTENSIONS_VARIABLE,
         "*",
         "vendor extensions that may be used, with commas between them: names, in which * stands for any text; none for none",
@@ -138,6 +145,7 @@ class Settings(msgspec.Struct, frozen=True):
         log: Log tags; None leaves them to the variable.
         extensions: Vendor extensions that may be used.
         spare_processes: Whether a spare process is kept for each driver process that has served for a while.
+        hang_after_s: Seconds without progress after which a driver process that has work is ended; None for no watch.
     """
 
     enabled_devices: str = ".*"
@@ -150,6 +158,7 @@ class Settings(msgspec.Struct, frozen=True):
     log: str | None = None
     extensions: ExtensionPolicy = ExtensionPolicy()
     spare_processes: bool = True
+    hang_after_s: float | None = None
 
     def polling(self, preference: ExecutionPreference) -> Mapping[str, int]:
         """The polling windows of a compilation's bursts, as ``configure_execution_burst`` takes them; empty for none."""
@@ -180,6 +189,7 @@ def settings_from(
     log: str | None = None,
     extensions: str | None = None,
     spare_processes: bool | None = None,
+    hang_after_s: float | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Settings:
     """Settings from options and variables.
@@ -195,6 +205,7 @@ def settings_from(
         log: See ``Settings``.
         extensions: As in the variable.
         spare_processes: See ``Settings``.
+        hang_after_s: See ``Settings``.
         environment: The variables; None takes the process's.
 
     Raises:
@@ -225,7 +236,8 @@ def settings_from(
     )
     policy = ExtensionPolicy.parse(*value(extensions, "extensions", EXTENSIONS_VARIABLE, "*"))
     found = _sockets(sockets, variables)
-    return Settings(pattern, cpu, mode, path, found, *windows, log, policy, spares)
+    limit_s = _hang_after_s(hang_after_s, variables)
+    return Settings(pattern, cpu, mode, path, found, *windows, log, policy, spares, limit_s)
 
 
 def _switch(given: bool | None, option: str, default: str, variables: Mapping[str, str]) -> bool:
@@ -256,6 +268,21 @@ def _window(given: int | None, option: str, variables: Mapping[str, str]) -> int
     if not text.isdecimal() or int(text) > POLLING_US_MAX:
         raise InvalidArgument(f"{where}: expected from 0 to {POLLING_US_MAX} microseconds, got {text}")
     return int(text)
+
+
+def _hang_after_s(given: float | None, variables: Mapping[str, str]) -> float | None:
+    name, value = "hang_after_s", given
+    if given is None:
+        name = "AIONN_HANG_AFTER_S"
+        text = variables.get(name, "")
+        if not text:
+            return None
+        try:
+            value = float(text)
+        except ValueError:
+            raise InvalidArgument(f"{name}: expected a number of seconds, got {text!r}") from None
+    check_hang_after_s(value, where=name)
+    return value
 
 
 _E = TypeVar("_E", bound=enum.StrEnum)

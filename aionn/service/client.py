@@ -40,6 +40,7 @@ from aionn.hal.loops import Home
 from aionn.service.connection import Connection, Peer, ServedSocket
 from aionn.service.handles import CacheOnWire
 from aionn.service.prepared import RemoteBuffer, RemotePreparedModel
+from aionn.service.progress import check_hang_after_s
 from aionn.service.protocol import (
     PROTOCOL_VERSION,
     Allocate,
@@ -103,8 +104,7 @@ class RemoteDevice:
         hang_after_s: float | None = None,
         spare: bool = False,
     ) -> None:
-        if hang_after_s is not None and hang_after_s <= 0:
-            raise InvalidArgument(f"device {name!r}: expected a positive time to hang, got {hang_after_s}")
+        check_hang_after_s(hang_after_s, where=f"device {name!r}: hang_after_s")
         self._driver = driver
         self._name = name
         self._tasks = tasks

@@ -23,9 +23,29 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Self
 
-__all__ = ["Progress"]
+from aionn.errors import InvalidArgument
+
+__all__ = ["Progress", "check_hang_after_s"]
+
+HANG_AFTER_S_MAX = 7 * 24 * 3600.0
+"""The longest watch, a week: the interpreter's timer counts no further than some centuries, and nobody waits for that."""
 
 _NOTHING = nullcontext()
+
+
+def check_hang_after_s(hang_after_s: float | None, *, where: str) -> None:
+    """Refuses what is no time after which work counts as hanging; None is no watch.
+
+    Raises:
+        InvalidArgument: It is no number of seconds above 0, or more than a week.
+    """
+    if hang_after_s is None:
+        return
+    is_number = isinstance(hang_after_s, int | float) and not isinstance(hang_after_s, bool)
+    if not is_number or not 0 < hang_after_s <= HANG_AFTER_S_MAX:
+        raise InvalidArgument(
+            f"{where}: expected a positive number of seconds, at most {HANG_AFTER_S_MAX:.0f}, got {hang_after_s!r}"
+        )
 
 
 class Progress:

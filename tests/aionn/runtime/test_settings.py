@@ -44,6 +44,9 @@ def test_option_wins_over_variable_and_variable_over_default() -> None:
     chosen = settings_from(burst_server_polling_us=0, environment=windows)
     assert (chosen.burst_controller_polling_us, chosen.burst_server_polling_us) == (20, 0)
     assert settings_from(sockets=[], environment={"AIONN_SOCKETS": "/a"}).sockets == ()
+    limit = {"AIONN_HANG_AFTER_S": "2.5"}
+    assert settings_from(environment=limit).hang_after_s == 2.5
+    assert settings_from(hang_after_s=1, environment=limit).hang_after_s == 1
     assert settings_from(environment={}) == Settings()
     assert settings_from(environment=variables) == Settings("b", True, "without_fallback", "async")  # type: ignore[arg-type]
     assert settings_from(
@@ -66,6 +69,10 @@ def test_option_wins_over_variable_and_variable_over_default() -> None:
         ("AIONN_BURST_CONTROLLER_POLLING_US", "-1"),
         ("AIONN_BURST_SERVER_POLLING_US", "501"),
         ("AIONN_BURST_SERVER_POLLING_US", "some"),
+        ("AIONN_HANG_AFTER_S", "0"),
+        ("AIONN_HANG_AFTER_S", "soon"),
+        ("AIONN_HANG_AFTER_S", "nan"),
+        ("AIONN_HANG_AFTER_S", "inf"),
     ],
 )
 def test_senseless_variable_is_refused_by_name(name: str, value: str) -> None:

@@ -13,13 +13,17 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import msgspec
+import numpy as np
 import pytest
 
+import aionn
+import aionn.blocking
 from aionn.drivers.reference import ReferenceDevice
 from aionn.errors import DeadObject, DeviceUnavailable, ErrorStatus, InvalidArgument
-from aionn.hal import OutputShape, Timing
+from aionn.hal import OperationType, OutputShape, Timing
 from aionn.service import client as client_module
 from aionn.service.client import RemoteDevice
+from aionn.testing.models import chain
 from fences import FenceError, FenceStatus, SyncFence
 
 NOTICED_S_MAX = 10.0
@@ -243,7 +247,7 @@ async def test_device_that_says_illegal_things_of_itself_is_refused(serving: Any
     wrong.info = msgspec.structs.replace(wrong.info, slots=0)
     client = (await serving(wrong)).client()
     for _ in range(2):
-        with pytest.raises(DeviceUnavailable, match="slots: expected at least 1, got 0"):
+        with pytest.raises(DeviceUnavailable, match="slots: expected 1 to 1024, got 0"):
             await client.connect()
     await client.aclose()
     capabilities = wrong.info.capabilities
@@ -367,6 +371,35 @@ async def test_start_after_a_long_life_does_not_wait(served: Any, monkeypatch: p
             connection = device._connection
             connection.channel.close("it was unplugged")
     await device.aclose()
+
+
+@pytest.mark.parametrize("how", ["loop", "hold the GIL", "stop"])
+async def test_setting_ends_what_hangs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str, capfd: Any
+) -> None:
+    """A device that makes no progress, and a process that is stopped and cannot watch itself."""
+    monkeypatch.setenv("HANG", how)
+    monkeypatch.syspath_prepend(tmp_path)
+    async with aionn.open(drivers={"looping": "wrong_drivers:Looping"}, hang_after_s=1) as runtime:
+        net = await runtime.compile(chain([OperationType.RELU], (3,)))
+        pid = runtime.device("looping").pid
+        assert pid is not None
+        if how == "stop":
+            os.kill(pid, signal.SIGSTOP)
+        with anyio.fail_after(NOTICED_S_MAX), pytest.raises(DeadObject):
+            await net.execute([np.ones(3, np.float32)])
+        await runtime.device("looping").status()
+        assert runtime.device("looping").pid not in (None, pid)
+
+
+def test_hang_ends_for_calls_of_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("HANG", "loop")
+    monkeypatch.setenv("AIONN_HANG_AFTER_S", "1")
+    with aionn.blocking.open(drivers={"looping": "wrong_drivers:Looping"}) as runtime:
+        net = runtime.compile(chain([OperationType.RELU], (3,)))
+        with pytest.raises(DeadObject):
+            net.execute([np.ones(3, np.float32)])
 
 
 async def test_hang_limit_must_be_positive(background: Any) -> None:
