@@ -14,39 +14,40 @@ import functools
 import logging
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from types import TracebackType
-from typing import Literal, Self
+from typing import Self
 
 import anyio
 import anyio.abc
 import anyio.to_thread
 import msgspec
 
-from aionn.drivers import registry
 from aionn.errors import DeviceUnavailable, Error, InvalidArgument, shortages_told, status_of
 from aionn.hal import (
-    CancelCapability,
-    Capabilities,
     Device,
     DeviceInfo,
-    DeviceStatus,
-    DeviceType,
     ExecutionPreference,
-    FeatureLevel,
     Model,
     Priority,
     check_deadline_ns,
 )
 from aionn.hal.log_tags import choose_tags
 from aionn.hal.loops import finish, finish_all
-from aionn.hal.real_work import real_work
 from aionn.hal.tracing import section
 from aionn.runtime.background import Background
 from aionn.runtime.caching import open_cache
 from aionn.runtime.clock import missed_at, now_ns
 from aionn.runtime.compilation import Compilation
+from aionn.runtime.discovery import (
+    Discovery,
+    Isolation,
+    RuntimeDevice,
+    Unavailable,
+    devices_given,
+    drivers_wanted,
+)
 from aionn.runtime.execution import priority_of
 from aionn.runtime.extensions import check_extensions
 from aionn.runtime.fallback import can_fall_back, may_fall_back
@@ -54,97 +55,13 @@ from aionn.runtime.introspection import Support, ask_support
 from aionn.runtime.memory import DeviceMemory, OwnMemory, SharedMemory, allocate, copy
 from aionn.runtime.plan import Plan
 from aionn.runtime.planning import LoadedModel, PlanOptions, keep_plan, load_model, make_plan, restore_plan
-from aionn.runtime.settings import ExecutionPath, PartitionMode, Settings, preference_of, settings_from
+from aionn.runtime.settings import PartitionMode, Settings, preference_of, settings_from
 from aionn.runtime.telemetry import Listener, Reporter, failure_report_of, report_of
 from aionn.runtime.traces import begin_trace, end_trace
-from aionn.scheduler.dispatcher import Dispatcher
-from aionn.service.client import RemoteDevice
-from aionn.validation import check_device_info
 
-__all__ = ["Runtime", "RuntimeDevice", "Unavailable", "open_runtime"]
+__all__ = ["Isolation", "Runtime", "RuntimeDevice", "Unavailable", "open_runtime"]
 
 _logger = logging.getLogger("aionn.manager")
-
-Isolation = Literal["process", "in_process"]
-
-_NOT_ENABLED = "not enabled: see enabled_devices and cpu_only"
-
-
-class Unavailable(msgspec.Struct, frozen=True):
-    """A driver that cannot be used.
-
-    Attributes:
-        name: The device's name.
-        reason: Why.
-    """
-
-    name: str
-    reason: str
-
-
-class RuntimeDevice:
-    """A device of a runtime.
-
-    Attributes:
-        name: Its name, unique in the runtime.
-        driver: Registered name of its driver; ``given`` for a device that the caller made, ``served`` for one at a socket.
-        hal: The driver contract's side of it.
-        info: What never changes for a build of its driver; asked for once.
-        dispatcher: Its slots.
-        is_asynchronous: Whether executions take the driver's asynchronous call.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        driver: str,
-        hal: Device,
-        execution_path: ExecutionPath = ExecutionPath.SYNC,
-        info: DeviceInfo | None = None,
-    ) -> None:
-        self.is_asynchronous = execution_path == ExecutionPath.ASYNC
-        self.name = name
-        self.driver = driver
-        self.hal = hal
-        self.info = hal.info if info is None else info
-        can_preempt = self.info.cancel != CancelCapability.NONE
-        self.dispatcher = Dispatcher(self.info.slots, now=now_ns, can_preempt=can_preempt)
-
-    @property
-    def type(self) -> DeviceType:
-        """What kind of hardware it is."""
-        return self.info.type
-
-    @property
-    def version(self) -> str:
-        """The driver's version."""
-        return self.info.version
-
-    @property
-    def feature_level(self) -> FeatureLevel:
-        """The highest level that the driver answers for."""
-        return self.info.feature_level
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Performance by operand type."""
-        return self.info.capabilities
-
-    @property
-    def pid(self) -> int | None:
-        """Its driver process; None when it has none, or none runs."""
-        return self.hal.pid if isinstance(self.hal, RemoteDevice) else None
-
-    def explain(self) -> str:
-        """What holds its slots, who waits first and why, in lines of text."""
-        return self.dispatcher.explain()
-
-    async def status(self) -> DeviceStatus:
-        """Asks the driver, and starts it if it does not run."""
-        return await self.hal.status()
-
-    def __repr__(self) -> str:
-        return f"<Device {self.name}: {self.type.name}, driver {self.driver} {self.version}>"
 
 
 def open_runtime(
@@ -198,14 +115,8 @@ def open_runtime(
     """
     if isolation not in ("process", "in_process"):
         raise InvalidArgument(f"isolation: expected process or in_process, got {isolation!r}")
-    if drivers is None:
-        drivers = () if devices else registry.driver_names()
-    wanted = dict(drivers) if isinstance(drivers, Mapping) else {name: name for name in drivers}
-    if not isinstance(drivers, Mapping) and len(wanted) != len(drivers):
-        raise InvalidArgument(
-            f"drivers: expected different names, got {list(drivers)}; give a mapping to name devices"
-        )
-    given = [(device, device.info) for device in devices]
+    given = devices_given(devices)
+    wanted = drivers_wanted(drivers, is_any_given=bool(given))
     names = [*wanted, *(info.name for _, info in given)]
     if not all(names) or len(set(names)) != len(names):
         raise InvalidArgument(f"devices: expected different names that are not empty, got {names}")
@@ -222,7 +133,15 @@ def open_runtime(
         spare_processes=spare_processes,
         hang_after_s=hang_after_s,
     )
-    return Runtime(wanted, isolation, given, settings=settings, trace=trace, telemetry=telemetry)
+    return Runtime(
+        wanted,
+        isolation,
+        given,
+        settings=settings,
+        trace=trace,
+        telemetry=telemetry,
+        is_asked_for=drivers is not None,
+    )
 
 
 class Runtime:
@@ -243,20 +162,28 @@ class Runtime:
         settings: Settings | None = None,
         trace: str | os.PathLike[str] | None = None,
         telemetry: Sequence[Listener] = (),
+        is_asked_for: bool = False,
     ) -> None:
         self._listeners = tuple(telemetry)
         self.settings = Settings() if settings is None else settings
         self._trace = trace
         self._owns_trace = False
         self._drivers = drivers
-        self._isolation = isolation
         self._given = tuple(given)
-        self.devices: tuple[RuntimeDevice, ...] = ()
-        self.unavailable: tuple[Unavailable, ...] = ()
+        self._found = Discovery(self.settings, isolation, is_asked_for=is_asked_for)
         self._background = Background()
         self._compilations: weakref.WeakSet[Compilation] = weakref.WeakSet()
         self._open = False
-        self._unused: tuple[Device, ...] = ()
+
+    @property
+    def devices(self) -> tuple[RuntimeDevice, ...]:
+        """See above."""
+        return self._found.devices
+
+    @property
+    def unavailable(self) -> tuple[Unavailable, ...]:
+        """See above."""
+        return self._found.unavailable
 
     @property
     def is_open(self) -> bool:
@@ -280,7 +207,7 @@ class Runtime:
         try:
             await self._background.start()
             with section("LR_PI", "find devices"):
-                await self._find_devices()
+                await self._found.find(self._given, self._drivers, self.tasks)
         except BaseException:
             try:
                 await finish(self._close())
@@ -289,80 +216,6 @@ class Runtime:
             raise
         self._open = True
         return self
-
-    async def _find_devices(self) -> None:
-        # Those that the caller made come first, then those of others' processes, then drivers; the reference device comes last,
-        # wherever it was named.
-        drivers = sorted(self._drivers.items(), key=lambda item: item[1] == "reference")
-        sources = [
-            *((path, "served") for path in self.settings.sockets),
-            *((name, driver) for name, driver in drivers),
-        ]
-        # Until it is found, a device that was given is closed with the runtime all the same.
-        self._unused = tuple(device for device, _ in self._given)
-        for device, info in self._given:
-            try:
-                self._add(device, info, info.name, "given")
-            except Error as e:
-                self._leave_out(info.name, str(e))
-        for name, driver in sources:
-            if driver != "served" and not self.settings.is_enabled(name, driver):
-                self._leave_out(name, _NOT_ENABLED)
-                continue
-            hal = None
-            try:
-                hal = await self._make(driver, name)
-                info = hal.info
-                self._add(hal, info, info.name if driver == "served" else name, driver)
-            except Error as e:
-                # A driver that cannot be used, or that says of itself what cannot be, is left out.
-                if isinstance(e, InvalidArgument) and hal is None:
-                    raise
-                self._leave_out(name, str(e))
-                if hal is not None:
-                    self._unused = (*self._unused, hal)
-
-    def _add(self, hal: Device, info: DeviceInfo, name: str, driver: str) -> None:
-        """Takes a device up.
-
-        Raises:
-            Error: It says of itself what cannot be, or is not wanted.
-        """
-        check_device_info(info)
-        info = self.settings.extensions.restricted(info)
-        if any(device.name == name for device in self.devices):
-            raise DeviceUnavailable(f"a device is called {name!r} already")
-        if not self.settings.is_enabled(name, driver):
-            raise DeviceUnavailable(_NOT_ENABLED)
-        self.devices = (*self.devices, RuntimeDevice(name, driver, hal, self.settings.execution_path, info))
-        self._unused = tuple(other for other in self._unused if other is not hal)
-        _logger.debug("found %s: driver %s %s", name, driver, info.version)
-
-    def _leave_out(self, name: str, reason: str) -> None:
-        self.unavailable = (*self.unavailable, Unavailable(name, reason))
-        _logger.debug("left out %s: %s", name, reason)
-
-    async def _make(self, driver: str, name: str) -> Device:
-        limit_s = self.settings.hang_after_s
-        if driver == "served":
-            device = RemoteDevice(driver, name, self.tasks, path=name, hang_after_s=limit_s)
-            await device.connect()
-            return device
-        with real_work("importing a driver"):
-            # Engines take long to import, and the first one brings the rules of every operation with it.
-            if self._isolation == "in_process":
-                factory = await anyio.to_thread.run_sync(registry.load_factory, driver)
-            else:
-                info = await anyio.to_thread.run_sync(registry.built_in_info, driver, name)
-        if self._isolation == "in_process":
-            return registry.made_by(factory, driver, name)
-        if info is None and driver not in registry.driver_names():
-            registry.load_factory(driver)  # raises: names what there is
-        spare = self.settings.spare_processes
-        device = RemoteDevice(driver, name, self.tasks, info=info, spare=spare, hang_after_s=limit_s)
-        if info is None:
-            await device.connect()
-        return device
 
     def device(self, name: str) -> RuntimeDevice:
         """The device of a name.
@@ -377,7 +230,9 @@ class Runtime:
         for missing in self.unavailable:
             if missing.name == name:
                 raise DeviceUnavailable(f"device {name!r} is unavailable: {missing.reason}")
-        known = ", ".join(device.name for device in self.devices) or "none"
+        if not self.devices:
+            raise InvalidArgument(f"device: no device is available; got {name!r}")
+        known = ", ".join(device.name for device in self.devices)
         raise InvalidArgument(f"device: expected one of {known}; got {name!r}")
 
     @shortages_told("supported_operations")
@@ -529,6 +384,8 @@ class Runtime:
                     )
                 return reference
             return list(self.devices)
+        if not isinstance(devices, Iterable):
+            raise InvalidArgument(f"devices: expected a name or a list of names, got {devices!r}")
         names = [devices] if isinstance(devices, str) else list(devices)
         if not names or len(set(names)) != len(names):
             raise InvalidArgument(f"devices: expected different names, at least one, got {names}")
@@ -596,7 +453,7 @@ class Runtime:
     async def _close(self) -> None:
         # In reverse: compilations first. One that cannot be closed, by a fault of its driver, does not keep the others, nor does
         # one that takes its time.
-        devices = [hal.aclose for hal in (*self._unused, *(device.hal for device in self.devices))]
+        devices = [hal.aclose for hal in (*self._found.unused, *(device.hal for device in self.devices))]
         closings = [functools.partial(_close_compilation, compilation) for compilation in self._compilations]
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._background.aclose)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -214,6 +214,8 @@ def settings_from(
     variables = os.environ if environment is None else environment
 
     def value(given: str | None, option: str, name: str, default: str) -> tuple[str, str]:
+        if given is not None and not isinstance(given, str):
+            raise InvalidArgument(f"{option}: expected a text, got {given!r}")
         return (given, option) if given is not None else (variables.get(name, "") or default, name)
 
     pattern, where = value(enabled_devices, "enabled_devices", "AIONN_DEVICES", ".*")
@@ -228,6 +230,7 @@ def settings_from(
     mode = _member(PartitionMode, mode_text, where)
     path_text, where = value(execution_path, "execution_path", "AIONN_EXECUTION", "sync")
     path = _member(ExecutionPath, path_text, where)
+    value(log, "log", LOG_VARIABLE, "")
     if log is not None and (unknown := parse_tags(log)[1]):
         raise InvalidArgument(f"log: expected some of {', '.join(TAGS)}, got {', '.join(unknown)}")
     windows = (
@@ -242,6 +245,8 @@ def settings_from(
 
 def _switch(given: bool | None, option: str, default: str, variables: Mapping[str, str]) -> bool:
     name = f"AIONN_{option.upper()}"
+    if given is not None and given not in (False, True):
+        raise InvalidArgument(f"{option}: expected 0 or 1, got {given!r}")
     text, where = (
         (str(int(given)), option) if given is not None else (variables.get(name, "") or default, name)
     )
@@ -254,8 +259,12 @@ def _sockets(given: Sequence[str | os.PathLike[str]] | None, variables: Mapping[
     where = "AIONN_SOCKETS" if given is None else "sockets"
     if given is None:
         given = [path for path in variables.get(where, "").split(os.pathsep) if path]
-    if isinstance(given, str | os.PathLike):
+    if isinstance(given, str | os.PathLike) or not isinstance(given, Iterable):
         raise InvalidArgument(f"sockets: expected a list of paths, got {given!r}")
+    given = list(given)
+    for path in given:
+        if not isinstance(path, str | os.PathLike):
+            raise InvalidArgument(f"sockets: expected paths, got {path!r}")
     paths = tuple(os.fspath(path) for path in given)
     if not all(paths) or len(set(paths)) != len(paths):
         raise InvalidArgument(f"{where}: expected different paths, got {list(paths)}")

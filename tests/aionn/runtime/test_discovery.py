@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import logging
 import os
+import socket as socket_module
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +23,7 @@ import aionn
 from aionn.drivers.reference import ReferenceDevice
 from aionn.hal import Device, DeviceInfo, OperationType
 from aionn.runtime.settings import settings_from
+from aionn.service import client as client_module
 from aionn.service.host import listen
 from aionn.testing.models import chain
 
@@ -209,3 +214,77 @@ async def test_every_device_that_was_given_is_closed_once_whether_it_is_used_or_
     async with aionn.open(devices=devices, enabled_devices="used.*") as runtime:
         assert [device.name for device in runtime.devices] == ["used", "used as well"]
     assert sorted(closed) == sorted(device.info.name for device in devices)
+
+
+async def test_served_device_that_cannot_be_reached_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = str(tmp_path / "nobody.sock")
+    async with aionn.open(drivers=["reference"], sockets=[path], isolation="in_process") as runtime:
+        assert [device.name for device in runtime.devices] == ["reference"]
+        (missing,) = runtime.unavailable
+        assert missing.name == path and missing.reason.startswith("cannot connect"), "the path once"
+        with pytest.raises(aionn.DeviceUnavailable) as told:
+            runtime.device(path)
+        assert str(told.value).count(path) == 1
+    (record,) = (record for record in caplog.records if record.levelname == "WARNING")
+    assert record.name == "aionn.manager" and record.getMessage().startswith(
+        f"{path} is not used: cannot connect"
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"drivers": ["reference", "litert-cpu"], "enabled_devices": "reference"}, {"cpu_only": True}],
+)
+async def test_what_nobody_asked_for_is_no_warning(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with aionn.open(**options):
+        pass
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_command_says_that_a_served_device_is_not_used(tmp_path: Path, example_data: Path) -> None:
+    path = str(tmp_path / "nobody.sock")
+    finished = subprocess.run(
+        [sys.executable, "-m", "aionn", "run", str(example_data / "digits_float.tflite"), "--device", "reference"],
+        capture_output=True,
+        text=True,
+        timeout=START_S_MAX,
+        env={**os.environ, "AIONN_SOCKETS": path},
+        check=True,
+    )
+    (line,) = finished.stderr.splitlines()
+    assert path in line and "is not used" in line
+
+
+async def test_silent_server_delays_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two servers that accept and never say Hello: what they take passes once, and the devices keep their order."""
+    monkeypatch.setattr(client_module, "START_S_MAX", 1.0)
+    async with contextlib.AsyncExitStack() as stack:
+        paths = []
+        for name in ("a", "b"):
+            listener = stack.enter_context(
+                socket_module.socket(socket_module.AF_UNIX, socket_module.SOCK_SEQPACKET)
+            )
+            paths.append(str(tmp_path / f"{name}.sock"))
+            listener.bind(paths[-1])
+            listener.listen()
+        began_s = time.monotonic()
+        async with aionn.open(drivers=["reference"], sockets=paths, isolation="in_process") as runtime:
+            took_s = time.monotonic() - began_s
+            assert [missing.name for missing in runtime.unavailable] == paths
+            assert all(missing.reason == "no answer within 1 s" for missing in runtime.unavailable)
+            assert [device.name for device in runtime.devices] == ["reference"]
+    assert 1.0 <= took_s < 2.0
+
+
+async def test_driver_that_does_not_exist_is_refused_beside_a_silent_server(tmp_path: Path) -> None:
+    with socket_module.socket(socket_module.AF_UNIX, socket_module.SOCK_SEQPACKET) as listener:
+        path = str(tmp_path / "silent.sock")
+        listener.bind(path)
+        listener.listen()
+        with anyio.fail_after(START_S_MAX), pytest.raises(aionn.InvalidArgument, match="'nonsense'"):
+            async with aionn.open(drivers=["nonsense"], sockets=[path]):
+                pass

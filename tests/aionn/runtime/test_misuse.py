@@ -58,6 +58,7 @@ async def net(runtime: aionn.Runtime) -> aionn.Compilation:
         ({"devices": ["reference", "reference"]}, "different names"),
         ({"devices": ["reference", None]}, "expected one of reference; got None"),
         ({"devices": "none"}, "expected one of reference; got 'none'"),
+        ({"devices": 3}, "devices: expected a name or a list of names, got 3"),
         ({"preference": "quick"}, "preference: expected one of"),
         ({"preference": 7}, "preference: expected one of"),
         ({"priority": "urgent"}, "priority: expected one of"),
@@ -320,6 +321,26 @@ async def test_cancelled_caller_leaves_nothing(net: aionn.Compilation) -> None:
         ({"isolation": "thread"}, "isolation"),
         ({"drivers": ["reference", "reference"]}, "different names"),
         ({"drivers": {"": "reference"}}, "not empty"),
+        ({"drivers": "reference"}, "drivers: expected a list or a mapping, got the string 'reference'"),
+        ({"drivers": {"x": 3}}, "drivers: expected names, got 3"),
+        ({"drivers": {3: "reference"}}, "drivers: expected names, got 3"),
+        ({"drivers": [None]}, "drivers: expected names, got None"),
+        ({"drivers": 3}, "drivers: expected a list or a mapping, got 3"),
+        (
+            {"devices": ["litert-cpu"]},
+            "got the name 'litert-cpu'; names belong in drivers= or enabled_devices=",
+        ),
+        ({"devices": "litert-cpu"}, "devices: expected a list of devices, got 'litert-cpu'"),
+        ({"devices": 3}, "devices: expected a list of devices, got 3"),
+        ({"devices": [3]}, "devices: expected devices, got 3"),
+        ({"sockets": 3}, "sockets: expected a list of paths, got 3"),
+        ({"sockets": [3]}, "sockets: expected paths, got 3"),
+        ({"enabled_devices": 3}, "enabled_devices: expected a text, got 3"),
+        ({"partition": 3}, "partition: expected a text, got 3"),
+        ({"log": 3}, "log: expected a text, got 3"),
+        ({"cpu_only": "yes"}, "cpu_only: expected 0 or 1, got 'yes'"),
+        ({"hang_after_s": 0}, "hang_after_s: expected a positive number of seconds"),
+        ({"hang_after_s": "1"}, "hang_after_s: expected a positive number of seconds"),
         ({"enabled_devices": "("}, "enabled_devices"),
         ({"partition": "some"}, "partition"),
         ({"execution_path": "fast"}, "execution_path"),
@@ -344,3 +365,9 @@ def test_number_is_no_tensor() -> None:
         spec = TensorSpec("x", OperandType.TENSOR_FLOAT32, dimensions)
         with pytest.raises(aionn.InvalidArgument, match=r"input 0.*expected an array or a buffer"):
             _check_input(0, spec, 2.0)
+
+
+async def test_name_where_there_is_no_device() -> None:
+    async with aionn.open(drivers=[]) as runtime:
+        with pytest.raises(aionn.InvalidArgument, match="device: no device is available; got 'x'"):
+            runtime.device("x")

@@ -1,0 +1,333 @@
+"""Which devices a runtime has: those that were given, those of served sockets, and those of drivers.
+
+Owns the devices' order, the reasons of those that are left out, and the refusal of what is neither a device nor a driver's name.
+
+Invariants:
+1. One device that cannot be used, or takes long to say so, keeps and delays no other.
+2. What the caller asked for and does not get is a warning in the log; what merely is not there is not.
+3. Every device that was made is in ``devices`` or in ``unused`` from then on, however finding them ends.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+import msgspec
+
+from aionn.drivers import registry
+from aionn.errors import DeviceUnavailable, Error, InvalidArgument
+from aionn.hal import (
+    CancelCapability,
+    Capabilities,
+    Device,
+    DeviceInfo,
+    DeviceStatus,
+    DeviceType,
+    FeatureLevel,
+)
+from aionn.hal.real_work import real_work
+from aionn.runtime.clock import now_ns
+from aionn.runtime.settings import ExecutionPath, Settings
+from aionn.scheduler.dispatcher import Dispatcher
+from aionn.service.client import RemoteDevice
+from aionn.validation import check_device_info
+
+__all__ = ["Discovery", "Isolation", "RuntimeDevice", "Unavailable", "devices_given", "drivers_wanted"]
+
+Isolation = Literal["process", "in_process"]
+
+_SERVED = "served"
+
+_logger = logging.getLogger("aionn.manager")
+
+
+class _NotEnabled(DeviceUnavailable):
+    """The settings leave it out: nobody misses it."""
+
+    def __init__(self) -> None:
+        super().__init__("not enabled: see enabled_devices and cpu_only")
+
+
+class Unavailable(msgspec.Struct, frozen=True):
+    """A driver that cannot be used.
+
+    Attributes:
+        name: The device's name.
+        reason: Why.
+    """
+
+    name: str
+    reason: str
+
+
+class RuntimeDevice:
+    """A device of a runtime.
+
+    Attributes:
+        name: Its name, unique in the runtime.
+        driver: Registered name of its driver; ``given`` for a device that the caller made, ``served`` for one at a socket.
+        hal: The driver contract's side of it.
+        info: What never changes for a build of its driver; asked for once.
+        dispatcher: Its slots.
+        is_asynchronous: Whether executions take the driver's asynchronous call.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        driver: str,
+        hal: Device,
+        execution_path: ExecutionPath = ExecutionPath.SYNC,
+        info: DeviceInfo | None = None,
+    ) -> None:
+        self.is_asynchronous = execution_path == ExecutionPath.ASYNC
+        self.name = name
+        self.driver = driver
+        self.hal = hal
+        self.info = hal.info if info is None else info
+        can_preempt = self.info.cancel != CancelCapability.NONE
+        self.dispatcher = Dispatcher(self.info.slots, now=now_ns, can_preempt=can_preempt)
+
+    @property
+    def type(self) -> DeviceType:
+        """What kind of hardware it is."""
+        return self.info.type
+
+    @property
+    def version(self) -> str:
+        """The driver's version."""
+        return self.info.version
+
+    @property
+    def feature_level(self) -> FeatureLevel:
+        """The highest level that the driver answers for."""
+        return self.info.feature_level
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Performance by operand type."""
+        return self.info.capabilities
+
+    @property
+    def pid(self) -> int | None:
+        """Its driver process; None when it has none, or none runs."""
+        return self.hal.pid if isinstance(self.hal, RemoteDevice) else None
+
+    def explain(self) -> str:
+        """What holds its slots, who waits first and why, in lines of text."""
+        return self.dispatcher.explain()
+
+    async def status(self) -> DeviceStatus:
+        """Asks the driver, and starts it if it does not run."""
+        return await self.hal.status()
+
+    def __repr__(self) -> str:
+        return f"<Device {self.name}: {self.type.name}, driver {self.driver} {self.version}>"
+
+
+def devices_given(devices: Sequence[Device]) -> list[tuple[Device, DeviceInfo]]:
+    """The devices that the caller has made, each with what it says of itself.
+
+    Raises:
+        InvalidArgument: It is no list, or one of them is no device.
+    """
+    if isinstance(devices, str) or not isinstance(devices, Iterable):
+        raise InvalidArgument(f"devices: expected a list of devices, got {devices!r}")
+    given = []
+    for device in devices:
+        if isinstance(device, str):
+            raise InvalidArgument(
+                f"devices: expected devices, got the name {device!r}; names belong in drivers= or enabled_devices="
+            )
+        info = getattr(device, "info", None)
+        if not isinstance(info, DeviceInfo):
+            raise InvalidArgument(f"devices: expected devices, got {device!r}")
+        given.append((device, info))
+    return given
+
+
+def drivers_wanted(
+    drivers: Mapping[str, str] | Sequence[str] | None, *, is_any_given: bool
+) -> dict[str, str]:
+    """Device names to driver names. None stands for every registered driver, or for none where devices are given.
+
+    Raises:
+        InvalidArgument: It is neither a list nor a mapping of names, or a name is there twice.
+    """
+    if drivers is None:
+        drivers = () if is_any_given else registry.driver_names()
+    if isinstance(drivers, str):
+        raise InvalidArgument(f"drivers: expected a list or a mapping, got the string {drivers!r}")
+    if not isinstance(drivers, Collection):
+        raise InvalidArgument(f"drivers: expected a list or a mapping, got {drivers!r}")
+    pairs = list(drivers.items()) if isinstance(drivers, Mapping) else [(name, name) for name in drivers]
+    for name in (name for pair in pairs for name in pair):
+        if not isinstance(name, str):
+            raise InvalidArgument(f"drivers: expected names, got {name!r}")
+    wanted = dict(pairs)
+    if len(wanted) != len(pairs):
+        raise InvalidArgument(
+            f"drivers: expected different names, got {list(drivers)}; give a mapping to name devices"
+        )
+    return wanted
+
+
+class _Source(NamedTuple):
+    """Where a device comes from.
+
+    Attributes:
+        name: The device's name, or the path of the socket where it is served.
+        driver: As of ``RuntimeDevice``.
+    """
+
+    name: str
+    driver: str
+
+
+class Discovery:
+    """The devices of one runtime.
+
+    Args:
+        settings: Which devices are enabled, where others are served, and how driver processes are kept.
+        isolation: Where drivers run.
+        is_asked_for: Whether the caller named the drivers.
+
+    Attributes:
+        devices: What can be used, in order of preference.
+        unavailable: What cannot, and why.
+        unused: What was made or given and is in no use, to be closed with the runtime.
+    """
+
+    def __init__(self, settings: Settings, isolation: Isolation, *, is_asked_for: bool) -> None:
+        self._settings = settings
+        self._isolation = isolation
+        self._is_asked_for = is_asked_for
+        self.devices: tuple[RuntimeDevice, ...] = ()
+        self.unavailable: tuple[Unavailable, ...] = ()
+        self.unused: tuple[Device, ...] = ()
+
+    async def find(
+        self,
+        given: Sequence[tuple[Device, DeviceInfo]],
+        drivers: Mapping[str, str],
+        tasks: anyio.abc.TaskGroup,
+    ) -> None:
+        """Finds the devices.
+
+        Args:
+            given: Those that the caller made; they come first, then those of the settings' sockets, then those of drivers.
+            drivers: Device names to driver names. The reference device comes last, wherever it was named.
+            tasks: Where connections live.
+
+        Raises:
+            InvalidArgument: There is no driver of a name.
+        """
+        by_rank = sorted(drivers.items(), key=lambda item: item[1] == "reference")
+        sources = [
+            *(_Source(path, _SERVED) for path in self._settings.sockets),
+            *(_Source(name, driver) for name, driver in by_rank),
+        ]
+        # Until it is found, a device that was given is closed with the runtime all the same.
+        self.unused = tuple(device for device, _ in given)
+        for device, info in given:
+            try:
+                self._add(device, info, info.name, "given")
+            except Error as e:
+                self._leave_out(info.name, e, is_missed=True)
+        outcomes = await self._make_all(sources, tasks)
+        for source, made in zip(sources, outcomes, strict=True):
+            is_served = source.driver == _SERVED
+            try:
+                if isinstance(made, Error):
+                    raise made
+                info = made.info
+                self._add(made, info, info.name if is_served else source.name, source.driver)
+            except Error as e:
+                # A driver that cannot be used, or that says of itself what cannot be, is left out.
+                self._leave_out(source.name, e, is_missed=is_served or self._is_asked_for)
+
+    async def _make_all(self, sources: Sequence[_Source], tasks: anyio.abc.TaskGroup) -> list[Device | Error]:
+        """Makes all devices side by side: one whose process does not answer takes the others no time."""
+        outcomes: dict[int, Device | Exception] = {}
+        importing = anyio.Lock()
+
+        async def make(index: int, source: _Source) -> None:
+            try:
+                made = outcomes[index] = await self._make(source, tasks, importing)
+                self.unused = (*self.unused, made)
+            except Exception as e:
+                outcomes[index] = e
+                if _is_fatal(e):
+                    making.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as making:
+            for index, source in enumerate(sources):
+                making.start_soon(make, index, source)
+        for _, outcome in sorted(outcomes.items()):
+            if isinstance(outcome, Exception) and _is_fatal(outcome):
+                raise outcome
+        found: list[Device | Error] = []
+        for index in range(len(sources)):
+            outcome = outcomes[index]
+            assert not isinstance(outcome, Exception) or isinstance(outcome, Error), "others are fatal"
+            found.append(outcome)
+        return found
+
+    async def _make(self, source: _Source, tasks: anyio.abc.TaskGroup, importing: anyio.Lock) -> Device:
+        name, driver = source
+        limit_s, spare = self._settings.hang_after_s, self._settings.spare_processes
+        if driver == _SERVED:
+            device = RemoteDevice(driver, name, tasks, path=name, hang_after_s=limit_s)
+            await device.connect()
+            return device
+        if not self._settings.is_enabled(name, driver):
+            raise _NotEnabled
+        # Engines take long to import, and the first one brings the rules of every operation with it. One after the other: modules
+        # that import one another must not be imported by two threads at once.
+        async with importing:
+            with real_work("importing a driver"):
+                if self._isolation == "in_process":
+                    factory = await anyio.to_thread.run_sync(registry.load_factory, driver)
+                else:
+                    info = await anyio.to_thread.run_sync(registry.built_in_info, driver, name)
+            if self._isolation == "in_process":
+                return registry.made_by(factory, driver, name)
+            if info is None and driver not in registry.driver_names():
+                registry.load_factory(driver)  # raises: names what there is
+        device = RemoteDevice(driver, name, tasks, info=info, spare=spare, hang_after_s=limit_s)
+        if info is None:
+            await device.connect()
+        return device
+
+    def _add(self, hal: Device, info: DeviceInfo, name: str, driver: str) -> None:
+        """Takes a device up.
+
+        Raises:
+            Error: It says of itself what cannot be, or is not wanted.
+        """
+        check_device_info(info)
+        info = self._settings.extensions.restricted(info)
+        if any(device.name == name for device in self.devices):
+            raise DeviceUnavailable(f"a device is called {name!r} already")
+        if not self._settings.is_enabled(name, driver):
+            raise _NotEnabled
+        self.devices = (*self.devices, RuntimeDevice(name, driver, hal, self._settings.execution_path, info))
+        self.unused = tuple(other for other in self.unused if other is not hal)
+        _logger.debug("found %s: driver %s %s", name, driver, info.version)
+
+    def _leave_out(self, name: str, error: Error, *, is_missed: bool) -> None:
+        # The reason stands beside the name, which it need not say again.
+        reason = str(error).removeprefix(f"device {name!r}: ").removeprefix(f"socket {name}: ")
+        self.unavailable = (*self.unavailable, Unavailable(name, reason))
+        level = logging.WARNING if is_missed and not isinstance(error, _NotEnabled) else logging.DEBUG
+        _logger.log(level, "%s is not used: %s", name, reason)
+
+
+def _is_fatal(error: Exception) -> bool:
+    """Whether it is no fault of a driver's: a mistake of the caller's, or a shortage."""
+    return isinstance(error, InvalidArgument) or not isinstance(error, Error)
