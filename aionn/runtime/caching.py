@@ -5,7 +5,7 @@ Owns tokens, file names, and the files' life; what is in them, and that nobody c
 
 Invariants:
 1. Equal tokens mean equal work: the caller's token, the step, the device with its version, preference and priority all take part.
-2. Nothing that is wrong with a directory or a file fails a compilation: then it is made anew, and not kept.
+2. Nothing that is wrong with a directory or a file fails a compilation: then it is made anew, and not kept, with one warning.
 3. A file is in its place only when it is whole: it is written beside it and renamed. Links are not followed.
 
 Source: compilation caching of the NN HAL's runtime (``ExecutionPlan``, ``CompilationBuilder``).
@@ -108,8 +108,14 @@ async def open_cache(
         model: What is compiled, or the path of its file.
 
     Raises:
-        InvalidArgument: There is a token without a directory, or it has another length.
+        InvalidArgument: There is a token without a directory, it has another length, or the directory is no path.
     """
+    if directory is not None:
+        if not isinstance(directory, str | os.PathLike):
+            raise InvalidArgument(f"cache_dir: expected a path, got {directory!r}")
+        # An empty path would be the working directory.
+        if not os.fspath(directory):
+            raise InvalidArgument("cache_dir: expected a path, got an empty text; None keeps no cache")
     if token is not None and (not isinstance(token, bytes) or len(token) != CACHE_TOKEN_BYTES):
         got = f"{len(token)} bytes" if isinstance(token, bytes) else f"a {type(token).__name__}"
         raise InvalidArgument(f"cache_token: expected {CACHE_TOKEN_BYTES} bytes, got {got}")
@@ -155,6 +161,13 @@ class StepCache:
         self.directory = directory
         self.used: bool | None = None
         self._token = token
+        self._is_told = False
+
+    def _tell(self, error: OSError) -> None:
+        """Warns that nothing is kept: once for a compilation, of which each step has files of its own."""
+        level = logging.DEBUG if self._is_told else logging.WARNING
+        self._is_told = True
+        _logger.log(level, "the compilation is not kept: %s: %s", self.directory, error.strerror or error)
 
     def _plan_path(self, devices: Sequence[RuntimeDevice], choice: tuple[int, ...]) -> tuple[Path, bytes]:
         """Where the plan over these devices lies, and the key of its digest."""
@@ -207,7 +220,7 @@ class StepCache:
                     file.write(_plan_digest(key, plan) + plan)
                 os.rename(temporary, path)
             except OSError as e:
-                _logger.info("the plan is not kept: %s", e)
+                self._tell(e)
                 with contextlib.suppress(OSError):
                     temporary.unlink()
 
@@ -237,7 +250,7 @@ class StepCache:
             return restored
         token = self._step_token(device, operations, preference, priority)
         with contextlib.ExitStack() as held:
-            writing = await anyio.to_thread.run_sync(_Writing.begin, self.directory, token, counts)
+            writing = await anyio.to_thread.run_sync(_Writing.begin, self, token, counts)
             files = None if writing is None else held.enter_context(writing)
             prepared = await device.hal.prepare_model(
                 model, preference=preference, priority=priority, deadline_ns=deadline_ns, cache=files
@@ -319,13 +332,15 @@ def _opened(directory: Path, token: bytes, counts: CacheFileCounts) -> Iterator[
 class _Writing:
     """New files beside the places where they will be."""
 
-    def __init__(self, files: CacheFiles, paths: Sequence[tuple[Path, Path]]) -> None:
+    def __init__(self, files: CacheFiles, paths: Sequence[tuple[Path, Path]], cache: StepCache) -> None:
+        self._cache = cache
         self._files = files
         self._paths = paths
 
     @classmethod
-    def begin(cls, directory: Path, token: bytes, counts: CacheFileCounts) -> _Writing | None:
-        """None if files cannot be made there."""
+    def begin(cls, cache: StepCache, token: bytes, counts: CacheFileCounts) -> _Writing | None:
+        """None if files cannot be made there, which the cache then tells."""
+        directory = cache.directory
         fds: list[int] = []
         paths: list[tuple[Path, Path]] = []
         model_names, data_names = file_names(token, counts)
@@ -338,10 +353,10 @@ class _Writing:
                 fds.append(os.open(temporary, flags, _FILE_MODE))
                 paths.append((temporary, directory / name))
         except OSError as e:
-            _logger.info("the compilation is not kept: %s: %s", directory, e.strerror)
+            cache._tell(e)
             _drop(fds, paths)
             return None
-        return cls(CacheFiles(fds[: counts.model], fds[counts.model :], token), paths)
+        return cls(CacheFiles(fds[: counts.model], fds[counts.model :], token), paths, cache)
 
     def keep(self) -> None:
         """Puts the files into their places, if the driver wrote something."""
@@ -350,7 +365,7 @@ class _Writing:
                 for temporary, path in self._paths:
                     os.rename(temporary, path)
         except OSError as e:
-            _logger.info("the compilation is not kept: %s", e)
+            self._cache._tell(e)
 
     def __enter__(self) -> CacheFiles:
         return self._files

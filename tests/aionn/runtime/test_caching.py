@@ -308,3 +308,18 @@ async def test_plan_is_kept_only_where_every_device_keeps_its_step(cache: Path) 
             net = await runtime.compile(model, cache_dir=cache)
             assert net.devices == ("keeps", "forgets") and not net.from_cache
     assert {path.name[-2] for path in cache.iterdir()} <= {"1", "2"}, "files of a step alone"
+
+
+@pytest.mark.parametrize("place", ["file", "/proc/nope"])
+async def test_directory_that_cannot_be_written_is_one_warning(
+    place: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = Path(place) if place.startswith("/") else tmp_path / place
+    if place == "file":
+        path.touch()
+    devices = [PickyDevice("a", [OperationType.RELU]), PickyDevice("b", [OperationType.TANH])]
+    async with aionn.open(devices=devices) as runtime:
+        model = chain([OperationType.RELU, OperationType.TANH], (3,))
+        assert len((await runtime.compile(model, cache_dir=path)).steps) == 2
+    (record,) = (record for record in caplog.records if record.levelname == "WARNING")
+    assert record.name == "aionn.compilation" and str(path) in record.getMessage()
