@@ -111,12 +111,13 @@ class Home:
         return asyncio._get_running_loop() is self._loop
 
     def _elsewhere(self) -> str:
-        expected = f"expected the event loop in which it was opened ({self._loop!r})"
         if os.getpid() != self._pid:
             return (
-                f"{expected}, got a child (pid {os.getpid()}) that was forked from its process (pid {self._pid}): what it needs "
-                f"must be opened there"
+                f"expected the event loop in which it was opened, got a child (pid {os.getpid()}) that was forked from its "
+                f"process (pid {self._pid}): what it needs must be opened there"
             )
-        running = asyncio._get_running_loop()
-        got = "none: threads use aionn.blocking" if running is None else repr(running)
-        return f"{expected}, got {got}"
+        if asyncio._get_running_loop() is None:
+            return "expected the event loop in which it was opened, got none: threads use aionn.blocking"
+        return (
+            "called from another event loop than the one in which it was opened; threads use aionn.blocking"
+        )

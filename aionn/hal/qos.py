@@ -72,7 +72,12 @@ def check_duration_ns(duration_ns: int | None, *, where: str) -> int | None:
 
 def _check_time(value_ns: int | None, *, where: str, what: str) -> int | None:
     if value_ns is not None and not isinstance(value_ns, int):
-        raise InvalidArgument(f"{where}: {what} must be a whole number of ns or None, got {value_ns!r}")
+        advice = ""
+        if what == "deadline" and isinstance(value_ns, float):
+            advice = f"; use aionn.after({value_ns!r}) for seconds from now"
+        raise InvalidArgument(
+            f"{where}: {what} must be a whole number of ns or None, got {value_ns!r}{advice}"
+        )
     if value_ns is not None and not 0 <= value_ns <= TIME_MAX_NS:
         raise InvalidArgument(f"{where}: {what} must be from 0 to 2**63 - 1 ns or None, got {value_ns} ns")
     return value_ns

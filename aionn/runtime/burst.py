@@ -201,7 +201,9 @@ class Burst:
 
     def _take_unused(self) -> Slot | None:
         """A slot that nobody uses, None if there is none; the caller must leave it."""
-        if not self._slots or self._closed:
+        if self._closed:
+            raise InvalidArgument("burst: closed")
+        if not self._slots:
             raise InvalidArgument("burst: not open; use it with async with")
         self._runtime.background.home.check("burst")
         if not self._unused:

@@ -121,18 +121,26 @@ class Admission:
         """
         limits = self._limits
         self._make_room(
-            f"process {client.pid}",
+            f"{limits.clients_per_process} connections of process {client.pid}",
+            "--clients-per-process",
             self._of_process[client.pid],
             limits.clients_per_process,
             lambda place: place.client.pid == client.pid,
         )
         self._make_room(
-            f"user {client.uid}",
+            f"{limits.clients_per_user} connections of user {client.uid}",
+            "--clients-per-user",
             self._of_user[client.uid],
             limits.clients_per_user,
             lambda place: place.client.uid == client.uid,
         )
-        self._make_room("all users together", len(self._taken), limits.clients, lambda place: True)
+        self._make_room(
+            f"its {limits.clients} connections",
+            "--clients",
+            len(self._taken),
+            limits.clients,
+            lambda place: True,
+        )
         place = Place(client)
         self._taken.add(place)
         self._silent[place] = None
@@ -140,17 +148,17 @@ class Admission:
         self._of_user[client.uid] += 1
         return place
 
-    def _make_room(self, whose: str, count: int, limit: int, counts: Callable[[Place], bool]) -> None:
+    def _make_room(
+        self, which: str, option: str, count: int, limit: int, counts: Callable[[Place], bool]
+    ) -> None:
         if count < limit:
             return
         silent = next((place for place in self._silent if counts(place)), None)
         if silent is None:
-            raise ResourceExhausted(
-                f"service: {whose} may have {limit} connections to this device, and has them", transient=True
-            )
+            raise ResourceExhausted(f"the device serves {which} already ({option})", transient=True)
         tell = silent.on_displaced
         self.leave(silent)
-        tell(f"service: {whose} may have {limit} connections to this device, and this one had not said Hello")
+        tell(f"the device serves {which} already ({option}), and this one had not said Hello")
 
     def greeted(self, place: Place) -> None:
         """The client has said Hello, and keeps its place until it leaves."""

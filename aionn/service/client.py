@@ -208,6 +208,8 @@ class RemoteDevice:
             raise DeviceUnavailable(f"device {self._name!r}: no answer within {START_S_MAX:g} s") from None
         except Error as e:
             connection.channel.close(f"it refused: {e}")
+            if self._path is not None and isinstance(e, DeviceUnavailable):
+                raise DeviceUnavailable(f"socket {self._path}: refused: {e}") from e
             raise DeviceUnavailable(f"device {self._name!r}: its process does not serve: {e}") from e
         except BaseException:
             await connection.aclose("its start was cancelled")

@@ -152,7 +152,7 @@ async def test_burst_outside_of_its_scope_is_refused(
         await burst.execute([silence])
     async with burst:
         pass
-    with pytest.raises(aionn.InvalidArgument, match="not open"):
+    with pytest.raises(aionn.InvalidArgument, match="burst: closed"):
         await burst.execute([silence])
 
 

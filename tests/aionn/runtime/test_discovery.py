@@ -248,7 +248,15 @@ async def test_what_nobody_asked_for_is_no_warning(
 def test_command_says_that_a_served_device_is_not_used(tmp_path: Path, example_data: Path) -> None:
     path = str(tmp_path / "nobody.sock")
     finished = subprocess.run(
-        [sys.executable, "-m", "aionn", "run", str(example_data / "digits_float.tflite"), "--device", "reference"],
+        [
+            sys.executable,
+            "-m",
+            "aionn",
+            "run",
+            str(example_data / "digits_float.tflite"),
+            "--device",
+            "reference",
+        ],
         capture_output=True,
         text=True,
         timeout=START_S_MAX,

@@ -64,6 +64,12 @@ async def net(runtime: aionn.Runtime) -> aionn.Compilation:
         ({"priority": "urgent"}, "priority: expected one of"),
         ({"deadline": -1}, "compile"),
         ({"deadline": 1.5}, "compile"),
+        (
+            {"deadline": 0.05},
+            r"compile: deadline must be a whole number of ns or None, got 0.05; use aionn.after\(0.05\)",
+        ),
+        ({"cache_dir": 7}, "cache_dir: expected a path, got 7"),
+        ({"cache_dir": ""}, "cache_dir: expected a path, got an empty text"),
     ],
 )
 async def test_compile(runtime: aionn.Runtime, options: dict[str, Any], words: str) -> None:
@@ -152,7 +158,7 @@ async def test_burst_is_entered_once_and_used_inside(net: aionn.Compilation) -> 
         await burst.execute([X])
         with pytest.raises(aionn.InvalidArgument, match="entered once"):
             await burst.__aenter__()
-    with pytest.raises(aionn.InvalidArgument, match="not open"):
+    with pytest.raises(aionn.InvalidArgument, match="burst: closed"):
         await burst.execute([X])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 from typing import Any
 
@@ -32,9 +33,9 @@ def test_each_limit_refuses_the_client_that_exceeds_it_and_names_it() -> None:
         places.append(own.admit(client))
         own.greeted(places[-1])
     for client, whose in (
-        (Credentials(1, 10), "process 1 may have 2"),
-        (Credentials(5, 10), "user 10 may have 3"),
-        (Credentials(6, 13), "all users together may have 5"),
+        (Credentials(1, 10), "serves 2 connections of process 1 already .--clients-per-process"),
+        (Credentials(5, 10), "serves 3 connections of user 10 already .--clients-per-user"),
+        (Credentials(6, 13), "serves its 5 connections already .--clients"),
     ):
         with pytest.raises(ResourceExhausted, match=whose):
             own.admit(client)
@@ -147,15 +148,19 @@ async def test_refused_client_is_told_why_and_named_in_the_log(
     served = await serving(limits=ClientLimits(clients_per_process=2))
     places = [await served.raw().hello() for _ in range(2)]
     client = served.client()
+    words = f"socket {served.path}: refused: the device serves 2 connections of process {os.getpid()} already"
     with (
         caplog.at_level(logging.WARNING, "aionn.service"),
-        pytest.raises(DeviceUnavailable, match=f"process {os.getpid()} may have 2 connections"),
+        pytest.raises(
+            DeviceUnavailable,
+            match=re.escape(words),
+        ),
     ):
         await client.connect()
     assert f"refused a client (pid {os.getpid()}, uid {os.getuid()})" in caplog.text
     raw = served.raw()  # Its number of the call comes back.
     reply = await raw.ask(77, Hello(PROTOCOL_VERSION))
-    assert isinstance(reply, Failed) and "may have 2" in reply.message
+    assert isinstance(reply, Failed) and "serves 2 connections" in reply.message
     raw.close()
     places.pop().close()
     with anyio.fail_after(ENDED_S_MAX):
