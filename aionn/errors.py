@@ -36,6 +36,7 @@ __all__ = [
     "shortage_of",
     "shortages_told",
     "status_of",
+    "words_of",
 ]
 
 _SHORTAGES = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC)
@@ -181,6 +182,12 @@ def shortage_of(error: BaseException, where: str) -> ResourceExhausted | None:
     told = ResourceExhausted(f"{where}: {what} ({type(error).__name__}: {error})", transient=True)
     told.__cause__ = error
     return told
+
+
+def words_of(error: BaseException, where: str) -> str:
+    """What is told of an exception that need not be ours: a shortage with its place, any other with its class."""
+    told = shortage_of(error, where)
+    return f"{type(error).__name__}: {error}" if told is None else str(told)
 
 
 def _shortage(error: BaseException) -> str | None:

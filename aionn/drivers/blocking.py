@@ -19,16 +19,15 @@ import threading
 from collections.abc import Callable
 from typing import ClassVar
 
+import anyio
+
 from aionn.drivers import caching
 from aionn.drivers.caching import CacheContents, HeldFiles
 from aionn.drivers.checked import CheckedDevice
 from aionn.drivers.fenced import Alarm
 from aionn.drivers.gate import SlotGate, run_on_gate
 from aionn.drivers.prepared import BlockingPreparedModel, DirectBurst
-from aionn.errors import (
-    InvalidArgument,
-    MissedDeadline,
-)
+from aionn.errors import InvalidArgument, MissedDeadline, shortage_of
 from aionn.hal import (
     CacheFiles,
     DeviceInfo,
@@ -44,6 +43,10 @@ from fences import SyncFence
 from fences import now_ns as fences_now_ns
 
 __all__ = ["BlockingDevice", "BlockingPreparedModel", "DirectBurst"]
+
+END_PAUSE_S = 0.005
+"""How often the device's threads are looked at where no thread can be started that would wait for their end: a few wake-ups for
+what runs, on a machine that has no room for a thread."""
 
 _logger = logging.getLogger("aionn.driver")
 
@@ -186,6 +189,20 @@ class BlockingDevice(CheckedDevice):
         # Joining waits for running work, so it must not happen on the event loop's thread.
         closer = threading.Thread(target=close, name=f"aionn-{self.info.name}-close")
         with real_work(f"closing {self.gate}"):
-            closer.start()
+            try:
+                closer.start()
+            except (MemoryError, RuntimeError) as e:
+                if shortage_of(e, self.info.name) is None:
+                    raise
+                await self._end_threads()
+                close()  # There is nothing left to wait for.
+                return
             await done
         closer.join()
+
+    async def _end_threads(self) -> None:
+        """Lets the device's threads end without another one that joins them."""
+        for gate in (self.preparing, self.gate):
+            gate.begin_close()
+        while not (self.preparing.has_ended and self.gate.has_ended):
+            await anyio.sleep(END_PAUSE_S)

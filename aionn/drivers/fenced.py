@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from aionn.errors import Error, ErrorStatus, GeneralFailure, MissedDeadline, status_of
+from aionn.errors import Error, ErrorStatus, GeneralFailure, MissedDeadline, shortage_of, status_of
 from aionn.hal import NO_TIMING, ExecutionResult, FencedTiming, Timing
 from aionn.hal.real_work import begin_real_work
 from fences import FenceStatus, SyncFence, merge
@@ -46,14 +46,22 @@ class Alarm:
         self._closed = False
 
     def call_at(self, time_ns: int, function: Callable[[], None]) -> None:
-        """Calls ``function`` once ``time_ns`` has come."""
+        """Calls ``function`` once ``time_ns`` has come.
+
+        Raises:
+            ResourceExhausted: The thread cannot be started.
+        """
         with self._condition:
             if self._closed:
                 return
-            heapq.heappush(self._heap, (time_ns, next(self._sequence), function))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                try:
+                    thread.start()
+                except (MemoryError, RuntimeError) as e:
+                    raise shortage_of(e, self._name) or e from e
+                self._thread = thread
+            heapq.heappush(self._heap, (time_ns, next(self._sequence), function))
             self._condition.notify()
 
     def _work(self) -> None:
@@ -135,7 +143,11 @@ class FencedLaunch:
         if self._duration_ns is not None:
             allowance_ns = self._ready_ns + self._duration_ns
             limit_ns = allowance_ns if limit_ns is None else min(limit_ns, allowance_ns)
-            device.alarm.call_at(allowance_ns, lambda: self._expire("allowance after its fences"))
+            try:
+                device.alarm.call_at(allowance_ns, lambda: self._expire("allowance after its fences"))
+            except Error as e:
+                self._finish(e, status_of(e))
+                return
         end = begin_real_work(f"fenced execution on {device.gate}")
 
         def job() -> None:

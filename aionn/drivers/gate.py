@@ -22,7 +22,7 @@ from collections.abc import Callable, Hashable
 from types import TracebackType
 from typing import TypeVar
 
-from aionn.errors import DeviceUnavailable, Error, GeneralFailure
+from aionn.errors import DeviceUnavailable, Error, GeneralFailure, ResourceExhausted, shortage_of
 from aionn.hal import Priority
 from aionn.hal.callers import client_of_call
 from aionn.hal.real_work import real_work
@@ -172,25 +172,38 @@ class SlotGate:
         """Runs ``job`` on one of the gate's threads when its turn comes. It must not raise. Arguments as of ``slot``.
 
         Raises:
-            ResourceExhausted: Too much waits already.
+            ResourceExhausted: Too much waits already, or no thread can be started to run it.
             DeviceUnavailable: The gate is closed.
         """
         claim = _Job(priority, deadline_ns, job, self._jobs, owner=owner, model=model)
         with self._lock:
             self._check_open()
-            self._start_threads()
+            shortage = self._start_threads()
+            if shortage is not None and len(self._threads) <= self._asleep_count:
+                raise shortage  # Nobody would begin it.
             self._slots.enter(claim)
 
     def _check_open(self) -> None:
         if self._closed:
             raise DeviceUnavailable(f"{self._name}: the device is closed")
 
-    def _start_threads(self) -> None:
-        """As many as can run at once, beside those that sleep in the middle of their work. Called with the lock held."""
+    def _start_threads(self) -> ResourceExhausted | None:
+        """As many as can run at once, beside those that sleep in the middle of their work. Called with the lock held.
+
+        Returns:
+            Why there are fewer; None where there are enough.
+        """
         for _ in range(self._slot_count + self._asleep_count - len(self._threads)):
             thread = threading.Thread(target=self._work, name=f"aionn-{self._name}", daemon=True)
+            try:
+                thread.start()
+            except (MemoryError, RuntimeError) as e:
+                shortage = shortage_of(e, self._name)
+                if shortage is None:
+                    raise
+                return shortage
             self._threads.append(thread)
-            thread.start()
+        return None
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -233,22 +246,34 @@ class SlotGate:
         with self._lock:
             if not claim.is_wanted_back:
                 return
-            turn = claim.prepare_to_sleep()
             self._asleep_count += 1
-            self._start_threads()
+            if self._start_threads() is not None:
+                self._asleep_count -= (
+                    1  # There is no thread for the other one: it waits until this one has ended.
+                )
+                return
+            turn = claim.prepare_to_sleep()
             self._slots.give_way(claim)
         turn.acquire()
         with self._lock:
             self._asleep_count -= 1
         claim.away_ns += self._now() - began_ns
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether no thread of the gate runs."""
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def begin_close(self) -> None:
+        """Refuses new work, and lets the threads end once what runs and what still waits has ended. Idempotent."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._end_threads()
+
     def close(self) -> None:
         """Refuses new work, lets running work end, and joins the threads. What still waits is run first. Idempotent."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            self._end_threads()
+        self.begin_close()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()

@@ -151,9 +151,15 @@ _is_registered = False
 
 def _close_at_exit() -> None:
     """Closes what is still open, all at once, when the main thread has ended and before Python joins the others."""
-    closing = [threading.Thread(target=close, daemon=True) for close in list(_open)]
-    for thread in closing:
-        thread.start()
+    closing = []
+    for close in list(_open):
+        thread = threading.Thread(target=close, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            close()  # There is no thread for it; it takes bounded time as well.
+        else:
+            closing.append(thread)
     end_s = time.monotonic() + EXIT_S_MAX
     for thread in closing:
         thread.join(max(0.0, end_s - time.monotonic()))
@@ -203,7 +209,11 @@ async def read_on_thread(source: Iterable[_Item], loop: LoopThread) -> AsyncIter
 
     thread = threading.Thread(target=read, name="aionn-source", daemon=True)
     loop.sources.add(thread)
-    thread.start()
+    try:
+        thread.start()
+    except (MemoryError, RuntimeError) as e:
+        loop.sources.discard(thread)  # Closing joins what is there.
+        raise shortage_of(e, "aionn.blocking: the source of a stream") or e from e
     try:
         while True:
             asked = _Asked[_Item](loop.background.waiter())

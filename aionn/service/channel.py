@@ -41,6 +41,7 @@ from aionn.errors import (
     ResourceExhausted,
     error_for_status,
     status_of,
+    words_of,
 )
 from aionn.hal.loops import Home
 from aionn.service.handles import close_all
@@ -392,7 +393,7 @@ class Channel:
         except Error as e:
             return Failed(e.status, shortened(str(e)))
         except Exception as e:
-            return Failed(status_of(e), shortened(f"{type(e).__name__}: {e}"))
+            return Failed(status_of(e), shortened(words_of(e, "service")))
 
     def _cancel_handled(self, call_id: int) -> None:
         handled = self._handled.get(call_id)
@@ -410,7 +411,7 @@ class Channel:
             if handled.settle is not None:
                 await handled.settle()
         except Exception as e:
-            return Failed(status_of(e), shortened(f"{type(e).__name__}: {e}"))
+            return Failed(status_of(e), shortened(words_of(e, "service")))
         return Failed(status_of(GeneralFailure()), "the caller cancelled the call")
 
     def _resolve(self, reply: Reply) -> None:

@@ -22,7 +22,14 @@ from collections.abc import Sequence
 import anyio
 import anyio.abc
 
-from aionn.errors import DeadObject, DeviceUnavailable, Error, GeneralFailure, InvalidArgument
+from aionn.errors import (
+    DeadObject,
+    DeviceUnavailable,
+    Error,
+    GeneralFailure,
+    InvalidArgument,
+    ResourceExhausted,
+)
 from aionn.hal import (
     CACHE_TOKEN_BYTES,
     Buffer,
@@ -210,7 +217,10 @@ class RemoteDevice:
             connection.channel.close(f"it refused: {e}")
             if self._path is not None and isinstance(e, DeviceUnavailable):
                 raise DeviceUnavailable(f"socket {self._path}: refused: {e}") from e
-            raise DeviceUnavailable(f"device {self._name!r}: its process does not serve: {e}") from e
+            words = f"device {self._name!r}: its process does not serve: {e}"
+            raise (
+                ResourceExhausted(words) if isinstance(e, ResourceExhausted) else DeviceUnavailable(words)
+            ) from e
         except BaseException:
             await connection.aclose("its start was cancelled")
             raise

@@ -40,6 +40,7 @@ from aionn.errors import (
     InvalidArgument,
     OutputInsufficientSize,
     ResourceExhausted,
+    shortage_of,
 )
 from aionn.hal import Device
 from aionn.hal.log_tags import choose_tags
@@ -434,7 +435,7 @@ async def _main(driver: str, name: str, sock: socket.socket, hang_after_s: float
             await finish(device.aclose())
 
 
-async def _refuse(sock: socket.socket, why: DeviceUnavailable) -> None:
+async def _refuse(sock: socket.socket, why: DeviceUnavailable | ResourceExhausted) -> None:
     """Tells the client, whatever it asks, why there is no device."""
 
     async def refuse(body: CallBody, channel: Channel) -> ReplyBody:
@@ -499,10 +500,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
             start_tracing(trace, process=f"driver of {options.name}", create=False)
         except InvalidArgument as e:
             _logger.warning("%s", e)
-    threading.Thread(
+    watch = threading.Thread(
         target=_end_with_client, args=(os.dup(options.fd),), daemon=True, name="aionn-end"
-    ).start()
+    )
     try:
+        try:
+            watch.start()
+        except (MemoryError, RuntimeError) as e:
+            shortage = shortage_of(e, "driver process")
+            if shortage is None:
+                raise
+            # Without the watch a device that hangs would outlive its client; to say so takes no thread.
+            anyio.run(_refuse, sock, shortage)
+            return
         anyio.run(_main, options.driver, options.name, sock, options.hang_after)
+    except (MemoryError, OSError, RuntimeError) as e:
+        shortage = shortage_of(e, options.name)
+        if shortage is None:
+            raise
+        raise SystemExit(str(shortage)) from e
     except (DeadObject, DeviceUnavailable, GeneralFailure, InvalidArgument, OutputInsufficientSize) as e:
         raise SystemExit(f"{options.name}: {e}") from e

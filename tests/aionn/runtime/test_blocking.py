@@ -89,6 +89,27 @@ def test_source_that_fails_ends_the_stream_with_its_error(
             next(results)
 
 
+def test_stream_whose_source_gets_no_thread_says_so_and_closes(
+    digits: Path, silence: Values, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def limited(thread: threading.Thread) -> None:
+        if thread.name == "aionn-source":
+            raise RuntimeError("can't start new thread")  # Python's words
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with (
+        aionn.blocking.open(drivers=["reference"], isolation="in_process") as runtime,
+        runtime.compile(digits) as net,
+        net.burst() as burst,
+    ):
+        with pytest.raises(aionn.ResourceExhausted, match="source of a stream: no thread"):
+            next(burst.stream([silence]))
+        assert len(burst.execute([silence]).outputs) == 1
+
+
 def test_cancelled_execution_tells_who_waits(
     runtime: aionn.blocking.Runtime, digits: Path, silence: Values
 ) -> None:

@@ -6,6 +6,7 @@ import errno
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -20,10 +21,12 @@ import numpy as np
 import pytest
 
 import aionn
+from aionn.errors import ErrorStatus
 from aionn.hal.tracing import start_tracing, stop_tracing
 from aionn.runtime.background import Background
 from aionn.service.client import RemoteDevice
 from aionn.service.entry import main
+from aionn.service.protocol import PROTOCOL_VERSION, Call, Failed, Hello, Reply, decode, encode
 from aionn.service.supervisor import DriverProcess
 
 NOTICED_S_MAX = 1.0
@@ -389,3 +392,46 @@ def test_command_of_a_driver_process_refuses_to_start_without_one_of_its_argumen
     with pytest.raises(SystemExit) as caught:
         main([word for pair in arguments.items() for word in pair])
     assert caught.value.code == 2 and f"required: {left_out}" in capsys.readouterr().err
+
+
+WITHOUT_THREADS = """
+import sys, threading
+from aionn.service import host
+
+start = threading.Thread.start
+
+def refuse(thread):
+    if thread.name.startswith("aionn-"):
+        raise RuntimeError("can't start new thread")
+    start(thread)
+
+threading.Thread.start = refuse
+host.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("hang_after", [[], ["--hang-after=60"]])
+async def test_driver_process_without_threads_tells_its_client_and_ends(hang_after: list[str]) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    arguments = ["--driver=reference", "--name=reference", f"--fd={theirs.fileno()}", *hang_after]
+    process = subprocess.Popen(
+        [sys.executable, "-c", WITHOUT_THREADS, *arguments],
+        pass_fds=[theirs.fileno()],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        theirs.close()
+        payload, _, _ = encode(Call(1, Hello(PROTOCOL_VERSION)))
+        ours.send(payload)
+        ours.settimeout(30.0)
+        reply = decode(await anyio.to_thread.run_sync(ours.recv, 1 << 16), [])
+        assert isinstance(reply, Reply) and isinstance(reply.body, Failed)
+        assert reply.body.status == ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
+        assert reply.body.message.startswith("driver process: no thread can be started")
+        ours.close()
+        _, told = await anyio.to_thread.run_sync(lambda: process.communicate(timeout=30))
+        assert "Traceback" not in told
+    finally:
+        process.kill()
+        process.wait()
