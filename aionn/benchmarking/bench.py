@@ -52,6 +52,8 @@ REFERENCE = "reference"
 
 COUNT_MAX = 1_000_000
 SECONDS_MAX = 3600.0
+COMPILATIONS_MAX = 1000
+SAMPLES_MAX = 100_000
 WARM_UP_COUNT = 3
 
 Progress = Callable[[str, float], None]
@@ -89,8 +91,8 @@ class Settings(msgspec.Struct, frozen=True):
         """
         for name, value, low, high in (
             ("count", self.count, 1, COUNT_MAX),
-            ("compilations", self.compilations, 1, 1000),
-            ("samples", self.samples, 1, 100_000),
+            ("compilations", self.compilations, 1, COMPILATIONS_MAX),
+            ("samples", self.samples, 1, SAMPLES_MAX),
         ):
             if not low <= value <= high:
                 raise InvalidArgument(f"bench, {name}: expected from {low} to {high}, got {value}")

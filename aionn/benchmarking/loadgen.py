@@ -55,6 +55,8 @@ Answer = Callable[[int], Awaitable[None]]
 """Answers the sample with that index; raises where it cannot."""
 
 SECONDS_MAX = 3600.0
+RATE_MAX = 1e6
+BOUND_MS_MAX = 1e6
 LONGEST = 4.0
 """A run that has not got enough queries after that many times its duration ends."""
 MULTI_STREAM_SAMPLES = 8
@@ -92,8 +94,8 @@ class LoadSettings(msgspec.Struct, frozen=True):
             )
         for name, value, high in (
             ("seconds", self.seconds, SECONDS_MAX),
-            ("rate", self.rate_per_s, 1e6),
-            ("bound", self.bound_ms, 1e6),
+            ("rate", self.rate_per_s, RATE_MAX),
+            ("bound", self.bound_ms, BOUND_MS_MAX),
         ):
             if not 0 < value <= high:
                 raise InvalidArgument(

@@ -40,11 +40,14 @@ from aionn.drivers import registry
 from aionn.errors import DeadObject, DeviceUnavailable, InvalidArgument
 from aionn.runtime.runtime import Runtime, open_runtime
 
-__all__ = ["EPISODE_S_MAX", "SoakProgress", "SoakReport", "soak"]
+__all__ = ["EPISODE_S_MAX", "SOAK_S_MAX", "SoakProgress", "SoakReport", "soak"]
 
 EPISODE_S_MAX = 60.0
 """How long an episode may take. The longest that is legal starts a driver process again after the longest pause, on a busy machine;
 starting alone may take 30 s."""
+
+SOAK_S_MAX = 366 * 86400.0
+"""Longest run, a year."""
 
 PROCESSES_MIN = 3
 """Driver processes that get killed, at least. One alone can be killed some 1,500 times an hour: after a death sooner than a second
@@ -374,7 +377,7 @@ async def soak(
     """
     if not drivers:
         raise InvalidArgument("soak: expected at least one driver")
-    if not 0 < seconds <= 366 * 86400:
+    if not 0 < seconds <= SOAK_S_MAX:
         raise InvalidArgument(f"soak: expected more than 0 s and at most a year, got {seconds:g} s")
     before, is_frozen = _held(), gc.get_freeze_count() > 0
     targets = _targets(drivers, isolation)

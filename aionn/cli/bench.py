@@ -10,17 +10,31 @@ from cyclopts import Parameter
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import aionn
-from aionn.benchmarking.bench import BenchmarkReport, DeviceReport, Settings, benchmark
+from aionn.benchmarking.bench import (
+    COMPILATIONS_MAX,
+    COUNT_MAX,
+    SAMPLES_MAX,
+    SECONDS_MAX,
+    BenchmarkReport,
+    DeviceReport,
+    Settings,
+    benchmark,
+)
 from aionn.benchmarking.evaluators import Evaluator
 from aionn.benchmarking.figures import figure_text
-from aionn.benchmarking.loadgen import LOAD_HEADS, Scenario, load_cells
+from aionn.benchmarking.loadgen import BOUND_MS_MAX, LOAD_HEADS, RATE_MAX, Scenario, load_cells
+from aionn.benchmarking.loadgen import SECONDS_MAX as LOAD_SECONDS_MAX
 from aionn.benchmarking.measures import KnownData, Load
 from aionn.benchmarking.page import render_page
 from aionn.benchmarking.paths import PATHS, Path
 from aionn.cli import interrupts
+from aionn.cli.numbers import SEED_MAX, numbers
 from aionn.cli.output import check_writable, console, print_json, print_table, write_report
 
 __all__ = ["bench"]
+
+PIXEL_MAX = 1e6
+"""What the darkest and the lightest pixel may become, at most."""
 
 FAILURES_SHOWN = 5
 SHARES_SHOWN = 6
@@ -32,19 +46,19 @@ def bench(
     *,
     device: list[str] | None = None,
     path: list[Path] | None = None,
-    count: int = 1000,
-    seconds: float = 10.0,
-    samples: int = 20,
-    compilations: int = 5,
-    seed: int = 0,
+    count: Annotated[int, numbers(1, COUNT_MAX)] = 1000,
+    seconds: Annotated[float, numbers(0, SECONDS_MAX, "s", is_open=True)] = 10.0,
+    samples: Annotated[int, numbers(1, SAMPLES_MAX)] = 20,
+    compilations: Annotated[int, numbers(1, COMPILATIONS_MAX)] = 5,
+    seed: Annotated[int, numbers(0, SEED_MAX)] = 0,
     data: FilePath | None = None,
     evaluator: Evaluator = "top-k",
-    pixels: tuple[float, float] = (0.0, 1.0),
-    expected_top1: float | None = None,
+    pixels: Annotated[tuple[float, float], numbers(-PIXEL_MAX, PIXEL_MAX)] = (0.0, 1.0),
+    expected_top1: Annotated[float | None, numbers(0, 1)] = None,
     scenario: list[Scenario] | None = None,
-    load_seconds: float = 5.0,
-    rate: float | None = None,
-    bound_ms: float = 33.0,
+    load_seconds: Annotated[float, numbers(0, LOAD_SECONDS_MAX, "s", is_open=True)] = 5.0,
+    rate: Annotated[float | None, numbers(0, RATE_MAX, "queries per second", is_open=True)] = None,
+    bound_ms: Annotated[float, numbers(0, BOUND_MS_MAX, "ms", is_open=True)] = 33.0,
     html: FilePath | None = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:

@@ -14,6 +14,7 @@ from cyclopts import Parameter
 
 from aionn.cli import interrupts
 from aionn.cli.driver_suite import run_driver_suite
+from aionn.cli.numbers import numbers
 from aionn.cli.output import console, print_json, print_table, suite_progress
 from aionn.conformance.computing import Mode
 from aionn.conformance.cts_run import CHECKS, Check
@@ -56,6 +57,9 @@ Run = Callable[..., Awaitable[Report]]
 JOBS_MAX = 256
 """Most worker processes of one call; each may have a driver process beside it."""
 
+TIME_LIMIT_S_MAX = 3600
+"""Longest time of one check, an hour."""
+
 FAILURES_SHOWN = 50
 """How many failures are told to people; ``--json`` has all of them."""
 
@@ -70,13 +74,13 @@ def conformance(
     mode: Mode | None = None,
     check: list[Check] | None = None,
     isolation: Isolation = "process",
-    jobs: int | None = None,
-    time_limit: float | None = None,
+    jobs: Annotated[int | None, numbers(1, JOBS_MAX)] = None,
+    time_limit: Annotated[float | None, numbers(0, TIME_LIMIT_S_MAX, "s", is_open=True)] = None,
     everything: Annotated[bool, Parameter(name="--all", negative=())] = False,
     junit: Path | None = None,
     html: Path | None = None,
-    seeds: int | None = None,
-    first: int | None = None,
+    seeds: Annotated[int | None, numbers(1, SEEDS_MAX)] = None,
+    first: Annotated[int | None, numbers(0, NUMBER_MAX)] = None,
     keep: Path | None = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
@@ -104,11 +108,7 @@ def conformance(
         keep: A folder for the graphs that failed, made as small as they get; random alone.
         json: Print one JSON object.
     """
-    count = len(os.sched_getaffinity(0)) if jobs is None else jobs
-    if not 1 <= count <= JOBS_MAX:
-        raise InvalidArgument(f"--jobs: expected from 1 to {JOBS_MAX}, got {count}")
-    if time_limit is not None and not 0 < time_limit <= 3600:
-        raise InvalidArgument(f"--time-limit: expected more than 0 and at most 3600 s, got {time_limit:g}")
+    count = min(JOBS_MAX, len(os.sched_getaffinity(0))) if jobs is None else jobs
     options = {
         "--mode": mode, "--jobs": jobs, "--check": check, "--data": data, "--all": everything or None, "--junit": junit,
         "--html": html, "--seeds": seeds, "--first": first, "--keep": keep,
@@ -162,11 +162,9 @@ def _data_folder(data: Path | None) -> Path:
 
 
 def _numbers(seeds: int, first: int | None) -> range:
-    if not 1 <= seeds <= SEEDS_MAX:
-        raise InvalidArgument(f"--seeds: expected from 1 to {SEEDS_MAX}, got {seeds}")
     if first is None:
         first = secrets.randbelow(FIRST_DRAWN_MAX)
-    if not 0 <= first <= NUMBER_MAX - seeds:
+    if first > NUMBER_MAX - seeds:
         raise InvalidArgument(f"--first: expected from 0 to {NUMBER_MAX - seeds}, got {first}")
     return range(first, first + seeds)
 

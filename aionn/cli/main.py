@@ -15,9 +15,14 @@ from typing import TYPE_CHECKING
 from aionn.cli import interrupts
 
 if TYPE_CHECKING:
+    from cyclopts import CycloptsError
+
     from aionn.errors import Error
 
 __all__ = ["main"]
+
+WORD_MAX = 200
+"""How much of a word of the user's is repeated in a message: a path, but not a number of 5,000 digits."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -31,11 +36,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from aionn.cli.heap import use_one_heap
 
         use_one_heap()
+    from cyclopts import CycloptsError
+
     from aionn.cli.commands import TRACEBACK_VARIABLE, app
     from aionn.errors import Error
 
     try:
-        code = app(arguments, exit_on_error=True, print_error=True)
+        code = app(arguments, exit_on_error=False, print_error=False)
+    except CycloptsError as e:
+        print(f"aionn: {_told(e)}", file=sys.stderr)
+        raise SystemExit(2) from None
     except (Error, BaseExceptionGroup) as e:
         error = _first_error(e)
         if error is None or os.environ.get(TRACEBACK_VARIABLE) == "1":
@@ -53,6 +63,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None
     raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _told(error: CycloptsError) -> str:
+    """A mistake in the arguments in one sentence: for a number that is not taken, the option and those that are."""
+    from cyclopts import ValidationError
+
+    if isinstance(error, ValidationError) and error.argument is not None and error.argument.tokens:
+        tokens = error.argument.tokens
+        given = " ".join(_shortened(token.value) for token in tokens)
+        return f"{tokens[0].keyword or error.argument.name}: {error.exception_message}, got {given}"
+    return " ".join(_shortened(word) for word in str(error).split())
+
+
+def _shortened(word: str) -> str:
+    return word if len(word) <= WORD_MAX else f"{word[:WORD_MAX]}..."
 
 
 def _first_error(error: BaseException) -> Error | None:

@@ -12,6 +12,7 @@ from cyclopts import Parameter
 
 import aionn
 from aionn.cli import interrupts
+from aionn.cli.numbers import DEADLINE_MS_MAX, SEED_MAX, numbers
 from aionn.cli.output import check_writable, console, percentile, print_json
 from aionn.errors import InvalidArgument
 from aionn.hal import check_deadline_ns
@@ -34,10 +35,10 @@ def run(
     *,
     input: Annotated[list[Path] | None, Parameter(name="--input")] = None,
     device: str | None = None,
-    seed: int = 0,
-    count: int = 1,
+    seed: Annotated[int, numbers(0, SEED_MAX)] = 0,
+    count: Annotated[int, numbers(1, COUNT_MAX)] = 1,
     priority: str = "medium",
-    deadline_ms: float | None = None,
+    deadline_ms: Annotated[float | None, numbers(0, DEADLINE_MS_MAX, "ms")] = None,
     output: Path | None = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
@@ -54,13 +55,7 @@ def run(
         output: An .npz file to write the outputs to.
         json: Print one JSON object.
     """
-    if not 1 <= count <= COUNT_MAX:
-        raise InvalidArgument(f"--count: expected from 1 to {COUNT_MAX}, got {count}")
-    within_ns = None
-    if deadline_ms is not None:
-        if deadline_ms < 0:
-            raise InvalidArgument(f"--deadline-ms: expected at least 0, got {deadline_ms:g}")
-        within_ns = to_ns(deadline_ms / 1e3, what="--deadline-ms")
+    within_ns = None if deadline_ms is None else to_ns(deadline_ms / 1e3, what="--deadline-ms")
     check_writable(output)
     values = [_load_array(path) for path in input] if input else None
     report, outputs = interrupts.run(_run, model, values, device, seed, count, priority, within_ns)

@@ -13,6 +13,7 @@ import msgspec
 from cyclopts import Parameter
 
 from aionn.cli import interrupts
+from aionn.cli.numbers import numbers
 from aionn.cli.output import console
 from aionn.drivers import registry
 from aionn.errors import InvalidArgument
@@ -22,12 +23,21 @@ from aionn.hal.loops import finish
 from aionn.runtime.traces import begin_trace
 from aionn.service.admission import ClientLimits
 from aionn.service.host import DEFAULT_LIMITS, SHARED_QUOTAS, freeze_modules, listen, shorten_turns
-from aionn.service.progress import Progress, check_hang_after_s
+from aionn.service.progress import Progress
 from aionn.service.quotas import Quotas
 
 __all__ = ["serve"]
 
 MIB = 1 << 20
+
+MIB_MAX = 1 << 27
+"""Most memory of one client: 128 TiB, the address space of a process."""
+
+OBJECTS_MAX = 1 << 20
+"""Most objects of one kind of one client, and most connections: the kernel gives a process no more descriptors."""
+
+SECONDS_MAX = 86400
+"""Longest wait for a client or for the device, a day."""
 
 
 def serve(
@@ -37,17 +47,17 @@ def serve(
     socket: Path,
     name: str | None = None,
     mode: str = "600",
-    memory_mib: int = SHARED_QUOTAS.memory_bytes // MIB,
-    models: int = SHARED_QUOTAS.prepared_models,
-    bursts: int = SHARED_QUOTAS.bursts,
-    executions: int = SHARED_QUOTAS.executions,
-    descriptors: int = SHARED_QUOTAS.descriptors,
-    mapped_mib: int = SHARED_QUOTAS.mapped_bytes // MIB,
-    clients: int = DEFAULT_LIMITS.clients,
-    clients_per_user: int = DEFAULT_LIMITS.clients_per_user,
-    clients_per_process: int = DEFAULT_LIMITS.clients_per_process,
-    hello_within: float = DEFAULT_LIMITS.hello_s,
-    hang_after: float | None = None,
+    memory_mib: Annotated[int, numbers(1, MIB_MAX)] = SHARED_QUOTAS.memory_bytes // MIB,
+    models: Annotated[int, numbers(1, OBJECTS_MAX)] = SHARED_QUOTAS.prepared_models,
+    bursts: Annotated[int, numbers(1, OBJECTS_MAX)] = SHARED_QUOTAS.bursts,
+    executions: Annotated[int, numbers(1, OBJECTS_MAX)] = SHARED_QUOTAS.executions,
+    descriptors: Annotated[int, numbers(1, OBJECTS_MAX)] = SHARED_QUOTAS.descriptors,
+    mapped_mib: Annotated[int, numbers(1, MIB_MAX)] = SHARED_QUOTAS.mapped_bytes // MIB,
+    clients: Annotated[int, numbers(1, OBJECTS_MAX)] = DEFAULT_LIMITS.clients,
+    clients_per_user: Annotated[int, numbers(1, OBJECTS_MAX)] = DEFAULT_LIMITS.clients_per_user,
+    clients_per_process: Annotated[int, numbers(1, OBJECTS_MAX)] = DEFAULT_LIMITS.clients_per_process,
+    hello_within: Annotated[float, numbers(0, SECONDS_MAX, "s", is_open=True)] = DEFAULT_LIMITS.hello_s,
+    hang_after: Annotated[float | None, numbers(0, SECONDS_MAX, "s", is_open=True)] = None,
     quiet: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Serve a device to every application that may write to a socket, until interrupted.
@@ -79,7 +89,6 @@ def serve(
         permissions = -1
     if not 0 <= permissions <= 0o777:
         raise InvalidArgument(f"--mode: expected an octal number up to 777, got {mode}")
-    check_hang_after_s(hang_after, where="--hang-after")
     quotas = msgspec.structs.replace(
         SHARED_QUOTAS,
         memory_bytes=memory_mib * MIB,

@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
+from aionn.cli.numbers import SEED_MAX, numbers
 from aionn.cli.output import check_writable, console, print_json, print_table, write_report
 from aionn.simulation.baselines import policy_named
 from aionn.simulation.bound import on_time_bound, requests_of
@@ -23,7 +24,7 @@ def simulate(
     workload: Path,
     *,
     policy: str = "plan",
-    seed: int = 1,
+    seed: Annotated[int, numbers(0, SEED_MAX)] = 1,
     folder: Path | None = None,
     json: Annotated[bool, Parameter(negative=())] = False,
     html: Path | None = None,

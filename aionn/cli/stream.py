@@ -11,6 +11,7 @@ from cyclopts import Parameter
 
 import aionn
 from aionn.cli import interrupts
+from aionn.cli.numbers import DEADLINE_MS_MAX, numbers
 from aionn.cli.output import console, print_json, print_table
 from aionn.cli.streaming import Account, show_live, stream_into_account, warm_up
 from aionn.errors import InvalidArgument
@@ -24,6 +25,9 @@ __all__ = ["stream"]
 LOG_MEL_SHAPE = (49, 40)
 """An input of this many values is taken to want the log-mel energies of one second."""
 
+LEVEL_MAX = 1e6
+"""What black and white may become, at most: beyond what any element type of a picture is scaled to."""
+
 
 def stream(
     model: Path,
@@ -33,12 +37,12 @@ def stream(
     audio: Path | None = None,
     device: str | None = None,
     priority: str = "high",
-    deadline_ms: float = 33.0,
+    deadline_ms: Annotated[float, numbers(0, DEADLINE_MS_MAX, "ms")] = 33.0,
     on_late: Literal["drop", "deliver"] = "drop",
     keep: Literal["latest", "all", "oldest"] = "latest",
     labels: Path | None = None,
-    low: float = 0.0,
-    high: float = 1.0,
+    low: Annotated[float, numbers(-LEVEL_MAX, LEVEL_MAX)] = 0.0,
+    high: Annotated[float, numbers(-LEVEL_MAX, LEVEL_MAX)] = 1.0,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Stream a video or a recording through a model and show how late the answers are and what was recognised.
@@ -59,8 +63,6 @@ def stream(
     """
     if (video is None) == (audio is None):
         raise InvalidArgument("stream: expected either --video FILE or --audio FILE")
-    if deadline_ms < 0:
-        raise InvalidArgument(f"--deadline-ms: expected at least 0, got {deadline_ms:g}")
     within_ns = to_ns(deadline_ms / 1e3, what="--deadline-ms")
     names = _labels(labels)
     report = interrupts.run(

@@ -13,27 +13,34 @@ import msgspec
 from cyclopts import Parameter
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from aionn.benchmarking.stress import StressResult, stress
+from aionn.benchmarking.stress import TEST_S_MAX, StressResult, stress
 from aionn.benchmarking.stress_bodies import BODIES
 from aionn.benchmarking.stress_slopes import SECONDS_PER_HOUR, Slope
-from aionn.benchmarking.stress_soak import SoakProgress, SoakReport
+from aionn.benchmarking.stress_soak import SOAK_S_MAX, SoakProgress, SoakReport
 from aionn.benchmarking.stress_soak import soak as run_soak
 from aionn.cli import interrupts
+from aionn.cli.numbers import SEED_MAX, numbers
 from aionn.cli.output import console, print_json, print_table
 from aionn.drivers import registry
 from aionn.errors import InvalidArgument
 
 __all__ = ["stress_command"]
 
+MINUTES_MAX = TEST_S_MAX / 60
+"""Longest run of all tests of a device, a day: also what one test may take."""
+
+HOURS_MAX = SOAK_S_MAX / SECONDS_PER_HOUR
+"""Longest soak."""
+
 
 def stress_command(
     *,
     device: list[str] | None = None,
-    minutes: float = 5.0,
+    minutes: Annotated[float, numbers(0, MINUTES_MAX, "minutes", is_open=True)] = 5.0,
     test: list[str] | None = None,
     model: Path | None = None,
-    seed: int = 0,
-    soak: float | None = None,
+    seed: Annotated[int, numbers(0, SEED_MAX)] = 0,
+    soak: Annotated[float | None, numbers(0, HOURS_MAX, "hours", is_open=True)] = None,
     in_process: Annotated[bool, Parameter(negative=())] = False,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
