@@ -17,15 +17,56 @@ app = cyclopts.App(
     result_action="return_value",
     suppress_keyboard_interrupt=False,
 )
-app.command("aionn.cli.demo:demo", name="demo")
-app.command("aionn.cli.stream:stream", name="stream")
-app.command("aionn.cli.run:run", name="run")
-app.command("aionn.cli.devices:devices", name="devices")
-app.command("aionn.cli.inspect:inspect", name="inspect")
-app.command("aionn.cli.env:env", name="env")
-app.command("aionn.cli.trace:trace", name="trace")
-app.command("aionn.cli.simulate:simulate", name="simulate")
-app.command("aionn.cli.serve:serve", name="serve")
-app.command("aionn.cli.bench:bench", name="bench")
-app.command("aionn.cli.stress:stress_command", name="stress")
-app.command("aionn.cli.conformance:conformance", name="conformance")
+_DESCRIPTIONS = {
+    "demo:demo": """
+Recognise shapes in a video and digits in a recording, both live, and show how late and how right the answers were.
+""",
+    "stream:stream": """
+Stream a video or a recording through a model and show how late the answers are and what was recognised.
+""",
+    "run:run": """
+Execute a model and show its outputs and timing.
+""",
+    "devices:devices": """
+List the devices with type, version, feature level and status, and the drivers that cannot be used, with the reason.
+""",
+    "inspect:inspect": """
+Show a model's inputs, outputs, operations, operands, sizes, least feature level, and which device supports what.
+""",
+    "env:env": """
+List the environment variables, with what they are set to now; fails if a value makes no sense.
+""",
+    "trace:trace": """
+Look into a trace file, as AIONN_TRACE or aionn.open(trace=...) make them.
+""",
+    "simulate:simulate": """
+Run a workload's requests through a scheduler on simulated devices, and say what ended on time.
+""",
+    "serve:serve": """
+Serve a device to every application that may write to a socket, until interrupted.
+
+Clients cannot see or disturb one another: each has objects and limits of its own, and what it leaves behind goes with it.
+""",
+    "bench:bench": """
+Measure latency, throughput, compilation, memory and accuracy of a model.
+
+Exit code 1 says that a device failed, or that its answers on labelled data are beyond a limit.
+""",
+    "stress:stress": """
+Work on a device for long, with many clients and clients that die.
+
+Each test ends as SUCCESS, FAILURE, HANG or CRASH. Exit code 1 says that one was no success.
+
+With --soak one run on all devices together takes the place of the tests: their processes are killed and stopped all the time,
+every answer is checked, and exit code 1 says that an answer was wrong or never came, or that something grows.
+""",
+    "conformance:conformance": """
+Compare a device's results with what the specification says, or see whether its driver keeps the contract.
+
+Exit code 1 says that something failed.
+""",
+}
+"""What each command does, as the docstring of its function says: that cannot be read without importing the command."""
+
+for _place, _description in _DESCRIPTIONS.items():
+    app.command(f"aionn.cli.{_place}", name=_place.partition(":")[2], help=_description.strip())

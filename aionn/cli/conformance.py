@@ -84,8 +84,7 @@ def conformance(
     keep: Path | None = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Compare a device's results with the public conformance data, or with the reference device's on random graphs, or see whether
-    its driver keeps the contract.
+    """Compare a device's results with what the specification says, or see whether its driver keeps the contract.
 
     Exit code 1 says that something failed.
 

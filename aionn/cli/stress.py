@@ -13,7 +13,8 @@ import msgspec
 from cyclopts import Parameter
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from aionn.benchmarking.stress import TEST_S_MAX, StressResult, stress
+from aionn.benchmarking.stress import TEST_S_MAX, StressResult
+from aionn.benchmarking.stress import stress as run_stress
 from aionn.benchmarking.stress_bodies import BODIES
 from aionn.benchmarking.stress_slopes import SECONDS_PER_HOUR, Slope
 from aionn.benchmarking.stress_soak import SOAK_S_MAX, SoakProgress, SoakReport
@@ -24,7 +25,7 @@ from aionn.cli.output import console, print_json, print_table
 from aionn.drivers import registry
 from aionn.errors import InvalidArgument
 
-__all__ = ["stress_command"]
+__all__ = ["stress"]
 
 MINUTES_MAX = TEST_S_MAX / 60
 """Longest run of all tests of a device, a day: also what one test may take."""
@@ -33,7 +34,7 @@ HOURS_MAX = SOAK_S_MAX / SECONDS_PER_HOUR
 """Longest soak."""
 
 
-def stress_command(
+def stress(
     *,
     device: list[str] | None = None,
     minutes: Annotated[float, numbers(0, MINUTES_MAX, "minutes", is_open=True)] = 5.0,
@@ -44,7 +45,9 @@ def stress_command(
     in_process: Annotated[bool, Parameter(negative=())] = False,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Stress a device: each test ends as SUCCESS, FAILURE, HANG or CRASH. Exit code 1 says that one was no success.
+    """Work on a device for long, with many clients and clients that die.
+
+    Each test ends as SUCCESS, FAILURE, HANG or CRASH. Exit code 1 says that one was no success.
 
     With --soak one run on all devices together takes the place of the tests: their processes are killed and stopped all the time,
     every answer is checked, and exit code 1 says that an answer was wrong or never came, or that something grows.
@@ -81,7 +84,7 @@ def stress_command(
                 print(f"{name}: {running} ({index + 1} of {len(tests)}, {seconds:.0f} s)", file=sys.stderr)
 
         async def run(name: str = name) -> tuple[StressResult, ...]:
-            return await stress(name, file, tests, seconds, seed=seed, progress=progress)
+            return await run_stress(name, file, tests, seconds, seed=seed, progress=progress)
 
         report[name] = interrupts.run(run)
     if json:

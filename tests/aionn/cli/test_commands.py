@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
@@ -11,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from aionn.cli.commands import app
 
 RUN_S_MAX = 60
 
@@ -158,6 +161,30 @@ def test_help_names_every_command() -> None:
     assert finished.returncode == 0
     for command in ("demo", "stream", "run", "devices", "inspect", "conformance"):
         assert command in finished.stdout
+
+
+DESCRIBED = [name for name in app if not name.startswith("-")]
+
+
+@pytest.mark.parametrize("command", DESCRIBED)
+def test_description_of_a_command_is_its_functions(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = app[command]
+    function = chosen.default_command
+    if function is not None:  # Otherwise it is a group of commands, whose description is this one.
+        described = (inspect.getdoc(function) or "").partition("\n\nArgs:")[0]
+        assert chosen.help.split() == described.split()
+    assert app(["--help"]) is None
+    first = " ".join(chosen.help.partition("\n\n")[0].split())
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert f"{command} {first}" in shown
+
+
+def test_help_imports_no_command() -> None:
+    code = "import sys; from aionn.cli.commands import app; app(['--help']); print('numpy' in sys.modules)"
+    finished = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=RUN_S_MAX, check=True
+    )
+    assert finished.stdout.splitlines()[-1] == "False"
 
 
 def test_interrupted_command_ends_its_driver_process(example_data: Path) -> None:
