@@ -40,7 +40,7 @@ from aionn.drivers import registry
 from aionn.errors import DeadObject, DeviceUnavailable, InvalidArgument
 from aionn.runtime.runtime import Runtime, open_runtime
 
-__all__ = ["EPISODE_S_MAX", "SOAK_S_MAX", "SoakProgress", "SoakReport", "soak"]
+__all__ = ["EPISODE_S_MAX", "GROWTH_S_MIN", "SOAK_S_MAX", "SoakProgress", "SoakReport", "soak"]
 
 EPISODE_S_MAX = 60.0
 """How long an episode may take. The longest that is legal starts a driver process again after the longest pause, on a busy machine;
@@ -48,6 +48,10 @@ starting alone may take 30 s."""
 
 SOAK_S_MAX = 366 * 86400.0
 """Longest run, a year."""
+
+GROWTH_S_MIN = 600.0
+"""Shortest run whose growth is judged. A shorter one is warm-up: threads start, pools and caches find their size, and its slope per
+hour is large though nothing leaks."""
 
 PROCESSES_MIN = 3
 """Driver processes that get killed, at least. One alone can be killed some 1,500 times an hour: after a death sooner than a second
@@ -114,6 +118,7 @@ class SoakReport(msgspec.Struct, frozen=True):
         hangs: Episodes that took too long, each with the stacks.
         slopes: Growth of what the application holds, and of what the driver process holds that is never killed.
         left_behind: What is held after the runtime was closed that was not held before.
+        is_growth_judged: Whether the run was long enough for growth to count.
     """
 
     drivers: tuple[str, ...]
@@ -127,12 +132,24 @@ class SoakReport(msgspec.Struct, frozen=True):
     hangs: tuple[str, ...]
     slopes: tuple[Slope, ...]
     left_behind: tuple[str, ...]
+    is_growth_judged: bool = True
 
     @property
     def is_success(self) -> bool:
-        """No wrong answer, no failure, no hang, no growth, nothing left behind."""
-        is_clean = not (self.failure_count or self.hangs or self.left_behind)
-        return is_clean and all(slope.is_steady for slope in self.slopes)
+        """No wrong answer, no failure, no hang, nothing left behind, and no growth where that is judged."""
+        return not self.reasons
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why the run is no success, each as a clause; empty for one that is."""
+        grown = [slope.quantity for slope in self.slopes if not slope.is_steady and self.is_growth_judged]
+        found = (
+            (self.failure_count, f"{self.failure_count} wrong answers or unexpected errors"),
+            (self.hangs, f"{len(self.hangs)} hangs"),
+            (grown, f"these grew: {'; '.join(grown)}"),
+            (self.left_behind, f"left behind: {', '.join(self.left_behind)}"),
+        )
+        return tuple(clause for count, clause in found if count)
 
 
 class _Soak:
@@ -354,6 +371,7 @@ async def soak(
     seed: int = 0,
     isolation: Literal["process", "in_process"] = "process",
     episode_s_max: float = EPISODE_S_MAX,
+    growth_s_min: float = GROWTH_S_MIN,
     progress: Callable[[SoakProgress], None] = lambda _: None,
     on_stuck: Callable[[str], None] = lambda _: None,
     after_episode: Callable[[], object] = lambda: None,
@@ -367,6 +385,7 @@ async def soak(
         seed: Seed of everything that is random.
         isolation: ``process``; or ``in_process``, with nothing to kill or to stop.
         episode_s_max: How long an episode may take before it counts as hanging.
+        growth_s_min: Shortest run that fails where something grows.
         progress: Is told the state about every second.
         on_stuck: Is told, from another thread, of what hangs and cannot be cancelled: then this never returns by itself.
         after_episode: Is called after each episode; a test plants its leaks there.
@@ -415,4 +434,5 @@ async def soak(
         tuple(watch.hangs),
         (*run.own.slopes(), *run.driver.slopes()),
         await _left_behind(before),
+        seconds >= growth_s_min,
     )

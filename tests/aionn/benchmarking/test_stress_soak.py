@@ -9,12 +9,14 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
+import msgspec
 import numpy as np
 import pytest
 
 from aionn.benchmarking import stress_episodes, stress_soak
 from aionn.benchmarking.stress_episodes import COUNTS, Actor, Target
 from aionn.benchmarking.stress_samples import SAMPLES_MAX, Series
+from aionn.benchmarking.stress_slopes import Slope
 from aionn.benchmarking.stress_soak import SoakReport, soak
 from aionn.benchmarking.stress_watch import Pause, Watch
 from aionn.cli.main import main
@@ -79,12 +81,44 @@ async def test_planted_leak_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         await anyio.sleep(0.01)
 
     report = await in_process(
-        monkeypatch, idles, 3.0, after_episode=lambda: leaked.extend(Thing() for _ in range(100))
+        monkeypatch,
+        idles,
+        3.0,
+        growth_s_min=3.0,
+        after_episode=lambda: leaked.extend(Thing() for _ in range(100)),
     )
     (objects,) = [slope for slope in report.slopes if slope.quantity == "application: objects"]
     assert not objects.is_steady
     assert objects.low is not None and objects.low > 1000
     assert not report.is_success
+    assert any(reason.startswith("these grew: ") and "objects" in reason for reason in report.reasons)
+
+
+def soak_report(**changes: Any) -> SoakReport:
+    grown = Slope("application: objects", 1.0, 9.0, 800.0, 700.0, 900.0, 200.0)
+    report = SoakReport(("reference",), 0, 36.0, dict.fromkeys(COUNTS, 0), 0.0, 9, 0, (), (), (grown,), ())
+    return msgspec.structs.replace(report, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reasons"),
+    [
+        ({}, ("these grew: application: objects",)),
+        ({"is_growth_judged": False}, ()),
+        (
+            {"is_growth_judged": False, "failure_count": 2, "failures": ("a", "b")},
+            ("2 wrong answers or unexpected errors",),
+        ),
+        ({"is_growth_judged": False, "hangs": ("x",)}, ("1 hangs",)),
+        ({"is_growth_judged": False, "left_behind": ("1 descriptors",)}, ("left behind: 1 descriptors",)),
+    ],
+)
+def test_run_that_is_all_warm_up_fails_for_everything_but_growth(
+    changes: dict[str, Any], reasons: tuple[str, ...]
+) -> None:
+    report = soak_report(**changes)
+    assert report.reasons == reasons
+    assert report.is_success == (not reasons)
 
 
 async def test_wrong_answer_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,6 +277,7 @@ def test_command_tells_of_a_leak_by_its_exit_code(
         leaked.extend(Thing() for _ in range(100))
 
     monkeypatch.setattr(stress_soak, "EPISODES", {leaks: 1})
+    monkeypatch.setattr("aionn.cli.stress.GROWTH_S_MIN", 3.0)
     arguments = ["stress", "--soak", str(3 / 3600), "--device", "reference", "--in-process", "--json"]
     with pytest.raises(SystemExit) as end:
         main(arguments)
@@ -257,4 +292,23 @@ def test_command_tells_of_a_leak_by_its_exit_code(
     with pytest.raises(SystemExit) as end:
         main(arguments[:-1])
     assert end.value.code == 1
-    assert "FAILURE" in capsys.readouterr().out
+    _, _, reason = " ".join(capsys.readouterr().out.split()).partition("FAILURE: these grew: ")
+    assert "application: objects" in reason
+
+
+def test_command_does_not_judge_growth_of_a_short_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    leaked: list[Thing] = []
+
+    async def leaks(actor: Actor, target: Target) -> None:
+        await anyio.sleep(0.01)
+        leaked.extend(Thing() for _ in range(100))
+
+    monkeypatch.setattr(stress_soak, "EPISODES", {leaks: 1})
+    with pytest.raises(SystemExit) as end:
+        main(["stress", "--soak", str(2 / 3600), "--device", "reference", "--in-process"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert end.value.code == 0, shown
+    assert "growth is not judged: that takes 10 minutes" in shown
+    assert shown.endswith("SUCCESS") and "NO" not in shown
