@@ -23,6 +23,7 @@ from aionn.conformance.suite import TIME_LIMIT_S, Isolation, Report, Settings, T
 from aionn.conformance.vts_models import DATA_VARIABLE, default_data
 from aionn.conformance.workers import run_random_suite, run_suite
 from aionn.errors import InvalidArgument
+from aionn.runtime.settings import settings_from
 
 __all__ = ["conformance"]
 
@@ -107,6 +108,7 @@ def conformance(
         keep: A folder for the graphs that failed, made as small as they get; random alone.
         json: Print one JSON object.
     """
+    settings_from()  # Here, before the processes that read the variables as well.
     count = min(JOBS_MAX, len(os.sched_getaffinity(0))) if jobs is None else jobs
     options = {
         "--mode": mode, "--jobs": jobs, "--check": check, "--data": data, "--all": everything or None, "--junit": junit,

@@ -20,6 +20,7 @@ from aionn.errors import InvalidArgument
 from aionn.hal import Device
 from aionn.hal.log_tags import choose_tags
 from aionn.hal.loops import finish
+from aionn.runtime.settings import settings_from
 from aionn.runtime.traces import begin_trace
 from aionn.service.admission import ClientLimits
 from aionn.service.host import DEFAULT_LIMITS, SHARED_QUOTAS, freeze_modules, listen, shorten_turns
@@ -103,6 +104,7 @@ def serve(
     resource.setrlimit(
         resource.RLIMIT_NOFILE, (most, most)
     )  # The usual 1024 are what a few clients may have.
+    settings_from()  # Refuses a variable whose value makes no sense.
     choose_tags()
     begin_trace(None, process=f"server of {name or device}")
     made = registry.make_device(device, name or device)

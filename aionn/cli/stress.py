@@ -24,6 +24,7 @@ from aionn.cli.numbers import SEED_MAX, numbers
 from aionn.cli.output import console, print_json, print_table
 from aionn.drivers import registry
 from aionn.errors import InvalidArgument
+from aionn.runtime.settings import settings_from
 
 __all__ = ["stress"]
 
@@ -62,6 +63,7 @@ def stress(
         in_process: Soak drivers in this process, where nothing is killed.
         json: Print one JSON object.
     """
+    settings_from()  # Here, before the processes that read the variables as well.
     tests = tuple(BODIES) if test is None else tuple(test)
     devices = registry.driver_names() if device is None else tuple(device)
     known = (*registry.driver_names(), *registry.ON_REQUEST)

@@ -6,7 +6,7 @@ the logger's level itself.
 
 Invariants:
 1. Nothing is chosen unless somebody chooses it.
-2. An unknown tag is told once and the others apply.
+2. An unknown tag is refused where a runtime is opened; a driver process that is started by hand tells it, and the others apply.
 
 Source: the NN HAL's verbose log tags (``initVLogMask``): names, order and separators.
 """
@@ -76,5 +76,5 @@ def choose_tags(text: str | None = None, *, is_driver: bool = False) -> Sequence
     for tag in tags:
         logging.getLogger(f"aionn.{tag}").setLevel(logging.DEBUG)
     if unknown:
-        ours.error("log tags: expected some of %s; unknown: %s", ", ".join(TAGS), ", ".join(unknown))
+        ours.error("%s: expected some of %s; unknown: %s", LOG_VARIABLE, ", ".join(TAGS), ", ".join(unknown))
     return tags

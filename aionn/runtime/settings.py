@@ -230,9 +230,9 @@ def settings_from(
     mode = _member(PartitionMode, mode_text, where)
     path_text, where = value(execution_path, "execution_path", "AIONN_EXECUTION", "sync")
     path = _member(ExecutionPath, path_text, where)
-    value(log, "log", LOG_VARIABLE, "")
-    if log is not None and (unknown := parse_tags(log)[1]):
-        raise InvalidArgument(f"log: expected some of {', '.join(TAGS)}, got {', '.join(unknown)}")
+    tags_text, where = value(log, "log", LOG_VARIABLE, "")
+    if unknown := parse_tags(tags_text)[1]:
+        raise InvalidArgument(f"{where}: expected some of {', '.join(TAGS)}, got {', '.join(unknown)}")
     windows = (
         _window(burst_controller_polling_us, "burst_controller_polling_us", variables),
         _window(burst_server_polling_us, "burst_server_polling_us", variables),

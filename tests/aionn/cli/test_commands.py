@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from aionn.cli.commands import app
+from aionn.cli.main import main
 
 RUN_S_MAX = 60
 
@@ -185,6 +186,33 @@ def test_help_imports_no_command() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=RUN_S_MAX, check=True
     )
     assert finished.stdout.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("devices",),
+        ("run", "{data}/digits_float.tflite"),
+        ("serve", "reference", "--socket", "{tmp}/x.sock"),
+        ("conformance", "reference", "--data", "{tmp}"),
+        ("stress", "--device", "reference", "--minutes", "0.001"),
+        ("stress", "--device", "reference", "--soak", "0.0001"),
+    ],
+)
+def test_variable_that_makes_no_sense_is_told_once_with_its_name(
+    example_data: Path,
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("AIONN_LOG", "bogus")
+    with pytest.raises(SystemExit) as end:
+        main([a.format(data=example_data, tmp=tmp_path) for a in arguments])
+    told = capsys.readouterr()
+    assert (end.value.code, told.out) == (2, "")
+    (line,) = told.err.splitlines()
+    assert line.startswith("aionn: AIONN_LOG: expected some of model, ") and line.endswith("got bogus")
 
 
 def test_interrupted_command_ends_its_driver_process(example_data: Path) -> None:

@@ -64,6 +64,7 @@ def test_option_wins_over_variable_and_variable_over_default() -> None:
         ("AIONN_DEVICES", "("),
         ("AIONN_CPU_ONLY", "yes"),
         ("AIONN_PARTITION", "3"),
+        ("AIONN_LOG", "model,bogus"),
         ("AIONN_EXECUTION", "both"),
         ("AIONN_SOCKETS", "/a:/a"),
         ("AIONN_BURST_CONTROLLER_POLLING_US", "-1"),
