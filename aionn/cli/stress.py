@@ -31,6 +31,9 @@ __all__ = ["stress"]
 MINUTES_MAX = TEST_S_MAX / 60
 """Longest run of all tests of a device, a day: also what one test may take."""
 
+LINE_S = 60.0
+"""Time between two lines about a soak's progress where no bar is shown."""
+
 HOURS_MAX = SOAK_S_MAX / SECONDS_PER_HOUR
 """Longest soak."""
 
@@ -82,8 +85,12 @@ def stress(
     for name in devices:
 
         def progress(running: str, index: int, name: str = name) -> None:
-            if sys.stderr.isatty() and not json:
-                print(f"{name}: {running} ({index + 1} of {len(tests)}, {seconds:.0f} s)", file=sys.stderr)
+            if not json:
+                print(
+                    f"{name}: {running} ({index + 1} of {len(tests)}, {seconds:.0f} s)",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
         async def run(name: str = name) -> tuple[StressResult, ...]:
             return await run_stress(name, file, tests, seconds, seed=seed, progress=progress)
@@ -115,13 +122,18 @@ def _soak(
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console(), transient=True, disable=not shown) as bar:
         task = bar.add_task("soak", total=hours * SECONDS_PER_HOUR)
+        next_s = LINE_S
 
         def progress(state: SoakProgress) -> None:
+            nonlocal next_s
             told = (
                 f"{state.counts['kills']} kills, {state.counts['right']} right, {state.failures} failed, "
                 f"{state.rss_kb / 1024:.1f} MB, {state.objects} objects"
             )
             bar.update(task, description=told, completed=state.seconds)
+            if not shown and not json and state.seconds >= next_s:
+                print(f"soak, {state.seconds:.0f} s: {told}", file=sys.stderr, flush=True)
+                next_s = state.seconds + LINE_S
 
         async def run() -> SoakReport:
             return await run_soak(

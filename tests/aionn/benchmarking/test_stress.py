@@ -128,6 +128,28 @@ async def test_body_tells_of_a_hang_itself(model: Path, monkeypatch: pytest.Monk
     assert ended.result == "HANG"
 
 
+async def test_slow_rate_is_told_as_a_measurement(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stress_bodies, "SLOWDOWN_MAX", -10.0)  # Nothing is that much quicker.
+    ended = await run_task(StressTask("slowdown", "reference", str(model), 0.1, 1))
+    assert ended.result == "FAILURE"
+    assert (
+        ended.message.startswith("measured: executions are ")
+        and "what else the machine does" in ended.message
+    )
+
+
+def test_progress_is_told_where_nobody_watches(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("aionn.benchmarking.stress.task_command", lambda task: ["sh", "-c", "exit 7"])
+    arguments = ["stress", "--device", "reference", "--model", str(model), "--minutes", "0.001"]
+    chosen = ["--test", "long_inference", "--test", "slowdown"]
+    for options, count in (([], 2), (["--json"], 0)):
+        with pytest.raises(SystemExit):
+            main([*arguments, *chosen, *options])
+        assert len(capsys.readouterr().err.splitlines()) == count
+
+
 @pytest.mark.parametrize(
     ("tests", "seconds", "match"),
     [
