@@ -36,6 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from aionn.cli.heap import use_one_heap
 
         use_one_heap()
+        from aionn.hal.log_tags import label_lines
+
+        label_lines()
     from cyclopts import CycloptsError
 
     from aionn.cli.commands import TRACEBACK_VARIABLE, app

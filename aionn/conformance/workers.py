@@ -41,6 +41,7 @@ from aionn.conformance.suite import (
     subject_of,
 )
 from aionn.errors import Error, ErrorStatus, GeneralFailure, InvalidArgument, error_for_status, status_of
+from aionn.hal.log_tags import label_lines
 from aionn.hal.loops import finish
 from aionn.service.python_process import python_command, python_environment
 
@@ -365,11 +366,15 @@ async def _work(job: _Job, lines: BinaryIO) -> None:
 def main(arguments: Sequence[str]) -> None:
     """A worker process's entry point; the only argument is its job."""
     job = msgspec.json.decode(arguments[0], type=_Job)
+    label_lines()
     lines = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    with lines:
+    # Closing writes what is left, and finds again that nobody reads.
+    with contextlib.suppress(BrokenPipeError), lines:
         try:
             anyio.run(_work, job, lines)
+        except* BrokenPipeError:
+            pass  # The process that started this one has ended, and wants no more lines.
         except* Error as group:
             error: BaseException = group
             while isinstance(error, BaseExceptionGroup):

@@ -18,7 +18,7 @@ import os
 import re
 from collections.abc import Sequence
 
-__all__ = ["LOG_VARIABLE", "TAGS", "choose_tags", "chosen_tags", "parse_tags", "relayed"]
+__all__ = ["LOG_VARIABLE", "TAGS", "choose_tags", "chosen_tags", "label_lines", "parse_tags", "relayed"]
 
 LOG_VARIABLE = "AIONN_LOG"
 """Tags with spaces, commas or colons between them; 1 or ``all`` chooses every one. Driver processes inherit it."""
@@ -53,6 +53,12 @@ def relayed(line: str) -> tuple[str, str] | None:
     """``(logger, message)`` of a line that a driver process said under a tag; None for any other line."""
     found = _RELAYED.fullmatch(line)
     return None if found is None else (found[1], found[2])
+
+
+def label_lines() -> None:
+    """Has lines that no handler takes begin with their logger's name: a process that shows what drivers print says whose it is."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(logging.Formatter("%(name)s: %(message)s"))
 
 
 def choose_tags(text: str | None = None, *, is_driver: bool = False) -> Sequence[str]:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
 import textwrap
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from aionn.conformance import workers
 from aionn.conformance.suite import Settings, Tally
-from aionn.conformance.workers import run_suite
+from aionn.conformance.workers import find_units, run_suite
 from aionn.errors import DeviceUnavailable, Error, InvalidArgument
+from aionn.service.python_process import python_command, python_environment
 from aionn.testing.conformance_data import vector_test, write_tests
+
+RUN_S_MAX = 60
 
 DRIVER = '''
 """Computes as the reference device does; the first input's first value chooses a way to fail."""
@@ -143,3 +150,24 @@ async def test_what_ends_a_worker_before_its_first_test_is_told(tmp_path: Path) 
         await run_suite("moody", data, isolation="in_process", jobs=2)
     assert group.value.subgroup(Error) is not None
     assert "cannot be loaded" in str(group.value.exceptions[0])
+
+
+@pytest.mark.parametrize("is_unable", [False, True])
+def test_worker_whose_parent_has_ended_ends_without_a_traceback(tmp_path: Path, is_unable: bool) -> None:
+    units, _ = find_units(write(tmp_path / "data", first=1, second=2))
+    job = workers._Job("broken" if is_unable else "reference", "in_process", Settings())
+    with subprocess.Popen(
+        python_command("aionn.conformance.workers", msgspec.json.encode(job).decode()),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=python_environment(),
+    ) as worker:
+        assert worker.stdin is not None and worker.stdout is not None and worker.stderr is not None
+        worker.stdout.close()
+        with contextlib.suppress(BrokenPipeError):
+            worker.stdin.write(msgspec.json.encode(units[0]) + b"\n")
+            worker.stdin.flush()
+        errors = worker.stderr.read().decode()
+        assert worker.wait(RUN_S_MAX) == 0
+    assert "BrokenPipe" not in errors and "Traceback" not in errors
