@@ -18,6 +18,7 @@ from aionn.cli.numbers import numbers
 from aionn.cli.output import console, print_json, print_table, suite_progress
 from aionn.conformance.computing import Mode
 from aionn.conformance.cts_run import CHECKS, Check
+from aionn.conformance.expectations import driver_expectations
 from aionn.conformance.random_suite import NUMBER_MAX, RandomSettings, chosen_sets
 from aionn.conformance.suite import TIME_LIMIT_S, Isolation, Report, Settings, Tally
 from aionn.conformance.vts_models import DATA_VARIABLE, default_data
@@ -131,6 +132,7 @@ def conformance(
     if suite == "random":
         graphs = _numbers(SEEDS_DEFAULT if seeds is None else seeds, first)
         chosen_sets(filter)
+        driver_expectations(device)  # There is such a driver.
         chosen = RandomSettings(mode or "sync", filter, limit_s, keep=_folder(keep))
         if not json:
             # Before they run: a run that is cut short can be repeated too.

@@ -11,9 +11,10 @@ import numpy as np
 from cyclopts import Parameter
 
 import aionn
+from aionn.benchmarking.figures import spread_of
 from aionn.cli import interrupts
 from aionn.cli.numbers import DEADLINE_MS_MAX, SEED_MAX, numbers
-from aionn.cli.output import check_writable, console, percentile, print_json
+from aionn.cli.output import check_writable, console, print_json
 from aionn.errors import InvalidArgument
 from aionn.hal import check_deadline_ns
 from aionn.hal.files import open_regular
@@ -135,12 +136,27 @@ async def _run(
         return report, result.outputs
 
 
-def _spread(values: list[float]) -> dict[str, float]:
-    return {
-        "min": round(min(values, default=0.0), 3),
-        "p50": round(percentile(values, 0.5), 3),
-        "p99": round(percentile(values, 0.99), 3),
+def _spread(values: list[float]) -> dict[str, float | None] | None:
+    """Quantiles with few samples beyond them are None; so is all where the device measures nothing."""
+    if not values:
+        return None
+    spread = spread_of(values)
+    figures = {
+        "min": spread.min,
+        "max": spread.max,
+        "mean": spread.mean,
+        "p50": spread.p50,
+        "p99": spread.p99,
     }
+    return {name: None if value is None else round(value, 3) for name, value in figures.items()}
+
+
+def _told(spread: dict[str, float | None], count: int) -> str:
+    """The quantiles that there are; otherwise the mean, which for one execution is its time."""
+    known = [name for name in ("p50", "p99") if spread[name] is not None] or ["mean"]
+    return ", ".join(
+        f"{name} {spread[name]:.2f} ms" if count > 1 else f"{spread[name]:.2f} ms" for name in known
+    )
 
 
 def _summary(spec: TensorSpec, array: Array) -> dict[str, Any]:
@@ -161,10 +177,9 @@ def _print(report: dict[str, Any]) -> None:
     screen.print(
         f"[bold]{report['model']}[/bold] on {report['device']}, compiled in {report['compile_ms']:.1f} ms"
     )
-    screen.print(
-        f"{report['executions']} execution(s): latency p50 {latency['p50']:.2f} ms, p99 {latency['p99']:.2f} ms; "
-        f"on the device p50 {device['p50']:.2f} ms"
-    )
+    count = report["executions"]
+    on_device = "" if device is None else f"; on the device {_told(device, count)}"
+    screen.print(f"{count} execution{'s' if count > 1 else ''}: latency {_told(latency, count)}{on_device}")
     for output in report["outputs"]:
         screen.print(f"output {output['name']} {output['type']} {output['shape']}", markup=False)
         for entry in output["largest"]:

@@ -112,7 +112,10 @@ def chosen_sets(contains: str) -> tuple[tuple[GraphTest, ...], tuple[GraphTest, 
     graphs = tuple(test for test in _GRAPHS if contains in test.name)
     single = tuple(test for test in _SINGLE if contains in test.name)
     if not graphs and not single:
-        raise InvalidArgument(f"random graphs: expected a part of a set's name, got {contains!r}")
+        sets = dict.fromkeys(test.name.rstrip("0123456789").rstrip("_") for test in (*_GRAPHS, *_SINGLE))
+        raise InvalidArgument(
+            f"random graphs: expected a part of a set's name, got {contains!r}; there are {', '.join(sets)}"
+        )
     return graphs, single
 
 

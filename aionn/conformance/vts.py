@@ -164,7 +164,10 @@ def chosen_cases(contains: str = "") -> list[Case]:
     """
     cases = [case for case in CASES if contains in case.name]
     if not cases:
-        raise InvalidArgument(f"driver suite: no case has {contains!r} in its name")
+        groups = dict.fromkeys(case.name.partition("/")[0] for case in CASES)
+        raise InvalidArgument(
+            f"driver suite: no case has {contains!r} in its name; there are cases of {', '.join(groups)}"
+        )
     return cases
 
 

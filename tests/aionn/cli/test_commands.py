@@ -15,6 +15,7 @@ import pytest
 
 from aionn.cli.commands import app
 from aionn.cli.main import main
+from aionn.cli.run import _spread, _told
 
 RUN_S_MAX = 60
 
@@ -213,6 +214,27 @@ def test_variable_that_makes_no_sense_is_told_once_with_its_name(
     assert (end.value.code, told.out) == (2, "")
     (line,) = told.err.splitlines()
     assert line.startswith("aionn: AIONN_LOG: expected some of model, ") and line.endswith("got bogus")
+
+
+@pytest.mark.parametrize("count", [1, 9, 10, 500])
+def test_quantiles_of_a_run_have_five_executions_beyond_them(count: int) -> None:
+    spread = _spread([1.0] * count)
+    assert spread is not None
+    assert (spread["p50"] is None, spread["p99"] is None) == (count < 10, count < 500)
+    told = _told(spread, count)
+    assert ("p50" in told, "p99" in told) == (count >= 10, count >= 500)
+    assert told.endswith("1.00 ms")
+
+
+def test_lines_of_drivers_are_labelled_where_nobody_logs() -> None:
+    code = (
+        "import logging; from aionn.hal.log_tags import label_lines; label_lines();"
+        "logging.getLogger('aionn.driver.x').warning('ERROR: Division by 0')"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=RUN_S_MAX, check=True
+    )
+    assert finished.stderr == "aionn.driver.x: ERROR: Division by 0\n"
 
 
 def test_interrupted_command_ends_its_driver_process(example_data: Path) -> None:
