@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import aionn
+
 ROOT = Path(__file__).resolve().parents[1]
 RUN_S_MAX = 60
 LINES_ENOUGH = 30
@@ -31,7 +33,7 @@ def examples() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(
     "page",
-    ["compilation", "devices", "executions", "memory", "models", "settings", "threads", "watching"],
+    ["compilation", "devices", "executions", "faults", "memory", "models", "settings", "threads", "watching"],
 )
 def test_page_of_the_runtime_has_an_example(page: str) -> None:
     assert any(name.startswith(f"{page}.md") for name, _ in examples())
@@ -66,6 +68,27 @@ def test_links_between_pages_lead_somewhere() -> None:
     for page in pages:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_public_error_says_what_to_do_next() -> None:
+    page = (ROOT / "docs" / "faults.md").read_text()
+    errors = [name for name in aionn.__all__ if is_error(getattr(aionn, name))]
+    assert "DeadObject" in errors and "Error" in errors
+    for name in errors:
+        assert re.search(rf"(?m)^\| `{name}`[ |]", page), f"faults.md has no row for {name}"
+
+
+def is_error(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, BaseException)
+
+
+def test_anchors_of_links_are_headings() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]*)\)", page.read_text()):
+            linked = (page.parent / target) if target else page
+            headings = re.findall(r"(?m)^#+ (.*)$", linked.read_text())
+            anchors = [re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings]
+            assert anchor in anchors, f"{page.name} links to {target}#{anchor}"
 
 
 def test_readme_begins_with_the_two_commands() -> None:
