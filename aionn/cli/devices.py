@@ -30,7 +30,7 @@ def devices(*, json: Annotated[bool, Parameter(negative=())] = False) -> int:
     ]
     print_table("devices", ("name", "type", "version", "level", "slots", "cancel", "status"), rows)
     for missing in report["unavailable"]:
-        console().print(f"unavailable: {missing['name']}: {missing['reason']}")
+        console().print(f"unavailable: {missing['name']}: {missing['reason']}", markup=False)
     return 0
 
 

@@ -32,9 +32,9 @@ def env(*, json: Annotated[bool, Parameter(negative=())] = False) -> int:
             [
                 (
                     row["name"],
-                    "-" if row["value"] is None else row["value"],
-                    row["default"] or "-",
-                    row["option"] or "-",
+                    row["value"] or "",
+                    row["default"],
+                    row["option"],
                     row["meaning"],
                 )
                 for row in rows

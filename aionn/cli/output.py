@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,23 +15,32 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from aionn.errors import InvalidArgument
 
 __all__ = [
     "check_writable",
     "console",
+    "fitting_widths",
     "percentile",
     "print_json",
+    "print_records",
     "print_table",
     "suite_progress",
     "write_report",
 ]
 
 
+GAP = 2
+"""Blanks between two columns."""
+
+_NUMBER = re.compile(r"[-+]?[0-9][0-9.,]*%?|n/a|-|")
+
+
 def console() -> Console:
-    """Where tables go: standard output, at most as wide as the terminal."""
-    return Console(file=sys.stdout, soft_wrap=False, highlight=False)
+    """Where tables and sentences go: standard output. Sentences are not cut into lines, so that a path in one can be copied."""
+    return Console(file=sys.stdout, soft_wrap=True, highlight=False)
 
 
 def print_json(value: Any) -> None:
@@ -38,14 +49,68 @@ def print_json(value: Any) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """A table that fits the terminal; columns whose cells are all numbers are aligned right."""
-    table = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
-    for index, column in enumerate(columns):
-        numbers = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
-        table.add_column(column, justify="right" if numbers else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in row))
-    console().print(table)
+    """A table that fits the terminal; columns whose cells are all numbers are aligned right.
+
+    No word is broken: where the words do not fit beside each other, each row is told over several lines.
+    """
+    screen = console()
+    texts = [[f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
+    widths = fitting_widths([columns, *texts], screen.width)
+    if widths is None:
+        print_records(title, columns, texts)
+        return
+    # Texts, since a string in square brackets would be taken for a style.
+    table = Table(title=Text(title), title_justify="left", header_style="bold", box=None, pad_edge=False)
+    for index, (column, width) in enumerate(zip(columns, widths, strict=True)):
+        numbers = bool(texts) and all(_NUMBER.fullmatch(row[index]) for row in texts)
+        table.add_column(Text(column), justify="right" if numbers else "left", width=width)
+    for row in texts:
+        table.add_row(*map(Text, row))
+    screen.print(table, soft_wrap=False)
+
+
+def fitting_widths(rows: Sequence[Sequence[str]], width: int) -> list[int] | None:
+    """The widths of a table's columns with ``GAP`` between them that break no word; None where there are none.
+
+    Args:
+        rows: The cells, the heads among them.
+        width: Of the terminal.
+    """
+    least = [
+        max(max(map(len, cell.split()), default=0) for cell in column) for column in zip(*rows, strict=True)
+    ]
+    most = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    left = width - GAP * (len(least) - 1) - sum(least)
+    if left < 0:
+        return None
+    wanted = [b - a for a, b in zip(least, most, strict=True)]
+    share = min(1.0, left / max(1, sum(wanted)))
+    return [max(1, a + int(more * share)) for a, more in zip(least, wanted, strict=True)]
+
+
+def print_records(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Rows over several lines each: the first cell on a line of its own, below it each other one behind its head."""
+    screen = console()
+    screen.print(title, style="italic", markup=False)
+    size = max(map(len, heads))
+    for first, *rest in rows:
+        screen.print(_filled(first, screen.width), style="bold", markup=False)
+        for head, cell in zip(heads[1:], rest, strict=True):
+            indent = " " * (2 + size + GAP)
+            if cell:
+                lead = f"  {head:{size}}{' ' * GAP}"
+                screen.print(_filled(cell, max(screen.width, 2 * len(indent)), lead, indent), markup=False)
+
+
+def _filled(text: str, width: int, lead: str = "", indent: str = "") -> str:
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=lead,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def suite_progress(*, disable: bool) -> Progress:

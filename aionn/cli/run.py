@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from cyclopts import Parameter
+from rich.markup import escape
 
 import aionn
 from aionn.benchmarking.figures import spread_of
@@ -175,7 +176,7 @@ def _print(report: dict[str, Any]) -> None:
     screen = console()
     latency, device = report["latency_ms"], report["device_ms"]
     screen.print(
-        f"[bold]{report['model']}[/bold] on {report['device']}, compiled in {report['compile_ms']:.1f} ms"
+        f"[bold]{escape(report['model'])}[/bold] on {escape(report['device'])}, compiled in {report['compile_ms']:.1f} ms"
     )
     count = report["executions"]
     on_device = "" if device is None else f"; on the device {_told(device, count)}"

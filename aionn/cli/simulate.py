@@ -85,6 +85,6 @@ def simulate(
     if most is not None:
         print_table("could have ended on time", ("priority", "requests"), list(most.items()))
     for breach in broken:
-        console().print(f"breach: {breach}")
+        console().print(f"breach: {breach}", markup=False)
     console().print(f"{report.simulated_s:.3f} s in {report.events} events; record {report.digest[:16]}")
     return 1 if broken else 0

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import anyio
 import numpy as np
 from cyclopts import Parameter
+from rich.markup import escape
 
 import aionn
 from aionn.cli import interrupts
@@ -166,7 +167,8 @@ async def _stream(
 def _print(report: dict[str, Any]) -> None:
     latency = report["latency_ms"]
     console().print(
-        f"[bold]{report['source']}[/bold] through {report['model']} on {report['device']}: {report['items']} items, "
+        f"[bold]{escape(report['source'])}[/bold] through {escape(report['model'])} on {escape(report['device'])}: "
+        f"{report['items']} items, "
         f"{report['on_time']} on time, {report['late']} late, {report['dropped']} dropped, {report['per_second']:.1f} per s, "
         f"latency p50 {latency.p50:.1f} ms, p99 {latency.p99:.1f} ms"
     )

@@ -14,6 +14,19 @@ from aionn.runtime.traces import COLUMNS, TraceSummary, read_trace, summarize, s
 
 __all__ = ["trace"]
 
+_HEADS = {
+    "Initialization": "init",
+    "Preparation": "prep",
+    "Compilation": "compile",
+    "I/O": "I/O",
+    "Compute": "compute",
+    "Results": "results",
+    "Ex. total": "exec",
+    "Termination": "end",
+    "Total": "total",
+}
+"""Heads that fit into 80 columns; ``exec`` is all of an execution: I/O, compute and results."""
+
 trace = cyclopts.App(
     name="trace", help="Look into a trace file, as AIONN_TRACE or aionn.open(trace=...) make them."
 )
@@ -29,6 +42,8 @@ def summary(
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Add up a trace: milliseconds that each layer took itself, by phase; a table for each part that the application marked.
+
+    The column exec is all of an execution: I/O, compute and results.
 
     Args:
         file: The trace.
@@ -50,13 +65,19 @@ def summary(
 def _print(found: TraceSummary, per_execution: bool) -> None:
     count = max(found.executions, 1) if per_execution else 1
     rows = [
-        (layer, *("n/a" if (ms := cells[column]) is None else f"{ms / count:.3f}" for column in COLUMNS))
+        (layer, *("n/a" if (ms := cells[column]) is None else _figure(ms / count) for column in COLUMNS))
         for layer, cells in found.rows.items()
     ]
     print_table(
         f"{found.application}{': ' if found.application else ''}{found.executions} executions, "
         f"{found.processes} processes, {found.wall_ms:.1f} ms; "
         f"milliseconds{' per execution' if per_execution else ''}",
-        ("layer", *COLUMNS),
+        ("layer", *(_HEADS[column] for column in COLUMNS)),
         rows,
     )
+
+
+def _figure(ms: float) -> str:
+    """Four digits: what is measured varies by more than the fifth."""
+    decimals = 3 if ms < 10 else 2 if ms < 100 else 1 if ms < 1000 else 0
+    return f"{ms:.{decimals}f}"
