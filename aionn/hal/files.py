@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import BinaryIO
+from io import BufferedReader
 
 from aionn.errors import InvalidArgument, ResourceExhausted
 from fmq.available import MemoryShortage, check_available
@@ -42,7 +42,7 @@ def _kind_of(mode: int) -> str:
     return _KINDS.get(stat.S_IFMT(mode), "something else")
 
 
-def open_regular(path: str | os.PathLike[str], what: str) -> BinaryIO:
+def open_regular(path: str | os.PathLike[str], what: str) -> BufferedReader:
     """Opens a file for reading.
 
     Args:

@@ -11,7 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -94,11 +94,24 @@ def tensor_spec(operand: Operand, name: str) -> TensorSpec:
     return TensorSpec(name, operand.type, operand.dimensions, operand.scale, operand.zero_point)
 
 
-def check_inputs(specs: Sequence[TensorSpec], values: Sequence[Any]) -> list[Array | None]:
+BOUND = object()
+"""Stands for an input that lies in a memory of the application's own."""
+
+
+def check_inputs(
+    specs: Sequence[TensorSpec],
+    values: Sequence[Any],
+    needed: Callable[[], Collection[int]] = frozenset[int],
+) -> list[Array | None]:
     """What an application passes, as arrays of the model's types; None stays None: an input that is left out.
 
+    Args:
+        specs: What the model takes.
+        values: A value for each, None, or ``BOUND``, which becomes None.
+        needed: Which inputs cannot be left out; asked only when one is.
+
     Raises:
-        InvalidArgument: Wrong number, type or shape; says which input, what was expected and what came.
+        InvalidArgument: Wrong number, type or shape, or one is missing; says which input, what was expected and what came.
     """
     if not isinstance(values, list | tuple):
         raise InvalidArgument(
@@ -109,14 +122,22 @@ def check_inputs(specs: Sequence[TensorSpec], values: Sequence[Any]) -> list[Arr
     return [
         # The usual case first: an array that is what the model says to the letter.
         v
-        if v is None or (type(v) is np.ndarray and v.shape == s.dimensions and v.dtype == s.dtype and v.size)
-        else _check_input(i, s, v)
+        if type(v) is np.ndarray and v.shape == s.dimensions and v.dtype == s.dtype and v.size
+        else _check_input(i, s, v, needed)
         for i, (s, v) in enumerate(zip(specs, values, strict=True))
     ]
 
 
-def _check_input(index: int, spec: TensorSpec, value: Any) -> Array:
+def _check_input(
+    index: int, spec: TensorSpec, value: Any, needed: Callable[[], Collection[int]]
+) -> Array | None:
+    if value is BOUND:
+        return None
     where = f"input {index} ({spec.name})"
+    if value is None:
+        if index in needed():
+            raise InvalidArgument(f"{where}: missing")
+        return None
     if not isinstance(value, np.ndarray):
         if is_scalar_type(spec.type) and isinstance(value, bool | int | float):
             value = np.asarray(value, dtype=spec.dtype)

@@ -36,7 +36,7 @@ from aionn.runtime.execution import Execution, Result, Turn, failing, priority_o
 from aionn.runtime.plan import learnt_by
 from aionn.runtime.stream import Frames, SlotClaim, Stream, frames_of
 from aionn.scheduler.work import Work
-from aionn.validation import check_execution_result
+from aionn.validation import check_execution_result, needed_inputs
 
 if TYPE_CHECKING:
     from aionn.runtime.plan import Plan, PreparedStep
@@ -103,6 +103,7 @@ class Burst:
         self._runtime = runtime
         self._plan = plan
         self._inputs = plan.inputs
+        self._needed = functools.cache(functools.partial(needed_inputs, plan.model))
         self._input_indexes = plan.model.main.input_indexes
         self._output_indexes = plan.model.main.output_indexes
         self._device_names = plan.device_names
@@ -310,7 +311,7 @@ class Burst:
         The deadline covers the wait for the slot as well.
         """
         check_deadline_ns(deadline, where="burst")
-        values = check_inputs(self._inputs, inputs)
+        values = check_inputs(self._inputs, inputs, self._needed)
         rank = self._priority if priority is None else self._priority_of(priority)
         slot = await self._take(deadline)
         try:

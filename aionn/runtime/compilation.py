@@ -19,7 +19,7 @@ from aionn.hal import Priority, Timing, check_deadline_ns, check_fences
 from aionn.hal.loops import finish, finish_all
 from aionn.hal.real_work import real_work
 from aionn.hal.tracing import section
-from aionn.runtime.arguments import Array, Binding, RequestArea, check_inputs, output_target
+from aionn.runtime.arguments import BOUND, Array, Binding, RequestArea, check_inputs, output_target
 from aionn.runtime.burst import Burst
 from aionn.runtime.clock import to_ns
 from aionn.runtime.direct import execute_directly, hold
@@ -29,6 +29,7 @@ from aionn.runtime.memory import OwnMemory, bind, image_view
 from aionn.runtime.plan import LastValues, Plan, declared_ns, learnt_by, settle_of
 from aionn.runtime.stepping import execute_step
 from aionn.scheduler.work import Work
+from aionn.validation import needed_inputs
 from fences import SyncFence
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ class Compilation:
         # Address and hash of a dropped compilation come again; this does not, as long as a memory refers to it.
         self.identity = object()
         self.model = plan.model
+        self._needed = functools.cache(functools.partial(needed_inputs, plan.model))
         self.inputs = plan.inputs
         self.outputs = plan.outputs
         self.devices = tuple(device.name for device in plan.devices)
@@ -251,7 +253,7 @@ class Compilation:
         check_deadline_ns(deadline, where="execute")
         bound, plain, targets = self._bindings(inputs, outputs)
         return _Asked(
-            check_inputs(self.inputs, plain),
+            check_inputs(self.inputs, plain, self._needed),
             bound,
             targets,
             deadline,
@@ -305,7 +307,7 @@ class Compilation:
                 plain[index] = pixels
             elif isinstance(value, OwnMemory):
                 bound[main.input_indexes[index]] = bind(self, False, index, value, f"input {index}")
-                plain[index] = None
+                plain[index] = BOUND
         if outputs is not None and len(outputs) != len(self.outputs):
             raise InvalidArgument(f"outputs: expected {len(self.outputs)} entries, got {len(outputs)}")
         for index, value in enumerate(outputs or ()):

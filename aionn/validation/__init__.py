@@ -23,7 +23,7 @@ from aionn.validation.devices import (
     check_output_shapes,
     check_timing,
 )
-from aionn.validation.models import validate_model
+from aionn.validation.models import needed_inputs, validate_model
 from aionn.validation.requests import check_memory_identifiers, validate_request
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "check_memory_identifiers",
     "check_output_shapes",
     "check_timing",
+    "needed_inputs",
     "validate_model",
     "validate_request",
 ]

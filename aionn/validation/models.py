@@ -74,6 +74,19 @@ OMITTABLE = frozenset(
 """Operations that take inputs of lifetime NO_VALUE somewhere; which ones they are is in their contracts."""
 
 
+def needed_inputs(model: Model) -> frozenset[int]:
+    """Which of a model's inputs no execution may leave out: what an operation reads that takes no operand without a value."""
+    read = {
+        index
+        for operation in model.main.operations
+        if operation.type < EXTENSION_OPERATION_MIN
+        and operation.type != OperationType.OEM_OPERATION
+        and operation.type not in OMITTABLE
+        for index in operation.inputs
+    }
+    return frozenset(i for i, index in enumerate(model.main.input_indexes) if index in read)
+
+
 def validate_model(model: Model) -> int:
     """Checks a model against every rule.
 

@@ -151,17 +151,17 @@ class Engine:
         """
         if self._views is None:
             return self._run_by_value(inputs)
-        for view, value in zip(self._views[0], inputs, strict=True):
+        for position, (view, value) in enumerate(zip(self._views[0], inputs, strict=True)):
             if value is None:
-                raise InvalidArgument("execution: an input that the model reads is left out")
+                raise InvalidArgument(f"execution, input {position}: missing")
             np.copyto(view, value, casting="no")
         self._interpreter.invoke()
         return self._views[1]
 
     def _run_by_value(self, inputs: Sequence[Array | None]) -> list[Array]:
-        for index, value in zip(self._inputs, inputs, strict=True):
+        for position, (index, value) in enumerate(zip(self._inputs, inputs, strict=True)):
             if value is None:
-                raise InvalidArgument("execution: an input that the model reads is left out")
+                raise InvalidArgument(f"execution, input {position}: missing")
             self._interpreter.set_tensor(index, value)
         self._interpreter.invoke()
         return [np.asarray(self._interpreter.get_tensor(index)) for index in self._outputs]

@@ -309,9 +309,9 @@ class InPlaceEngine:
 
     def _bind(self, key: tuple[int, ...], arrays: Sequence[Array | None]) -> _Bound:
         given: list[Array] = []
-        for array in arrays:
+        for position, array in enumerate(arrays):
             if array is None:
-                raise InvalidArgument("execution: an input that the model reads is left out")
+                raise InvalidArgument(f"execution, input {position}: missing")
             given.append(array)
         buffers, made, copied = [], [], []
         for place, (tensor, array) in enumerate(zip(self._tensors, given, strict=True)):

@@ -133,8 +133,15 @@ async def test_fences(net: aionn.Compilation) -> None:
 
 
 async def test_input_that_must_not_be_left_out(net: aionn.Compilation) -> None:
-    with pytest.raises(aionn.InvalidArgument):
+    with pytest.raises(aionn.InvalidArgument, match=r"^input 0 \(\w+\): missing$"):
         await net.execute([None])
+    with pytest.raises(aionn.InvalidArgument, match=r"^input 0 \(\w+\): missing$"):
+        net.execute_fenced([None])
+    async with net.burst() as burst:
+        with pytest.raises(aionn.InvalidArgument, match=r"^input 0 \(\w+\): missing$"):
+            await burst.execute([None])
+    with aionn.SharedMemory.from_array(X) as memory:  # Of the application's own: it is not missing.
+        await net.execute([memory])
 
 
 async def test_empty_value_is_no_input(runtime: aionn.Runtime) -> None:
