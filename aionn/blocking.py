@@ -302,7 +302,7 @@ class Execution:
         return self._loop.call(self._execution.wait)
 
     def cancel(self) -> None:
-        """Gives the execution up; see ``aionn.Execution.cancel``."""
+        """Gives the execution up; see ``aionn.Execution.cancel``. ``result`` raises ``ExecutionCancelled`` then."""
         self._loop.do(self._execution.cancel)
 
 

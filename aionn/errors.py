@@ -26,6 +26,7 @@ __all__ = [
     "DeviceUnavailable",
     "Error",
     "ErrorStatus",
+    "ExecutionCancelled",
     "GeneralFailure",
     "InvalidArgument",
     "InvalidModel",
@@ -69,6 +70,10 @@ class Error(Exception):
 
 class GeneralFailure(Error):
     """Something went wrong that has no status of its own."""
+
+
+class ExecutionCancelled(GeneralFailure):
+    """The application gave the execution up, by ``Execution.cancel``: nothing went wrong."""
 
 
 class InvalidArgument(Error, ValueError):

@@ -25,6 +25,7 @@ import msgspec
 from aionn.errors import (
     Error,
     ErrorStatus,
+    ExecutionCancelled,
     GeneralFailure,
     InvalidArgument,
     MissedDeadline,
@@ -278,7 +279,7 @@ class Execution:
             None  # One that was cancelled refers to the frames that it ended in, and those to this object.
         )
         self.state = ExecutionState.FINISHED
-        self._fail(GeneralFailure("execution: cancelled"))
+        self._fail(ExecutionCancelled("execution: cancelled"))
         if self._result is None:
             clear_frames(self._error())
         self._finish(self._area)
@@ -481,9 +482,9 @@ class Execution:
 
     def cancel(self) -> None:
         """Gives the execution up: one that waits never runs; one that runs keeps its slot until the device is done, and its
-        result is thrown away."""
+        result is thrown away. Who waits for the execution is raised ``ExecutionCancelled``."""
         try:
-            self._fail(GeneralFailure("execution: cancelled"))
+            self._fail(ExecutionCancelled("execution: cancelled"))
         finally:
             self._stop_waiting()
 

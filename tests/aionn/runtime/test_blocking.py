@@ -116,7 +116,7 @@ def test_cancelled_execution_tells_who_waits(
     net = runtime.compile(digits)
     fenced = net.execute_fenced([silence], wait_for=[SyncFence("never")])
     fenced.cancel()
-    with pytest.raises(aionn.GeneralFailure, match="cancelled"):
+    with pytest.raises(aionn.ExecutionCancelled, match="cancelled"):
         fenced.result()
 
 

@@ -183,7 +183,7 @@ async def test_what_a_callback_of_an_executions_fence_raises_is_logged(
     given_up = net.execute_fenced([ONE])
     given_up.fence.add_callback(breaks)
     given_up.cancel()
-    with pytest.raises(aionn.GeneralFailure, match="cancelled"):
+    with pytest.raises(aionn.ExecutionCancelled, match="cancelled"):
         await given_up
     assert caplog.text.count("a callback of") == 3
     with anyio.fail_after(LIMIT_S):

@@ -217,7 +217,7 @@ async def test_execution_runs_once_however_often_it_is_awaited(runtime: aionn.Ru
         failed = net.execute_fenced([X])
         failed.cancel()
         for _ in range(2):
-            with pytest.raises(aionn.GeneralFailure, match="cancelled"):
+            with pytest.raises(aionn.ExecutionCancelled, match="cancelled"):
                 await failed
     assert len(reports) == 3  # a compilation and two executions
 
