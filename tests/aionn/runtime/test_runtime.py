@@ -347,7 +347,7 @@ async def test_open_burst_is_closed_with_the_runtime(digits: Path, silence: Valu
         await burst.__aenter__()
         gc.collect()
         await burst.execute([silence])
-    with pytest.raises(aionn.InvalidArgument, match="not open"):
+    with pytest.raises(aionn.InvalidArgument, match="burst: closed"):
         await burst.execute([silence])
 
 
