@@ -18,41 +18,41 @@ app = cyclopts.App(
     suppress_keyboard_interrupt=False,
 )
 _DESCRIPTIONS = {
-    "demo:demo": """
+    "aionn.cli.demo:demo": """
 Recognise shapes in a video and digits in a recording, both live, and show how late and how right the answers were.
 """,
-    "stream:stream": """
+    "aionn.cli.stream:stream": """
 Stream a video or a recording through a model and show how late the answers are and what was recognised.
 """,
-    "run:run": """
+    "aionn.cli.run:run": """
 Execute a model and show its outputs and timing.
 """,
-    "devices:devices": """
+    "aionn.cli.devices:devices": """
 List the devices with type, version, feature level and status, and the drivers that cannot be used, with the reason.
 """,
-    "inspect:inspect": """
+    "aionn.cli.inspect:inspect": """
 Show a model's inputs, outputs, operations, operands, sizes, least feature level, and which device supports what.
 """,
-    "env:env": """
+    "aionn.cli.env:env": """
 List the environment variables, with what they are set to now; fails if a value makes no sense.
 """,
-    "trace:trace": """
+    "aionn.cli.trace:trace": """
 Look into a trace file, as AIONN_TRACE or aionn.open(trace=...) make them.
 """,
-    "simulate:simulate": """
+    "aionn.cli.simulate:simulate": """
 Run a workload's requests through a scheduler on simulated devices, and say what ended on time.
 """,
-    "serve:serve": """
+    "aionn.cli.serve:serve": """
 Serve a device to every application that may write to a socket, until interrupted.
 
 Clients cannot see or disturb one another: each has objects and limits of its own, and what it leaves behind goes with it.
 """,
-    "bench:bench": """
+    "aionn.cli.bench:bench": """
 Measure latency, throughput, compilation, memory and accuracy of a model.
 
 Exit code 1 says that a device failed, or that its answers on labelled data are beyond a limit.
 """,
-    "stress:stress": """
+    "aionn.cli.stress:stress": """
 Work on a device for long, with many clients and clients that die.
 
 Each test ends as SUCCESS, FAILURE, HANG or CRASH. Exit code 1 says that one was no success.
@@ -60,7 +60,7 @@ Each test ends as SUCCESS, FAILURE, HANG or CRASH. Exit code 1 says that one was
 With --soak one run on all devices together takes the place of the tests: their processes are killed and stopped all the time,
 every answer is checked, and exit code 1 says that an answer was wrong or never came, or that something grows.
 """,
-    "conformance:conformance": """
+    "aionn.cli.conformance:conformance": """
 Compare a device's results with what the specification says, or see whether its driver keeps the contract.
 
 Exit code 1 says that something failed.
@@ -69,4 +69,4 @@ Exit code 1 says that something failed.
 """What each command does, as the docstring of its function says: that cannot be read without importing the command."""
 
 for _place, _description in _DESCRIPTIONS.items():
-    app.command(f"aionn.cli.{_place}", name=_place.partition(":")[2], help=_description.strip())
+    app.command(_place, name=_place.partition(":")[2], help=_description.strip())
