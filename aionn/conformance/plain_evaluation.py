@@ -24,8 +24,9 @@ DEFINITIONS: dict[OperationType, Definition] = {**_ELEMENTWISE, **_LAYERS, **_LA
 """The plain definition of each operation that has one."""
 
 
-Disturb = Callable[[OperationType, Operand, Array], Array]
-"""Given an operation, the operand that it writes and the result: the result as another implementation might round it."""
+Disturb = Callable[[PlainCall, Operand, Array], Array]
+"""Given an operation with its inputs, the operand that it writes and the result: the result as another implementation might have
+it."""
 
 
 def evaluate_plainly(
@@ -64,6 +65,6 @@ def evaluate_plainly(
             results = definition(call)
             for index, operand, result in zip(operation.outputs, outputs, results, strict=True):
                 stored = stored_numbers(result, operand)
-                values[index] = stored if disturb is None else disturb(call.operation, operand, stored)
+                values[index] = stored if disturb is None else disturb(call, operand, stored)
     found = [values[index] for index in graph.output_indexes]
     return [array for array in found if array is not None]

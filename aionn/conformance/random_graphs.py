@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from aionn.conformance.accuracy import Criteria, Difference, judge
 from aionn.conformance.extents import Extents
+from aionn.conformance.plain import PlainCall
 from aionn.conformance.plain_evaluation import evaluate_plainly
 from aionn.conformance.random_graph_tests import EXACT_OPERATIONS, SIGNATURES, TESTS, GraphTest
 from aionn.conformance.signatures import Draft, Guarantee, Role, Value
@@ -447,14 +448,20 @@ def _is_determined(case: Case, output: int, criteria: Criteria) -> bool:
 
 
 class _Disturbance:
-    """Rounds results as other legal implementations might: floats by some units in the last place, quantised values by a step."""
+    """Rounds results as other legal implementations might: floats by some units in the last place, quantised values by a step.
+
+    Products of many elements are taken in float32 one after another, from either end: what is beyond its range in between stays an
+    infinity or 0, though the product itself is a small number.
+    """
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
 
-    def __call__(self, operation: OperationType, operand: Operand, result: Array) -> Array:
-        if operation in EXACT_OPERATIONS or result.size == 0:
+    def __call__(self, call: PlainCall, operand: Operand, result: Array) -> Array:
+        if call.operation in EXACT_OPERATIONS or result.size == 0:
             return result
+        if call.operation == OperationType.REDUCE_PROD:
+            result = _product_in_turn(call, result, is_from_end=bool(self._rng.integers(2)))
         if result.dtype.kind == "f":
             finite = np.abs(result[np.isfinite(result)]).astype(np.float64)
             # A sum's error is that of its largest terms, however small the sum.
@@ -463,12 +470,23 @@ class _Disturbance:
             error = self._rng.uniform(-unit, unit, result.shape) * (
                 np.abs(result.astype(np.float64)) + typical
             )
-            return np.asarray(result + error, result.dtype)
+            return np.asarray(np.where(np.isfinite(result), result + error, result), result.dtype)
         if OPERAND_TYPE_PROPERTIES[OperandType(operand.type)].is_quantized:
             info = np.iinfo(result.dtype)
             step = self._rng.integers(-1, 2, result.shape)
             return np.asarray(np.clip(result.astype(np.int64) + step, info.min, info.max), result.dtype)
         return result
+
+
+def _product_in_turn(call: PlainCall, result: Array, *, is_from_end: bool) -> Array:
+    x = call.tensor(0).astype(np.float32)
+    axes = sorted({axis % x.ndim for axis in call.integers(1)})
+    last = range(x.ndim - len(axes), x.ndim)
+    elements = np.moveaxis(x, axes, last).reshape(result.size, -1)
+    if not elements.size:
+        return result
+    products = np.multiply.accumulate(elements[:, ::-1] if is_from_end else elements, axis=1)
+    return products[:, -1].reshape(result.shape).astype(result.dtype)
 
 
 def check(

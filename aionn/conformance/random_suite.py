@@ -66,7 +66,7 @@ NUMBER_MAX = 1 << 40
 """Numbers of graphs are below this: far more than anybody can run, and exact wherever numbers are read as floats."""
 
 UNDETERMINED = (
-    "rounding decides: the reference's own result changes when those before it are rounded differently"
+    "rounding decides: the reference's own result changes when it and those before it are rounded differently"
 )
 
 DEATHS_MAX = 20

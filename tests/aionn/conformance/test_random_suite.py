@@ -12,6 +12,7 @@ import pytest
 
 import aionn.conformance.random_graphs as random_graphs
 from aionn.conformance.expectations import Expectations, Subject, driver_expectations
+from aionn.conformance.plain import PlainCall
 from aionn.conformance.plain_evaluation import evaluate_plainly
 from aionn.conformance.random_graph_tests import TESTS
 from aionn.conformance.random_graphs import Plan, compare, draw_plan, interpret, make_case
@@ -31,7 +32,7 @@ from aionn.conformance.workers import run_random_suite
 from aionn.drivers import registry
 from aionn.drivers.reference import ReferenceDevice, ReferencePreparedModel
 from aionn.errors import InvalidArgument
-from aionn.hal import Device, Model, OperationType
+from aionn.hal import Device, Model, Operand, OperandType, OperationType
 
 KEPT = sorted((Path(__file__).parent / "random_failures").glob("*.json"))
 """Graphs on which a driver once failed, as small as they got."""
@@ -190,6 +191,39 @@ def test_disturbance_leaves_alone_what_only_moves() -> None:
     disturb = random_graphs._Disturbance(np.random.default_rng(0))
     (a,), (b,) = (evaluate_plainly(case.model, case.inputs, disturb=d) for d in (None, disturb))
     assert not np.array_equal(a, b)
+
+
+@pytest.mark.parametrize("large_first", [True, False])
+def test_product_whose_order_decides_whether_it_overflows_is_not_determined(large_first: bool) -> None:
+    large, small = np.full(600, 1e3, np.float32), np.full(600, 1e-4, np.float32)
+    elements = np.concatenate([large, small] if large_first else [small, large])
+    call = PlainCall(
+        OperationType.REDUCE_PROD,
+        [Operand(OperandType.TENSOR_FLOAT32, (1200,)), Operand(OperandType.TENSOR_INT32, (1,))],
+        [elements, np.zeros(1, np.int32)],
+        [Operand(OperandType.TENSOR_FLOAT32, (1,))],
+    )
+    results = set()
+    for seed in range(8):
+        disturb = random_graphs._Disturbance(np.random.default_rng(seed))
+        with np.errstate(all="ignore"):
+            results.add(float(disturb(call, call.outputs[0], np.zeros(1, np.float32))[0]))
+    assert results == {0.0, np.inf}
+    near = PlainCall(
+        call.operation, call.operands, [np.full(1200, 1.001, np.float32), call.stored[1]], call.outputs
+    )
+    product = np.full(1, 1.001**1200, np.float32)
+    np.testing.assert_allclose(disturb(near, near.outputs[0], product), product, rtol=1e-3)
+
+
+def test_disturbance_leaves_infinities_alone() -> None:
+    case = make_case(draw_plan(TESTS["LOGISTIC_1"], 0))
+    assert case is not None
+    operand = case.model.main.outputs[0]
+    call = PlainCall(OperationType.LOGISTIC, [operand], [np.zeros(3, np.float32)], [operand])
+    disturb = random_graphs._Disturbance(np.random.default_rng(0))
+    got = disturb(call, operand, np.array([np.inf, -np.inf, 1], np.float32))
+    assert got[0] == np.inf and got[1] == -np.inf and np.isfinite(got[2])
 
 
 async def test_device_that_hangs_is_replaced_and_its_graph_fails() -> None:
