@@ -181,8 +181,17 @@ class RemoteDevice:
             await anyio.sleep(min(PAUSE_S_MAX, PAUSE_S_MIN * 2 ** (self._short_lives - 2)))
 
     async def _start(self) -> Connection:
-        await self._pause()
-        self._started_s = anyio.current_time()
+        known = self._started_s, self._short_lives
+        try:
+            await self._pause()
+            self._started_s = anyio.current_time()
+            return await self._started()
+        except anyio.get_cancelled_exc_class():
+            # The process ended because its caller did: that says nothing of the driver.
+            self._started_s, self._short_lives = known
+            raise
+
+    async def _started(self) -> Connection:
         spare, self._spare = self._spare, None
         process = None if spare is None else await spare.take()
         connection = None

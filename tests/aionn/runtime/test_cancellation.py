@@ -14,6 +14,7 @@ import contextlib
 import gc
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -488,6 +489,15 @@ async def _next_cancelled_at(results: aionn.Stream[Any], step: int) -> None:
     await Steps(results.__anext__(), [step], lambda count: task.cancel())
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell has its background jobs ignore SIGINT, and what they start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("isolation", ["in_process", "process"])
 @pytest.mark.parametrize("what", ["compilation", "runtime"])
 def test_closing_that_is_interrupted_in_a_thread_leaves_nothing(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import time
@@ -56,4 +57,36 @@ async def test_driver_that_never_answers_hello_is_started_with_pauses(
         if time.monotonic() - began_s < client_module.SHORT_LIFE_S:
             starts_paused = [s for s in paused_s if s >= client_module.PAUSE_S_MIN]
             assert starts_paused == [client_module.PAUSE_S_MIN * 2**n for n in range(3)]
+        await device.aclose()
+
+
+async def test_start_that_its_caller_cancels_says_nothing_of_the_driver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    paused_s: list[float] = []
+    hangs = True
+
+    async def noted(delay_s: float) -> None:
+        paused_s.append(delay_s)
+        await anyio.lowlevel.checkpoint()
+
+    async def open_never(self: RemoteDevice) -> Any:
+        if hangs:
+            await anyio.sleep_forever()
+        return Gone()
+
+    monkeypatch.setattr(RemoteDevice, "_open", open_never)
+    async with anyio.create_task_group() as tasks:
+        device = RemoteDevice("reference", "test", tasks)
+        for _ in range(5):
+            with anyio.CancelScope() as scope:
+                asyncio.get_running_loop().call_soon(scope.cancel)
+                await device.connect()
+            assert scope.cancelled_caught
+        monkeypatch.setattr(client_module.anyio, "sleep", noted)
+        hangs = False
+        for _ in range(2):
+            with pytest.raises(DeviceUnavailable):
+                await device.connect()
+        assert not [s for s in paused_s if s >= client_module.PAUSE_S_MIN]
         await device.aclose()
