@@ -78,6 +78,8 @@ CONSTANT_PROBABILITY = 0.5
 DISTURBANCES = 8
 """Ways of rounding tried before an output counts as determined."""
 
+_FLOAT16_RANGE = (np.finfo(np.float16).min, np.finfo(np.float16).max)
+
 ROUNDED_UNITS = 8
 """Units in the last place by which implementations of one operation differ, as the criteria for single operations allow."""
 
@@ -470,7 +472,11 @@ class _Disturbance:
             error = self._rng.uniform(-unit, unit, result.shape) * (
                 np.abs(result.astype(np.float64)) + typical
             )
-            return np.asarray(np.where(np.isfinite(result), result + error, result), result.dtype)
+            moved = np.where(np.isfinite(result), result + error, result)
+            if result.dtype == np.float16 and self._rng.integers(2):
+                # Others keep these numbers in float32, and have a large number instead of an infinity.
+                moved = np.clip(moved, *_FLOAT16_RANGE)
+            return np.asarray(moved, result.dtype)
         if OPERAND_TYPE_PROPERTIES[OperandType(operand.type)].is_quantized:
             info = np.iinfo(result.dtype)
             step = self._rng.integers(-1, 2, result.shape)

@@ -369,6 +369,8 @@ def read_trace(path: Path) -> list[float]:
             if rows.fieldnames is None or "TIMESTAMP" not in rows.fieldnames:
                 raise InvalidArgument(f"{path}, line 1, TIMESTAMP: the column is missing")
             times = [_seconds_of(row["TIMESTAMP"], path, rows.line_num) for row in rows]
+    except InvalidArgument:
+        raise  # One of them is an OSError as well.
     except OSError as e:
         raise InvalidArgument(f"{path}: cannot be read: {e.strerror}") from e
     except UnicodeDecodeError as e:

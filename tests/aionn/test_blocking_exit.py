@@ -100,7 +100,7 @@ def test_interpreter_ends_with_an_open_runtime(work: str) -> None:
     code, lines, errors = _run(OPEN + WORK[work])
     assert (code, errors) == (0, "")
     if work.startswith("execution"):
-        assert lines == ["GeneralFailure"]
+        assert lines == ["ExecutionCancelled"]
 
 
 def test_interpreter_ends_with_an_open_runtime_in_the_same_process() -> None:
