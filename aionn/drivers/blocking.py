@@ -27,7 +27,7 @@ from aionn.drivers.checked import CheckedDevice
 from aionn.drivers.fenced import Alarm
 from aionn.drivers.gate import SlotGate, run_on_gate
 from aionn.drivers.prepared import BlockingPreparedModel, DirectBurst
-from aionn.errors import InvalidArgument, MissedDeadline, shortage_of
+from aionn.errors import InvalidArgument, MissedDeadline, ResourceExhausted
 from aionn.hal import (
     CacheFiles,
     DeviceInfo,
@@ -38,6 +38,7 @@ from aionn.hal import (
 )
 from aionn.hal.loops import finish
 from aionn.hal.real_work import real_work
+from aionn.hal.threads import start_thread
 from aionn.hal.tracing import section
 from fences import SyncFence
 from fences import now_ns as fences_now_ns
@@ -190,10 +191,8 @@ class BlockingDevice(CheckedDevice):
         closer = threading.Thread(target=close, name=f"aionn-{self.info.name}-close")
         with real_work(f"closing {self.gate}"):
             try:
-                closer.start()
-            except (MemoryError, RuntimeError) as e:
-                if shortage_of(e, self.info.name) is None:
-                    raise
+                start_thread(closer, self.info.name)
+            except ResourceExhausted:
                 await self._end_threads()
                 close()  # There is nothing left to wait for.
                 return

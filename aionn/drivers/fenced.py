@@ -18,9 +18,10 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from aionn.errors import Error, ErrorStatus, GeneralFailure, MissedDeadline, shortage_of, status_of
+from aionn.errors import Error, ErrorStatus, GeneralFailure, MissedDeadline, status_of
 from aionn.hal import NO_TIMING, ExecutionResult, FencedTiming, Timing
 from aionn.hal.real_work import begin_real_work
+from aionn.hal.threads import start_thread
 from fences import FenceStatus, SyncFence, merge
 
 if TYPE_CHECKING:
@@ -56,10 +57,7 @@ class Alarm:
                 return
             if self._thread is None:
                 thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-                try:
-                    thread.start()
-                except (MemoryError, RuntimeError) as e:
-                    raise shortage_of(e, self._name) or e from e
+                start_thread(thread, self._name)
                 self._thread = thread
             heapq.heappush(self._heap, (time_ns, next(self._sequence), function))
             self._condition.notify()

@@ -22,10 +22,11 @@ from collections.abc import Callable, Hashable
 from types import TracebackType
 from typing import TypeVar
 
-from aionn.errors import DeviceUnavailable, Error, GeneralFailure, ResourceExhausted, shortage_of
+from aionn.errors import DeviceUnavailable, Error, GeneralFailure, ResourceExhausted
 from aionn.hal import Priority
 from aionn.hal.callers import client_of_call
 from aionn.hal.real_work import real_work
+from aionn.hal.threads import start_thread
 from aionn.interpreter import RunControl
 from aionn.scheduler.queue import WAITING_MAX, WaitingRoomStatistics
 from aionn.scheduler.sharing import Claim, SharedSlots
@@ -196,12 +197,9 @@ class SlotGate:
         for _ in range(self._slot_count + self._asleep_count - len(self._threads)):
             thread = threading.Thread(target=self._work, name=f"aionn-{self._name}", daemon=True)
             try:
-                thread.start()
-            except (MemoryError, RuntimeError) as e:
-                shortage = shortage_of(e, self._name)
-                if shortage is None:
-                    raise
-                return shortage
+                start_thread(thread, self._name)
+            except ResourceExhausted as e:
+                return e
             self._threads.append(thread)
         return None
 

@@ -19,7 +19,8 @@ from typing import Any, Generic, TypeVar
 import anyio
 import anyio.from_thread
 
-from aionn.errors import GeneralFailure, InvalidArgument, shortage_of
+from aionn.errors import GeneralFailure, InvalidArgument, ResourceExhausted, shortage_of
+from aionn.hal.threads import start_thread
 from aionn.runtime.background import Background, Waiter
 
 __all__ = ["Forked", "LoopThread", "close_at_exit", "forget", "read_on_thread"]
@@ -210,10 +211,10 @@ async def read_on_thread(source: Iterable[_Item], loop: LoopThread) -> AsyncIter
     thread = threading.Thread(target=read, name="aionn-source", daemon=True)
     loop.sources.add(thread)
     try:
-        thread.start()
-    except (MemoryError, RuntimeError) as e:
+        start_thread(thread, "aionn.blocking: the source of a stream")
+    except ResourceExhausted:
         loop.sources.discard(thread)  # Closing joins what is there.
-        raise shortage_of(e, "aionn.blocking: the source of a stream") or e from e
+        raise
     try:
         while True:
             asked = _Asked[_Item](loop.background.waiter())

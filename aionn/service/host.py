@@ -45,6 +45,7 @@ from aionn.errors import (
 from aionn.hal import Device
 from aionn.hal.log_tags import choose_tags
 from aionn.hal.loops import finish
+from aionn.hal.threads import start_thread
 from aionn.hal.tracing import TRACE_VARIABLE, start_tracing
 from aionn.service.admission import Admission, ClientLimits, Credentials, Place
 from aionn.service.channel import Channel
@@ -505,13 +506,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     try:
         try:
-            watch.start()
-        except (MemoryError, RuntimeError) as e:
-            shortage = shortage_of(e, "driver process")
-            if shortage is None:
-                raise
+            start_thread(watch, "driver process")
+        except ResourceExhausted as e:
             # Without the watch a device that hangs would outlive its client; to say so takes no thread.
-            anyio.run(_refuse, sock, shortage)
+            anyio.run(_refuse, sock, e)
             return
         anyio.run(_main, options.driver, options.name, sock, options.hang_after)
     except (MemoryError, OSError, RuntimeError) as e:
