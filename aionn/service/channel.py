@@ -9,7 +9,7 @@ Invariants:
    than ``BYTES_AT_ONCE_MAX``, ``INLINE_BYTES_AT_ONCE_MAX`` and ``OWED_BYTES_MAX`` of them; the peer's further messages wait in
    the socket.
 3. Whatever the peer sends, other tasks of the loop get their turn after ``TURN_WEIGHT`` of it; after each message where the peer
-   has other connections as well (``peers``).
+   has other connections as well, or does not wait for its answers while other processes are served (``peers``).
 4. Descriptors that come with a message are closed when it was handled or refused.
 5. A message whose descriptors cannot be taken because none is left here is answered with RESOURCE_EXHAUSTED, one whose memories
    cannot be used with GENERAL_FAILURE, and the connection goes on; one that was cut off for any other reason, or is no message,
@@ -45,7 +45,7 @@ from aionn.errors import (
 )
 from aionn.hal.loops import Home
 from aionn.service.handles import close_all
-from aionn.service.large import InMemory, in_memory, read_parts
+from aionn.service.large import InMemory, check_answered, in_memory, read_parts
 from aionn.service.load import Load
 from aionn.service.outbox import Outbox, Outgoing
 from aionn.service.peers import Peer
@@ -75,7 +75,7 @@ from aionn.service.received import (
     have_strange_sockets,
     no_descriptor_is_left,
 )
-from aionn.service.sizes import INLINE_BYTES_MAX, SMALL_BYTES_MAX, kind_of, shortened
+from aionn.service.sizes import INLINE_BYTES_MAX, SMALL_BYTES_MAX, shortened
 
 __all__ = ["Channel", "Handler", "Pending", "SettleOf"]
 
@@ -176,6 +176,7 @@ class Channel:
         self._why_dead: str | None = None
         self._outbox = Outbox(sock, lambda why: self.close(f"{peer_name} is gone: {why}"))
         self._turn_left = TURN_WEIGHT
+        self._has_waited = True
         self._load = Load()
         self._room = anyio.Event()
         self.received_count = 0
@@ -210,6 +211,7 @@ class Channel:
                 tasks.cancel_scope.cancel()
         finally:
             self._peer.connections -= 1
+            self._peer.calls -= self._load.worked_on  # Of tasks that were cancelled before they began.
             self.close(f"{self._peer_name} is gone")
             with anyio.CancelScope(shield=True):
                 await drain(self._sock)
@@ -245,7 +247,8 @@ class Channel:
 
     async def _take_turn(self, payload: bytes) -> None:
         """Lets other tasks go first when this connection has had its turn."""
-        if self._turn_left <= 0 or self._peer.shares_turns:
+        self._peer.received(has_waited=self._has_waited)
+        if self._turn_left <= 0 or self._peer.takes_turns:
             await self._peer.next_turn()
             self._turn_left = TURN_WEIGHT
         self._turn_left -= 1 + len(payload) // TURN_WEIGHT_BYTES
@@ -256,7 +259,7 @@ class Channel:
             raise ResourceExhausted("no descriptor is left to take those of the message", transient=True)
         stands_for = in_memory(payload)
         if self._answered is not None and (fds or stands_for is not None):
-            _check_answered(payload, stands_for, self._answered)
+            check_answered(payload, stands_for, self._answered)
         if stands_for is None:
             if len(payload) > SMALL_BYTES_MAX and self._is_unexpected(read_envelope(payload)):
                 return None, 0
@@ -307,11 +310,13 @@ class Channel:
             # Known before its task begins: the peer may have cancelled it by then.
             self._handled[message.id] = handled = _Handled(message.body, large_bytes, inline_bytes)
             self._load.begin(large_bytes, inline_bytes)
+            self._peer.calls += 1
             tasks.start_soon(self._handle, message, handled)
 
     async def _receive(self) -> tuple[bytes, list[int], bool]:
         """A datagram, its descriptors, and whether some of those were lost because none is left in this process."""
         size = SENT_AT_ONCE_MAX * array.array("i").itemsize
+        self._has_waited = False
         while True:
             try:
                 # Without MSG_CMSG_CLOEXEC a child forked at this moment would inherit the descriptors.
@@ -322,6 +327,7 @@ class Channel:
             except BlockingIOError:
                 await anyio.wait_readable(self._sock)
                 self._turn_left = TURN_WEIGHT
+                self._has_waited = True
         fds = descriptors_of(ancillary) if ancillary else []
         if fds and have_strange_sockets(fds):
             close_all(fds)
@@ -342,7 +348,7 @@ class Channel:
         try:
             reply: ReplyBody
             with handled.scope:
-                reply = await self._answer(call)
+                reply = await self._peer.charged(self._answer(call))
             if handled.scope.cancelled_caught:
                 reply = await self._settled(handled)
         except anyio.get_cancelled_exc_class() as e:
@@ -355,6 +361,7 @@ class Channel:
             if self._handled.get(number) is handled:
                 del self._handled[number]
             self._load.end(handled.large_bytes, handled.inline_bytes)
+            self._peer.calls -= 1
             self._room.set()
         self._answer_with(Reply(number, reply))
 
@@ -549,22 +556,6 @@ def _answer_to(payload: bytes, failed: Failed) -> Reply | _Refusal | None:
         return None
     is_call, number = envelope
     return _Refusal(Reply(number, failed)) if is_call else Reply(number, failed)
-
-
-def _check_answered(payload: bytes, stands_for: InMemory | None, answered: Set[str]) -> None:
-    """Refuses a call that this end does not answer, before what came with it costs anything.
-
-    Raises:
-        GeneralFailure: It is such a call; this is its answer.
-        InvalidArgument: It is no message.
-    """
-    if stands_for is None:
-        envelope, kind = read_envelope(payload), kind_of(payload)
-        is_call = envelope is not None and envelope[0]
-    else:
-        is_call, kind = stands_for.is_call, stands_for.kind
-    if is_call and kind not in answered:
-        raise GeneralFailure(f"message: this end answers no {shortened(kind)}")
 
 
 def _outgoing(

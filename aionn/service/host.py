@@ -194,6 +194,8 @@ async def serve(
         try:
             await channel.run()
         finally:
+            if peer is not None:
+                peer.connects_or_leaves()
             was_cut_off = channel.was_cut_off or session.account.taken("executions") > 0
             try:
                 await finish(session.aclose())
@@ -263,27 +265,28 @@ async def listen(
         async with anyio.create_task_group() as tasks:
             if started is not None:
                 started.set()
-            admission, peers = Admission(limits), Peers()
+            admission, peers, cut_off = Admission(limits), Peers(), _CutOff()
             refusals = anyio.CapacityLimiter(REFUSALS_MAX)
-            cut_off = _CutOff()
             tasks.start_soon(cut_off.collect)
 
             async def serve_one(sock: socket.socket, client: Credentials, place: Place) -> None:
+                peer = peers.of(client.pid)
+                peer.connects_or_leaves()
+                one = serve(
+                    device,
+                    sock,
+                    quotas=quotas,
+                    progress=progress,
+                    idle_s=idle_s,
+                    sealed_only=True,
+                    peer_name=f"the client ({client})",
+                    hello_s=limits.hello_s,
+                    place=place,
+                    on_hello=lambda: admission.greeted(place),
+                    peer=peer,
+                )
                 try:
-                    was_cut_off = await serve(
-                        device,
-                        sock,
-                        quotas=quotas,
-                        progress=progress,
-                        idle_s=idle_s,
-                        sealed_only=True,
-                        peer_name=f"the client ({client})",
-                        hello_s=limits.hello_s,
-                        place=place,
-                        on_hello=lambda: admission.greeted(place),
-                        peer=peers.of(client.pid),
-                    )
-                    if was_cut_off:
+                    if await peer.charged(one):
                         cut_off.happened.set()
                 except Exception:
                     # One client's end, however it comes, is not the others'.
@@ -293,7 +296,7 @@ async def listen(
 
             while True:
                 # Where connections come without end, those who are served have their turns between two of them.
-                await anyio.lowlevel.checkpoint()
+                await peers.next_connection()
                 sock = await _accept(listener)
                 try:
                     client = Credentials.of(sock)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence, Set
 from typing import TypeVar
 
 import msgspec
@@ -24,12 +24,13 @@ import numpy as np
 
 from aionn.errors import GeneralFailure, InvalidArgument
 from aionn.hal import Memory, Model, Operand, Operation, Subgraph
-from aionn.service.sizes import array_length, check_large
+from aionn.service.sizes import array_length, check_large, kind_of, read_envelope, shortened
 
 __all__ = [
     "MESSAGE_BYTES_MAX",
     "InMemory",
     "Parts",
+    "check_answered",
     "in_memory",
     "is_large_model",
     "read_parts",
@@ -137,6 +138,22 @@ def in_memory(payload: bytes) -> InMemory | None:
             f"message: expected a memory of at most {MESSAGE_BYTES_MAX} bytes, got {stands_for.total_bytes}"
         )
     return stands_for
+
+
+def check_answered(payload: bytes, stands_for: InMemory | None, answered: Set[str]) -> None:
+    """Refuses a call that this end does not answer, before what came with it costs anything.
+
+    Raises:
+        GeneralFailure: It is such a call; this is its answer.
+        InvalidArgument: It is no message.
+    """
+    if stands_for is None:
+        envelope, kind = read_envelope(payload), kind_of(payload)
+        is_call = envelope is not None and envelope[0]
+    else:
+        is_call, kind = stands_for.is_call, stands_for.kind
+    if is_call and kind not in answered:
+        raise GeneralFailure(f"message: this end answers no {shortened(kind)}")
 
 
 def is_large_model(model: Model) -> bool:

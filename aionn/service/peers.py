@@ -1,45 +1,171 @@
-"""What the connections of one peer process share: a turn of the event loop.
+"""What the processes at the other ends of a socket's connections share: the event loop's time.
 
-Owns who of them is next. A peer with many connections would have as many turns where another has one: the time that a message takes
-would be multiplied by their number before another peer's message is looked at.
+Owns which of them is next, and how much of the loop's time goes to those that do not wait for their answers. A process with many
+connections would have as many turns where another has one, and one that sends without a pause would have a message between any two
+steps of another's call.
 
-Invariant: while a process has more than one connection, one message of them all, or one part of a large one, is taken in each turn
-of the loop, and its connections take turns in the order in which they came.
+The rule. A process has a backlog where its next message is here before the loop has waited for it, where more than one of its calls
+is under way, or where a connection of it begins or ends. While other processes are served as well, one message of all that have a
+backlog, or one part of a large one, is taken in a turn of the loop, and each of them has its turn; when they have used the loop for
+some time, it is left to the others ``PAUSE`` times as long. Hence all that have a backlog get a share of ``1 / (1 + PAUSE)`` of it
+together. A process that waits for each answer before it sends the next call has no backlog, and a process that is served alone is
+never paused.
+
+Invariants:
+1. While a process has more than one connection, one message of them all, or one part of a large one, is taken in each turn of the
+   loop, and its connections take turns in the order in which they came.
+2. No pause is longer than ``PAUSE_NS_MAX``, whatever was used.
+
+A rejected simpler way: equal shares. A client whose calls take half of the loop by themselves waits for most of another's messages
+then, and the median of its latency doubles.
 """
 
 from __future__ import annotations
 
+import time
+import types
 import weakref
-from collections.abc import Hashable
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable
+from typing import Any, TypeVar
 
 import anyio
 import anyio.lowlevel
 
-__all__ = ["Peer", "Peers"]
+__all__ = ["Peer", "Peers", "Shares"]
+
+PAUSE = 4
+"""How many times as long as processes with a backlog have used the loop it is left to the others."""
+
+PAUSE_NS_MIN = 1_000_000
+"""Shorter pauses are put off until they add up to this: the timers of event loops are a millisecond coarse."""
+
+PAUSE_NS_MAX = 50_000_000
+"""The longest pause. A message that is worked on for long must not silence its process for seconds."""
+
+COMPANY_NS = 100_000_000
+"""How long after its last message a process counts as served: a camera's client has three frames in that time."""
+
+_T = TypeVar("_T")
+
+
+class Shares:
+    """Which processes are served at the same time, and how long those with a backlog pause. Pure: the time is an argument."""
+
+    __slots__ = ("_before", "_free_ns", "_latest")
+
+    def __init__(self) -> None:
+        # The process that sent last and the one that did before it: whether there is another takes no more.
+        self._latest: tuple[object, int] | None = None
+        self._before: tuple[object, int] | None = None
+        self._free_ns = 0
+
+    def received(self, process: object, now_ns: int) -> None:
+        """A message of a process was received."""
+        if self._latest is not None and self._latest[0] is not process:
+            self._before = self._latest
+        self._latest = (process, now_ns)
+
+    def has_company(self, process: object | None, now_ns: int) -> bool:
+        """Whether a process other than this one, or any for None, is served."""
+        latest = self._latest
+        other = self._before if latest is not None and latest[0] is process else latest
+        return other is not None and now_ns - other[1] < COMPANY_NS
+
+    def used(self, process: object, used_ns: int, now_ns: int) -> None:
+        """A process with a backlog has used the loop."""
+        if self.has_company(process, now_ns):
+            free_ns = max(self._free_ns, now_ns) + PAUSE * used_ns
+            self._free_ns = min(free_ns, now_ns + PAUSE_NS_MAX)
+
+    def pause_ns(self, now_ns: int) -> int:
+        """How long processes with a backlog have to pause now; 0 where one of them may go on."""
+        left_ns = self._free_ns - now_ns
+        return left_ns if left_ns >= PAUSE_NS_MIN else 0
+
+
+class _Turns:
+    """The turns of all processes of a socket that have a backlog.
+
+    Attributes:
+        shares: Who is served.
+    """
+
+    __slots__ = ("_lock", "shares")
+
+    def __init__(self) -> None:
+        self.shares = Shares()
+        self._lock = anyio.Lock()
+
+    async def next(self) -> None:
+        """Waits for the turn of one message or connection. Cancelled, it has had none."""
+        async with self._lock:  # The one that has waited longest is next.
+            await anyio.lowlevel.checkpoint()
+            while pause_ns := self.shares.pause_ns(time.monotonic_ns()):
+                await anyio.sleep(pause_ns / 1e9)
 
 
 class Peer:
     """A process at the other end of connections.
 
+    Args:
+        turns: Of the socket whose other clients are served at the same time; None for a process that is served alone.
+
     Attributes:
         connections: How many there are.
+        calls: How many of its calls are under way.
     """
 
-    __slots__ = ("__weakref__", "_turn", "connections")
+    __slots__ = ("__weakref__", "_has_backlog", "_turn", "_turns", "calls", "connections")
 
-    def __init__(self) -> None:
+    def __init__(self, turns: _Turns | None = None) -> None:
         self.connections = 0
+        self.calls = 0
+        self._turns = turns
         self._turn = anyio.Lock(fast_acquire=True)
+        self._has_backlog = False
 
     @property
-    def shares_turns(self) -> bool:
-        """Whether there are several connections."""
-        return self.connections > 1
+    def takes_turns(self) -> bool:
+        """Whether its messages wait for ``next_turn``, each: it has several connections, or is to be paced."""
+        return self.connections > 1 or self._is_paced
+
+    @property
+    def _is_paced(self) -> bool:
+        """Whether it has a backlog, and other processes are served as well."""
+        turns = self._turns
+        if turns is None or not self._has_backlog:
+            return False
+        return turns.shares.has_company(self, time.monotonic_ns())
+
+    def received(self, *, has_waited: bool) -> None:
+        """A message was received.
+
+        Args:
+            has_waited: Whether the loop has waited for it.
+        """
+        if self._turns is not None:
+            self._turns.shares.received(self, time.monotonic_ns())
+            self._has_backlog = not has_waited or self.calls > 1
+
+    def connects_or_leaves(self) -> None:
+        """A connection begins or ends."""
+        self._has_backlog = True
+
+    def charged(self, coroutine: Coroutine[Any, Any, _T]) -> Awaitable[_T]:
+        """A coroutine of which each step counts as this process's use of the loop; owned by whoever awaits it."""
+        return coroutine if self._turns is None else _charged(coroutine, self._charge)
+
+    def _charge(self, used_ns: int) -> None:
+        if self._turns is not None and self._has_backlog:
+            self._turns.shares.used(self, used_ns, time.monotonic_ns())
 
     async def next_turn(self) -> None:
-        """Lets other tasks of the loop go first, and other connections of this process before them."""
+        """Lets other tasks of the loop go first, and other connections of this process before them; pauses as the rule says."""
         async with self._turn:
-            await anyio.lowlevel.checkpoint()
+            if self._turns is not None and self._is_paced:
+                await self._turns.next()
+            else:
+                await anyio.lowlevel.checkpoint()
 
 
 class Peers:
@@ -47,10 +173,40 @@ class Peers:
 
     def __init__(self) -> None:
         self._known: weakref.WeakValueDictionary[Hashable, Peer] = weakref.WeakValueDictionary()
+        self._turns = _Turns()
 
     def of(self, process: Hashable) -> Peer:
         """A process, by its number; forgotten with its last connection."""
         peer = self._known.get(process)
         if peer is None:
-            peer = self._known[process] = Peer()
+            peer = self._known[process] = Peer(self._turns)
         return peer
+
+    async def next_connection(self) -> None:
+        """Lets other tasks of the loop go first; while processes are served, a new connection waits for its turn like a backlog."""
+        if self._turns.shares.has_company(None, time.monotonic_ns()):
+            await self._turns.next()
+        else:
+            await anyio.lowlevel.checkpoint()
+
+
+@types.coroutine
+def _charged(coroutine: Coroutine[Any, Any, _T], charge: Callable[[int], None]) -> Generator[Any, Any, _T]:
+    """Awaits a coroutine; ``charge`` is called after each of its steps with the time that the step took."""
+    step: Callable[[Any], Any] = coroutine.send
+    argument: Any = None
+    while True:
+        began_ns = time.monotonic_ns()
+        try:
+            yielded = step(argument)
+        except StopIteration as e:
+            result: _T = e.value
+            return result
+        finally:
+            argument = None  # An exception would lie in a cycle with this frame.
+            charge(time.monotonic_ns() - began_ns)
+        try:
+            argument = yield yielded
+            step = coroutine.send
+        except BaseException as e:
+            step, argument = coroutine.throw, e

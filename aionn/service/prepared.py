@@ -52,7 +52,8 @@ from aionn.service.protocol import (
     Launch,
 )
 from aionn.service.repetition import Compute, ComputeFenced, CreateExecution, CreateExecutionReply
-from fences import FenceStatus, SyncFence
+from aionn.service.sizes import FENCES_MAX
+from fences import FenceStatus, SyncFence, merge
 
 __all__ = ["RemoteBuffer", "RemoteExecution", "RemotePreparedModel"]
 
@@ -332,7 +333,8 @@ class RemoteBuffer:
 
 def _fences(wait_for: Sequence[SyncFence]) -> tuple[SyncFence, ...]:
     # What is no fence would make a message that no driver process can read; whether one has failed is the driver's to say.
-    return check_fences(wait_for, where="fenced execution", may_have_failed=True)
+    fences = check_fences(wait_for, where="fenced execution", may_have_failed=True)
+    return fences if len(fences) <= FENCES_MAX else (merge(fences, "all that a fenced execution waits for"),)
 
 
 def _launched(channel: Channel, reply: ExecuteFencedReply) -> FencedExecution:

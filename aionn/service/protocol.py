@@ -62,6 +62,7 @@ from aionn.service.repetition import (
     RecallMemories,
 )
 from aionn.service.sizes import (
+    FENCES_MAX,
     INLINE_BYTES_MAX,
     MODEL_INLINE_BYTES_MAX,
     MODEL_KINDS,
@@ -550,6 +551,8 @@ def _decode(payload: bytes, fds: Sequence[int], sealed_only: bool, account: Acco
             index, *rest = value
             return memory_from_wire(take(index), rest, sealed_only=sealed_only, account=account)
         if kind is SyncFence:
+            if len(imported) == FENCES_MAX:
+                raise InvalidArgument(f"message: expected at most {FENCES_MAX} fences, got more")
             index, state = value
             record = msgspec.convert(state, FenceState)
             fd = None if index is None else take(index)

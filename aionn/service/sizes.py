@@ -18,6 +18,7 @@ from aionn.errors import InvalidArgument
 
 __all__ = [
     "ARGUMENTS_MAX",
+    "FENCES_MAX",
     "INLINE_BYTES_MAX",
     "MODEL_INLINE_BYTES_MAX",
     "MODEL_KINDS",
@@ -44,7 +45,10 @@ MODEL_INLINE_BYTES_MAX = 4 << 10
 """Largest model that travels as it is: some hundred operands, half a millisecond."""
 
 ARGUMENTS_MAX = 1024
-"""Arguments of a request on one side, pools, and fences: a network with a state per layer has some hundreds."""
+"""Arguments of a request on one side, and pools: a network with a state per layer has some hundreds."""
+
+FENCES_MAX = 8
+"""Fences of a message: taking one and waiting for it is some 50 microseconds of the event loop. A sender merges what is more."""
 
 TEXT_CHARACTERS_MAX = 1000
 """Longest text of an error that is sent; it may quote what the peer said."""

@@ -81,6 +81,7 @@ from aionn.service.repetition import (
     ForgetMemory,
     RecallMemories,
 )
+from aionn.service.sizes import FENCES_MAX
 from fences import SyncFence
 
 NUMBER = 0xC0FFEE01
@@ -241,7 +242,7 @@ def _executions(writer: Writer) -> Iterator[Memory]:
     writer.call("execute_of_another", Execute(10**6, own, *limits))
     writer.call("create", CreateExecution(PREPARED, own, False, None))
     writer.call("compute", Compute(FIRST_EXECUTION, None))
-    fences = [SyncFence(f"hostile {i}") for i in range(200)]
+    fences = [SyncFence(f"hostile {i}") for i in range(FENCES_MAX)]
     for name, waits in (("fenced_ready", ()), ("fenced", fences[:1]), ("fenced_many", fences)):
         writer.call(name, ExecuteFenced(PREPARED, own, tuple(waits), *limits, None))
     writer.call("compute_fenced", ComputeFenced(FIRST_EXECUTION, tuple(fences[:1]), None, None))

@@ -23,7 +23,7 @@ from aionn.service import channel as channel_module
 from aionn.service import load as load_module
 from aionn.service import outbox as outbox_module
 from aionn.service.channel import TURN_WEIGHT, TURN_WEIGHT_BYTES, Channel
-from aionn.service.peers import Peer, Peers
+from aionn.service.peers import Peer
 from aionn.service.protocol import (
     Call,
     CancelCall,
@@ -205,14 +205,6 @@ async def test_parts_of_large_models_of_one_process_are_decoded_in_turn(
                 most = max(most, decoded[0] - before)
     # Copying their memories is for two threads: a few begin where others are.
     assert most <= 3 if is_one_process else most > 3
-
-
-def test_process_is_forgotten_with_its_last_connection() -> None:
-    peers = Peers()
-    first = peers.of(7)
-    assert peers.of(7) is first and peers.of(8) is not first
-    del first
-    assert len(peers._known) == 0
 
 
 @pytest.mark.parametrize("text_bytes", [0, TURN_WEIGHT_BYTES, 2 * TURN_WEIGHT_BYTES])
