@@ -40,6 +40,7 @@ from aionn.service.protocol import (
     decode,
     encode,
 )
+from aionn.service.sizes import FENCES_MAX
 from fences import FenceStatus, SyncFence
 
 SETTLED_S_MAX = 10.0
@@ -164,7 +165,7 @@ def no_garbage_collection() -> Iterator[Counter[int]]:
 async def test_fences_of_a_client_that_left_are_given_up(served: Any, small: Any) -> None:
     raw = await served.raw().hello()
     prepared = await prepare(raw, small.sum_model())
-    fences = [SyncFence() for _ in range(20)]
+    fences = [SyncFence() for _ in range(FENCES_MAX)]
     raw_only = descriptor_count()
     for fence in fences:
         fence.fileno()

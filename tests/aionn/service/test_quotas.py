@@ -37,6 +37,7 @@ from aionn.service.protocol import (
     encode,
 )
 from aionn.service.quotas import Account, Quotas
+from aionn.service.sizes import FENCES_MAX
 from fences import SyncFence
 
 GIB = 1 << 30
@@ -128,13 +129,15 @@ async def test_pending_fences_are_limited_per_client(serving: Any, small: Any) -
     client = served.client()
     prepared = await client.prepare_model(small.sum_model())
     work = small.Sum()
-    fences = [SyncFence() for _ in range(30)]
+    fences = [SyncFence() for _ in range(3 * FENCES_MAX)]
+    first = await prepared.execute_fenced(work.request, fences[:FENCES_MAX])
+    second = await prepared.execute_fenced(work.request, fences[FENCES_MAX : 2 * FENCES_MAX])
     with pytest.raises(ResourceExhausted, match="descriptors"):
-        await prepared.execute_fenced(work.request, fences)
-    launched = await prepared.execute_fenced(work.request, fences[:10])
+        await prepared.execute_fenced(work.request, fences[2 * FENCES_MAX :])
     for fence in fences:
         fence.signal()
-    await launched.fence
+    await first.fence
+    await second.fence
     assert work.is_right
     await client.aclose()
 
@@ -186,7 +189,7 @@ async def test_more_cache_files_than_a_device_can_have_are_no_message(served: An
 
 
 async def test_request_that_repeats_one_descriptor_counts_each_use(serving: Any, small: Any) -> None:
-    served = await serving(descriptors=100)
+    served = await serving(descriptors=FENCES_MAX - 1)
     raw = await served.raw().hello()
     work = small.Sum()
     before = len(os.listdir("/proc/self/fd"))
@@ -194,7 +197,7 @@ async def test_request_that_repeats_one_descriptor_counts_each_use(serving: Any,
     many = type(request)(request.inputs, request.outputs, request.pools * 200)
     reply = await raw.ask(2, Execute(1, many, False, None, None))
     assert isinstance(reply, Failed) and reply.status == ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
-    fences = tuple(SyncFence() for _ in range(150))
+    fences = tuple(SyncFence() for _ in range(FENCES_MAX))
     reply = await raw.ask(3, ExecuteFenced(1, request, fences, False, None, None, None))
     assert isinstance(reply, Failed) and reply.status == ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
     for fence in fences:
