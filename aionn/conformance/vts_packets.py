@@ -56,6 +56,7 @@ from aionn.conformance.vts_case import (
 from aionn.conformance.vts_models import RequestPools, add_model, has_definite_outputs, model_of, split_model
 from aionn.errors import ErrorStatus
 from aionn.hal import DataLocation, ExecutionResult, Memory, Model, PreparedModel, Request
+from aionn.hal.loops import wait_from_thread
 from aionn.service.handles import QueueHandle
 from aionn.service.prepared import RemotePreparedModel
 from aionn.service.protocol import ConfigureBurst, ConfigureBurstReply, EndBurst, FreeMemorySlot
@@ -152,10 +153,12 @@ async def _local(
             loop_timeout_ns: int | None,
             answer: Answer,
         ) -> ExecutionResult:
-            return portal.call(
+            return wait_from_thread(
+                portal,
                 lambda: prepared.execute_synchronously(
                     request, measure=measure, deadline_ns=deadline_ns, loop_timeout_ns=loop_timeout_ns
-                )
+                ),
+                "burst: the suite ended before the execution did",
             )
 
         def get_memories(slots: Sequence[int]) -> Sequence[Memory]:

@@ -10,20 +10,25 @@ for comes in the loop of the object, so it would wait for ever.
 Invariants:
 1. Work that ``finish`` has begun ends by itself; nobody cancels it.
 2. A caller that is cancelled while it waits for that learns of it when the work has ended, and never before.
+3. A thread that waits for the loop gets an answer or an error of ours, also when the loop's tasks are cancelled meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import os
-from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
-from aionn.errors import InvalidArgument
+from aionn.errors import DeadObject, InvalidArgument
 
-__all__ = ["Home", "canceller", "finish", "finish_all"]
+if TYPE_CHECKING:
+    from anyio.from_thread import BlockingPortal
+
+__all__ = ["Home", "canceller", "finish", "finish_all", "wait_from_thread"]
 
 _T = TypeVar("_T")
 
@@ -77,6 +82,41 @@ async def finish_all(works: Iterable[Callable[[], Coroutine[Any, Any, object]]])
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
             raise outcome
+
+
+def wait_from_thread(portal: BlockingPortal, ask: Callable[[], Awaitable[_T]], ended: str) -> _T:
+    """Awaits in the event loop of a portal, for another thread, which is blocked meanwhile.
+
+    Args:
+        portal: Takes the question into its loop.
+        ask: What to await there.
+        ended: What the error says when the portal ends before the answer is there.
+
+    Returns:
+        The answer.
+
+    Raises:
+        DeadObject: The portal has ended, or its task group was cancelled before the answer was there.
+        Exception: What was raised there.
+    """
+
+    async def answer() -> _T | Exception:
+        try:
+            return await ask()
+        except Exception as e:
+            return e
+
+    try:
+        # Raised through the portal, an error would lie in a cycle with the portal's frames, and so would all that they refer to.
+        answered = portal.call(answer)
+    except (concurrent.futures.CancelledError, RuntimeError) as e:
+        raise DeadObject(ended) from e
+    if isinstance(answered, Exception):
+        try:
+            raise answered
+        finally:
+            del answered
+    return answered
 
 
 def canceller() -> Callable[[], object]:

@@ -23,7 +23,7 @@ from aionn.burst.server import Execute as BurstExecute
 from aionn.burst.session import POLLING_US_MAX
 from aionn.errors import DeadObject, Error, InvalidArgument, ResourceExhausted
 from aionn.hal import ExecutionResult, Memory, PreparedModel, Request
-from aionn.hal.loops import finish
+from aionn.hal.loops import finish, wait_from_thread
 from aionn.service.channel import Channel
 from aionn.service.progress import Progress
 from aionn.service.protocol import BurstEnded, ConfigureBurst, GetMemories, GetMemoriesReply
@@ -165,21 +165,9 @@ class Bursts:
 
     def _from_thread(self, ask: Callable[[], Awaitable[_T]]) -> _T:
         """Awaits in the event loop, for the thread of a burst."""
-
-        async def answer() -> _T | Exception:
-            try:
-                return await ask()
-            except Exception as e:
-                return e
-
-        # Raised through the portal, an error would lie in a cycle with the portal's frames, and so would all of the burst.
-        answered = self._portal.call(answer)
-        if isinstance(answered, Exception):
-            try:
-                raise answered
-            finally:
-                del answered
-        return answered
+        return wait_from_thread(
+            self._portal, ask, "burst: the connection ended before the event loop had answered"
+        )
 
     async def _ask_for_memories(
         self, channel: Channel, handle: int, slots: tuple[int, ...]

@@ -7,13 +7,17 @@ import gc
 import weakref
 
 import anyio
+import anyio.from_thread
 import anyio.lowlevel
+import anyio.to_thread
 import pytest
 
-from aionn.hal.loops import finish, finish_all
+from aionn.errors import DeadObject, MissedDeadline
+from aionn.hal.loops import finish, finish_all, wait_from_thread
 from aionn.testing.cancellation import cancelled_natively
 
 TURNS = 20
+WAIT_S_MAX = 20.0
 
 
 async def _turns(done: list[str]) -> str:
@@ -135,3 +139,42 @@ async def test_all_works_run_side_by_side_and_to_their_ends_though_one_fails():
         await finish_all([work(0), work(1), work(2)])
     assert ended == [0]
     await finish_all([])
+
+
+async def test_thread_gets_the_answer_or_the_error_of_what_it_asks() -> None:
+    async def fail() -> None:
+        raise MissedDeadline("late")
+
+    async def answer() -> int:
+        await anyio.lowlevel.checkpoint()
+        return 7
+
+    async with anyio.from_thread.BlockingPortal() as portal:
+        assert await anyio.to_thread.run_sync(wait_from_thread, portal, answer, "ended") == 7
+        with pytest.raises(MissedDeadline, match="late"):
+            await anyio.to_thread.run_sync(wait_from_thread, portal, fail, "ended")
+
+
+async def test_thread_that_waits_when_the_tasks_are_cancelled_is_told_so() -> None:
+    asked, told = anyio.Event(), []
+
+    async def ask() -> None:
+        asked.set()
+        await anyio.sleep_forever()
+
+    def wait(portal: anyio.from_thread.BlockingPortal) -> None:
+        try:
+            wait_from_thread(portal, ask, "it ended")
+        except DeadObject as e:
+            told.append(str(e))
+
+    with anyio.fail_after(WAIT_S_MAX):
+        with anyio.CancelScope() as scope:
+            async with anyio.from_thread.BlockingPortal() as portal, anyio.create_task_group() as tasks:
+                tasks.start_soon(anyio.to_thread.run_sync, wait, portal)
+                await asked.wait()
+                scope.cancel()
+        assert scope.cancelled_caught and told == ["it ended"]
+        # A portal that has ended takes no questions.
+        await anyio.to_thread.run_sync(wait, portal)
+    assert told == ["it ended"] * 2

@@ -7,6 +7,7 @@ import fcntl
 import logging
 import mmap
 import os
+import socket
 import struct
 import time
 from pathlib import Path
@@ -17,8 +18,10 @@ import numpy as np
 import pytest
 
 import fmq
+from aionn.burst.packets import decode_result, encode_request
 from aionn.conformance.vts_models import endless_model
-from aionn.errors import DeadObject, Error, InvalidArgument, MissedDeadline
+from aionn.drivers.reference import ReferenceDevice
+from aionn.errors import DeadObject, Error, ErrorStatus, InvalidArgument, MissedDeadline
 from aionn.hal import (
     BufferDesc,
     BufferRole,
@@ -35,7 +38,17 @@ from aionn.hal import (
 from aionn.models.builder import GraphBuilder
 from aionn.service.client import RemoteDevice
 from aionn.service.handles import QueueHandle
-from aionn.service.protocol import ConfigureBurst, ConfigureBurstReply, EndBurst, Failed, PrepareModel
+from aionn.service.host import listen
+from aionn.service.protocol import (
+    Call,
+    ConfigureBurst,
+    ConfigureBurstReply,
+    EndBurst,
+    Failed,
+    GetMemories,
+    PrepareModel,
+    decode,
+)
 from fmq.descriptor import Grantor, plan_layout
 
 ANSWER_S_MAX = 10.0
@@ -282,3 +295,33 @@ async def test_queues_count_and_a_large_one_gets_no_pages(serving: Any, small: A
             assert isinstance(reply, ConfigureBurstReply)
             await raw.ask(100 + number, EndBurst(reply.burst))
     raw.close()
+
+
+async def test_server_that_ends_while_a_burst_asks_for_memories_reports_no_failure(
+    served: Any, small: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    device, path, started = ReferenceDevice(), tmp_path / "ending.sock", anyio.Event()
+    requests, results = (fmq.MessageQueue.create(1, 1 << 12) for _ in range(2))
+    with anyio.fail_after(ANSWER_S_MAX), caplog.at_level(logging.WARNING):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lambda: listen(device, path, started=started))
+            await started.wait()
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            sock.connect(str(path))
+            raw = await served.speaking(sock).hello()
+            model = small.sum_model()
+            body = PrepareModel(model, ExecutionPreference.FAST_SINGLE_ANSWER, Priority.MEDIUM, None)
+            prepared = (await raw.ask(2, body)).prepared
+            queues = [QueueHandle(queue.descriptor, queue.fds) for queue in (requests, results)]
+            await raw.ask(3, ConfigureBurst(prepared, *queues))
+            assert requests.write_message(encode_request(small.Sum().request, [0], measure=False))
+            question = decode(await raw.receive(), [])
+            assert isinstance(question, Call) and isinstance(question.body, GetMemories)
+            tasks.cancel_scope.cancel()
+        packet = results.read_message()
+        await device.aclose()
+    raw.close()
+    assert packet is not None and decode_result(packet).status == ErrorStatus.DEAD_OBJECT
+    assert caplog.text == ""
+    requests.close()
+    results.close()
