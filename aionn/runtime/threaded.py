@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 
 import anyio
 import anyio.from_thread
+import anyio.lowlevel
 
 from aionn.errors import GeneralFailure, InvalidArgument, ResourceExhausted, shortage_of
 from aionn.hal.threads import start_thread
@@ -31,8 +32,9 @@ _Item = TypeVar("_Item")
 EXIT_S_MAX = 5.0
 """How long the end of the interpreter waits for runtimes that nobody closed: twice what killing a driver process takes."""
 
-SOURCE_END_S_MAX = 0.2
-"""How long closing waits for the thread of a stream's source: one that does not block in the source ends at once."""
+THREADS_END_S_MAX = 0.2
+"""How long closing waits for threads that were told to end: a stream's source that does not block ends at once, and so does an idle
+worker thread of the loop."""
 
 
 class Forked(InvalidArgument):
@@ -52,6 +54,7 @@ class LoopThread:
         self.background = background
         self._portal: anyio.from_thread.BlockingPortal
         self._failure: BaseException | None = None
+        self._workers: list[threading.Thread] = []
         started = threading.Event()
         # Not ``start_blocking_portal``: in a forked child its generator would be collected, and stop a loop that is not there.
         self._serving = threading.Thread(
@@ -71,9 +74,16 @@ class LoopThread:
 
     def _serve(self, started: threading.Event) -> None:
         async def serve() -> None:
-            async with anyio.from_thread.BlockingPortal() as self._portal:
-                started.set()
-                await self._portal.sleep_until_stopped()
+            try:
+                async with anyio.from_thread.BlockingPortal() as self._portal:
+                    started.set()
+                    await self._portal.sleep_until_stopped()
+            finally:
+                # They are told to end when this task is done, and anyio does not wait for them.
+                token = anyio.lowlevel.current_token()
+                # Before version 4.11 of anyio the token was the loop itself.
+                loop = getattr(token, "native_token", token)
+                self._workers = [t for t in threading.enumerate() if getattr(t, "loop", None) is loop]
 
         try:
             anyio.run(serve)
@@ -136,13 +146,13 @@ class LoopThread:
         return GeneralFailure("aionn.blocking: the runtime was closed by another thread during the call")
 
     def close(self) -> None:
-        """Ends the calls of other threads, the loop and its thread."""
+        """Ends the calls of other threads, the loop and its threads."""
         self.is_closed = True
         with suppress(RuntimeError):  # It has stopped already.
             self._portal.call(self._portal.stop, True)
         self._serving.join()
-        end_s = time.monotonic() + SOURCE_END_S_MAX
-        for thread in list(self.sources):
+        end_s = time.monotonic() + THREADS_END_S_MAX
+        for thread in [*self.sources, *self._workers]:
             thread.join(max(0.0, end_s - time.monotonic()))
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import anyio.to_thread
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -16,6 +18,9 @@ import aionn.blocking
 from aionn.hal import OperationType
 from aionn.testing.models import chain
 from fences import SyncFence
+
+CLOSING_S = 0.05
+"""Much longer than closing an idle runtime takes."""
 
 Values = npt.NDArray[np.float32]
 
@@ -207,3 +212,24 @@ def test_stream_counts_and_can_be_ended(
         assert stream.statistics().on_time == 2
         stream.cancel()
         assert list(burst.stream([])) == []
+
+
+def test_closing_waits_for_the_worker_threads_of_the_loop() -> None:
+    """They end by themselves, but not at once: here their last act, the end of a thread's own data, takes longer than closing."""
+
+    class Slow:
+        def __del__(self) -> None:
+            time.sleep(CLOSING_S)
+
+    own, workers = threading.local(), []
+
+    def work() -> None:
+        own.slow = Slow()
+        workers.append(threading.current_thread())
+
+    runtime = aionn.blocking.open(drivers=["reference"], isolation="in_process").__enter__()
+    assert runtime._loop is not None
+    runtime._loop.call(anyio.to_thread.run_sync, work)
+    assert workers[0].is_alive()
+    runtime.close()
+    assert not workers[0].is_alive()
