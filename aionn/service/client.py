@@ -216,7 +216,9 @@ class RemoteDevice:
     async def _serve(self, peer: Peer) -> Connection:
         connection = Connection(peer, self._name, self._tasks, hang_after_s=self._hang_after_s)
         try:
-            await self._tasks.start(connection.run)
+            # Not ``start``, which would never return if asyncio cancelled the task before it has begun (anyio 4.16). Whether it has
+            # is for ``connection.aclose`` to know.
+            self._tasks.start_soon(connection.run)
             with anyio.fail_after(START_S_MAX):
                 hello = await connection.channel.call(Hello(PROTOCOL_VERSION), HelloReply)
         except TimeoutError:

@@ -201,14 +201,12 @@ class Connection:
         self._has_begun = False
         _connections.add(self)
 
-    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Runs until the process is gone, then ends everything that belonged to it and reaps the process.
-
-        Args:
-            task_status: Is told when this has begun: from then on the end of the process is seen to.
-        """
+    async def run(self) -> None:
+        """Runs until the process is gone, then ends everything that belonged to it and reaps the process. To be run once, as a
+        task; does nothing where ``aclose`` came first."""
+        if self._has_begun:
+            return
         self._has_begun = True
-        task_status.started()
         # Not in the group below: the last words come after the channel has ended.
         self._tasks.start_soon(self.peer.log_output)
         try:

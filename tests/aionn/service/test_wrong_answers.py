@@ -99,7 +99,7 @@ async def connected() -> AsyncIterator[tuple[Connection, Impostor]]:
     impostor = Impostor()
     async with anyio.create_task_group() as tasks:
         connection = Connection(impostor, "test", tasks)
-        await tasks.start(connection.run)
+        tasks.start_soon(connection.run)
         try:
             yield connection, impostor
         finally:
