@@ -1,0 +1,159 @@
+"""The house's rules about folders and modules: how many files a folder holds, and that modules import in no circle.
+
+Each rule has a test that feeds it bad snippets; a needless excuse fails as well. Source: docs/architecture.md."""
+
+import pathlib
+from collections import Counter
+
+import pytest
+
+from tests.test_tidy import PACKAGES, excused, imports_of, module_name, parse, read, report
+
+FILES_PER_FOLDER_MAX = 16
+FULL_FOLDERS: dict[str, str] = {
+    "aionn/benchmarking": "the parts of the stress test wait for a folder of their own",
+    "aionn/cli": "what commands share waits for a folder of its own",
+    "aionn/conformance": "the suites wait for folders of their own",
+    "aionn/drivers": "what drivers are made from waits for a folder of its own",
+    "aionn/hal": "what is not the contract waits for a folder of its own",
+    "aionn/models": "the importer waits for a folder of its own",
+    "aionn/ops": "the families wait for folders by their kind",
+    "aionn/runtime": "placement and memory wait for folders of their own",
+    "aionn/service": "the two ends and the channel between them wait for folders of their own",
+    "tests/aionn/drivers": "as aionn/drivers",
+    "tests/aionn/ops": "as aionn/ops",
+    "tests/aionn/runtime": "as aionn/runtime",
+    "tests/aionn/service": "as aionn/service",
+    "tests/fmq": "what tests share waits for a folder of its own",
+}
+"""``folder: reason`` for folders that hold more files."""
+
+KNOTTED: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            "aionn.drivers.blocking",
+            "aionn.drivers.fenced",
+            "aionn.drivers.prepared",
+        ),
+        "a device, its prepared models and their fences name each other's types",
+    ),
+    **dict.fromkeys(
+        (
+            "aionn.runtime.burst",
+            "aionn.runtime.caching",
+            "aionn.runtime.compilation",
+            "aionn.runtime.control_flow",
+            "aionn.runtime.direct",
+            "aionn.runtime.dropping",
+            "aionn.runtime.execution",
+            "aionn.runtime.fallback",
+            "aionn.runtime.interpreter_device",
+            "aionn.runtime.introspection",
+            "aionn.runtime.memory",
+            "aionn.runtime.page",
+            "aionn.runtime.plan",
+            "aionn.runtime.planning",
+            "aionn.runtime.reusable",
+            "aionn.runtime.runtime",
+            "aionn.runtime.stepping",
+            "aionn.runtime.stream",
+            "aionn.runtime.telemetry",
+        ),
+        "they take the whole runtime where a part of it would do",
+    ),
+    **dict.fromkeys(("fmq.aio", "fmq.queue"), "a queue offers asynchronous methods, which work on queues"),
+}
+"""``module: reason`` for modules that import each other in a circle; imports for types alone count."""
+
+
+def knotted_modules(sources: dict[str, str]) -> dict[str, int]:
+    """Modules from which a chain of imports leads back to them, and how many are in their circle.
+
+    The package around an imported module does not count: it is imported first, whoever imports.
+    """
+    modules = {module_name(path) for path in sources}
+    graph = {
+        module_name(path): {target for _, target in imports_of(path, parse(text), modules)} & modules
+        for path, text in sources.items()
+    }
+
+    def reached(start: str) -> set[str]:
+        found: set[str] = set()
+        unseen = [start]
+        while unseen:
+            new = graph[unseen.pop()] - found
+            found |= new
+            unseen += new
+        return found
+
+    reachable = {module: reached(module) for module in graph}
+    circles = {m: {o for o in found if m in reachable[o]} for m, found in reachable.items() if m in found}
+    return {module: len(circle) for module, circle in circles.items() if len(circle) > 1}
+
+
+def full_folders(paths: list[str]) -> dict[str, int]:
+    counts = Counter(str(pathlib.PurePosixPath(path).parent) for path in paths)
+    return {folder: count for folder, count in counts.items() if count > FILES_PER_FOLDER_MAX}
+
+
+def missing_packages(paths: list[str]) -> list[str]:
+    """Folders of modules without ``__init__.py``: a wheel would leave them out."""
+    folders = {str(pathlib.PurePosixPath(path).parent) for path in paths}
+    return [folder for folder in sorted(folders) if f"{folder}/__init__.py" not in paths]
+
+
+# --- The rules, applied -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def package_sources() -> dict[str, str]:
+    return read(PACKAGES, (".py",))
+
+
+def test_modules_import_in_no_circle(package_sources):
+    found, needless = excused(knotted_modules(package_sources), KNOTTED)
+    report([f"{module} is in a circle of {count} modules" for module, count in found.items()])
+    report([f"{module} is excused without need" for module in needless])
+
+
+def test_folders_hold_few_files():
+    sources = read((*PACKAGES, "tests", "benchmarks", "examples", "build_backend"), (".py",))
+    found, needless = excused(full_folders(list(sources)), FULL_FOLDERS)
+    report([f"{folder}: {count} files, at most {FILES_PER_FOLDER_MAX}" for folder, count in found.items()])
+    report([f"{folder} is excused without need" for folder in needless])
+
+
+def test_every_folder_of_modules_is_a_package(package_sources):
+    report([f"{folder} has no __init__.py" for folder in missing_packages(list(package_sources))])
+
+
+# --- The rules, tested --------------------------------------------------------------------------------------------------------
+
+
+def test_knot_rule_catches_modules_in_a_circle_and_no_others():
+    sources = {
+        "aionn/hal/a.py": "import aionn.hal.b\nimport aionn.hal.d",
+        "aionn/hal/b.py": "def f():\n    from aionn.hal import c",
+        "aionn/hal/c.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from aionn.hal.a import A",
+        "aionn/hal/d.py": "import fences",
+        "aionn/hal/e.py": "import aionn.hal.a",
+    }
+    assert knotted_modules(sources) == {"aionn.hal.a": 3, "aionn.hal.b": 3, "aionn.hal.c": 3}
+    sources["aionn/hal/c.py"] = "import aionn.hal.d"
+    assert knotted_modules(sources) == {}
+
+
+def test_knot_rule_does_not_count_the_package_around_a_module():
+    assert (
+        knotted_modules(
+            {"aionn/hal/__init__.py": "import aionn.hal.a", "aionn/hal/a.py": "import aionn.hal.b"}
+        )
+        == {}
+    )
+
+
+def test_folder_rules_catch():
+    many = [f"aionn/hal/{letter}.py" for letter in "abcdefghijklmnopq"]
+    assert full_folders(many) == {"aionn/hal": 17}
+    assert full_folders([*many[:16], "aionn/ops/a.py", "aionn/hal/inner/a.py"]) == {}
+    assert missing_packages(["fmq/__init__.py", "fmq/a.py", "fmq/inner/a.py"]) == ["fmq/inner"]
