@@ -35,7 +35,7 @@ from aionn.hal import (
     operation_type_name,
 )
 from aionn.ops import CONTRACTS, PRODUCTS, Array, Call, Tensor
-from aionn.ops.blas import one_thread
+from aionn.ops.numerics.blas import one_thread
 from aionn.ops.signature import Shape, ShapeFunction
 
 __all__ = ["Interpreter", "RunControl"]

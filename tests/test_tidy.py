@@ -452,7 +452,7 @@ def test_no_text_names_a_place_of_one_machine(tracked_texts):
         ),
         ("aionn/hal/model.py", "import aionn"),
         ("aionn/hal/model.py", "from aionn import open"),
-        ("aionn/ops/pooling.py", "def f():\n    from aionn.interpreter import run"),
+        ("aionn/ops/images/pooling.py", "def f():\n    from aionn.interpreter import run"),
         ("aionn/validation.py", "import aionn.models"),
         ("aionn/burst/server.py", "import fences"),
         ("aionn/drivers/litert/driver.py", "import aionn.drivers.simulated"),
@@ -546,7 +546,7 @@ def test_syntax_rule_catches():
 def test_name_rule_catches():
     bad = ["aionn/utils.py", "fmq/common/ring.py", "aionn/hal/_helpers.py", "tests/misc.py", "fences/Base.c"]
     assert len(name_breaches(bad)) == len(bad)
-    assert name_breaches(["aionn/ops/geometry.py", "aionn/based.py", "docs/common_words.md"]) == []
+    assert name_breaches(["aionn/ops/numerics/geometry.py", "aionn/based.py", "docs/common_words.md"]) == []
 
 
 def test_print_rule_catches():
@@ -580,8 +580,8 @@ def test_use_rule_catches():
         "aionn/__init__.py": "import aionn.a",
         "aionn/a.py": "import aionn.a",
         "aionn/dead.py": "import aionn.dead",
-        "aionn/ops/__init__.py": "FAMILIES = ('pooling',)",
-        "aionn/ops/pooling.py": "",
+        "aionn/ops/__init__.py": "FAMILIES = ('images.pooling',)",
+        "aionn/ops/images/pooling.py": "",
         "aionn/ops/forgotten.py": "",
         "aionn/drivers/__init__.py": "",
         "aionn/drivers/registry.py": "{'x': 'aionn.drivers.x.driver:create'}",

@@ -16,7 +16,7 @@ from aionn.hal import FusedActivation, OperandType, OperationType
 from aionn.models.tflite_graph import Convert, Inexpressible, Shape, SubgraphWriter, is_known
 from aionn.models.tflite_layers import requantize_to, with_activation
 from aionn.models.tflite_schema import TensorType, TfliteOperator
-from aionn.ops.fixed_point import quantized_range
+from aionn.ops.numerics.fixed_point import quantized_range
 
 __all__ = [
     "add_n",

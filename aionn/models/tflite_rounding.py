@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aionn.hal import Operand, OperandType
-from aionn.ops.fixed_point import (
+from aionn.ops.numerics.fixed_point import (
     multiply_by_quantized_multiplier,
     quantize_multiplier,
     quantized_range,

@@ -1,5 +1,6 @@
 """What each operation means: documented contract, validator, shape rule and numpy kernel together, one file a family.
 
+Related families share a folder; ``numerics`` holds what all of them use.
 ``CONTRACTS`` joins the families' tables; each operation stands in exactly one of them.
 """
 
@@ -28,34 +29,34 @@ __all__ = [
 ]
 
 FAMILIES = (
-    "activation",
-    "arithmetic",
-    "comparison",
+    "elementwise.activation",
+    "elementwise.arithmetic",
+    "elementwise.comparison",
     "control_flow",
-    "conversion",
-    "convolution",
-    "detection",
-    "elementwise",
-    "logical",
-    "lookup",
-    "lstm",
-    "matmul",
-    "normalization",
-    "padding",
-    "pooling",
-    "quantized_lstm",
-    "reduction",
-    "resize",
-    "rnn",
-    "roi",
-    "sampling",
-    "shape",
-    "slicing",
-    "softmax",
-    "space",
-    "svdf",
+    "elementwise.conversion",
+    "images.convolution",
+    "images.detection",
+    "elementwise.unary",
+    "elementwise.logical",
+    "tensors.lookup",
+    "recurrent.lstm",
+    "tensors.matmul",
+    "elementwise.normalization",
+    "tensors.padding",
+    "images.pooling",
+    "recurrent.quantized_lstm",
+    "tensors.reduction",
+    "images.resize",
+    "recurrent.rnn",
+    "images.roi",
+    "tensors.sampling",
+    "tensors.shape",
+    "tensors.slicing",
+    "elementwise.softmax",
+    "images.space",
+    "recurrent.svdf",
 )
-"""The family modules of this package; each has a tuple ``OPERATIONS`` of contracts."""
+"""The family modules of this package, by their names inside of it; each has a tuple ``OPERATIONS`` of contracts."""
 
 
 def _join() -> dict[OperationType, OperationContract]:
@@ -76,8 +77,15 @@ def _join() -> dict[OperationType, OperationContract]:
 CONTRACTS: Mapping[OperationType, OperationContract] = MappingProxyType(_join())
 """Every operation's contract by its type."""
 
-PRODUCT_FAMILIES = ("convolution", "lstm", "matmul", "quantized_lstm", "rnn", "svdf")
-"""The families whose kernels multiply matrices, which numpy leaves to a library with threads of its own (``blas``)."""
+PRODUCT_FAMILIES = (
+    "images.convolution",
+    "recurrent.lstm",
+    "tensors.matmul",
+    "recurrent.quantized_lstm",
+    "recurrent.rnn",
+    "recurrent.svdf",
+)
+"""The families whose kernels multiply matrices, which numpy leaves to a library with threads of its own (``numerics.blas``)."""
 
 PRODUCTS = frozenset(
     contract.type

@@ -1,0 +1,1 @@
+"""Families that work on images: windows, regions, boxes, sizes."""
