@@ -16,7 +16,6 @@ FULL_FOLDERS: dict[str, str] = {
     "aionn/conformance": "the suites wait for folders of their own",
     "aionn/drivers": "what drivers are made from waits for a folder of its own",
     "aionn/hal": "what is not the contract waits for a folder of its own",
-    "aionn/models": "the importer waits for a folder of its own",
     "aionn/runtime": "placement and memory wait for folders of their own",
     "aionn/service": "the two ends and the channel between them wait for folders of their own",
     "tests/aionn/drivers": "as aionn/drivers",

@@ -9,7 +9,7 @@ Invariants:
 1. What stands between the composition's operations is read by nothing else and is no output.
 2. The operator computes what the composition does; where LiteRT rounds otherwise, by no more than 1 of the stored numbers.
 
-Source: ``aionn.models.tflite_layers`` and ``tflite_elementwise``, which make them.
+Source: ``aionn.models.tflite.conversions.layers`` and ``.elementwise``, which make them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from aionn.drivers.litert.flatbuffer_writer import Array, Quantization
 from aionn.drivers.litert.graph import Graph
 from aionn.drivers.litert.lowering_elementwise import reduce_axes
 from aionn.hal import Model, Operand, OperandType, Operation, OperationType, Padding, Subgraph, constant_array
-from aionn.models.tflite_rounding import mean_filter
+from aionn.models.tflite.rounding import mean_filter
 
 __all__ = ["Pattern", "find_patterns"]
 

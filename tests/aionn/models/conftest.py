@@ -14,8 +14,8 @@ import pytest
 from aionn.errors import InvalidModel
 from aionn.interpreter import Interpreter, RunControl
 from aionn.models.tflite import load_tflite
-from aionn.models.tflite_graph import stored_shape
-from aionn.models.tflite_schema import FIELDS, OPTIONS, Field, TensorType
+from aionn.models.tflite.graph import stored_shape
+from aionn.models.tflite.schema import FIELDS, OPTIONS, Field, TensorType
 from aionn.validation import validate_model
 
 SEED = 20240607

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from aionn.hal import OperandType, OperationType
-from aionn.models.tflite_graph import Inexpressible, SubgraphWriter
-from aionn.models.tflite_schema import ActivationFunctionType, TfliteOperator
+from aionn.models.tflite.graph import Inexpressible, SubgraphWriter
+from aionn.models.tflite.schema import ActivationFunctionType, TfliteOperator
 
 __all__ = [
     "bidirectional_sequence_lstm",

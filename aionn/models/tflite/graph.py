@@ -1,12 +1,12 @@
 """Writes HAL subgraphs from the file's operators: operands, constants, checks, shapes.
 
 Owns how a tensor becomes an operand, and the check of every operation that is written against its contract. What an operator
-becomes is in the ``tflite_*`` operator modules; where constants go is in ``tflite_constants``.
+becomes is in the modules of ``conversions``; where constants go is in ``constants``.
 
 Invariants:
 1. An operation that is written fulfils its contract; where it would not, the operator counts as ``Inexpressible``.
 2. A tensor of shape [] becomes an operand of shape [1]: the HAL has no tensors of rank 0 of known shape. Of one with more than
-   ``OPERAND_RANK_MAX`` axes the leading ones are merged (see ``stored_shape``); what takes it is in ``tflite_merging``.
+   ``OPERAND_RANK_MAX`` axes the leading ones are merged (see ``stored_shape``); what takes it is in ``merging``.
 3. An operation's inputs are written before it, so the order of the operations is executable.
 
 Source: sections "Operand" and "Model" of the NN HAL; the TensorFlow Lite schema's tensor types.
@@ -35,8 +35,8 @@ from aionn.hal import (
     operand_dtype,
     operand_size_bytes,
 )
-from aionn.models.tflite_constants import Array, ModelWriter, without_dead
-from aionn.models.tflite_schema import Tensor, TensorType, TfliteOperator
+from aionn.models.tflite.constants import Array, ModelWriter, without_dead
+from aionn.models.tflite.schema import Tensor, TensorType, TfliteOperator
 from aionn.ops import CONTRACTS, Call, Check
 from aionn.ops import Tensor as Value
 

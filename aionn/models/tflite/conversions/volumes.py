@@ -13,9 +13,9 @@ import math
 import numpy as np
 
 from aionn.hal import OperandType, OperationType, Padding
-from aionn.models.tflite_graph import Inexpressible, Shape, SubgraphWriter, is_known, stored_shape
-from aionn.models.tflite_layers import with_activation
-from aionn.models.tflite_schema import TfliteOperator
+from aionn.models.tflite.conversions.layers import with_activation
+from aionn.models.tflite.graph import Inexpressible, Shape, SubgraphWriter, is_known, stored_shape
+from aionn.models.tflite.schema import TfliteOperator
 
 __all__ = ["conv_3d"]
 

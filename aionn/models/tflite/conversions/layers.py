@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from aionn.hal import ChannelQuant, FusedActivation, Operand, OperandType, OperationType, Padding
-from aionn.models.tflite_graph import (
+from aionn.models.tflite.graph import (
     OPERAND_RANK_MAX,
     Convert,
     Inexpressible,
@@ -27,8 +27,8 @@ from aionn.models.tflite_graph import (
     is_known,
     stored_shape,
 )
-from aionn.models.tflite_rounding import MeanFilter, mean_filter, plain_filter
-from aionn.models.tflite_schema import ActivationFunctionType, TensorType, TfliteOperator
+from aionn.models.tflite.rounding import MeanFilter, mean_filter, plain_filter
+from aionn.models.tflite.schema import ActivationFunctionType, TensorType, TfliteOperator
 
 __all__ = [
     "average_pool_2d",

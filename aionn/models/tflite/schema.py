@@ -1,12 +1,12 @@
 """The part of the TensorFlow Lite file schema that the importer reads, and the file as plain records.
 
 Owns enumerations and the checks that need no more than one record: indexes in range, shapes and quantisation that
-make sense, constants as long as their shape says. What an operator means is in ``tflite_operators``.
+make sense, constants as long as their shape says. What an operator means is in ``operators``.
 
 Invariants:
 1. After ``read_file`` every index in the records is in range and every constant's bytes lie inside of the file.
 2. An extent that the file leaves open (-1 in the shape signature) is 0, as in the HAL.
-3. A table or field that is not listed in ``tflite_tables`` is not looked at.
+3. A table or field that is not listed in ``tables`` is not looked at.
 
 Source: the public schema, version 3 (file identifier TFL3), of TensorFlow Lite.
 """
@@ -20,7 +20,7 @@ import msgspec
 
 from aionn.errors import InvalidModel
 from aionn.models.flatbuffer import FlatBuffer, Table
-from aionn.models.tflite_tables import FIELDS, OPTIONS, Field
+from aionn.models.tflite.tables import FIELDS, OPTIONS, Field
 
 __all__ = [
     "FIELDS",

@@ -29,7 +29,7 @@ from aionn.hal import (
     Subgraph,
     operand_dtype,
 )
-from aionn.models.tflite_schema import TfliteFile
+from aionn.models.tflite.schema import TfliteFile
 
 __all__ = ["Array", "ModelWriter", "without_dead"]
 

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from aionn.hal import FusedActivation, OperandType, OperationType
-from aionn.models.tflite_elementwise import broadcasted, chain
-from aionn.models.tflite_graph import Convert, Inexpressible, SubgraphWriter, is_known
-from aionn.models.tflite_layers import reduction_axes, with_activation
-from aionn.models.tflite_schema import ActivationFunctionType, TensorType, TfliteOperator
+from aionn.models.tflite.conversions.elementwise import broadcasted, chain
+from aionn.models.tflite.conversions.layers import reduction_axes, with_activation
+from aionn.models.tflite.graph import Convert, Inexpressible, SubgraphWriter, is_known
+from aionn.models.tflite.schema import ActivationFunctionType, TensorType, TfliteOperator
 
 __all__ = [
     "arg_extremum",

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from aionn.hal import FusedActivation, OperandType, OperationType
-from aionn.models.tflite_graph import Convert, Inexpressible, Shape, SubgraphWriter, is_known
-from aionn.models.tflite_layers import requantize_to, with_activation
-from aionn.models.tflite_schema import TensorType, TfliteOperator
+from aionn.models.tflite.conversions.layers import requantize_to, with_activation
+from aionn.models.tflite.graph import Convert, Inexpressible, Shape, SubgraphWriter, is_known
+from aionn.models.tflite.schema import TensorType, TfliteOperator
 from aionn.ops.numerics.fixed_point import quantized_range
 
 __all__ = [

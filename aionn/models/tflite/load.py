@@ -1,7 +1,7 @@
 """Imports TensorFlow Lite files: ``load_tflite`` makes a ``hal.Model`` of a file.
 
 Owns the order of the work and what the caller learns beside the model: names, signatures, where each operation comes from. Reading
-is in ``tflite_schema``, writing in ``tflite_graph``, the meaning of operators in ``tflite_operators``.
+is in ``schema``, writing in ``graph``, the meaning of operators in ``operators``.
 
 Invariants:
 1. A file either becomes a model whose operations keep their contracts or is refused with one ``InvalidModel``, whatever its
@@ -22,12 +22,12 @@ import msgspec
 from aionn.errors import InvalidArgument, InvalidModel
 from aionn.hal import Model, Operand, Subgraph, operation_type_name
 from aionn.hal.files import read_regular
-from aionn.models.tflite_constants import ModelWriter
-from aionn.models.tflite_folding import fold
-from aionn.models.tflite_graph import Consequence, Inexpressible, SubgraphWriter
-from aionn.models.tflite_merging import write
-from aionn.models.tflite_operators import CONVERSIONS, operator_name
-from aionn.models.tflite_schema import (
+from aionn.models.tflite.constants import ModelWriter
+from aionn.models.tflite.folding import fold
+from aionn.models.tflite.graph import Consequence, Inexpressible, SubgraphWriter
+from aionn.models.tflite.merging import write
+from aionn.models.tflite.operators import CONVERSIONS, operator_name
+from aionn.models.tflite.schema import (
     EXTENT_MAX,
     Signature,
     TfliteFile,

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from aionn.hal import OperandType, OperationType
-from aionn.models.tflite_graph import (
+from aionn.models.tflite.graph import (
     OPERAND_RANK_MAX,
     Inexpressible,
     Shape,
     SubgraphWriter,
     is_known,
 )
-from aionn.models.tflite_schema import TfliteOperator
+from aionn.models.tflite.schema import TfliteOperator
 
 __all__ = ["slice_", "strided_slice"]
 

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from aionn.hal import FusedActivation, OperandType, OperationType
-from aionn.models.tflite_constants import Array
-from aionn.models.tflite_elementwise import broadcasted
-from aionn.models.tflite_graph import OPERAND_RANK_MAX, Inexpressible, Shape, SubgraphWriter, is_known
-from aionn.models.tflite_merging import numbers
-from aionn.models.tflite_schema import TfliteOperator
-from aionn.models.tflite_shapes import axis_of, parts_of
+from aionn.models.tflite.constants import Array
+from aionn.models.tflite.conversions.elementwise import broadcasted
+from aionn.models.tflite.conversions.shapes import axis_of, parts_of
+from aionn.models.tflite.graph import OPERAND_RANK_MAX, Inexpressible, Shape, SubgraphWriter, is_known
+from aionn.models.tflite.merging import numbers
+from aionn.models.tflite.schema import TfliteOperator
 
 __all__ = [
     "dynamic_update_slice",

@@ -8,8 +8,8 @@ Source: the TensorFlow Lite operators' documentation; IF and WHILE of the NN HAL
 from __future__ import annotations
 
 from aionn.hal import OperationType
-from aionn.models.tflite_graph import SubgraphWriter
-from aionn.models.tflite_schema import TfliteOperator, TfliteSubgraph
+from aionn.models.tflite.graph import SubgraphWriter
+from aionn.models.tflite.schema import TfliteOperator, TfliteSubgraph
 
 __all__ = ["if_", "while_"]
 

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from aionn.hal import OperandType, OperationType
-from aionn.models.tflite_graph import (
+from aionn.models.tflite.graph import (
     OPERAND_RANK_MAX,
     Convert,
     Inexpressible,
@@ -28,7 +28,7 @@ from aionn.models.tflite_graph import (
     SubgraphWriter,
     is_known,
 )
-from aionn.models.tflite_schema import Tensor, TensorType, TfliteOperator
+from aionn.models.tflite.schema import Tensor, TensorType, TfliteOperator
 
 __all__ = ["booleans", "numbers", "reshaped", "write"]
 

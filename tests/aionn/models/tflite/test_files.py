@@ -11,7 +11,7 @@ from aionn.errors import InvalidModel
 from aionn.hal import Operand, OperandLifeTime, OperandType, OperationType
 from aionn.interpreter import Interpreter, RunControl
 from aionn.models.tflite import load_tflite
-from aionn.models.tflite_rounding import mean_filter
+from aionn.models.tflite.rounding import mean_filter
 from aionn.ops.numerics.fixed_point import multiply_by_quantized_multiplier, quantize_multiplier
 from aionn.validation import validate_model
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from aionn.models.tflite_operators import CONVERSIONS, document
-from aionn.models.tflite_schema import FIELDS, OPTIONS, ActivationFunctionType, TensorType
+from aionn.models.tflite.operators import CONVERSIONS, document
+from aionn.models.tflite.schema import FIELDS, OPTIONS, ActivationFunctionType, TensorType
 
 _READ = re.compile(
     r"    def (\w+)\(self[^)]*\):\n\s+o = flatbuffers\.number_types\.UOffsetTFlags\.py_type\(self\._tab\.Offset\((\d+)\)\)"

@@ -15,9 +15,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from aionn.models.tflite_constants import Array
-from aionn.models.tflite_graph import OPERAND_RANK_MAX, SubgraphWriter, is_known
-from aionn.models.tflite_schema import TensorType, TfliteOperator
+from aionn.models.tflite.constants import Array
+from aionn.models.tflite.graph import OPERAND_RANK_MAX, SubgraphWriter, is_known
+from aionn.models.tflite.schema import TensorType, TfliteOperator
 
 __all__ = ["FOLDERS", "fold"]
 

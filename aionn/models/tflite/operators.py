@@ -13,16 +13,18 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from aionn.hal import FusedActivation, OperationType
-from aionn.models import tflite_control_flow as control_flow
-from aionn.models import tflite_elementwise as ew
-from aionn.models import tflite_layers as layers
-from aionn.models import tflite_places as places
-from aionn.models import tflite_recurrent as recurrent
-from aionn.models import tflite_shapes as shapes
-from aionn.models import tflite_slices as slices
-from aionn.models import tflite_volumes as volumes
-from aionn.models.tflite_graph import Convert, Inexpressible, SubgraphWriter
-from aionn.models.tflite_schema import TfliteOperator
+from aionn.models.tflite.conversions import (
+    control_flow,
+    layers,
+    places,
+    recurrent,
+    shapes,
+    slices,
+    volumes,
+)
+from aionn.models.tflite.conversions import elementwise as ew
+from aionn.models.tflite.graph import Convert, Inexpressible, SubgraphWriter
+from aionn.models.tflite.schema import TfliteOperator
 
 __all__ = ["CONVERSIONS", "Conversion", "document", "operator_name"]
 
@@ -469,7 +471,7 @@ def document() -> str:
 _HEAD = """# TensorFlow Lite operators
 
 `aionn.models.tflite.load_tflite` turns a `.tflite` file into a model of HAL operations. This table is made from the importer's own
-(`aionn.models.tflite_operators.document`), and a test keeps both equal. {known} of the {count} builtin operators can be expressed.
+(`aionn.models.tflite.operators.document`), and a test keeps both equal. {known} of the {count} builtin operators can be expressed.
 
 How to read it:
 
