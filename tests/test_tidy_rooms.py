@@ -13,7 +13,6 @@ FILES_PER_FOLDER_MAX = 16
 FULL_FOLDERS: dict[str, str] = {
     "aionn/benchmarking": "the parts of the stress test wait for a folder of their own",
     "aionn/cli": "what commands share waits for a folder of its own",
-    "aionn/conformance": "the suites wait for folders of their own",
     "aionn/drivers": "what drivers are made from waits for a folder of its own",
     "aionn/hal": "what is not the contract waits for a folder of its own",
     "aionn/runtime": "placement and memory wait for folders of their own",

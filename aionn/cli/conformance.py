@@ -17,11 +17,11 @@ from aionn.cli.driver_suite import run_driver_suite
 from aionn.cli.numbers import numbers
 from aionn.cli.output import console, print_json, print_table, suite_progress
 from aionn.conformance.computing import Mode
-from aionn.conformance.cts_run import CHECKS, Check
+from aionn.conformance.cts.run import CHECKS, Check
 from aionn.conformance.expectations import driver_expectations
-from aionn.conformance.random_suite import NUMBER_MAX, RandomSettings, chosen_sets
+from aionn.conformance.random_graphs.suite import NUMBER_MAX, RandomSettings, chosen_sets
 from aionn.conformance.suite import TIME_LIMIT_S, Isolation, Report, Settings, Tally
-from aionn.conformance.vts_models import DATA_VARIABLE, default_data
+from aionn.conformance.vts.models import DATA_VARIABLE, default_data
 from aionn.conformance.workers import run_random_suite, run_suite
 from aionn.errors import InvalidArgument
 from aionn.runtime.settings import settings_from

@@ -11,8 +11,8 @@ from aionn.cli import interrupts
 from aionn.cli.output import check_writable, console, print_json, print_table, suite_progress, write_report
 from aionn.conformance.expectations import driver_expectations
 from aionn.conformance.suite import Isolation
-from aionn.conformance.vts import Settings, VtsOutcome, VtsReport, chosen_cases, load_sample, run_vts
-from aionn.conformance.vts_case import STEP_S
+from aionn.conformance.vts.case import STEP_S
+from aionn.conformance.vts.run import Settings, VtsOutcome, VtsReport, chosen_cases, load_sample, run_vts
 from aionn.conformance.vts_report import html_report, junit_report
 
 __all__ = ["run_driver_suite"]

@@ -29,11 +29,11 @@ import msgspec
 import pytest
 
 from aionn.conformance import suite as cts_suite
-from aionn.conformance import vts
 from aionn.conformance.cts import iterate_tests
 from aionn.conformance.expectations import Expectations, driver_expectations
 from aionn.conformance.suite import DeviceUnderTest, Isolation, open_device_under_test
-from aionn.conformance.vts_models import DATA_VARIABLE, default_data
+from aionn.conformance.vts import run as vts
+from aionn.conformance.vts.models import DATA_VARIABLE, default_data
 from aionn.errors import InvalidArgument
 
 __all__ = ["suite"]

@@ -1,6 +1,6 @@
 """Many tests on one device: in order, each within its time, counted against what the driver says of itself.
 
-Owns the verdict on a test, the counts, and the replacement of a device that hangs. What a check is, is ``cts_run``'s.
+Owns the verdict on a test, the counts, and the replacement of a device that hangs. What a check is, is ``cts.run``'s.
 
 Invariants:
 1. A test ends after its first failure that was not expected; what comes after it would tell of the same fault.
@@ -23,7 +23,7 @@ import msgspec
 
 from aionn.conformance.computing import Mode, close
 from aionn.conformance.cts import CtsTest, operation_types
-from aionn.conformance.cts_run import CHECKS, Bench, Check, CheckFailed, CheckSkipped, Failure, applies
+from aionn.conformance.cts.run import CHECKS, Bench, Check, CheckFailed, CheckSkipped, Failure, applies
 from aionn.conformance.expectations import Expectations, Subject
 from aionn.drivers import registry
 from aionn.hal import Device

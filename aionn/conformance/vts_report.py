@@ -11,7 +11,7 @@ import html
 import xml.etree.ElementTree as ElementTree
 
 from aionn.conformance.suite import Counts
-from aionn.conformance.vts import VtsOutcome, VtsReport
+from aionn.conformance.vts.run import VtsOutcome, VtsReport
 
 __all__ = ["html_report", "junit_report"]
 

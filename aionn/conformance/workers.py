@@ -25,10 +25,10 @@ import msgspec
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from aionn.conformance.cts import CtsTest, load_tests, operation_types, test_files
-from aionn.conformance.cts_run import Failure
+from aionn.conformance.cts.run import Failure
 from aionn.conformance.expectations import driver_expectations
-from aionn.conformance.random_graphs import draw_plan
-from aionn.conformance.random_suite import RandomSettings, locate, operations_of, run_graph
+from aionn.conformance.random_graphs.graphs import draw_plan
+from aionn.conformance.random_graphs.suite import RandomSettings, locate, operations_of, run_graph
 from aionn.conformance.suite import (
     DeviceUnderTest,
     Isolation,
@@ -178,7 +178,7 @@ async def run_random_suite(
 
     Args:
         driver: The registered name.
-        numbers: Which graphs; see ``random_suite.locate``.
+        numbers: Which graphs; see ``random_graphs.suite.locate``.
         isolation: Whether the driver runs in a process of its own, one for each job.
         settings: How graphs are run; None for the defaults. The driver's own list of differences is put in.
         jobs: How many processes share the graphs; 1 runs them in this process.

@@ -10,7 +10,7 @@ import pytest
 from aionn.conformance import workers
 from aionn.conformance.computing import closing
 from aionn.conformance.suite import DeviceUnderTest, Settings
-from aionn.conformance.vts_case import status_of_call
+from aionn.conformance.vts.case import status_of_call
 from aionn.drivers.reference import ReferenceDevice
 from aionn.hal import Device
 from aionn.testing.cancellation import NATIVE_COUNTS, cancelled_natively, child_processes

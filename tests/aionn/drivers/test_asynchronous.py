@@ -11,7 +11,7 @@ import pytest
 
 from aionn.conformance.requests import request_for
 from aionn.conformance.suite import DeviceUnderTest
-from aionn.conformance.vts import VtsReport, chosen_cases, run_cases
+from aionn.conformance.vts.run import VtsReport, chosen_cases, run_cases
 from aionn.drivers import registry
 from aionn.drivers.profiles import (
     PROFILES,

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 
 import aionn
-from aionn.conformance.vts_models import endless_model
+from aionn.conformance.vts.models import endless_model
 from aionn.drivers.reference import ReferenceDevice
 
 Values = npt.NDArray[np.float32]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import aionn
-from aionn.conformance.vts_models import endless_model
+from aionn.conformance.vts.models import endless_model
 from aionn.drivers.reference import ReferenceDevice
 from aionn.hal import uniform_capabilities
 from aionn.runtime import compilation as compilation_module

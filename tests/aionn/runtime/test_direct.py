@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import aionn
-from aionn.conformance.vts_models import endless_model
+from aionn.conformance.vts.models import endless_model
 from aionn.drivers.reference import ReferenceDevice
 
 ONE = np.ones(1, np.float32)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import aionn
-from aionn.conformance.vts_models import endless_model
+from aionn.conformance.vts.models import endless_model
 from aionn.drivers.reference import ReferenceDevice
 from aionn.testing.split import split_devices
 

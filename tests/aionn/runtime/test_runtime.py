@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 
 import aionn
-from aionn.conformance.vts_models import endless_model
+from aionn.conformance.vts.models import endless_model
 from aionn.service.prepared import RemotePreparedModel
 from fences import SyncFence
 

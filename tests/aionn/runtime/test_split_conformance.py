@@ -12,8 +12,8 @@ import pytest
 import aionn
 from aionn.conformance import cts
 from aionn.conformance.cts import CtsTest
-from aionn.conformance.random_graph_tests import GRAPH_TESTS
-from aionn.conformance.random_graphs import draw_plan, interpret, make_case
+from aionn.conformance.random_graphs.graphs import draw_plan, interpret, make_case
+from aionn.conformance.random_graphs.sets import GRAPH_TESTS
 from aionn.errors import (
     DeadObject,
     DeviceUnavailable,

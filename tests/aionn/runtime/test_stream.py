@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pytest
 
 import aionn
-from aionn.conformance.vts_models import endless_model
+from aionn.conformance.vts.models import endless_model
 from aionn.runtime.stream import StreamStatistics, _DirectFrames
 
 Values = npt.NDArray[np.float32]

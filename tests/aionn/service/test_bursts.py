@@ -19,7 +19,7 @@ import pytest
 
 import fmq
 from aionn.burst.packets import decode_result, encode_request
-from aionn.conformance.vts_models import endless_model
+from aionn.conformance.vts.models import endless_model
 from aionn.drivers.reference import ReferenceDevice
 from aionn.errors import DeadObject, Error, ErrorStatus, InvalidArgument, MissedDeadline
 from aionn.hal import (

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aionn.burst.session import POLLING_US_MAX
-from aionn.conformance.vts_models import endless_model
+from aionn.conformance.vts.models import endless_model
 from aionn.errors import Error, ErrorStatus, InvalidArgument, ResourceExhausted, status_of
 from aionn.hal import NO_TIMING, DataLocation, Memory, Request, RequestArgument, Timing
 from aionn.service import bursts as bursts_module

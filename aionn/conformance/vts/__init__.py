@@ -1,0 +1,1 @@
+"""The contract that every device keeps, as cases: ``run`` chooses, runs and counts them."""
