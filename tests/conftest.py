@@ -9,6 +9,7 @@ from __future__ import annotations
 import faulthandler
 import gc
 import os
+import sys
 import threading
 import time
 from collections import Counter
@@ -30,6 +31,11 @@ SETTLE_S_MAX = 2.0
 
 os.environ["AIONN_SPARE_PROCESSES"] = "0"
 """A spare process comes by itself once a device has served for a while: tests that want one ask for it."""
+
+if "PYTHONPYCACHEPREFIX" not in os.environ and os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+    # The tests start some thousand interpreters: without bytecode each would compile all that it imports.
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(REPOSITORY / ".pytest_cache" / "bytecode")
 
 _stderr = 2
 
@@ -55,6 +61,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("long"):
             item.add_marker(pytest.mark.skip(reason="long form: run with --long"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Each reason to skip once, instead of once for each file; ``-rs`` names the files."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    if skipped and not terminalreporter.hasopt("s"):
+        terminalreporter.section("skipped")
+        reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
+        for reason, count in reasons.most_common():
+            terminalreporter.write_line(f"{count} x {reason}")
 
 
 class Belongings:

@@ -112,6 +112,7 @@ def _environment(place: Path, **variables: str) -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": os.pathsep.join((str(place), str(place / "tests/mutation"))),
         "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONPYCACHEPREFIX": "",
         "HYPOTHESIS_STORAGE_DIRECTORY": str(place / ".hypothesis"),
         **variables,
     }
