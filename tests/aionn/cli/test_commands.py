@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from aionn.cli.main import main
 from aionn.cli.run import _spread, _told
 
 RUN_S_MAX = 60
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def aionn(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -61,8 +63,11 @@ def test_inspect_counts_operations_and_asks_devices(example_data: Path) -> None:
     assert report["devices"]["reference"] == {"supported": count, "of": count, "operations": [True] * count}
 
 
-def test_run_is_reproducible_by_seed(digits: Path) -> None:
-    first, again, other = (answer("run", digits, "--seed", s)["outputs"] for s in ("1", "1", "2"))
+def test_run_is_reproducible_by_seed(digits: Path, aionn_here: Command) -> None:
+    first = answer("run", digits, "--seed", "1")["outputs"]
+    again, other = (
+        json.loads(aionn_here("run", digits, "--seed", s, "--json").stdout)["outputs"] for s in "12"
+    )
     assert first == again != other
 
 
@@ -137,19 +142,25 @@ def test_stream_counts_every_item(example_data: Path, tmp_path: Path, digits: Pa
     ],
 )
 def test_mistake_is_told_in_one_sentence(
-    example_data: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
+    example_data: Path, tmp_path: Path, arguments: tuple[str, ...], message: str, aionn_here: Command
 ) -> None:
     np.save(tmp_path / "wrong.npy", np.zeros((3, 3), np.float32))
     np.save(tmp_path / "double.npy", np.zeros((1, 49, 40, 1)))
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "empty.tflite").touch()
     message = message.replace("{tmp}", str(tmp_path))
-    finished = aionn(*(a.format(data=example_data, tmp=tmp_path) for a in arguments))
+    finished = aionn_here(*(a.format(data=example_data, tmp=tmp_path) for a in arguments))
     assert finished.returncode == 2
     assert finished.stdout == ""
     (line,) = finished.stderr.splitlines()
     assert line.startswith("aionn: ") and message in line
     assert "Traceback" not in finished.stderr
+
+
+def test_process_ends_with_the_sentence_and_its_code() -> None:
+    finished = aionn("run", "missing.tflite")
+    assert (finished.returncode, finished.stdout) == (2, "")
+    assert finished.stderr.startswith("aionn: ") and len(finished.stderr.splitlines()) == 1
 
 
 def test_traceback_is_shown_when_asked_for() -> None:

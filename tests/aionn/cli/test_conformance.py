@@ -17,6 +17,7 @@ import pytest
 from aionn.testing.conformance_data import vector_test, write_tests
 
 RUN_S_MAX = 60
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
@@ -75,9 +76,9 @@ def test_json_is_one_object_with_counts_and_failures(data: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["sync", "async", "burst", "fenced"])
-def test_filter_mode_and_check_choose_what_is_run(data: Path, mode: str) -> None:
+def test_filter_mode_and_check_choose_what_is_run(data: Path, mode: str, aionn_here: Command) -> None:
     options = ("--filter", "relu_", "--mode", mode, "--check", "general", "--jobs", "1", "--json")
-    finished = aionn("reference", "--data", data, *options)
+    finished = aionn_here("conformance", "reference", "--data", data, *options)
     assert (finished.returncode, finished.stderr) == (0, "")
     report = json.loads(finished.stdout)
     assert (report["passed"], report["failed"]) == (2, 0)
@@ -158,15 +159,17 @@ def test_progress_is_shown_on_a_terminal(data: Path) -> None:
         (("json:dumps", "--suite", "vts"), "driver 'json:dumps' makes no device"),
     ],
 )
-def test_mistakes_are_told_in_one_sentence(data: Path, options: tuple[str, ...], words: str) -> None:
-    finished = aionn(*(option.format(data=data) for option in options))
+def test_mistakes_are_told_in_one_sentence(
+    data: Path, options: tuple[str, ...], words: str, aionn_here: Command
+) -> None:
+    finished = aionn_here("conformance", *(option.format(data=data) for option in options))
     assert finished.returncode == 2
     assert words in finished.stderr and len(finished.stderr.splitlines()) == 1
     assert finished.stdout == ""
 
 
-def test_unknown_mode_is_refused(data: Path) -> None:
-    finished = aionn("reference", "--data", data, "--mode", "warp")
+def test_unknown_mode_is_refused(data: Path, aionn_here: Command) -> None:
+    finished = aionn_here("conformance", "reference", "--data", data, "--mode", "warp")
     assert finished.returncode != 0 and "warp" in finished.stdout + finished.stderr
 
 
@@ -188,23 +191,21 @@ def ends(name):
 
 
 @pytest.fixture
-def author(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., subprocess.CompletedProcess[str]]:
+def author(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aionn_here: Command) -> Command:
     """Runs the command on a driver that is only a module; its lists are the argument ``lists``."""
 
     def run(target: str, *arguments: str | Path, lists: str = "") -> subprocess.CompletedProcess[str]:
         (tmp_path / "acme.py").write_text(MODULE + lists)
-        return aionn(f"acme:{target}", "--suite", "vts", *arguments)
+        monkeypatch.delitem(sys.modules, "acme", raising=False)
+        return aionn_here("conformance", f"acme:{target}", "--suite", "vts", *arguments)
 
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    monkeypatch.setenv("PYTHONPATH", path)
+    monkeypatch.syspath_prepend(tmp_path)
     return run
 
 
 @pytest.mark.parametrize("isolation", ["process", "in_process"])
 def test_driver_that_is_only_a_module_gets_a_legal_name_and_all_reports(
-    author: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, isolation: str
+    author: Command, tmp_path: Path, isolation: str
 ) -> None:
     junit, html = tmp_path / "report.xml", tmp_path / "report.html"
     options = ("-k", "basics", "--isolation", isolation, "--json", "--junit", junit, "--html", html)
@@ -227,7 +228,7 @@ def test_driver_that_is_only_a_module_gets_a_legal_name_and_all_reports(
     ],
 )
 def test_driver_that_cannot_be_made_is_told_in_one_sentence(
-    author: Callable[..., subprocess.CompletedProcess[str]], target: str, words: str, isolation: str
+    author: Command, target: str, words: str, isolation: str
 ) -> None:
     finished = author(target, "-k", "basics", "--isolation", isolation)
     assert finished.returncode == 2
@@ -235,7 +236,7 @@ def test_driver_that_cannot_be_made_is_told_in_one_sentence(
 
 
 def test_lists_of_the_drivers_module_are_strict(
-    author: Callable[..., subprocess.CompletedProcess[str]],
+    author: Command,
 ) -> None:
     options = ("-k", "basics", "--isolation", "in_process", "--json")
     lists = """
@@ -255,9 +256,9 @@ EXPECTED_FAILURES = {"basics/status_is_available": "not yet", "LSTM": "wrong"}
         assert len(finished.stderr.splitlines()) == 1
 
 
-def test_random_graphs_are_run_by_number_and_reported() -> None:
-    finished = aionn(
-        "reference", "--suite", "random", "--seeds", "5", "--first", "7", "--isolation", "in_process", "--jobs", "1"
+def test_random_graphs_are_run_by_number_and_reported(aionn_here: Command) -> None:
+    finished = aionn_here(
+        "conformance", "reference", "--suite", "random", "--seeds", "5", "--first", "7", "--isolation", "in_process", "--jobs", "1"
     )  # fmt: skip
     assert finished.returncode == 0, finished.stderr
     assert "graphs 7 to 11" in finished.stdout

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -19,7 +18,7 @@ from aionn.models.builder import GraphBuilder
 from aionn.runtime.introspection import summarize_model
 from aionn.testing.models import chain
 
-RUN_S_MAX = 60
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 class Level1(ReferenceDevice):
@@ -106,19 +105,9 @@ def test_summary_counts_what_is_there() -> None:
     assert summary.operations[0].outputs == ("TENSOR_FLOAT32 2x3",)
 
 
-def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "aionn", "inspect", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=RUN_S_MAX,
-        check=False,
-    )
-
-
-def test_command_writes_the_graph_and_the_page(digits: Path, tmp_path: Path) -> None:
+def test_command_writes_the_graph_and_the_page(digits: Path, tmp_path: Path, aionn_here: Command) -> None:
     dot, html = tmp_path / "digits.dot", tmp_path / "digits.html"
-    finished = command(digits, "--device", "reference", "--dot", dot, "--html", html, "--json")
+    finished = aionn_here("inspect", digits, "--device", "reference", "--dot", dot, "--html", html, "--json")
     assert finished.returncode == 0, finished.stderr
     told = json.loads(finished.stdout)
     operations = sum(told["operations"].values())
@@ -131,8 +120,8 @@ def test_command_writes_the_graph_and_the_page(digits: Path, tmp_path: Path) -> 
     assert html.read_text().count("<rect") == operations and "reference" in html.read_text()
 
 
-def test_command_shows_every_operation_and_device(digits: Path) -> None:
-    finished = command(digits, "--operations", "--device", "reference")
+def test_command_shows_every_operation_and_device(digits: Path, aionn_here: Command) -> None:
+    finished = aionn_here("inspect", digits, "--operations", "--device", "reference")
     assert finished.returncode == 0, finished.stderr
     assert "every operation" in finished.stdout and "TEMPORARY_VARIABLE" in finished.stdout
 
@@ -145,6 +134,8 @@ def test_command_shows_every_operation_and_device(digits: Path) -> None:
         (("--html", "/no/such/folder/x.html"), "expected a file that can be written"),
     ],
 )
-def test_command_tells_mistakes_in_a_sentence(digits: Path, arguments: tuple[str, ...], words: str) -> None:
-    finished = command(digits, *arguments)
+def test_command_tells_mistakes_in_a_sentence(
+    digits: Path, arguments: tuple[str, ...], words: str, aionn_here: Command
+) -> None:
+    finished = aionn_here("inspect", digits, *arguments)
     assert finished.returncode == 2 and words in finished.stderr and "Traceback" not in finished.stderr
