@@ -69,12 +69,16 @@ def _print(found: TraceSummary, per_execution: bool) -> None:
         for layer, cells in found.rows.items()
     ]
     print_table(
-        f"{found.application}{': ' if found.application else ''}{found.executions} executions, "
-        f"{found.processes} processes, {found.wall_ms:.1f} ms; "
+        f"{found.application}{': ' if found.application else ''}{_counted(found.executions, 'execution', 'executions')}, "
+        f"{_counted(found.processes, 'process', 'processes')}, {found.wall_ms:.1f} ms; "
         f"milliseconds{' per execution' if per_execution else ''}",
         ("layer", *(_HEADS[column] for column in COLUMNS)),
         rows,
     )
+
+
+def _counted(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"
 
 
 def _figure(ms: float) -> str:

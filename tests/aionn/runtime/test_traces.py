@@ -243,7 +243,7 @@ def test_command_prints_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit):
         main(["trace", "summary", str(path), "--total-times"])
     printed = capsys.readouterr().out
-    assert "x: 1 executions" in printed and "9.000" in printed and "2.000" in printed
+    assert "x: 1 execution, 1 process, " in printed and "9.000" in printed and "2.000" in printed
 
 
 def test_part_of_the_application_has_what_starts_with_it_and_not_what_starts_when_it_ends(
