@@ -2,14 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
 import cyclopts
+
+from aionn.errors import InvalidArgument
 
 __all__ = ["TRACEBACK_VARIABLE", "app"]
 
 TRACEBACK_VARIABLE = "AIONN_TRACEBACK"
 """Set to 1 to see where an error came from."""
 
+
+def _is_fraction(text: str) -> bool:
+    try:
+        return not float(text).is_integer()
+    except ValueError:
+        return False  # What it is, and whether it is a number, is for cyclopts to say.
+
+
+def _converted(kind: Any, tokens: Sequence[cyclopts.Token]) -> Any:
+    """The value of an option or of a place. The name is added later.
+
+    Raises:
+        InvalidArgument: cyclopts would make another value of it without a word: a whole number of 1.5, a path "." of none.
+    """
+    for token in tokens:
+        if kind is int and _is_fraction(token.value):
+            raise InvalidArgument("expected a whole number")
+        if kind in (Path, list[Path]) and not token.value:
+            raise InvalidArgument("expected a path, the name is empty")
+    return cyclopts.convert(kind, tokens)
+
+
 app = cyclopts.App(
+    default_parameter=cyclopts.Parameter(converter=_converted),
     name="aionn",
     help="Stream camera and audio frames through neural networks, with deadlines that hold.",
     help_epilogue=f"With {TRACEBACK_VARIABLE}=1 in the environment an error shows its traceback.",

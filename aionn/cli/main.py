@@ -69,13 +69,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _told(error: CycloptsError) -> str:
-    """A mistake in the arguments in one sentence: for a number that is not taken, the option and those that are."""
-    from cyclopts import ValidationError
+    """A mistake in the arguments in one sentence: for a value that is not taken, the option and what is."""
+    from aionn.errors import InvalidArgument
 
-    if isinstance(error, ValidationError) and error.argument is not None and error.argument.tokens:
-        tokens = error.argument.tokens
-        given = " ".join(_shortened(token.value) for token in tokens)
-        return f"{tokens[0].keyword or error.argument.name}: {error.exception_message}, got {given}"
+    cause, argument = error.__cause__, error.argument
+    if isinstance(cause, InvalidArgument) and argument is not None and argument.tokens:
+        given = " ".join(_shortened(token.value) or '""' for token in argument.tokens)
+        return f"{argument.tokens[0].keyword or argument.name}: {cause}, got {given}"
     return " ".join(_shortened(word) for word in str(error).split())
 
 

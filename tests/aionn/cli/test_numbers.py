@@ -96,6 +96,19 @@ def test_number_that_makes_no_sense_is_refused_with_the_options_name(
 
 
 @pytest.mark.parametrize(
+    ("arguments", "kind", "count", "annotated"), [p for p in numeric_options() if p.values[1] is int]
+)
+def test_fraction_is_no_whole_number(
+    arguments: list[str], kind: type, count: int, annotated: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for text in ("1.5", "-0.5", "2.0001"):
+        with pytest.raises(SystemExit) as end:
+            main([*arguments, *[text] * count])
+        assert end.value.code == 2
+        assert f"{arguments[-1]}: expected a whole number, got {text}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("limits", "told"),
     [
         (numbers(1, 256), "from 1 to 256"),
@@ -118,6 +131,10 @@ def test_ends_of_a_range_are_taken() -> None:
     ("arguments", "words"),
     [
         (["run", "nowhere", "--seed", "abc"], "--seed"),
+        (["run", "nowhere", "--seed", "."], "--seed"),
+        (["run", "nowhere", "--input", ""], "--input: expected a path, the name is empty"),
+        (["run", ""], "MODEL: expected a path, the name is empty"),
+        (["trace", "summary", ""], "FILE: expected a path, the name is empty"),
         (["run", "nowhere", "--nosuch"], "--nosuch"),
         (["run"], "MODEL"),
         (["nosuch"], "nosuch"),
