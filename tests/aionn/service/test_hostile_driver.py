@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import time
+import zlib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -77,6 +78,12 @@ driver: Any = _module("hostile_driver")
 _module("hostile_driver_attacks")
 _module("hostile_driver_lies")
 ATTACKS = sorted(driver.ATTACKS)
+SAMPLE = 5
+"""Of so many attacks from which no more is expected than from all, the ordinary run takes one, whatever others there are."""
+
+
+def is_sampled(attack: str) -> bool:
+    return attack in EXPECTED or zlib.crc32(attack.encode()) % SAMPLE == 0
 
 
 @pytest.fixture(autouse=True)
@@ -153,7 +160,9 @@ async def _watch_pids(device: Any, pids: set[int]) -> None:
         await anyio.sleep(0.01)
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize(
+    "attack", [a if is_sampled(a) else pytest.param(a, marks=pytest.mark.long) for a in ATTACKS]
+)
 async def test_application_goes_on_beside(
     attack: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
