@@ -82,6 +82,15 @@ class Belongings:
         self.children = _children()
         self.mappings = Counter(_shared_mappings())
 
+    def shift(self, before: Belongings, after: Belongings) -> None:
+        """Adds what has come between two looks, and takes away what has gone."""
+        for name in ("descriptors", "threads", "mappings"):
+            own, then, now = getattr(self, name), getattr(before, name), getattr(after, name)
+            setattr(self, name, own + (now - then) - (then - now))
+        self.children = (self.children | (after.children - before.children)) - (
+            before.children - after.children
+        )
+
     def more_than(self, before: Belongings) -> list[str]:
         """One line per thing that was not there before."""
         lines = [f"descriptor of {target}" for target in (self.descriptors - before.descriptors).elements()]
@@ -155,6 +164,38 @@ def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
     if _held not in item.session.stash:
         item.session.stash[_held] = Belongings()
     return (yield)
+
+
+_shared = pytest.StashKey[dict[object, tuple[Belongings, Belongings]]]()
+"""What was held before and after each fixture of several tests was set up that is still there."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
+) -> Iterator[object]:
+    """What a fixture of several tests holds is not left behind by the test that comes first."""
+    shared = request.session.stash.setdefault(_shared, {})
+    if (
+        fixturedef.scope == "function" or None in shared
+    ):  # None stands for one that is being set up, and sets up others.
+        return (yield)
+    before = Belongings()
+    shared[None] = before, before
+    try:
+        return (yield)
+    finally:
+        del shared[None]
+        shared[fixturedef] = before, Belongings()
+        request.session.stash[_held].shift(*shared[fixturedef])
+
+
+def pytest_fixture_post_finalizer(
+    fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
+) -> None:
+    before, after = request.session.stash.get(_shared, {}).pop(fixturedef, (None, None))
+    if before is not None and after is not None:
+        request.session.stash[_held].shift(after, before)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

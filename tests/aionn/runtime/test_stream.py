@@ -16,6 +16,7 @@ import anyio.to_thread
 import numpy as np
 import numpy.typing as npt
 import pytest
+import pytest_asyncio
 
 import aionn
 from aionn.conformance.vts.models import endless_model
@@ -24,6 +25,7 @@ from aionn.runtime.stream import StreamStatistics, _DirectFrames
 Values = npt.NDArray[np.float32]
 ONE = np.ones(1, np.float32)
 LIMIT_S = 10
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest.fixture(params=["direct", "deadlines"])
@@ -32,10 +34,19 @@ def options(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {} if request.param == "direct" else {"deadline": lambda item: aionn.after(60)}
 
 
-@pytest.fixture
-async def net(runtime: aionn.Runtime) -> aionn.Compilation:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def runtime() -> AsyncIterator[aionn.Runtime]:
+    """One driver process for all: each test closes its burst, and looks at what is left of it."""
+    async with aionn.open(drivers=["reference"]) as opened:
+        await opened.devices[0].status()  # Starts the process.
+        yield opened
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def net(runtime: aionn.Runtime) -> AsyncIterator[aionn.Compilation]:
     """Gives back a negative number, and never ends for a positive one but by its time-out."""
-    return await runtime.compile(endless_model())
+    async with await runtime.compile(endless_model()) as net:
+        yield net
 
 
 async def numbers(count: int, first: int = 1) -> AsyncIterator[Values]:
@@ -520,7 +531,7 @@ async def test_no_more_items_are_dropped_ahead_than_there_are_slots(net: aionn.C
             assert taken <= 4
 
 
-def test_stream_on_uvloop(digits: Path, repository: Path) -> None:
+async def test_stream_on_uvloop(digits: Path, repository: Path) -> None:
     pytest.importorskip("uvloop")
     # In a process of its own: uvloop keeps a pipe for signals as long as its process lives.
     script = """if True:
