@@ -4,12 +4,12 @@ Owns which of them is next, and how much of the loop's time goes to those that d
 connections would have as many turns where another has one, and one that sends without a pause would have a message between any two
 steps of another's call.
 
-The rule. A process has a backlog where its next message is here before the loop has waited for it, where more than one of its calls
-is under way, or where a connection of it begins or ends. While other processes are served as well, one message of all that have a
-backlog, or one part of a large one, is taken in a turn of the loop, and each of them has its turn; when they have used the loop for
-some time, it is left to the others ``PAUSE`` times as long. Hence all that have a backlog get a share of ``1 / (1 + PAUSE)`` of it
-together. A process that waits for each answer before it sends the next call has no backlog, and a process that is served alone is
-never paused.
+The rule. A process has a backlog for ``BACKLOG_NS`` after its next message was here before the loop had waited for it, more than
+one of its calls was under way, or a connection of it began or ended. A process that waits for each answer before it sends the next call
+has none. While another process without a backlog is served, one message of all that have one, or one part of a large message, is
+taken in a turn of the loop, and each of them has its turn; when they have used the loop for some time, it is left to the others
+``PAUSE`` times as long. Hence all that have a backlog get a share of ``1 / (1 + PAUSE)`` of it together. Where all have one, none
+pauses.
 
 Invariants:
 1. While a process has more than one connection, one message of them all, or one part of a large one, is taken in each turn of the
@@ -45,28 +45,31 @@ PAUSE_NS_MAX = 50_000_000
 COMPANY_NS = 100_000_000
 """How long after its last message a process counts as served: a camera's client has three frames in that time."""
 
+BACKLOG_NS = 10_000_000
+"""How long a backlog counts. A process that sends several calls at once, waits for all of them and begins again always has one."""
+
 _T = TypeVar("_T")
 
 
 class Shares:
-    """Which processes are served at the same time, and how long those with a backlog pause. Pure: the time is an argument."""
+    """Beside which processes those with a backlog are served, and how long they pause. Pure: the time is an argument."""
 
     __slots__ = ("_before", "_free_ns", "_latest")
 
     def __init__(self) -> None:
-        # The process that sent last and the one that did before it: whether there is another takes no more.
+        # The process without a backlog that sent last, and the one that did before it: whether there is another takes no more.
         self._latest: tuple[object, int] | None = None
         self._before: tuple[object, int] | None = None
         self._free_ns = 0
 
     def received(self, process: object, now_ns: int) -> None:
-        """A message of a process was received."""
+        """A message of a process without a backlog was received."""
         if self._latest is not None and self._latest[0] is not process:
             self._before = self._latest
         self._latest = (process, now_ns)
 
     def has_company(self, process: object | None, now_ns: int) -> bool:
-        """Whether a process other than this one, or any for None, is served."""
+        """Whether a process other than this one, or any for None, is served that has no backlog."""
         latest = self._latest
         other = self._before if latest is not None and latest[0] is process else latest
         return other is not None and now_ns - other[1] < COMPANY_NS
@@ -115,14 +118,14 @@ class Peer:
         calls: How many of its calls are under way.
     """
 
-    __slots__ = ("__weakref__", "_has_backlog", "_turn", "_turns", "calls", "connections")
+    __slots__ = ("__weakref__", "_backlog_until_ns", "_turn", "_turns", "calls", "connections")
 
     def __init__(self, turns: _Turns | None = None) -> None:
         self.connections = 0
         self.calls = 0
         self._turns = turns
         self._turn = anyio.Lock(fast_acquire=True)
-        self._has_backlog = False
+        self._backlog_until_ns = 0
 
     @property
     def takes_turns(self) -> bool:
@@ -131,11 +134,12 @@ class Peer:
 
     @property
     def _is_paced(self) -> bool:
-        """Whether it has a backlog, and other processes are served as well."""
+        """Whether it has a backlog, and another process is served that has none."""
         turns = self._turns
-        if turns is None or not self._has_backlog:
+        if turns is None:
             return False
-        return turns.shares.has_company(self, time.monotonic_ns())
+        now_ns = time.monotonic_ns()
+        return now_ns < self._backlog_until_ns and turns.shares.has_company(self, now_ns)
 
     def received(self, *, has_waited: bool) -> None:
         """A message was received.
@@ -143,21 +147,28 @@ class Peer:
         Args:
             has_waited: Whether the loop has waited for it.
         """
-        if self._turns is not None:
-            self._turns.shares.received(self, time.monotonic_ns())
-            self._has_backlog = not has_waited or self.calls > 1
+        if self._turns is None:
+            return
+        now_ns = time.monotonic_ns()
+        if not has_waited or self.calls > 1:
+            self._backlog_until_ns = now_ns + BACKLOG_NS
+        elif now_ns >= self._backlog_until_ns:
+            self._turns.shares.received(self, now_ns)
 
     def connects_or_leaves(self) -> None:
         """A connection begins or ends."""
-        self._has_backlog = True
+        self._backlog_until_ns = time.monotonic_ns() + BACKLOG_NS
 
     def charged(self, coroutine: Coroutine[Any, Any, _T]) -> Awaitable[_T]:
         """A coroutine of which each step counts as this process's use of the loop; owned by whoever awaits it."""
         return coroutine if self._turns is None else _charged(coroutine, self._charge)
 
     def _charge(self, used_ns: int) -> None:
-        if self._turns is not None and self._has_backlog:
-            self._turns.shares.used(self, used_ns, time.monotonic_ns())
+        now_ns = time.monotonic_ns()
+        # What it had when the step began counts: a step may be long.
+        has_backlog = self.calls > 1 or now_ns - used_ns < self._backlog_until_ns
+        if self._turns is not None and has_backlog:
+            self._turns.shares.used(self, used_ns, now_ns)
 
     async def next_turn(self) -> None:
         """Lets other tasks of the loop go first, and other connections of this process before them; pauses as the rule says."""

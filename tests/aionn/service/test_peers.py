@@ -19,7 +19,7 @@ from aionn.service import peers as peers_module
 from aionn.service.channel import Channel
 from aionn.service.client import RemoteDevice
 from aionn.service.handles import RequestOnWire
-from aionn.service.peers import COMPANY_NS, PAUSE, PAUSE_NS_MAX, PAUSE_NS_MIN, Peer, Peers, Shares
+from aionn.service.peers import BACKLOG_NS, COMPANY_NS, PAUSE, PAUSE_NS_MAX, PAUSE_NS_MIN, Peer, Peers, Shares
 from aionn.service.protocol import Call, CancelCall, Done, ExecuteFenced, Ping, decode, encode
 from aionn.service.sizes import FENCES_MAX
 from fences import FenceError, SyncFence
@@ -88,7 +88,6 @@ def test_share_of_all_that_have_a_backlog_is_bounded(seed: int) -> None:
     while now_ns < 10_000 * MS:
         shares.received("interactive", now_ns)
         process = draw.choice("ABC")
-        shares.received(process, now_ns)
         pause_ns = shares.pause_ns(now_ns)
         if pause_ns:
             now_ns += pause_ns + draw.randrange(MS)
@@ -121,6 +120,8 @@ async def connected(process: Peer, handler: Any = done) -> AsyncIterator[tuple[C
     channel = Channel(ours, handler, peer_name="the peer", peer=process)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(channel.run)
+        for _ in range(4):
+            await anyio.lowlevel.checkpoint()  # It waits for the first message.
         yield channel, theirs
         tasks.cancel_scope.cancel()
     channel.release()
@@ -208,6 +209,22 @@ async def test_calls_that_come_at_once_do_not_pause_where_nobody_else_is_served(
     assert await _pauses(clock, Peers(), 10, is_other_served=False) == 0
 
 
+async def test_processes_that_all_have_a_backlog_do_not_pause(clock: Any) -> None:
+    peers, count = Peers(), 60
+    async with (
+        connected(peers.of(1), slow(clock, MS)) as (one, one_sock),
+        connected(peers.of(2), slow(clock, MS)) as (two, two_sock),
+    ):
+        for number in range(count):
+            for sock in (one_sock, two_sock):
+                sock.send(encode(Call(number, Ping()))[0])
+        with anyio.fail_after(WAIT_S_MAX):
+            while one.received_count + two.received_count < 2 * count:
+                await anyio.lowlevel.checkpoint()
+    # The loop has waited for the first message of each, so that each had none for some time.
+    assert clock.slept_ns <= COMPANY_NS + 2 * PAUSE * MS < 2 * (count - 1) * PAUSE * MS
+
+
 async def test_calls_that_wait_for_their_answers_do_not_pause(clock: Any) -> None:
     peers = Peers()
     async with connected(peers.of(1), slow(clock, MS)) as (_, one), connected(peers.of(2)) as (_, two):
@@ -225,7 +242,8 @@ async def test_process_that_waits_again_for_its_answers_has_no_backlog_any_more(
             one.send(encode(Call(number, Ping()))[0])
         for number in range(count):
             await answer(one, number)
-        await ask(one, count)  # It may still be paused.
+        clock.now_ns += BACKLOG_NS
+        await ask(one, count)
         slept_ns = clock.slept_ns
         for number in range(10):
             await ask(one, count + 1 + number)
