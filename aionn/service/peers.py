@@ -5,11 +5,11 @@ connections would have as many turns where another has one, and one that sends w
 steps of another's call.
 
 The rule. A process has a backlog for ``BACKLOG_NS`` after its next message was here before the loop had waited for it, more than
-one of its calls was under way, or a connection of it began or ended. A process that waits for each answer before it sends the next call
-has none. While another process without a backlog is served, one message of all that have one, or one part of a large message, is
-taken in a turn of the loop, and each of them has its turn; when they have used the loop for some time, it is left to the others
-``PAUSE`` times as long. Hence all that have a backlog get a share of ``1 / (1 + PAUSE)`` of it together. Where all have one, none
-pauses.
+one of its calls was under way, or a connection of it began or ended. A process that waits for each answer before it sends the
+next call has none. While another process without a backlog is served, one message of all that have one, or one part of a large
+message, is taken in a turn of the loop, and each of them has its turn; when they have used the loop for some time, it is left to
+the others ``PAUSE`` times as long. Hence all that have a backlog get a share of ``1 / (1 + PAUSE)`` of it together. Where all
+have one, none pauses.
 
 Invariants:
 1. While a process has more than one connection, one message of them all, or one part of a large one, is taken in each turn of the
