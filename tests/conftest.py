@@ -169,25 +169,29 @@ def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
 _shared = pytest.StashKey[dict[object, tuple[Belongings, Belongings]]]()
 """What was held before and after each fixture of several tests was set up that is still there."""
 
+_begun = pytest.StashKey[list[Belongings]]()
+"""What was held before those that are being set up, which may set up others first."""
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(
     fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
 ) -> Iterator[object]:
     """What a fixture of several tests holds is not left behind by the test that comes first."""
-    shared = request.session.stash.setdefault(_shared, {})
-    if (
-        fixturedef.scope == "function" or None in shared
-    ):  # None stands for one that is being set up, and sets up others.
+    if fixturedef.scope == "function":
         return (yield)
+    stash = request.session.stash
+    begun = stash.setdefault(_begun, [])
     before = Belongings()
-    shared[None] = before, before
+    begun.append(before)
     try:
         return (yield)
     finally:
-        del shared[None]
-        shared[fixturedef] = before, Belongings()
-        request.session.stash[_held].shift(*shared[fixturedef])
+        begun.pop()
+        after = Belongings()
+        stash.setdefault(_shared, {})[fixturedef] = before, after
+        for held in (stash[_held], *begun):
+            held.shift(before, after)
 
 
 def pytest_fixture_post_finalizer(

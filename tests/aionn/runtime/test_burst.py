@@ -18,6 +18,16 @@ from aionn.conformance.vts.models import endless_model
 Values = npt.NDArray[np.float32]
 
 
+@pytest.fixture
+def runtime(shared_runtime: aionn.Runtime) -> aionn.Runtime:
+    return shared_runtime
+
+
+@pytest.fixture
+def any_runtime(any_shared_runtime: aionn.Runtime) -> aionn.Runtime:
+    return any_shared_runtime
+
+
 async def numbered(count: int, like: Values) -> AsyncIterator[Values]:
     for index in range(count):
         yield np.full_like(like, index)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,10 +26,9 @@ def relu(shape: tuple[int, ...], kind: OperandType = OperandType.TENSOR_QUANT8_A
     return graph.build([graph.result(OperationType.RELU, [x], x)])
 
 
-@pytest.fixture(params=["process", "in_process"])
-async def runtime(request: pytest.FixtureRequest) -> AsyncIterator[aionn.Runtime]:
-    async with aionn.open(drivers=["reference"], isolation=request.param) as opened:
-        yield opened
+@pytest.fixture
+def runtime(any_shared_runtime: aionn.Runtime) -> aionn.Runtime:
+    return any_shared_runtime
 
 
 async def test_image_is_read_and_written_in_place(runtime: aionn.Runtime) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import pytest_asyncio
 
 import aionn
 from aionn.conformance import cts
@@ -26,15 +27,15 @@ X = np.array([-1.0, 2.0, -3.0], np.float32)
 RELU = np.array([0.0, 2.0, 0.0], np.float32)
 
 
-@pytest.fixture(params=["process", "in_process"])
-async def runtime(request: pytest.FixtureRequest) -> AsyncIterator[aionn.Runtime]:
-    async with aionn.open(drivers=["reference"], isolation=request.param) as opened:
-        yield opened
-
-
 @pytest.fixture
-async def net(runtime: aionn.Runtime) -> aionn.Compilation:
-    return await runtime.compile(chain([OperationType.RELU], (3,)))
+def runtime(any_shared_runtime: aionn.Runtime) -> aionn.Runtime:
+    return any_shared_runtime
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def net(runtime: aionn.Runtime) -> AsyncIterator[aionn.Compilation]:
+    async with await runtime.compile(chain([OperationType.RELU], (3,))) as net:
+        yield net
 
 
 # Shared memory

@@ -21,6 +21,16 @@ from fences import SyncFence
 Values = npt.NDArray[np.float32]
 
 
+@pytest.fixture
+def runtime(shared_runtime: aionn.Runtime) -> aionn.Runtime:
+    return shared_runtime
+
+
+@pytest.fixture
+def any_runtime(any_shared_runtime: aionn.Runtime) -> aionn.Runtime:
+    return any_shared_runtime
+
+
 async def test_execute_gives_the_same_answer_on_every_path(
     any_runtime: aionn.Runtime, digits: Path, silence: Values
 ) -> None:
@@ -35,12 +45,13 @@ async def test_execute_gives_the_same_answer_on_every_path(
     np.testing.assert_array_equal(plain, through_burst)
 
 
-async def test_driver_process_is_started_when_first_needed(runtime: aionn.Runtime, digits: Path) -> None:
-    (device,) = runtime.devices
-    assert device.pid is None
-    assert (device.name, device.type.name, int(device.feature_level)) == ("reference", "CPU", 7)
-    await runtime.compile(digits)
-    assert device.pid is not None and device.pid != os.getpid()
+async def test_driver_process_is_started_when_first_needed(digits: Path) -> None:
+    async with aionn.open(drivers=["reference"]) as runtime:
+        (device,) = runtime.devices
+        assert device.pid is None
+        assert (device.name, device.type.name, int(device.feature_level)) == ("reference", "CPU", 7)
+        await runtime.compile(digits)
+        assert device.pid is not None and device.pid != os.getpid()
 
 
 async def test_driver_process_ends_with_the_runtime(digits: Path) -> None:

@@ -25,7 +25,6 @@ from aionn.runtime.stream import StreamStatistics, _DirectFrames
 Values = npt.NDArray[np.float32]
 ONE = np.ones(1, np.float32)
 LIMIT_S = 10
-pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest.fixture(params=["direct", "deadlines"])
@@ -34,12 +33,10 @@ def options(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {} if request.param == "direct" else {"deadline": lambda item: aionn.after(60)}
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def runtime() -> AsyncIterator[aionn.Runtime]:
-    """One driver process for all: each test closes its burst, and looks at what is left of it."""
-    async with aionn.open(drivers=["reference"]) as opened:
-        await opened.devices[0].status()  # Starts the process.
-        yield opened
+@pytest.fixture
+def runtime(shared_runtime: aionn.Runtime) -> aionn.Runtime:
+    """Each test closes its burst, and looks at what is left of it."""
+    return shared_runtime
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -531,7 +528,7 @@ async def test_no_more_items_are_dropped_ahead_than_there_are_slots(net: aionn.C
             assert taken <= 4
 
 
-async def test_stream_on_uvloop(digits: Path, repository: Path) -> None:
+def test_stream_on_uvloop(digits: Path, repository: Path) -> None:
     pytest.importorskip("uvloop")
     # In a process of its own: uvloop keeps a pipe for signals as long as its process lives.
     script = """if True:
