@@ -39,9 +39,31 @@ def test_page_of_the_runtime_has_an_example(page: str) -> None:
     assert any(name.startswith(f"{page}.md") for name, _ in examples())
 
 
-@pytest.mark.parametrize(("name", "code"), examples(), ids=[name for name, _ in examples()])
-def test_example_in_the_documentation_runs(name: str, code: str) -> None:
-    if "aionn.media" in code:
+def is_endless(block: str) -> bool:
+    """A stream goes on for as long as its video does."""
+    return "aionn.media" in block
+
+
+FINITE = [(name, block) for name, block in examples() if not is_endless(block)]
+ENDLESS = [(name, block) for name, block in examples() if is_endless(block)]
+
+
+@pytest.mark.parametrize(("name", "code"), FINITE, ids=[name for name, _ in FINITE])
+def test_example_in_the_documentation_runs(
+    name: str, code: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # In this process: an interpreter for each takes longer than the examples, and here it is checked what they leave behind.
+    monkeypatch.chdir(ROOT)
+    exec(compile(code, name, "exec"), {"__name__": "__main__"})
+    told = capfd.readouterr()
+    assert told.out, told.err
+
+
+@pytest.mark.parametrize(
+    ("name", "code"), [*ENDLESS, FINITE[0]], ids=[name for name, _ in [*ENDLESS, FINITE[0]]]
+)
+def test_example_in_the_documentation_is_a_program(name: str, code: str) -> None:
+    if is_endless(code):
         pytest.importorskip("av", reason="PyAV is not installed")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     with subprocess.Popen(
