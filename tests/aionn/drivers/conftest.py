@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+import pytest_asyncio
 
 from aionn.drivers.reference import ReferenceDevice
 from aionn.hal import (
@@ -26,6 +29,8 @@ from aionn.models.builder import GraphBuilder
 from aionn.runtime.background import Background
 from aionn.service.client import RemoteDevice
 from aionn.testing.loop_reference import LoopReferenceDevice
+
+HERE = Path(__file__).parent
 
 
 def sum_model(dimensions: Sequence[int] = (2, 3), output: Sequence[int] | None = None) -> Model:
@@ -83,17 +88,17 @@ def small() -> type[Small]:
     return Small
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def reference() -> AsyncIterator[ReferenceDevice]:
     async with ReferenceDevice() as device:
         yield device
 
 
-@pytest.fixture(params=["in_process", "process", "loop"])
-async def device(request: pytest.FixtureRequest) -> AsyncIterator[Device]:
+@contextlib.asynccontextmanager
+async def opened(kind: str) -> AsyncIterator[Device]:
     """The reference device; the same claims hold through a driver process, and for a device on the event loop."""
-    if request.param != "process":
-        async with ReferenceDevice() if request.param == "in_process" else LoopReferenceDevice() as own:
+    if kind != "process":
+        async with ReferenceDevice() if kind == "in_process" else LoopReferenceDevice() as own:
             yield own
         return
     # The task group must be entered and left in one task, which a fixture's two halves are not.
@@ -106,3 +111,33 @@ async def device(request: pytest.FixtureRequest) -> AsyncIterator[Device]:
         await remote.aclose()
     finally:
         await background.aclose()
+
+
+KINDS = ["in_process", "process", "loop"]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=KINDS)
+async def device(request: pytest.FixtureRequest) -> AsyncIterator[Device]:
+    """A device for all tests of a module, in one event loop."""
+    async with opened(request.param) as device:
+        # What is started when it is first needed: threads, a watch of descriptors.
+        prepared = await device.prepare_model(sum_model())
+        ones = np.ones((2, 3), np.float32)
+        await prepared.execute_synchronously(request_of([ones, ones], [(24, (2, 3))]))
+        await prepared.aclose()
+        yield device
+
+
+@pytest_asyncio.fixture(loop_scope="module", params=KINDS)
+async def fresh_device(request: pytest.FixtureRequest) -> AsyncIterator[Device]:
+    """A device that nothing was asked of."""
+    async with opened(request.param) as device:
+        yield device
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Runs what uses a device in the event loop of its module."""
+    for item in items:
+        used = {"device", "fresh_device", "reference"} & set(getattr(item, "fixturenames", ()))
+        if used and item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.asyncio(loop_scope="module"), append=False)

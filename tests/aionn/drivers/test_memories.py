@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import pytest_asyncio
 
 from aionn.drivers.memories import COPY_ON_LOOP_BYTES_MAX, MemoryTable
 from aionn.drivers.reference import MEMORY_BYTES_MAX, ReferenceDevice
@@ -109,17 +110,17 @@ def executed(request: pytest.FixtureRequest) -> Any:
     ],
 )
 async def test_illegal_allocation_is_refused(
-    device: Device,
+    fresh_device: Device,
     small: Any,
     description: tuple[int, ...],
     inputs: list[BufferRole],
     outputs: list[BufferRole],
 ) -> None:
-    prepared = await device.prepare_model(small.sum_model())
+    prepared = await fresh_device.prepare_model(small.sum_model())
     with pytest.raises(InvalidArgument, match="allocate"):
-        await device.allocate(BufferDesc(description), [prepared], inputs, outputs)
+        await fresh_device.allocate(BufferDesc(description), [prepared], inputs, outputs)
     # Nothing was taken: the first token is still the next.
-    assert (await device.allocate(BufferDesc(), [prepared], INPUT, [])).token == 1
+    assert (await fresh_device.allocate(BufferDesc(), [prepared], INPUT, [])).token == 1
 
 
 async def test_foreign_closed_and_missing_models_are_refused(
@@ -157,11 +158,11 @@ async def test_the_same_model_prepared_twice_has_roles_of_its_own(
         await reference.allocate(BufferDesc(), [twice[0], twice[0]], [BufferRole(0, 0), BufferRole(1, 0)], [])
 
 
-async def test_tokens_start_at_one_and_the_last_freed_comes_first(device: Device, small: Any) -> None:
-    prepared = await device.prepare_model(small.sum_model())
+async def test_tokens_start_at_one_and_the_last_freed_comes_first(fresh_device: Device, small: Any) -> None:
+    prepared = await fresh_device.prepare_model(small.sum_model())
 
     async def allocate() -> Any:
-        return await device.allocate(BufferDesc(), [prepared], INPUT, [])
+        return await fresh_device.allocate(BufferDesc(), [prepared], INPUT, [])
 
     buffers = [await allocate() for _ in range(4)]
     assert [b.token for b in buffers] == [1, 2, 3, 4]
@@ -303,7 +304,7 @@ class Three:
         self.both = both
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def three(device: Device, small: Any) -> Three:
     prepared = await device.prepare_model(small.sum_model())
     return Three(
