@@ -50,7 +50,7 @@ def draw(data: Path, seed: int) -> list[CtsTest]:
     ]
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1])
 async def test_share_of_the_data_passes_on_a_split_device(data: Path, seed: int) -> None:
     tally = await run_split(draw(data, seed), seed)
     assert tally.tests > 200

@@ -72,7 +72,7 @@ async def reference() -> AsyncIterator[Device]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mode", "part"), [("sync", 32), ("async", 120), ("burst", 120), ("fenced", 120)])
+@pytest.mark.parametrize(("mode", "part"), [("sync", 120), ("async", 120), ("burst", 120), ("fenced", 120)])
 async def test_reference_passes_a_share_of_the_data(
     data: Path, reference: Device, mode: Mode, part: int
 ) -> None:

@@ -46,7 +46,7 @@ SEED = int(os.environ.get("SEED", "1"))
 LONG_FACTOR = 100
 STEP_S = 20.0
 
-MODELS, EXECUTIONS, PACKETS, MESSAGES, DATAGRAMS = 6000, 1500, 1200, 1000, 300
+MODELS, EXECUTIONS, PACKETS, MESSAGES, DATAGRAMS = 2000, 1000, 1000, 1000, 300
 """Cases of an ordinary run by kind: ten thousand in all."""
 
 NONE = ErrorStatus.NONE
