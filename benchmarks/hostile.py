@@ -5,8 +5,7 @@ with its defaults, beside each attack of tests/aionn/service/hostile_attacks.h, 
 Server, client and hostile peer are processes of their own; the peer has the scheduler's lowest priority (nice 19).
 
 The control is the attack ``spin``: the same peer, busy and without a word to the server. It says what part of a ratio is the
-scheduler's, which on two cores is much of it: an attacker, a server and a client are three. An attack has a row for its median,
-and two for its 99th percentile: against the client alone, where the goal is at most twice that, and against the control.
+scheduler's, which on two cores is much of it: an attacker, a server and a client are three. The rows are those of hostile_rows.py.
 
 How: blocks alone, beside the attack and beside the control take turns (rows.py), each of so many executions, with a pause that
 lets what an attack left behind go. The figure of a block is its percentile. A wrong answer or an error ends the benchmark with
@@ -20,45 +19,24 @@ With ``--driver`` the roles change: an application waits for a good device besid
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rows import Options, Report, alternate, at_most, compare, options
+from benchmarks import hostile_rows
+from benchmarks.hostile_rows import NICE, Wrong, chosen_attacks, measure, percentiles_ms, sizes
+from benchmarks.rows import Options, Report
 
-STAGE = Path(__file__).parents[1] / "tests" / "aionn" / "service" / "hostile_stage.py"
-CONTROL = "spin"
-NICE = 19
-ROUNDS, EXECUTIONS = 10, 200
-"""2,000 executions a side."""
-
-ROUNDS_QUICK, EXECUTIONS_QUICK = 2, 40
+TESTS = Path(__file__).parents[1] / "tests" / "aionn" / "service"
 BEGIN_S = 0.1
 """How long an attack goes on before the block begins: it opens its connections."""
 
 PAUSE_S = 0.2
 ATTACK_S_MAX = 120.0
 """A block beside an attack ends it, at the latest this does."""
-
-GOAL = at_most(2.0)
-
-
-def _stage() -> Any:
-    specification = importlib.util.spec_from_file_location("hostile_stage", STAGE)
-    assert specification is not None and specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules["hostile_stage"] = module
-    specification.loader.exec_module(module)
-    return module
-
-
-class Wrong(Exception):
-    """The client that behaves well got a wrong answer or an error."""
 
 
 class Blocks:
@@ -87,9 +65,9 @@ class Blocks:
         answer = self._client.answer()
         if answer["wrong"]:
             raise Wrong(f"{name}: {answer['wrong']}")
-        latencies = sorted(answer["latencies_ns"])
-        self.medians_ms.setdefault(name, []).append(latencies[len(latencies) // 2] / 1e6)
-        return float(latencies[int(0.99 * (len(latencies) - 1))]) / 1e6
+        p50_ms, p99_ms = percentiles_ms(answer["latencies_ns"])
+        self.medians_ms.setdefault(name, []).append(p50_ms)
+        return p99_ms
 
     def alone(self) -> float:
         """The 99th percentile without an attack, in ms."""
@@ -111,44 +89,26 @@ class Blocks:
                 process.stderr.close()
 
 
-def measure(report: Report, blocks: Blocks, attack: str, rounds: int) -> None:
-    """The rows of an attack."""
-    blocks.medians_ms.clear()
-    contenders: dict[str, Callable[[], float]] = {
-        "alone": blocks.alone,
-        attack: lambda: blocks.beside(attack),
-        CONTROL: lambda: blocks.beside(CONTROL),
-    }
-    p99_ms = alternate(contenders, rounds)
-    p50_ms = blocks.medians_ms
-    report.add(
-        compare(f"{attack}, p50", "ms", p50_ms[attack], "alone", p50_ms["alone"]),
-        compare(f"{attack}, p99", "ms", p99_ms[attack], "alone", p99_ms["alone"], GOAL),
-        compare(f"{attack}, p99", "ms", p99_ms[attack], "beside a busy process", p99_ms[CONTROL]),
-    )
-
-
 def run(report: Report, chosen: Options, asked: list[str]) -> None:
     """All attacks, or those that were asked for."""
-    stage = _stage()
-    rounds, executions = (ROUNDS_QUICK, EXECUTIONS_QUICK) if chosen.quick else (ROUNDS, EXECUTIONS)
+    sys.path.insert(0, str(TESTS))
+    import hostile_stage as stage
+
+    rounds, executions = sizes(chosen)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         program, messages = stage.compile_peer(folder), folder / "messages"
-        script = str(STAGE.with_name("hostile_messages.py"))
+        script = str(TESTS / "hostile_messages.py")
         subprocess.run([sys.executable, script, str(messages)], check=True, env=stage.environment())
         listed = subprocess.run([str(program), "list"], capture_output=True, text=True, check=True)
-        attacks = [name for name in listed.stdout.split() if name != CONTROL]
-        unknown = [name for name in asked if name not in attacks]
-        if unknown:
-            raise SystemExit(f"expected attacks of {' '.join(attacks)}, got {' '.join(unknown)}")
+        attacks = chosen_attacks(asked, listed.stdout.split())
         server = stage.Server(folder)
         try:
             with contextlib.closing(stage.WellBehaved(server.path)) as client:
                 blocks = Blocks(stage, server, client, (program, messages), executions)
                 blocks.alone()
-                for attack in asked or attacks:
-                    measure(report, blocks, attack, rounds)
+                for attack in attacks:
+                    measure(report, blocks, attack, rounds, label=attack, busy="beside a busy process")
         finally:
             server.terminate()
 
@@ -160,15 +120,7 @@ def main() -> int:
         from benchmarks.hostile_driver import main as driver_main
 
         return driver_main()
-    asked = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
-    sys.argv[1:] = [argument for argument in sys.argv[1:] if argument.startswith("-")]
-    chosen = options(__doc__)
-    try:
-        run(Report(chosen), chosen, asked)
-    except Wrong as e:
-        print(f"the client that behaves well: {e}", file=sys.stderr)
-        return 1
-    return 0
+    return hostile_rows.main(run, __doc__, "the client that behaves well")
 
 
 if __name__ == "__main__":

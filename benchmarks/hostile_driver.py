@@ -6,7 +6,7 @@ the hostile device in the same run. The application uses the hostile device all 
 answers. The hostile driver has the scheduler's lowest priority (nice 19).
 
 The control is the attack ``spin``: a driver that answers rightly and keeps a core busy. It says what part of a ratio is the
-scheduler's, and what part is the application's own work for a second device. Rows and goals are those of hostile.py.
+scheduler's, and what part is the application's own work for a second device. Rows and goals are those of hostile_rows.py.
 
 How: blocks alone, beside the attack and beside the control take turns (rows.py), each a runtime of its own with so many executions.
 A wrong answer or an error of the good device ends the benchmark with status 1.
@@ -20,31 +20,22 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import anyio
 
 import aionn
-from benchmarks.rows import Options, Report, alternate, at_most, compare, options
+from benchmarks import hostile_rows
+from benchmarks.hostile_rows import NICE, Wrong, chosen_attacks, measure, percentiles_ms, sizes
+from benchmarks.rows import Options, Report
 
-STAGE = Path(__file__).parents[1] / "tests" / "aionn" / "service"
-CONTROL = "spin"
-NICE = 19
-ROUNDS, EXECUTIONS = 10, 200
-ROUNDS_QUICK, EXECUTIONS_QUICK = 2, 40
+TESTS = Path(__file__).parents[1] / "tests" / "aionn" / "service"
 CALL_S = 0.25
 """How long a call on the hostile device may take."""
 
 WARM = 20
 """Executions before those that count."""
-
-GOAL = at_most(2.0)
-
-
-class Wrong(Exception):
-    """The good device gave a wrong answer or an error."""
 
 
 class Blocks:
@@ -60,12 +51,18 @@ class Blocks:
         self._executions = executions
         self.medians_ms: dict[str, list[float]] = {}
 
-    def block(self, attack: str | None) -> float:
-        """The 99th percentile of a block, in ms; without an attack for None."""
-        name = attack or "alone"
-        latencies_ns = sorted(asyncio.run(self._run(name, attack)))
-        self.medians_ms.setdefault(name, []).append(latencies_ns[len(latencies_ns) // 2] / 1e6)
-        return float(latencies_ns[int(0.99 * (len(latencies_ns) - 1))]) / 1e6
+    def alone(self) -> float:
+        """The 99th percentile without an attack, in ms."""
+        return self._block("alone", None)
+
+    def beside(self, attack: str) -> float:
+        """The same beside an attack, in ms."""
+        return self._block(attack, attack)
+
+    def _block(self, name: str, attack: str | None) -> float:
+        p50_ms, p99_ms = percentiles_ms(asyncio.run(self._run(name, attack)))
+        self.medians_ms.setdefault(name, []).append(p50_ms)
+        return p99_ms
 
     async def _run(self, name: str, attack: str | None) -> list[int]:
         drivers = {"good": "reference"}
@@ -95,26 +92,9 @@ class Blocks:
                     raise Wrong(str(outcomes.undocumented))
 
 
-def measure(report: Report, blocks: Blocks, attack: str, rounds: int) -> None:
-    """The rows of an attack."""
-    blocks.medians_ms.clear()
-    contenders: dict[str, Callable[[], float]] = {
-        "alone": lambda: blocks.block(None),
-        attack: lambda: blocks.block(attack),
-        CONTROL: lambda: blocks.block(CONTROL),
-    }
-    p99_ms = alternate(contenders, rounds)
-    p50_ms = blocks.medians_ms
-    report.add(
-        compare(f"driver {attack}, p50", "ms", p50_ms[attack], "alone", p50_ms["alone"]),
-        compare(f"driver {attack}, p99", "ms", p99_ms[attack], "alone", p99_ms["alone"], GOAL),
-        compare(f"driver {attack}, p99", "ms", p99_ms[attack], "beside a busy driver", p99_ms[CONTROL]),
-    )
-
-
 def run(report: Report, chosen: Options, asked: list[str]) -> None:
     """All attacks, or those that were asked for."""
-    sys.path.insert(0, str(STAGE))  # Driver processes get it, too.
+    sys.path.insert(0, str(TESTS))  # Driver processes get it, too.
     os.environ["HOSTILE_NICE"] = str(NICE)
     logging.getLogger("aionn").addHandler(logging.NullHandler())
     logging.getLogger("aionn").propagate = False
@@ -122,28 +102,17 @@ def run(report: Report, chosen: Options, asked: list[str]) -> None:
     import hostile_driver
     import hostile_driver_lies  # noqa: F401
 
-    attacks = [name for name in hostile_driver.ATTACKS if name != CONTROL]
-    unknown = [name for name in asked if name not in attacks]
-    if unknown:
-        raise SystemExit(f"expected attacks of {' '.join(attacks)}, got {' '.join(unknown)}")
-    rounds, executions = (ROUNDS_QUICK, EXECUTIONS_QUICK) if chosen.quick else (ROUNDS, EXECUTIONS)
+    attacks = chosen_attacks(asked, list(hostile_driver.ATTACKS))
+    rounds, executions = sizes(chosen)
     blocks = Blocks(hostile_application, executions)
-    blocks.block(None)
-    for attack in asked or attacks:
-        measure(report, blocks, attack, rounds)
+    blocks.alone()
+    for attack in attacks:
+        measure(report, blocks, attack, rounds, label=f"driver {attack}", busy="beside a busy driver")
 
 
 def main() -> int:
     """Runs and prints it."""
-    asked = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
-    sys.argv[1:] = [argument for argument in sys.argv[1:] if argument.startswith("-")]
-    chosen = options(__doc__)
-    try:
-        run(Report(chosen), chosen, asked)
-    except Wrong as e:
-        print(f"the good device: {e}", file=sys.stderr)
-        return 1
-    return 0
+    return hostile_rows.main(run, __doc__, "the good device")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,117 @@
+"""What the two benchmarks of hostile peers have in common: how much is measured, the rows of an attack, the command line.
+
+An attack has a row for its median, and two for its 99th percentile: against blocks without an attack, where the goal is at most
+twice that, and against the control, an attack that keeps a core busy and does nothing else.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from benchmarks.rows import Options, Report, alternate, at_most, compare, options
+
+__all__ = [
+    "CONTROL",
+    "NICE",
+    "Blocks",
+    "Sizes",
+    "Wrong",
+    "chosen_attacks",
+    "main",
+    "measure",
+    "percentiles_ms",
+    "sizes",
+]
+
+CONTROL = "spin"
+NICE = 19
+GOAL = at_most(2.0)
+
+Sizes = tuple[int, int]
+"""Rounds, and the executions of a block: 2,000 executions a side unless it has to be quick."""
+
+
+def sizes(chosen: Options) -> Sizes:
+    return (2, 40) if chosen.quick else (10, 200)
+
+
+class Wrong(Exception):
+    """What behaves well got a wrong answer or an error."""
+
+
+class Blocks(Protocol):
+    """Blocks of executions without an attack and beside attacks; each returns its 99th percentile in ms.
+
+    Attributes:
+        medians_ms: Of each block, by the name of its attack; ``alone`` without one.
+    """
+
+    medians_ms: dict[str, list[float]]
+
+    def alone(self) -> float: ...
+
+    def beside(self, attack: str) -> float: ...
+
+
+def percentiles_ms(latencies_ns: Sequence[int]) -> tuple[float, float]:
+    """The median and the 99th percentile."""
+    latencies = sorted(latencies_ns)
+    return latencies[len(latencies) // 2] / 1e6, latencies[int(0.99 * (len(latencies) - 1))] / 1e6
+
+
+def chosen_attacks(asked: Sequence[str], there_are: Sequence[str]) -> Sequence[str]:
+    """Those that were asked for; all where none was."""
+    attacks = [name for name in there_are if name != CONTROL]
+    unknown = [name for name in asked if name not in attacks]
+    if unknown:
+        raise SystemExit(f"expected attacks of {' '.join(attacks)}, got {' '.join(unknown)}")
+    return asked or attacks
+
+
+def measure(report: Report, blocks: Blocks, attack: str, rounds: int, *, label: str, busy: str) -> None:
+    """The rows of an attack.
+
+    Args:
+        report: Takes them.
+        blocks: What is measured.
+        attack: Its name.
+        rounds: How often the three take turns.
+        label: What the rows call the attack.
+        busy: What they call the control.
+    """
+    blocks.medians_ms.clear()
+    contenders: dict[str, Callable[[], float]] = {
+        "alone": blocks.alone,
+        attack: lambda: blocks.beside(attack),
+        CONTROL: lambda: blocks.beside(CONTROL),
+    }
+    p99_ms = alternate(contenders, rounds)
+    p50_ms = blocks.medians_ms
+    report.add(
+        compare(f"{label}, p50", "ms", p50_ms[attack], "alone", p50_ms["alone"]),
+        compare(f"{label}, p99", "ms", p99_ms[attack], "alone", p99_ms["alone"], GOAL),
+        compare(f"{label}, p99", "ms", p99_ms[attack], busy, p99_ms[CONTROL]),
+    )
+
+
+def main(
+    run: Callable[[Report, Options, list[str]], None], description: str | None, well_behaved: str
+) -> int:
+    """Runs a benchmark with what the command line asks for, and prints it.
+
+    Args:
+        run: Measures the attacks that were asked for.
+        description: The module's.
+        well_behaved: Who got it, where an answer was wrong.
+    """
+    asked = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
+    sys.argv[1:] = [argument for argument in sys.argv[1:] if argument.startswith("-")]
+    chosen = options(description)
+    try:
+        run(Report(chosen), chosen, asked)
+    except Wrong as e:
+        print(f"{well_behaved}: {e}", file=sys.stderr)
+        return 1
+    return 0
