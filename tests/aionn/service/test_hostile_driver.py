@@ -8,15 +8,16 @@ runtime closes in time. That no descriptor, thread, mapping or process is left i
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import time
 import zlib
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import anyio
+import hostile_application as application
+import hostile_driver as driver
+import hostile_driver_attacks  # noqa: F401
+import hostile_driver_lies  # noqa: F401
 import numpy as np
 import pytest
 
@@ -64,19 +65,6 @@ SILENT = {"reads_nothing_after_preparing", "answers_pings_alone", "stops_itself"
 """Of those, attacks that leave calls unanswered; the others answer, and get the time for it that a busy machine takes."""
 
 
-def _module(name: str) -> ModuleType:
-    specification = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
-    assert specification is not None and specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[name] = module
-    specification.loader.exec_module(module)
-    return module
-
-
-application: Any = _module("hostile_application")
-driver: Any = _module("hostile_driver")
-_module("hostile_driver_attacks")
-_module("hostile_driver_lies")
 ATTACKS = sorted(driver.ATTACKS)
 SAMPLE = 5
 """Of so many attacks from which no more is expected than from all, the ordinary run takes one, whatever others there are."""

@@ -6,14 +6,13 @@ The attacks are in hostile_attacks.h; how long answers take beside each is what 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import hostile_stage as stage
 import pytest
 
 HERE = Path(__file__).parent
@@ -52,18 +51,6 @@ FAMILIES = {
     "rewritings": "rewriting_requests rewriting_large_messages rewriting_cache_files rewriting_cached_models",
     "fences": "fences_never_signalled fences_with_garbage fences_in_a_chain",
 }
-
-
-def _module(name: str) -> ModuleType:
-    specification = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
-    assert specification is not None and specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[name] = module
-    specification.loader.exec_module(module)
-    return module
-
-
-stage: Any = _module("hostile_stage")
 
 
 @pytest.fixture(scope="module")
