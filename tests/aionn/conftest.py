@@ -1,9 +1,10 @@
-"""The command line in this process: most of what a command tells needs no process of its own, which takes a second to start."""
+"""The command line in this process, since one of its own takes a second to start; and an end to calls that wait for a file."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from aionn.cli.main import main
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
+WAIT_S_MAX = 60
 
 
 @pytest.fixture
@@ -27,3 +29,17 @@ def aionn_here(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
         return subprocess.CompletedProcess(arguments, end.value.code, told.out, told.err)
 
     return run
+
+
+@pytest.fixture
+def ends_at_once() -> Iterator[None]:
+    """Ends a call of the main thread that waits: opening a pipe without the flag would do so for ever."""
+
+    def late(*_: object) -> None:
+        raise AssertionError("it waits")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(WAIT_S_MAX)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)

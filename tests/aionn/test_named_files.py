@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +21,7 @@ from aionn.models.tflite import load_tflite
 from aionn.runtime import traces
 from aionn.simulation import workload
 
-
-@pytest.fixture(autouse=True)
-def watchdog() -> Iterator[None]:
-    """Ends a call that waits, on the main thread."""
-
-    def late(*_: object) -> None:
-        raise AssertionError("it waits")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(60)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
+pytestmark = pytest.mark.usefixtures("ends_at_once")
 
 
 @pytest.mark.parametrize(

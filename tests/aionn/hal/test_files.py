@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,19 +12,7 @@ from aionn.errors import InvalidArgument, ResourceExhausted
 from aionn.hal.files import MissingFile, check_regular, open_regular, read_regular
 from fmq.available import Available
 
-
-@pytest.fixture(autouse=True)
-def watchdog() -> Iterator[None]:
-    """Ends a call that waits: opening a pipe without the flag would do so for ever."""
-
-    def late(*_: object) -> None:
-        raise AssertionError("it waits")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(20)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
+pytestmark = pytest.mark.usefixtures("ends_at_once")
 
 
 def test_file_is_read_whole(tmp_path: Path) -> None:
