@@ -38,8 +38,8 @@ class Halting:
         assert await anyio.to_thread.run_sync(self.entered.wait, WAIT_S)
 
 
-class HaltingReference(ReferenceDevice):
-    """Halts while it looks at a model: what every preparation does as well."""
+class HaltingDevice:
+    """A device that halts while it looks at a model: what every preparation does as well."""
 
     def __init__(self):
         super().__init__()
@@ -48,6 +48,14 @@ class HaltingReference(ReferenceDevice):
     def supports(self, model):
         self.halting.halt()
         return super().supports(model)
+
+
+class HaltingReference(HaltingDevice, ReferenceDevice):
+    """With one slot."""
+
+
+class HaltingLitert(HaltingDevice, LitertDevice):
+    """With slots of which two clients could have both."""
 
 
 async def _ask(device, how):
@@ -55,18 +63,6 @@ async def _ask(device, how):
         await device.supported_operations(MODEL)
     else:
         await (await device.prepare_model(MODEL)).aclose()
-
-
-class HaltingLitert(LitertDevice):
-    """The same with slots of which two clients could have both."""
-
-    def __init__(self):
-        super().__init__()
-        self.halting = Halting()
-
-    def supports(self, model):
-        self.halting.halt()
-        return super().supports(model)
 
 
 @pytest.mark.parametrize("kind", [HaltingReference, HaltingLitert])
