@@ -267,9 +267,9 @@ def test_command_refuses_a_soak_of_one_test(capsys: pytest.CaptureFixture[str]) 
     assert "--soak: expected neither --test nor --model" in capsys.readouterr().err
 
 
-def test_command_tells_of_a_leak_by_its_exit_code(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def leaking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that a soak does is to keep more and more objects."""
     leaked: list[Thing] = []
 
     async def leaks(actor: Actor, target: Target) -> None:
@@ -277,6 +277,12 @@ def test_command_tells_of_a_leak_by_its_exit_code(
         leaked.extend(Thing() for _ in range(100))
 
     monkeypatch.setattr(stress_soak, "EPISODES", {leaks: 1})
+
+
+@pytest.mark.usefixtures("leaking")
+def test_command_tells_of_a_leak_by_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("aionn.cli.stress.GROWTH_S_MIN", 3.0)
     arguments = ["stress", "--soak", str(3 / 3600), "--device", "reference", "--in-process", "--json"]
     with pytest.raises(SystemExit) as end:
@@ -296,16 +302,8 @@ def test_command_tells_of_a_leak_by_its_exit_code(
     assert "application: objects" in reason
 
 
-def test_command_does_not_judge_growth_of_a_short_run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    leaked: list[Thing] = []
-
-    async def leaks(actor: Actor, target: Target) -> None:
-        await anyio.sleep(0.01)
-        leaked.extend(Thing() for _ in range(100))
-
-    monkeypatch.setattr(stress_soak, "EPISODES", {leaks: 1})
+@pytest.mark.usefixtures("leaking")
+def test_command_does_not_judge_growth_of_a_short_run(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["stress", "--soak", str(2 / 3600), "--device", "reference", "--in-process"])
     shown = " ".join(capsys.readouterr().out.split())
