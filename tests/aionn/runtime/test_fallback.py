@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -397,36 +398,31 @@ WRONG_RESULTS = {
 }
 
 
+@contextlib.asynccontextmanager
+async def executing(net: aionn.Compilation, way: str) -> AsyncIterator[Callable[[], Awaitable[aionn.Result]]]:
+    """Executes once, alone or in a burst."""
+    if way == "alone":
+        yield lambda: net.execute([X])
+        return
+    async with net.burst() as burst:
+        yield lambda: burst.execute([X])
+
+
+@pytest.mark.parametrize("way", ["alone", "burst"])
 @pytest.mark.parametrize("answer", WRONG_RESULTS.values(), ids=WRONG_RESULTS)
-async def test_wrong_result_of_an_execution_is_made_good_or_told(answer: Any) -> None:
+async def test_wrong_result_is_made_good_or_told(answer: Any, way: str) -> None:
     async with aionn.open(
         devices=[Answering(execute=answer)], drivers=["reference"], isolation="in_process"
     ) as runtime:
         kind = type(answer) if isinstance(answer, aionn.Error) else aionn.GeneralFailure
-        strict = await runtime.compile(TWO)
-        with pytest.raises(kind):
-            await strict.execute([X])
-        net = await runtime.compile(TWO, allow_fallback=True)
-        result = await net.execute([X])
-        np.testing.assert_array_equal(result.outputs[0], EXPECTED)
-        assert len(result.fallback) == 1 and "npu failed" in result.fallback[0]
-
-
-@pytest.mark.parametrize("answer", WRONG_RESULTS.values(), ids=WRONG_RESULTS)
-async def test_wrong_result_in_a_burst_is_made_good_or_told(answer: Any) -> None:
-    async with aionn.open(
-        devices=[Answering(execute=answer)], drivers=["reference"], isolation="in_process"
-    ) as runtime:
-        kind = type(answer) if isinstance(answer, aionn.Error) else aionn.GeneralFailure
-        strict = await runtime.compile(TWO)
-        async with strict.burst() as burst:
+        async with executing(await runtime.compile(TWO), way) as execute:
             for _ in range(2):
                 with pytest.raises(kind):
-                    await burst.execute([X])
-        net = await runtime.compile(TWO, allow_fallback=True)
-        async with net.burst() as burst:
-            result = await burst.execute([X])
+                    await execute()
+        async with executing(await runtime.compile(TWO, allow_fallback=True), way) as execute:
+            result = await execute()
             np.testing.assert_array_equal(result.outputs[0], EXPECTED)
+            assert len(result.fallback) == 1 and "npu failed" in result.fallback[0]
 
 
 async def test_trace_of_a_step_that_falls_back_says_where_it_ran(tmp_path: Path) -> None:
