@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -10,12 +11,23 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[1] / "examples").glob("*.py"))
+PROGRAMS = [path for path in EXAMPLES if path.stem in ("deadline_test", "stream_video", "trace_layers")]
+"""Those that run pytest, that last, and that trace their whole process."""
+
+HERE = [path for path in EXAMPLES if path not in PROGRAMS]
 LINES_MAX = 80
 RUN_S_MAX = 60
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_example_runs_and_checks_itself(example: Path, repository: Path) -> None:
+@pytest.mark.parametrize("example", HERE, ids=lambda path: path.stem)
+def test_example_runs_and_checks_itself(example: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    # In this process: an interpreter for each takes longer than most of them, and here it is checked what they leave behind.
+    runpy.run_path(str(example), run_name="__main__")
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("example", [*PROGRAMS, HERE[0]], ids=lambda path: path.stem)
+def test_example_is_a_program(example: Path, repository: Path) -> None:
     if "media" in example.read_text():
         pytest.importorskip("av", reason="PyAV is not installed")
     environment = {

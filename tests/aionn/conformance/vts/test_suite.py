@@ -148,7 +148,7 @@ async def test_reference_passes_in_this_process(
         report = await run_cases(
             DeviceUnderTest(make),
             cases,
-            tests=tests[::5] if kind is ReferenceDevice else tests[::40],
+            tests=tests[::10] if kind is ReferenceDevice else tests[::40],
             settings=SAMPLE,
             other=DeviceUnderTest(make_second),
         )
