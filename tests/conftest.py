@@ -121,7 +121,10 @@ def _children() -> set[int]:
 
 
 def _shared_mappings() -> Iterator[str]:
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    content = Path("/proc/self/maps").read_bytes()
+    if b"/memfd:" not in content and b"/dev/shm/" not in content:
+        return
+    for line in content.decode().splitlines():
         if "/memfd:" in line or "/dev/shm/" in line:
             yield line.split(None, 5)[-1]
 
