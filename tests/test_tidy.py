@@ -99,7 +99,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "mlperf_loadgen": ("aionn/benchmarking/loadgen.py",),
     "asyncio": (
         "aionn/benchmarking/loadgen.py",
-        "aionn/benchmarking/stress_",
+        "aionn/benchmarking/stress/",
         "aionn/drivers/asynchronous.py",
         "aionn/hal/loops.py",
         "aionn/runtime/background.py",

@@ -13,12 +13,12 @@ import msgspec
 from cyclopts import Parameter
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from aionn.benchmarking.stress import TEST_S_MAX, StressResult
-from aionn.benchmarking.stress import stress as run_stress
-from aionn.benchmarking.stress_bodies import BODIES
-from aionn.benchmarking.stress_slopes import SECONDS_PER_HOUR, Slope
-from aionn.benchmarking.stress_soak import GROWTH_S_MIN, SOAK_S_MAX, SoakProgress, SoakReport
-from aionn.benchmarking.stress_soak import soak as run_soak
+from aionn.benchmarking.stress.bodies import BODIES
+from aionn.benchmarking.stress.run import TEST_S_MAX, StressResult
+from aionn.benchmarking.stress.run import stress as run_stress
+from aionn.benchmarking.stress.slopes import SECONDS_PER_HOUR, Slope
+from aionn.benchmarking.stress.soak import GROWTH_S_MIN, SOAK_S_MAX, SoakProgress, SoakReport
+from aionn.benchmarking.stress.soak import soak as run_soak
 from aionn.cli import interrupts
 from aionn.cli.numbers import SEED_MAX, numbers
 from aionn.cli.output import console, print_json, print_table

@@ -24,8 +24,8 @@ import anyio.lowlevel
 import anyio.to_thread
 import msgspec
 
-from aionn.benchmarking.stress_episodes import COUNTS, EPISODES, SIZES, Actor, Episode, Target, soak_model
-from aionn.benchmarking.stress_samples import (
+from aionn.benchmarking.stress.episodes import COUNTS, EPISODES, SIZES, Actor, Episode, Target, soak_model
+from aionn.benchmarking.stress.samples import (
     DRIVER_QUANTITIES,
     SAMPLES_MAX,
     Series,
@@ -34,8 +34,8 @@ from aionn.benchmarking.stress_samples import (
     give_back_free_memory,
     mapping_count,
 )
-from aionn.benchmarking.stress_slopes import SECONDS_PER_HOUR, Slope
-from aionn.benchmarking.stress_watch import TOLD_MAX, Pause, Watch
+from aionn.benchmarking.stress.slopes import SECONDS_PER_HOUR, Slope
+from aionn.benchmarking.stress.watch import TOLD_MAX, Pause, Watch
 from aionn.drivers import registry
 from aionn.errors import DeadObject, DeviceUnavailable, InvalidArgument
 from aionn.runtime.runtime import Runtime, open_runtime

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from aionn.benchmarking.stress_slopes import BLOCKS_MIN, WARM_UP_SHARE, slope_of
+from aionn.benchmarking.stress.slopes import BLOCKS_MIN, WARM_UP_SHARE, slope_of
 from aionn.errors import InvalidArgument
 
 TIMES_S = [5.0 * i for i in range(240)]

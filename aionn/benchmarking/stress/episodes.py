@@ -1,7 +1,7 @@
 """What an application does while drivers die under it: short episodes, each of which compares every answer with the right one.
 
 Owns the episodes and the judgement of how each call ended. When an episode begins, on which device, and how long it may take, is
-``stress_soak``'s.
+``soak``'s.
 
 Invariants:
 1. An episode keeps nothing when it is over; what it drops on purpose, without closing it, is for the garbage collector.

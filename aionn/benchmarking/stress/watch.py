@@ -1,6 +1,6 @@
 """Keeping an eye on many parties of one event loop: a pause that holds all of them, and a watch for what hangs.
 
-Owns no work of its own; what a soak does is in ``stress_soak``.
+Owns no work of its own; what a soak does is in ``soak``.
 
 Invariants:
 1. A pause holds no party in the middle of its work, and none for longer than the others take to get there.

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aionn.benchmarking import stress_bodies
 from aionn.benchmarking.paths import draw_inputs
-from aionn.benchmarking.stress import stress
-from aionn.benchmarking.stress_bodies import BODIES, StressTask, random_model, run_task
+from aionn.benchmarking.stress import bodies as stress_bodies
+from aionn.benchmarking.stress.bodies import BODIES, StressTask, random_model, run_task
+from aionn.benchmarking.stress.run import stress
 from aionn.cli.main import main
 from aionn.errors import InvalidArgument
 from aionn.interpreter import Interpreter, RunControl
@@ -112,7 +112,7 @@ async def test_hang_is_told_and_leaves_no_process(model: Path) -> None:
 
 
 async def test_process_that_says_nothing_is_a_crash(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aionn.benchmarking.stress.task_command", lambda task: ["sh", "-c", "exit 7"])
+    monkeypatch.setattr("aionn.benchmarking.stress.run.task_command", lambda task: ["sh", "-c", "exit 7"])
     (result,) = await stress("reference", model, ["long_inference"], SHORT_S)
     assert result.result == "CRASH"
     assert "code 7" in result.message
@@ -141,7 +141,7 @@ async def test_slow_rate_is_told_as_a_measurement(model: Path, monkeypatch: pyte
 def test_progress_is_told_where_nobody_watches(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("aionn.benchmarking.stress.task_command", lambda task: ["sh", "-c", "exit 7"])
+    monkeypatch.setattr("aionn.benchmarking.stress.run.task_command", lambda task: ["sh", "-c", "exit 7"])
     arguments = ["stress", "--device", "reference", "--model", str(model), "--minutes", "0.001"]
     chosen = ["--test", "long_inference", "--test", "slowdown"]
     for options, count in (([], 2), (["--json"], 0)):
@@ -199,7 +199,7 @@ def test_every_test_has_a_body() -> None:
 async def test_cancelled_stress_leaves_no_process(
     model: Path, count: int, is_started: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aionn.benchmarking.stress.task_command", lambda task: ["sleep", "3600"])
+    monkeypatch.setattr("aionn.benchmarking.stress.run.task_command", lambda task: ["sleep", "3600"])
     before = child_processes()
     task = asyncio.create_task(stress("reference", model, ["long_inference"], 60.0))
     while is_started and child_processes() == before:

@@ -19,7 +19,7 @@ import anyio
 import msgspec
 from anyio.abc import Process
 
-from aionn.benchmarking.stress_bodies import BODIES, Ended, StressTask, task_command
+from aionn.benchmarking.stress.bodies import BODIES, Ended, StressTask, task_command
 from aionn.errors import InvalidArgument
 from aionn.hal.files import check_regular
 from aionn.hal.loops import finish

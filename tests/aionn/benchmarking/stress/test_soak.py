@@ -13,12 +13,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from aionn.benchmarking import stress_episodes, stress_soak
-from aionn.benchmarking.stress_episodes import COUNTS, Actor, Target
-from aionn.benchmarking.stress_samples import SAMPLES_MAX, Series
-from aionn.benchmarking.stress_slopes import Slope
-from aionn.benchmarking.stress_soak import SoakReport, soak
-from aionn.benchmarking.stress_watch import Pause, Watch
+from aionn.benchmarking.stress import episodes
+from aionn.benchmarking.stress import soak as stress_soak
+from aionn.benchmarking.stress.episodes import COUNTS, Actor, Target
+from aionn.benchmarking.stress.samples import SAMPLES_MAX, Series
+from aionn.benchmarking.stress.slopes import Slope
+from aionn.benchmarking.stress.soak import SoakReport, soak
+from aionn.benchmarking.stress.watch import Pause, Watch
 from aionn.cli.main import main
 from aionn.errors import InvalidArgument
 
@@ -53,9 +54,7 @@ async def test_soak_of_ten_minutes_holds_no_more_at_its_end() -> None:
 
 
 async def test_soak_in_process_kills_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        stress_soak, "EPISODES", {stress_episodes.one_by_one: 1, stress_episodes.cancelled: 1}
-    )
+    monkeypatch.setattr(stress_soak, "EPISODES", {episodes.one_by_one: 1, episodes.cancelled: 1})
     report = await soak(["reference"], 1.0, isolation="in_process")
     assert told(report) == []
     assert report.counts["right"] > 0

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from aionn.benchmarking.stress_slopes import Slope, slope_of
+from aionn.benchmarking.stress.slopes import Slope, slope_of
 
 __all__ = [
     "DRIVER_QUANTITIES",
