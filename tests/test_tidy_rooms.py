@@ -11,7 +11,6 @@ from tests.test_tidy import PACKAGES, excused, imports_of, module_name, parse, r
 
 FILES_PER_FOLDER_MAX = 16
 FULL_FOLDERS: dict[str, str] = {
-    "aionn/cli": "what commands share waits for a folder of its own",
     "aionn/drivers": "what drivers are made from waits for a folder of its own",
     "aionn/hal": "what is not the contract waits for a folder of its own",
     "aionn/runtime": "placement and memory wait for folders of their own",

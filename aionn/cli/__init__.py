@@ -1,1 +1,1 @@
-"""The command line: one file a subcommand, each a thin call into the library."""
+"""The command line: in ``commands`` one file a subcommand, each a thin call into the library."""

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from aionn.cli.commands import app
+from aionn.cli.commands.run import _spread, _told
 from aionn.cli.main import main
-from aionn.cli.run import _spread, _told
 
 RUN_S_MAX = 60
 Command = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from aionn.cli.env import env
+from aionn.cli.commands.env import env
+from aionn.cli.commands.trace import _HEADS, _figure
 from aionn.cli.output import check_writable, fitting_widths, print_table, write_report
-from aionn.cli.trace import _HEADS, _figure
 from aionn.errors import InvalidArgument
 from aionn.runtime.settings import VARIABLES
 from aionn.runtime.traces import COLUMNS

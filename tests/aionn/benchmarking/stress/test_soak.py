@@ -282,7 +282,7 @@ def leaking(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_command_tells_of_a_leak_by_its_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("aionn.cli.stress.GROWTH_S_MIN", 3.0)
+    monkeypatch.setattr("aionn.cli.commands.stress.GROWTH_S_MIN", 3.0)
     arguments = ["stress", "--soak", str(3 / 3600), "--device", "reference", "--in-process", "--json"]
     with pytest.raises(SystemExit) as end:
         main(arguments)

@@ -79,7 +79,7 @@ def stress(
                 "--soak: expected neither --test nor --model; a soak has episodes and models of its own"
             )
         return _soak(devices, soak, seed, "in_process" if in_process else "process", json=json)
-    file = model or Path(__file__).resolve().parents[2] / "examples" / "data" / "shapes_int8.tflite"
+    file = model or Path(__file__).resolve().parents[3] / "examples" / "data" / "shapes_int8.tflite"
     seconds = minutes * 60 / max(1, len(tests))
     report: dict[str, tuple[StressResult, ...]] = {}
     for name in devices:

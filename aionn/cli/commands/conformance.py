@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from aionn.cli import interrupts
-from aionn.cli.driver_suite import run_driver_suite
+from aionn.cli.commands.driver_suite import run_driver_suite
 from aionn.cli.numbers import numbers
 from aionn.cli.output import console, print_json, print_table, suite_progress
 from aionn.conformance.computing import Mode

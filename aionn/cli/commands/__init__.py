@@ -47,41 +47,41 @@ app = cyclopts.App(
     suppress_keyboard_interrupt=False,
 )
 _DESCRIPTIONS = {
-    "aionn.cli.demo:demo": """
+    "aionn.cli.commands.demo:demo": """
 Recognise shapes in a video and digits in a recording, both live, and show how late and how right the answers were.
 """,
-    "aionn.cli.stream:stream": """
+    "aionn.cli.commands.stream:stream": """
 Stream a video or a recording through a model and show how late the answers are and what was recognised.
 """,
-    "aionn.cli.run:run": """
+    "aionn.cli.commands.run:run": """
 Execute a model and show its outputs and timing.
 """,
-    "aionn.cli.devices:devices": """
+    "aionn.cli.commands.devices:devices": """
 List the devices with type, version, feature level and status, and the drivers that cannot be used, with the reason.
 """,
-    "aionn.cli.inspect:inspect": """
+    "aionn.cli.commands.inspect:inspect": """
 Show a model's inputs, outputs, operations, operands, sizes, least feature level, and which device supports what.
 """,
-    "aionn.cli.env:env": """
+    "aionn.cli.commands.env:env": """
 List the environment variables, with what they are set to now; fails if a value makes no sense.
 """,
-    "aionn.cli.trace:trace": """
+    "aionn.cli.commands.trace:trace": """
 Look into a trace file, as AIONN_TRACE or aionn.open(trace=...) make them.
 """,
-    "aionn.cli.simulate:simulate": """
+    "aionn.cli.commands.simulate:simulate": """
 Run a workload's requests through a scheduler on simulated devices, and say what ended on time.
 """,
-    "aionn.cli.serve:serve": """
+    "aionn.cli.commands.serve:serve": """
 Serve a device to every application that may write to a socket, until interrupted.
 
 Clients cannot see or disturb one another: each has objects and limits of its own, and what it leaves behind goes with it.
 """,
-    "aionn.cli.bench:bench": """
+    "aionn.cli.commands.bench:bench": """
 Measure latency, throughput, compilation, memory and accuracy of a model.
 
 Exit code 1 says that a device failed, or that its answers on labelled data are beyond a limit.
 """,
-    "aionn.cli.stress:stress": """
+    "aionn.cli.commands.stress:stress": """
 Work on a device for long, with many clients and clients that die.
 
 Each test ends as SUCCESS, FAILURE, HANG or CRASH. Exit code 1 says that one was no success.
@@ -89,7 +89,7 @@ Each test ends as SUCCESS, FAILURE, HANG or CRASH. Exit code 1 says that one was
 With --soak one run on all devices together takes the place of the tests: their processes are killed and stopped all the time,
 every answer is checked, and exit code 1 says that an answer was wrong or never came, or that something grows.
 """,
-    "aionn.cli.conformance:conformance": """
+    "aionn.cli.commands.conformance:conformance": """
 Compare a device's results with what the specification says, or see whether its driver keeps the contract.
 
 Exit code 1 says that something failed.

@@ -126,7 +126,7 @@ def demo(
 
 
 def _data_folder() -> Path:
-    return Path(__file__).resolve().parents[2] / "examples" / "data"
+    return Path(__file__).resolve().parents[3] / "examples" / "data"
 
 
 async def run_demo(device: str | None, precision: str, data: Path, live: bool) -> DemoReport:
