@@ -26,53 +26,53 @@ if TYPE_CHECKING:
     )
     from aionn.hal import ExecutionPreference, Model, Priority
     from aionn.hal.tracing import section
-    from aionn.runtime.arguments import TensorSpec, image_writer, value_writer
-    from aionn.runtime.burst import Burst
     from aionn.runtime.clock import after, now_ns
     from aionn.runtime.compilation import Compilation
-    from aionn.runtime.execution import Execution, Result
-    from aionn.runtime.images import ImageMemory
-    from aionn.runtime.memory import DeviceMemory, SharedMemory
-    from aionn.runtime.plan import Placement
+    from aionn.runtime.executions.burst import Burst
+    from aionn.runtime.executions.execution import Execution, Result
+    from aionn.runtime.executions.stream import Stream, StreamResult
+    from aionn.runtime.memory.arguments import TensorSpec, image_writer, value_writer
+    from aionn.runtime.memory.images import ImageMemory
+    from aionn.runtime.memory.own import DeviceMemory, SharedMemory
+    from aionn.runtime.placement.plan import Placement
     from aionn.runtime.runtime import Runtime, RuntimeDevice
     from aionn.runtime.runtime import open_runtime as open
-    from aionn.runtime.stream import Stream, StreamResult
 
 __version__ = "0.1.0"
 
 _HOME_BY_NAME = {
-    "Burst": "aionn.runtime.burst",
+    "Burst": "aionn.runtime.executions.burst",
     "Compilation": "aionn.runtime.compilation",
     "DeadObject": "aionn.errors",
-    "DeviceMemory": "aionn.runtime.memory",
+    "DeviceMemory": "aionn.runtime.memory.own",
     "DeviceUnavailable": "aionn.errors",
     "Error": "aionn.errors",
     "ErrorStatus": "aionn.errors",
-    "Execution": "aionn.runtime.execution",
+    "Execution": "aionn.runtime.executions.execution",
     "ExecutionCancelled": "aionn.errors",
     "ExecutionPreference": "aionn.hal",
     "GeneralFailure": "aionn.errors",
-    "ImageMemory": "aionn.runtime.images",
+    "ImageMemory": "aionn.runtime.memory.images",
     "InvalidArgument": "aionn.errors",
     "InvalidModel": "aionn.errors",
     "MissedDeadline": "aionn.errors",
     "Model": "aionn.hal",
     "OutputInsufficientSize": "aionn.errors",
-    "Placement": "aionn.runtime.plan",
+    "Placement": "aionn.runtime.placement.plan",
     "Priority": "aionn.hal",
     "ResourceExhausted": "aionn.errors",
-    "Result": "aionn.runtime.execution",
+    "Result": "aionn.runtime.executions.execution",
     "Runtime": "aionn.runtime.runtime",
     "RuntimeDevice": "aionn.runtime.runtime",
-    "SharedMemory": "aionn.runtime.memory",
-    "Stream": "aionn.runtime.stream",
-    "StreamResult": "aionn.runtime.stream",
-    "TensorSpec": "aionn.runtime.arguments",
+    "SharedMemory": "aionn.runtime.memory.own",
+    "Stream": "aionn.runtime.executions.stream",
+    "StreamResult": "aionn.runtime.executions.stream",
+    "TensorSpec": "aionn.runtime.memory.arguments",
     "after": "aionn.runtime.clock",
-    "image_writer": "aionn.runtime.arguments",
+    "image_writer": "aionn.runtime.memory.arguments",
     "now_ns": "aionn.runtime.clock",
     "section": "aionn.hal.tracing",
-    "value_writer": "aionn.runtime.arguments",
+    "value_writer": "aionn.runtime.memory.arguments",
 }
 
 __all__ = [

@@ -21,21 +21,21 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-import aionn.runtime.burst as asynchronous_burst
 import aionn.runtime.compilation as asynchronous_compilation
-import aionn.runtime.execution as asynchronous_execution
-import aionn.runtime.memory as asynchronous_memory
-import aionn.runtime.reusable as asynchronous_reusable
+import aionn.runtime.executions.burst as asynchronous_burst
+import aionn.runtime.executions.execution as asynchronous_execution
+import aionn.runtime.executions.reusable as asynchronous_reusable
+import aionn.runtime.executions.stream as asynchronous_stream
+import aionn.runtime.memory.own as asynchronous_memory
 import aionn.runtime.runtime as asynchronous_runtime
-import aionn.runtime.stream as asynchronous_stream
 from aionn.errors import InvalidArgument
 from aionn.hal import DeviceStatus, Model, Priority
-from aionn.runtime.arguments import Array, TensorSpec
-from aionn.runtime.execution import ExecutionState, Result
-from aionn.runtime.images import ImageMemory
+from aionn.runtime.executions.execution import ExecutionState, Result
 from aionn.runtime.introspection import Support
-from aionn.runtime.memory import SharedMemory
-from aionn.runtime.plan import Placement
+from aionn.runtime.memory.arguments import Array, TensorSpec
+from aionn.runtime.memory.images import ImageMemory
+from aionn.runtime.memory.own import SharedMemory
+from aionn.runtime.placement.plan import Placement
 from aionn.runtime.runtime import RuntimeDevice, Unavailable, open_runtime
 from aionn.runtime.settings import Settings
 from aionn.runtime.threaded import Forked, LoopThread, close_at_exit, forget, read_on_thread

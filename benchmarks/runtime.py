@@ -28,7 +28,7 @@ import aionn
 from aionn.drivers.prepared import BlockingPreparedModel
 from aionn.drivers.reference import ReferenceDevice
 from aionn.hal import OperationType
-from aionn.runtime.arguments import RequestArea
+from aionn.runtime.memory.arguments import RequestArea
 from aionn.testing.models import chain
 from benchmarks.rows import Goal, Options, Report, at_most, compare, options, quiet_collector, single
 

@@ -17,8 +17,8 @@ from rich.table import Table
 
 from aionn.cli.output import console, percentile
 from aionn.media import AudioWindow, Frame, Source
-from aionn.runtime.arguments import Array, TensorSpec, Writer
-from aionn.runtime.burst import Burst
+from aionn.runtime.executions.burst import Burst
+from aionn.runtime.memory.arguments import Array, TensorSpec, Writer
 
 __all__ = ["Account", "Latency", "Recognised", "show_live", "stream_into_account", "warm_up"]
 

@@ -1,6 +1,6 @@
 """Requests over fresh shared memory, for tests that call a device directly: inputs in, outputs out.
 
-Owns the layout of one pool per request. An application's arrays go their way to a device by ``aionn.runtime.arguments``.
+Owns the layout of one pool per request. An application's arrays go their way to a device by ``aionn.runtime.memory.arguments``.
 """
 
 from __future__ import annotations

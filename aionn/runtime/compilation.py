@@ -19,21 +19,29 @@ from aionn.hal import Priority, Timing, check_deadline_ns, check_fences
 from aionn.hal.loops import finish, finish_all
 from aionn.hal.real_work import real_work
 from aionn.hal.tracing import section
-from aionn.runtime.arguments import BOUND, Array, Binding, RequestArea, check_inputs, output_target
-from aionn.runtime.burst import Burst
 from aionn.runtime.clock import to_ns
-from aionn.runtime.direct import execute_directly, hold
 from aionn.runtime.dropping import close_when_dropped
-from aionn.runtime.execution import PRIORITY, Execution, Result, Turn, failing, priority_of, result_of
-from aionn.runtime.memory import OwnMemory, bind, image_view
-from aionn.runtime.plan import LastValues, Plan, declared_ns, learnt_by, settle_of
-from aionn.runtime.stepping import execute_step
+from aionn.runtime.executions.burst import Burst
+from aionn.runtime.executions.direct import execute_directly, hold
+from aionn.runtime.executions.execution import (
+    PRIORITY,
+    Execution,
+    Result,
+    Turn,
+    failing,
+    priority_of,
+    result_of,
+)
+from aionn.runtime.executions.stepping import execute_step
+from aionn.runtime.memory.arguments import BOUND, Array, Binding, RequestArea, check_inputs, output_target
+from aionn.runtime.memory.own import OwnMemory, bind, image_view
+from aionn.runtime.placement.plan import LastValues, Plan, declared_ns, learnt_by, settle_of
 from aionn.scheduler.work import Work
 from aionn.validation import needed_inputs
 from fences import SyncFence
 
 if TYPE_CHECKING:
-    from aionn.runtime.reusable import ReusableExecution
+    from aionn.runtime.executions.reusable import ReusableExecution
     from aionn.runtime.runtime import Runtime
 
 __all__ = ["Compilation"]
@@ -412,7 +420,7 @@ class Compilation:
         Raises:
             InvalidArgument: An input has an unknown shape.
         """
-        from aionn.runtime.reusable import ReusableExecution
+        from aionn.runtime.executions.reusable import ReusableExecution
 
         self._check_open()
         return ReusableExecution(self, measure, loop_timeout)

@@ -32,8 +32,8 @@ from aionn.hal import (
     operation_type_name,
 )
 from aionn.hal.real_work import real_work
-from aionn.runtime.planning import load_model
-from aionn.runtime.slicing import Slice, operation_levels, slice_model
+from aionn.runtime.placement.planning import load_model
+from aionn.runtime.placement.slicing import Slice, operation_levels, slice_model
 from aionn.validation import validate_model
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from aionn.errors import InvalidArgument
 from aionn.hal import Model, Operand, operand_type_name
-from aionn.runtime.plan import Placement
+from aionn.runtime.placement.plan import Placement
 
 if TYPE_CHECKING:
     from aionn.runtime.compilation import Compilation

@@ -37,7 +37,6 @@ from aionn.hal.log_tags import choose_tags
 from aionn.hal.loops import finish, finish_all
 from aionn.hal.tracing import section
 from aionn.runtime.background import Background
-from aionn.runtime.caching import open_cache
 from aionn.runtime.clock import missed_at, now_ns
 from aionn.runtime.compilation import Compilation
 from aionn.runtime.discovery import (
@@ -48,13 +47,21 @@ from aionn.runtime.discovery import (
     devices_given,
     drivers_wanted,
 )
-from aionn.runtime.execution import priority_of
+from aionn.runtime.executions.execution import priority_of
 from aionn.runtime.extensions import check_extensions
-from aionn.runtime.fallback import can_fall_back, may_fall_back
 from aionn.runtime.introspection import Support, ask_support
-from aionn.runtime.memory import DeviceMemory, OwnMemory, SharedMemory, allocate, copy
-from aionn.runtime.plan import Plan
-from aionn.runtime.planning import LoadedModel, PlanOptions, keep_plan, load_model, make_plan, restore_plan
+from aionn.runtime.memory.own import DeviceMemory, OwnMemory, SharedMemory, allocate, copy
+from aionn.runtime.placement.caching import open_cache
+from aionn.runtime.placement.fallback import can_fall_back, may_fall_back
+from aionn.runtime.placement.plan import Plan
+from aionn.runtime.placement.planning import (
+    LoadedModel,
+    PlanOptions,
+    keep_plan,
+    load_model,
+    make_plan,
+    restore_plan,
+)
 from aionn.runtime.settings import PartitionMode, Settings, preference_of, settings_from
 from aionn.runtime.telemetry import Listener, Reporter, failure_report_of, report_of
 from aionn.runtime.traces import begin_trace, end_trace

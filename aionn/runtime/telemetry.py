@@ -23,12 +23,12 @@ import msgspec
 
 from aionn.errors import ErrorStatus
 from aionn.hal import Model, OperandType, OperationType
-from aionn.runtime.arguments import TensorSpec
+from aionn.runtime.memory.arguments import TensorSpec
 
 if TYPE_CHECKING:
-    from aionn.runtime.execution import Execution
-    from aionn.runtime.plan import Plan
-    from aionn.runtime.planning import LoadedModel
+    from aionn.runtime.executions.execution import Execution
+    from aionn.runtime.placement.plan import Plan
+    from aionn.runtime.placement.planning import LoadedModel
     from aionn.runtime.runtime import RuntimeDevice
 
 __all__ = [

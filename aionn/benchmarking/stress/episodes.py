@@ -26,8 +26,8 @@ from aionn.hal import Model, OperandType, OperationType
 from aionn.models.builder import GraphBuilder
 from aionn.runtime.clock import after
 from aionn.runtime.compilation import Compilation
-from aionn.runtime.execution import Execution, Result
-from aionn.runtime.memory import SharedMemory
+from aionn.runtime.executions.execution import Execution, Result
+from aionn.runtime.memory.own import SharedMemory
 from aionn.runtime.runtime import Runtime, open_runtime
 
 __all__ = ["COUNTS", "EPISODES", "Actor", "Episode", "Target", "WrongAnswer", "soak_model"]

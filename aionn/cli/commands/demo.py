@@ -26,7 +26,7 @@ from aionn.cli.streaming import (
 from aionn.errors import InvalidArgument
 from aionn.hal.files import TEXT_BYTES_MAX, read_regular
 from aionn.media import AudioWindow, Frame, audio_file, log_mel, video_file
-from aionn.runtime.arguments import Array, image_writer, value_writer
+from aionn.runtime.memory.arguments import Array, image_writer, value_writer
 
 __all__ = ["demo", "run_demo"]
 

@@ -15,8 +15,8 @@ from aionn.cli import interrupts
 from aionn.cli.output import check_writable, console, print_json, print_table, write_report
 from aionn.models.dot import graph_text
 from aionn.models.tflite import load_tflite
-from aionn.runtime.arguments import tensor_spec
 from aionn.runtime.introspection import ModelSummary, Support, summarize_model
+from aionn.runtime.memory.arguments import tensor_spec
 
 __all__ = ["inspect"]
 

@@ -19,8 +19,8 @@ from aionn.cli.output import check_writable, console, print_json
 from aionn.errors import InvalidArgument
 from aionn.hal import check_deadline_ns
 from aionn.hal.files import open_regular
-from aionn.runtime.arguments import Array, TensorSpec
 from aionn.runtime.clock import to_ns
+from aionn.runtime.memory.arguments import Array, TensorSpec
 
 __all__ = ["run"]
 

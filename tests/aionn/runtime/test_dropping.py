@@ -188,7 +188,7 @@ async def test_memory_of_a_dropped_compilation_fits_no_other(without_collector: 
     async with aionn.open(drivers=["reference"], isolation="in_process") as runtime:
         net = await runtime.compile(endless_model())
         held = await runtime.allocate(inputs=[(net, 0)])
-        assert isinstance(held, aionn.runtime.memory.DeviceMemory)
+        assert isinstance(held, aionn.runtime.memory.own.DeviceMemory)
         await held.write(-ONE)
         del net
         for _ in range(8):

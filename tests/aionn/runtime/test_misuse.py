@@ -2,17 +2,17 @@
 
 The misuses that the NN HAL's runtime names, and where they are tried:
 
-- a model that is finished twice, changed afterwards, or used before: ``models/test_builder.py``;
+- a model that is finished twice, changed afterwards, or used before: ``aionn/models/test_builder.py``;
 - a device that is missing, null or named twice; a setting that makes no sense: ``test_compile``, ``test_open``;
 - a compilation that is set after it was finished: cannot be said, its settings are arguments of ``compile``;
-- a wrong index, count, length, type or shape: ``test_inputs``, ``test_memory.py`` (outputs, roles, offsets);
+- a wrong index, count, length, type or shape: ``test_inputs``, ``memory/test_memory.py`` (outputs, roles, offsets);
 - a second computation of a one-shot execution: ``test_execution_runs_once_however_often_it_is_awaited``;
-- a computation while a reusable one is under way: ``test_page_and_reuse.py``;
+- a computation while a reusable one is under way: ``executions/test_page_and_reuse.py``;
 - a burst of another compilation: cannot be said, a burst executes its own; of a closed one: ``test_burst_of_a_closed_compilation``;
-- a busy burst: ``burst/test_ends.py`` at the driver's side; the runtime's waits for a slot instead: ``test_burst.py``;
+- a busy burst: ``aionn/burst/test_ends.py`` at the driver's side; the runtime's waits for a slot: ``executions/test_burst.py``;
 - a deadline with several devices: works here, ``test_deadline_holds_over_several_devices``;
 - a fence that is null, failed or none, a duration that is no time: ``test_fences``;
-- a memory that is closed, too small, read-only, or used beyond its roles: ``test_memory.py``;
+- a memory that is closed, too small, read-only, or used beyond its roles: ``memory/test_memory.py``;
 - anything of what has been closed: ``test_what_belongs_to_a_closed_runtime_refuses``.
 """
 
@@ -31,7 +31,7 @@ import pytest
 import aionn
 from aionn.drivers.reference import ReferenceDevice
 from aionn.hal import Model, Operand, OperandLifeTime, OperandType, Operation, OperationType, Subgraph
-from aionn.runtime.arguments import TensorSpec, _check_input
+from aionn.runtime.memory.arguments import TensorSpec, _check_input
 from aionn.testing.models import chain
 from fences import SyncFence
 

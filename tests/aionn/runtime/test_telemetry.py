@@ -17,7 +17,7 @@ from aionn.errors import ErrorStatus
 from aionn.hal import OperandType, OperationType
 from aionn.models.builder import GraphBuilder
 from aionn.runtime import telemetry
-from aionn.runtime.arguments import TensorSpec
+from aionn.runtime.memory.arguments import TensorSpec
 from aionn.runtime.telemetry import Report, data_class, session_id, session_number, structure_digest
 from aionn.testing.models import chain
 from aionn.testing.split import SplitDevice

@@ -82,7 +82,7 @@ def drivers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "END_S_MAX", 0.3)
     monkeypatch.setattr(prepared_module, "FREE_S_MAX", 0.2)
     monkeypatch.setattr("aionn.burst.controller.END_S_MAX", 0.2)
-    monkeypatch.setattr("aionn.runtime.burst.CLOSE_S_MAX", 0.2)
+    monkeypatch.setattr("aionn.runtime.executions.burst.CLOSE_S_MAX", 0.2)
 
 
 def rss_kib() -> int:
@@ -190,7 +190,7 @@ async def test_closing_waits_for_executions_of_several_bursts_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     limit_s, count = 0.5, 8
-    monkeypatch.setattr("aionn.runtime.burst.CLOSE_S_MAX", limit_s)
+    monkeypatch.setattr("aionn.runtime.executions.burst.CLOSE_S_MAX", limit_s)
     values = [np.zeros(4, np.float32)] * 2
     async with aionn.open(drivers={"hostile": "hostile_driver:answers_pings_alone"}) as runtime:
         compilation = await runtime.compile(application.sum_model(), devices="hostile")

@@ -1,0 +1,58 @@
+"""What all memory of the application's own that driver processes map as well has in common.
+
+Owns its end, and a copy of its values. What the bytes mean, and how a request names them, is for ``own`` and ``images`` to say.
+
+Invariant: the mapping lives as long as somebody has the array or a view of it; closing gives back the descriptor alone.
+
+Source: memory objects of the NN HAL's runtime (``ANeuralNetworksMemory``).
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
+
+import numpy.typing as npt
+
+from aionn.hal import Memory
+
+__all__ = ["MappedMemory"]
+
+Array = npt.NDArray[Any]
+
+
+class MappedMemory:
+    """Memory with an array in it. Close it, or use it with ``with``.
+
+    Args:
+        memory: Closed with this object.
+        array: A view of it.
+
+    Attributes:
+        memory: The memory itself.
+        array: The values; writing here is what the next execution reads.
+    """
+
+    def __init__(self, memory: Memory, array: Array) -> None:
+        self.memory = memory
+        self.array = array
+
+    async def read(self) -> Array:
+        """A copy of the values, without gaps."""
+        return self.array.copy()
+
+    def close(self) -> None:
+        """Closes the descriptor; ``array`` stays valid. Idempotent."""
+        self.memory.close()
+
+    async def aclose(self) -> None:
+        """As ``close``."""
+        self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,402 @@
+"""Memory of the application's own that executions read and write in place: shared memory, and memories of devices.
+
+Owns what an application holds, which uses a device memory is for, and copies between memories. How a request names them is in
+``arguments``.
+
+Invariants:
+1. What an execution reads from or writes to such a memory is not copied by us.
+2. A device memory is used in the roles that it was made for, and never sent to another device.
+3. A device memory holds a value after a successful write, and none after a failed one.
+
+Source: memory objects of the NN HAL's runtime (``ANeuralNetworksMemory``, ``MemoryDesc``); ``allocate`` and ``IBuffer`` of the HAL.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from aionn.errors import GeneralFailure, InvalidArgument
+from aionn.hal import (
+    Buffer,
+    BufferDesc,
+    BufferRole,
+    BufferToken,
+    DataLocation,
+    Memory,
+    MemoryKind,
+    combine_dimensions,
+    dimensions_are_known,
+    operand_dtype,
+    operand_size_bytes,
+)
+from aionn.runtime.memory.arguments import Binding, TensorSpec
+from aionn.runtime.memory.images import ImageMemory, check_like, fitted
+from aionn.runtime.memory.mapped import MappedMemory
+
+if TYPE_CHECKING:
+    from aionn.runtime.compilation import Compilation
+    from aionn.runtime.placement.plan import PreparedStep
+    from aionn.runtime.runtime import Runtime
+
+__all__ = [
+    "DeviceMemory",
+    "IoRole",
+    "OwnMemory",
+    "SharedMemory",
+    "allocate",
+    "bind",
+    "copy",
+    "image_view",
+]
+
+Array = npt.NDArray[Any]
+
+
+class IoRole(NamedTuple):
+    """One use of a memory: an input or output of a compilation, by index."""
+
+    compilation: Compilation
+    io_index: int
+
+
+class SharedMemory(MappedMemory):
+    """An array in memory that driver processes map as well. Close it, or use it with ``with``.
+
+    Attributes:
+        memory: The memory itself.
+        array: The values; writing here is what the next execution reads.
+    """
+
+    def __init__(self, memory: Memory, dtype: npt.DTypeLike, shape: Sequence[int], offset: int = 0) -> None:
+        kind = np.dtype(dtype)
+        shape = _extents(shape)
+        size_bytes = kind.itemsize * math.prod(shape)
+        if offset < 0 or size_bytes <= 0 or offset + size_bytes > memory.size_bytes:
+            raise InvalidArgument(
+                f"memory: expected {size_bytes} bytes at {offset} to lie in {memory.size_bytes} bytes"
+            )
+        values = memory.array[offset : offset + size_bytes].view(kind).reshape(shape)
+        super().__init__(memory, values)
+        self._location = DataLocation(0, offset, size_bytes)
+
+    @classmethod
+    def create(cls, shape: Sequence[int], dtype: npt.DTypeLike) -> Self:
+        """Makes zeroed memory.
+
+        Args:
+            shape: Extents of at least 1; empty for one value.
+            dtype: Of the values.
+
+        Raises:
+            InvalidArgument: An extent is below 1 or no integer.
+            ResourceExhausted: It does not fit into what the machine, or the process's control group, has left; persistent if it
+                never could. Nothing is allocated then.
+        """
+        shape = _extents(shape)
+        return cls(Memory.create(math.prod(shape) * np.dtype(dtype).itemsize), dtype, shape)
+
+    @classmethod
+    def from_array(cls, array: Array) -> Self:
+        """Makes memory with a copy of an array."""
+        made = cls.create(array.shape, array.dtype)
+        made.array[...] = array
+        return made
+
+    @classmethod
+    def from_fd(
+        cls,
+        fd: int,
+        shape: Sequence[int],
+        dtype: npt.DTypeLike,
+        *,
+        offset: int = 0,
+        is_file: bool = False,
+        writable: bool = True,
+    ) -> Self:
+        """Maps memory of somebody else's; the descriptor is duplicated.
+
+        Args:
+            fd: A sealed memfd, or a file with ``is_file``.
+            shape: Of the values.
+            dtype: Of the values.
+            offset: Where they begin, in bytes.
+            is_file: Whether it is an ordinary file. Nobody may make it shorter meanwhile.
+            writable: False maps it read-only; executions cannot write to it then.
+
+        Raises:
+            InvalidArgument: The descriptor cannot be used so, or the values do not lie in it.
+        """
+        kind = MemoryKind.MMAP_FD if is_file else MemoryKind.ASHMEM
+        memory = Memory.from_fd(fd, kind=kind, writable=writable)
+        try:
+            return cls(memory, dtype, shape, offset)
+        except BaseException:
+            memory.close()
+            raise
+
+    async def write(self, values: Array) -> None:
+        """Copies values in.
+
+        Raises:
+            InvalidArgument: Another shape or type.
+        """
+        check_like(values, self.array.shape, self.array.dtype, "memory")
+        self.array[...] = values
+
+    def binding(self, spec: TensorSpec, *, is_output: bool, where: str) -> Binding:
+        """How a request names it, as an input or output of this description."""
+        if self.memory.is_closed:
+            raise InvalidArgument(f"{where}: the memory is closed")
+        if is_output and not self.array.flags.writeable:
+            raise InvalidArgument(f"{where}: the memory is read-only")
+        check_like(self.array, spec.dimensions, spec.dtype, where)
+        return Binding(self.memory, self._location, self.array.shape, self.array)
+
+
+class DeviceMemory:
+    """Memory that a device manages. Close it with ``aclose``.
+
+    Attributes:
+        device: The device's name.
+        spec: Type and shape of what it holds.
+    """
+
+    def __init__(
+        self, device: str, buffer: Buffer, spec: TensorSpec, roles: frozenset[tuple[object, bool, int]]
+    ) -> None:
+        self.device = device
+        self.spec = spec
+        self._buffer = buffer
+        self._roles = roles
+        self._closed = False
+
+    def _check_open(self, where: str) -> None:
+        if self._closed:
+            raise InvalidArgument(f"{where}: the device memory is closed")
+
+    async def write(self, values: Array) -> None:
+        """Copies values in.
+
+        Raises:
+            InvalidArgument: Another shape or type.
+        """
+        self._check_open("write")
+        check_like(values, self.spec.dimensions, self.spec.dtype, "write")
+        staging = Memory.create(max(values.nbytes, 1))
+        try:
+            staging.array[: values.nbytes] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+            await self._buffer.copy_from(staging, values.shape)
+        finally:
+            staging.close()
+
+    async def read(self) -> Array:
+        """A copy of the values.
+
+        Raises:
+            GeneralFailure: It holds none.
+            InvalidArgument: Its shape is not known.
+        """
+        self._check_open("read")
+        size_bytes = operand_size_bytes(self.spec.type, self.spec.dimensions)
+        if not size_bytes:
+            raise InvalidArgument(f"read: expected a memory of known shape, got {self.spec}")
+        staging = Memory.create(size_bytes)
+        try:
+            await self._buffer.copy_to(staging)
+            return staging.array.view(self.spec.dtype).reshape(self.spec.dimensions).copy()
+        finally:
+            staging.close()
+
+    def binding(
+        self, spec: TensorSpec, *, is_output: bool, where: str, role: tuple[object, bool, int]
+    ) -> Binding:
+        """How a request names it, in a role."""
+        self._check_open(where)
+        if role not in self._roles:
+            raise InvalidArgument(f"{where}: the device memory was not made for this use")
+        shape = combine_dimensions(spec.dimensions, self.spec.dimensions)
+        assert shape is not None, "the driver combined them before"
+        return Binding(BufferToken(self._buffer.token), DataLocation(), shape, None, self._buffer)
+
+    async def aclose(self) -> None:
+        """Frees it at the device. Idempotent."""
+        self._closed = True
+        await self._buffer.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+OwnMemory = SharedMemory | DeviceMemory | ImageMemory
+"""What an application may pass instead of an array."""
+
+
+def _extents(shape: Sequence[int]) -> tuple[int, ...]:
+    try:
+        extents = tuple(operator.index(extent) for extent in shape)
+    except TypeError:
+        raise InvalidArgument(f"shape: expected a sequence of integers, got {shape!r}") from None
+    for extent in extents:
+        if extent < 1:
+            raise InvalidArgument(f"shape: expected extents of at least 1, got {extent}")
+    return extents
+
+
+def image_view(compilation: Compilation, index: int, value: Any, where: str) -> Array | None:
+    """The pixels of an image that cannot be bound, since one of the devices that read the input takes none; else None.
+
+    Raises:
+        InvalidArgument: It does not fit.
+    """
+    if not isinstance(value, ImageMemory) or _takes_images(compilation, index, is_output=False):
+        return None
+    if value.memory.is_closed:
+        raise InvalidArgument(f"{where}: the image is closed")
+    return value.view(compilation.inputs[index], where)
+
+
+def _takes_images(compilation: Compilation, index: int, *, is_output: bool) -> bool:
+    uses = _uses(IoRole(compilation, index), is_output)
+    return all(step.device.info.takes_images for step, _, _ in uses)
+
+
+def bind(compilation: Compilation, is_output: bool, index: int, memory: Any, where: str) -> Binding:
+    """The binding of an application's memory to an input or output of a compilation.
+
+    Raises:
+        InvalidArgument: It does not fit.
+    """
+    spec = (compilation.outputs if is_output else compilation.inputs)[index]
+    if isinstance(memory, ImageMemory) and not _takes_images(compilation, index, is_output=is_output):
+        raise InvalidArgument(
+            f"{where}: a device that uses it takes no images; pass an array or SharedMemory"
+        )
+    if isinstance(memory, SharedMemory | ImageMemory):
+        return memory.binding(spec, is_output=is_output, where=where)
+    if isinstance(memory, DeviceMemory):
+        role = (compilation.identity, is_output, index)
+        return memory.binding(spec, is_output=is_output, where=where, role=role)
+    raise InvalidArgument(
+        f"{where}: expected a SharedMemory, DeviceMemory or ImageMemory, got a {type(memory).__name__}"
+    )
+
+
+async def allocate(
+    runtime: Runtime,
+    inputs: Sequence[tuple[Compilation, int]],
+    outputs: Sequence[tuple[Compilation, int]],
+    dimensions: Sequence[int],
+) -> DeviceMemory | SharedMemory:
+    """Memory for the given uses; see ``Runtime.allocate``."""
+    given = [*((role, False) for role in inputs), *((role, True) for role in outputs)]
+    if not given:
+        raise InvalidArgument("allocate: expected at least one role, got none")
+    roles = [
+        (_checked_role(runtime, role, f"allocate, role {position}"), is_output)
+        for position, (role, is_output) in enumerate(given)
+    ]
+    named = {(role.compilation.identity, is_output, role.io_index) for role, is_output in roles}
+    if len(named) != len(roles):
+        raise InvalidArgument("allocate: expected every role once, got one twice")
+    shape: tuple[int, ...] = tuple(dimensions)
+    first: TensorSpec | None = None
+    steps: list[tuple[PreparedStep, bool, int]] = []
+    for position, (role, is_output) in enumerate(roles):
+        where = f"allocate, role {position}"
+        spec = _spec_of(role, is_output, where)
+        first = spec if first is None else first
+        if (spec.type, spec.scale, spec.zero_point) != (first.type, first.scale, first.zero_point):
+            raise InvalidArgument(f"{where}: expected what fits {first}, got {spec}")
+        joined = combine_dimensions(shape, spec.dimensions)
+        if joined is None:
+            raise InvalidArgument(f"{where}: expected what fits shape {list(shape)}, got {spec}")
+        shape = joined
+        steps += _uses(role, is_output)
+    assert first is not None, "there is a role"
+    held = TensorSpec(first.name, first.type, shape, first.scale, first.zero_point)
+    if len({id(step.device) for step, _, _ in steps}) == 1:
+        try:
+            return await _allocate_at(steps, held, frozenset(named))
+        except GeneralFailure:
+            pass  # The device has none of its own.
+    if not dimensions_are_known(held.type, shape):
+        raise GeneralFailure(f"allocate: no device has memory for {held}, and its size is not known")
+    return SharedMemory.create(shape, operand_dtype(held.type))
+
+
+def _checked_role(runtime: Runtime, role: tuple[Compilation, int], where: str) -> IoRole:
+    try:
+        compilation, index = role
+        owner, io_index = compilation._runtime, operator.index(index)
+    except (TypeError, ValueError, AttributeError):
+        raise InvalidArgument(f"{where}: expected a compilation and an index, got {role!r}") from None
+    if owner is not runtime:
+        raise InvalidArgument(f"{where}: expected a compilation of this runtime, got one of another")
+    return IoRole(compilation, io_index)
+
+
+def _spec_of(role: IoRole, is_output: bool, where: str) -> TensorSpec:
+    role.compilation._check_open()
+    specs = role.compilation.outputs if is_output else role.compilation.inputs
+    if not 0 <= role.io_index < len(specs):
+        what = "output" if is_output else "input"
+        raise InvalidArgument(f"{where}: expected an {what} index below {len(specs)}, got {role.io_index}")
+    return specs[role.io_index]
+
+
+def _uses(role: IoRole, is_output: bool) -> list[tuple[PreparedStep, bool, int]]:
+    """Where a role meets the steps: ``(step, whether it writes, which argument)``."""
+    plan = role.compilation._plan
+    main = plan.model.main
+    key = (main.output_indexes if is_output else main.input_indexes)[role.io_index]
+    return plan.uses(key)
+
+
+async def _allocate_at(
+    steps: Sequence[tuple[PreparedStep, bool, int]],
+    spec: TensorSpec,
+    roles: frozenset[tuple[object, bool, int]],
+) -> DeviceMemory:
+    device = steps[0][0].device
+    prepared = list({id(step.prepared): step.prepared for step, _, _ in steps}.values())
+    index_of = {id(model): index for index, model in enumerate(prepared)}
+    input_roles, output_roles = (
+        [
+            BufferRole(index_of[id(step.prepared)], argument)
+            for step, writes, argument in steps
+            if writes is is_output
+        ]
+        for is_output in (False, True)
+    )
+    buffer = await device.hal.allocate(BufferDesc(spec.dimensions), prepared, input_roles, output_roles)
+    return DeviceMemory(device.name, buffer, spec, roles)
+
+
+async def copy(source: OwnMemory, destination: OwnMemory) -> None:
+    """Copies from memory to memory; to itself is nothing. Between an image and another memory, extents of 1 do not count.
+
+    Raises:
+        InvalidArgument: Type or shape differ.
+        GeneralFailure: The source holds no value.
+    """
+    if source is destination:
+        return
+    values = await source.read()
+    if isinstance(source, ImageMemory):
+        shape = (
+            destination.spec.dimensions if isinstance(destination, DeviceMemory) else destination.array.shape
+        )
+        values = fitted(values, shape)
+    await destination.write(values)

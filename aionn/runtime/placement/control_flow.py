@@ -1,0 +1,538 @@
+"""IF and WHILE that no device takes: the runtime reads the condition, and runs the subgraphs over the devices as it runs a model.
+
+Such an operation is a step of a pseudo-device, the interpreter, and looks like any other prepared model to who executes steps. So
+it works on every path that steps have: plain, fenced, asynchronous, in bursts, and with what falls back.
+
+Owns the loop, its time-out, and the memory of the subgraphs' values. Which operations are interpreted is for ``division`` to say.
+
+Invariants:
+1. A value goes into a subgraph where it lies, without a copy; of the results only those of the operation itself are copied.
+2. The values of a loop lie in two memories by turns: a round reads those that the round before has written, and writes the others.
+3. Steps inside take turns at their devices like all others: with the execution's priority and deadline, and never after it was
+   given up. The interpreter itself has a slot for everybody.
+4. The time-out of a loop runs from its start, and is looked at after a condition that holds, before the body.
+
+Source: ``IfStep``, ``WhileStep`` and ``GotoStep`` of the NN HAL's runtime (``ExecutionPlan``).
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, cast
+
+import anyio.lowlevel
+import numpy as np
+
+from aionn.errors import GeneralFailure, InvalidArgument, MissedDeadline
+from aionn.hal import (
+    NO_TIMING,
+    BufferToken,
+    DataLocation,
+    ExecutionResult,
+    Memory,
+    Model,
+    Operand,
+    OperandLifeTime,
+    OperationType,
+    OutputShape,
+    PreparedModel,
+    Request,
+    RequestArgument,
+    Timing,
+    combine_dimensions,
+    constant_array,
+    effective_loop_timeout_ns,
+    is_scalar_type,
+    operand_dtype,
+    operand_size_bytes,
+)
+from aionn.hal import Burst as HalBurst
+from aionn.hal.loops import finish, finish_all
+from aionn.hal.tracing import section
+from aionn.runtime.clock import now_ns
+from aionn.runtime.compilation import AREAS_KEPT_MAX
+from aionn.runtime.executions.execution import UNDER_WAY, Turn, sum_of
+from aionn.runtime.executions.stepping import execute_step
+from aionn.runtime.memory.arguments import Binding, RequestArea, Value
+from aionn.runtime.placement.interpreter_device import interpreter_device
+from aionn.runtime.placement.partition import Step
+from aionn.runtime.placement.plan import LastValues, Plan, PreparedStep
+from aionn.validation import check_execution_result
+
+if TYPE_CHECKING:
+    from aionn.runtime.runtime import RuntimeDevice
+
+__all__ = ["InterpretedModel", "interpreted_step"]
+
+MEMORIES_REMEMBERED_MAX = 64
+"""Memories that a burst inside of a loop lets its device remember; more are sent with each request."""
+
+Held = Binding | None
+"""Where a value lies; None for one that is left out."""
+
+
+def interpreted_step(model: Model, step: Step, plans: Sequence[Plan]) -> PreparedStep:
+    """The step of one IF or WHILE.
+
+    Args:
+        model: The step's model, whose only operation it is.
+        step: What it reads and writes.
+        plans: Of then and else, or of condition and body.
+    """
+    first, second = (_Subgraph(plan) for plan in plans)
+    interpreted = InterpretedModel(model, first, second)
+    # Steps are executed, put into bursts and closed; what else a prepared model can do is asked of devices alone.
+    prepared = cast(PreparedModel, interpreted)
+    return PreparedStep(
+        interpreter_device(), prepared, model, step.inputs, step.outputs, step.operations, interpreted
+    )
+
+
+class _Subgraph:
+    """A subgraph that is placed on its own, and memory for its values.
+
+    Attributes:
+        plan: Its steps.
+        sizes: What executions have learnt about sizes.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.sizes: dict[int, int] = {}
+        self._areas: list[RequestArea] = []
+        self._last_values = LastValues(plan)
+
+    def values(self, is_left_out: Sequence[bool], bound: frozenset[int]) -> tuple[Value, ...]:
+        """Its values; those that lie elsewhere take no room. The same tuple as long as nothing has changed."""
+        shapes = [
+            None if out else spec.dimensions for spec, out in zip(self.plan.inputs, is_left_out, strict=True)
+        ]
+        return self._last_values.of(shapes, self.sizes, bound)
+
+    def take(self, values: tuple[Value, ...]) -> RequestArea:
+        """Memory for one run."""
+        for index, area in enumerate(self._areas):
+            if area.is_for(values):
+                return self._areas.pop(index)
+        self._areas.clear()  # What was kept is for other sizes.
+        return RequestArea(values)
+
+    def give_back(self, area: RequestArea) -> None:
+        """Keeps the memory for the next run, unless it had to grow."""
+        area.bind({})
+        if len(area.memories) == 1 and len(self._areas) < AREAS_KEPT_MAX:
+            self._areas.append(area)
+
+    async def aclose(self) -> None:
+        """Frees its steps. Idempotent."""
+        self._areas.clear()
+        await self.plan.aclose()
+
+
+class _Frame:
+    """A subgraph's values, for one run after the other."""
+
+    def __init__(self, subgraph: _Subgraph) -> None:
+        self._subgraph = subgraph
+        self._area: RequestArea | None = None
+        self._inputs: Sequence[Held] = ()
+        self._values: tuple[Value, ...] = ()
+        self._results: list[Binding] = []
+
+    async def run(
+        self, turns: Sequence[Turn], inputs: Sequence[Held], outputs: Sequence[Held] = ()
+    ) -> tuple[list[Binding], list[Timing]]:
+        """Runs the subgraph over values where they lie.
+
+        Args:
+            turns: One per step.
+            inputs: One per input.
+            outputs: One per output: where to write it in place, or None; empty for nowhere.
+
+        Returns:
+            Where the outputs lie until the next run, and what was measured.
+        """
+        execution = UNDER_WAY.get()()
+        assert execution is not None, "a step runs in the task of its execution"
+        area = self._enter(inputs, outputs)
+        timings = [await execution.take_turn(turn, area) for turn in turns]
+        results = [area.binding(key) for key in self._subgraph.plan.model.main.output_indexes]
+        # Equal ones stay the same objects, by which the next reader sees that nothing has moved.
+        kept = self._results if len(self._results) == len(results) else results
+        self._results = [old if old[:3] == new[:3] else new for old, new in zip(kept, results, strict=True)]
+        return self._results, timings
+
+    def _enter(self, inputs: Sequence[Held], outputs: Sequence[Held]) -> RequestArea:
+        if self._area is not None and not outputs and _are_same(inputs, self._inputs):
+            return self._area
+        main = self._subgraph.plan.model.main
+        bound = {key: held for key, held in zip(main.input_indexes, inputs, strict=True) if held is not None}
+        bound.update(
+            (key, held) for key, held in zip(main.output_indexes, outputs, strict=False) if held is not None
+        )
+        is_left_out = [held is None for held in inputs]
+        if self._area is None or is_left_out != [held is None for held in self._inputs]:
+            self.leave()
+            self._area = self._subgraph.take(self._subgraph.values(is_left_out, frozenset(bound)))
+        self._area.bind(bound)
+        self._inputs = tuple(inputs)
+        return self._area
+
+    def leave(self) -> None:
+        """Gives the memory back."""
+        area, self._area, self._results = self._area, None, []
+        if area is not None:
+            self._subgraph.give_back(area)
+
+
+def _are_same(left: Sequence[Held], right: Sequence[Held]) -> bool:
+    return len(left) == len(right) and all(a is b for a, b in zip(left, right, strict=True))
+
+
+class InterpretedModel:
+    """An IF or WHILE as a prepared model of the interpreter.
+
+    Args:
+        model: Whose only operation it is.
+        first: Then, or the condition.
+        second: Else, or the body.
+    """
+
+    def __init__(self, model: Model, first: _Subgraph, second: _Subgraph) -> None:
+        self._model = model
+        self._subgraphs = (first, second)
+        (self._operation,) = model.main.operations
+        self._is_if = self._operation.type == OperationType.IF
+        self._passed = self._operation.inputs[3:] if self._is_if else self._operation.inputs[2:]
+        self._constants = _constants_of(model, (*self._operation.inputs[:1], *self._passed))
+
+    @property
+    def devices(self) -> tuple[RuntimeDevice, ...]:
+        """The devices that its subgraphs go to."""
+        return tuple(
+            dict.fromkeys(device for subgraph in self._subgraphs for device in subgraph.plan.devices)
+        )
+
+    def uses(self, argument: int, *, is_output: bool) -> list[tuple[PreparedStep, bool, int]] | None:
+        """Which steps inside read or write an argument where it lies; None if the runtime itself does."""
+        main = self._model.main
+        index = (main.output_indexes if is_output else main.input_indexes)[argument]
+        if is_output:
+            if not self._is_if:
+                return None  # Which round was the last one is known when it is over.
+            return self._uses_inside([p for p, i in enumerate(self._operation.outputs) if i == index], True)
+        if self._is_if and index == self._operation.inputs[0]:
+            return None
+        positions = [position for position, i in enumerate(self._passed) if i == index]
+        if not self._is_if and any(position < len(self._operation.outputs) for position in positions):
+            return None  # A loop without a round gives what it was given.
+        return self._uses_inside(positions, False)
+
+    def _uses_inside(self, positions: Sequence[int], is_output: bool) -> list[tuple[PreparedStep, bool, int]]:
+        found: list[tuple[PreparedStep, bool, int]] = []
+        for subgraph in self._subgraphs:
+            main = subgraph.plan.model.main
+            keys = main.output_indexes if is_output else main.input_indexes
+            for position in positions:
+                found += subgraph.plan.uses(keys[position])
+        return found
+
+    async def execute_synchronously(
+        self,
+        request: Request,
+        *,
+        measure: bool = False,
+        deadline_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
+    ) -> ExecutionResult:
+        """See ``PreparedModel``; in the task of an execution, which waits for the slots of the steps inside."""
+        run = _Run(measure, loop_timeout_ns, _plain)
+        return await self.interpret(request, run)
+
+    async def interpret(self, request: Request, run: _Run) -> ExecutionResult:
+        """Executes the request's operation.
+
+        Raises:
+            InvalidArgument: The condition is not one boolean.
+            MissedDeadline: The loop took longer than its time-out.
+            Error: A step failed.
+        """
+        held: dict[int, Held] = dict(self._constants)
+        main = self._model.main
+        for index, argument in zip(main.input_indexes, request.inputs, strict=True):
+            held[index] = _held(request, argument, main.operands[index])
+        passed = [held[index] for index in self._passed]
+        if self._is_if:
+            results, frames = await self._run_if(request, run, held[self._operation.inputs[0]], passed)
+        else:
+            results, frames = await self._run_while(run, passed)
+        try:
+            shapes = self._write(request, results)
+        finally:
+            for frame in frames:
+                frame.leave()
+        is_sufficient = all(shape.is_sufficient for shape in shapes)
+        timing = sum_of(run.timings) if is_sufficient and run.measure and run.timings else NO_TIMING
+        return ExecutionResult(is_sufficient, shapes, timing)
+
+    async def _run_if(
+        self, request: Request, run: _Run, condition: Held, passed: Sequence[Held]
+    ) -> tuple[Sequence[Held], list[_Frame]]:
+        holds = _truth(condition, "input 0")
+        subgraph = self._subgraphs[0 if holds else 1]
+        frame = _Frame(subgraph)
+        # A device's memory is written by the device; what is ordinary is copied, since its room may not be enough.
+        place = dict(zip(self._model.main.output_indexes, request.outputs, strict=True))
+        outputs = [self._in_place(request, place.get(index), index) for index in self._operation.outputs]
+        try:
+            results, timings = await frame.run(run.turns(subgraph), passed, outputs if any(outputs) else ())
+        except BaseException:
+            frame.leave()
+            raise
+        run.timings += timings
+        return results, [frame]
+
+    def _in_place(self, request: Request, argument: RequestArgument | None, index: int) -> Held:
+        if argument is None or not isinstance(request.pools[argument.location.pool_index], BufferToken):
+            return None
+        return _held(request, argument, self._model.main.operands[index])
+
+    async def _run_while(self, run: _Run, passed: Sequence[Held]) -> tuple[Sequence[Held], list[_Frame]]:
+        condition, body = self._subgraphs
+        conditions, bodies = [_Frame(condition), _Frame(condition)], [_Frame(body), _Frame(body)]
+        frames = [*conditions, *bodies]
+        limit_ns = effective_loop_timeout_ns(run.loop_timeout_ns)
+        started_ns = now_ns()
+        state = list(passed)
+        try:
+            for round_number in itertools.count():
+                (holds,), timings = await conditions[round_number % 2].run(run.turns(condition), state)
+                run.add(timings)
+                if not _truth(holds, "condition"):
+                    break
+                if now_ns() - started_ns >= limit_ns:
+                    raise MissedDeadline(
+                        f"the loop took longer than its time-out of {limit_ns / 1e9:g} s", transient=True
+                    )
+                results, timings = await bodies[round_number % 2].run(run.turns(body), state)
+                run.add(timings)
+                # State beyond the body's outputs is constant through the loop.
+                state[: len(results)] = results
+                # A device that answers at once leaves the loop no turn otherwise.
+                await anyio.lowlevel.checkpoint()
+        except BaseException:
+            for frame in frames:
+                frame.leave()
+            raise
+        results_kept = state[: len(self._operation.outputs)]
+        if any(held is None for held in results_kept):
+            raise InvalidArgument("state: a value that is left out cannot be an output")
+        return results_kept, frames
+
+    def _write(self, request: Request, results: Sequence[Held]) -> tuple[OutputShape, ...]:
+        """Copies results to where the request wants them."""
+        main = self._model.main
+        result_of = dict(zip(self._operation.outputs, results, strict=True))
+        shapes = []
+        for index, argument in zip(main.output_indexes, request.outputs, strict=True):
+            held, declared = result_of[index], main.operands[index].dimensions
+            assert held is not None, "checked where it was made"
+            if combine_dimensions(declared, held.shape) is None:
+                raise GeneralFailure(
+                    f"{'IF' if self._is_if else 'WHILE'}: the model says shape {list(declared)}, got {list(held.shape)}"
+                )
+            location = argument.location
+            pool = request.pools[location.pool_index]
+            if isinstance(pool, BufferToken):
+                shapes.append(OutputShape(held.shape))
+                continue
+            assert held.array is not None, "what is the runtime's to copy lies in ordinary memory"
+            size_bytes = held.array.nbytes
+            shapes.append(OutputShape(held.shape, size_bytes <= location.length))
+            if size_bytes <= location.length:
+                room = pool.array[location.offset : location.offset + size_bytes]
+                np.copyto(room.view(held.array.dtype), held.array.reshape(-1))
+        return tuple(shapes)
+
+    async def configure_execution_burst(
+        self, *, controller_polling_us: int = 0, server_polling_us: int = 0
+    ) -> HalBurst:
+        """See ``PreparedModel``: a burst of each step inside."""
+        polling = {"controller_polling_us": controller_polling_us, "server_polling_us": server_polling_us}
+        burst = _InterpretedBurst(self, polling if any(polling.values()) else {})
+        try:
+            for subgraph in self._subgraphs:
+                await burst.open(subgraph)
+        except BaseException:
+            await finish(burst.aclose())
+            raise
+        return cast(HalBurst, burst)
+
+    async def aclose(self) -> None:
+        """See ``PreparedModel``."""
+        await finish_all(subgraph.aclose for subgraph in self._subgraphs)
+
+
+class _Run:
+    """One execution of an IF or WHILE: how it measures, and how its steps run.
+
+    Attributes:
+        measure: Whether timings are wanted.
+        loop_timeout_ns: For every WHILE; None for the default.
+        timings: What was measured so far.
+    """
+
+    def __init__(self, measure: bool, loop_timeout_ns: int | None, step: _RunStep) -> None:
+        self.measure = measure
+        self.loop_timeout_ns = loop_timeout_ns
+        self.timings: list[Timing] = []
+        self._step = step
+        self._turns: dict[int, list[Turn]] = {}
+
+    def add(self, timings: Sequence[Timing]) -> None:
+        """Adds what a round has measured, if that is wanted: a loop's rounds are not kept one by one."""
+        if self.measure:
+            self.timings = [sum_of([*self.timings, *timings])]
+
+    def turns(self, subgraph: _Subgraph) -> list[Turn]:
+        """The turns of a subgraph's steps, made once for all rounds."""
+        number = id(subgraph)
+        if number not in self._turns:
+            self._turns[number] = [self._turn(subgraph, index) for index in range(len(subgraph.plan.steps))]
+        return self._turns[number]
+
+    def _turn(self, subgraph: _Subgraph, index: int) -> Turn:
+        plan = subgraph.plan
+
+        async def run(area: RequestArea, deadline_ns: int | None) -> Timing:
+            return await self._step(self, subgraph, index, area, deadline_ns)
+
+        fall_back = plan.fall_back(index, self.measure, self.loop_timeout_ns)
+        return Turn(plan.steps[index].device.dispatcher, run, fall_back)
+
+
+_RunStep = Callable[[_Run, _Subgraph, int, RequestArea, int | None], Awaitable[Timing]]
+
+
+async def _plain(
+    run: _Run, subgraph: _Subgraph, index: int, area: RequestArea, deadline_ns: int | None
+) -> Timing:
+    """A step inside, as any step is executed."""
+    step = subgraph.plan.steps[index]
+    return await execute_step(step, area, subgraph.sizes, run.measure, deadline_ns, run.loop_timeout_ns)
+
+
+class _InterpretedBurst:
+    """Bursts of the steps inside of an IF or WHILE; one execution at a time, as of every burst."""
+
+    def __init__(self, model: InterpretedModel, polling: Mapping[str, int]) -> None:
+        self._model = model
+        self._polling = polling
+        self._bursts: dict[tuple[int, int], HalBurst] = {}
+        self._identifiers: weakref.WeakKeyDictionary[Memory, int] = weakref.WeakKeyDictionary()
+        self._numbers = itertools.count(1)
+
+    async def open(self, subgraph: _Subgraph) -> None:
+        """Opens the bursts of a subgraph's steps. Raises as ``configure_execution_burst``."""
+        for index, step in enumerate(subgraph.plan.steps):
+            prepared = step.prepared
+            self._bursts[id(subgraph), index] = await prepared.configure_execution_burst(**self._polling)
+
+    async def execute_synchronously(
+        self,
+        request: Request,
+        memory_identifiers: Sequence[int],
+        *,
+        measure: bool = False,
+        deadline_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
+    ) -> ExecutionResult:
+        """See ``Burst``."""
+        return await self._model.interpret(request, _Run(measure, loop_timeout_ns, self._step))
+
+    async def _step(
+        self, run: _Run, subgraph: _Subgraph, index: int, area: RequestArea, deadline_ns: int | None
+    ) -> Timing:
+        step, burst = subgraph.plan.steps[index], self._bursts[id(subgraph), index]
+        request = area.request(step.inputs, step.outputs)
+        identifiers = self._identifiers_of(request)
+        if identifiers is None:
+            return await _plain(run, subgraph, index, area, deadline_ns)
+        with section("LI_PE", step.device.name):
+            result = await burst.execute_synchronously(
+                request,
+                identifiers,
+                measure=run.measure,
+                deadline_ns=deadline_ns,
+                loop_timeout_ns=run.loop_timeout_ns,
+            )
+        check_execution_result(step.model.main, result, measure=run.measure)
+        area.note(step.outputs, result.output_shapes)
+        if result.output_sufficient_size:
+            return result.timing
+        subgraph.sizes.update(area.grow(step.outputs, result.output_shapes))
+        return await _plain(run, subgraph, index, area, deadline_ns)
+
+    def _identifiers_of(self, request: Request) -> list[int] | None:
+        """What the device knows the request's memories by; None for a request that no burst can take."""
+        identifiers = []
+        for pool in request.pools:
+            if isinstance(pool, BufferToken):
+                return None
+            if pool not in self._identifiers and len(self._identifiers) < MEMORIES_REMEMBERED_MAX:
+                self._identifiers[pool] = next(self._numbers)
+            identifiers.append(self._identifiers.get(pool, -1))
+        return identifiers
+
+    async def release_memory_resource(self, memory_identifier: int) -> None:
+        """See ``Burst``; the interpreter remembers no memory of its caller's."""
+
+    async def aclose(self) -> None:
+        """See ``Burst``."""
+        while self._bursts:
+            await self._bursts.popitem()[1].aclose()
+
+
+def _constants_of(model: Model, indexes: Sequence[int]) -> dict[int, Held]:
+    """The constants among an operation's inputs, in memory that devices can read; and what is left out for good."""
+    constants: dict[int, Held] = {}
+    for index in dict.fromkeys(indexes):
+        operand = model.main.operands[index]
+        if operand.lifetime == OperandLifeTime.NO_VALUE:
+            constants[index] = None
+        elif operand.is_constant:
+            array = constant_array(model, operand)
+            memory = Memory.create(max(array.nbytes, 1), name="aionn-constant")
+            view = memory.array[: array.nbytes].view(array.dtype).reshape(array.shape)
+            view[...] = array
+            constants[index] = Binding(memory, DataLocation(0, 0, array.nbytes), array.shape, view)
+    return constants
+
+
+def _held(request: Request, argument: RequestArgument, operand: Operand) -> Held:
+    """Where a request's argument lies."""
+    if argument.has_no_value:
+        return None
+    location = argument.location
+    pool = request.pools[location.pool_index]
+    shape = () if is_scalar_type(operand.type) else argument.dimensions or operand.dimensions
+    if isinstance(pool, BufferToken) or pool.image is not None:
+        return Binding(pool, location, shape, None)
+    size_bytes = operand_size_bytes(operand.type, shape)
+    place = DataLocation(0, location.offset, size_bytes)
+    array = pool.array[location.offset : location.offset + size_bytes]
+    return Binding(pool, place, shape, array.view(operand_dtype(operand.type)).reshape(shape))
+
+
+def _truth(condition: Held, where: str) -> bool:
+    """What a condition says.
+
+    Raises:
+        InvalidArgument: It is not one boolean.
+    """
+    if condition is None or condition.array is None or condition.array.size != 1:
+        got = "none" if condition is None else f"shape {list(condition.shape)}"
+        raise InvalidArgument(f"{where}: expected one boolean, got {got}")
+    return bool(condition.array.reshape(()))

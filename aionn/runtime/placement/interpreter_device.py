@@ -1,0 +1,77 @@
+"""The pseudo-device of the steps that the runtime itself runs: an IF or WHILE that no device takes.
+
+Owns what such a device is to who looks at a step's device: it has a name and no memories, and a slot for everybody, since who holds
+one waits for slots of devices, and those are ordered there.
+
+Source: the interpreter pseudo-device of the NN HAL's runtime (``ExecutionPlan``).
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+from aionn.errors import GeneralFailure
+from aionn.hal import Device, DeviceInfo, DeviceType, FeatureLevel, Priority, uniform_capabilities
+from aionn.runtime.clock import now_ns
+from aionn.runtime.placement.division import INTERPRETER
+from aionn.scheduler.dispatcher import Dispatcher
+from aionn.scheduler.work import Work, WorkState
+
+if TYPE_CHECKING:
+    from aionn.runtime.runtime import RuntimeDevice
+
+__all__ = ["interpreter_device"]
+
+
+def interpreter_device() -> RuntimeDevice:
+    """A device for the step of one IF or WHILE."""
+    from aionn.runtime.runtime import RuntimeDevice
+
+    device = RuntimeDevice(INTERPRETER, INTERPRETER, cast(Device, _InterpreterDevice()))
+    device.dispatcher = _Everybody()
+    return device
+
+
+class _InterpreterDevice:
+    """What the runtime asks of a step's device: what it is, and whether it has memories."""
+
+    info = DeviceInfo(
+        INTERPRETER, DeviceType.OTHER, "1", FeatureLevel.LEVEL_8, uniform_capabilities(1.0, 1.0)
+    )
+
+    async def allocate(self, *arguments: object) -> NoReturn:
+        """See ``Device``."""
+        raise GeneralFailure(f"{INTERPRETER}: has no memories of its own")
+
+
+class _Everybody(Dispatcher):
+    """A slot for everybody: who holds one waits for slots of devices, and those are ordered there."""
+
+    def __init__(self) -> None:
+        super().__init__(1, now=now_ns)
+        self._given = itertools.count()
+
+    def enter(self, *, priority: Priority, deadline_ns: int | None, **told: Any) -> Work:
+        """See ``Dispatcher``."""
+        work = Work(
+            next(self._given),
+            priority=priority,
+            deadline_ns=deadline_ns,
+            arrival_ns=now_ns(),
+            durations_ns=(1,),
+        )
+        work.state = WorkState.RUNNING
+        return work
+
+    async def turn(self, work: Work) -> None:
+        """See ``Dispatcher``: its turn has come."""
+
+    def leave(self, work: Work) -> None:
+        """See ``Dispatcher``."""
+        work.state = WorkState.ENDED
+
+    def release(self, work: Work, **told: Any) -> int:
+        """See ``Dispatcher``."""
+        work.state = WorkState.ENDED
+        return now_ns()

@@ -1,0 +1,231 @@
+"""What a compilation executes: its steps, made ready, and where every value is met.
+
+Owns the record, the ways in which a step or the whole model runs on the reference device instead, and the freeing of what was made
+ready. Refuses to own how a plan comes about (``planning``) and who runs it (``compilation``, ``burst``, ``control_flow``).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from aionn.errors import Error
+from aionn.hal import Model, PreparedModel, Request, Timing
+from aionn.hal.loops import finish_all
+from aionn.runtime.executions.execution import Turn
+from aionn.runtime.executions.stepping import execute_step
+from aionn.runtime.memory.arguments import RequestArea, TensorSpec, Value, input_value, result_value
+from aionn.runtime.placement.fallback import Fallback, in_ordinary_memory
+
+if TYPE_CHECKING:
+    from aionn.runtime.placement.control_flow import InterpretedModel
+    from aionn.runtime.runtime import RuntimeDevice
+
+__all__ = ["LastValues", "Placement", "Plan", "PreparedStep", "declared_ns", "learnt_by", "settle_of"]
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """Where one operation runs.
+
+    Attributes:
+        operation: Its index in its subgraph.
+        type: Its name.
+        device: The device's name; ``interpreter`` for an IF or WHILE whose subgraphs are placed on their own.
+        reason: Why there.
+        subgraph: 0 for the main one, ``i + 1`` for ``model.referenced[i]``, where that is placed on its own.
+    """
+
+    operation: int
+    type: str
+    device: str
+    reason: str
+    subgraph: int = 0
+
+
+class PreparedStep(NamedTuple):
+    """A step of the plan, made ready on its device.
+
+    Attributes:
+        device: Where it runs.
+        prepared: The device's prepared model.
+        model: What was prepared.
+        inputs: Keys of the values that it reads, in the order of its model's inputs.
+        outputs: Keys of the values that it writes, in the order of its model's outputs.
+        operations: Which of the whole model's operations it has.
+        interpreted: The IF or WHILE that the runtime itself runs, which is what ``prepared`` is then; None for all other steps.
+    """
+
+    device: RuntimeDevice
+    prepared: PreparedModel
+    model: Model
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    operations: tuple[int, ...]
+    interpreted: InterpretedModel | None = None
+
+
+class Plan(NamedTuple):
+    """All that a compilation executes, or all of a subgraph that is placed on its own.
+
+    Attributes:
+        model: The whole model.
+        inputs: What it takes, by description.
+        outputs: What it gives, by description.
+        temporaries: Values that go from one step to another, by key.
+        steps: In the order in which they run.
+        placement: Which operation runs where, and why.
+        fallback: The reference device for steps that fail; None where that is not allowed.
+        number: Of the subgraph; 0 for the main one.
+    """
+
+    model: Model
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    temporaries: Mapping[int, TensorSpec]
+    steps: tuple[PreparedStep, ...]
+    placement: tuple[Placement, ...]
+    fallback: Fallback | None = None
+    number: int = 0
+
+    def fall_back(
+        self, index: int, measure: bool, loop_timeout_ns: int | None = None
+    ) -> Callable[[RequestArea, int | None, Error], Awaitable[tuple[Timing, str]]] | None:
+        """How a step runs on the reference device after it has failed on its own."""
+        fallback, step = self.fallback, self.steps[index]
+        if fallback is None or step.device is fallback.device:
+            return None
+
+        async def run(area: RequestArea, deadline_ns: int | None, error: Error) -> tuple[Timing, str]:
+            elsewhere = step._replace(
+                device=fallback.device, prepared=await fallback.prepared(index), interpreted=None
+            )
+            async with in_ordinary_memory(area, step.inputs, step.outputs):
+                timing = await execute_step(elsewhere, area, {}, measure, deadline_ns, loop_timeout_ns)
+            inside = f"subgraph {self.number}, " if self.number else ""
+            told = f"{inside}step {index} of {len(self.steps)}: {step.device.name} failed ({error}); ran on {fallback.device.name}"
+            return timing, told
+
+        return run
+
+    def rescue(self, measure: bool, loop_timeout_ns: int | None = None) -> Turn | None:
+        """How the whole model runs on the reference device when a step has failed there as well, or cannot run at all."""
+        fallback = self.fallback
+        if fallback is None or len(self.steps) == 1:
+            return None
+        main = self.model.main
+
+        async def run(area: RequestArea, deadline_ns: int | None) -> Timing:
+            step = PreparedStep(
+                fallback.device,
+                await fallback.prepared(len(self.steps)),
+                self.model,
+                main.input_indexes,
+                main.output_indexes,
+                (),
+            )
+            async with in_ordinary_memory(area, step.inputs, step.outputs):
+                return await execute_step(step, area, {}, measure, deadline_ns, loop_timeout_ns)
+
+        return Turn(fallback.device.dispatcher, run)
+
+    @property
+    def devices(self) -> tuple[RuntimeDevice, ...]:
+        """The devices in the order of the steps, each once, those inside of control flow included."""
+        found: dict[RuntimeDevice, None] = {}
+        for step in self.steps:
+            inside = (step.device,) if step.interpreted is None else step.interpreted.devices
+            found.update(dict.fromkeys(inside))
+        return tuple(found)
+
+    @property
+    def device_names(self) -> str:
+        """The devices' names in the order of the steps, each once."""
+        return ", ".join(device.name for device in self.devices)
+
+    def uses(self, key: int) -> list[tuple[PreparedStep, bool, int]]:
+        """Where a value is met: ``(step, whether it writes, which argument)``.
+
+        Of an IF or WHILE that is interpreted, the steps inside that read or write the very memory, and the IF or WHILE itself where
+        the runtime does.
+        """
+        found: list[tuple[PreparedStep, bool, int]] = []
+        for step in self.steps:
+            for writes, keys in ((False, step.inputs), (True, step.outputs)):
+                if key in keys:
+                    argument = keys.index(key)
+                    inside = None
+                    if step.interpreted is not None:
+                        inside = step.interpreted.uses(argument, is_output=writes)
+                    found += [(step, writes, argument)] if inside is None else inside
+        return found
+
+    def values(
+        self, input_shapes: Sequence[tuple[int, ...] | None], sizes: Mapping[int, int]
+    ) -> tuple[Value, ...]:
+        """All values of an execution; ``sizes`` says what is known from earlier ones."""
+        main = self.model.main
+        inputs = [
+            input_value(key, spec, shape)
+            for key, spec, shape in zip(main.input_indexes, self.inputs, input_shapes, strict=True)
+        ]
+        results = {**dict(zip(main.output_indexes, self.outputs, strict=True)), **self.temporaries}
+        return (*inputs, *(result_value(key, spec, sizes.get(key)) for key, spec in results.items()))
+
+    async def aclose(self) -> None:
+        """Frees its steps at their devices, and what fell back."""
+        closings = [step.prepared.aclose for step in self.steps]
+        await finish_all(closings if self.fallback is None else [*closings, self.fallback.aclose])
+
+
+class LastValues:
+    """The values of a plan for the shapes, sizes and places of the last execution: the same tuple until one of them changes."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._known: object = None
+        self._values: tuple[Value, ...] = ()
+
+    def of(
+        self, shapes: Sequence[tuple[int, ...] | None], sizes: Mapping[int, int], bound: Collection[int]
+    ) -> tuple[Value, ...]:
+        """As ``Plan.values``; those of ``bound`` lie elsewhere and take no room."""
+        known = (tuple(shapes), dict(sizes), frozenset(bound))
+        if self._known != known:
+            self._values = tuple(
+                msgspec.structs.replace(value, size_bytes=0) if value.key in bound else value
+                for value in self._plan.values(shapes, sizes)
+            )
+            self._known = known
+        return self._values
+
+
+def declared_ns(prepared: PreparedModel) -> int | None:
+    """What a driver says that an execution takes, in ns; None where it says nothing."""
+    declared: int | None = getattr(prepared, "expected_duration_ns", None)
+    return declared
+
+
+def learnt_by(plan: Plan, owner: object) -> list[Hashable]:
+    """Keys by which the dispatchers learn how long the steps take: equal to nothing else, and forgotten with their owner."""
+    keys: list[Hashable] = [object() for _ in plan.steps]
+    for step, key in zip(plan.steps, keys, strict=True):
+        # Not when it is closed: an execution may end after that, and be learnt from, as long as its owner lives.
+        weakref.finalize(owner, step.device.dispatcher.forget, key).atexit = False
+    return keys
+
+
+def settle_of(plan: Plan) -> Callable[[Request], Awaitable[None]] | None:
+    """How to wait until the only step's device is done with a request whose caller was cancelled.
+
+    None where there are several steps, or where the device cannot say: then executions have tasks of their own.
+    """
+    if len(plan.steps) != 1:
+        return None
+    (step,) = plan.steps
+    if step.interpreted is not None or step.device.is_asynchronous:
+        return None
+    settle: Callable[[Request], Awaitable[None]] | None = getattr(step.prepared, "settle", None)
+    return settle

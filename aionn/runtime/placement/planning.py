@@ -1,0 +1,472 @@
+"""From a model to a plan: load it, ask every device what it supports, cut it, prepare every step.
+
+Owns the order of this, what a device that fails to answer means, and that nothing heavy runs on the event loop. The rules of the
+cut are in ``partition``, ``division`` and ``slicing``.
+
+Invariants:
+1. A device that fails to answer what it supports supports nothing; if every device fails, the first failure is the caller's to see.
+2. A device is asked and given only what its feature level can express.
+3. A preparation that fails frees those before it.
+
+Source: ``ExecutionPlan`` and ``CompilationBuilder`` of the NN HAL's runtime.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import anyio.to_thread
+import msgspec
+
+from aionn.errors import Error, GeneralFailure, InvalidArgument
+from aionn.hal import (
+    ExecutionPreference,
+    FeatureLevel,
+    Model,
+    PreparedModel,
+    Priority,
+    operation_type_name,
+)
+from aionn.hal.loops import finish_all
+from aionn.hal.real_work import real_work
+from aionn.hal.tracing import section
+from aionn.models.tflite import load_tflite
+from aionn.runtime.memory.arguments import TensorSpec, tensor_spec
+from aionn.runtime.placement.caching import StepCache
+from aionn.runtime.placement.control_flow import interpreted_step
+from aionn.runtime.placement.division import (
+    INTERPRETER,
+    Division,
+    divide,
+    open_references,
+    referenced_by,
+    subgraph_model,
+)
+from aionn.runtime.placement.fallback import Fallback, driver_error
+from aionn.runtime.placement.partition import Candidate, Step, step_model
+from aionn.runtime.placement.plan import Placement, Plan, PreparedStep
+from aionn.runtime.placement.slicing import Slice, expressed_at, operation_levels, slice_model
+from aionn.validation import validate_model
+
+if TYPE_CHECKING:
+    from aionn.runtime.runtime import RuntimeDevice
+
+__all__ = ["LoadedModel", "PlanOptions", "keep_plan", "load_model", "make_plan", "restore_plan"]
+
+_logger = logging.getLogger("aionn.compilation")
+_model_logger = logging.getLogger("aionn.model")
+
+_T = TypeVar("_T")
+
+_SUBGRAPH_IN_CACHE = 1 << 31
+"""Above every index of an operation."""
+
+
+class LoadedModel(NamedTuple):
+    """A model and what its inputs and outputs are called.
+
+    Attributes:
+        model: The model.
+        inputs: What it takes.
+        outputs: What it gives.
+    """
+
+    model: Model
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+class PlanOptions(NamedTuple):
+    """How a model is made ready.
+
+    Attributes:
+        preference: What the devices are chosen for, and optimise for.
+        priority: Of the prepared models.
+        deadline_ns: Absolute; None for none.
+        cache: Where prepared steps are kept; None for nowhere.
+    """
+
+    preference: ExecutionPreference
+    priority: Priority
+    deadline_ns: int | None = None
+    cache: StepCache | None = None
+
+
+async def _on_thread(call: Callable[[], _T], what: str) -> _T:
+    with real_work(what):
+        return await anyio.to_thread.run_sync(call)
+
+
+async def load_model(model: Model | str | os.PathLike[str]) -> LoadedModel:
+    """A model as it is, or from a .tflite file.
+
+    Raises:
+        InvalidArgument: The file cannot be read, or is no model; or the model's inputs or outputs are not its own.
+    """
+    if isinstance(model, Model):
+        main = model.main
+        try:
+            inputs = tuple(tensor_spec(operand, f"input{i}") for i, operand in enumerate(main.inputs))
+            outputs = tuple(tensor_spec(operand, f"output{i}") for i, operand in enumerate(main.outputs))
+        except IndexError:
+            validate_model(model)  # says which index
+            raise
+        return LoadedModel(model, inputs, outputs)
+    if not isinstance(model, str | os.PathLike):
+        raise InvalidArgument(f"model: expected a path or a Model, got a {type(model).__name__}")
+    with section("LR_PP", "load model"):
+        loaded = await _on_thread(lambda: load_tflite(model), "loading a model")
+    main = loaded.model.main
+    told = (os.fspath(model), len(main.operations), len(main.operands))
+    _model_logger.debug("loaded %s: %d operations, %d operands", *told)
+    inputs = tuple(tensor_spec(o, s.name) for s, o in zip(loaded.inputs, main.inputs, strict=True))
+    outputs = tuple(tensor_spec(o, s.name) for s, o in zip(loaded.outputs, main.outputs, strict=True))
+    return LoadedModel(loaded.model, inputs, outputs)
+
+
+class _StepOnDisk(msgspec.Struct, frozen=True, array_like=True):
+    device: str
+    model: Model | None
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    operations: tuple[int, ...]
+
+
+class _PlanOnDisk(msgspec.Struct, frozen=True, array_like=True):
+    """A plan whose prepared steps are kept beside it; models are without pools, None stands for the whole model."""
+
+    model: Model
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    steps: tuple[_StepOnDisk, ...]
+    placement: tuple[Placement, ...]
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(_PlanOnDisk)
+
+
+async def restore_plan(
+    model: Model | str | os.PathLike[str], devices: Sequence[RuntimeDevice], options: PlanOptions
+) -> Plan | None:
+    """The plan that was made before, with every step from the cache; None if any of it is not there.
+
+    A model that was given by its path is not read: the plan's has the structure and small constants, and no pools.
+
+    Raises:
+        MissedDeadline: The deadline passed.
+    """
+    cache = options.cache
+    if cache is None:
+        return None
+    data = await cache.read_plan(devices, (options.preference, options.priority))
+    if data is None:
+        return None
+    try:
+        kept = await _on_thread(lambda: _DECODER.decode(data), "decoding a plan")
+    except (msgspec.MsgspecError, ValueError) as e:
+        _logger.info("the kept plan is not used: %s", e)
+        return None
+    whole = model if isinstance(model, Model) else kept.model
+    by_name = {device.name: device for device in devices}
+    steps: list[PreparedStep] = []
+    try:
+        for step in kept.steps:
+            device = by_name[step.device]
+            part = whole if step.model is None else step.model
+            operations = None if len(kept.steps) == 1 else step.operations
+            prepared = await cache.restore(
+                device, operations, options.preference, options.priority, options.deadline_ns
+            )
+            if prepared is None:
+                break
+            steps.append(PreparedStep(device, prepared, part, step.inputs, step.outputs, step.operations))
+    except BaseException:
+        await _free(steps)
+        raise
+    if len(steps) < len(kept.steps):
+        await _free(steps)
+        return None
+    temporaries = _temporaries(whole, steps)
+    return Plan(whole, kept.inputs, kept.outputs, temporaries, tuple(steps), kept.placement)
+
+
+async def keep_plan(plan: Plan, devices: Sequence[RuntimeDevice], options: PlanOptions) -> None:
+    """Keeps a plan in the cache, if there is one and every step's device keeps something."""
+    cache = options.cache
+    if cache is None or not all(step.device.info.cache_files.model for step in plan.steps):
+        return
+
+    def encoded() -> bytes:
+        steps = tuple(
+            _StepOnDisk(
+                step.device.name,
+                None if step.model is plan.model else _bare(step.model),
+                step.inputs,
+                step.outputs,
+                step.operations,
+            )
+            for step in plan.steps
+        )
+        kept = _PlanOnDisk(_bare(plan.model), plan.inputs, plan.outputs, steps, plan.placement)
+        return _ENCODER.encode(kept)
+
+    data = await _on_thread(encoded, "encoding a plan")
+    await cache.write_plan(devices, (options.preference, options.priority), data)
+
+
+def _bare(model: Model) -> Model:
+    return msgspec.structs.replace(model, pools=())
+
+
+async def _free(steps: Sequence[PreparedStep]) -> None:
+    await finish_all(step.prepared.aclose for step in steps)
+
+
+async def make_plan(
+    loaded: LoadedModel,
+    devices: Sequence[RuntimeDevice],
+    options: PlanOptions,
+    fallback_device: RuntimeDevice | None = None,
+) -> Plan:
+    """Cuts a model over devices and prepares every step.
+
+    Args:
+        loaded: The model.
+        devices: In the order of preference.
+        options: See ``PlanOptions``.
+        fallback_device: Where steps run that fail while executing; None for nowhere.
+
+    Raises:
+        InvalidArgument: The model breaks a rule, or some operation is supported by no device.
+        Error: A device failed.
+    """
+    model = loaded.model
+    levels = [device.feature_level for device in devices]
+    asked, needed = await _ask_about(model, devices, levels, options.preference)
+    with section("LR_PC", "partition"):
+        divisions = await _on_thread(lambda: divide(model, asked, options.preference), "partitioning a model")
+    _log_choices(divisions, devices)
+    preparing = _Preparing(loaded, devices, options, fallback_device, divisions, needed)
+    try:
+        return await preparing.plan(0)
+    except BaseException:
+        await preparing.undo()
+        raise
+
+
+class _Preparing:
+    """Makes the steps of every division ready, those inside of control flow first."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        devices: Sequence[RuntimeDevice],
+        options: PlanOptions,
+        fallback_device: RuntimeDevice | None,
+        divisions: Mapping[int, Division],
+        needed: Mapping[int, int],
+    ) -> None:
+        self._loaded = loaded
+        self._devices = devices
+        self._options = options
+        self._fallback_device = fallback_device
+        self._divisions = divisions
+        self._needed = needed
+        self._plans: dict[int, Plan] = {}
+        self._done: list[PreparedStep] = []
+
+    async def plan(self, number: int) -> Plan:
+        """The plan of a subgraph. Raises as ``Device.prepare_model``."""
+        if number not in self._plans:
+            self._plans[number] = await self._make(number)
+        return self._plans[number]
+
+    async def undo(self) -> None:
+        """Frees what was prepared."""
+        await _free(self._done)
+
+    async def _make(self, number: int) -> Plan:
+        division = self._divisions[number]
+        model, main = division.model, division.model.main
+        parts = await _on_thread(lambda: self._models(number), "making the models of steps")
+        steps: list[PreparedStep] = []
+        for step, part in zip(division.steps, parts, strict=True):
+            if step.is_interpreted:
+                inner = referenced_by(self._loaded.model, number, step.operations[0])
+                plans = [await self.plan(other) for other in inner]
+                ready = interpreted_step(part, step, plans)
+            else:
+                whole = part.main is main
+                prepared = await self._prepare(number, step, part, is_alone=len(parts) == 1)
+                reads = main.input_indexes if whole else step.inputs
+                writes = main.output_indexes if whole else step.outputs
+                device = self._devices[step.candidate]
+                ready = PreparedStep(device, prepared, part, reads, writes, step.operations)
+            steps.append(ready)
+            self._done.append(ready)
+        if number:
+            inputs = tuple(tensor_spec(o, f"input{i}") for i, o in enumerate(main.inputs))
+            outputs = tuple(tensor_spec(o, f"output{i}") for i, o in enumerate(main.outputs))
+        else:
+            inputs, outputs = self._loaded.inputs, self._loaded.outputs
+        fallback = None
+        if self._fallback_device is not None:
+            fallback = Fallback(self._fallback_device, (*parts, model), self._options.priority)
+        placement = () if number else _placement(self._divisions, self._devices)
+        return Plan(
+            model, inputs, outputs, _temporaries(model, steps), tuple(steps), placement, fallback, number
+        )
+
+    def _models(self, number: int) -> list[Model]:
+        """What each step's device is given."""
+        division = self._divisions[number]
+        model, steps = division.model, division.steps
+        levels = [
+            FeatureLevel.LEVEL_8 if s.is_interpreted else self._devices[s.candidate].feature_level
+            for s in steps
+        ]
+        # A subgraph's device is not given what it does not read: others may hold that in a memory of their own.
+        is_whole = len(steps) == 1 and not steps[0].is_interpreted and not number
+        if is_whole and self._needed[number] <= levels[0]:
+            return [model]
+        return [
+            expressed_at(step_model(model, step), level) for step, level in zip(steps, levels, strict=True)
+        ]
+
+    async def _prepare(self, number: int, step: Step, part: Model, *, is_alone: bool) -> PreparedModel:
+        device, options = self._devices[step.candidate], self._options
+        # In the cache's names a step inside of control flow begins with its subgraph.
+        operations = None if is_alone and not number else step.operations
+        if number:
+            operations = (_SUBGRAPH_IN_CACHE | number, *step.operations)
+        prepared: PreparedModel | None
+        with section("LI_PC", f"prepare on {device.name}"), _errors_of(device):
+            if options.cache is not None:
+                prepared = await options.cache.prepare(
+                    device, part, operations, options.preference, options.priority, options.deadline_ns
+                )
+            else:
+                prepared = await device.hal.prepare_model(
+                    part,
+                    preference=options.preference,
+                    priority=options.priority,
+                    deadline_ns=options.deadline_ns,
+                )
+        if prepared is None:
+            raise GeneralFailure(f"{device.name}: prepared a model without an error, and gives none")
+        return prepared
+
+
+@contextlib.contextmanager
+def _errors_of(device: RuntimeDevice) -> Iterator[None]:
+    try:
+        yield
+    except Exception as e:
+        error = driver_error(e, device.name)
+        raise error from error.__cause__
+
+
+def _log_choices(divisions: Mapping[int, Division], devices: Sequence[RuntimeDevice]) -> None:
+    if _logger.isEnabledFor(logging.DEBUG):
+        for placement in _placement(divisions, devices):
+            _logger.debug(
+                "subgraph %d, operation %d (%s): %s, %s",
+                placement.subgraph,
+                placement.operation,
+                placement.type,
+                placement.device,
+                placement.reason,
+            )
+
+
+async def _ask_about(
+    model: Model, devices: Sequence[RuntimeDevice], levels: Sequence[int], preference: ExecutionPreference
+) -> tuple[dict[int, list[Candidate]], dict[int, int]]:
+    """What the devices support, and the level needed, by number of the subgraph: the main one, and those that may be divided."""
+    asked: dict[int, list[Candidate]] = {}
+    needed: dict[int, int] = {}
+    pending = [0]
+    while pending:
+        number = pending.pop(0)
+        part = subgraph_model(model, number)
+        with section("LR_PC", "slice"):
+            needed[number], questions = await _on_thread(
+                functools.partial(_questions, part, levels), "slicing a model"
+            )
+        answers = await _ask(part, devices, questions)
+        asked[number] = [
+            Candidate(
+                device.name,
+                device.capabilities,
+                supported,
+                is_reference=device.driver == "reference",
+                feature_level=device.feature_level,
+            )
+            for device, supported in zip(devices, answers, strict=True)
+        ]
+        found = open_references(model, number, asked[number], preference)
+        pending += [other for other in found if other not in asked and other not in pending]
+    return asked, needed
+
+
+def _questions(model: Model, levels: Sequence[int]) -> tuple[int, list[Slice | None]]:
+    """The model's level, and what each device can be asked; None for a device that can be asked nothing."""
+    level = validate_model(model)
+    everything = tuple(range(len(model.main.operations)))
+    needed = operation_levels(model) if level > min(levels) else ()
+    return level, [
+        Slice(model, everything) if level <= own else slice_model(model, needed, own) for own in levels
+    ]
+
+
+async def _ask(
+    model: Model, devices: Sequence[RuntimeDevice], questions: Sequence[Slice | None]
+) -> list[tuple[bool, ...]]:
+    answers: list[tuple[bool, ...]] = []
+    failures: list[Error] = []
+    for device, question in zip(devices, questions, strict=True):
+        supported = [False] * len(model.main.operations)
+        if question is not None:
+            try:
+                with section("LI_PC", f"ask {device.name}"):
+                    answer = await device.hal.supported_operations(question.model)
+                if len(answer) != len(question.operations):
+                    raise GeneralFailure(
+                        f"{device.name}: {len(question.operations)} operations, but {len(answer)} answers about support"
+                    )
+                for operation, is_supported in zip(question.operations, answer, strict=True):
+                    supported[operation] = bool(is_supported)
+            except Exception as e:
+                _logger.warning("%s is left out: asked what it supports, it failed: %s", device.name, e)
+                failures.append(driver_error(e, device.name))
+        answers.append(tuple(supported))
+    if failures and len(failures) == len(devices):
+        raise failures[0]
+    return answers
+
+
+def _placement(divisions: Mapping[int, Division], devices: Sequence[RuntimeDevice]) -> tuple[Placement, ...]:
+    return tuple(
+        Placement(
+            choice.operation,
+            operation_type_name(division.model.main.operations[choice.operation].type),
+            INTERPRETER if choice.is_interpreted else devices[choice.candidate].name,
+            choice.reason,
+            number,
+        )
+        for number, division in sorted(divisions.items())
+        for choice in division.choices
+    )
+
+
+def _temporaries(model: Model, steps: Sequence[PreparedStep]) -> dict[int, TensorSpec]:
+    """The values that one step writes for another, beside the model's own outputs."""
+    own = {*model.main.input_indexes, *model.main.output_indexes}
+    keys = dict.fromkeys(key for step in steps for key in step.outputs if key not in own)
+    return {key: tensor_spec(model.main.operands[key], f"temporary{key}") for key in keys}

@@ -1,0 +1,105 @@
+"""What of a model a device of a lower feature level can be asked and given. Pure: no device is asked here.
+
+Owns the level of each operation, the slice of a model that a level can express, and how a model is expressed at a level.
+
+Invariants:
+1. A device is never shown an operation, an operand type or a property of the model that its level does not know.
+2. What was asked about in a slice is told by the indexes of the whole model.
+
+Source: ``MetaModel`` of the NN HAL's common code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from aionn.errors import GeneralFailure
+from aionn.hal import (
+    EXTENSION_OPERATION_MIN,
+    OPERAND_TYPE_PROPERTIES,
+    FeatureLevel,
+    Model,
+    Operand,
+    OperandType,
+    Operation,
+    OperationType,
+    Subgraph,
+    is_extension_operand_type,
+)
+from aionn.ops import validate_operation
+from aionn.runtime.placement.partition import cut, is_unknown, referenced_subgraphs, step_model
+
+__all__ = ["Slice", "expressed_at", "operation_levels", "slice_model"]
+
+
+class Slice(NamedTuple):
+    """A part of a model that a device may see.
+
+    Attributes:
+        model: The part, a model of its own.
+        operations: Which operations of the whole model it has, in its order.
+    """
+
+    model: Model
+    operations: tuple[int, ...]
+
+
+def operation_levels(model: Model) -> tuple[int, ...]:
+    """The least feature level that can express each operation of the main subgraph; the model must be valid."""
+    return tuple(_level(model, model.main, operation) for operation in model.main.operations)
+
+
+def _level(model: Model, subgraph: Subgraph, operation: Operation) -> int:
+    used = [subgraph.operands[index] for index in (*operation.inputs, *operation.outputs)]
+    level = max(_operand_level(operand) for operand in used)
+    if operation.type >= EXTENSION_OPERATION_MIN:
+        level = max(level, FeatureLevel.LEVEL_3)
+    elif operation.type != OperationType.OEM_OPERATION:
+        level = max(level, validate_operation(model, subgraph.operands, operation, where="operation"))
+    for referenced in referenced_subgraphs(model, used):
+        level = max(
+            level, FeatureLevel.LEVEL_4, *(_level(model, referenced, o) for o in referenced.operations)
+        )
+    return level
+
+
+def _operand_level(operand: Operand) -> int:
+    if is_extension_operand_type(operand.type):
+        return FeatureLevel.LEVEL_3
+    level = OPERAND_TYPE_PROPERTIES[OperandType(operand.type)].feature_level
+    # A value whose size only the execution knows: drivers below level 3 cannot report it.
+    return max(level, FeatureLevel.LEVEL_3) if is_unknown(operand) else level
+
+
+def expressed_at(model: Model, level: int) -> Model:
+    """The model for a device of a level, without what the level has no words for and what changes no answer."""
+    if level < FeatureLevel.LEVEL_2 and model.relax_computation_float32_to_float16:
+        # Leave to compute less exactly: who does not know it computes exactly.
+        model = msgspec.structs.replace(model, relax_computation_float32_to_float16=False)
+    if level < FeatureLevel.LEVEL_3 and model.extension_name_to_prefix:
+        model = msgspec.structs.replace(model, extension_name_to_prefix=())
+    return model
+
+
+def slice_model(model: Model, levels: Sequence[int], level: int) -> Slice | None:
+    """What a device of a level can be asked about; None if that is nothing.
+
+    Inputs and outputs of operations that were taken out become outputs and inputs of the slice.
+
+    Args:
+        model: The whole model.
+        levels: From ``operation_levels``.
+        level: The device's.
+    """
+    kept = [index for index, needed in enumerate(levels) if needed <= level]
+    if not kept:
+        return None
+    rest = [index for index, needed in enumerate(levels) if needed > level]
+    try:
+        step = cut(model, 0, 0, [(0, kept), (1, rest)])
+    except GeneralFailure:
+        return None
+    return Slice(expressed_at(step_model(model, step), level), tuple(kept))

@@ -1,0 +1,225 @@
+"""Every wait on the way of an execution ends at its deadline: each is blocked in turn, for good."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import msgspec
+import numpy as np
+import pytest
+
+import aionn
+from aionn.conformance.vts.models import endless_model
+from aionn.drivers.reference import ReferenceDevice
+from aionn.hal import uniform_capabilities
+from aionn.runtime import compilation as compilation_module
+from aionn.runtime.placement import fallback as fallback_module
+from aionn.runtime.runtime import RuntimeDevice
+from aionn.service.client import RemoteDevice
+from aionn.service.protocol import Ping
+from aionn.testing.models import identity
+from fences import SyncFence
+
+ONE = np.ones(1, np.float32)
+LIMIT_S = 8.0
+"""Far beyond the deadlines, and well before anything else ends: a loop's time-out is set to 15 s."""
+
+
+class Bench:
+    """A runtime with a driver process, and what is executed there."""
+
+    def __init__(self, runtime: aionn.Runtime, net: aionn.Compilation, burst: aionn.Burst) -> None:
+        self.runtime = runtime
+        self.net = net
+        self.burst = burst
+
+    @property
+    def device(self) -> RuntimeDevice:
+        return self.runtime.devices[0]
+
+    @property
+    def connection(self) -> Any:
+        hal = self.device.hal
+        assert isinstance(hal, RemoteDevice)
+        return hal._connection
+
+    @contextlib.contextmanager
+    def stopped(self) -> Any:
+        """The driver process does not run meanwhile."""
+        pid = self.device.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    async with aionn.open(drivers=["reference"]) as runtime:
+        net = await runtime.compile(endless_model())
+        async with net.burst(slots=1) as burst:
+            yield Bench(runtime, net, burst)
+
+
+Call = Callable[[Bench, int], Awaitable[object]]
+
+
+async def execute(bench: Bench, deadline: int) -> object:
+    return await bench.net.execute([-ONE], deadline=deadline)
+
+
+async def execute_fenced(bench: Bench, deadline: int) -> object:
+    return await bench.net.execute_fenced([-ONE], deadline=deadline)
+
+
+async def execute_after_a_fence(bench: Bench, deadline: int) -> object:
+    return await bench.net.execute_fenced([-ONE], wait_for=[SyncFence.signalled()], deadline=deadline)
+
+
+async def execute_in_a_burst(bench: Bench, deadline: int) -> object:
+    return await bench.burst.execute([-ONE], deadline=deadline)
+
+
+async def execute_again(bench: Bench, deadline: int) -> object:
+    again = bench.net.reusable()
+    again.inputs[0][...] = -1
+    return await again.execute(deadline=deadline)
+
+
+CALLS: list[Call] = [execute, execute_fenced, execute_after_a_fence, execute_in_a_burst, execute_again]
+
+
+async def told_at_the_deadline(call: Call, bench: Bench) -> None:
+    deadline = aionn.after(0.05)
+    with anyio.fail_after(LIMIT_S), pytest.raises(aionn.MissedDeadline):
+        await call(bench, deadline)
+    assert aionn.after(0) >= deadline - 1_000_000
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
+async def test_wait_for_the_devices_slot(bench: Bench, call: Call) -> None:
+    work = await bench.device.dispatcher.acquire(priority=aionn.Priority.HIGH, deadline_ns=None)
+    await told_at_the_deadline(call, bench)
+    bench.device.dispatcher.release(work)
+    assert (await bench.net.execute([-ONE])).outputs[0] == -1
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
+async def test_wait_for_a_driver_process_that_is_stopped(bench: Bench, call: Call) -> None:
+    with bench.stopped():
+        await told_at_the_deadline(call, bench)
+    with anyio.fail_after(LIMIT_S):
+        assert (await bench.net.execute([-ONE])).outputs[0] == -1
+
+
+@pytest.mark.parametrize(
+    "call", [c for c in CALLS if c is not execute_in_a_burst], ids=lambda call: call.__name__
+)
+async def test_wait_for_room_in_the_drivers_socket(bench: Bench, call: Call) -> None:
+    channel = bench.connection.channel
+    with bench.stopped():
+        while not len(channel._outbox):
+            channel.post(Ping())
+        await told_at_the_deadline(call, bench)
+    with anyio.fail_after(LIMIT_S):
+        assert (await bench.net.execute([-ONE])).outputs[0] == -1
+
+
+async def test_wait_for_fences(bench: Bench) -> None:
+    never = SyncFence()
+
+    async def call(bench: Bench, deadline: int) -> object:
+        return await bench.net.execute_fenced([-ONE], wait_for=[never], deadline=deadline)
+
+    await told_at_the_deadline(call, bench)
+    never.signal()
+
+
+async def test_wait_for_a_slot_of_the_burst(bench: Bench) -> None:
+    slot = await bench.burst._take(None)
+    await told_at_the_deadline(execute_in_a_burst, bench)
+    bench.burst._leave(slot)
+    assert (await bench.burst.execute([-ONE])).outputs[0] == -1
+
+
+async def test_wait_for_the_devices_burst(bench: Bench) -> None:
+    ((line,),) = bench.burst._lines
+    async with line.free:
+        await told_at_the_deadline(execute_in_a_burst, bench)
+    with anyio.fail_after(LIMIT_S):
+        assert (await bench.burst.execute([-ONE])).outputs[0] == -1
+
+
+@pytest.mark.parametrize("call", [execute, execute_fenced], ids=lambda call: call.__name__)
+async def test_wait_until_memory_is_filled(bench: Bench, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def for_ever(fill: object) -> Any:
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr(compilation_module, "NEW_BYTES_IN_LOOP_MAX", -1)
+    monkeypatch.setattr(compilation_module, "COPIED_BYTES_IN_LOOP_MAX", -1)
+    monkeypatch.setattr(compilation_module, "_on_thread", for_ever)
+    await told_at_the_deadline(call, bench)
+
+
+async def test_wait_for_the_fallback_to_be_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = anyio.Event()
+
+    async def for_ever(self: object, step: int) -> Any:
+        asked.set()
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr(fallback_module.Fallback, "prepared", for_ever)
+
+    async def fail(*args: Any, **told: Any) -> Any:
+        raise aionn.GeneralFailure("broken")
+
+    first = ReferenceDevice("first")
+    first.info = msgspec.structs.replace(first.info, capabilities=uniform_capabilities(0.5, 0.5))
+    async with aionn.open(drivers=["reference"], isolation="in_process", devices=[first]) as runtime:
+        net = await runtime.compile(identity(), allow_fallback=True)
+        (step,) = net._plan.steps
+        assert step.device.name == "first"
+        monkeypatch.setattr(step.prepared, "execute_synchronously", fail)
+        with anyio.fail_after(LIMIT_S), pytest.raises(aionn.MissedDeadline):
+            await net.execute([-ONE], deadline=aionn.after(0.1))
+        assert asked.is_set()
+
+
+async def test_compilation_waits_for_a_stopped_driver_process_until_its_deadline(bench: Bench) -> None:
+    with bench.stopped(), anyio.fail_after(LIMIT_S), pytest.raises(aionn.MissedDeadline) as missed:
+        await bench.runtime.compile(endless_model(), deadline=aionn.after(0.1))
+    assert missed.value.transient
+    with anyio.fail_after(LIMIT_S):
+        net = await bench.runtime.compile(endless_model(), deadline=aionn.after(60))
+        assert (await net.execute([-ONE])).outputs[0] == -1
+
+
+async def test_compilation_waits_for_a_restart_until_its_deadline(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hal = bench.device.hal
+    assert isinstance(hal, RemoteDevice)
+    pid = bench.device.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    with anyio.fail_after(LIMIT_S):
+        while bench.device.pid is not None:
+            await anyio.lowlevel.checkpoint()
+
+    async def for_ever() -> None:
+        await anyio.sleep_forever()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(hal, "_pause", for_ever)
+        with anyio.fail_after(LIMIT_S), pytest.raises(aionn.MissedDeadline):
+            await bench.runtime.compile(endless_model(), deadline=aionn.after(0.05))
+    net = await bench.runtime.compile(endless_model(), deadline=aionn.after(60))
+    assert (await net.execute([-ONE])).outputs[0] == -1
