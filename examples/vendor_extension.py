@@ -11,8 +11,8 @@ import numpy as np
 
 import aionn
 from aionn import hal
-from aionn.drivers.blocking import BlockingDevice, BlockingPreparedModel
-from aionn.drivers.extensions import extension_code
+from aionn.drivers.kit.blocking import BlockingDevice, BlockingPreparedModel
+from aionn.drivers.kit.extensions import extension_code
 from aionn.models.builder import ExtensionCode, GraphBuilder
 
 NAME = "com.example.fibonacci"

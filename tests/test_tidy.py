@@ -27,25 +27,6 @@ SLEEPERS: dict[str, str] = {
 
 BAD_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "base"}
 
-DRIVER_PARTS = {
-    "arguments",
-    "asynchronous",
-    "blocking",
-    "caching",
-    "checked",
-    "described",
-    "extensions",
-    "fenced",
-    "gate",
-    "images",
-    "memories",
-    "prepared",
-    "profiles",
-    "turns",
-    "versioned",
-}
-"""Modules of aionn.drivers that drivers are made from; every other one, but the registry, is a driver."""
-
 LOWEST = {"aionn.errors", "aionn.hal", "fences"}
 MODEL_LAYER = {"aionn.ops", "aionn.models", "aionn.validation", "aionn.interpreter"}
 DRIVER_LAYER = LOWEST | MODEL_LAYER | {"aionn.scheduler", "fmq"}
@@ -63,23 +44,25 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aionn.validation": {"aionn.ops", "aionn.hal", "aionn.errors"},
     "aionn.interpreter": {"aionn.ops", "aionn.hal", "aionn.errors"},
     "aionn.burst": {"aionn.hal", "aionn.errors", "aionn.validation", "fmq"},
-    # What all drivers share; each driver is a unit of its own, see unit_of.
-    "aionn.drivers": DRIVER_LAYER,
+    # Each driver is a unit of its own, see unit_of; the kit is what they are made from.
+    "aionn.drivers": set(),
+    "aionn.drivers.kit": DRIVER_LAYER,
     "aionn.drivers.registry": DRIVER_LAYER,
-    "aionn.drivers.*": DRIVER_LAYER | {"aionn.drivers", "aionn.drivers.reference", "aionn.drivers.registry"},
+    "aionn.drivers.*": DRIVER_LAYER
+    | {"aionn.drivers.kit", "aionn.drivers.reference", "aionn.drivers.registry"},
     "aionn.scheduler": LOWEST,
     "aionn.service": RUNTIME_LAYER - {"aionn.models", "aionn.ops", "aionn.interpreter", "aionn.service"},
     "aionn.runtime": RUNTIME_LAYER,
     "aionn.media": {"aionn.errors"},
-    "aionn.simulation": LOWEST | {"aionn.models", "aionn.drivers", "aionn.scheduler"},
+    "aionn.simulation": LOWEST
+    | {"aionn.models", "aionn.drivers.kit", "aionn.drivers.simulated", "aionn.scheduler"},
     "aionn.benchmarking": PRODUCT,
-    "aionn.conformance": PRODUCT | {"aionn", "aionn.drivers", "aionn.drivers.*", "aionn.testing"},
-    "aionn.testing": PRODUCT | {"aionn", "aionn.drivers", "aionn.drivers.*", "aionn.conformance"},
+    "aionn.conformance": PRODUCT | {"aionn", "aionn.drivers.*", "aionn.testing"},
+    "aionn.testing": PRODUCT | {"aionn", "aionn.drivers.*", "aionn.conformance"},
     "aionn.cli": PRODUCT
     | {
         "aionn",
         "aionn.benchmarking",
-        "aionn.drivers",
         "aionn.drivers.*",
         "aionn.testing",
         "aionn.conformance",
@@ -100,7 +83,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "asyncio": (
         "aionn/benchmarking/loadgen.py",
         "aionn/benchmarking/stress/",
-        "aionn/drivers/asynchronous.py",
+        "aionn/drivers/kit/asynchronous.py",
         "aionn/hal/loops.py",
         "aionn/runtime/background.py",
         "aionn/runtime/clock.py",
@@ -126,10 +109,10 @@ def module_name(path: str) -> str:
 
 
 def unit_of(module: str) -> str:
-    """The part of the table that a module belongs to; each driver is a unit of its own, and so is the registry."""
+    """The part of the table that a module belongs to; each driver is a unit of its own, and so are the kit and the registry."""
     parts = module.split(".")
     if parts[:2] == ["aionn", "drivers"]:
-        return "aionn.drivers" if parts[2:3] == [] or parts[2] in DRIVER_PARTS else ".".join(parts[:3])
+        return ".".join(parts[:3])
     return ".".join(parts[:2]) if parts[0] == "aionn" else parts[0]
 
 
@@ -408,7 +391,7 @@ def test_every_module_is_imported_by_something(package_sources):
     entry_points = {*PACKAGES, "aionn.__main__", "aionn.blocking", "aionn.media"}
     entry_points |= {script.partition(":")[0] for script in scripts}
     # Made for the drivers of others.
-    entry_points |= {"aionn.drivers.skeleton", "aionn.drivers.versioned"}
+    entry_points |= {"aionn.drivers.skeleton", "aionn.drivers.kit.versioned"}
     report([f"{path}: nothing imports it" for path in unused_modules(package_sources, entry_points)])
 
 
@@ -458,7 +441,7 @@ def test_no_text_names_a_place_of_one_machine(tracked_texts):
         ("aionn/drivers/litert/driver.py", "import aionn.drivers.simulated"),
         ("aionn/drivers/litert/driver.py", "from .. import simulated"),
         ("aionn/drivers/simulated.py", "import aionn.burst.server"),
-        ("aionn/drivers/blocking.py", "import aionn.drivers.reference"),
+        ("aionn/drivers/kit/blocking.py", "import aionn.drivers.reference"),
         ("aionn/drivers/registry.py", "import aionn.drivers.reference"),
         ("aionn/scheduler/policy.py", "import aionn.drivers.registry"),
         ("aionn/service/host.py", "import aionn.drivers.reference"),
@@ -491,9 +474,9 @@ def test_import_rule_catches(path, text):
         ("aionn/drivers/litert/driver.py", "import aionn.drivers.reference\nfrom .lowering import lower"),
         (
             "aionn/drivers/simulated.py",
-            "from aionn.drivers import registry, blocking\nimport aionn.interpreter",
+            "from aionn.drivers import registry\nfrom aionn.drivers.kit import blocking",
         ),
-        ("aionn/drivers/fenced.py", "from . import blocking"),
+        ("aionn/drivers/kit/fenced.py", "from . import blocking"),
         (
             "aionn/runtime/open.py",
             "from aionn.drivers.registry import names\nimport aionn.service.client, fmq",

@@ -11,10 +11,8 @@ from tests.test_tidy import PACKAGES, excused, imports_of, module_name, parse, r
 
 FILES_PER_FOLDER_MAX = 16
 FULL_FOLDERS: dict[str, str] = {
-    "aionn/drivers": "what drivers are made from waits for a folder of its own",
     "aionn/hal": "what is not the contract waits for a folder of its own",
     "aionn/service": "the two ends and the channel between them wait for folders of their own",
-    "tests/aionn/drivers": "as aionn/drivers",
     "tests/aionn/service": "as aionn/service",
     "tests/fmq": "what tests share waits for a folder of its own",
 }
@@ -23,9 +21,9 @@ FULL_FOLDERS: dict[str, str] = {
 KNOTTED: dict[str, str] = {
     **dict.fromkeys(
         (
-            "aionn.drivers.blocking",
-            "aionn.drivers.fenced",
-            "aionn.drivers.prepared",
+            "aionn.drivers.kit.blocking",
+            "aionn.drivers.kit.fenced",
+            "aionn.drivers.kit.prepared",
         ),
         "a device, its prepared models and their fences name each other's types",
     ),

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from aionn.drivers.arguments import Array, OutputArea
-from aionn.drivers.blocking import BlockingDevice, BlockingPreparedModel
+from aionn.drivers.kit.arguments import Array, OutputArea
+from aionn.drivers.kit.blocking import BlockingDevice, BlockingPreparedModel
 from aionn.hal import (
     CacheFileCounts,
     CancelCapability,

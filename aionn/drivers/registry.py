@@ -82,7 +82,7 @@ class ExtensionPolicy(msgspec.Struct, frozen=True):
 BUILT_IN = {
     "litert-cpu": "aionn.drivers.litert.driver:LitertDevice",
     "reference": "aionn.drivers.reference:ReferenceDevice",
-    "simulated": "aionn.drivers.simulated:SimulatedDevice",
+    "simulated": "aionn.drivers.simulated.driver:SimulatedDevice",
 }
 """Our own drivers. The reference device comes last in every listing, as the HAL has it."""
 

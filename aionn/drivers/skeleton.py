@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from aionn.drivers.arguments import Array, OutputArea
-from aionn.drivers.blocking import BlockingDevice, BlockingPreparedModel
+from aionn.drivers.kit.arguments import Array, OutputArea
+from aionn.drivers.kit.blocking import BlockingDevice, BlockingPreparedModel
 from aionn.errors import InvalidArgument
 from aionn.hal import (
     CacheFileCounts,

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from aionn.drivers.profiles import (
+from aionn.drivers.simulated.profiles import (
     ClockState,
     DeviceProfile,
     FailureRates,

@@ -1,8 +1,8 @@
 """Workloads: which requests come when, for which model, with which priority and deadline.
 
 Owns the description of a workload (a small TOML file), the ready models that stand for common networks, and the generator that
-turns a description and a seed into arrivals. Refuses to own devices' timing (``aionn.drivers.profiles``) and what becomes of the
-requests.
+turns a description and a seed into arrivals. Refuses to own devices' timing (``aionn.drivers.simulated.profiles``) and
+what becomes of the requests.
 
 Invariants:
 1. The same description and seed give the same arrivals on every Python and under every hash seed; streams draw from generators of
@@ -29,8 +29,8 @@ from types import MappingProxyType
 
 import msgspec
 
-from aionn.drivers.described import convert_described
-from aionn.drivers.profiles import (
+from aionn.drivers.kit.described import convert_described
+from aionn.drivers.simulated.profiles import (
     DEVICE_SETS,
     PROFILES,
     DeviceProfile,

@@ -10,16 +10,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from aionn.drivers.profiles import DeviceProfile
-    from aionn.drivers.simulated import SimulatedDevice
+    from aionn.drivers.simulated.driver import SimulatedDevice
+    from aionn.drivers.simulated.profiles import DeviceProfile
     from aionn.testing.clock import Deadlock, StuckPin, VirtualClock, VirtualClockLoop, run
     from aionn.testing.faults import Fault, scripted
 
 _HOME_BY_NAME = {
     "Deadlock": "aionn.testing.clock",
-    "DeviceProfile": "aionn.drivers.profiles",
+    "DeviceProfile": "aionn.drivers.simulated.profiles",
     "Fault": "aionn.testing.faults",
-    "SimulatedDevice": "aionn.drivers.simulated",
+    "SimulatedDevice": "aionn.drivers.simulated.driver",
     "StuckPin": "aionn.testing.clock",
     "VirtualClock": "aionn.testing.clock",
     "VirtualClockLoop": "aionn.testing.clock",

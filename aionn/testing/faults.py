@@ -1,6 +1,6 @@
 """Faults at will: which execution of a simulated device fails, and how, where a test wants to say so instead of drawing by seed.
 
-Owns the script; how a fault shows is for ``aionn.drivers.simulated`` to say.
+Owns the script; how a fault shows is for ``aionn.drivers.simulated.driver`` to say.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 
-from aionn.drivers.profiles import Draw, Fault
+from aionn.drivers.simulated.profiles import Draw, Fault
 from aionn.errors import InvalidArgument
 
 __all__ = ["Fault", "scripted"]

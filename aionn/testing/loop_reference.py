@@ -11,10 +11,10 @@ import anyio.to_thread
 import msgspec
 
 import fences
-from aionn.drivers.arguments import Array, OutputArea
-from aionn.drivers.asynchronous import AsyncDevice, AsyncPreparedModel
+from aionn.drivers.kit.arguments import Array, OutputArea
+from aionn.drivers.kit.asynchronous import AsyncDevice, AsyncPreparedModel
+from aionn.drivers.kit.turns import Turn
 from aionn.drivers.reference import INFO, MEMORY_BYTES_MAX
-from aionn.drivers.turns import Turn
 from aionn.hal import ExecutionPreference, Model, OutputShape, Priority
 from aionn.interpreter import Interpreter, RunControl
 from aionn.ops import CONTRACTS

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from aionn.drivers.simulated import SimulatedDevice
+    from aionn.drivers.simulated.driver import SimulatedDevice
     from aionn.runtime.runtime import Runtime
     from aionn.testing.clock import VirtualClock
 
@@ -125,7 +125,7 @@ def virtual_clock(request: pytest.FixtureRequest) -> VirtualClock:
 @pytest.fixture
 def aionn_devices(request: pytest.FixtureRequest) -> list[SimulatedDevice]:
     """The devices of ``aionn_runtime``: simulated ones of the profiles that the marker names. Override it to give others."""
-    from aionn.drivers.simulated import SimulatedDevice
+    from aionn.drivers.simulated.driver import SimulatedDevice
 
     names = _options(request.node).get("devices", ())
     return [SimulatedDevice(name) for name in ([names] if isinstance(names, str) else names)]

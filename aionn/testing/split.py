@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
-from aionn.drivers.arguments import Array, OutputArea
+from aionn.drivers.kit.arguments import Array, OutputArea
 from aionn.drivers.reference import ReferenceDevice, ReferencePreparedModel
 from aionn.errors import Error, InvalidArgument
 from aionn.hal import (

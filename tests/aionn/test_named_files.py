@@ -13,7 +13,7 @@ import aionn
 from aionn.benchmarking.labelled import load_array
 from aionn.conformance.cts import load_tests
 from aionn.conformance.random_graphs.suite import load_plan
-from aionn.drivers.described import read_described
+from aionn.drivers.kit.described import read_described
 from aionn.errors import InvalidArgument, InvalidModel
 from aionn.hal.tracing import start_tracing
 from aionn.media import audio_file, video_file

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from aionn.drivers.profiles import ClockRamp, DeviceProfile, FailureRates
+from aionn.drivers.simulated.profiles import ClockRamp, DeviceProfile, FailureRates
 from aionn.simulation.workload import READY_MODELS, Stream, Workload
 
 

@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from aionn.drivers.profiles import PROFILES
+from aionn.drivers.simulated.profiles import PROFILES
 from aionn.errors import InvalidArgument
 from aionn.simulation.workload import (
     devices_of,

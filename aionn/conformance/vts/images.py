@@ -3,7 +3,8 @@
 A driver need not take them. One that says it does computes with their pixels, and touches nothing between them; one that does not
 answers GENERAL_FAILURE. Neither takes constants of a model from them.
 
-Source: memory of kind ``hardware_buffer`` of the NN HAL 1.2; the rule by which pixels are a tensor is ``aionn.drivers.images``'.
+Source: memory of kind ``hardware_buffer`` of the NN HAL 1.2; the rule by which pixels are a tensor is
+``aionn.drivers.kit.images``'.
 """
 
 from __future__ import annotations

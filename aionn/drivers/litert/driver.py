@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from aionn.drivers.arguments import Array, OutputArea
-from aionn.drivers.blocking import BlockingDevice
-from aionn.drivers.caching import CacheContents
+from aionn.drivers.kit.arguments import Array, OutputArea
+from aionn.drivers.kit.blocking import BlockingDevice
+from aionn.drivers.kit.caching import CacheContents
+from aionn.drivers.kit.prepared import BlockingPreparedModel
 from aionn.drivers.litert.expectations import EXPECTED_FAILURES, UNSUPPORTED
-from aionn.drivers.prepared import BlockingPreparedModel
 from aionn.errors import DeviceUnavailable, GeneralFailure, InvalidArgument
 from aionn.hal import (
     CacheFileCounts,

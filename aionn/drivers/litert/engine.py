@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
-from aionn.drivers.arguments import OutputArea
+from aionn.drivers.kit.arguments import OutputArea
 from aionn.drivers.litert.flatbuffer_writer import Array, Unsupported
 from aionn.drivers.litert.in_place import InPlaceEngine, Tensor, is_known_version
 from aionn.drivers.litert.lowering import Lowered

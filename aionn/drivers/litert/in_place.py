@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aionn.drivers.arguments import Array, OutputArea
+from aionn.drivers.kit.arguments import Array, OutputArea
 from aionn.drivers.litert.flatbuffer_writer import Unsupported
 from aionn.drivers.litert.lowering import Lowered
 from aionn.errors import InvalidArgument

@@ -1,7 +1,7 @@
 """Images of the application's own that executions read and write in place.
 
 Owns the ways to make one, and how its pixels are the value of an input or output. Where pixels lie is ``aionn.hal.memory``'s; what
-a driver makes of them is ``aionn.drivers.images``'.
+a driver makes of them is ``aionn.drivers.kit.images``'.
 
 Invariants:
 1. What lies between rows, and the X byte of a pixel that has one, is neither read nor written.

@@ -1,7 +1,7 @@
 """Compilation caches in a directory: which files belong to which step, and how they come into being.
 
 Owns tokens, file names, and the files' life; what is in them, and that nobody changed it, is for the driver
-(``aionn.drivers.caching``) to say.
+(``aionn.drivers.kit.caching``) to say.
 
 Invariants:
 1. Equal tokens mean equal work: the caller's token, the step, the device with its version, preference and priority all take part.

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from aionn.drivers.gate import run_on_gate
+from aionn.drivers.kit.gate import run_on_gate
 from aionn.drivers.reference import ReferenceDevice
-from aionn.drivers.simulated import SimulatedDevice
+from aionn.drivers.simulated.driver import SimulatedDevice
 from aionn.hal import Priority
 from aionn.testing.cancellation import NATIVE_COUNTS, WATCHDOG_S, cancelled_natively
 from fences import SyncFence

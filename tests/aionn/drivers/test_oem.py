@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import aionn
-from aionn.drivers.arguments import Array, OutputArea
+from aionn.drivers.kit.arguments import Array, OutputArea
 from aionn.drivers.reference import ReferenceDevice, ReferencePreparedModel
 from aionn.errors import GeneralFailure, InvalidArgument
 from aionn.hal import (

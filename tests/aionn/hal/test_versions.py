@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from aionn.drivers.versioned import operation_levels
+from aionn.drivers.kit.versioned import operation_levels
 from aionn.errors import ErrorStatus, InvalidArgument, InvalidModel
 from aionn.hal import (
     NO_PERFORMANCE,

@@ -20,7 +20,7 @@ DOUBLE = "com.acme.double"
 DRIVER = """
     import numpy as np
     from aionn import hal
-    from aionn.drivers.blocking import BlockingDevice, BlockingPreparedModel
+    from aionn.drivers.kit.blocking import BlockingDevice, BlockingPreparedModel
 
     class Doubling(BlockingDevice):
         "Doubles, and says yes to whatever it is asked."

@@ -16,7 +16,7 @@ from aionn.conformance.cts import CtsTest
 from aionn.conformance.cts.run import CHECKS, Check
 from aionn.conformance.expectations import Expectations
 from aionn.conformance.suite import DeviceUnderTest, Outcome, Settings, run_test, run_tests
-from aionn.drivers.arguments import OutputArea
+from aionn.drivers.kit.arguments import OutputArea
 from aionn.drivers.reference import ReferenceDevice, ReferencePreparedModel
 from aionn.errors import ErrorStatus, GeneralFailure
 from aionn.hal import (

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import aionn
-from aionn.drivers.profiles import Draw, FailureRates, Fault
-from aionn.drivers.simulated import SimulatedPreparedModel
+from aionn.drivers.simulated.driver import SimulatedPreparedModel
+from aionn.drivers.simulated.profiles import Draw, FailureRates, Fault
 from aionn.hal import TIME_MAX_NS, Priority
 from aionn.runtime.executions.execution import ExecutionState
 from aionn.testing import SimulatedDevice, VirtualClock, models, run, scripted

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import aionn
-from aionn.drivers.profiles import Draw
-from aionn.drivers.simulated import SimulatedPreparedModel
+from aionn.drivers.simulated.driver import SimulatedPreparedModel
+from aionn.drivers.simulated.profiles import Draw
 from aionn.errors import ErrorStatus
 from aionn.hal import NO_TIMING
 from aionn.runtime.executions.reusable import ReusableExecution

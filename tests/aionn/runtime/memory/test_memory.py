@@ -14,7 +14,7 @@ import pytest_asyncio
 
 import aionn
 from aionn.conformance import cts
-from aionn.drivers.memories import DeviceBuffer
+from aionn.drivers.kit.memories import DeviceBuffer
 from aionn.drivers.reference import ReferenceDevice
 from aionn.hal import BufferRole, Operand, OperandLifeTime, OperandType, Operation, OperationType, Subgraph
 from aionn.models.builder import GraphBuilder

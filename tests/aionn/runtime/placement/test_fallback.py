@@ -14,7 +14,7 @@ import pytest
 
 import aionn
 from aionn.drivers import registry
-from aionn.drivers.arguments import OutputArea
+from aionn.drivers.kit.arguments import OutputArea
 from aionn.drivers.reference import ReferenceDevice, ReferencePreparedModel
 from aionn.hal import (
     ExecutionResult,

@@ -13,10 +13,10 @@ from aionn.conformance.requests import request_for
 from aionn.conformance.suite import DeviceUnderTest
 from aionn.conformance.vts.run import VtsReport, chosen_cases, run_cases
 from aionn.drivers import registry
-from aionn.drivers.profiles import (
+from aionn.drivers.simulated.driver import SimulatedDevice, info_for
+from aionn.drivers.simulated.profiles import (
     PROFILES,
 )
-from aionn.drivers.simulated import SimulatedDevice, info_for
 from aionn.errors import (
     DeviceUnavailable,
     ErrorStatus,

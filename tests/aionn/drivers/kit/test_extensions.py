@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from aionn.drivers.arguments import Array, OutputArea
-from aionn.drivers.blocking import BlockingDevice, BlockingPreparedModel
-from aionn.drivers.extensions import extension_code, extension_types
+from aionn.drivers.kit.arguments import Array, OutputArea
+from aionn.drivers.kit.blocking import BlockingDevice, BlockingPreparedModel
+from aionn.drivers.kit.extensions import extension_code, extension_types
 from aionn.drivers.reference import ReferenceDevice
 from aionn.errors import GeneralFailure, InvalidArgument
 from aionn.hal import (

@@ -5,8 +5,8 @@ import itertools
 import msgspec
 import pytest
 
-from aionn.drivers.described import convert_described
-from aionn.drivers.profiles import (
+from aionn.drivers.kit.described import convert_described
+from aionn.drivers.simulated.profiles import (
     DEVICE_SETS,
     PROFILES,
     ClockRamp,

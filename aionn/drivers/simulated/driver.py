@@ -30,10 +30,11 @@ import numpy as np
 import numpy.typing as npt
 
 import fences
-from aionn.drivers.arguments import Arguments, OutputArea
-from aionn.drivers.asynchronous import AsyncDevice, AsyncPreparedModel
-from aionn.drivers.blocking import DirectBurst
-from aionn.drivers.profiles import (
+from aionn.drivers.kit.arguments import Arguments, OutputArea
+from aionn.drivers.kit.asynchronous import AsyncDevice, AsyncPreparedModel
+from aionn.drivers.kit.blocking import DirectBurst
+from aionn.drivers.kit.turns import Turn, left_s
+from aionn.drivers.simulated.profiles import (
     PROFILES,
     ClockState,
     DeviceProfile,
@@ -48,7 +49,6 @@ from aionn.drivers.profiles import (
     supports_operation,
     unsupported_reason,
 )
-from aionn.drivers.turns import Turn, left_s
 from aionn.errors import DeadObject, Error, GeneralFailure, InvalidArgument, ResourceExhausted
 from aionn.hal import (
     CancelCapability,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from aionn.drivers.memories import COPY_ON_LOOP_BYTES_MAX, MemoryTable
+from aionn.drivers.kit.memories import COPY_ON_LOOP_BYTES_MAX, MemoryTable
 from aionn.drivers.reference import MEMORY_BYTES_MAX, ReferenceDevice
 from aionn.errors import (
     Error,

@@ -25,7 +25,7 @@ from typing import Any
 
 import msgspec
 
-from aionn.drivers.described import read_described
+from aionn.drivers.kit.described import read_described
 from aionn.errors import InvalidArgument
 from aionn.hal import (
     OPERAND_TYPE_PROPERTIES,

@@ -23,12 +23,12 @@ import anyio
 import anyio.to_thread
 import numpy.typing as npt
 
-from aionn.drivers import caching
-from aionn.drivers.arguments import Arguments, OutputArea, check_times
-from aionn.drivers.caching import CacheContents
-from aionn.drivers.checked import CheckedDevice, CheckedPreparedModel
-from aionn.drivers.prepared import DirectBurst
-from aionn.drivers.turns import Slots, Turn, left_s, loop_now_ns
+from aionn.drivers.kit import caching
+from aionn.drivers.kit.arguments import Arguments, OutputArea, check_times
+from aionn.drivers.kit.caching import CacheContents
+from aionn.drivers.kit.checked import CheckedDevice, CheckedPreparedModel
+from aionn.drivers.kit.prepared import DirectBurst
+from aionn.drivers.kit.turns import Slots, Turn, left_s, loop_now_ns
 from aionn.errors import (
     DeviceUnavailable,
     Error,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aionn.drivers.fenced import FencedLaunch
+from aionn.drivers.kit.fenced import FencedLaunch
 from aionn.drivers.reference import ReferenceDevice
 from aionn.errors import ErrorStatus
 from fences import FenceStatus, SyncFence

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from aionn.conformance.requests import request_for
-from aionn.drivers.blocking import BlockingDevice, BlockingPreparedModel
-from aionn.drivers.gate import SlotGate, run_on_gate
+from aionn.drivers.kit.blocking import BlockingDevice, BlockingPreparedModel
+from aionn.drivers.kit.gate import SlotGate, run_on_gate
 from aionn.drivers.reference import INFO, ReferenceDevice, ReferencePreparedModel
 from aionn.errors import DeviceUnavailable, MissedDeadline
 from aionn.hal import OutputShape, Priority

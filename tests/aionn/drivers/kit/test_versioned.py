@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from aionn.drivers.arguments import Array, OutputArea
-from aionn.drivers.versioned import VersionedDevice, VersionedPreparedModel
+from aionn.drivers.kit.arguments import Array, OutputArea
+from aionn.drivers.kit.versioned import VersionedDevice, VersionedPreparedModel
 from aionn.errors import ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline, ResourceExhausted
 from aionn.hal import (
     NO_TIMING,

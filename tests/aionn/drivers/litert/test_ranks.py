@@ -16,7 +16,7 @@ from aionn.models.builder import GraphBuilder, Value
 
 pytest.importorskip("ai_edge_litert.interpreter", reason="LiteRT is not installed", exc_type=ImportError)
 
-from aionn.drivers.arguments import OutputArea
+from aionn.drivers.kit.arguments import OutputArea
 from aionn.drivers.litert.engine import check, make_engines
 from aionn.drivers.litert.lowering import Unsupported, lower
 

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from aionn.drivers.extensions import check_extension_size
-from aionn.drivers.images import check_image, read_image, write_image
-from aionn.drivers.memories import DeviceMemory, MemoryTable, Role
+from aionn.drivers.kit.extensions import check_extension_size
+from aionn.drivers.kit.images import check_image, read_image, write_image
+from aionn.drivers.kit.memories import DeviceMemory, MemoryTable, Role
 from aionn.errors import GeneralFailure, InvalidArgument
 from aionn.hal import (
     BufferToken,

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from aionn.conformance.expectations import driver_expectations
-from aionn.drivers import caching
-from aionn.drivers.caching import CacheContents
+from aionn.drivers.kit import caching
+from aionn.drivers.kit.caching import CacheContents
 from aionn.drivers.litert.driver import (
     EXPECTED_FAILURES,
     THREADS_VARIABLE,

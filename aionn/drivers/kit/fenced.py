@@ -25,8 +25,8 @@ from aionn.hal.threads import start_thread
 from fences import FenceStatus, SyncFence, merge
 
 if TYPE_CHECKING:
-    from aionn.drivers.arguments import Arguments
-    from aionn.drivers.prepared import BlockingPreparedModel
+    from aionn.drivers.kit.arguments import Arguments
+    from aionn.drivers.kit.prepared import BlockingPreparedModel
 
 __all__ = ["Alarm", "FencedLaunch"]
 

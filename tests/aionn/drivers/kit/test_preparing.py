@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aionn.conformance.requests import request_for
-from aionn.drivers.blocking import BlockingDevice, BlockingPreparedModel
+from aionn.drivers.kit.blocking import BlockingDevice, BlockingPreparedModel
 from aionn.drivers.litert.driver import LitertDevice
 from aionn.drivers.reference import INFO, ReferenceDevice
 from aionn.errors import DeviceUnavailable, MissedDeadline

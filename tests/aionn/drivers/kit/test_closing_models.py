@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from aionn.conformance.requests import request_for
-from aionn.drivers.asynchronous import AsyncDevice, AsyncPreparedModel
-from aionn.drivers.blocking import BlockingDevice, BlockingPreparedModel
+from aionn.drivers.kit.asynchronous import AsyncDevice, AsyncPreparedModel
+from aionn.drivers.kit.blocking import BlockingDevice, BlockingPreparedModel
 from aionn.drivers.litert.driver import LitertDevice
 from aionn.drivers.reference import INFO
 from aionn.errors import ErrorStatus, InvalidArgument

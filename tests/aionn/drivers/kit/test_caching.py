@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from aionn.drivers import caching
+from aionn.drivers.kit import caching
 from aionn.drivers.reference import ReferenceDevice
 from aionn.errors import Error, GeneralFailure, InvalidArgument, MissedDeadline
 from aionn.hal import (

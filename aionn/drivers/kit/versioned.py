@@ -17,9 +17,9 @@ import abc
 import logging
 from collections.abc import Sequence
 
-from aionn.drivers.arguments import Arguments, Array, OutputArea
-from aionn.drivers.blocking import BlockingDevice
-from aionn.drivers.prepared import BlockingPreparedModel
+from aionn.drivers.kit.arguments import Arguments, Array, OutputArea
+from aionn.drivers.kit.blocking import BlockingDevice
+from aionn.drivers.kit.prepared import BlockingPreparedModel
 from aionn.errors import Error, ErrorStatus, InvalidArgument, error_for_status
 from aionn.hal import (
     NO_TIMING,

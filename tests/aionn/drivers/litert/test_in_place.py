@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from aionn.drivers.arguments import OutputArea
+from aionn.drivers.kit.arguments import OutputArea
 from aionn.hal import Memory, Model, Operand, OperandType, OperationType
 from aionn.models.builder import GraphBuilder
 from aionn.models.tflite import load_tflite

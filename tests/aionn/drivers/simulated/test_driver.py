@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from aionn.conformance.requests import outputs_of, request_for
-from aionn.drivers.profiles import (
+from aionn.drivers.simulated.driver import SimulatedDevice, SimulatedPreparedModel
+from aionn.drivers.simulated.profiles import (
     PROFILES,
     ClockRamp,
     DeviceProfile,
@@ -21,7 +22,6 @@ from aionn.drivers.profiles import (
     model_duration_ns,
     operation_durations_ns,
 )
-from aionn.drivers.simulated import SimulatedDevice, SimulatedPreparedModel
 from aionn.errors import (
     DeadObject,
     Error,

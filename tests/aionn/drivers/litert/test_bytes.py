@@ -19,7 +19,7 @@ pytest.importorskip("ai_edge_litert.interpreter", reason="LiteRT is not installe
 
 from ai_edge_litert import interpreter as litert
 
-from aionn.drivers.arguments import OutputArea
+from aionn.drivers.kit.arguments import OutputArea
 from aionn.drivers.litert.driver import LitertDevice, LitertPreparedModel
 from aionn.drivers.litert.engine import check
 from aionn.drivers.litert.expectations import DIFFERENCES
@@ -386,7 +386,7 @@ async def test_listed_difference_is_one(tmp_path: Path, index: int) -> None:
 
 
 def test_differences_are_documented_and_shown() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "litert.md").read_text()
+    page = (Path(__file__).parents[4] / "docs" / "litert.md").read_text()
     for what, why in DIFFERENCES.items():
         assert f"| {what} | {why} |" in page
     assert len(EXAMPLES) == len(DIFFERENCES)

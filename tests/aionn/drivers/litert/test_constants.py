@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from aionn.drivers import caching
-from aionn.drivers.caching import CacheContents
+from aionn.drivers.kit import caching
+from aionn.drivers.kit.caching import CacheContents
 from aionn.errors import GeneralFailure, InvalidArgument
 from aionn.hal import CacheFiles, Memory, Model, OperandType, OperationType, Request
 from aionn.interpreter import Interpreter, RunControl

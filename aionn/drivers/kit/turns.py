@@ -18,7 +18,7 @@ from collections.abc import Hashable
 
 import anyio
 
-from aionn.drivers.gate import WAITING_MAX
+from aionn.drivers.kit.gate import WAITING_MAX
 from aionn.errors import MissedDeadline, ResourceExhausted
 from aionn.hal import TIME_MAX_NS, Priority
 from aionn.interpreter import RunControl

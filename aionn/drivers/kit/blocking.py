@@ -21,12 +21,12 @@ from typing import ClassVar
 
 import anyio
 
-from aionn.drivers import caching
-from aionn.drivers.caching import CacheContents, HeldFiles
-from aionn.drivers.checked import CheckedDevice
-from aionn.drivers.fenced import Alarm
-from aionn.drivers.gate import SlotGate, run_on_gate
-from aionn.drivers.prepared import BlockingPreparedModel, DirectBurst
+from aionn.drivers.kit import caching
+from aionn.drivers.kit.caching import CacheContents, HeldFiles
+from aionn.drivers.kit.checked import CheckedDevice
+from aionn.drivers.kit.fenced import Alarm
+from aionn.drivers.kit.gate import SlotGate, run_on_gate
+from aionn.drivers.kit.prepared import BlockingPreparedModel, DirectBurst
 from aionn.errors import InvalidArgument, MissedDeadline, ResourceExhausted
 from aionn.hal import (
     CacheFiles,

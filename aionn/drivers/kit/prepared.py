@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy.typing as npt
 
-from aionn.drivers.arguments import Arguments, OutputArea, check_times
-from aionn.drivers.checked import CheckedPreparedModel
-from aionn.drivers.fenced import FencedLaunch
-from aionn.drivers.gate import run_on_gate
+from aionn.drivers.kit.arguments import Arguments, OutputArea, check_times
+from aionn.drivers.kit.checked import CheckedPreparedModel
+from aionn.drivers.kit.fenced import FencedLaunch
+from aionn.drivers.kit.gate import run_on_gate
 from aionn.errors import (
     Error,
     ErrorStatus,
@@ -56,7 +56,7 @@ from aionn.validation import check_memory_identifiers
 from fences import SyncFence
 
 if TYPE_CHECKING:
-    from aionn.drivers.blocking import BlockingDevice
+    from aionn.drivers.kit.blocking import BlockingDevice
 
 __all__ = ["BlockingPreparedModel", "DirectBurst"]
 

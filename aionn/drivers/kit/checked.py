@@ -21,11 +21,11 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
-from aionn.drivers import caching
-from aionn.drivers.arguments import Arguments, bind, check_times
-from aionn.drivers.caching import CacheContents, HeldFiles
-from aionn.drivers.extensions import check_extension_constants, extension_types, uses_known_extensions
-from aionn.drivers.memories import MemoryTable, Role
+from aionn.drivers.kit import caching
+from aionn.drivers.kit.arguments import Arguments, bind, check_times
+from aionn.drivers.kit.caching import CacheContents, HeldFiles
+from aionn.drivers.kit.extensions import check_extension_constants, extension_types, uses_known_extensions
+from aionn.drivers.kit.memories import MemoryTable, Role
 from aionn.errors import GeneralFailure, InvalidArgument, MissedDeadline, ResourceExhausted
 from aionn.hal import (
     Buffer,
@@ -123,7 +123,7 @@ class CheckedPreparedModel(abc.ABC):
     def bind(
         self, request: Request, *, allow_unspecified_outputs: bool = True, is_ready: bool = True
     ) -> Arguments:
-        """Checks a request against the model and maps it. Arguments and errors as of ``aionn.drivers.arguments.bind``."""
+        """Checks a request against the model and maps it. Arguments and errors as of ``aionn.drivers.kit.arguments.bind``."""
         self.check_usable()
         return bind(
             self.model,
