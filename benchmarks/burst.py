@@ -56,7 +56,7 @@ from aionn.hal import (
 from aionn.interpreter import Interpreter, RunControl
 from aionn.models.builder import GraphBuilder
 from aionn.models.tflite import load_tflite
-from aionn.service.client import RemoteDevice
+from aionn.service.client.device import RemoteDevice
 from benchmarks.rows import Goal, Loop, Options, Report, at_most, compare, loops, options, quiet_collector
 
 ROUND_TRIPS = 400

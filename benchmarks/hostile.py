@@ -1,8 +1,8 @@
 """How long a client that behaves well waits for its answers beside a hostile one, at a device that both share.
 
 Measured: the median and the 99th percentile of executions, half of them in a burst, of a client of ``aionn serve reference``
-with its defaults, beside each attack of tests/aionn/service/hostile_attacks.h, against the same client alone in the same run.
-Server, client and hostile peer are processes of their own; the peer has the scheduler's lowest priority (nice 19).
+with its defaults, beside each attack of tests/aionn/service/hostile/hostile_attacks.h, against the same client alone in the same
+run. Server, client and hostile peer are processes of their own; the peer has the scheduler's lowest priority (nice 19).
 
 The control is the attack ``spin``: the same peer, busy and without a word to the server. It says what part of a ratio is the
 scheduler's, which on two cores is much of it: an attacker, a server and a client are three. The rows are those of hostile_rows.py.
@@ -30,7 +30,7 @@ from benchmarks import hostile_rows
 from benchmarks.hostile_rows import NICE, Wrong, chosen_attacks, measure, percentiles_ms, sizes
 from benchmarks.rows import Options, Report
 
-TESTS = Path(__file__).parents[1] / "tests" / "aionn" / "service"
+TESTS = Path(__file__).parents[1] / "tests" / "aionn" / "service" / "hostile"
 BEGIN_S = 0.1
 """How long an attack goes on before the block begins: it opens its connections."""
 

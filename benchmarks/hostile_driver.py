@@ -1,9 +1,9 @@
 """How long an application waits for a good device beside a hostile driver of the same runtime.
 
 Measured: the median and the 99th percentile of executions on the reference device in a process of its own, half of them in a burst,
-beside each attack of tests/aionn/service/hostile_driver_attacks.py and hostile_driver_lies.py, against the same application without
-the hostile device in the same run. The application uses the hostile device all the while, in every way there is, as far as that
-answers. The hostile driver has the scheduler's lowest priority (nice 19).
+beside each attack of tests/aionn/service/hostile/hostile_driver_attacks.py and hostile_driver_lies.py, against the same application
+without the hostile device in the same run. The application uses the hostile device all the while, in every way there is, as far as
+that answers. The hostile driver has the scheduler's lowest priority (nice 19).
 
 The control is the attack ``spin``: a driver that answers rightly and keeps a core busy. It says what part of a ratio is the
 scheduler's, and what part is the application's own work for a second device. Rows and goals are those of hostile_rows.py.
@@ -30,7 +30,7 @@ from benchmarks import hostile_rows
 from benchmarks.hostile_rows import NICE, Wrong, chosen_attacks, measure, percentiles_ms, sizes
 from benchmarks.rows import Options, Report
 
-TESTS = Path(__file__).parents[1] / "tests" / "aionn" / "service"
+TESTS = Path(__file__).parents[1] / "tests" / "aionn" / "service" / "hostile"
 CALL_S = 0.25
 """How long a call on the hostile device may take."""
 

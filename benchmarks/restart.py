@@ -29,8 +29,8 @@ import anyio
 import numpy as np
 
 import aionn
-from aionn.service import spare
-from aionn.service.client import RemoteDevice
+from aionn.service.client import spare
+from aionn.service.client.device import RemoteDevice
 from benchmarks.rows import Options, Report, at_most, compare, options, single
 
 MODEL = Path(__file__).resolve().parents[1] / "examples" / "data" / "digits_float.tflite"

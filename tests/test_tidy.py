@@ -21,7 +21,7 @@ LONG_FILES: dict[str, str] = {
 }
 LONG_FUNCTIONS: dict[str, str] = {}
 SLEEPERS: dict[str, str] = {
-    "aionn/service/host.py": "the thread that gives a process without a client its last seconds, as its loop may be stuck",
+    "aionn/service/host/process.py": "the thread that gives a process without a client its last seconds, as its loop may be stuck",
 }
 """``file: reason`` for files whose code may call time.sleep; it must run on a thread that is no event loop's."""
 

@@ -27,7 +27,7 @@ from aionn.conformance.cts.run import CHECKS, Bench, Check, CheckFailed, CheckSk
 from aionn.conformance.expectations import Expectations, Subject
 from aionn.drivers import registry
 from aionn.hal import Device
-from aionn.service.client import RemoteDevice
+from aionn.service.client.device import RemoteDevice
 
 __all__ = [
     "Counts",

@@ -34,7 +34,7 @@ from aionn.hal.real_work import real_work
 from aionn.runtime.clock import now_ns
 from aionn.runtime.settings import ExecutionPath, Settings
 from aionn.scheduler.dispatcher import Dispatcher
-from aionn.service.client import RemoteDevice
+from aionn.service.client.device import RemoteDevice
 from aionn.validation import check_device_info
 
 __all__ = ["Discovery", "Isolation", "RuntimeDevice", "Unavailable", "devices_given", "drivers_wanted"]

@@ -48,7 +48,7 @@ Signatures = dict[str, tuple[int, int, int]]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The process's entry point: see ``aionn.service.host`` for the arguments."""
+    """The process's entry point: see ``aionn.service.host.process`` for the arguments."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[-1:] == [SPARE_ARGUMENT]:
         given.pop()
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.reconfigure(
             line_buffering=True
         )  # A pipe to the application's log has it: what is printed is logged at once.
-    from aionn.service.host import main as host_main
+    from aionn.service.host.process import main as host_main
 
     host_main(given)
 
@@ -120,7 +120,7 @@ def _import_quietly(fd: int, driver: str) -> None:
 def _import(driver: str) -> None:
     import anyio
 
-    import aionn.service.host
+    import aionn.service.host.process
     import aionn.validation  # noqa: F401  # which checks what a device says of itself
     from aionn.drivers.registry import load_factory
 

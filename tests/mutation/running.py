@@ -67,7 +67,11 @@ BELOW = {
     "aionn/burst": ("aionn.validation", "aionn.models.builder", "fmq.aio"),
     "aionn/scheduler": ("aionn.validation", "aionn.interpreter", "aionn.models.builder"),
     "aionn/service": ("aionn.burst.controller", "aionn.burst.server", "aionn.drivers.reference"),
-    "aionn/runtime": ("aionn.service.client", "aionn.drivers.reference", "aionn.drivers.simulated.driver"),
+    "aionn/runtime": (
+        "aionn.service.client.device",
+        "aionn.drivers.reference",
+        "aionn.drivers.simulated.driver",
+    ),
 }
 """Modules that a run against a mutant of a package would import anew each time, and that do not import that package."""
 

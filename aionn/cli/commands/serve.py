@@ -22,10 +22,10 @@ from aionn.hal.log_tags import choose_tags
 from aionn.hal.loops import finish
 from aionn.runtime.settings import settings_from
 from aionn.runtime.traces import begin_trace
-from aionn.service.admission import ClientLimits
-from aionn.service.host import DEFAULT_LIMITS, SHARED_QUOTAS, freeze_modules, listen, shorten_turns
+from aionn.service.host.admission import ClientLimits
+from aionn.service.host.process import DEFAULT_LIMITS, SHARED_QUOTAS, freeze_modules, listen, shorten_turns
 from aionn.service.progress import Progress
-from aionn.service.quotas import Quotas
+from aionn.service.wire.quotas import Quotas
 
 __all__ = ["serve"]
 

@@ -57,9 +57,9 @@ from aionn.conformance.vts.models import RequestPools, add_model, has_definite_o
 from aionn.errors import ErrorStatus
 from aionn.hal import DataLocation, ExecutionResult, Memory, Model, PreparedModel, Request
 from aionn.hal.loops import wait_from_thread
-from aionn.service.handles import QueueHandle
-from aionn.service.prepared import RemotePreparedModel
-from aionn.service.protocol import ConfigureBurst, ConfigureBurstReply, EndBurst, FreeMemorySlot
+from aionn.service.client.prepared import RemotePreparedModel
+from aionn.service.wire.handles import QueueHandle
+from aionn.service.wire.protocol import ConfigureBurst, ConfigureBurstReply, EndBurst, FreeMemorySlot
 
 __all__ = ["CASES", "PacketBurst", "packet_burst"]
 

@@ -40,7 +40,7 @@ from aionn.conformance.vts.case import STEP_S, Case, CaseFailed, CaseSkipped, Vt
 from aionn.conformance.vts.models import default_data, sample_tests
 from aionn.errors import Error, InvalidArgument, status_of
 from aionn.hal import Device
-from aionn.service.client import RemoteDevice
+from aionn.service.client.device import RemoteDevice
 
 __all__ = [
     "CASES",

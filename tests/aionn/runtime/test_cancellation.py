@@ -32,7 +32,7 @@ import aionn.blocking
 from aionn.hal.loops import finish
 from aionn.runtime.compilation import AREAS_KEPT_MAX
 from aionn.runtime.runtime import Isolation
-from aionn.service.client import RemoteDevice
+from aionn.service.client.device import RemoteDevice
 from aionn.testing.cancellation import child_processes
 from aionn.testing.models import identity
 from fences import FenceStatus

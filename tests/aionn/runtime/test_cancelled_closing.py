@@ -18,7 +18,7 @@ import pytest
 import aionn
 from aionn.hal import OperationType
 from aionn.runtime.background import Background
-from aionn.service.supervisor import DriverProcess
+from aionn.service.client.supervisor import DriverProcess
 from aionn.testing.models import chain
 
 TURNS_MAX = 60

@@ -23,8 +23,8 @@ import aionn
 from aionn.drivers.reference import ReferenceDevice
 from aionn.hal import Device, DeviceInfo, OperationType
 from aionn.runtime.settings import settings_from
-from aionn.service import client as client_module
-from aionn.service.host import listen
+from aionn.service.client import device as client_module
+from aionn.service.host.process import listen
 from aionn.testing.models import chain
 
 X = np.array([-1.0, 2.0, -3.0], np.float32)

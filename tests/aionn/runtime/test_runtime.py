@@ -15,7 +15,7 @@ import pytest
 
 import aionn
 from aionn.conformance.vts.models import endless_model
-from aionn.service.prepared import RemotePreparedModel
+from aionn.service.client.prepared import RemotePreparedModel
 from fences import SyncFence
 
 Values = npt.NDArray[np.float32]

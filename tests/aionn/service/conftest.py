@@ -26,10 +26,19 @@ from aionn.hal import (
 )
 from aionn.models.builder import GraphBuilder
 from aionn.runtime.background import Background
-from aionn.service.admission import ClientLimits
-from aionn.service.client import RemoteDevice
-from aionn.service.host import DEFAULT_LIMITS, SHARED_QUOTAS, listen
-from aionn.service.protocol import PROTOCOL_VERSION, Call, CallBody, Hello, Reply, ReplyBody, decode, encode
+from aionn.service.client.device import RemoteDevice
+from aionn.service.host.admission import ClientLimits
+from aionn.service.host.process import DEFAULT_LIMITS, SHARED_QUOTAS, listen
+from aionn.service.wire.protocol import (
+    PROTOCOL_VERSION,
+    Call,
+    CallBody,
+    Hello,
+    Reply,
+    ReplyBody,
+    decode,
+    encode,
+)
 
 ANSWER_S_MAX = 10.0
 

@@ -31,7 +31,7 @@ from conftest import Sum, sum_model
 
 from aionn.errors import Error, ErrorStatus, ResourceExhausted
 from aionn.hal import BufferDesc, BufferRole, Memory
-from aionn.service.client import RemoteDevice
+from aionn.service.client.device import RemoteDevice
 from fences import FenceError, SyncFence
 
 _KINDS = (

@@ -26,7 +26,7 @@ import pytest
 from aionn.errors import DeadObject, Error, GeneralFailure, InvalidArgument
 from aionn.hal import BufferDesc, BufferRole, Memory, MemoryKind, OperandType, OperationType, Request
 from aionn.models.builder import GraphBuilder
-from aionn.service.client import RemoteDevice
+from aionn.service.client.device import RemoteDevice
 from fences import FenceError, FenceStatus, SyncFence
 from fmq.descriptor import Grantor
 

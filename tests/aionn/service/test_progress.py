@@ -15,11 +15,11 @@ import pytest
 from aionn.drivers.reference import ReferenceDevice
 from aionn.hal import ExecutionPreference, Priority
 from aionn.service import progress as progress_module
-from aionn.service.handles import RequestOnWire
+from aionn.service.host.session import Session
 from aionn.service.progress import Progress
-from aionn.service.protocol import PROTOCOL_VERSION, ExecuteFenced, Hello, PrepareModel
-from aionn.service.quotas import Quotas
-from aionn.service.session import Session
+from aionn.service.wire.handles import RequestOnWire
+from aionn.service.wire.protocol import PROTOCOL_VERSION, ExecuteFenced, Hello, PrepareModel
+from aionn.service.wire.quotas import Quotas
 from fences import SyncFence
 
 LIMIT_S = 64.0

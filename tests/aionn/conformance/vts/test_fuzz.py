@@ -39,8 +39,9 @@ from aionn.conformance.vts.run import load_sample
 from aionn.drivers.reference import ReferenceDevice
 from aionn.errors import Error, ErrorStatus, InvalidArgument, ResourceExhausted, status_of
 from aionn.hal import ExecutionPreference, ExecutionResult, Model, OutputShape, Priority
-from aionn.service import host, protocol
-from aionn.service.handles import RequestOnWire
+from aionn.service.host import process as host
+from aionn.service.wire import protocol
+from aionn.service.wire.handles import RequestOnWire
 
 SEED = int(os.environ.get("SEED", "1"))
 LONG_FACTOR = 100

@@ -21,8 +21,8 @@ from aionn.hal import uniform_capabilities
 from aionn.runtime import compilation as compilation_module
 from aionn.runtime.placement import fallback as fallback_module
 from aionn.runtime.runtime import RuntimeDevice
-from aionn.service.client import RemoteDevice
-from aionn.service.protocol import Ping
+from aionn.service.client.device import RemoteDevice
+from aionn.service.wire.protocol import Ping
 from aionn.testing.models import identity
 from fences import SyncFence
 

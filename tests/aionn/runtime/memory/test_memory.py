@@ -19,7 +19,7 @@ from aionn.drivers.reference import ReferenceDevice
 from aionn.hal import BufferRole, Operand, OperandLifeTime, OperandType, Operation, OperationType, Subgraph
 from aionn.models.builder import GraphBuilder
 from aionn.runtime.memory.own import copy
-from aionn.service.prepared import RemoteBuffer
+from aionn.service.client.prepared import RemoteBuffer
 from aionn.testing.models import chain
 
 STEPS = 100

@@ -1,0 +1,364 @@
+"""What a driver process made for us: prepared models, device memories, fenced executions, by their handles.
+
+Owns the client's side of each object's life: it is freed at the driver when it is closed, and also when it is dropped.
+
+Invariants:
+1. An object belongs to the process that made it; once that is gone, every call raises DEAD_OBJECT.
+2. A handle is freed once.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+import anyio
+
+import fmq
+from aionn.burst.controller import QUEUE_BYTES, BurstController
+from aionn.burst.session import POLLING_US_MAX
+from aionn.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, ResourceExhausted
+from aionn.hal import (
+    ExecutionCallback,
+    ExecutionResult,
+    FencedExecution,
+    FencedTiming,
+    Memory,
+    Priority,
+    Request,
+    check_fences,
+)
+from aionn.hal.loops import finish, finish_all
+from aionn.service.client.connection import Connection
+from aionn.service.wire.channel import Channel, Pending
+from aionn.service.wire.handles import QueueHandle, RequestOnWire
+from aionn.service.wire.protocol import (
+    CallBody,
+    ConfigureBurst,
+    ConfigureBurstReply,
+    CopyFrom,
+    CopyTo,
+    EndBurst,
+    Execute,
+    ExecuteFenced,
+    ExecuteFencedReply,
+    ExecuteReply,
+    ExecutionInfoReply,
+    ForgetExecution,
+    FreeBuffer,
+    FreeMemorySlot,
+    FreePreparedModel,
+    GetExecutionInfo,
+    Launch,
+)
+from aionn.service.wire.repetition import Compute, ComputeFenced, CreateExecution, CreateExecutionReply
+from aionn.service.wire.sizes import FENCES_MAX
+from fences import FenceStatus, SyncFence, merge
+
+__all__ = ["RemoteBuffer", "RemoteExecution", "RemotePreparedModel"]
+
+FREE_S_MAX = 1.0
+"""How long freeing an object waits for a driver that does not answer; the end of its process frees everything."""
+
+UNANSWERED_MAX = 2
+"""How many objects in a row a process may leave unanswered when they are freed; for later ones nobody waits. A process with
+hundreds of objects would keep whoever closes them for minutes."""
+
+_unanswered: weakref.WeakKeyDictionary[Channel, int] = weakref.WeakKeyDictionary()
+"""By connection, how many that are."""
+
+
+class _Owned:
+    """A handle that is freed at the driver with its owner, by a call or by the garbage collector."""
+
+    def __init__(self, owner: object, channel: Channel, free: CallBody) -> None:
+        self._channel = channel
+        self._free = free
+        self._finalizer = weakref.finalize(owner, channel.post, free)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._finalizer.alive
+
+    async def aclose(self) -> None:
+        """Frees the handle and waits until it is free, but not for a driver that hangs. Idempotent."""
+        if self._finalizer.detach() is not None:
+            await finish(self._tell())
+
+    async def _tell(self) -> None:
+        if _unanswered.get(self._channel, 0) >= UNANSWERED_MAX:
+            self._channel.post(self._free)
+            return
+        with anyio.move_on_after(FREE_S_MAX) as limit:
+            try:
+                await self._channel.tell(self._free)
+            except DeadObject:
+                pass  # The process is gone, and what it held with it.
+            except BaseException:
+                self._channel.post(self._free)  # It may not have been sent. Freed twice is freed.
+                raise
+        _unanswered[self._channel] = _unanswered.get(self._channel, 0) + 1 if limit.cancelled_caught else 0
+
+
+class RemotePreparedModel:
+    """A prepared model in a driver process.
+
+    Attributes:
+        connection: The process that it belongs to.
+        handle: Its number there.
+        expected_duration_ns: What its driver says that an execution takes; None where it says nothing.
+        takes_priority: Executions may say what class they are of, other than that of the prepared model.
+    """
+
+    takes_priority = True
+
+    def __init__(self, connection: Connection, handle: int, expected_duration_ns: int | None = None) -> None:
+        self.expected_duration_ns = expected_duration_ns
+        self.connection = connection
+        self.handle = handle
+        self._channel = connection.channel
+        self._owned = _Owned(self, connection.channel, FreePreparedModel(handle))
+        self._bursts: weakref.WeakSet[BurstController] = weakref.WeakSet()
+        # By the identity of the request, which an entry keeps.
+        self._left: dict[int, tuple[Request, Pending]] = {}
+
+    def _check_open(self) -> None:
+        if not self._owned.is_alive:
+            raise InvalidArgument("execution: the prepared model is closed")
+
+    def _on_wire(self, request: Request) -> RequestOnWire:
+        return RequestOnWire.of(request, self.connection.identifiers.on_wire)
+
+    async def execute_synchronously(
+        self,
+        request: Request,
+        *,
+        measure: bool = False,
+        deadline_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
+        priority: Priority | None = None,
+    ) -> ExecutionResult:
+        """See ``PreparedModel``. Cancellation asks the device to stop; ``settle`` says when it has."""
+        self._check_open()
+        body = Execute(self.handle, self._on_wire(request), measure, deadline_ns, loop_timeout_ns, priority)
+
+        def leave(pending: Pending) -> None:
+            self._left[id(request)] = request, pending
+            pending.on_over = lambda: self._forget(id(request), pending)
+
+        return (await self._channel.call(body, ExecuteReply, left=leave)).result
+
+    async def settle(self, request: Request) -> None:
+        """Waits until the driver is done with a request whose caller was cancelled, or its process is gone; at once where it is."""
+        left = self._left.get(id(request))
+        if left is not None:
+            await left[1].over.wait()
+
+    def _forget(self, key: int, pending: Pending) -> None:
+        if key in self._left and self._left[key][1] is pending:
+            del self._left[key]
+
+    async def execute(
+        self,
+        request: Request,
+        callback: ExecutionCallback,
+        *,
+        measure: bool = False,
+        deadline_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
+        priority: Priority | None = None,
+    ) -> ErrorStatus:
+        """See ``PreparedModel``. The callback comes in the event loop's thread."""
+        launch = self.connection.next_launch()
+        on_wire = self._on_wire(request)
+        body = Launch(launch, self.handle, on_wire, measure, deadline_ns, loop_timeout_ns, priority)
+        return await self.connection.launch(body, callback)
+
+    async def execute_fenced(
+        self,
+        request: Request,
+        wait_for: Sequence[SyncFence],
+        *,
+        measure: bool = False,
+        deadline_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
+        duration_ns: int | None = None,
+    ) -> FencedExecution:
+        """See ``PreparedModel``."""
+        self._check_open()
+        body = ExecuteFenced(
+            self.handle,
+            self._on_wire(request),
+            _fences(wait_for),
+            measure,
+            deadline_ns,
+            loop_timeout_ns,
+            duration_ns,
+        )
+        return _launched(self._channel, await self._channel.call(body, ExecuteFencedReply))
+
+    async def configure_execution_burst(
+        self, *, controller_polling_us: int = 0, server_polling_us: int = 0
+    ) -> BurstController:
+        """See ``PreparedModel``. The driver's end runs on a thread of its own in the driver process."""
+        for window_us in (controller_polling_us, server_polling_us):
+            if not 0 <= window_us <= POLLING_US_MAX:
+                raise InvalidArgument(
+                    f"burst: expected a polling window of at most {POLLING_US_MAX} microseconds, got {window_us}"
+                )
+        self._check_open()
+        try:
+            requests = fmq.MessageQueue.create(1, QUEUE_BYTES)
+            try:
+                results = fmq.MessageQueue.create(1, QUEUE_BYTES, spin_ns=1000 * controller_polling_us)
+            except BaseException:
+                requests.close()
+                raise
+        except OSError as e:
+            raise ResourceExhausted(f"burst: no memory or descriptor for its queues: {e.strerror}") from e
+        try:
+            try:
+                body = ConfigureBurst(
+                    self.handle,
+                    QueueHandle(requests.descriptor, requests.fds),
+                    QueueHandle(results.descriptor, results.fds),
+                    server_polling_us,
+                )
+            except OSError as e:
+                raise ResourceExhausted(f"burst: no descriptor for its queues: {e.strerror}") from e
+            handle = (await self._channel.call(body, ConfigureBurstReply)).burst
+            if handle in self.connection.bursts:
+                # Not both would be told that the process is gone.
+                raise GeneralFailure(f"burst: the driver process gave the number {handle} to two bursts")
+        except BaseException:
+            requests.close()
+            results.close()
+            raise
+        return self._burst(handle, requests, results, 1000 * controller_polling_us)
+
+    def _burst(
+        self, handle: int, requests: fmq.MessageQueue, results: fmq.MessageQueue, polling_ns: int
+    ) -> BurstController:
+        channel, bursts = self._channel, self.connection.bursts
+
+        async def free_slot(slot: int) -> None:
+            await channel.tell(FreeMemorySlot(handle, slot))
+
+        async def end() -> None:
+            bursts.pop(handle, None)
+            await owned.aclose()
+
+        controller = BurstController(
+            requests, results, free_slot=free_slot, end=end, model=self, polling_ns=polling_ns
+        )
+        owned = _Owned(controller, channel, EndBurst(handle))
+        bursts[handle] = controller
+        self._bursts.add(controller)
+        if not channel.is_alive:
+            controller.peer_died("the driver process is gone")
+        return controller
+
+    async def create_reusable_execution(
+        self, request: Request, *, measure: bool = False, loop_timeout_ns: int | None = None
+    ) -> RemoteExecution:
+        """See ``PreparedModel``. The driver keeps the request."""
+        self._check_open()
+        body = CreateExecution(self.handle, self._on_wire(request), measure, loop_timeout_ns)
+        reply = await self._channel.call(body, CreateExecutionReply)
+        return RemoteExecution(self, self._channel, reply.execution)
+
+    async def aclose(self) -> None:
+        """See ``PreparedModel``. Its bursts end with it: the driver would answer them no more."""
+        await finish(self._close())
+
+    async def _close(self) -> None:
+        try:
+            await finish_all([burst.aclose for burst in self._bursts])
+        finally:
+            await self._owned.aclose()
+
+
+class RemoteExecution:
+    """A reusable execution in a driver process; the prepared model lives as long as this does."""
+
+    def __init__(self, prepared: RemotePreparedModel, channel: Channel, handle: int) -> None:
+        self._prepared = prepared
+        self._channel = channel
+        self._handle = handle
+        self._owned = _Owned(self, channel, ForgetExecution(handle))
+
+    async def execute_synchronously(self, *, deadline_ns: int | None = None) -> ExecutionResult:
+        """See ``Execution``."""
+        return (await self._channel.call(Compute(self._handle, deadline_ns), ExecuteReply)).result
+
+    async def execute_fenced(
+        self, wait_for: Sequence[SyncFence], *, deadline_ns: int | None = None, duration_ns: int | None = None
+    ) -> FencedExecution:
+        """See ``Execution``."""
+        body = ComputeFenced(self._handle, _fences(wait_for), deadline_ns, duration_ns)
+        return _launched(self._channel, await self._channel.call(body, ExecuteFencedReply))
+
+
+class RemoteBuffer:
+    """A device memory in a driver process.
+
+    Attributes:
+        token: How requests name it; positive.
+    """
+
+    def __init__(self, channel: Channel, handle: int, token: int) -> None:
+        self.token = token
+        self._channel = channel
+        self._handle = handle
+        self._owned = _Owned(self, channel, FreeBuffer(handle))
+
+    def _check_open(self) -> None:
+        if not self._owned.is_alive:
+            raise InvalidArgument(f"device memory {self.token}: the buffer is closed")
+
+    async def copy_to(self, destination: Memory) -> None:
+        """See ``Buffer``."""
+        self._check_open()
+        await self._channel.tell(CopyTo(self._handle, destination))
+
+    async def copy_from(self, source: Memory, dimensions: Sequence[int]) -> None:
+        """See ``Buffer``."""
+        self._check_open()
+        await self._channel.tell(CopyFrom(self._handle, source, tuple(dimensions)))
+
+    async def aclose(self) -> None:
+        """See ``Buffer``."""
+        await self._owned.aclose()
+
+
+def _fences(wait_for: Sequence[SyncFence]) -> tuple[SyncFence, ...]:
+    # What is no fence would make a message that no driver process can read; whether one has failed is the driver's to say.
+    fences = check_fences(wait_for, where="fenced execution", may_have_failed=True)
+    return fences if len(fences) <= FENCES_MAX else (merge(fences, "all that a fenced execution waits for"),)
+
+
+def _launched(channel: Channel, reply: ExecuteFencedReply) -> FencedExecution:
+    launched = _RemoteLaunch(channel, reply.execution, reply.fence)
+    return FencedExecution(reply.fence, launched.get_execution_info)
+
+
+class _RemoteLaunch:
+    """Information about a fenced execution in a driver process."""
+
+    def __init__(self, channel: Channel, handle: int, fence: SyncFence | None) -> None:
+        self._channel = channel
+        self._handle = handle
+        self._fence = fence
+        self._known: tuple[ErrorStatus, FencedTiming] | None = None
+        self._finalizer = weakref.finalize(self, channel.post, ForgetExecution(handle))
+
+    async def get_execution_info(self) -> tuple[ErrorStatus, FencedTiming]:
+        """Asks the driver; the answer after completion is kept, and the driver forgets the execution."""
+        if self._known is not None:
+            return self._known
+        finished = self._fence is None or self._fence.status != FenceStatus.PENDING
+        reply = await self._channel.call(GetExecutionInfo(self._handle, last=finished), ExecutionInfoReply)
+        if finished:
+            self._known = (reply.status, reply.timing)
+            self._finalizer.detach()
+        return reply.status, reply.timing

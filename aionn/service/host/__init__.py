@@ -1,0 +1,1 @@
+"""The driver process: which clients it serves, and what it keeps for each."""

@@ -1,0 +1,231 @@
+"""The bursts of one client of a driver process: each a thread that listens.
+
+Owns their table, how such a thread executes and asks the client for memories, and how it is ended. What lies in the queues is
+``burst.server``'s.
+
+Invariants:
+1. Ending a burst waits neither for an answer of the client nor in a worker thread.
+2. What a burst takes of the client's account is given back when its thread is done.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import anyio
+import anyio.from_thread
+
+from aionn.burst.server import BurstServer
+from aionn.burst.server import Execute as BurstExecute
+from aionn.burst.session import POLLING_US_MAX
+from aionn.errors import DeadObject, Error, InvalidArgument, ResourceExhausted
+from aionn.hal import ExecutionResult, Memory, PreparedModel, Request
+from aionn.hal.loops import finish, wait_from_thread
+from aionn.service.progress import Progress
+from aionn.service.wire.channel import Channel
+from aionn.service.wire.protocol import BurstEnded, ConfigureBurst, GetMemories, GetMemoriesReply
+from aionn.service.wire.quotas import Account
+from aionn.service.wire.sizes import shortened
+from fences import SyncFence
+
+__all__ = ["QUEUE_BYTES_MAX", "Bursts"]
+
+QUEUE_BYTES_MAX = 1 << 20
+"""Largest memory of a burst's queue, some sixteen times that of our clients: mapping it takes a fraction of a millisecond."""
+
+_T = TypeVar("_T")
+
+
+class _Burst:
+    """A burst of the client.
+
+    Attributes:
+        prepared: Handle of the prepared model.
+        server: Has the thread that listens.
+        stopped: Signalled when that thread is done.
+        queue_bytes: What its queues take.
+        asking: The question for memories that the thread waits for; None for none.
+    """
+
+    __slots__ = ("asking", "prepared", "queue_bytes", "server", "stopped")
+
+    def __init__(self, prepared: int, server: BurstServer, stopped: SyncFence, queue_bytes: int) -> None:
+        self.prepared = prepared
+        self.server = server
+        self.stopped = stopped
+        self.queue_bytes = queue_bytes
+        self.asking: anyio.CancelScope | None = None
+
+
+class Bursts:
+    """One client's bursts.
+
+    Args:
+        portal: Runs coroutines for their threads.
+        account: The client's.
+        progress: Is told of the work that the device does.
+    """
+
+    def __init__(
+        self, portal: anyio.from_thread.BlockingPortal, account: Account, progress: Progress
+    ) -> None:
+        self._portal = portal
+        self._account = account
+        self._progress = progress
+        self._handles = itertools.count(1)
+        self._bursts: dict[int, _Burst] = {}
+
+    def configure(self, body: ConfigureBurst, prepared: PreparedModel, channel: Channel) -> int:
+        """Starts a burst; returns its handle.
+
+        Raises:
+            InvalidArgument: The polling window is too long, or the queues are none.
+            ResourceExhausted: A quota or ``QUEUE_BYTES_MAX`` would be exceeded, or no thread, memory or descriptor is left.
+        """
+        if not 0 <= body.polling_us <= POLLING_US_MAX:
+            raise InvalidArgument(
+                f"burst: expected a polling window of at most {POLLING_US_MAX} microseconds, got {body.polling_us}"
+            )
+        queue_bytes = 0
+        for queue in (body.requests, body.results):
+            # Attaching gives the memory all its pages, here in the event loop.
+            if queue.size_bytes > QUEUE_BYTES_MAX:
+                raise ResourceExhausted(
+                    f"burst: expected a queue of at most {QUEUE_BYTES_MAX} bytes, got {queue.size_bytes}",
+                    transient=False,
+                )
+            queue_bytes += queue.size_bytes
+        with self._account.taking("bursts"), self._account.taking("memory_bytes", queue_bytes):
+            return self._start(body, prepared, channel, queue_bytes)
+
+    def _start(
+        self, body: ConfigureBurst, prepared: PreparedModel, channel: Channel, queue_bytes: int
+    ) -> int:
+        requests = body.requests.attach(spin_ns=1000 * body.polling_us)
+        try:
+            results = body.results.attach()
+        except Error:
+            requests.close()
+            raise
+        handle = next(self._handles)
+
+        def get_memories(slots: Sequence[int]) -> Sequence[Memory]:
+            return self._from_thread(lambda: self._ask_for_memories(channel, handle, tuple(slots)))
+
+        def on_end(why: str) -> None:
+            self._portal.start_task_soon(self._tell_of_end, channel, handle, why)
+
+        bind, execute = self._executor(prepared)
+        stopped = SyncFence("end of a burst")
+        server = BurstServer(
+            requests,
+            results,
+            bind=bind,
+            execute=execute,
+            get_memories=get_memories,
+            on_end=on_end,
+            on_stopped=stopped.signal,
+            name=f"aionn-burst-{handle}",
+        )
+        try:
+            server.start()
+        except RuntimeError as e:
+            server.stop()
+            raise ResourceExhausted(f"burst: no thread is left for it: {e}", transient=True) from e
+        self._bursts[handle] = _Burst(body.prepared, server, stopped, queue_bytes)
+        return handle
+
+    def _executor(self, prepared: PreparedModel) -> tuple[Callable[[Request], object] | None, BurstExecute]:
+        """How a burst's thread executes: with arguments bound once where the driver can, else by the loop."""
+        progress = self._progress
+        bind: Callable[[Request], object] | None = getattr(prepared, "bind", None)
+        execute_bound: BurstExecute | None = getattr(prepared, "execute_bound", None)
+        if bind is not None and execute_bound is not None:
+            run = execute_bound
+
+            def watched(*asked: Any) -> ExecutionResult:
+                with progress.work():
+                    return run(*asked)
+
+            return bind, watched if progress.is_watching else run
+
+        def by_loop(request: Request, measure: bool, *limits: Any) -> ExecutionResult:
+            deadline_ns, loop_timeout_ns, _ = limits
+            with progress.work():
+                return self._from_thread(
+                    lambda: prepared.execute_synchronously(
+                        request, measure=measure, deadline_ns=deadline_ns, loop_timeout_ns=loop_timeout_ns
+                    )
+                )
+
+        return None, by_loop
+
+    def _from_thread(self, ask: Callable[[], Awaitable[_T]]) -> _T:
+        """Awaits in the event loop, for the thread of a burst."""
+        return wait_from_thread(
+            self._portal, ask, "burst: the connection ended before the event loop had answered"
+        )
+
+    async def _ask_for_memories(
+        self, channel: Channel, handle: int, slots: tuple[int, ...]
+    ) -> Sequence[Memory]:
+        """For the thread of a burst: what the client says that its slots stand for.
+
+        Raises:
+            DeadObject: The burst is ended meanwhile, or the client is gone.
+            Error: What the client answered.
+        """
+        burst = self._bursts.get(handle)
+        if burst is not None:
+            with anyio.CancelScope() as burst.asking:
+                return (await channel.call(GetMemories(handle, slots), GetMemoriesReply)).memories
+        raise DeadObject("burst: it was ended while its client was asked for memories")
+
+    async def _tell_of_end(self, channel: Channel, handle: int, why: str) -> None:
+        """Ends a burst that cannot go on; its client hears of it at once."""
+        await self.end(handle)
+        with suppress(Error):
+            await channel.tell(BurstEnded(handle, shortened(why)))
+
+    def free_slot(self, handle: int, slot: int) -> None:
+        """The client dropped a memory.
+
+        Raises:
+            InvalidArgument: There is no such burst.
+        """
+        burst = self._bursts.get(handle)
+        if burst is None:
+            raise InvalidArgument(f"service: no burst has the handle {handle}")
+        burst.server.free_slot(slot)
+
+    async def end(self, handle: int) -> None:
+        """Ends a burst and waits until its thread is done; an unknown handle is ignored."""
+        burst = self._bursts.pop(handle, None)
+        if burst is not None:
+            if burst.asking is not None:
+                burst.asking.cancel()  # The client may never answer.
+            burst.server.begin_stop()
+            await finish(self._stopped(burst))  # Nobody else could end it any more.
+
+    async def _stopped(self, burst: _Burst) -> None:
+        await burst.stopped
+        # Not before: what it takes is there until then.
+        self._account.give_back("bursts")
+        self._account.give_back("memory_bytes", burst.queue_bytes)
+
+    async def end_of(self, prepared: int) -> None:
+        """Ends the bursts of a prepared model."""
+        for handle in [handle for handle, burst in self._bursts.items() if burst.prepared == prepared]:
+            await self.end(handle)
+
+    def rest(self, idle_s: float) -> int:
+        """Gives back the memories of bursts that were not used for ``idle_s``; returns how many bursts there were."""
+        return sum(burst.server.rest(idle_s) for burst in self._bursts.values())
+
+    async def aclose(self) -> None:
+        """Ends all bursts."""
+        for handle in list(self._bursts):
+            await self.end(handle)

@@ -1,0 +1,524 @@
+"""The driver process: serves one ``hal.Device`` to the client at the other end of a socket, or to all clients of a socket in the
+file system.
+
+Owns connections and the process's life. A process that was started for one client ends when the client's end of the socket is gone,
+within ``END_S_MAX`` even when a device hangs; one that serves a path ends when it is told to.
+
+Invariants:
+1. Everything that a client made is freed when its connection ends; other clients do not notice.
+2. Whoever may write to the socket's path may use the device; nobody else can.
+3. How many clients are served is the rule of ``admission``; one that is not is told why.
+4. A socket's file that a crashed process left behind is replaced; one that somebody serves is not.
+
+Started by ``aionn.service.client.supervisor``, through ``entry``, with ``--fd N --driver NAME --name DEVICE``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import gc
+import logging
+import os
+import signal
+import socket
+import stat
+import sys
+import threading
+from collections.abc import Callable, Sequence
+
+import anyio
+import anyio.abc
+import anyio.from_thread
+import anyio.lowlevel
+
+from aionn.drivers import registry
+from aionn.errors import (
+    DeadObject,
+    DeviceUnavailable,
+    GeneralFailure,
+    InvalidArgument,
+    OutputInsufficientSize,
+    ResourceExhausted,
+    shortage_of,
+)
+from aionn.hal import Device
+from aionn.hal.log_tags import choose_tags
+from aionn.hal.loops import finish
+from aionn.hal.threads import start_thread
+from aionn.hal.tracing import TRACE_VARIABLE, start_tracing
+from aionn.service.host.admission import Admission, ClientLimits, Credentials, Place
+from aionn.service.host.session import Session
+from aionn.service.progress import Progress
+from aionn.service.wire.channel import Channel
+from aionn.service.wire.peers import Peer, Peers
+from aionn.service.wire.protocol import (
+    INLINE_BYTES_MAX,
+    CallBody,
+    Failed,
+    Reply,
+    ReplyBody,
+    encode,
+    read_envelope,
+)
+from aionn.service.wire.quotas import Quotas
+from aionn.service.wire.received import close_unread, payload_of
+
+__all__ = [
+    "DEFAULT_LIMITS",
+    "IDLE_S",
+    "SHARED_QUOTAS",
+    "freeze_modules",
+    "listen",
+    "main",
+    "serve",
+    "shorten_turns",
+]
+
+END_S_MAX = 0.5
+"""How long a process whose client is gone may take to clean up before it ends regardless: half of what users are promised."""
+
+IDLE_S = 10.0
+"""What was not used for so long, a burst or a memory of requests, is unmapped until it is used again: longer than any pause within
+a stream."""
+
+SWITCH_S = 0.0002
+"""How long one thread may keep the interpreter's lock while others want it: a twenty-fifth of Python's own. An execution passes
+the lock on up to six times, between the event loop and a thread of the device, and waits so long each time while the model of
+another client is prepared. What a frame of a burst does in Python is over sooner as a rule, and is not interrupted."""
+
+BACKLOG = 64
+
+REFUSALS_MAX = 32
+"""Refused clients that are told why at once; the connections of further ones are closed without a word."""
+
+REFUSAL_S_MAX = 1.0
+"""How long a refused client may take to ask something, so that it can be answered."""
+
+FIRST_CALL = 1
+"""The number that clients of ours give their first call, Hello: the answer to it may come before the call."""
+
+ABANDONED_S = 1.0
+"""After this time what a client left running has ended, as a rule."""
+
+GARBAGE_PAUSE_S = 10.0
+"""Pause between two garbage collections for the sake of clients that were cut off: one takes tens of milliseconds, in which this
+process serves nobody. Nothing of ours needs one; a driver may have left memories in cycles."""
+
+RETRY_S = 0.1
+"""Pause before accepting again when no descriptor was left."""
+
+SHARED_QUOTAS = Quotas(
+    memory_bytes=1 << 30,
+    prepared_models=256,
+    buffers=256,
+    bursts=32,
+    executions=1024,
+    fenced=1024,
+    reusable=256,
+    pools=16,
+    descriptors=2048,
+    mapped_bytes=16 << 30,
+)
+"""What each client of a shared device may take unless the server is told otherwise."""
+
+DEFAULT_LIMITS = ClientLimits()
+"""How many clients a socket serves at once unless the server is told otherwise."""
+
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.ENOBUFS, errno.ECONNABORTED)
+"""Why a client cannot be accepted, or the listener not be watched, now: later it can."""
+
+_logger = logging.getLogger("aionn.service")
+
+
+async def serve(
+    device: Device,
+    sock: socket.socket,
+    *,
+    quotas: Quotas | None = None,
+    progress: Progress | None = None,
+    idle_s: float = IDLE_S,
+    sealed_only: bool = False,
+    peer_name: str = "the client",
+    hello_s: float | None = None,
+    place: Place | None = None,
+    on_hello: Callable[[], None] | None = None,
+    peer: Peer | None = None,
+) -> bool:
+    """Serves one client until it goes away, then frees what was its own.
+
+    Args:
+        device: What is served.
+        sock: The connection; owned by this call.
+        quotas: What the client may take; None for the defaults of ``Quotas``.
+        progress: Is told of the work that the device does; None for no watch.
+        idle_s: Memories of bursts and requests that were not used for so long are given back.
+        sealed_only: Refuses memory that the client can shorten: that would end this process, which other clients use.
+        peer_name: How errors name the client.
+        hello_s: How long the client may take until it has said Hello; None for ever.
+        place: The connection ends when this is given to another client; None for a process that has one client.
+        on_hello: Called when the client has said Hello.
+        peer: The client's process, which may have other connections; None for one that has none.
+
+    Returns:
+        Whether it went in the middle of something.
+    """
+    async with anyio.from_thread.BlockingPortal() as portal, anyio.create_task_group() as tasks:
+        session = Session(
+            device,
+            portal,
+            tasks,
+            quotas=quotas or Quotas(),
+            progress=progress or Progress(None),
+            on_hello=on_hello,
+        )
+        channel = Channel(
+            sock,
+            session.handle,
+            peer_name=peer_name,
+            sealed_only=sealed_only,
+            settle_of=session.settling.settle_of,
+            account=session.account,
+            peer=peer,
+        )
+
+        def dismiss(why: str) -> None:
+            _tell_why(sock, FIRST_CALL, why)
+            channel.close(why)
+
+        if place is not None:
+            place.on_displaced = dismiss
+        tasks.start_soon(_rest, session, idle_s)
+        if hello_s is not None:
+            tasks.start_soon(_await_hello, session, hello_s, peer_name, dismiss)
+        try:
+            await channel.run()
+        finally:
+            if peer is not None:
+                peer.connects_or_leaves()
+            was_cut_off = channel.was_cut_off or session.account.taken("executions") > 0
+            try:
+                await finish(session.aclose())
+            finally:
+                channel.release()
+                tasks.cancel_scope.cancel()
+    return was_cut_off
+
+
+async def _rest(session: Session, idle_s: float) -> None:
+    # Not to be cancelled: a cancelled task lies in a cycle with its frames, and so would the session and all that it has.
+    while not session.closed.is_set():
+        with anyio.move_on_after(idle_s / 2):
+            await session.closed.wait()
+        session.rest(idle_s)
+
+
+async def _await_hello(
+    session: Session, hello_s: float, peer_name: str, dismiss: Callable[[str], None]
+) -> None:
+    with anyio.move_on_after(hello_s):
+        await session.greeted.wait()
+    if not session.greeted.is_set():
+        _logger.warning("ended the connection of %s: it said no Hello within %g s", peer_name, hello_s)
+        dismiss(f"service: expected Hello within {hello_s:g} s")
+
+
+def _tell_why(sock: socket.socket, call: int, why: str) -> None:
+    """Answers a call of a client that is not served, or not any more, if there is room for it in the socket."""
+    error = DeviceUnavailable(why)
+    payload, _, _ = encode(Reply(call, Failed(error.status, why)))
+    try:
+        sock.send(payload, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    except OSError:
+        pass  # It is gone, or does not read.
+
+
+async def listen(
+    device: Device,
+    path: str | os.PathLike[str],
+    *,
+    mode: int = 0o600,
+    quotas: Quotas = SHARED_QUOTAS,
+    limits: ClientLimits = DEFAULT_LIMITS,
+    progress: Progress | None = None,
+    idle_s: float = IDLE_S,
+    started: anyio.Event | None = None,
+) -> None:
+    """Serves every client of a socket until the task is cancelled.
+
+    Args:
+        device: What is served.
+        path: Where the socket is made.
+        mode: Its permissions: who may write may use the device.
+        quotas: What each client may take.
+        limits: How many clients are served at once; the others are told why they are not.
+        progress: Is told of the work that the device does; None for no watch.
+        idle_s: See ``serve``.
+        started: Is set when clients can connect.
+
+    Raises:
+        DeviceUnavailable: The socket cannot be made, or somebody serves there already.
+    """
+    listener = _bind(os.fspath(path), mode)
+    identity = os.lstat(path).st_ino
+    try:
+        async with anyio.create_task_group() as tasks:
+            if started is not None:
+                started.set()
+            admission, peers, cut_off = Admission(limits), Peers(), _CutOff()
+            refusals = anyio.CapacityLimiter(REFUSALS_MAX)
+            tasks.start_soon(cut_off.collect)
+
+            async def serve_one(sock: socket.socket, client: Credentials, place: Place) -> None:
+                peer = peers.of(client.pid)
+                peer.connects_or_leaves()
+                one = serve(
+                    device,
+                    sock,
+                    quotas=quotas,
+                    progress=progress,
+                    idle_s=idle_s,
+                    sealed_only=True,
+                    peer_name=f"the client ({client})",
+                    hello_s=limits.hello_s,
+                    place=place,
+                    on_hello=lambda: admission.greeted(place),
+                    peer=peer,
+                )
+                try:
+                    if await peer.charged(one):
+                        cut_off.happened.set()
+                except Exception:
+                    # One client's end, however it comes, is not the others'.
+                    _logger.exception("serving a client (%s) failed", client)
+                finally:
+                    admission.leave(place)
+
+            while True:
+                # Where connections come without end, those who are served have their turns between two of them.
+                await peers.next_connection()
+                sock = await _accept(listener)
+                try:
+                    client = Credentials.of(sock)
+                    place = admission.admit(client)
+                except OSError:
+                    close_unread(sock)  # It is gone.
+                except ResourceExhausted as e:
+                    count = admission.report(anyio.current_time())
+                    if count:
+                        _logger.warning(
+                            "refused a client (%s), the last of %d refusals: %s", client, count, e
+                        )
+                    if refusals.available_tokens:
+                        tasks.start_soon(_refuse_one, sock, str(e), refusals)
+                    else:
+                        close_unread(sock)
+                else:
+                    tasks.start_soon(serve_one, sock, client, place)
+    finally:
+        listener.close()
+        _unlink(os.fspath(path), identity)
+
+
+class _CutOff:
+    """Collects garbage after clients that went in the middle of something, for all that came in a while at once.
+
+    Attributes:
+        happened: To be set when there was one.
+    """
+
+    def __init__(self) -> None:
+        self.happened = anyio.Event()
+
+    async def collect(self) -> None:
+        while True:
+            await self.happened.wait()
+            await anyio.sleep(ABANDONED_S)
+            self.happened = anyio.Event()
+            gc.collect()
+            await anyio.sleep(GARBAGE_PAUSE_S)
+
+
+async def _refuse_one(sock: socket.socket, why: str, refusals: anyio.CapacityLimiter) -> None:
+    """Answers the client's first call with the reason why it is not served."""
+    async with refusals:
+        try:
+            with anyio.move_on_after(REFUSAL_S_MAX):
+                sock.setblocking(False)
+                try:
+                    await anyio.wait_readable(sock)
+                    envelope = read_envelope(payload_of(sock, INLINE_BYTES_MAX))
+                except OSError:
+                    return
+                if envelope is not None:
+                    _tell_why(sock, envelope[1], why)
+        finally:
+            close_unread(sock)
+
+
+async def _accept(listener: socket.socket) -> socket.socket:
+    while True:
+        try:
+            sock, _ = listener.accept()
+            return sock
+        except BlockingIOError:
+            pass
+        except OSError as e:
+            if e.errno not in _PASSING:
+                raise
+            # The client waits in the backlog; those who are served go on.
+            await anyio.sleep(RETRY_S)
+            continue
+        try:
+            await anyio.wait_readable(listener)
+        except OSError as e:
+            if e.errno not in _PASSING:
+                raise
+            await anyio.sleep(RETRY_S)
+
+
+def _bind(path: str, mode: int) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+    try:
+        _remove_stale(path)
+        # Narrow from the start: between bind and chmod somebody might connect. No thread of ours makes files meanwhile.
+        before = os.umask(0o177)
+        try:
+            listener.bind(path)
+        finally:
+            os.umask(before)
+        os.chmod(path, mode)
+        listener.listen(BACKLOG)
+    except (OSError, UnicodeError) as e:
+        listener.close()
+        raise DeviceUnavailable(f"socket {path}: cannot be served: {e}") from e
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _remove_stale(path: str) -> None:
+    try:
+        kind = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(kind):
+        raise DeviceUnavailable(f"socket {path}: there is a file that is no socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)  # Whoever made it is gone.
+            return
+        except BlockingIOError:
+            pass  # Its backlog is full, so somebody listens.
+    raise DeviceUnavailable(f"socket {path}: a process serves there already")
+
+
+def _unlink(path: str, identity: int) -> None:
+    try:
+        if os.lstat(path).st_ino == identity:
+            os.unlink(path)
+    except OSError:
+        pass  # Somebody removed or replaced it: not ours any more.
+
+
+async def _main(driver: str, name: str, sock: socket.socket, hang_after_s: float | None) -> None:
+    try:
+        device = registry.make_device(driver, name)
+    except (DeviceUnavailable, InvalidArgument) as e:
+        await _refuse(sock, DeviceUnavailable(str(e)))
+        return
+    freeze_modules()
+    shorten_turns()
+    with Progress(hang_after_s) as progress:
+        try:
+            await serve(device, sock, progress=progress)
+        finally:
+            await finish(device.aclose())
+
+
+async def _refuse(sock: socket.socket, why: DeviceUnavailable | ResourceExhausted) -> None:
+    """Tells the client, whatever it asks, why there is no device."""
+
+    async def refuse(body: CallBody, channel: Channel) -> ReplyBody:
+        raise why
+
+    channel = Channel(sock, refuse, peer_name="the client")
+    try:
+        await channel.run()
+    finally:
+        channel.release()
+
+
+def shorten_turns() -> None:
+    """Sets how long one thread of this process may keep the interpreter's lock from others, to ``SWITCH_S``.
+
+    For processes that only serve a device.
+    """
+    sys.setswitchinterval(SWITCH_S)
+
+
+def freeze_modules() -> None:
+    """Takes what this process has made so far, and keeps as long as it lives, out of every later garbage collection.
+
+    One that looks through all modules takes tens of milliseconds, in which the event loop serves nobody. For processes that only
+    serve a device.
+    """
+    gc.freeze()
+
+
+def _end_with_client(fd: int) -> None:
+    """Waits for the client's end to go away, then lets the process END_S_MAX to clean up. A thread, so that a loop that is stuck
+    cannot keep the process alive."""
+    import select
+    import time
+
+    poller = select.poll()
+    poller.register(fd, select.POLLHUP | select.POLLRDHUP)
+    poller.poll()  # Nothing else is reported but errors of the socket, after which nobody is there either.
+    time.sleep(END_S_MAX)
+    os._exit(0)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The process's entry point."""
+    parser = argparse.ArgumentParser(prog="aionn.service.host", description="Serves one driver; internal.")
+    parser.add_argument("--fd", type=int, required=True, help="connected Unix socket, inherited")
+    parser.add_argument("--driver", required=True, help="registered name of the driver")
+    parser.add_argument("--name", required=True, help="name of the device")
+    parser.add_argument(
+        "--hang-after", type=float, default=None, help="seconds without progress that end the process"
+    )
+    options = parser.parse_args(arguments)
+    # The client decides when this ends. A terminal's Ctrl-C does not come here, since the session is its own; one that is sent
+    # says nothing.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sock = socket.socket(fileno=options.fd)
+    sock.set_inheritable(False)
+    choose_tags(is_driver=True)
+    trace = os.environ.get(TRACE_VARIABLE)
+    if trace:
+        try:
+            start_tracing(trace, process=f"driver of {options.name}", create=False)
+        except InvalidArgument as e:
+            _logger.warning("%s", e)
+    watch = threading.Thread(
+        target=_end_with_client, args=(os.dup(options.fd),), daemon=True, name="aionn-end"
+    )
+    try:
+        try:
+            start_thread(watch, "driver process")
+        except ResourceExhausted as e:
+            # Without the watch a device that hangs would outlive its client; to say so takes no thread.
+            anyio.run(_refuse, sock, e)
+            return
+        anyio.run(_main, options.driver, options.name, sock, options.hang_after)
+    except (MemoryError, OSError, RuntimeError) as e:
+        shortage = shortage_of(e, options.name)
+        if shortage is None:
+            raise
+        raise SystemExit(str(shortage)) from e
+    except (DeadObject, DeviceUnavailable, GeneralFailure, InvalidArgument, OutputInsufficientSize) as e:
+        raise SystemExit(f"{options.name}: {e}") from e

@@ -1,0 +1,542 @@
+"""One client of a driver process: its objects, its account, and the answers to its calls.
+
+Owns the client's tables: prepared models, device memories, fenced and reusable executions; bursts are in ``bursts``. No client sees
+another's: a handle is a number in one client's table.
+
+Invariants:
+1. Everything that a client made is freed when its connection ends; what it left running is abandoned.
+2. A handle is checked at every use and never used twice.
+3. What a client holds never exceeds its quotas.
+4. The event loop of this process runs no device code: blocking devices have threads of their own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager, nullcontext, suppress
+from typing import Any, NamedTuple, TypeVar
+
+import anyio
+import anyio.abc
+import anyio.from_thread
+import anyio.to_thread
+
+from aionn.errors import Error, ErrorStatus, InvalidArgument, ResourceExhausted
+from aionn.hal import (
+    Buffer,
+    Device,
+    Execution,
+    FencedExecution,
+    Model,
+    OutputShape,
+    PreparedModel,
+    Request,
+    Subgraph,
+    Timing,
+)
+from aionn.hal.callers import client_of_call
+from aionn.hal.loops import finish
+from aionn.service.host.bursts import Bursts
+from aionn.service.host.settling import Settling
+from aionn.service.progress import Progress
+from aionn.service.wire.channel import Channel
+from aionn.service.wire.handles import CacheOnWire, RequestOnWire
+from aionn.service.wire.protocol import (
+    PROTOCOL_VERSION,
+    Allocate,
+    AllocateReply,
+    CallBody,
+    ConfigureBurst,
+    ConfigureBurstReply,
+    CopyFrom,
+    CopyTo,
+    Done,
+    EndBurst,
+    Execute,
+    ExecuteFenced,
+    ExecuteFencedReply,
+    ExecuteReply,
+    ExecutionInfoReply,
+    ForgetExecution,
+    FreeBuffer,
+    FreeMemorySlot,
+    FreePreparedModel,
+    GetExecutionInfo,
+    GetMemoriesReply,
+    GetStatus,
+    Hello,
+    HelloReply,
+    Launch,
+    LaunchReply,
+    Notify,
+    Ping,
+    PrepareModel,
+    PrepareModelFromCache,
+    PrepareModelReply,
+    ReplyBody,
+    StatusReply,
+    SupportedOperations,
+    SupportedOperationsReply,
+)
+from aionn.service.wire.quotas import Account, Quotas
+from aionn.service.wire.repetition import (
+    Compute,
+    ComputeFenced,
+    CreateExecution,
+    CreateExecutionReply,
+    ForgetMemory,
+    RecallMemories,
+    RememberedMemories,
+)
+from fences import FenceError, FenceStatus, SyncFence, merge
+
+__all__ = ["Session"]
+
+_T = TypeVar("_T")
+
+OBJECT_BYTES = 256
+"""What an operand or an operation takes without its lists: CPython's objects have 150, and a driver keeps something for each."""
+
+NUMBER_BYTES = 40
+"""What an extent, a scale or an index takes in a list: a CPython object of 28 or 32 bytes, and the reference to it."""
+
+COUNTED_ON_LOOP_MAX = 1000
+"""Operands and operations that are counted in the event loop, some 0.2 ms; the largest models take 0.2 s."""
+
+
+class _Prepared(NamedTuple):
+    model: PreparedModel
+    memory_bytes: int
+
+
+class _Reusable(NamedTuple):
+    prepared: int
+    execution: Execution
+
+
+class _Buffer(NamedTuple):
+    buffer: Buffer
+    memory_bytes: int
+
+
+class Session:
+    """One client's objects and the answers to its calls.
+
+    Args:
+        device: What is served.
+        portal: Runs coroutines for the threads of bursts.
+        tasks: Where launched executions wait for their end.
+        quotas: What the client may take.
+        progress: Is told of the work that the device does.
+        on_hello: Called when the client has said Hello.
+
+    Attributes:
+        greeted: Set when the client has said Hello, or never will.
+        closed: Set when nothing more is taken.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        portal: anyio.from_thread.BlockingPortal,
+        tasks: anyio.abc.TaskGroup,
+        *,
+        quotas: Quotas,
+        progress: Progress,
+        on_hello: Callable[[], None] | None = None,
+    ) -> None:
+        self._device = device
+        self._portal = portal
+        self._tasks = tasks
+        self._progress = progress
+        self.settling = Settling(progress)
+        self.account = Account(quotas)
+        self.greeted = anyio.Event()
+        self.closed = anyio.Event()
+        self._on_hello = on_hello
+        self._handles = itertools.count(1)
+        self._prepared: dict[int, _Prepared] = {}
+        self._buffers: dict[int, _Buffer] = {}
+        self._bursts = Bursts(portal, self.account, progress)
+        self._fenced: dict[int, FencedExecution] = {}
+        # Only its client could finish them: while they are pending, each keeps a descriptor and an execution.
+        self._awaited: weakref.WeakSet[SyncFence] = weakref.WeakSet()
+        self._reusable: dict[int, _Reusable] = {}
+        self._memories = RememberedMemories(self.account)
+
+    async def handle(self, body: CallBody, channel: Channel) -> ReplyBody:
+        """Answers one call. Raises ``Error`` for what becomes a failed reply."""
+        if not self.greeted.is_set() and not isinstance(body, Hello):
+            raise InvalidArgument(f"service: expected Hello first, got {type(body).__name__}")
+        client_of_call.set(self)  # Each call has a task of its own.
+        match body:
+            case Hello():
+                return self._hello(body)
+            case Ping():
+                return Done()
+            case GetStatus():
+                return StatusReply(await self._device.status())
+            case SupportedOperations():
+                # Many may wait for their turn, with all that they say.
+                model_bytes = await _model_bytes(body.model)
+                with (
+                    self.account.holding("memory_bytes", model_bytes),
+                    self._progress.work(),
+                ):
+                    return SupportedOperationsReply(await self._device.supported_operations(body.model))
+            case PrepareModel() | PrepareModelFromCache():
+                return await self._prepare(body)
+            case FreePreparedModel():
+                return await self._free_prepared(body.prepared)
+            case Allocate() | CopyTo() | CopyFrom() | FreeBuffer():
+                return await self._handle_buffer(body)
+            case ConfigureBurst():
+                prepared = self._prepared_model(body.prepared)
+                return ConfigureBurstReply(self._bursts.configure(body, prepared, channel))
+            case ForgetMemory():
+                self._memories.forget(body.identifier)
+                return Done()
+            case FreeMemorySlot():
+                self._bursts.free_slot(body.burst, body.slot)
+                return Done()
+            case EndBurst():
+                await self._bursts.end(body.burst)
+                return Done()
+            case _:
+                return await self._handle_execution(body, channel)
+
+    async def _handle_execution(self, body: CallBody, channel: Channel) -> ReplyBody:
+        match body:
+            case Execute():
+                return await self._execute(body, channel)
+            case Launch():
+                return await self._launch(body, channel)
+            case ExecuteFenced() | ComputeFenced():
+                return await self._execute_fenced(body, channel)
+            case CreateExecution():
+                return await self._create_execution(body, channel)
+            case Compute():
+                return await self._compute(body)
+            case GetExecutionInfo():
+                return await self._execution_info(body)
+            case ForgetExecution():
+                return self._forget_execution(body.execution)
+            case _:
+                raise InvalidArgument(f"service: a driver answers no {type(body).__name__}")
+
+    def _hello(self, body: Hello) -> HelloReply:
+        if body.version != PROTOCOL_VERSION:
+            raise InvalidArgument(
+                f"service: expected protocol version {PROTOCOL_VERSION}, got {body.version}: the two ends differ"
+            )
+        self.greeted.set()
+        if self._on_hello is not None:
+            self._on_hello()
+        return HelloReply(PROTOCOL_VERSION, os.getpid(), self._device.info, self.account.limit("pools"))
+
+    # Prepared models
+
+    async def _prepare(self, body: PrepareModel | PrepareModelFromCache) -> PrepareModelReply:
+        if isinstance(body, PrepareModel):
+            memory_bytes = await _model_bytes(body.model)
+        else:
+            # What is made of the files is as large as they are.
+            memory_bytes = body.cache.size_bytes
+        with self.account.taking("prepared_models"), self.account.taking("memory_bytes", memory_bytes):
+            with self._progress.work():
+                prepared = await self._prepare_by(body, memory_bytes)
+            if hasattr(prepared, "owner"):
+                prepared.owner = self  # Clients of a shared device take turns among equals.
+            handle = next(self._handles)
+            self._prepared[handle] = _Prepared(prepared, memory_bytes)
+        return PrepareModelReply(handle, getattr(prepared, "expected_duration_ns", None))
+
+    async def _prepare_by(
+        self, body: PrepareModel | PrepareModelFromCache, memory_bytes: int
+    ) -> PreparedModel:
+        if isinstance(body, PrepareModelFromCache):
+            return await self._device.prepare_model_from_cache(
+                body.cache.files(memory_bytes), priority=body.priority, deadline_ns=body.deadline_ns
+            )
+        cache: CacheOnWire | None = body.cache
+        return await self._device.prepare_model(
+            body.model,
+            preference=body.preference,
+            priority=body.priority,
+            deadline_ns=body.deadline_ns,
+            cache=None if cache is None else cache.files(),
+        )
+
+    @contextmanager
+    def _executing(self) -> Iterator[None]:
+        """One execution under way."""
+        with self.account.holding("executions"), self._progress.work():
+            yield
+
+    async def _free_prepared(self, handle: int) -> Done:
+        owned = self._prepared.pop(handle, None)
+        if owned is not None:
+            await self._bursts.end_of(handle)
+            for execution in [number for number, e in self._reusable.items() if e.prepared == handle]:
+                self._forget_execution(execution)
+            self.account.give_back("prepared_models")
+            self.account.give_back("memory_bytes", owned.memory_bytes)
+            await finish(owned.model.aclose())
+        return Done()
+
+    def _prepared_model(self, handle: int) -> PreparedModel:
+        return _find(self._prepared, handle, "prepared model").model
+
+    # Device memories
+
+    async def _handle_buffer(self, body: Allocate | CopyTo | CopyFrom | FreeBuffer) -> ReplyBody:
+        match body:
+            case Allocate():
+                return await self._allocate(body)
+            case CopyTo():
+                await _find(self._buffers, body.buffer, "buffer").buffer.copy_to(body.destination)
+            case CopyFrom():
+                buffer = _find(self._buffers, body.buffer, "buffer").buffer
+                await buffer.copy_from(body.source, body.dimensions)
+            case FreeBuffer():
+                await self._free_buffer(body.buffer)
+        return Done()
+
+    async def _allocate(self, body: Allocate) -> AllocateReply:
+        models = [self._prepared_model(handle) for handle in body.prepared]
+        with self.account.taking("buffers"):
+            buffer = await self._device.allocate(
+                body.description, models, body.input_roles, body.output_roles
+            )
+            memory_bytes = int(getattr(buffer, "size_bytes", 0))
+            try:
+                self.account.take("memory_bytes", memory_bytes)
+            except ResourceExhausted:
+                await buffer.aclose()
+                raise
+        handle = next(self._handles)
+        self._buffers[handle] = _Buffer(buffer, memory_bytes)
+        return AllocateReply(handle, buffer.token)
+
+    async def _free_buffer(self, handle: int) -> None:
+        owned = self._buffers.pop(handle, None)
+        if owned is not None:
+            self.account.give_back("buffers")
+            self.account.give_back("memory_bytes", owned.memory_bytes)
+            await finish(owned.buffer.aclose())
+
+    # Executions
+
+    async def _request(self, on_wire: RequestOnWire, channel: Channel) -> Request:
+        """A request with the memories that its pools stand for; asks the client for those that are not remembered."""
+        memories, unknown = self._memories.take(on_wire.pools)
+        if unknown:
+            try:
+                reply = await channel.call(RecallMemories(tuple(unknown)), GetMemoriesReply)
+                self._memories.learn(unknown, reply.memories)
+            finally:
+                self._memories.asked(unknown)
+            answered = dict(zip(unknown, reply.memories, strict=True))
+            for index, pool in enumerate(on_wire.pools):
+                if memories[index] is None:
+                    memories[index] = answered.get(pool.identifier)
+        return on_wire.request(memories)
+
+    async def _execute(self, body: Execute, channel: Channel) -> ExecuteReply:
+        prepared = self._prepared_model(body.prepared)
+        request = await self._request(body.request, channel)
+        with self._executing(), self.settling.execution(body, prepared, request):
+            return ExecuteReply(
+                await prepared.execute_synchronously(
+                    request,
+                    measure=body.measure,
+                    deadline_ns=body.deadline_ns,
+                    loop_timeout_ns=body.loop_timeout_ns,
+                    **_class_of(body, prepared),
+                )
+            )
+
+    async def _create_execution(self, body: CreateExecution, channel: Channel) -> CreateExecutionReply:
+        prepared = self._prepared_model(body.prepared)
+        with self.account.taking("reusable"):
+            request = await self._request(body.request, channel)
+            execution = await prepared.create_reusable_execution(
+                request, measure=body.measure, loop_timeout_ns=body.loop_timeout_ns
+            )
+            self._prepared_model(body.prepared)  # It may have been freed meanwhile.
+        handle = next(self._handles)
+        self._reusable[handle] = _Reusable(body.prepared, execution)
+        return CreateExecutionReply(handle)
+
+    async def _compute(self, body: Compute) -> ExecuteReply:
+        execution = _find(self._reusable, body.execution, "reusable execution").execution
+        with self._executing():
+            return ExecuteReply(await execution.execute_synchronously(deadline_ns=body.deadline_ns))
+
+    async def _launch(self, body: Launch, channel: Channel) -> LaunchReply:
+        prepared = self._prepared_model(body.prepared)
+        request = await self._request(body.request, channel)
+        self.account.take("executions")
+        done = SyncFence("launched execution")
+        outcome: list[Notify] = []
+
+        def callback(status: ErrorStatus, shapes: Sequence[OutputShape], timing: Timing) -> None:
+            # From any thread, and from a driver that does it twice: the first counts.
+            outcome.append(Notify(body.launch, status, tuple(shapes), timing))
+            done.try_signal()
+
+        async def notify() -> None:
+            try:
+                with self._progress.work():
+                    await done
+                await channel.tell(outcome[0])
+            except Error:
+                pass  # The client is gone, or does not know the launch: nobody is left to be told.
+            finally:
+                self.account.give_back("executions")
+
+        self._tasks.start_soon(notify)
+        try:
+            status = await prepared.execute(
+                request,
+                callback,
+                measure=body.measure,
+                deadline_ns=body.deadline_ns,
+                loop_timeout_ns=body.loop_timeout_ns,
+                **_class_of(body, prepared),
+            )
+        except Error as e:
+            callback(e.status, (), Timing())
+            raise
+        return LaunchReply(status)
+
+    async def _execute_fenced(
+        self, body: ExecuteFenced | ComputeFenced, channel: Channel
+    ) -> ExecuteFencedReply:
+        try:
+            with self.account.taking("fenced"), self.account.taking("executions"):
+                launched = await self._launch_fenced(body, channel)
+                handle = next(self._handles)
+                self._fenced[handle] = launched
+        except BaseException:
+            for fence in body.wait_for:
+                fence.close()  # They came for this call, and nothing waits for them now.
+            raise
+        self._awaited.update(body.wait_for)
+        account, outcome = self.account, launched.fence
+        if outcome is None:
+            account.give_back("executions")
+        else:
+            if self._progress.is_watching:
+                self._tasks.start_soon(self._watch_fenced, body.wait_for, outcome)
+            outcome.add_callback(lambda _: account.give_back("executions"))
+        return ExecuteFencedReply(handle, outcome)
+
+    async def _launch_fenced(self, body: ExecuteFenced | ComputeFenced, channel: Channel) -> FencedExecution:
+        # A driver that waits in the call for fences of others does not hang.
+        is_ready = all(fence.status != FenceStatus.PENDING for fence in body.wait_for)
+        if isinstance(body, ComputeFenced):
+            execution = _find(self._reusable, body.execution, "reusable execution").execution
+            with self._progress.work() if is_ready else nullcontext():
+                return await execution.execute_fenced(
+                    body.wait_for, deadline_ns=body.deadline_ns, duration_ns=body.duration_ns
+                )
+        prepared = self._prepared_model(body.prepared)
+        request = await self._request(body.request, channel)
+        with self._progress.work() if is_ready else nullcontext():
+            return await prepared.execute_fenced(
+                request,
+                body.wait_for,
+                measure=body.measure,
+                deadline_ns=body.deadline_ns,
+                loop_timeout_ns=body.loop_timeout_ns,
+                duration_ns=body.duration_ns,
+            )
+
+    async def _watch_fenced(self, wait_for: Sequence[SyncFence], fence: SyncFence) -> None:
+        """Counts a fenced execution as work of the device from when it may start; until then it waits for others."""
+        ready = merge(wait_for)
+        fence.add_callback(lambda _: ready.close())
+        with suppress(FenceError):
+            await ready
+        with self._progress.work(), suppress(FenceError):
+            await fence
+
+    async def _execution_info(self, body: GetExecutionInfo) -> ExecutionInfoReply:
+        status, timing = await _find(self._fenced, body.execution, "fenced execution").get_execution_info()
+        if body.last:
+            self._forget_execution(body.execution)
+        return ExecutionInfoReply(status, timing)
+
+    def _forget_execution(self, handle: int) -> Done:
+        if self._fenced.pop(handle, None) is not None:
+            self.account.give_back("fenced")
+        if self._reusable.pop(handle, None) is not None:
+            self.account.give_back("reusable")
+        return Done()
+
+    def rest(self, idle_s: float) -> int:
+        """Gives back the memories of requests and bursts that were not used for ``idle_s``; the next use takes them again.
+
+        Returns:
+            How many memories of requests, and bursts, there were.
+        """
+        return self._memories.rest(idle_s) + self._bursts.rest(idle_s)
+
+    async def aclose(self) -> None:
+        """Frees everything that the client made, and abandons what it left running."""
+        self.greeted.set()
+        self.closed.set()
+        for owned in self._prepared.values():
+            abandon: Callable[[], None] | None = getattr(owned.model, "abandon", None)
+            if abandon is not None:
+                abandon()
+        for fence in list(self._awaited):
+            fence.close()  # Nobody waits for it any more: what was launched fails, and is over.
+        self._fenced.clear()
+        self._memories.clear()
+        # In reverse: bursts first. One that cannot be freed, by a fault of the driver, does not keep the others.
+        async with AsyncExitStack() as stack:
+            for handle in self._prepared:
+                stack.push_async_callback(self._free_prepared, handle)
+            for handle in self._buffers:
+                stack.push_async_callback(self._free_buffer, handle)
+            stack.push_async_callback(self._bursts.aclose)
+
+
+def _find(table: dict[int, _T], handle: int, what: str) -> _T:
+    try:
+        return table[handle]
+    except KeyError:
+        raise InvalidArgument(f"service: no {what} has the handle {handle}") from None
+
+
+def _class_of(body: Execute | Launch, prepared: PreparedModel) -> dict[str, Any]:
+    """What a driver that tells executions of one prepared model apart is told of their class."""
+    is_told = body.priority is not None and getattr(prepared, "takes_priority", False)
+    return {"priority": body.priority} if is_told else {}
+
+
+async def _model_bytes(model: Model) -> int:
+    """About what a model takes: its constants, and its operands and operations as objects."""
+    constant_bytes = len(model.operand_values) + sum(pool.size_bytes for pool in model.pools)
+    graphs = (model.main, *model.referenced)
+    if sum(len(graph.operands) + len(graph.operations) for graph in graphs) <= COUNTED_ON_LOOP_MAX:
+        return constant_bytes + _structure_bytes(graphs)
+    return constant_bytes + await anyio.to_thread.run_sync(_structure_bytes, graphs)
+
+
+def _structure_bytes(graphs: Sequence[Subgraph]) -> int:
+    objects = numbers = 0
+    for graph in graphs:
+        objects += len(graph.operands) + len(graph.operations)
+        numbers += len(graph.input_indexes) + len(graph.output_indexes)
+        numbers += sum(len(operation.inputs) + len(operation.outputs) for operation in graph.operations)
+        for operand in graph.operands:
+            numbers += len(operand.dimensions)
+            if operand.channel_quant is not None:
+                numbers += len(operand.channel_quant.scales)
+    return OBJECT_BYTES * objects + NUMBER_BYTES * numbers

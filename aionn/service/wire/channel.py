@@ -1,0 +1,589 @@
+"""Calls and replies over one Unix socket, in both directions at once.
+
+Owns the socket, the numbers of calls, who waits for which reply, and what happens when the peer goes away. What is said is in
+``protocol``; what a call does is the handler's.
+
+Invariants:
+1. Every call that was sent is answered by its reply, or by DEAD_OBJECT once the peer is gone; nobody waits for ever.
+2. No more than ``CALLS_AT_ONCE_MAX`` calls of the peer are worked on or have an answer that the peer has not read, nor much more
+   than ``BYTES_AT_ONCE_MAX``, ``INLINE_BYTES_AT_ONCE_MAX`` and ``OWED_BYTES_MAX`` of them; the peer's further messages wait in
+   the socket.
+3. Whatever the peer sends, other tasks of the loop get their turn after ``TURN_WEIGHT`` of it; after each message where the peer
+   has other connections as well, or does not wait for its answers while other processes are served (``peers``).
+4. Descriptors that come with a message are closed when it was handled or refused.
+5. A message whose descriptors cannot be taken because none is left here is answered with RESOURCE_EXHAUSTED, one whose memories
+   cannot be used with GENERAL_FAILURE, and the connection goes on; one that was cut off for any other reason, or is no message,
+   ends the connection.
+6. No descriptor that the peer sends, read or not, makes a closing wait.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import traceback
+from collections.abc import Awaitable, Callable, Generator, Set
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeVar
+
+import anyio
+import anyio.abc
+import anyio.lowlevel
+import anyio.to_thread
+
+from aionn.errors import (
+    DeadObject,
+    Error,
+    ErrorStatus,
+    GeneralFailure,
+    InvalidArgument,
+    ResourceExhausted,
+    error_for_status,
+    status_of,
+    words_of,
+)
+from aionn.hal.loops import Home
+from aionn.service.wire.handles import close_all
+from aionn.service.wire.large import InMemory, check_answered, in_memory, read_parts
+from aionn.service.wire.load import Load
+from aionn.service.wire.outbox import Outbox, Outgoing
+from aionn.service.wire.peers import Peer
+from aionn.service.wire.protocol import (
+    DESCRIPTORS_MAX,
+    Call,
+    CallBody,
+    CancelCall,
+    Done,
+    ExecuteFencedReply,
+    Failed,
+    Message,
+    Reply,
+    ReplyBody,
+    decode_inline,
+    decode_parts,
+    encode,
+    has_large_model,
+    read_envelope,
+)
+from aionn.service.wire.quotas import Account
+from aionn.service.wire.received import (
+    SENT_AT_ONCE_MAX,
+    close_unread,
+    descriptors_of,
+    drain,
+    have_strange_sockets,
+    no_descriptor_is_left,
+)
+from aionn.service.wire.sizes import INLINE_BYTES_MAX, SMALL_BYTES_MAX, shortened
+
+__all__ = ["Channel", "Handler", "Pending", "SettleOf"]
+
+TURN_WEIGHT = 8
+"""Messages that are taken before other tasks of the loop get their turn, calls excepted: one each. Some tens of microseconds."""
+
+TURN_WEIGHT_BYTES = 1 << 10
+"""A message counts as one more for each so many bytes."""
+
+STRUCTURE_WEIGHT = 8
+"""What a byte of a large message's parts counts as: the objects of operands and operations take some ten times as much."""
+
+COPIES_AT_ONCE_MAX = 2
+"""Large messages of all connections that are copied at once: each takes a thread, and a core."""
+
+_DATAGRAM_BYTES_MAX = INLINE_BYTES_MAX + 1024
+_copies: anyio.lowlevel.RunVar[anyio.CapacityLimiter] = anyio.lowlevel.RunVar("aionn-copies")
+_R = TypeVar("_R")
+
+Handler = Callable[[CallBody, "Channel"], Awaitable[ReplyBody]]
+"""Answers a call of the peer; an ``Error`` that it raises becomes a ``Failed`` reply."""
+
+SettleOf = Callable[[CallBody], Callable[[], Awaitable[None]] | None]
+"""What to wait for after a call of the peer was cancelled and before it is answered; None for one that must not be cancelled."""
+
+
+class Pending:
+    """A call that the peer has not answered yet.
+
+    Attributes:
+        over: Set when the answer is here, or the peer is gone.
+        reply: The answer; None until then, and where the peer is gone.
+        on_over: Called when it is over; keeps until then what must stay as long as the peer works on it.
+    """
+
+    __slots__ = ("on_over", "over", "reply")
+
+    def __init__(self) -> None:
+        self.over = anyio.Event()
+        self.reply: ReplyBody | None = None
+        self.on_over: Callable[[], None] | None = None
+
+    def finish(self, reply: ReplyBody | None) -> None:
+        """Wakes who waits for it."""
+        self.reply = reply
+        self.over.set()
+        on_over, self.on_over = self.on_over, None
+        if on_over is not None:
+            on_over()
+
+
+class Channel:
+    """One end of a connection.
+
+    Args:
+        sock: A connected SOCK_SEQPACKET Unix socket; owned by this object from now on.
+        handler: Answers the peer's calls.
+        peer_name: How errors name the other end.
+        sealed_only: See ``protocol.decode``.
+        account: See ``protocol.decode``.
+        settle_of: Asked when the peer cancels a call; None cancels all of them, and answers at once.
+        freed_by: The call that frees what a reply gives, for replies that nobody waits for any more; None where there is none.
+        peer: The process at the other end, which may have other connections; None for one that has none.
+        answered: The kinds of calls that the handler answers, None for all; of others nothing large and no descriptor is read.
+
+    Attributes:
+        received_count: How many messages came from the peer.
+        was_cut_off: Whether the connection ended before calls of the peer were answered.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        handler: Handler,
+        *,
+        peer_name: str,
+        sealed_only: bool = False,
+        settle_of: SettleOf | None = None,
+        account: Account | None = None,
+        freed_by: Callable[[ReplyBody], CallBody | None] | None = None,
+        peer: Peer | None = None,
+        answered: Set[str] | None = None,
+    ) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._handler = handler
+        self._peer_name = peer_name
+        self._sealed_only = sealed_only
+        self._account = account
+        self._next_id = 1
+        self._home = Home()
+        self._settle_of = settle_of
+        self._freed_by = freed_by
+        self._peer = Peer() if peer is None else peer
+        self._answered = answered
+        self._pending: dict[int, Pending] = {}
+        self._handled: dict[int, _Handled] = {}
+        self._why_dead: str | None = None
+        self._outbox = Outbox(sock, lambda why: self.close(f"{peer_name} is gone: {why}"))
+        self._turn_left = TURN_WEIGHT
+        self._has_waited = True
+        self._load = Load()
+        self._room = anyio.Event()
+        self.received_count = 0
+        self.was_cut_off = False
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether calls can still succeed."""
+        return self._why_dead is None
+
+    @property
+    def pending_count(self) -> int:
+        """How many calls wait for their reply."""
+        return len(self._pending)
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """What this end does for the peer: calls that are worked on, and answers that it has not read."""
+        return self._load.worked_on, self._load.owed
+
+    async def run(self) -> None:
+        """Reads until the peer goes away or the task is cancelled; then fails every pending call and closes the socket."""
+        self._peer.connections += 1
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._outbox.run)
+                try:
+                    await self._read_all(tasks)
+                finally:
+                    # Before the handlers are waited for: one may wait, shielded, for what only an answer of the peer can end.
+                    self.close(f"{self._peer_name} is gone")
+                tasks.cancel_scope.cancel()
+        finally:
+            self._peer.connections -= 1
+            self._peer.calls -= self._load.worked_on  # Of tasks that were cancelled before they began.
+            self.close(f"{self._peer_name} is gone")
+            with anyio.CancelScope(shield=True):
+                await drain(self._sock)
+
+    async def _read_all(self, tasks: anyio.abc.TaskGroup) -> None:
+        while self._why_dead is None:
+            try:
+                payload, fds, is_short = await self._receive()
+            except OSError:
+                return
+            if not payload:
+                return
+            message: Message | _Refusal | None
+            try:
+                await self._take_turn(payload)
+                message, size_bytes = await self._decoded(payload, fds, is_short)
+            except (GeneralFailure, ResourceExhausted) as e:
+                failed = _answer_to(payload, Failed(e.status, shortened(f"{e} (process {os.getpid()})")))
+                if failed is None:
+                    self.close(f"a message of {self._peer_name} cannot be taken: {e}")
+                    return
+                message, size_bytes = failed, 0
+            except Error as e:
+                self.close(f"{self._peer_name} sent what is no message: {shortened(str(e))}")
+                return
+            finally:
+                close_all(fds)
+            self.received_count += 1
+            if message is not None:
+                await self._take(message, size_bytes, len(payload), tasks)
+            del message  # Its memories are not kept until the next one comes.
+            self._outbox.wake()
+
+    async def _take_turn(self, payload: bytes) -> None:
+        """Lets other tasks go first when this connection has had its turn."""
+        self._peer.received(has_waited=self._has_waited)
+        if self._turn_left <= 0 or self._peer.takes_turns:
+            await self._peer.next_turn()
+            self._turn_left = TURN_WEIGHT
+        self._turn_left -= 1 + len(payload) // TURN_WEIGHT_BYTES
+
+    async def _decoded(self, payload: bytes, fds: list[int], is_short: bool) -> tuple[Message | None, int]:
+        """A message, None for one that nobody waits for; and its size, if it lies in memory of its own."""
+        if is_short:
+            raise ResourceExhausted("no descriptor is left to take those of the message", transient=True)
+        stands_for = in_memory(payload)
+        if self._answered is not None and (fds or stands_for is not None):
+            check_answered(payload, stands_for, self._answered)
+        if stands_for is None:
+            if len(payload) > SMALL_BYTES_MAX and self._is_unexpected(read_envelope(payload)):
+                return None, 0
+            message = decode_inline(payload, fds, sealed_only=self._sealed_only, account=self._account)
+            return message, 0
+        if self._is_unexpected((stands_for.is_call, stands_for.id)):
+            return None, 0
+        size_bytes = STRUCTURE_WEIGHT * stands_for.size_bytes + stands_for.values_bytes
+        await self._wait_for_room(lambda: self._load.has_room_for_large(size_bytes))
+        structure, values = await _in_thread(read_parts, stands_for, fds)
+        steps = decode_parts(
+            stands_for, structure, values, fds, sealed_only=self._sealed_only, account=self._account
+        )
+        return await self._stepwise(steps), size_bytes
+
+    async def _stepwise(self, steps: Generator[None, None, Message]) -> Message:
+        """Decodes a large message with other tasks in between."""
+        while True:
+            try:
+                next(steps)
+            except StopIteration as e:
+                message: Message = e.value
+                return message
+            await self._peer.next_turn()
+
+    def _is_unexpected(self, envelope: tuple[bool, int] | None) -> bool:
+        """Whether a message is a reply that nobody waits for: what came with it is given back without a look."""
+        return envelope is not None and not envelope[0] and envelope[1] not in self._pending
+
+    async def _wait_for_room(self, has_room: Callable[[], bool]) -> None:
+        while not has_room() and self._why_dead is None:
+            self._room = anyio.Event()
+            await self._room.wait()
+
+    async def _take(
+        self, message: Message | _Refusal, large_bytes: int, inline_bytes: int, tasks: anyio.abc.TaskGroup
+    ) -> None:
+        if isinstance(message, Reply):
+            self._resolve(message)
+        elif isinstance(message, _Refusal):
+            await self._wait_for_room(self._load.has_room)
+            self._answer_with(message.reply)
+        elif isinstance(message.body, CancelCall):
+            self._cancel_handled(message.body.call)
+        else:
+            await self._wait_for_room(self._load.has_room)
+            self._turn_left = 0  # Its task begins in this turn.
+            # Known before its task begins: the peer may have cancelled it by then.
+            self._handled[message.id] = handled = _Handled(message.body, large_bytes, inline_bytes)
+            self._load.begin(large_bytes, inline_bytes)
+            self._peer.calls += 1
+            tasks.start_soon(self._handle, message, handled)
+
+    async def _receive(self) -> tuple[bytes, list[int], bool]:
+        """A datagram, its descriptors, and whether some of those were lost because none is left in this process."""
+        size = SENT_AT_ONCE_MAX * array.array("i").itemsize
+        self._has_waited = False
+        while True:
+            try:
+                # Without MSG_CMSG_CLOEXEC a child forked at this moment would inherit the descriptors.
+                payload, ancillary, flags, _ = self._sock.recvmsg(
+                    _DATAGRAM_BYTES_MAX, socket.CMSG_SPACE(size), socket.MSG_CMSG_CLOEXEC
+                )
+                break
+            except BlockingIOError:
+                await anyio.wait_readable(self._sock)
+                self._turn_left = TURN_WEIGHT
+                self._has_waited = True
+        fds = descriptors_of(ancillary) if ancillary else []
+        if fds and have_strange_sockets(fds):
+            close_all(fds)
+            self.close(f"{self._peer_name} sent a socket that is no fence's")
+            return b"", [], False
+        if flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC) or len(fds) > DESCRIPTORS_MAX:
+            # Asked before they are closed: the received ones are what fills the table.
+            is_short = flags & socket.MSG_CTRUNC and not flags & socket.MSG_TRUNC and no_descriptor_is_left()
+            if not is_short:
+                close_all(fds)
+                self.close(f"{self._peer_name} sent a message that was cut off")
+                return b"", [], False
+            return payload, fds, True
+        return payload, fds, False
+
+    async def _handle(self, call: Call, handled: _Handled) -> None:
+        number = call.id
+        try:
+            reply: ReplyBody
+            with handled.scope:
+                reply = await self._peer.charged(self._answer(call))
+            if handled.scope.cancelled_caught:
+                reply = await self._settled(handled)
+        except anyio.get_cancelled_exc_class() as e:
+            self.was_cut_off = True
+            # The event loop's own frames keep this error in a cycle, and its frames what the call was about: memories, fences.
+            traceback.clear_frames(e.__traceback__)
+            del call, handled.body
+            raise
+        finally:
+            if self._handled.get(number) is handled:
+                del self._handled[number]
+            self._load.end(handled.large_bytes, handled.inline_bytes)
+            self._peer.calls -= 1
+            self._room.set()
+        self._answer_with(Reply(number, reply))
+
+    def _answer_with(self, reply: Reply) -> None:
+        """Sends an answer, at once or when the peer reads; it counts until then."""
+        if self._why_dead is not None:
+            self.was_cut_off = True
+            return
+        try:
+            outgoing = _outgoing(encode(reply))
+            self._owe(outgoing, reply)
+        except Error as e:
+            outgoing = _outgoing(encode(Reply(reply.id, Failed(e.status, shortened(str(e))))))
+            self._owe(outgoing, reply)
+
+    def _owe(self, outgoing: Outgoing, reply: Reply) -> None:
+        self._load.owe(outgoing.size_bytes)
+
+        def over(why: OSError | None) -> None:
+            self._load.owe(-outgoing.size_bytes)
+            self._room.set()
+            if why is not None:
+                self._answer_with(Reply(reply.id, _too_many_under_way()))
+
+        outgoing.on_over = over
+        try:
+            self._outbox.put(outgoing)
+        except ResourceExhausted:
+            outgoing.on_over = None
+            over(None)
+            raise
+
+    async def _answer(self, call: Call) -> ReplyBody:
+        try:
+            return await self._handler(call.body, self)
+        except Error as e:
+            return Failed(e.status, shortened(str(e)))
+        except Exception as e:
+            return Failed(status_of(e), shortened(words_of(e, "service")))
+
+    def _cancel_handled(self, call_id: int) -> None:
+        handled = self._handled.get(call_id)
+        if handled is None or handled.scope.cancel_called:
+            return
+        if self._settle_of is not None:
+            handled.settle = self._settle_of(handled.body)
+            if handled.settle is None:
+                return
+        handled.scope.cancel()
+
+    async def _settled(self, handled: _Handled) -> ReplyBody:
+        """The answer to a call that was cancelled, when nothing of it runs any more."""
+        try:
+            if handled.settle is not None:
+                await handled.settle()
+        except Exception as e:
+            return Failed(status_of(e), shortened(words_of(e, "service")))
+        return Failed(status_of(GeneralFailure()), "the caller cancelled the call")
+
+    def _resolve(self, reply: Reply) -> None:
+        pending = self._pending.pop(reply.id, None)
+        if pending is not None:
+            pending.finish(reply.body)
+        else:
+            self._give_back(reply.body)
+
+    def _give_back(self, reply: ReplyBody) -> None:
+        """Ignores a reply that nobody waits for any more: what came with it, and what the peer made, is given back."""
+        if isinstance(reply, ExecuteFencedReply) and reply.fence is not None:
+            reply.fence.close()
+        freeing = None if self._freed_by is None else self._freed_by(reply)
+        if freeing is not None:
+            self.post(freeing)
+
+    async def call(
+        self, body: CallBody, expected: type[_R], *, left: Callable[[Pending], None] | None = None
+    ) -> _R:
+        """Sends a call and returns its reply.
+
+        Cancellation tells the peer that the reply is not wanted; its effect, if any, has happened or will. ``left`` is then told of
+        the call, if it is with the peer, so that one can wait until it is over.
+
+        Raises:
+            DeadObject: The peer is gone, or goes before it answers.
+            InvalidArgument: Another event loop runs here than the one in which the channel was made.
+            Error: The peer's answer is a failure.
+        """
+        self._home.check(self._peer_name)
+        call_id = self._next_id
+        self._next_id += 1
+        pending = self._pending[call_id] = Pending()
+        is_left = False
+        try:
+            outgoing = await self._call_outgoing(Call(call_id, body), pending)
+            if self._why_dead is not None:
+                raise DeadObject(self._why_dead)
+            self._outbox.put(outgoing)
+            try:
+                await pending.over.wait()
+            except BaseException:
+                if pending.reply is not None:
+                    self._give_back(pending.reply)  # It came in the same turn of the loop.
+                elif not self._outbox.withdraw(outgoing):
+                    self.post(CancelCall(call_id))
+                    if left is not None and not pending.over.is_set():
+                        is_left = True  # Its answer, or the end of the peer, takes it out.
+                        left(pending)
+                raise
+        finally:
+            if not is_left:
+                self._pending.pop(call_id, None)
+        reply = pending.reply
+        if reply is None:
+            raise DeadObject(self._why_dead or f"{self._peer_name} is gone")
+        if isinstance(reply, Failed):
+            raise _error_of(reply)
+        if not isinstance(reply, expected):
+            self._give_back(reply)
+            self.close(f"{self._peer_name} answered {type(body).__name__} with {type(reply).__name__}")
+            raise DeadObject(self._why_dead or "")
+        return reply
+
+    async def tell(self, body: CallBody) -> None:
+        """Sends a call whose only reply can be ``Done``. Raises as ``call``."""
+        await self.call(body, Done)
+
+    async def _call_outgoing(self, call: Call, pending: Pending) -> Outgoing:
+        def over(why: OSError | None) -> None:
+            if why is not None:
+                pending.finish(_too_many_under_way())
+
+        if has_large_model(call):
+            return _outgoing(await _in_thread(encode, call), over)
+        # Without a pause: what is posted from now on, that a memory is forgotten for example, leaves after it.
+        return _outgoing(encode(call), over)
+
+    def post(self, body: CallBody) -> None:
+        """Sends a call whose reply nobody wants, at once or in its turn; from any thread, also from a finaliser."""
+        if self._why_dead is None:
+            payload, _, _ = encode(Call(0, body))
+            self._outbox.post(payload)
+
+    def close(self, why: str) -> None:
+        """Ends the connection: pending and later calls raise DEAD_OBJECT with this reason. Idempotent."""
+        if self._why_dead is not None:
+            return
+        self._why_dead = why
+        self.was_cut_off |= self._load.owed > 0
+        self._outbox.close()
+        self._room.set()
+        pending, self._pending = self._pending, {}
+        for call in pending.values():
+            call.finish(None)
+        try:
+            # Wakes the reading task, which may not be the caller.
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+    def release(self) -> None:
+        """Closes the descriptor itself; call it when ``run`` has ended or never began."""
+        self.close(f"the connection to {self._peer_name} was closed")
+        close_unread(self._sock)
+
+
+class _Handled:
+    """A call of the peer that is worked on."""
+
+    __slots__ = ("body", "inline_bytes", "large_bytes", "scope", "settle")
+
+    def __init__(self, body: CallBody, large_bytes: int, inline_bytes: int) -> None:
+        self.body = body
+        self.large_bytes = large_bytes
+        self.inline_bytes = inline_bytes
+        self.scope = anyio.CancelScope()
+        self.settle: Callable[[], Awaitable[None]] | None = None
+
+
+class _Refusal(NamedTuple):
+    """Stands for a call that could not be taken: its answer."""
+
+    reply: Reply
+
+
+def _answer_to(payload: bytes, failed: Failed) -> Reply | _Refusal | None:
+    """What becomes of a message whose descriptors are lost: a call is refused, a reply is taken for a failure."""
+    stands_for: InMemory | None = None
+    with suppress(InvalidArgument):
+        stands_for = in_memory(payload)
+    envelope = read_envelope(payload) if stands_for is None else (stands_for.is_call, stands_for.id)
+    if envelope is None:
+        return None
+    is_call, number = envelope
+    return _Refusal(Reply(number, failed)) if is_call else Reply(number, failed)
+
+
+def _outgoing(
+    encoded: tuple[bytes, list[int], list[Any]], on_over: Callable[[OSError | None], None] | None = None
+) -> Outgoing:
+    payload, fds, keep = encoded
+    return Outgoing(payload, fds, keep, on_over)
+
+
+def _too_many_under_way() -> Failed:
+    status = ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
+    return Failed(status, "message: too many descriptors are under way between processes")
+
+
+async def _in_thread(call: Callable[..., _R], *arguments: Any) -> _R:
+    """What takes long without the interpreter's lock. Goes on when it is cancelled: descriptors are in use until it is over."""
+    limiter = _copies.get(None)
+    if limiter is None:
+        limiter = anyio.CapacityLimiter(COPIES_AT_ONCE_MAX)
+        _copies.set(limiter)
+    try:
+        return await anyio.to_thread.run_sync(call, *arguments, limiter=limiter)
+    except RuntimeError as e:
+        raise ResourceExhausted(f"message: no thread is left to copy it: {e}", transient=True) from e
+
+
+def _error_of(failed: Failed) -> Error:
+    try:
+        return error_for_status(failed.status, failed.message)
+    except ValueError:
+        return GeneralFailure(f"the peer answered a failure with status NONE: {failed.message}")

@@ -1,0 +1,259 @@
+"""Parts of messages that are more than values: descriptors, and what is made of them.
+
+Owns duplicates of descriptors on their way, and the travelling forms of requests and cache files. How they become bytes is in
+``protocol``.
+
+Invariant: a descriptor in here is a duplicate of its own, close-on-exec, and closed when the last object that holds it is dropped.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import weakref
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+import fmq
+from aionn.errors import GeneralFailure, InvalidArgument, ResourceExhausted
+from aionn.hal import (
+    CACHE_FILES_MAX,
+    BufferToken,
+    CacheFiles,
+    HardwareBufferDesc,
+    Memory,
+    MemoryKind,
+    Request,
+    RequestArgument,
+)
+from aionn.service.wire.quotas import Account
+from fmq.descriptor import FDS_MAX, check_descriptor
+
+__all__ = [
+    "CacheOnWire",
+    "Descriptor",
+    "FileHandle",
+    "PoolOnWire",
+    "QueueHandle",
+    "RequestOnWire",
+    "close_all",
+    "memory_from_wire",
+    "memory_on_wire",
+]
+
+DESCRIPTORS_OF_MEMORY = 2
+"""What a memory takes that was received: a duplicate of its own, and that of its mapping."""
+
+
+class Descriptor:
+    """A descriptor that is closed when this object is dropped."""
+
+    __slots__ = ("__weakref__", "fd")
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        weakref.finalize(self, os.close, fd)
+
+
+def close_all(fds: Sequence[int]) -> None:
+    """Closes descriptors that came with one message."""
+    # Each call lets go of the interpreter's lock, and may wait for a switch interval until it has it again: where another
+    # thread computes, closing 240 descriptors one by one would keep the event loop for a second. Those that came together are
+    # neighbours as a rule.
+    ordered = sorted(fds)
+    begin = 0
+    for end in range(1, len(ordered) + 1):
+        if end == len(ordered) or ordered[end] != ordered[end - 1] + 1:
+            os.closerange(ordered[begin], ordered[end - 1] + 1)
+            begin = end
+
+
+def memory_on_wire(memory: Memory) -> tuple[int, str, int, bool, HardwareBufferDesc | None]:
+    """How a memory travels, beside its descriptor."""
+    is_writable = bool(memory.array.flags.writeable)
+    return memory.size_bytes, str(memory.kind), memory.offset, is_writable, memory.image
+
+
+def memory_from_wire(fd: int, fields: object, *, sealed_only: bool, account: Account | None = None) -> Memory:
+    """The memory of a descriptor, which is duplicated.
+
+    Args:
+        fd: The descriptor.
+        fields: What came beside it; see ``memory_on_wire``.
+        sealed_only: Refuses files that the peer can shorten.
+        account: What the peer may have; the memory counts until it is dropped. None counts nothing.
+
+    Raises:
+        GeneralFailure: It cannot be mapped, or is not sealed.
+        InvalidArgument: It is not what the fields say.
+        ResourceExhausted: No descriptor or memory is left here.
+        msgspec.ValidationError: The fields are none of a memory.
+    """
+    size_bytes, kind, offset, is_writable, image = msgspec.convert(fields, _MEMORY_FIELDS)
+    if sealed_only and not _is_sealed(fd):
+        raise GeneralFailure("memory: a device that is shared takes sealed memory alone, got a file")
+
+    def make() -> Memory:
+        return Memory.from_fd(
+            fd, size_bytes=size_bytes, offset=offset, kind=MemoryKind(kind), writable=is_writable, image=image
+        )
+
+    if account is None:
+        return make()
+    return account.receive(make, DESCRIPTORS_OF_MEMORY, max(0, size_bytes))
+
+
+_MEMORY_FIELDS = tuple[int, str, int, bool, HardwareBufferDesc | None]
+
+
+def _is_sealed(fd: int) -> bool:
+    try:
+        return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
+    except OSError:
+        return False  # A file in a file system, which has no seals.
+
+
+class QueueHandle:
+    """A message queue on its way to the peer: its descriptor, and descriptors of files that this object owns.
+
+    Attributes:
+        descriptor: Where the parts of the queue lie.
+        fds: Duplicates; closed when this object is dropped.
+    """
+
+    __slots__ = ("__weakref__", "_owned", "descriptor")
+
+    def __init__(self, descriptor: fmq.MQDescriptor, fds: Sequence[int]) -> None:
+        if len(fds) > FDS_MAX:
+            raise InvalidArgument(
+                f"message: expected a queue of at most {FDS_MAX} descriptors, got {len(fds)}"
+            )
+        self.descriptor = descriptor
+        self._owned = [Descriptor(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)) for fd in fds]
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        return tuple(owned.fd for owned in self._owned)
+
+    @property
+    def size_bytes(self) -> int:
+        """What ``attach`` maps.
+
+        Raises:
+            InvalidArgument: The descriptor is no queue's.
+        """
+        try:
+            return sum(check_descriptor(self.descriptor, len(self._owned)).values())
+        except fmq.Error as e:
+            raise InvalidArgument(f"burst: the queue cannot be used: {e}") from e
+
+    def attach(self, *, spin_ns: int = 0) -> fmq.MessageQueue:
+        """The queue itself, mapped.
+
+        Raises:
+            InvalidArgument: The descriptor or its files are no queue.
+            ResourceExhausted: It cannot be mapped.
+        """
+        try:
+            return fmq.MessageQueue.attach(self.descriptor, self.fds, spin_ns=spin_ns)
+        except fmq.Error as e:
+            raise InvalidArgument(f"burst: the queue cannot be used: {e}") from e
+        except OSError as e:
+            raise ResourceExhausted(f"burst: the queue cannot be mapped: {e.strerror}") from e
+
+
+class FileHandle:
+    """A file on its way to the peer. The descriptor is a duplicate, closed when this object is dropped.
+
+    Attributes:
+        fd: The duplicate.
+    """
+
+    __slots__ = ("__weakref__", "_owned")
+
+    def __init__(self, fd: int) -> None:
+        self._owned = Descriptor(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3))
+
+    @property
+    def fd(self) -> int:
+        return self._owned.fd
+
+
+class CacheOnWire(msgspec.Struct, frozen=True, array_like=True):
+    """``CacheFiles`` as they travel."""
+
+    model: tuple[FileHandle, ...]
+    data: tuple[FileHandle, ...]
+    token: bytes
+
+    @classmethod
+    def of(cls, cache: CacheFiles) -> CacheOnWire:
+        """The form that travels.
+
+        Raises:
+            InvalidArgument: Too many files, or a descriptor that is not open.
+        """
+        if max(len(cache.model), len(cache.data)) > CACHE_FILES_MAX:
+            raise InvalidArgument(f"cache: expected at most {CACHE_FILES_MAX} files of a kind")
+        try:
+            model, data = ([FileHandle(fd) for fd in files] for files in (cache.model, cache.data))
+        except (OSError, OverflowError, TypeError, ValueError) as e:
+            raise InvalidArgument(f"cache: expected open descriptors: {e}") from e
+        return cls(tuple(model), tuple(data), bytes(cache.token))
+
+    def __post_init__(self) -> None:
+        if max(len(self.model), len(self.data)) > CACHE_FILES_MAX:
+            raise ValueError(f"cache: expected at most {CACHE_FILES_MAX} files of a kind")
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files together, now."""
+        return sum(os.fstat(f.fd).st_size for f in (*self.model, *self.data))
+
+    def files(self, bytes_max: int | None = None) -> CacheFiles:
+        """The files themselves; valid while this object lives. ``bytes_max`` is how much of them may be read."""
+        return CacheFiles([f.fd for f in self.model], [f.fd for f in self.data], self.token, bytes_max)
+
+
+class PoolOnWire(msgspec.Struct, frozen=True, array_like=True):
+    """A request's pool: a memory, or a device memory's token where there is none, or the identifier of a remembered memory alone.
+
+    msgspec decodes no union of a class of ours with anything but None.
+
+    Attributes:
+        memory: The memory, where it comes along.
+        token: Of a device memory; 0 for none.
+        identifier: Under which the memory is, or is to be, remembered; -1 for not at all. See ``repetition``.
+    """
+
+    memory: Memory | None
+    token: int = 0
+    identifier: int = -1
+
+
+class RequestOnWire(msgspec.Struct, frozen=True, array_like=True):
+    """A ``Request`` as it travels."""
+
+    inputs: tuple[RequestArgument, ...]
+    outputs: tuple[RequestArgument, ...]
+    pools: tuple[PoolOnWire, ...]
+
+    @classmethod
+    def of(cls, request: Request, on_wire: Callable[[Memory], PoolOnWire] = PoolOnWire) -> RequestOnWire:
+        """The form that travels; ``on_wire`` says how a memory does, by default always along with the request."""
+        pools = tuple(
+            PoolOnWire(None, pool.token) if isinstance(pool, BufferToken) else on_wire(pool)
+            for pool in request.pools
+        )
+        return cls(request.inputs, request.outputs, pools)
+
+    def request(self, memories: Sequence[Memory | None] | None = None) -> Request:
+        """The request itself; ``memories`` stand for its pools where they are not None, by default those that came along."""
+        if memories is None:
+            memories = [pool.memory for pool in self.pools]
+        pools = tuple(
+            BufferToken(pool.token) if memory is None else memory
+            for pool, memory in zip(self.pools, memories, strict=True)
+        )
+        return Request(self.inputs, self.outputs, pools)

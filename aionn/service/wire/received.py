@@ -1,0 +1,145 @@
+"""Descriptors that come over a socket, until a message keeps them or they are closed.
+
+Owns what must be known of a stranger's descriptor before it is closed: whether closing it can wait. Whoever closes the
+last descriptor of a network socket whose owner asked to linger (SO_LINGER) waits until its peer has read everything: for hours,
+although the socket does not block. That holds as well for what the kernel closes by itself: descriptors of messages that nobody has
+read when a Unix socket is closed.
+
+Invariants:
+1. No closing of a received descriptor waits for a network, also where it lies in a Unix socket that was sent.
+2. A socket that is no fence's is recognised before anything of the message is used.
+
+What is packed into the packet of a fence is not looked at: a fence is closed as long as others may still read it.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import os
+import socket
+import stat
+import struct
+from collections.abc import Iterable, Sequence
+
+import anyio.lowlevel
+
+from aionn.service.wire.handles import close_all
+from fences.descriptor import NAME_PREFIX
+
+__all__ = [
+    "SENT_AT_ONCE_MAX",
+    "close_unread",
+    "descriptors_of",
+    "drain",
+    "have_strange_sockets",
+    "no_descriptor_is_left",
+    "payload_of",
+]
+
+SENT_AT_ONCE_MAX = 253
+"""Descriptors of one message (SCM_MAX_FD of the kernel). With room for fewer the kernel would close the others itself."""
+
+UNREAD_MAX = 1 << 16
+"""Messages that are taken from a socket that is shut down: more than its buffer holds."""
+
+_ROOM = socket.CMSG_SPACE(SENT_AT_ONCE_MAX * array.array("i").itemsize) + socket.CMSG_SPACE(
+    struct.calcsize("3i")
+)
+_BYTES_AT_ONCE = 1 << 12
+_FLAGS = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
+_NO_LINGER = struct.pack("ii", 0, 0)
+_Ancillary = Iterable[tuple[int, int, bytes]]
+
+
+def descriptors_of(ancillary: _Ancillary) -> list[int]:
+    """The descriptors that came with a message."""
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return list(fds)
+
+
+def have_strange_sockets(fds: Sequence[int]) -> bool:
+    """Whether there are sockets among descriptors that are no fence's. From then on, closing them does not wait."""
+    found = False
+    for fd in fds:
+        if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+            continue
+        # Told the family, the constructor asks the kernel nothing.
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fd)
+        try:
+            name = sock.getsockname()
+            if isinstance(name, bytes) and name.startswith(NAME_PREFIX):
+                continue
+            found = True
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+            if sock.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN) == socket.AF_UNIX:
+                _empty(sock)
+        except OSError:
+            found = True
+        finally:
+            sock.detach()
+    return found
+
+
+def _empty(sock: socket.socket) -> None:
+    """Shuts a Unix socket down and takes what is in it: descriptors that lie there are closed with it, and so on, five deep at most
+    (MAX_RECURSION_LEVEL of the kernel)."""
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # The peer has done it, or it was never connected.
+    for _ in range(UNREAD_MAX):
+        if not _take_unread(sock):
+            return
+
+
+def payload_of(sock: socket.socket, bytes_max: int) -> bytes:
+    """The next message of a socket, without its descriptors, which are closed. Raises as ``recvmsg``."""
+    payload, ancillary, _, _ = sock.recvmsg(bytes_max, _ROOM, _FLAGS)
+    _discard(ancillary)
+    return payload
+
+
+async def drain(sock: socket.socket) -> None:
+    """Takes what nobody has read from a socket that is shut down, and closes its descriptors; others have turns in between."""
+    while _take_unread(sock):
+        await anyio.lowlevel.checkpoint()
+
+
+def close_unread(sock: socket.socket) -> None:
+    """Closes a Unix socket for good, and the descriptors of messages that nobody has read."""
+    _empty(sock)
+    sock.close()
+
+
+def _take_unread(sock: socket.socket) -> bool:
+    """Takes one message of a socket that is shut down; False where there is none."""
+    try:
+        # Then every message comes with its sender's number, also an empty one, and the end does not.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        payload, ancillary, _, _ = sock.recvmsg(_BYTES_AT_ONCE, _ROOM, _FLAGS)
+        _discard(ancillary)
+        if payload:
+            return True
+        # The end of a stream comes with a number, too; but a stream has no empty messages.
+        return bool(ancillary) and sock.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) != socket.SOCK_STREAM
+    except OSError:
+        return False  # It is closed already, or there is nothing in it.
+
+
+def _discard(ancillary: _Ancillary) -> None:
+    fds = descriptors_of(ancillary)
+    have_strange_sockets(fds)
+    close_all(fds)
+
+
+def no_descriptor_is_left() -> bool:
+    """Whether this process, or the machine, can open none at this moment."""
+    try:
+        os.close(os.open("/", os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as e:
+        return e.errno in (errno.EMFILE, errno.ENFILE)
+    return False

@@ -1,0 +1,195 @@
+"""Which clients of a shared socket are served, by the rule alone and over real connections."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from aionn.errors import DeviceUnavailable, InvalidArgument, ResourceExhausted
+from aionn.service.host import admission
+from aionn.service.host.admission import Admission, ClientLimits, Credentials
+from aionn.service.wire.protocol import PROTOCOL_VERSION, Failed, GetStatus, Hello, HelloReply, Reply, decode
+
+ENDED_S_MAX = 10.0
+
+
+def test_each_limit_refuses_the_client_that_exceeds_it_and_names_it() -> None:
+    own = Admission(ClientLimits(clients=5, clients_per_user=3, clients_per_process=2))
+    places = []
+    for client in (
+        Credentials(1, 10),
+        Credentials(1, 10),
+        Credentials(2, 10),
+        Credentials(3, 11),
+        Credentials(4, 12),
+    ):
+        places.append(own.admit(client))
+        own.greeted(places[-1])
+    for client, whose in (
+        (Credentials(1, 10), "serves 2 connections of process 1 already .--clients-per-process"),
+        (Credentials(5, 10), "serves 3 connections of user 10 already .--clients-per-user"),
+        (Credentials(6, 13), "serves its 5 connections already .--clients"),
+    ):
+        with pytest.raises(ResourceExhausted, match=whose):
+            own.admit(client)
+    assert len(own) == 5
+    own.leave(places[0])
+    own.leave(places[0])
+    own.admit(Credentials(1, 10))
+    assert len(own) == 5
+
+
+def test_silent_client_that_the_limit_counts_gives_up_its_place() -> None:
+    own = Admission(ClientLimits(clients=4, clients_per_user=2, clients_per_process=2))
+    told: list[tuple[int, str]] = []
+    for pid, uid in ((1, 10), (2, 11), (3, 11)):
+        place = own.admit(Credentials(pid, uid))
+        place.on_displaced = lambda why, pid=pid: told.append((pid, why))  # type: ignore[misc]
+    own.admit(Credentials(4, 11))  # The oldest of this user, not the oldest of all.
+    assert [pid for pid, _ in told] == [2] and "had not said Hello" in told[0][1]
+    own.admit(Credentials(5, 12))
+    own.admit(Credentials(6, 13))
+    assert [pid for pid, _ in told] == [2, 1] and len(own) == 4
+
+
+def test_refusals_are_reported_once_in_a_while() -> None:
+    own = Admission(ClientLimits())
+    assert [own.report(now_s) for now_s in (0.0, 0.1, 0.2, admission.REPORT_S)] == [1, 0, 0, 3]
+
+
+@pytest.mark.parametrize("wrong", [{"clients": 0}, {"clients_per_user": -1}, {"hello_s": 0.0}])
+def test_limits_are_checked(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match="expected"):
+        ClientLimits(**wrong)
+
+
+async def test_others_have_their_turns_between_connections(
+    served: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting, at_turns, turns = 24, [], 0
+    of = Credentials.of
+
+    def noted(sock: socket.socket) -> Credentials:
+        at_turns.append(turns)
+        return of(sock)
+
+    monkeypatch.setattr(Credentials, "of", noted)
+    socks = []
+    for _ in range(waiting):  # All of them before the server has its first turn.
+        socks.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK))
+        socks[-1].connect(str(served.path))
+    with anyio.fail_after(ENDED_S_MAX):
+        while len(at_turns) < waiting:
+            turns += 1
+            await anyio.lowlevel.checkpoint()
+    for sock in socks:
+        sock.close()
+    assert len(set(at_turns)) >= waiting - 1, at_turns
+
+
+async def test_silent_sockets_keep_nobody_out(serving: Any, small: Any) -> None:
+    served = await serving(limits=ClientLimits(clients=8))
+    silent = [served.raw() for _ in range(20)]
+    client = served.client()
+    prepared = await client.prepare_model(small.sum_model())
+    work = small.Sum()
+    await prepared.execute_synchronously(work.request)
+    assert work.is_right
+    await client.aclose()
+    for raw in silent:
+        raw.close()
+
+
+async def test_client_that_says_no_hello_is_told_so_and_ended(
+    serving: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = await serving(limits=ClientLimits(hello_s=0.05))
+    raw = served.raw()
+    with caplog.at_level(logging.WARNING, "aionn.service"):
+        reply = decode(await raw.receive(), [])
+        assert await raw.receive() == b""
+    assert isinstance(reply, Reply) and isinstance(reply.body, Failed)
+    assert reply.id == 1 and "expected Hello within 0.05 s" in reply.body.message
+    assert f"pid {os.getpid()}, uid {os.getuid()}" in caplog.text
+    raw.close()
+
+
+async def test_other_calls_than_hello_gain_no_time(serving: Any) -> None:
+    served = await serving(limits=ClientLimits(hello_s=0.2))
+    raw = served.raw()
+    reply = await raw.ask(1, GetStatus())
+    assert isinstance(reply, Failed)
+    await raw.receive()
+    assert await raw.receive() == b""
+    raw.close()
+
+
+async def test_client_that_said_hello_may_be_silent_for_as_long_as_it_likes(serving: Any) -> None:
+    served = await serving(limits=ClientLimits(hello_s=0.05))
+    raw = await served.raw().hello()
+    late = served.raw()
+    await late.receive()
+    assert await late.receive() == b""  # The limit has passed for a client that came later.
+    assert not isinstance(await raw.ask(2, GetStatus()), Failed)
+    raw.close()
+    late.close()
+
+
+async def test_refused_client_is_told_why_and_named_in_the_log(
+    serving: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = await serving(limits=ClientLimits(clients_per_process=2))
+    places = [await served.raw().hello() for _ in range(2)]
+    client = served.client()
+    words = f"socket {served.path}: refused: the device serves 2 connections of process {os.getpid()} already"
+    with (
+        caplog.at_level(logging.WARNING, "aionn.service"),
+        pytest.raises(
+            DeviceUnavailable,
+            match=re.escape(words),
+        ),
+    ):
+        await client.connect()
+    assert f"refused a client (pid {os.getpid()}, uid {os.getuid()})" in caplog.text
+    raw = served.raw()  # Its number of the call comes back.
+    reply = await raw.ask(77, Hello(PROTOCOL_VERSION))
+    assert isinstance(reply, Failed) and "serves 2 connections" in reply.message
+    raw.close()
+    places.pop().close()
+    with anyio.fail_after(ENDED_S_MAX):
+        while True:
+            raw = served.raw()
+            reply = await raw.ask(1, Hello(PROTOCOL_VERSION))
+            raw.close()
+            if isinstance(reply, HelloReply):
+                break
+    await client.aclose()
+    places.pop().close()
+
+
+async def test_more_refused_clients_than_are_told_why_are_closed(serving: Any) -> None:
+    served = await serving(limits=ClientLimits(clients_per_process=1))
+    place = await served.raw().hello()
+    crowd = [served.raw() for _ in range(50)]
+    for raw in crowd:
+        assert await raw.receive() == b""
+        raw.close()
+    assert not isinstance(await place.ask(2, GetStatus()), Failed)
+    place.close()
+
+
+async def test_descriptors_that_a_refused_client_sends_are_closed(serving: Any) -> None:
+    served = await serving(limits=ClientLimits(clients_per_process=1))
+    place = await served.raw().hello()
+    raw = served.raw()
+    socket.send_fds(raw.sock, [b"\x80"], [0] * 100)
+    assert await raw.receive() == b""
+    raw.close()
+    place.close()

@@ -1,0 +1,367 @@
+"""How processes that are served at the same time share the event loop: those that do not wait for their answers pause."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import types
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from aionn.errors import InvalidArgument
+from aionn.service.client.device import RemoteDevice
+from aionn.service.wire import peers as peers_module
+from aionn.service.wire.channel import Channel
+from aionn.service.wire.handles import RequestOnWire
+from aionn.service.wire.peers import (
+    BACKLOG_NS,
+    COMPANY_NS,
+    PAUSE,
+    PAUSE_NS_MAX,
+    PAUSE_NS_MIN,
+    Peer,
+    Peers,
+    Shares,
+)
+from aionn.service.wire.protocol import Call, CancelCall, Done, ExecuteFenced, Ping, decode, encode
+from aionn.service.wire.sizes import FENCES_MAX
+from fences import FenceError, SyncFence
+
+WAIT_S_MAX = 20.0
+MS = 1_000_000
+
+
+@pytest.fixture
+def shares() -> Shares:
+    """Two processes, A and B, have sent a message at time 0."""
+    shares = Shares()
+    shares.received("A", 0)
+    shares.received("B", 0)
+    return shares
+
+
+def test_process_that_is_served_alone_never_pauses() -> None:
+    shares = Shares()
+    assert not shares.has_company("A", 0) and not shares.has_company(None, 0)
+    for now_ns in range(0, 100 * MS, MS):
+        shares.received("A", now_ns)
+        shares.used("A", 10 * MS, now_ns)
+        assert shares.pause_ns(now_ns) == 0 and not shares.has_company("A", now_ns)
+        assert shares.has_company(None, now_ns)
+
+
+def test_use_beside_another_process_is_followed_by_a_pause(shares: Shares) -> None:
+    shares.used("A", MS, 3 * MS)
+    assert shares.pause_ns(3 * MS) == PAUSE * MS
+    assert shares.pause_ns(4 * MS) == (PAUSE - 1) * MS
+    assert shares.pause_ns((3 + PAUSE) * MS) == 0
+
+
+def test_short_uses_add_up_to_a_pause(shares: Shares) -> None:
+    used_ns = PAUSE_NS_MIN // PAUSE // 10
+    pauses = []
+    for _ in range(11):
+        shares.used("A", used_ns, 0)
+        pauses.append(shares.pause_ns(0))
+    assert pauses[:9] == [0] * 9 and pauses[9] >= PAUSE_NS_MIN - 10 * PAUSE
+
+
+def test_no_use_makes_the_pause_longer_than_its_bound(shares: Shares) -> None:
+    for _ in range(3):
+        shares.used("A", 10_000 * MS, 0)
+        assert shares.pause_ns(0) == PAUSE_NS_MAX
+
+
+def test_process_counts_as_served_for_some_time_after_its_message(shares: Shares) -> None:
+    for other, process in (("A", "B"), ("B", "A")):
+        assert shares.has_company(process, COMPANY_NS - 1), other
+        assert not shares.has_company(process, COMPANY_NS), other
+    shares.received("A", 5)
+    shares.received("A", 6)
+    assert shares.has_company("A", 7)  # B's message is the one before A's two.
+    shares.used("A", MS, COMPANY_NS)
+    assert shares.pause_ns(COMPANY_NS) == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_share_of_all_that_have_a_backlog_is_bounded(seed: int) -> None:
+    """Whatever their messages take, and however late the pauses end."""
+    draw, shares = random.Random(seed), Shares()
+    now_ns = used_ns = most_ns = 0
+    while now_ns < 10_000 * MS:
+        shares.received("interactive", now_ns)
+        process = draw.choice("ABC")
+        pause_ns = shares.pause_ns(now_ns)
+        if pause_ns:
+            now_ns += pause_ns + draw.randrange(MS)
+            continue
+        message_ns = draw.randrange(1000, draw.choice([10_000, 200_000, 3 * MS]))
+        now_ns += message_ns
+        used_ns += message_ns
+        most_ns = max(most_ns, message_ns)
+        shares.used(process, message_ns, now_ns)
+    assert used_ns <= now_ns / (1 + PAUSE) + most_ns + PAUSE_NS_MIN
+
+
+def test_process_is_forgotten_with_its_last_connection() -> None:
+    peers = Peers()
+    first = peers.of(7)
+    assert peers.of(7) is first and peers.of(8) is not first
+    del first
+    assert len(peers._known) == 0
+
+
+async def done(body: Any, channel: Channel) -> Done:
+    return Done()
+
+
+@asynccontextmanager
+async def connected(process: Peer, handler: Any = done) -> AsyncIterator[tuple[Channel, socket.socket]]:
+    """A channel of a process, and its other end, which keeps some hundred messages."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.setblocking(False)
+    channel = Channel(ours, handler, peer_name="the peer", peer=process)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(channel.run)
+        for _ in range(4):
+            await anyio.lowlevel.checkpoint()  # It waits for the first message.
+        yield channel, theirs
+        tasks.cancel_scope.cancel()
+    channel.release()
+    theirs.close()
+
+
+async def ask(sock: socket.socket, number: int) -> None:
+    """A call, and the wait for its answer."""
+    sock.send(encode(Call(number, Ping()))[0])
+    await answer(sock, number)
+
+
+async def answer(sock: socket.socket, number: int) -> None:
+    with anyio.fail_after(WAIT_S_MAX):
+        while True:
+            try:
+                reply = decode(sock.recv(1 << 16), [])
+            except BlockingIOError:
+                await anyio.wait_readable(sock)
+            else:
+                assert reply.id == number
+                return
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Time goes on where a test says so, and by sleeping. Each step of a call or connection takes ``step_ns``."""
+
+    class Clock:
+        now_ns = 0
+        step_ns = 0
+        slept_ns = 0
+
+        def monotonic_ns(self) -> int:
+            return self.now_ns
+
+        async def sleep(self, delay_s: float) -> None:
+            self.now_ns += round(delay_s * 1e9)
+            self.slept_ns += round(delay_s * 1e9)
+            await anyio.lowlevel.checkpoint()
+
+    clock = Clock()
+    monkeypatch.setattr(peers_module, "time", types.SimpleNamespace(monotonic_ns=clock.monotonic_ns))
+    monkeypatch.setattr(
+        peers_module,
+        "anyio",
+        types.SimpleNamespace(Lock=anyio.Lock, lowlevel=anyio.lowlevel, sleep=clock.sleep),
+    )
+    yield clock
+
+
+def slow(clock: Any, call_ns: int) -> Any:
+    """A handler that keeps the loop for so long."""
+
+    async def handle(body: Any, channel: Channel) -> Done:
+        clock.now_ns += call_ns
+        return Done()
+
+    return handle
+
+
+async def _pauses(clock: Any, peers: Peers, count: int, *, is_other_served: bool) -> int:
+    """For how long calls of a process that sends all of them at once pause, each of which keeps the loop for a millisecond."""
+    async with (
+        connected(peers.of(1), slow(clock, MS)) as (channel, sock),
+        connected(peers.of(2)) as (_, other),
+    ):
+        if is_other_served:
+            await ask(other, 1)
+        for number in range(count):
+            sock.send(encode(Call(number, Ping()))[0])
+        with anyio.fail_after(WAIT_S_MAX):
+            while channel.received_count < count:
+                await anyio.lowlevel.checkpoint()
+    return int(clock.slept_ns)
+
+
+async def test_calls_that_come_at_once_pause_beside_another_process(clock: Any) -> None:
+    count = 10  # Their pauses end before the other process counts as gone.
+    slept_ns = await _pauses(clock, Peers(), count, is_other_served=True)
+    assert (count - 3) * PAUSE * MS <= slept_ns <= count * PAUSE * MS
+
+
+async def test_calls_that_come_at_once_do_not_pause_where_nobody_else_is_served(clock: Any) -> None:
+    assert await _pauses(clock, Peers(), 10, is_other_served=False) == 0
+
+
+async def test_processes_that_all_have_a_backlog_do_not_pause(clock: Any) -> None:
+    peers, count = Peers(), 60
+    async with (
+        connected(peers.of(1), slow(clock, MS)) as (one, one_sock),
+        connected(peers.of(2), slow(clock, MS)) as (two, two_sock),
+    ):
+        for number in range(count):
+            for sock in (one_sock, two_sock):
+                sock.send(encode(Call(number, Ping()))[0])
+        with anyio.fail_after(WAIT_S_MAX):
+            while one.received_count + two.received_count < 2 * count:
+                await anyio.lowlevel.checkpoint()
+    # The loop has waited for the first message of each, so that each had none for some time.
+    assert clock.slept_ns <= COMPANY_NS + 2 * PAUSE * MS < 2 * (count - 1) * PAUSE * MS
+
+
+async def test_calls_that_wait_for_their_answers_do_not_pause(clock: Any) -> None:
+    peers = Peers()
+    async with connected(peers.of(1), slow(clock, MS)) as (_, one), connected(peers.of(2)) as (_, two):
+        for number in range(10):
+            await ask(one, number)
+            await ask(two, number)
+    assert clock.slept_ns == 0
+
+
+async def test_process_that_waits_again_for_its_answers_has_no_backlog_any_more(clock: Any) -> None:
+    peers, count = Peers(), 10
+    async with connected(peers.of(1), slow(clock, MS)) as (_, one), connected(peers.of(2)) as (_, two):
+        await ask(two, 0)
+        for number in range(count):
+            one.send(encode(Call(number, Ping()))[0])
+        for number in range(count):
+            await answer(one, number)
+        clock.now_ns += BACKLOG_NS
+        await ask(one, count)
+        slept_ns = clock.slept_ns
+        for number in range(10):
+            await ask(one, count + 1 + number)
+            await ask(two, number)
+        assert clock.slept_ns == slept_ns
+
+
+async def test_calls_that_never_began_are_no_backlog_of_the_other_connections() -> None:
+    process = Peers().of(1)
+
+    async def never(body: Any, channel: Channel) -> Done:
+        await anyio.sleep_forever()
+        return Done()
+
+    async with AsyncExitStack() as stack:
+        channel, sock = await stack.enter_async_context(connected(process, never))
+        for number in range(20):
+            sock.send(encode(Call(number, Ping()))[0])
+        sock.send(encode(Call(0, CancelCall(3)))[0])
+        with anyio.fail_after(WAIT_S_MAX):
+            while channel.received_count < 7:
+                await anyio.lowlevel.checkpoint()
+        assert process.calls > 0
+    assert process.calls == 0 and process.connections == 0
+
+
+async def test_new_connections_wait_for_their_turn_beside_clients_that_are_served(clock: Any) -> None:
+    peers = Peers()
+    newcomer = peers.of(3)
+    newcomer.connects_or_leaves()
+
+    async def begin() -> None:
+        clock.now_ns += MS
+
+    await newcomer.charged(begin())
+    await peers.next_connection()
+    assert clock.slept_ns == 0
+    async with connected(peers.of(2)) as (_, other):
+        await ask(other, 1)
+        await newcomer.charged(begin())
+        await peers.next_connection()
+        assert clock.slept_ns == PAUSE * MS
+
+
+async def test_charged_coroutine_gets_what_is_sent_and_thrown() -> None:
+    peer, reached = Peers().of(1), []
+
+    async def work() -> str:
+        try:
+            await anyio.sleep_forever()
+        except BaseException as e:
+            reached.append(type(e))
+            raise
+        return ""
+
+    with anyio.move_on_after(0) as scope:
+        await peer.charged(work())
+    assert scope.cancelled_caught and reached == [anyio.get_cancelled_exc_class()]
+
+    async def fails() -> None:
+        await anyio.lowlevel.checkpoint()
+        raise InvalidArgument("here")
+
+    with pytest.raises(InvalidArgument, match="here"):
+        await peer.charged(fails())
+
+    async def returns() -> int:
+        await anyio.lowlevel.checkpoint()
+        return 7
+
+    assert await peer.charged(returns()) == 7
+
+
+# Fences of one message
+
+
+async def test_fenced_execution_waits_for_more_fences_than_a_message_may_have(
+    background: Any, small: Any
+) -> None:
+    device = RemoteDevice("aionn.drivers.reference:ReferenceDevice", "reference", background.tasks)
+    work = small.Sum()
+    prepared = await device.prepare_model(small.sum_model())
+    fences = [SyncFence(f"part {i}") for i in range(3 * FENCES_MAX)]
+    launched = await prepared.execute_fenced(work.request, fences)
+    assert launched.fence is not None
+    for fence in fences:
+        assert launched.fence.signal_time_ns is None
+        fence.signal()
+    with anyio.fail_after(WAIT_S_MAX):
+        await launched.fence
+    fences = [SyncFence(f"part {i}") for i in range(FENCES_MAX + 1)]
+    launched = await prepared.execute_fenced(work.request, fences)
+    fences[-1].fail("planted")
+    with pytest.raises(FenceError), anyio.fail_after(WAIT_S_MAX):
+        assert launched.fence is not None
+        await launched.fence
+    for fence in fences:
+        fence.close()
+    await device.aclose()
+
+
+def test_message_with_more_fences_is_refused_before_they_are_taken(small: Any) -> None:
+    fences = [SyncFence(f"part {i}") for i in range(FENCES_MAX + 1)]
+    request = small.Sum().request
+    body = ExecuteFenced(1, RequestOnWire.of(request), tuple(fences), False, None, None, None)
+    payload, fds, _ = encode(Call(1, body))
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(InvalidArgument, match=f"at most {FENCES_MAX} fences"):
+        decode(payload, fds)
+    assert len(os.listdir("/proc/self/fd")) == before
+    for fence in fences:
+        fence.close()

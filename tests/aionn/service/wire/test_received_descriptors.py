@@ -1,0 +1,174 @@
+"""Descriptors that a peer sends: whatever they are, closing them keeps nobody waiting."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from aionn.service.wire.channel import Channel
+from aionn.service.wire.protocol import Done, Reply, encode
+from aionn.service.wire.received import close_unread, have_strange_sockets
+from fences import SyncFence
+
+LINGER_S = 20
+WAITED_S_MAX = 5.0
+"""Far below what a closing that waits would take."""
+
+
+class Lingering:
+    """Makes sockets whose closing waits: their peer reads nothing."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._peers: list[socket.socket] = []
+
+    def make(self) -> int:
+        client = socket.create_connection(self._listener.getsockname())
+        self._peers.append(self._listener.accept()[0])
+        client.setblocking(False)
+        try:
+            while True:
+                client.send(bytes(1 << 16))
+        except BlockingIOError:
+            pass
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, LINGER_S))
+        return client.detach()
+
+    def send(self, sock: socket.socket, payload: bytes) -> None:
+        """Sends one, and keeps none."""
+        fd = self.make()
+        socket.send_fds(sock, [payload], [fd])
+        os.close(fd)
+
+    def close(self) -> None:
+        for sock in (*self._peers, self._listener):
+            sock.close()
+
+
+@pytest.fixture
+def lingering() -> Iterator[Lingering]:
+    made = Lingering()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        yield ours, theirs
+
+
+def test_sockets_of_others_are_told_from_fences_and_files(lingering: Lingering) -> None:
+    fd = lingering.make()
+    others = [*os.pipe(), os.eventfd(0), os.open("/dev/null", os.O_RDONLY)]
+    with SyncFence() as fence:
+        assert not have_strange_sockets([*others, fence.fileno()])
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            assert have_strange_sockets([*others, ours.fileno()])
+        assert have_strange_sockets([*others, fence.fileno(), fd])
+    began_s = time.monotonic()
+    os.close(fd)
+    assert time.monotonic() - began_s < WAITED_S_MAX
+    for other in others:
+        os.close(other)
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_SEQPACKET, socket.SOCK_STREAM, socket.SOCK_DGRAM])
+def test_sockets_inside_of_sockets_are_closed_at_once(lingering: Lingering, kind: int) -> None:
+    fd = lingering.make()
+    for _ in range(3):
+        outer, inner = socket.socketpair(socket.AF_UNIX, kind)
+        inner.send(b"first")
+        socket.send_fds(inner, [b"second"], [fd])
+        os.close(fd)
+        inner.close()
+        fd = outer.detach()
+    assert have_strange_sockets([fd])
+    began_s = time.monotonic()
+    os.close(fd)
+    assert time.monotonic() - began_s < WAITED_S_MAX
+
+
+def test_closing_a_socket_closes_what_nobody_has_read_also_behind_empty_messages(
+    lingering: Lingering, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    ours, theirs = pair
+    for payload in (b"", b"x", b"", b"y" * 100):
+        theirs.send(payload)
+        lingering.send(theirs, payload)
+    began_s = time.monotonic()
+    close_unread(ours)
+    assert time.monotonic() - began_s < WAITED_S_MAX
+
+
+async def done(body: Any, channel: Channel) -> Any:
+    return Done()
+
+
+@pytest.mark.parametrize("first", [encode(Reply(99, Done()))[0], b"\xc1"], ids=["a message", "no message"])
+async def test_lingering_sockets_end_the_connection_at_once(
+    lingering: Lingering, pair: tuple[socket.socket, socket.socket], first: bytes
+) -> None:
+    ours, theirs = pair
+    channel = Channel(ours, done, peer_name="the peer")
+    lingering.send(theirs, first)
+    for _ in range(3):
+        lingering.send(theirs, encode(Reply(99, Done()))[0])
+    began_s = time.monotonic()
+    with anyio.fail_after(2 * LINGER_S):
+        await channel.run()
+    channel.release()
+    assert time.monotonic() - began_s < WAITED_S_MAX
+    assert not channel.is_alive
+
+
+async def test_more_descriptors_than_a_message_may_carry_end_the_connection(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = pair
+    channel = Channel(ours, done, peer_name="the peer")
+    null = os.open("/dev/null", os.O_RDONLY)
+    socket.send_fds(theirs, [encode(Reply(99, Done()))[0]], [null] * 253)
+    os.close(null)
+    with anyio.fail_after(WAITED_S_MAX):
+        await channel.run()
+    channel.release()
+    assert not channel.is_alive and channel.received_count == 0
+
+
+async def test_unread_descriptors_are_closed_with_turns_for_others(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = pair
+    channel = Channel(ours, done, peer_name="the peer")
+    null = os.open("/dev/null", os.O_RDONLY)
+    theirs.send(b"\xc1")
+    count = 20
+    for _ in range(count):
+        socket.send_fds(theirs, [b""], [null] * 16)
+    os.close(null)
+    turns = 0
+    async with anyio.create_task_group() as tasks:
+
+        async def turn() -> None:
+            nonlocal turns
+            while True:
+                await anyio.lowlevel.checkpoint()
+                turns += not channel.is_alive
+
+        tasks.start_soon(turn)
+        with anyio.fail_after(WAITED_S_MAX):
+            await channel.run()
+        tasks.cancel_scope.cancel()
+    assert turns >= count
+    channel.release()
