@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         ResourceExhausted,
     )
     from aionn.hal import ExecutionPreference, Model, Priority
-    from aionn.hal.tracing import section
+    from aionn.observability.tracing import section
     from aionn.runtime.clock import after, now_ns
     from aionn.runtime.compilation import Compilation
     from aionn.runtime.executions.burst import Burst
@@ -71,7 +71,7 @@ _HOME_BY_NAME = {
     "after": "aionn.runtime.clock",
     "image_writer": "aionn.runtime.memory.arguments",
     "now_ns": "aionn.runtime.clock",
-    "section": "aionn.hal.tracing",
+    "section": "aionn.observability.tracing",
     "value_writer": "aionn.runtime.memory.arguments",
 }
 

@@ -27,7 +27,7 @@ SLEEPERS: dict[str, str] = {
 
 BAD_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "base"}
 
-LOWEST = {"aionn.errors", "aionn.hal", "fences"}
+LOWEST = {"aionn.errors", "aionn.hal", "aionn.observability", "aionn.platform", "fences"}
 MODEL_LAYER = {"aionn.ops", "aionn.models", "aionn.validation", "aionn.interpreter"}
 DRIVER_LAYER = LOWEST | MODEL_LAYER | {"aionn.scheduler", "fmq"}
 RUNTIME_LAYER = DRIVER_LAYER | {"aionn.burst", "aionn.drivers.registry", "aionn.scheduler", "aionn.service"}
@@ -38,12 +38,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "fences": set(),
     "fmq": set(),
     "aionn.errors": set(),
+    "aionn.observability": {"aionn.errors"},
+    "aionn.platform": {"aionn.errors", "fmq"},
     "aionn.hal": {"aionn.errors", "fences", "fmq"},
     "aionn.ops": {"aionn.hal", "aionn.errors"},
-    "aionn.models": {"aionn.ops", "aionn.hal", "aionn.errors"},
+    "aionn.models": {"aionn.ops", "aionn.hal", "aionn.errors", "aionn.platform"},
     "aionn.validation": {"aionn.ops", "aionn.hal", "aionn.errors"},
     "aionn.interpreter": {"aionn.ops", "aionn.hal", "aionn.errors"},
-    "aionn.burst": {"aionn.hal", "aionn.errors", "aionn.validation", "fmq"},
+    "aionn.burst": {"aionn.hal", "aionn.errors", "aionn.platform", "aionn.validation", "fmq"},
     # Each driver is a unit of its own, see unit_of; the kit is what they are made from.
     "aionn.drivers": set(),
     "aionn.drivers.kit": DRIVER_LAYER,
@@ -84,7 +86,7 @@ HOMES: dict[str, tuple[str, ...]] = {
         "aionn/benchmarking/loadgen.py",
         "aionn/benchmarking/stress/",
         "aionn/drivers/kit/asynchronous.py",
-        "aionn/hal/loops.py",
+        "aionn/platform/loops.py",
         "aionn/runtime/background.py",
         "aionn/runtime/clock.py",
         "aionn/testing/cancellation.py",

@@ -11,7 +11,6 @@ from tests.test_tidy import PACKAGES, excused, imports_of, module_name, parse, r
 
 FILES_PER_FOLDER_MAX = 16
 FULL_FOLDERS: dict[str, str] = {
-    "aionn/hal": "what is not the contract waits for a folder of its own",
     "tests/fmq": "what tests share waits for a folder of its own",
 }
 """``folder: reason`` for folders that hold more files."""

@@ -28,9 +28,9 @@ import numpy.typing as npt
 from aionn.benchmarking.evaluators import Evaluator
 from aionn.errors import InvalidArgument
 from aionn.hal import Operand, operand_dtype
-from aionn.hal.files import TEXT_BYTES_MAX, check_regular, read_regular
 from aionn.media import LogMel, audio_file, video_file
 from aionn.media.pyav import open_container
+from aionn.platform.files import TEXT_BYTES_MAX, check_regular, read_regular
 
 __all__ = ["Sample", "check_sample", "find_samples", "load_array", "read_sample"]
 

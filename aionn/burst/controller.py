@@ -47,7 +47,7 @@ from aionn.hal import (
     check_deadline_ns,
     check_duration_ns,
 )
-from aionn.hal.loops import finish
+from aionn.platform.loops import finish
 from aionn.validation import check_memory_identifiers
 
 __all__ = ["QUEUE_BYTES", "BurstController"]

@@ -66,7 +66,7 @@ def run(function: Callable[..., Awaitable[_T]], *arguments: Any) -> _T:
     """
     import anyio
 
-    from aionn.hal.loops import canceller
+    from aionn.platform.loops import canceller
 
     async def interruptible() -> _T:
         global _cancel

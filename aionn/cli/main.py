@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from aionn.cli.heap import use_one_heap
 
         use_one_heap()
-        from aionn.hal.log_tags import label_lines
+        from aionn.observability.log_tags import label_lines
 
         label_lines()
     from cyclopts import CycloptsError

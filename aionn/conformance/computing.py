@@ -29,7 +29,7 @@ from aionn.hal import (
     Request,
     Timing,
 )
-from aionn.hal.loops import finish
+from aionn.platform.loops import finish
 from fences import FenceError, FenceStatus, SyncFence
 
 __all__ = [

@@ -41,8 +41,8 @@ from aionn.conformance.suite import (
     subject_of,
 )
 from aionn.errors import Error, ErrorStatus, GeneralFailure, InvalidArgument, error_for_status, status_of
-from aionn.hal.log_tags import label_lines
-from aionn.hal.loops import finish
+from aionn.observability.log_tags import label_lines
+from aionn.platform.loops import finish
 from aionn.service.python_process import python_command, python_environment
 
 __all__ = ["Unit", "find_units", "run_random_suite", "run_suite"]

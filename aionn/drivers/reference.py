@@ -26,8 +26,8 @@ from aionn.hal import (
     Priority,
     uniform_capabilities,
 )
-from aionn.hal.tracing import section
 from aionn.interpreter import Interpreter, RunControl
+from aionn.observability.tracing import section
 from aionn.ops import CONTRACTS
 
 __all__ = ["INFO", "ReferenceDevice"]

@@ -18,7 +18,7 @@ from typing import Any
 import anyio
 import anyio.abc
 
-from aionn.hal.loops import Home, finish
+from aionn.platform.loops import Home, finish
 
 __all__ = ["Background", "Waiter"]
 

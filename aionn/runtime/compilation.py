@@ -16,9 +16,9 @@ import anyio.to_thread
 
 from aionn.errors import Error, InvalidArgument
 from aionn.hal import Priority, Timing, check_deadline_ns, check_fences
-from aionn.hal.loops import finish, finish_all
-from aionn.hal.real_work import real_work
-from aionn.hal.tracing import section
+from aionn.observability.tracing import section
+from aionn.platform.loops import finish, finish_all
+from aionn.platform.real_work import real_work
 from aionn.runtime.clock import to_ns
 from aionn.runtime.dropping import close_when_dropped
 from aionn.runtime.executions.burst import Burst

@@ -30,7 +30,7 @@ from aionn.hal import (
     DeviceType,
     FeatureLevel,
 )
-from aionn.hal.real_work import real_work
+from aionn.platform.real_work import real_work
 from aionn.runtime.clock import now_ns
 from aionn.runtime.settings import ExecutionPath, Settings
 from aionn.scheduler.dispatcher import Dispatcher

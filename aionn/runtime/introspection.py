@@ -31,7 +31,7 @@ from aionn.hal import (
     operand_type_name,
     operation_type_name,
 )
-from aionn.hal.real_work import real_work
+from aionn.platform.real_work import real_work
 from aionn.runtime.placement.planning import load_model
 from aionn.runtime.placement.slicing import Slice, operation_levels, slice_model
 from aionn.validation import validate_model

@@ -33,9 +33,9 @@ from aionn.hal import (
     Priority,
     check_deadline_ns,
 )
-from aionn.hal.log_tags import choose_tags
-from aionn.hal.loops import finish, finish_all
-from aionn.hal.tracing import section
+from aionn.observability.log_tags import choose_tags
+from aionn.observability.tracing import section
+from aionn.platform.loops import finish, finish_all
 from aionn.runtime.background import Background
 from aionn.runtime.clock import missed_at, now_ns
 from aionn.runtime.compilation import Compilation

@@ -23,8 +23,8 @@ from aionn.burst.session import POLLING_US_MAX
 from aionn.drivers.registry import EXTENSIONS_VARIABLE, ExtensionPolicy
 from aionn.errors import InvalidArgument
 from aionn.hal import ExecutionPreference
-from aionn.hal.log_tags import LOG_VARIABLE, TAGS, parse_tags
-from aionn.hal.tracing import TRACE_VARIABLE
+from aionn.observability.log_tags import LOG_VARIABLE, TAGS, parse_tags
+from aionn.observability.tracing import TRACE_VARIABLE
 from aionn.service.progress import check_hang_after_s
 
 __all__ = [

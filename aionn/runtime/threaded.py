@@ -21,7 +21,7 @@ import anyio.from_thread
 import anyio.lowlevel
 
 from aionn.errors import GeneralFailure, InvalidArgument, ResourceExhausted, shortage_of
-from aionn.hal.threads import start_thread
+from aionn.platform.threads import start_thread
 from aionn.runtime.background import Background, Waiter
 
 __all__ = ["Forked", "LoopThread", "close_at_exit", "forget", "read_on_thread"]

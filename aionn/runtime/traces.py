@@ -1,7 +1,7 @@
 """Trace files: begun and finished for a runtime, and added up by layer and phase.
 
 Owns who traces (an option, or the variable ``AIONN_TRACE``), the end of the file, and the table. How sections are written is in
-``aionn.hal.tracing``.
+``aionn.observability.tracing``.
 
 Invariants:
 1. A finished file is one JSON array that trace viewers open; one that was cut off by a crash can still be added up.
@@ -20,8 +20,15 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from aionn.errors import InvalidArgument
-from aionn.hal.files import read_regular
-from aionn.hal.tracing import LAYERS, PHASES, TRACE_VARIABLE, is_tracing, start_tracing, stop_tracing
+from aionn.observability.tracing import (
+    LAYERS,
+    PHASES,
+    TRACE_VARIABLE,
+    is_tracing,
+    start_tracing,
+    stop_tracing,
+)
+from aionn.platform.files import read_regular
 
 __all__ = [
     "COLUMNS",

@@ -21,7 +21,7 @@ import anyio
 
 from aionn.errors import InvalidArgument, MissedDeadline, ResourceExhausted
 from aionn.hal import Priority, check_deadline_ns
-from aionn.hal.tracing import is_tracing, section
+from aionn.observability.tracing import is_tracing, section
 from aionn.scheduler.estimates import Estimates
 from aionn.scheduler.policy import PlanPolicy, start_at_once
 from aionn.scheduler.queue import WAITING_MAX, WaitingRoomStatistics

@@ -44,8 +44,8 @@ from aionn.drivers.simulated.profiles import (
 )
 from aionn.errors import InvalidArgument
 from aionn.hal import OperationType, Priority
-from aionn.hal.files import TEXT_BYTES_MAX, open_regular, read_regular
 from aionn.models.tflite import load_tflite
+from aionn.platform.files import TEXT_BYTES_MAX, open_regular, read_regular
 
 __all__ = [
     "ARRIVALS_MAX",

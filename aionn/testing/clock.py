@@ -6,7 +6,7 @@ processes keep real time.
 Invariants:
 1. Time moves only when no callback is ready, no descriptor is ready, and nothing holds a pin; and then exactly to the next timer.
 2. Real work pins: jobs of executors, worker threads of anyio, subprocesses, watched descriptors (unless told otherwise), and
-   whatever was announced with ``pin`` (``aionn.hal.real_work`` for drivers).
+   whatever was announced with ``pin`` (``aionn.platform.real_work`` for drivers).
 3. Nothing waits for ever: nothing to wait for is a ``Deadlock``, a pin older than the limit is a ``StuckPin``, both by name.
 4. The order of callbacks depends on the program alone: timers of the same time run in the order in which they were set.
 
@@ -33,7 +33,7 @@ from typing import Any, Self, TypeVar
 
 import fences
 from aionn.hal import TIME_MAX_NS
-from aionn.hal.real_work import set_pinner
+from aionn.platform.real_work import set_pinner
 
 __all__ = ["Deadlock", "Pin", "StuckPin", "VirtualClock", "VirtualClockLoop", "new_loops", "run"]
 

@@ -15,9 +15,9 @@ from aionn.conformance.cts import load_tests
 from aionn.conformance.random_graphs.suite import load_plan
 from aionn.drivers.kit.described import read_described
 from aionn.errors import InvalidArgument, InvalidModel
-from aionn.hal.tracing import start_tracing
 from aionn.media import audio_file, video_file
 from aionn.models.tflite import load_tflite
+from aionn.observability.tracing import start_tracing
 from aionn.runtime import traces
 from aionn.simulation import workload
 

@@ -21,8 +21,8 @@ from anyio.abc import Process
 
 from aionn.benchmarking.stress.bodies import BODIES, Ended, StressTask, task_command
 from aionn.errors import InvalidArgument
-from aionn.hal.files import check_regular
-from aionn.hal.loops import finish
+from aionn.platform.files import check_regular
+from aionn.platform.loops import finish
 from aionn.service.python_process import python_environment
 
 __all__ = ["GRACE_S", "TEST_S_MAX", "StressResult", "stress"]

@@ -24,8 +24,8 @@ from aionn.cli.streaming import (
     warm_up,
 )
 from aionn.errors import InvalidArgument
-from aionn.hal.files import TEXT_BYTES_MAX, read_regular
 from aionn.media import AudioWindow, Frame, audio_file, log_mel, video_file
+from aionn.platform.files import TEXT_BYTES_MAX, read_regular
 from aionn.runtime.memory.arguments import Array, image_writer, value_writer
 
 __all__ = ["demo", "run_demo"]

@@ -18,7 +18,7 @@ from aionn.cli.numbers import DEADLINE_MS_MAX, SEED_MAX, numbers
 from aionn.cli.output import check_writable, console, print_json
 from aionn.errors import InvalidArgument
 from aionn.hal import check_deadline_ns
-from aionn.hal.files import open_regular
+from aionn.platform.files import open_regular
 from aionn.runtime.clock import to_ns
 from aionn.runtime.memory.arguments import Array, TensorSpec
 

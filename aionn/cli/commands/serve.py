@@ -18,8 +18,8 @@ from aionn.cli.output import console
 from aionn.drivers import registry
 from aionn.errors import InvalidArgument
 from aionn.hal import Device
-from aionn.hal.log_tags import choose_tags
-from aionn.hal.loops import finish
+from aionn.observability.log_tags import choose_tags
+from aionn.platform.loops import finish
 from aionn.runtime.settings import settings_from
 from aionn.runtime.traces import begin_trace
 from aionn.service.host.admission import ClientLimits

@@ -16,8 +16,8 @@ from aionn.cli.numbers import DEADLINE_MS_MAX, numbers
 from aionn.cli.output import console, print_json, print_table
 from aionn.cli.streaming import Account, show_live, stream_into_account, warm_up
 from aionn.errors import InvalidArgument
-from aionn.hal.files import TEXT_BYTES_MAX, read_regular
 from aionn.media import AudioWindow, Frame, audio_file, log_mel, video_file
+from aionn.platform.files import TEXT_BYTES_MAX, read_regular
 from aionn.runtime.clock import to_ns
 from aionn.runtime.memory.arguments import Array, TensorSpec, Writer, image_writer, value_writer
 

@@ -34,7 +34,7 @@ from aionn.hal import (
     is_scalar_type,
     operand_dtype,
 )
-from aionn.hal.files import read_regular
+from aionn.platform.files import read_regular
 
 __all__ = [
     "CtsOperand",

@@ -48,7 +48,7 @@ from aionn.conformance.requests import outputs_of, request_for
 from aionn.conformance.suite import DeviceUnderTest, Outcome
 from aionn.errors import DeadObject, ErrorStatus, InvalidArgument, error_for_status
 from aionn.hal import Memory, Model
-from aionn.hal.files import read_regular
+from aionn.platform.files import read_regular
 
 __all__ = [
     "NUMBER_MAX",

@@ -56,7 +56,7 @@ from aionn.conformance.vts.case import (
 from aionn.conformance.vts.models import RequestPools, add_model, has_definite_outputs, model_of, split_model
 from aionn.errors import ErrorStatus
 from aionn.hal import DataLocation, ExecutionResult, Memory, Model, PreparedModel, Request
-from aionn.hal.loops import wait_from_thread
+from aionn.platform.loops import wait_from_thread
 from aionn.service.client.prepared import RemotePreparedModel
 from aionn.service.wire.handles import QueueHandle
 from aionn.service.wire.protocol import ConfigureBurst, ConfigureBurstReply, EndBurst, FreeMemorySlot

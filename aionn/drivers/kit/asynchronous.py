@@ -55,7 +55,7 @@ from aionn.hal import (
     ResendingExecution,
     Timing,
 )
-from aionn.hal.loops import finish
+from aionn.platform.loops import finish
 from fences import FenceStatus, SyncFence, merge
 
 __all__ = ["AsyncDevice", "AsyncPreparedModel"]

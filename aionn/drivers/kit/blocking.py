@@ -36,10 +36,10 @@ from aionn.hal import (
     PreparedModel,
     Priority,
 )
-from aionn.hal.loops import finish
-from aionn.hal.real_work import real_work
-from aionn.hal.threads import start_thread
-from aionn.hal.tracing import section
+from aionn.observability.tracing import section
+from aionn.platform.loops import finish
+from aionn.platform.real_work import real_work
+from aionn.platform.threads import start_thread
 from fences import SyncFence
 from fences import now_ns as fences_now_ns
 

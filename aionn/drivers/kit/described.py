@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from aionn.errors import InvalidArgument
-from aionn.hal.files import TEXT_BYTES_MAX, read_regular
+from aionn.platform.files import TEXT_BYTES_MAX, read_regular
 
 __all__ = ["convert_described", "read_described"]
 

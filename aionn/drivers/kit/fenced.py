@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 from aionn.errors import Error, ErrorStatus, GeneralFailure, MissedDeadline, status_of
 from aionn.hal import NO_TIMING, ExecutionResult, FencedTiming, Timing
-from aionn.hal.real_work import begin_real_work
-from aionn.hal.threads import start_thread
+from aionn.platform.real_work import begin_real_work
+from aionn.platform.threads import start_thread
 from fences import FenceStatus, SyncFence, merge
 
 if TYPE_CHECKING:

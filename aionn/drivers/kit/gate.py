@@ -25,9 +25,9 @@ from typing import TypeVar
 from aionn.errors import DeviceUnavailable, Error, GeneralFailure, ResourceExhausted
 from aionn.hal import Priority
 from aionn.hal.callers import client_of_call
-from aionn.hal.real_work import real_work
-from aionn.hal.threads import start_thread
 from aionn.interpreter import RunControl
+from aionn.platform.real_work import real_work
+from aionn.platform.threads import start_thread
 from aionn.scheduler.queue import WAITING_MAX, WaitingRoomStatistics
 from aionn.scheduler.sharing import Claim, SharedSlots
 from fences import SyncFence

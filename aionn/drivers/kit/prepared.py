@@ -49,9 +49,9 @@ from aionn.hal import (
     ResendingExecution,
     Timing,
 )
-from aionn.hal.real_work import begin_real_work
-from aionn.hal.tracing import section
 from aionn.interpreter import RunControl
+from aionn.observability.tracing import section
+from aionn.platform.real_work import begin_real_work
 from aionn.validation import check_memory_identifiers
 from fences import SyncFence
 

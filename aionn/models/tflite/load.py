@@ -21,7 +21,6 @@ import msgspec
 
 from aionn.errors import InvalidArgument, InvalidModel
 from aionn.hal import Model, Operand, Subgraph, operation_type_name
-from aionn.hal.files import read_regular
 from aionn.models.tflite.constants import ModelWriter
 from aionn.models.tflite.folding import fold
 from aionn.models.tflite.graph import Consequence, Inexpressible, SubgraphWriter
@@ -35,6 +34,7 @@ from aionn.models.tflite.schema import (
     TfliteSubgraph,
     read_file,
 )
+from aionn.platform.files import read_regular
 
 __all__ = ["TfliteArgument", "TfliteModel", "TfliteSignature", "load_tflite"]
 

@@ -25,9 +25,9 @@ import anyio.to_thread
 from aionn.errors import Error, GeneralFailure, InvalidArgument, MissedDeadline
 from aionn.hal import Burst as HalBurst
 from aionn.hal import ExecutionResult, Priority, Timing, check_deadline_ns, dimensions_are_known
-from aionn.hal.loops import finish, finish_all
-from aionn.hal.real_work import real_work
-from aionn.hal.tracing import section
+from aionn.observability.tracing import section
+from aionn.platform.loops import finish, finish_all
+from aionn.platform.real_work import real_work
 from aionn.runtime.clock import now_ns
 from aionn.runtime.dropping import close_when_dropped
 from aionn.runtime.executions.direct import execute_directly, hold

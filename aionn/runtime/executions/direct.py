@@ -17,7 +17,7 @@ from typing import Any
 
 from aionn.errors import Error, ErrorStatus, status_of
 from aionn.hal import Priority
-from aionn.hal.tracing import section
+from aionn.observability.tracing import section
 from aionn.runtime.executions.execution import Result, Turn, is_told, tell_end
 from aionn.runtime.memory.arguments import RequestArea
 from aionn.runtime.placement.fallback import driver_error, may_fall_back

@@ -32,7 +32,7 @@ from aionn.errors import (
     status_of,
 )
 from aionn.hal import NO_TIMING, TIME_MAX_NS, Priority, Timing
-from aionn.hal.tracing import section
+from aionn.observability.tracing import section
 from aionn.runtime.background import Background
 from aionn.runtime.clock import now_ns
 from aionn.runtime.executions.failures import clear_frames, own_error

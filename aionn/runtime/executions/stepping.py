@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from aionn.errors import ErrorStatus, OutputInsufficientSize, error_for_status
 from aionn.hal import ExecutionResult, OutputShape, PreparedModel, Request, Timing
-from aionn.hal.real_work import real_work
-from aionn.hal.tracing import section
+from aionn.observability.tracing import section
+from aionn.platform.real_work import real_work
 from aionn.runtime.executions.execution import PRIORITY
 from aionn.runtime.memory.arguments import RequestArea
 from aionn.validation import check_execution_result

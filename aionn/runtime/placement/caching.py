@@ -37,9 +37,9 @@ from aionn.hal import (
     PreparedModel,
     Priority,
 )
-from aionn.hal.files import open_regular
-from aionn.hal.real_work import real_work
-from aionn.hal.tracing import section
+from aionn.observability.tracing import section
+from aionn.platform.files import open_regular
+from aionn.platform.real_work import real_work
 
 if TYPE_CHECKING:
     from aionn.runtime.runtime import RuntimeDevice

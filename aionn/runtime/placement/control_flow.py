@@ -49,8 +49,8 @@ from aionn.hal import (
     operand_size_bytes,
 )
 from aionn.hal import Burst as HalBurst
-from aionn.hal.loops import finish, finish_all
-from aionn.hal.tracing import section
+from aionn.observability.tracing import section
+from aionn.platform.loops import finish, finish_all
 from aionn.runtime.clock import now_ns
 from aionn.runtime.compilation import AREAS_KEPT_MAX
 from aionn.runtime.executions.execution import UNDER_WAY, Turn, sum_of

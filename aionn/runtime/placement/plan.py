@@ -14,7 +14,7 @@ import msgspec
 
 from aionn.errors import Error
 from aionn.hal import Model, PreparedModel, Request, Timing
-from aionn.hal.loops import finish_all
+from aionn.platform.loops import finish_all
 from aionn.runtime.executions.execution import Turn
 from aionn.runtime.executions.stepping import execute_step
 from aionn.runtime.memory.arguments import RequestArea, TensorSpec, Value, input_value, result_value

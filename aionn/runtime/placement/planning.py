@@ -32,10 +32,10 @@ from aionn.hal import (
     Priority,
     operation_type_name,
 )
-from aionn.hal.loops import finish_all
-from aionn.hal.real_work import real_work
-from aionn.hal.tracing import section
 from aionn.models.tflite import load_tflite
+from aionn.observability.tracing import section
+from aionn.platform.loops import finish_all
+from aionn.platform.real_work import real_work
 from aionn.runtime.memory.arguments import TensorSpec, tensor_spec
 from aionn.runtime.placement.caching import StepCache
 from aionn.runtime.placement.control_flow import interpreted_step

@@ -29,7 +29,7 @@ import anyio.abc
 from aionn.burst.controller import BurstController
 from aionn.errors import DeviceUnavailable, Error, ErrorStatus, InvalidArgument, status_of
 from aionn.hal import NO_TIMING, ExecutionCallback, OutputShape, Timing
-from aionn.hal.loops import finish
+from aionn.platform.loops import finish
 from aionn.service.wire.channel import Channel
 from aionn.service.wire.protocol import (
     DESCRIPTORS_WITH_MESSAGE_MAX,

@@ -43,7 +43,7 @@ from aionn.hal import (
     PreparedModel,
     Priority,
 )
-from aionn.hal.loops import Home
+from aionn.platform.loops import Home
 from aionn.service.client.connection import Connection, Peer, ServedSocket
 from aionn.service.client.prepared import RemoteBuffer, RemotePreparedModel
 from aionn.service.client.spare import Spare

@@ -28,7 +28,7 @@ from aionn.hal import (
     Request,
     check_fences,
 )
-from aionn.hal.loops import finish, finish_all
+from aionn.platform.loops import finish, finish_all
 from aionn.service.client.connection import Connection
 from aionn.service.wire.channel import Channel, Pending
 from aionn.service.wire.handles import QueueHandle, RequestOnWire

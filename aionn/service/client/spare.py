@@ -21,7 +21,7 @@ from collections.abc import Callable
 import anyio
 
 from aionn.errors import DeviceUnavailable
-from aionn.hal.loops import finish
+from aionn.platform.loops import finish
 from aionn.service.client.supervisor import DriverProcess, StartConditions
 from aionn.service.wire.received import close_unread
 

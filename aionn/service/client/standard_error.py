@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-from aionn.hal.log_tags import relayed
+from aionn.observability.log_tags import relayed
 
 __all__ = ["StandardError"]
 

@@ -25,9 +25,9 @@ import anyio.to_thread
 import msgspec
 
 from aionn.errors import DeviceUnavailable
-from aionn.hal.log_tags import LOG_VARIABLE, chosen_tags
-from aionn.hal.loops import finish
-from aionn.hal.tracing import TRACE_VARIABLE, trace_path
+from aionn.observability.log_tags import LOG_VARIABLE, chosen_tags
+from aionn.observability.tracing import TRACE_VARIABLE, trace_path
+from aionn.platform.loops import finish
 from aionn.service.client.standard_error import StandardError
 from aionn.service.entry import READY, SPARE_ARGUMENT
 from aionn.service.python_process import python_command, python_environment

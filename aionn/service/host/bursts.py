@@ -23,7 +23,7 @@ from aionn.burst.server import Execute as BurstExecute
 from aionn.burst.session import POLLING_US_MAX
 from aionn.errors import DeadObject, Error, InvalidArgument, ResourceExhausted
 from aionn.hal import ExecutionResult, Memory, PreparedModel, Request
-from aionn.hal.loops import finish, wait_from_thread
+from aionn.platform.loops import finish, wait_from_thread
 from aionn.service.progress import Progress
 from aionn.service.wire.channel import Channel
 from aionn.service.wire.protocol import BurstEnded, ConfigureBurst, GetMemories, GetMemoriesReply

@@ -43,10 +43,10 @@ from aionn.errors import (
     shortage_of,
 )
 from aionn.hal import Device
-from aionn.hal.log_tags import choose_tags
-from aionn.hal.loops import finish
-from aionn.hal.threads import start_thread
-from aionn.hal.tracing import TRACE_VARIABLE, start_tracing
+from aionn.observability.log_tags import choose_tags
+from aionn.observability.tracing import TRACE_VARIABLE, start_tracing
+from aionn.platform.loops import finish
+from aionn.platform.threads import start_thread
 from aionn.service.host.admission import Admission, ClientLimits, Credentials, Place
 from aionn.service.host.session import Session
 from aionn.service.progress import Progress

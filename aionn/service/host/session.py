@@ -38,7 +38,7 @@ from aionn.hal import (
     Timing,
 )
 from aionn.hal.callers import client_of_call
-from aionn.hal.loops import finish
+from aionn.platform.loops import finish
 from aionn.service.host.bursts import Bursts
 from aionn.service.host.settling import Settling
 from aionn.service.progress import Progress

@@ -43,7 +43,7 @@ from aionn.errors import (
     status_of,
     words_of,
 )
-from aionn.hal.loops import Home
+from aionn.platform.loops import Home
 from aionn.service.wire.handles import close_all
 from aionn.service.wire.large import InMemory, check_answered, in_memory, read_parts
 from aionn.service.wire.load import Load

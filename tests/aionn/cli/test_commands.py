@@ -239,7 +239,7 @@ def test_quantiles_of_a_run_have_five_executions_beyond_them(count: int) -> None
 
 def test_lines_of_drivers_are_labelled_where_nobody_logs() -> None:
     code = (
-        "import logging; from aionn.hal.log_tags import label_lines; label_lines();"
+        "import logging; from aionn.observability.log_tags import label_lines; label_lines();"
         "logging.getLogger('aionn.driver.x').warning('ERROR: Division by 0')"
     )
     finished = subprocess.run(

@@ -29,7 +29,7 @@ import pytest
 
 import aionn
 import aionn.blocking
-from aionn.hal.loops import finish
+from aionn.platform.loops import finish
 from aionn.runtime.compilation import AREAS_KEPT_MAX
 from aionn.runtime.runtime import Isolation
 from aionn.service.client.device import RemoteDevice

@@ -16,7 +16,7 @@ import aionn
 from aionn.cli.main import main
 from aionn.drivers.reference import ReferenceDevice
 from aionn.hal import CACHE_FILES_MAX, CacheFileCounts, uniform_capabilities
-from aionn.hal.log_tags import TAGS, choose_tags, parse_tags
+from aionn.observability.log_tags import TAGS, choose_tags, parse_tags
 from aionn.runtime.settings import VARIABLES, Settings, settings_from
 
 Values = npt.NDArray[np.float32]

@@ -17,7 +17,7 @@ import pytest
 
 import aionn
 from aionn.cli.main import main
-from aionn.hal.tracing import TRACE_VARIABLE, is_tracing, section, start_tracing, stop_tracing
+from aionn.observability.tracing import TRACE_VARIABLE, is_tracing, section, start_tracing, stop_tracing
 from aionn.runtime import traces
 from aionn.runtime.traces import end_trace, read_trace, summarize, summarize_applications
 

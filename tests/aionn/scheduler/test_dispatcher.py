@@ -8,7 +8,7 @@ import pytest
 
 from aionn.errors import InvalidArgument, MissedDeadline, ResourceExhausted
 from aionn.hal import Priority
-from aionn.hal.tracing import start_tracing, stop_tracing
+from aionn.observability.tracing import start_tracing, stop_tracing
 from aionn.scheduler.dispatcher import INTERRUPTED_MAX, PROBE_EVERY, Dispatcher
 from aionn.scheduler.estimates import SURE_COUNT
 from aionn.scheduler.work import NEVER_NS, Abort, Preempt, Start, WorkState

@@ -18,7 +18,7 @@ import anyio.to_thread
 import pytest
 
 import fences
-from aionn.hal.real_work import begin_real_work, real_work
+from aionn.platform.real_work import begin_real_work, real_work
 from aionn.runtime.clock import after, now_ns
 from aionn.testing import Deadlock, StuckPin, VirtualClock, VirtualClockLoop, run
 from aionn.testing.clock import new_loops

@@ -25,9 +25,9 @@ from aionn.hal import (
     Timing,
     uniform_capabilities,
 )
-from aionn.hal.tracing import start_tracing, stop_tracing
 from aionn.interpreter import RunControl
 from aionn.models.builder import GraphBuilder
+from aionn.observability.tracing import start_tracing, stop_tracing
 from aionn.testing.models import chain
 from aionn.testing.split import PickyDevice
 

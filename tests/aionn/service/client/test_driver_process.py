@@ -22,7 +22,7 @@ import pytest
 
 import aionn
 from aionn.errors import ErrorStatus
-from aionn.hal.tracing import start_tracing, stop_tracing
+from aionn.observability.tracing import start_tracing, stop_tracing
 from aionn.runtime.background import Background
 from aionn.service.client.device import RemoteDevice
 from aionn.service.client.supervisor import DriverProcess

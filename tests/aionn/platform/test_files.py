@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from aionn.errors import InvalidArgument, ResourceExhausted
-from aionn.hal.files import MissingFile, check_regular, open_regular, read_regular
+from aionn.platform.files import MissingFile, check_regular, open_regular, read_regular
 from fmq.available import Available
 
 pytestmark = pytest.mark.usefixtures("ends_at_once")

@@ -13,7 +13,7 @@ import anyio.to_thread
 import pytest
 
 from aionn.errors import DeadObject, MissedDeadline
-from aionn.hal.loops import finish, finish_all, wait_from_thread
+from aionn.platform.loops import finish, finish_all, wait_from_thread
 from aionn.testing.cancellation import cancelled_natively
 
 TURNS = 20
