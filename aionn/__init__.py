@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from aionn.observability.tracing import section
     from aionn.runtime.clock import after, now_ns
     from aionn.runtime.compilation import Compilation
+    from aionn.runtime.devices import RuntimeDevice
     from aionn.runtime.executions.burst import Burst
     from aionn.runtime.executions.execution import Execution, Result
     from aionn.runtime.executions.stream import Stream, StreamResult
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from aionn.runtime.memory.images import ImageMemory
     from aionn.runtime.memory.own import DeviceMemory, SharedMemory
     from aionn.runtime.placement.plan import Placement
-    from aionn.runtime.runtime import Runtime, RuntimeDevice
+    from aionn.runtime.runtime import Runtime
     from aionn.runtime.runtime import open_runtime as open
 
 __version__ = "0.1.0"
@@ -63,7 +64,7 @@ _HOME_BY_NAME = {
     "ResourceExhausted": "aionn.errors",
     "Result": "aionn.runtime.executions.execution",
     "Runtime": "aionn.runtime.runtime",
-    "RuntimeDevice": "aionn.runtime.runtime",
+    "RuntimeDevice": "aionn.runtime.devices",
     "SharedMemory": "aionn.runtime.memory.own",
     "Stream": "aionn.runtime.executions.stream",
     "StreamResult": "aionn.runtime.executions.stream",

@@ -30,13 +30,14 @@ import aionn.runtime.memory.own as asynchronous_memory
 import aionn.runtime.runtime as asynchronous_runtime
 from aionn.errors import InvalidArgument
 from aionn.hal import DeviceStatus, Model, Priority
+from aionn.runtime.devices import RuntimeDevice
 from aionn.runtime.executions.execution import ExecutionState, Result
 from aionn.runtime.introspection import Support
 from aionn.runtime.memory.arguments import Array, TensorSpec
 from aionn.runtime.memory.images import ImageMemory
 from aionn.runtime.memory.own import SharedMemory
 from aionn.runtime.placement.plan import Placement
-from aionn.runtime.runtime import RuntimeDevice, Unavailable, open_runtime
+from aionn.runtime.runtime import Unavailable, open_runtime
 from aionn.runtime.settings import Settings
 from aionn.runtime.threaded import Forked, LoopThread, close_at_exit, forget, read_on_thread
 from fences import SyncFence

@@ -40,7 +40,8 @@ from aionn.benchmarking.paths import PATHS, Arguments, Path, draw_inputs, opened
 from aionn.errors import Error, InvalidArgument
 from aionn.hal import CACHE_TOKEN_BYTES, CacheFileCounts, CacheFiles, Model, PreparedModel
 from aionn.models.tflite import load_tflite
-from aionn.runtime.runtime import Runtime, RuntimeDevice
+from aionn.runtime.devices import RuntimeDevice
+from aionn.runtime.runtime import Runtime
 
 __all__ = ["BASELINE", "BenchmarkReport", "CompileTimes", "DeviceReport", "Progress", "Settings", "benchmark"]
 

@@ -47,11 +47,13 @@ class Background:
     Attributes:
         tasks: Where to start tasks; valid from ``start`` to ``aclose``.
         home: The loop in which all of it runs; valid from ``start`` on.
+        is_open: Whether its runtime is open, and is not being closed; the runtime says so.
     """
 
     def __init__(self) -> None:
         self.tasks: anyio.abc.TaskGroup
         self.home: Home
+        self.is_open = False
         self._loop: asyncio.AbstractEventLoop
         self._stop = anyio.Event()
         self._host: asyncio.Task[None] | None = None

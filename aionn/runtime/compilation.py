@@ -19,6 +19,7 @@ from aionn.hal import Priority, Timing, check_deadline_ns, check_fences
 from aionn.observability.tracing import section
 from aionn.platform.loops import finish, finish_all
 from aionn.platform.real_work import real_work
+from aionn.runtime.background import Background
 from aionn.runtime.clock import to_ns
 from aionn.runtime.dropping import close_when_dropped
 from aionn.runtime.executions.burst import Burst
@@ -33,7 +34,15 @@ from aionn.runtime.executions.execution import (
     result_of,
 )
 from aionn.runtime.executions.stepping import execute_step
-from aionn.runtime.memory.arguments import BOUND, Array, Binding, RequestArea, check_inputs, output_target
+from aionn.runtime.memory.arguments import (
+    AREAS_KEPT_MAX,
+    BOUND,
+    Array,
+    Binding,
+    RequestArea,
+    check_inputs,
+    output_target,
+)
 from aionn.runtime.memory.own import OwnMemory, bind, image_view
 from aionn.runtime.placement.plan import LastValues, Plan, declared_ns, learnt_by, settle_of
 from aionn.scheduler.work import Work
@@ -42,12 +51,8 @@ from fences import SyncFence
 
 if TYPE_CHECKING:
     from aionn.runtime.executions.reusable import ReusableExecution
-    from aionn.runtime.runtime import Runtime
 
 __all__ = ["Compilation"]
-
-AREAS_KEPT_MAX = 8
-"""Request memories that a compilation keeps for the next execution; more are given back."""
 
 NEW_BYTES_IN_LOOP_MAX = 1 << 18
 """Largest request memory that is made on the event loop: the kernel gives some 2 bytes a nanosecond at first use."""
@@ -99,7 +104,7 @@ class Compilation:
 
     def __init__(
         self,
-        runtime: Runtime,
+        background: Background,
         plan: Plan,
         priority: Priority,
         *,
@@ -110,7 +115,7 @@ class Compilation:
     ) -> None:
         self._polling = polling or {}
         self._report = report
-        self._runtime = runtime
+        self._background = background
         self._plan = plan
         self._priority = priority
         self._on_close = on_close
@@ -119,7 +124,7 @@ class Compilation:
         self._values = LastValues(plan)
         self._bursts: weakref.WeakSet[Burst] = weakref.WeakSet()
         self._closed = False
-        self._finalizer = close_when_dropped(self, runtime, plan.aclose)
+        self._finalizer = close_when_dropped(self, background, plan.aclose)
         self._learnt_by = learnt_by(plan, self)
         self._device_names = plan.device_names
         # How to wait for what a cancelled caller leaves; None where a task of its own must wait.
@@ -191,7 +196,7 @@ class Compilation:
             assert left is not None and settle is not None, "abandoned once, on this way alone"
             request = left.request(step.inputs, step.outputs)
             ending = hold(functools.partial(settle, request), turn, work)
-            self._runtime.background.start_execution(ending, lambda task: self._give_back(left))
+            self._background.start_execution(ending, lambda task: self._give_back(left))
 
         async def recover(failure: Error) -> Result:
             return await result_of(self._start(asked, measure, failure=failure))
@@ -296,7 +301,7 @@ class Compilation:
             report=self._report,
             finish=self._give_back,
         )
-        execution.start(self._runtime.background)
+        execution.start(self._background)
         return execution
 
     def _bindings(
@@ -310,17 +315,21 @@ class Compilation:
         bound: dict[int, Binding] = {}
         plain = list(inputs)
         for index, value in enumerate(plain[: len(self.inputs)]):
-            pixels = image_view(self, index, value, f"input {index}")
+            pixels = image_view(self._plan, index, value, f"input {index}")
             if pixels is not None:
                 plain[index] = pixels
             elif isinstance(value, OwnMemory):
-                bound[main.input_indexes[index]] = bind(self, False, index, value, f"input {index}")
+                bound[main.input_indexes[index]] = bind(
+                    self._plan, self.identity, False, index, value, f"input {index}"
+                )
                 plain[index] = BOUND
         if outputs is not None and len(outputs) != len(self.outputs):
             raise InvalidArgument(f"outputs: expected {len(self.outputs)} entries, got {len(outputs)}")
         for index, value in enumerate(outputs or ()):
             if isinstance(value, OwnMemory):
-                bound[main.output_indexes[index]] = bind(self, True, index, value, f"output {index}")
+                bound[main.output_indexes[index]] = bind(
+                    self._plan, self.identity, True, index, value, f"output {index}"
+                )
             elif value is not None:
                 targets[main.output_indexes[index]] = output_target(index, self.outputs[index], value)
         return bound, plain, targets
@@ -379,7 +388,7 @@ class Compilation:
         """
         self._check_open()
         burst = Burst(
-            self._runtime,
+            self._background,
             self._plan,
             self._priority,
             slots,
@@ -397,7 +406,7 @@ class Compilation:
     def _check_open(self) -> None:
         if self._closed:
             raise InvalidArgument("compilation: closed")
-        self._runtime.background.home.check("compilation")
+        self._background.home.check("compilation")
 
     @property
     def steps(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -412,7 +421,7 @@ class Compilation:
         """
         from aionn.runtime.page import compilation_page
 
-        return compilation_page(self, title=title)
+        return compilation_page(self._plan, title=title)
 
     def reusable(self, *, measure: bool = False, loop_timeout: float | None = None) -> ReusableExecution:
         """An execution whose memory is kept: inputs are written into ``inputs``, results read from the result's views.
@@ -423,7 +432,40 @@ class Compilation:
         from aionn.runtime.executions.reusable import ReusableExecution
 
         self._check_open()
-        return ReusableExecution(self, measure, loop_timeout)
+        return ReusableExecution(
+            self._plan,
+            self._sizes,
+            measure,
+            loop_timeout,
+            check_open=self._check_open,
+            start=self._start_computation,
+        )
+
+    def _start_computation(
+        self,
+        area: RequestArea,
+        *,
+        measure: bool,
+        loop_timeout_ns: int | None,
+        deadline_ns: int | None,
+        priority: str | Priority | None,
+        finish: Callable[[RequestArea | None], None],
+    ) -> Execution:
+        # A method, by which a reusable execution keeps its compilation.
+        execution = Execution(
+            lambda: area,
+            [self._turn(index, measure, loop_timeout_ns) for index in range(len(self._plan.steps))],
+            self.model.main.output_indexes,
+            device=self._device_names,
+            priority=self._priority if priority is None else priority_of(priority),
+            deadline_ns=deadline_ns,
+            copy=False,
+            rescue=self._plan.rescue(measure, loop_timeout_ns),
+            report=self._report,
+            finish=finish,
+        )
+        execution.start(self._background)
+        return execution
 
     async def aclose(self) -> None:
         """Ends its bursts and frees it at the device. Idempotent.
@@ -432,7 +474,7 @@ class Compilation:
         """
         if self._closed:
             return
-        self._runtime.background.home.check("compilation")
+        self._background.home.check("compilation")
         self._closed = True
         self._on_close(self)
         await finish(self._close())

@@ -15,41 +15,39 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aionn.errors import Error
-
-if TYPE_CHECKING:
-    from aionn.runtime.runtime import Runtime
+from aionn.runtime.background import Background
 
 __all__ = ["close_when_dropped"]
 
 
 def close_when_dropped(
-    owner: object, runtime: Runtime, close: Callable[[], Awaitable[None]]
+    owner: object, background: Background, close: Callable[[], Awaitable[None]]
 ) -> weakref.finalize[..., Any]:
     """Has ``close`` awaited in the background once nothing refers to ``owner`` any more.
 
     Args:
         owner: Whose end it is.
-        runtime: Whose background it is awaited in; a runtime that is closed has freed everything.
+        background: Where it is awaited; a runtime that is closed has freed everything.
         close: Frees what the owner had at its devices. It must not refer to the owner.
 
     Returns:
         Its ``detach`` takes that back.
     """
-    finalizer = weakref.finalize(owner, _post, runtime, close)
+    finalizer = weakref.finalize(owner, _post, background, close)
     finalizer.atexit = False  # Driver processes end with this one.
     return finalizer
 
 
-def _post(runtime: Runtime, close: Callable[[], Awaitable[None]]) -> None:
-    runtime.background.call_soon(functools.partial(_start, runtime, close))
+def _post(background: Background, close: Callable[[], Awaitable[None]]) -> None:
+    background.call_soon(functools.partial(_start, background, close))
 
 
-def _start(runtime: Runtime, close: Callable[[], Awaitable[None]]) -> None:
-    if runtime.is_open:
-        runtime.background.start_execution(_closed(close), lambda task: None)
+def _start(background: Background, close: Callable[[], Awaitable[None]]) -> None:
+    if background.is_open:
+        background.start_execution(_closed(close), lambda task: None)
 
 
 async def _closed(close: Callable[[], Awaitable[None]]) -> None:

@@ -16,7 +16,6 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import anyio.to_thread
 import msgspec
@@ -32,12 +31,10 @@ from aionn.hal import (
     operation_type_name,
 )
 from aionn.platform.real_work import real_work
+from aionn.runtime.devices import RuntimeDevice
 from aionn.runtime.placement.planning import load_model
 from aionn.runtime.placement.slicing import Slice, operation_levels, slice_model
 from aionn.validation import validate_model
-
-if TYPE_CHECKING:
-    from aionn.runtime.runtime import RuntimeDevice
 
 __all__ = [
     "ModelSummary",

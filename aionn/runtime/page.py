@@ -12,14 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
 from aionn.errors import InvalidArgument
 from aionn.hal import Model, Operand, operand_type_name
-from aionn.runtime.placement.plan import Placement
-
-if TYPE_CHECKING:
-    from aionn.runtime.compilation import Compilation
+from aionn.runtime.placement.plan import Placement, Plan
 
 __all__ = ["compilation_page"]
 
@@ -45,38 +41,40 @@ td,th{padding:.15em .7em;text-align:left;vertical-align:top}td:nth-child(4){whit
 tr:nth-child(even){background:#f4f4f4}"""
 
 
-def compilation_page(compilation: Compilation, *, title: str = "compilation") -> str:
+def compilation_page(plan: Plan, *, title: str = "compilation") -> str:
     """The page's text.
 
     Args:
-        compilation: What is drawn: its main subgraph, coloured by the devices that operations run on.
+        plan: What is drawn: its main subgraph, coloured by the devices that operations run on.
         title: The page's.
 
     Raises:
         InvalidArgument: The model is too large to be drawn.
     """
-    model = compilation.model
+    model = plan.model
     count = len(model.main.operations)
     if count > OPERATIONS_MAX:
         raise InvalidArgument(f"page: expected at most {OPERATIONS_MAX} operations, got {count}")
     # An IF or WHILE that is interpreted has a colour too, beside those of the devices that its subgraphs go to.
-    placed_on = dict.fromkeys((*compilation.devices, *(p.device for p in compilation.placement)))
+    placed_on = dict.fromkeys(
+        (*(device.name for device in plan.devices), *(p.device for p in plan.placement))
+    )
     colours = {device: _COLOURS[index % len(_COLOURS)] for index, device in enumerate(placed_on)}
-    numbers = {p.operation: p for p in compilation.placement if not p.subgraph}
+    numbers = {p.operation: p for p in plan.placement if not p.subgraph}
     key = "".join(
         f'<span style="background:{colour}">{escape(device)}: '
-        f"{_counted(sum(p.device == device for p in compilation.placement), 'operation')}</span>"
+        f"{_counted(sum(p.device == device for p in plan.placement), 'operation')}</span>"
         for device, colour in colours.items()
     )
     rows = "".join(
         f"<tr><td>{p.subgraph or 'main'}</td><td>{p.operation}</td><td>{escape(p.type)}</td>"
         f"<td>{escape(p.device)}</td><td>{escape(p.reason)}</td></tr>"
-        for p in compilation.placement
+        for p in plan.placement
     )
     return (
         f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f"<style>{_STYLE}</style></head><body><h1>{escape(title)}</h1>"
-        f'<p>{_counted(count, "operation")} in {_counted(len(compilation.steps), "step")}</p><p class="key">{key}</p>'
+        f'<p>{_counted(count, "operation")} in {_counted(len(plan.steps), "step")}</p><p class="key">{key}</p>'
         f'<div class="sheet">{_drawing(model, numbers, colours)}'
         f"<table><tr><th>subgraph</th><th>operation</th><th>type</th><th>device</th>"
         f"<th>why there</th></tr>{rows}</table></div></body></html>\n"

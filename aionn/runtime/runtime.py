@@ -39,10 +39,10 @@ from aionn.platform.loops import finish, finish_all
 from aionn.runtime.background import Background
 from aionn.runtime.clock import missed_at, now_ns
 from aionn.runtime.compilation import Compilation
+from aionn.runtime.devices import RuntimeDevice
 from aionn.runtime.discovery import (
     Discovery,
     Isolation,
-    RuntimeDevice,
     Unavailable,
     devices_given,
     drivers_wanted,
@@ -50,7 +50,8 @@ from aionn.runtime.discovery import (
 from aionn.runtime.executions.execution import priority_of
 from aionn.runtime.extensions import check_extensions
 from aionn.runtime.introspection import Support, ask_support
-from aionn.runtime.memory.own import DeviceMemory, OwnMemory, SharedMemory, allocate, copy
+from aionn.runtime.memory.allocation import allocate
+from aionn.runtime.memory.own import DeviceMemory, OwnMemory, SharedMemory, copy
 from aionn.runtime.placement.caching import open_cache
 from aionn.runtime.placement.fallback import can_fall_back, may_fall_back
 from aionn.runtime.placement.plan import Plan
@@ -66,7 +67,7 @@ from aionn.runtime.settings import PartitionMode, Settings, preference_of, setti
 from aionn.runtime.telemetry import Listener, Reporter, failure_report_of, report_of
 from aionn.runtime.traces import begin_trace, end_trace
 
-__all__ = ["Isolation", "Runtime", "RuntimeDevice", "Unavailable", "open_runtime"]
+__all__ = ["Isolation", "Runtime", "Unavailable", "open_runtime"]
 
 _logger = logging.getLogger("aionn.manager")
 
@@ -180,7 +181,6 @@ class Runtime:
         self._found = Discovery(self.settings, isolation, is_asked_for=is_asked_for)
         self._background = Background()
         self._compilations: weakref.WeakSet[Compilation] = weakref.WeakSet()
-        self._open = False
 
     @property
     def devices(self) -> tuple[RuntimeDevice, ...]:
@@ -195,7 +195,7 @@ class Runtime:
     @property
     def is_open(self) -> bool:
         """Whether it was opened, and is not being closed."""
-        return self._open
+        return self._background.is_open
 
     @property
     def background(self) -> Background:
@@ -221,7 +221,7 @@ class Runtime:
             finally:
                 self._end_trace()
             raise
-        self._open = True
+        self._background.is_open = True
         return self
 
     def device(self, name: str) -> RuntimeDevice:
@@ -264,7 +264,7 @@ class Runtime:
         return await ask_support(model, asked)
 
     def _check_open(self, where: str) -> None:
-        if not self._open:
+        if not self.is_open:
             raise InvalidArgument(f"{where}: the runtime is not open; use it with async with")
         self._background.home.check(where)
 
@@ -335,7 +335,7 @@ class Runtime:
             reporter = Reporter(self._listeners, base)
             reporter.compiled(now_ns() - started_ns)
         compilation = Compilation(
-            self,
+            self._background,
             plan,
             wanted_priority,
             from_cache=from_cache,
@@ -420,7 +420,7 @@ class Runtime:
             GeneralFailure: No device has memory for it, and its size is not known.
         """
         self._check_open("allocate")
-        return await allocate(self, inputs, outputs, shape)
+        return await allocate(self._background, inputs, outputs, shape)
 
     async def copy(self, source: OwnMemory, destination: OwnMemory) -> None:
         """Copies the values of one memory into another; to itself is nothing.
@@ -439,13 +439,13 @@ class Runtime:
     async def __aexit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if not self._open:
+        if not self.is_open:
             return
         # A forked child leaves with an error of its own, or with sys.exit: that counts. The runtime is its parent's.
         if value is not None and not self._background.home.is_here:
             return
         self._background.home.check("close")
-        self._open = False
+        self._background.is_open = False
         try:
             with section("LR_PT", "close"):
                 await finish(self._close())

@@ -26,10 +26,10 @@ from aionn.hal import Model, OperandType, OperationType
 from aionn.runtime.memory.arguments import TensorSpec
 
 if TYPE_CHECKING:
+    from aionn.runtime.devices import RuntimeDevice
     from aionn.runtime.executions.execution import Execution
     from aionn.runtime.placement.plan import Plan
     from aionn.runtime.placement.planning import LoadedModel
-    from aionn.runtime.runtime import RuntimeDevice
 
 __all__ = [
     "Listener",

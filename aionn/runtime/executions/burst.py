@@ -28,10 +28,12 @@ from aionn.hal import ExecutionResult, Priority, Timing, check_deadline_ns, dime
 from aionn.observability.tracing import section
 from aionn.platform.loops import finish, finish_all
 from aionn.platform.real_work import real_work
+from aionn.runtime.background import Background
 from aionn.runtime.clock import now_ns
 from aionn.runtime.dropping import close_when_dropped
 from aionn.runtime.executions.direct import execute_directly, hold
 from aionn.runtime.executions.execution import Execution, Result, Turn, failing, priority_of, result_of
+from aionn.runtime.executions.stepping import PreparedStep
 from aionn.runtime.executions.stream import Frames, SlotClaim, Stream, frames_of
 from aionn.runtime.memory.arguments import Array, RequestArea, TensorSpec, Value, Writer, check_inputs
 from aionn.runtime.placement.plan import learnt_by
@@ -39,8 +41,7 @@ from aionn.scheduler.work import Work
 from aionn.validation import check_execution_result, needed_inputs
 
 if TYPE_CHECKING:
-    from aionn.runtime.placement.plan import Plan, PreparedStep
-    from aionn.runtime.runtime import Runtime
+    from aionn.runtime.placement.plan import Plan
 
 __all__ = ["Burst", "Line", "Slot"]
 
@@ -86,7 +87,7 @@ class Burst:
 
     def __init__(
         self,
-        runtime: Runtime,
+        background: Background,
         plan: Plan,
         priority: Priority,
         slots: int,
@@ -100,7 +101,7 @@ class Burst:
         for spec in (*plan.inputs, *plan.outputs, *plan.temporaries.values()):
             if not dimensions_are_known(spec.type, spec.dimensions):
                 raise InvalidArgument(f"burst: expected known shapes, got {spec}")
-        self._runtime = runtime
+        self._background = background
         self._plan = plan
         self._inputs = plan.inputs
         self._needed = functools.cache(functools.partial(needed_inputs, plan.model))
@@ -125,7 +126,7 @@ class Burst:
         self._learnt_by = learnt_by(plan, self)
         self._report = report
         self._closed = False
-        self._finalizer = close_when_dropped(self, runtime, functools.partial(_close_lines, self._lines))
+        self._finalizer = close_when_dropped(self, background, functools.partial(_close_lines, self._lines))
 
     async def __aenter__(self) -> Self:
         if self._opened or self._closed:
@@ -165,7 +166,7 @@ class Burst:
         slot = self._take_unused()
         if slot is not None:
             return slot
-        background = self._runtime.background
+        background = self._background
         if deadline_ns is not None and deadline_ns <= now_ns():
             raise MissedDeadline(
                 "burst: the deadline had passed before the execution was asked for", transient=False
@@ -206,7 +207,7 @@ class Burst:
             raise InvalidArgument("burst: closed")
         if not self._slots:
             raise InvalidArgument("burst: not open; use it with async with")
-        self._runtime.background.home.check("burst")
+        self._background.home.check("burst")
         if not self._unused:
             return None
         slot = self._unused.pop()
@@ -277,7 +278,7 @@ class Burst:
             report=self._report,
             finish=lambda area: self._leave(slot),
         )
-        execution.start(self._runtime.background)
+        execution.start(self._background)
         return execution
 
     def _turns(self, slot: Slot, measure: bool) -> list[Turn]:
@@ -337,7 +338,7 @@ class Burst:
             assert slot.line is not None, "what was begun has a line"
             slot.users += 1
             ending = hold(functools.partial(_settled, slot.line), turn, work)
-            self._runtime.background.start_execution(ending, lambda task: self._leave(slot))
+            self._background.start_execution(ending, lambda task: self._leave(slot))
 
         async def recover(failure: Error) -> Result:
             return await result_of(self._begin(slot, None, priority, measure, copy=copy, failure=failure))
@@ -409,7 +410,7 @@ class Burst:
         """
         if self._closed:
             return
-        self._runtime.background.home.check("burst")
+        self._background.home.check("burst")
         self._closed = True
         self._on_close(self)
         for frames in list(self._streams):

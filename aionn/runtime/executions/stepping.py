@@ -1,6 +1,7 @@
 """One step of a plan on its device: the driver's call, the check of its answer, and growth of outputs.
 
-Owns which of the driver's calls is taken and how often one is repeated. Who may run when is for ``execution``.
+Owns the record of such a step, which of the driver's calls is taken and how often one is repeated. Who may run when is for
+``execution``.
 
 Invariants:
 1. An answer that breaks the contract is refused before anything believes it.
@@ -12,24 +13,57 @@ Source: ``StepExecutor`` of the NN HAL's runtime.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple, Protocol
 
 from aionn.errors import ErrorStatus, OutputInsufficientSize, error_for_status
-from aionn.hal import ExecutionResult, OutputShape, PreparedModel, Request, Timing
+from aionn.hal import ExecutionResult, Model, OutputShape, PreparedModel, Request, Timing
 from aionn.observability.tracing import section
 from aionn.platform.real_work import real_work
+from aionn.runtime.devices import RuntimeDevice
 from aionn.runtime.executions.execution import PRIORITY
 from aionn.runtime.memory.arguments import RequestArea
 from aionn.validation import check_execution_result
 from fences import SyncFence
 
-if TYPE_CHECKING:
-    from aionn.runtime.placement.plan import PreparedStep
-
-__all__ = ["execute_step"]
+__all__ = ["Interpreted", "PreparedStep", "execute_step"]
 
 GROWTH_TRIES_MAX = 8
 """How often an execution is repeated with larger outputs; each try at least doubles those that were too small."""
+
+
+class Interpreted(Protocol):
+    """An IF or WHILE that the runtime itself runs, as the plan sees it that has it as a step."""
+
+    @property
+    def devices(self) -> tuple[RuntimeDevice, ...]:
+        """The devices that its subgraphs go to."""
+        ...
+
+    def uses(self, argument: int, *, is_output: bool) -> list[tuple[PreparedStep, bool, int]] | None:
+        """Which steps inside read or write an argument where it lies; None if the runtime itself does."""
+        ...
+
+
+class PreparedStep(NamedTuple):
+    """A step of a plan, made ready on its device.
+
+    Attributes:
+        device: Where it runs.
+        prepared: The device's prepared model.
+        model: What was prepared.
+        inputs: Keys of the values that it reads, in the order of its model's inputs.
+        outputs: Keys of the values that it writes, in the order of its model's outputs.
+        operations: Which of the whole model's operations it has.
+        interpreted: The IF or WHILE that the runtime itself runs, which is what ``prepared`` is then; None for all other steps.
+    """
+
+    device: RuntimeDevice
+    prepared: PreparedModel
+    model: Model
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    operations: tuple[int, ...]
+    interpreted: Interpreted | None = None
 
 
 async def execute_step(

@@ -134,7 +134,7 @@ class Frames(abc.ABC):
         self, burst: Burst, source: AsyncIterable[Any], write: Writer, priority: Priority, measure: bool
     ) -> None:
         self._burst = burst
-        self.home = burst._runtime.background.home
+        self.home = burst._background.home
         self._source = source
         self._write = write
         self._priority = priority
@@ -153,7 +153,7 @@ class Frames(abc.ABC):
     @property
     def background(self) -> Background:
         """Where its tasks live."""
-        return self._burst._runtime.background
+        return self._burst._background
 
     @abc.abstractmethod
     async def _feed(self) -> None:
@@ -186,7 +186,7 @@ class Frames(abc.ABC):
 
     def _is_ending(self) -> bool:
         """Whether a cancellation that arrives is meant for the stream: it was ended, or the runtime closes."""
-        return self.is_over or self._burst._runtime.tasks.cancel_scope.cancel_called
+        return self.is_over or self._burst._background.tasks.cancel_scope.cancel_called
 
     def _is_meant_for_us(self, error: BaseException) -> bool:
         """Whether an exception goes on to those who run this task, for no consumer is there to be told of it."""
@@ -300,7 +300,7 @@ class Frames(abc.ABC):
         if not self._started:
             self._started = True
             if not self.is_over:
-                self._burst._runtime.tasks.start_soon(self._run)
+                self._burst._background.tasks.start_soon(self._run)
         while True:
             if self.entries:
                 if self.entries[0].is_here:

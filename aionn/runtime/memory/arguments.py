@@ -39,6 +39,7 @@ from aionn.hal import (
 )
 
 __all__ = [
+    "AREAS_KEPT_MAX",
     "Array",
     "Binding",
     "RequestArea",
@@ -53,6 +54,9 @@ __all__ = [
 _logger = logging.getLogger("aionn.memory")
 
 Array = npt.NDArray[Any]
+
+AREAS_KEPT_MAX = 8
+"""Request memories that a compilation, or a subgraph of one, keeps for the next execution; more are given back."""
 
 # In a request an extent of 0 says "unknown": an empty value cannot be an input.
 _EMPTY = "no device can be given an empty value"

@@ -17,53 +17,38 @@ import math
 import operator
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from aionn.errors import GeneralFailure, InvalidArgument
+from aionn.errors import InvalidArgument
 from aionn.hal import (
     Buffer,
-    BufferDesc,
-    BufferRole,
     BufferToken,
     DataLocation,
     Memory,
     MemoryKind,
     combine_dimensions,
-    dimensions_are_known,
-    operand_dtype,
     operand_size_bytes,
 )
 from aionn.runtime.memory.arguments import Binding, TensorSpec
 from aionn.runtime.memory.images import ImageMemory, check_like, fitted
 from aionn.runtime.memory.mapped import MappedMemory
 
-if TYPE_CHECKING:
-    from aionn.runtime.compilation import Compilation
-    from aionn.runtime.placement.plan import PreparedStep
-    from aionn.runtime.runtime import Runtime
+if TYPE_CHECKING:  # The plan imports this package first, for its request memory.
+    from aionn.runtime.placement.plan import Plan
 
 __all__ = [
     "DeviceMemory",
-    "IoRole",
     "OwnMemory",
     "SharedMemory",
-    "allocate",
     "bind",
     "copy",
     "image_view",
 ]
 
 Array = npt.NDArray[Any]
-
-
-class IoRole(NamedTuple):
-    """One use of a memory: an input or output of a compilation, by index."""
-
-    compilation: Compilation
-    io_index: int
 
 
 class SharedMemory(MappedMemory):
@@ -254,134 +239,52 @@ def _extents(shape: Sequence[int]) -> tuple[int, ...]:
     return extents
 
 
-def image_view(compilation: Compilation, index: int, value: Any, where: str) -> Array | None:
+def image_view(plan: Plan, index: int, value: Any, where: str) -> Array | None:
     """The pixels of an image that cannot be bound, since one of the devices that read the input takes none; else None.
 
     Raises:
         InvalidArgument: It does not fit.
     """
-    if not isinstance(value, ImageMemory) or _takes_images(compilation, index, is_output=False):
+    if not isinstance(value, ImageMemory) or _takes_images(plan, index, is_output=False):
         return None
     if value.memory.is_closed:
         raise InvalidArgument(f"{where}: the image is closed")
-    return value.view(compilation.inputs[index], where)
+    return value.view(plan.inputs[index], where)
 
 
-def _takes_images(compilation: Compilation, index: int, *, is_output: bool) -> bool:
-    uses = _uses(IoRole(compilation, index), is_output)
-    return all(step.device.info.takes_images for step, _, _ in uses)
+def _takes_images(plan: Plan, index: int, *, is_output: bool) -> bool:
+    main = plan.model.main
+    key = (main.output_indexes if is_output else main.input_indexes)[index]
+    return all(step.device.info.takes_images for step, _, _ in plan.uses(key))
 
 
-def bind(compilation: Compilation, is_output: bool, index: int, memory: Any, where: str) -> Binding:
-    """The binding of an application's memory to an input or output of a compilation.
+def bind(plan: Plan, identity: object, is_output: bool, index: int, memory: Any, where: str) -> Binding:
+    """The binding of an application's memory to an input or output of the compilation of a plan.
+
+    Args:
+        plan: What the compilation executes.
+        identity: The compilation's, which a device memory knows its uses by.
+        is_output: Whether ``index`` is that of an output.
+        index: Of the input or output.
+        memory: The application's.
+        where: Begins every message.
 
     Raises:
         InvalidArgument: It does not fit.
     """
-    spec = (compilation.outputs if is_output else compilation.inputs)[index]
-    if isinstance(memory, ImageMemory) and not _takes_images(compilation, index, is_output=is_output):
+    spec = (plan.outputs if is_output else plan.inputs)[index]
+    if isinstance(memory, ImageMemory) and not _takes_images(plan, index, is_output=is_output):
         raise InvalidArgument(
             f"{where}: a device that uses it takes no images; pass an array or SharedMemory"
         )
     if isinstance(memory, SharedMemory | ImageMemory):
         return memory.binding(spec, is_output=is_output, where=where)
     if isinstance(memory, DeviceMemory):
-        role = (compilation.identity, is_output, index)
+        role = (identity, is_output, index)
         return memory.binding(spec, is_output=is_output, where=where, role=role)
     raise InvalidArgument(
         f"{where}: expected a SharedMemory, DeviceMemory or ImageMemory, got a {type(memory).__name__}"
     )
-
-
-async def allocate(
-    runtime: Runtime,
-    inputs: Sequence[tuple[Compilation, int]],
-    outputs: Sequence[tuple[Compilation, int]],
-    dimensions: Sequence[int],
-) -> DeviceMemory | SharedMemory:
-    """Memory for the given uses; see ``Runtime.allocate``."""
-    given = [*((role, False) for role in inputs), *((role, True) for role in outputs)]
-    if not given:
-        raise InvalidArgument("allocate: expected at least one role, got none")
-    roles = [
-        (_checked_role(runtime, role, f"allocate, role {position}"), is_output)
-        for position, (role, is_output) in enumerate(given)
-    ]
-    named = {(role.compilation.identity, is_output, role.io_index) for role, is_output in roles}
-    if len(named) != len(roles):
-        raise InvalidArgument("allocate: expected every role once, got one twice")
-    shape: tuple[int, ...] = tuple(dimensions)
-    first: TensorSpec | None = None
-    steps: list[tuple[PreparedStep, bool, int]] = []
-    for position, (role, is_output) in enumerate(roles):
-        where = f"allocate, role {position}"
-        spec = _spec_of(role, is_output, where)
-        first = spec if first is None else first
-        if (spec.type, spec.scale, spec.zero_point) != (first.type, first.scale, first.zero_point):
-            raise InvalidArgument(f"{where}: expected what fits {first}, got {spec}")
-        joined = combine_dimensions(shape, spec.dimensions)
-        if joined is None:
-            raise InvalidArgument(f"{where}: expected what fits shape {list(shape)}, got {spec}")
-        shape = joined
-        steps += _uses(role, is_output)
-    assert first is not None, "there is a role"
-    held = TensorSpec(first.name, first.type, shape, first.scale, first.zero_point)
-    if len({id(step.device) for step, _, _ in steps}) == 1:
-        try:
-            return await _allocate_at(steps, held, frozenset(named))
-        except GeneralFailure:
-            pass  # The device has none of its own.
-    if not dimensions_are_known(held.type, shape):
-        raise GeneralFailure(f"allocate: no device has memory for {held}, and its size is not known")
-    return SharedMemory.create(shape, operand_dtype(held.type))
-
-
-def _checked_role(runtime: Runtime, role: tuple[Compilation, int], where: str) -> IoRole:
-    try:
-        compilation, index = role
-        owner, io_index = compilation._runtime, operator.index(index)
-    except (TypeError, ValueError, AttributeError):
-        raise InvalidArgument(f"{where}: expected a compilation and an index, got {role!r}") from None
-    if owner is not runtime:
-        raise InvalidArgument(f"{where}: expected a compilation of this runtime, got one of another")
-    return IoRole(compilation, io_index)
-
-
-def _spec_of(role: IoRole, is_output: bool, where: str) -> TensorSpec:
-    role.compilation._check_open()
-    specs = role.compilation.outputs if is_output else role.compilation.inputs
-    if not 0 <= role.io_index < len(specs):
-        what = "output" if is_output else "input"
-        raise InvalidArgument(f"{where}: expected an {what} index below {len(specs)}, got {role.io_index}")
-    return specs[role.io_index]
-
-
-def _uses(role: IoRole, is_output: bool) -> list[tuple[PreparedStep, bool, int]]:
-    """Where a role meets the steps: ``(step, whether it writes, which argument)``."""
-    plan = role.compilation._plan
-    main = plan.model.main
-    key = (main.output_indexes if is_output else main.input_indexes)[role.io_index]
-    return plan.uses(key)
-
-
-async def _allocate_at(
-    steps: Sequence[tuple[PreparedStep, bool, int]],
-    spec: TensorSpec,
-    roles: frozenset[tuple[object, bool, int]],
-) -> DeviceMemory:
-    device = steps[0][0].device
-    prepared = list({id(step.prepared): step.prepared for step, _, _ in steps}.values())
-    index_of = {id(model): index for index, model in enumerate(prepared)}
-    input_roles, output_roles = (
-        [
-            BufferRole(index_of[id(step.prepared)], argument)
-            for step, writes, argument in steps
-            if writes is is_output
-        ]
-        for is_output in (False, True)
-    )
-    buffer = await device.hal.allocate(BufferDesc(spec.dimensions), prepared, input_roles, output_roles)
-    return DeviceMemory(device.name, buffer, spec, roles)
 
 
 async def copy(source: OwnMemory, destination: OwnMemory) -> None:

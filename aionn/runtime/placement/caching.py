@@ -23,7 +23,6 @@ import stat
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import anyio.to_thread
 
@@ -40,9 +39,7 @@ from aionn.hal import (
 from aionn.observability.tracing import section
 from aionn.platform.files import open_regular
 from aionn.platform.real_work import real_work
-
-if TYPE_CHECKING:
-    from aionn.runtime.runtime import RuntimeDevice
+from aionn.runtime.devices import RuntimeDevice
 
 __all__ = ["StepCache", "derive_token", "file_names", "open_cache"]
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import anyio.lowlevel
 import numpy as np
@@ -52,17 +52,14 @@ from aionn.hal import Burst as HalBurst
 from aionn.observability.tracing import section
 from aionn.platform.loops import finish, finish_all
 from aionn.runtime.clock import now_ns
-from aionn.runtime.compilation import AREAS_KEPT_MAX
+from aionn.runtime.devices import RuntimeDevice
 from aionn.runtime.executions.execution import UNDER_WAY, Turn, sum_of
-from aionn.runtime.executions.stepping import execute_step
-from aionn.runtime.memory.arguments import Binding, RequestArea, Value
+from aionn.runtime.executions.stepping import PreparedStep, execute_step
+from aionn.runtime.memory.arguments import AREAS_KEPT_MAX, Binding, RequestArea, Value
 from aionn.runtime.placement.interpreter_device import interpreter_device
 from aionn.runtime.placement.partition import Step
-from aionn.runtime.placement.plan import LastValues, Plan, PreparedStep
+from aionn.runtime.placement.plan import LastValues, Plan
 from aionn.validation import check_execution_result
-
-if TYPE_CHECKING:
-    from aionn.runtime.runtime import RuntimeDevice
 
 __all__ = ["InterpretedModel", "interpreted_step"]
 

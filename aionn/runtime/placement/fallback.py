@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING
 
 import anyio
 
@@ -39,10 +38,8 @@ from aionn.hal import (
     is_extension_operand_type,
     operand_size_bytes,
 )
+from aionn.runtime.devices import RuntimeDevice
 from aionn.runtime.memory.arguments import Binding, RequestArea
-
-if TYPE_CHECKING:
-    from aionn.runtime.runtime import RuntimeDevice
 
 __all__ = ["Fallback", "can_fall_back", "driver_error", "in_ordinary_memory", "may_fall_back"]
 

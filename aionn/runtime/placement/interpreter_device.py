@@ -9,25 +9,21 @@ Source: the interpreter pseudo-device of the NN HAL's runtime (``ExecutionPlan``
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import Any, NoReturn, cast
 
 from aionn.errors import GeneralFailure
 from aionn.hal import Device, DeviceInfo, DeviceType, FeatureLevel, Priority, uniform_capabilities
 from aionn.runtime.clock import now_ns
+from aionn.runtime.devices import RuntimeDevice
 from aionn.runtime.placement.division import INTERPRETER
 from aionn.scheduler.dispatcher import Dispatcher
 from aionn.scheduler.work import Work, WorkState
-
-if TYPE_CHECKING:
-    from aionn.runtime.runtime import RuntimeDevice
 
 __all__ = ["interpreter_device"]
 
 
 def interpreter_device() -> RuntimeDevice:
     """A device for the step of one IF or WHILE."""
-    from aionn.runtime.runtime import RuntimeDevice
-
     device = RuntimeDevice(INTERPRETER, INTERPRETER, cast(Device, _InterpreterDevice()))
     device.dispatcher = _Everybody()
     return device

@@ -16,15 +16,14 @@ from aionn.errors import Error
 from aionn.hal import Model, PreparedModel, Request, Timing
 from aionn.platform.loops import finish_all
 from aionn.runtime.executions.execution import Turn
-from aionn.runtime.executions.stepping import execute_step
+from aionn.runtime.executions.stepping import PreparedStep, execute_step
 from aionn.runtime.memory.arguments import RequestArea, TensorSpec, Value, input_value, result_value
 from aionn.runtime.placement.fallback import Fallback, in_ordinary_memory
 
 if TYPE_CHECKING:
-    from aionn.runtime.placement.control_flow import InterpretedModel
-    from aionn.runtime.runtime import RuntimeDevice
+    from aionn.runtime.devices import RuntimeDevice
 
-__all__ = ["LastValues", "Placement", "Plan", "PreparedStep", "declared_ns", "learnt_by", "settle_of"]
+__all__ = ["LastValues", "Placement", "Plan", "declared_ns", "learnt_by", "settle_of"]
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -43,28 +42,6 @@ class Placement(msgspec.Struct, frozen=True):
     device: str
     reason: str
     subgraph: int = 0
-
-
-class PreparedStep(NamedTuple):
-    """A step of the plan, made ready on its device.
-
-    Attributes:
-        device: Where it runs.
-        prepared: The device's prepared model.
-        model: What was prepared.
-        inputs: Keys of the values that it reads, in the order of its model's inputs.
-        outputs: Keys of the values that it writes, in the order of its model's outputs.
-        operations: Which of the whole model's operations it has.
-        interpreted: The IF or WHILE that the runtime itself runs, which is what ``prepared`` is then; None for all other steps.
-    """
-
-    device: RuntimeDevice
-    prepared: PreparedModel
-    model: Model
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    operations: tuple[int, ...]
-    interpreted: InterpretedModel | None = None
 
 
 class Plan(NamedTuple):

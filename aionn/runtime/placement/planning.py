@@ -18,7 +18,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import anyio.to_thread
 import msgspec
@@ -36,6 +36,8 @@ from aionn.models.tflite import load_tflite
 from aionn.observability.tracing import section
 from aionn.platform.loops import finish_all
 from aionn.platform.real_work import real_work
+from aionn.runtime.devices import RuntimeDevice
+from aionn.runtime.executions.stepping import PreparedStep
 from aionn.runtime.memory.arguments import TensorSpec, tensor_spec
 from aionn.runtime.placement.caching import StepCache
 from aionn.runtime.placement.control_flow import interpreted_step
@@ -49,12 +51,9 @@ from aionn.runtime.placement.division import (
 )
 from aionn.runtime.placement.fallback import Fallback, driver_error
 from aionn.runtime.placement.partition import Candidate, Step, step_model
-from aionn.runtime.placement.plan import Placement, Plan, PreparedStep
+from aionn.runtime.placement.plan import Placement, Plan
 from aionn.runtime.placement.slicing import Slice, expressed_at, operation_levels, slice_model
 from aionn.validation import validate_model
-
-if TYPE_CHECKING:
-    from aionn.runtime.runtime import RuntimeDevice
 
 __all__ = ["LoadedModel", "PlanOptions", "keep_plan", "load_model", "make_plan", "restore_plan"]
 

@@ -30,7 +30,7 @@ import pytest
 import aionn
 import aionn.blocking
 from aionn.platform.loops import finish
-from aionn.runtime.compilation import AREAS_KEPT_MAX
+from aionn.runtime.memory.arguments import AREAS_KEPT_MAX
 from aionn.runtime.runtime import Isolation
 from aionn.service.client.device import RemoteDevice
 from aionn.testing.cancellation import child_processes

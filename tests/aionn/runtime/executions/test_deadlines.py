@@ -19,8 +19,8 @@ from aionn.conformance.vts.models import endless_model
 from aionn.drivers.reference import ReferenceDevice
 from aionn.hal import uniform_capabilities
 from aionn.runtime import compilation as compilation_module
+from aionn.runtime.devices import RuntimeDevice
 from aionn.runtime.placement import fallback as fallback_module
-from aionn.runtime.runtime import RuntimeDevice
 from aionn.service.client.device import RemoteDevice
 from aionn.service.wire.protocol import Ping
 from aionn.testing.models import identity

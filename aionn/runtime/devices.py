@@ -1,0 +1,84 @@
+"""A device as the runtime sees it: the driver contract's side of it, its slots, and what an application may ask of it."""
+
+from __future__ import annotations
+
+from aionn.hal import (
+    CancelCapability,
+    Capabilities,
+    Device,
+    DeviceInfo,
+    DeviceStatus,
+    DeviceType,
+    FeatureLevel,
+)
+from aionn.runtime.clock import now_ns
+from aionn.runtime.settings import ExecutionPath
+from aionn.scheduler.dispatcher import Dispatcher
+from aionn.service.client.device import RemoteDevice
+
+__all__ = ["RuntimeDevice"]
+
+
+class RuntimeDevice:
+    """A device of a runtime.
+
+    Attributes:
+        name: Its name, unique in the runtime.
+        driver: Registered name of its driver; ``given`` for a device that the caller made, ``served`` for one at a socket.
+        hal: The driver contract's side of it.
+        info: What never changes for a build of its driver; asked for once.
+        dispatcher: Its slots.
+        is_asynchronous: Whether executions take the driver's asynchronous call.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        driver: str,
+        hal: Device,
+        execution_path: ExecutionPath = ExecutionPath.SYNC,
+        info: DeviceInfo | None = None,
+    ) -> None:
+        self.is_asynchronous = execution_path == ExecutionPath.ASYNC
+        self.name = name
+        self.driver = driver
+        self.hal = hal
+        self.info = hal.info if info is None else info
+        can_preempt = self.info.cancel != CancelCapability.NONE
+        self.dispatcher = Dispatcher(self.info.slots, now=now_ns, can_preempt=can_preempt)
+
+    @property
+    def type(self) -> DeviceType:
+        """What kind of hardware it is."""
+        return self.info.type
+
+    @property
+    def version(self) -> str:
+        """The driver's version."""
+        return self.info.version
+
+    @property
+    def feature_level(self) -> FeatureLevel:
+        """The highest level that the driver answers for."""
+        return self.info.feature_level
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Performance by operand type."""
+        return self.info.capabilities
+
+    @property
+    def pid(self) -> int | None:
+        """Its driver process; None when it has none, or none runs."""
+        return self.hal.pid if isinstance(self.hal, RemoteDevice) else None
+
+    def explain(self) -> str:
+        """What holds its slots, who waits first and why, in lines of text."""
+        return self.dispatcher.explain()
+
+    async def status(self) -> DeviceStatus:
+        """Asks the driver, and starts it if it does not run."""
+        return await self.hal.status()
+
+    def __repr__(self) -> str:
+        return f"<Device {self.name}: {self.type.name}, driver {self.driver} {self.version}>"
