@@ -40,6 +40,7 @@ from aionn.errors import (
 )
 from aionn.hal import (
     BufferToken,
+    BurstDefaults,
     ExecutionResult,
     Memory,
     PreparedModel,
@@ -81,7 +82,7 @@ class _Packet(NamedTuple):
     payload: bytes
 
 
-class BurstController:
+class BurstController(BurstDefaults):
     """The client's end of one burst.
 
     Args:

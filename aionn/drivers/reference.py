@@ -30,7 +30,7 @@ from aionn.interpreter import Interpreter, RunControl
 from aionn.observability.tracing import section
 from aionn.ops import CONTRACTS
 
-__all__ = ["INFO", "ReferenceDevice"]
+__all__ = ["INFO", "ReferenceDevice", "info_for"]
 
 MEMORY_BYTES_MAX = 1 << 30
 """What all device memories together may take: more than the frames of any stream, and a bound for what clients can ask for."""
@@ -47,6 +47,11 @@ INFO = DeviceInfo(
 )
 
 
+def info_for(name: str) -> DeviceInfo:
+    """What the device of this name says of itself."""
+    return msgspec.structs.replace(INFO, name=name)
+
+
 class ReferenceDevice(BlockingDevice):
     """Runs any valid model without extensions, one execution at a time."""
 
@@ -54,7 +59,7 @@ class ReferenceDevice(BlockingDevice):
     prepares_beside = True
 
     def __init__(self, name: str = INFO.name) -> None:
-        super().__init__(msgspec.structs.replace(INFO, name=name), memory_bytes_max=MEMORY_BYTES_MAX)
+        super().__init__(info_for(name), memory_bytes_max=MEMORY_BYTES_MAX)
 
     def supports(self, model: Model) -> Sequence[bool]:
         """True for every operation of the spec; False for vendor extensions and the deprecated OEM operation."""

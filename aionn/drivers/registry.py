@@ -169,7 +169,4 @@ def built_in_info(driver: str, name: str) -> DeviceInfo | None:
     if driver not in BUILT_IN:
         return None
     module = importlib.import_module(BUILT_IN[driver].partition(":")[0])
-    if hasattr(module, "info_for"):
-        return cast(DeviceInfo, module.info_for(name))
-    info: DeviceInfo = module.INFO
-    return msgspec.structs.replace(info, name=name)
+    return cast(DeviceInfo, module.info_for(name))

@@ -4,12 +4,20 @@ Owns the protocols that every driver fulfils and that every caller may rely on. 
 ``aionn.errors.Error`` with the statuses that the contract lists; any other exception is the driver's bug and counts as
 GENERAL_FAILURE.
 
+Some members of a protocol are abilities: a device may have them, and a caller that finds one takes a shorter path. An object that
+lacks the ability has the member all the same, with the value that says so. ``PreparedModelDefaults``, ``BurstDefaults`` and
+``BufferDefaults`` give these values; the base classes of ``aionn.drivers`` inherit them, and so does a driver that is written
+without base classes. An object without such a member is refused where it enters (``check_abilities``), with the members that it
+lacks and the class to inherit. An adapter around such an object is not simpler: ``Device.allocate`` takes prepared models back
+and compares them with its own, so each adapter would have to be removed again on that way.
+
 Obligations of a driver, for every method:
 1. Every argument is hostile and is checked before it is used.
 2. A call that fails changes nothing that a later call can see.
 3. A deadline is absolute, in nanoseconds of CLOCK_MONOTONIC. One that has passed before the start is
    MISSED_DEADLINE_PERSISTENT, one that passes while running is MISSED_DEADLINE_TRANSIENT.
 4. A cancelled call (the coroutine's cancellation) gives up waiting; the device may go on, and keeps its slot until it is done.
+   Until then it may read and write the memory that the call names: see ``PreparedModel.settle``.
 5. Nothing is written outside of the areas that the request names.
 
 Source: ``IDevice``, ``IPreparedModel``, ``IBurst``, ``IBuffer`` of the NN HAL 1.3 and its AIDL form.
@@ -17,12 +25,12 @@ Source: ``IDevice``, ``IPreparedModel``, ``IBurst``, ``IBuffer`` of the NN HAL 1
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from aionn.errors import ErrorStatus
+from aionn.errors import ErrorStatus, GeneralFailure
 from aionn.hal.capabilities import DeviceInfo, DeviceStatus
 from aionn.hal.memory import Memory
 from aionn.hal.model import Model
@@ -32,16 +40,21 @@ from fences import SyncFence
 
 __all__ = [
     "Buffer",
+    "BufferDefaults",
     "BufferDesc",
     "BufferRole",
     "Burst",
+    "BurstDefaults",
     "CacheFiles",
     "Device",
+    "ExecuteBound",
     "Execution",
     "ExecutionCallback",
     "FencedExecution",
     "FencedExecutionInfo",
     "PreparedModel",
+    "PreparedModelDefaults",
+    "check_abilities",
 ]
 
 
@@ -87,12 +100,20 @@ ExecutionCallback = Callable[[ErrorStatus, Sequence[OutputShape], Timing], None]
 FencedExecutionInfo = Callable[[], Awaitable[tuple[ErrorStatus, FencedTiming]]]
 """Before completion: GENERAL_FAILURE. After: the execution's status, and the timings if they were measured."""
 
+ExecuteBound = Callable[
+    [Any, bool, int | None, int | None, Callable[[ExecutionResult], None]], ExecutionResult
+]
+"""Executes on the calling thread, and blocks: what ``PreparedModel.bind`` returned, whether to measure, the deadline, the loop
+time-out, and a function that may be called with the result once, before the device's slot is given back."""
+
 
 class FencedExecution(NamedTuple):
-    """A fenced execution that was launched.
+    """A fenced execution that was launched. It runs to its end whether or not anybody keeps this record; nothing cancels it but
+    its deadline, its allowance, or the end of its device.
 
     Attributes:
-        fence: Signals when the outputs are there, fails when they will never be; None says that they are there already.
+        fence: Signals when the outputs are there, fails when they will never be; None says that they are there already. When it
+            is finished the device touches the request's memory no more, unless a deadline or an allowance failed it.
         get_execution_info: Status and timings.
     """
 
@@ -101,7 +122,20 @@ class FencedExecution(NamedTuple):
 
 
 class Burst(Protocol):
-    """Repeated executions of one prepared model at low cost. One execution at a time."""
+    """Repeated executions of one prepared model at low cost, one execution at a time.
+
+    It lives from ``PreparedModel.configure_execution_burst`` until it or its prepared model is closed, and remembers the memories
+    that its requests name. A cancelled execution leaves the burst usable: the next one may be asked for immediately, and waits
+    for what the device still does where it has to.
+
+    Attributes:
+        settle: Waits until the device is done with what a cancelled caller left in flight; returns immediately if nothing was
+            left. Raises ``DeadObject`` where the driver died, and ``InvalidArgument`` where an execution is in flight. None: the
+            burst cannot say when that is, so that every execution needs a task that outlives its caller.
+    """
+
+    @property
+    def settle(self) -> Callable[[], Awaitable[None]] | None: ...
 
     async def execute_synchronously(
         self,
@@ -118,8 +152,8 @@ class Burst(Protocol):
             request: As for ``PreparedModel.execute_synchronously``.
             memory_identifiers: One per pool: -1 for "do not remember", else the pool's identifier for the life of the burst.
             measure: Whether timings are wanted.
-            deadline_ns: Absolute; None for none.
-            loop_timeout_ns: For every WHILE; None for the default.
+            deadline_ns: Absolute; None means no deadline.
+            loop_timeout_ns: For every WHILE; None means the default.
 
         Raises:
             InvalidArgument: Another execution is in flight, or the request is illegal.
@@ -136,30 +170,119 @@ class Burst(Protocol):
         ...
 
 
-class Execution(Protocol):
-    """A request that can be computed again and again, one computation at a time."""
+class BurstDefaults:
+    """The abilities of a ``Burst`` that has none: inherit it, and define ``async def settle(self)`` where the burst has it."""
 
-    async def execute_synchronously(self, *, deadline_ns: int | None = None) -> ExecutionResult: ...
+    settle: Callable[[], Awaitable[None]] | None = None
+
+
+class Execution(Protocol):
+    """A request that can be computed again and again, one computation at a time.
+
+    It lives from ``PreparedModel.create_reusable_execution`` until nobody refers to it, and keeps its prepared model and the
+    request's memory alive. Closing the prepared model ends it. A cancelled computation is over for this object: the next one may
+    be asked for immediately, while the device may still be busy with the first.
+    """
+
+    async def execute_synchronously(self, *, deadline_ns: int | None = None) -> ExecutionResult:
+        """Computes the request. Raises as ``PreparedModel.execute_synchronously``, and ``InvalidArgument``: one is outstanding."""
+        ...
 
     async def execute_fenced(
         self, wait_for: Sequence[SyncFence], *, deadline_ns: int | None = None, duration_ns: int | None = None
-    ) -> FencedExecution: ...
+    ) -> FencedExecution:
+        """Computes the request when all fences have signalled. Arguments and errors as of ``PreparedModel.execute_fenced``, and
+        ``InvalidArgument``: one is outstanding."""
+        ...
 
 
 class Buffer(Protocol):
-    """A device memory. Uninitialised until a successful write; uninitialised again after a failed one."""
+    """A device memory: a value that stays on the device between executions.
 
-    token: int
+    Uninitialised until a successful write, by ``copy_from`` or by an execution; uninitialised again after a failed one. It lives
+    from ``Device.allocate`` until it is closed or nobody refers to it; executions that use it then go on with the memory that
+    they have. A cancelled ``copy_from`` leaves it uninitialised, a cancelled ``copy_to`` leaves the destination with any content.
 
-    async def copy_to(self, destination: Memory) -> None: ...
+    Attributes:
+        token: The number by which requests name it; positive.
+        size_bytes: What it takes, for the account of the client that allocated it. 0 while its shape is not wholly known, and
+            where the device does not say: then it does not count.
+    """
 
-    async def copy_from(self, source: Memory, dimensions: Sequence[int]) -> None: ...
+    @property
+    def token(self) -> int: ...
 
-    async def aclose(self) -> None: ...
+    @property
+    def size_bytes(self) -> int: ...
+
+    async def copy_to(self, destination: Memory) -> None:
+        """Copies the value into shared memory of exactly its size. Raises ``GeneralFailure``: it is uninitialised."""
+        ...
+
+    async def copy_from(self, source: Memory, dimensions: Sequence[int]) -> None:
+        """Copies a value of the given shape from shared memory of exactly its size; an empty shape means the allocation's."""
+        ...
+
+    async def aclose(self) -> None:
+        """Frees the memory. Idempotent."""
+        ...
+
+
+class BufferDefaults:
+    """The abilities of a ``Buffer`` that has none."""
+
+    size_bytes: int = 0
 
 
 class PreparedModel(Protocol):
-    """A model made ready on a device. All calls may be mixed and may run at the same time."""
+    """A model made ready on a device. All calls may be mixed and may run at the same time.
+
+    It lives from ``Device.prepare_model`` until it is closed or its device is; a closed one raises ``InvalidArgument``, one whose
+    process is gone ``DeadObject``. A cancelled ``execute_synchronously`` is over for its caller, not for the device: see
+    ``settle``. A launched execution (``execute``, ``execute_fenced``) is not cancelled by anything that its caller does.
+
+    Attributes:
+        owner: Whose it is. Set by a process that serves several clients; executions of equal priority take turns among owners.
+            None is the owner of all that nobody has set. A device that does not tell clients apart ignores it.
+        takes_priority: Whether one execution may have another priority than the prepared model. Callers pass ``priority`` only
+            where this is true.
+        expected_duration_ns: What one execution takes on the idle device, in nanoseconds. None: the driver does not know, and
+            callers learn it.
+        settle: Waits until the device is done with a request whose caller was cancelled, so that its memory may be used again;
+            returns immediately if it is. The request is the object that was executed. None: the device cannot say when that is.
+            Then each execution of the runtime needs a task that outlives its caller, and a driver process never cancels one.
+        execute_bound: Executes on a thread of the caller's, which saves a burst two changes of threads. None: a burst's thread
+            asks the event loop to execute.
+    """
+
+    owner: Hashable
+
+    @property
+    def takes_priority(self) -> bool: ...
+
+    @property
+    def expected_duration_ns(self) -> int | None: ...
+
+    @property
+    def settle(self) -> Callable[[Request], Awaitable[None]] | None: ...
+
+    @property
+    def execute_bound(self) -> ExecuteBound | None: ...
+
+    def bind(self, request: Request) -> Any:
+        """Checks a request and returns what ``execute_bound`` takes, any number of times unless device memories are among its
+        pools.
+
+        Used only where ``execute_bound`` is not None. Raises ``InvalidArgument``: the request does not fit the model.
+        """
+        ...
+
+    def abandon(self) -> None:
+        """Says that nobody wants results any more: what waits should never start, what runs should end where the device can stop.
+
+        A wish, which a device that cannot stop ignores. Called before ``aclose``, when a client is gone.
+        """
+        ...
 
     async def execute_synchronously(
         self,
@@ -168,8 +291,16 @@ class PreparedModel(Protocol):
         measure: bool = False,
         deadline_ns: int | None = None,
         loop_timeout_ns: int | None = None,
+        priority: Priority | None = None,
     ) -> ExecutionResult:
         """Executes and returns the result.
+
+        Args:
+            request: What to read and write, and in which memory.
+            measure: Whether timings are wanted.
+            deadline_ns: Absolute; None means no deadline.
+            loop_timeout_ns: For every WHILE; None means the default.
+            priority: Of this execution; None means the prepared model's. Passed only where ``takes_priority`` is true.
 
         Raises:
             InvalidArgument: The request does not fit the model.
@@ -187,11 +318,12 @@ class PreparedModel(Protocol):
         measure: bool = False,
         deadline_ns: int | None = None,
         loop_timeout_ns: int | None = None,
+        priority: Priority | None = None,
     ) -> ErrorStatus:
-        """Launches an execution and returns the launch status; the callback comes exactly once.
+        """Launches an execution and returns the launch status; the callback comes exactly once, from any thread.
 
-        A launch that fails notifies the callback with the same status. A deadline that has passed is no launch failure: the
-        miss arrives by the callback.
+        A launch that fails notifies the callback with the same status. A deadline that has passed does not fail the launch: the
+        miss arrives by the callback. Arguments as of ``execute_synchronously``.
         """
         ...
 
@@ -211,10 +343,10 @@ class PreparedModel(Protocol):
             request: Its outputs must be fully specified and not empty.
             wait_for: A fence that has failed already is an ``InvalidArgument``; one that fails later fails the returned fence.
             measure: Whether timings are wanted.
-            deadline_ns: Absolute; None for none.
-            loop_timeout_ns: For every WHILE; None for the default.
+            deadline_ns: Absolute; None means no deadline.
+            loop_timeout_ns: For every WHILE; None means the default.
             duration_ns: Allowance, counted from the moment that the last fence signals, or from the call where there is no fence;
-                None for none.
+                None means no allowance.
         """
         ...
 
@@ -224,8 +356,8 @@ class PreparedModel(Protocol):
         """Opens a burst.
 
         Args:
-            controller_polling_us: Microseconds that an execution looks for its result before it sleeps; 0 for not at all. A wish: a
-                device in this process has nothing to look for.
+            controller_polling_us: Microseconds that an execution looks for its result before it sleeps; 0 for not at all. A wish:
+                a device in this process has nothing to look for.
             server_polling_us: The same for the driver's end, which looks for the next request.
         """
         ...
@@ -241,8 +373,52 @@ class PreparedModel(Protocol):
         ...
 
 
+class PreparedModelDefaults:
+    """The abilities of a ``PreparedModel`` that has none: inherit it, and define the members that the device does have.
+
+    ``async def settle(self, request)`` and ``def execute_bound(self, arguments, measure, deadline_ns, loop_timeout_ns, answer)``
+    are ordinary methods there.
+    """
+
+    owner: Hashable = None
+    takes_priority: bool = False
+    expected_duration_ns: int | None = None
+    settle: Callable[[Request], Awaitable[None]] | None = None
+    execute_bound: ExecuteBound | None = None
+
+    def bind(self, request: Request) -> Any:
+        """See ``PreparedModel``: the request itself."""
+        return request
+
+    def abandon(self) -> None:
+        """See ``PreparedModel``: ignored."""
+
+
+def check_abilities(made: object, defaults: type, where: str) -> None:
+    """Checks that what a driver has made has every ability of its protocol, or says that it lacks it.
+
+    Args:
+        made: A prepared model, a burst or a device memory.
+        defaults: ``PreparedModelDefaults``, ``BurstDefaults`` or ``BufferDefaults``.
+        where: Names the driver in the message.
+
+    Raises:
+        GeneralFailure: Members are missing; the message names them and the class to inherit.
+    """
+    missing = [name for name in vars(defaults) if not name.startswith("_") and not hasattr(made, name)]
+    if missing:
+        raise GeneralFailure(
+            f"{where}: the driver's {type(made).__name__} lacks {', '.join(missing)}; inherit aionn.hal.{defaults.__name__}"
+        )
+
+
 class Device(Protocol):
-    """A device, as its driver presents it."""
+    """A device, as its driver presents it. Its calls may be mixed and may run at the same time.
+
+    It lives from the call of the driver's factory until it is closed. What it has made does not outlive it: running executions are
+    waited for or ended, waiting ones fail, and so does every later call (``DeviceUnavailable``, or ``DeadObject`` where its process
+    is gone). A cancelled preparation may go on until the driver can stop; what it makes is dropped.
+    """
 
     @property
     def info(self) -> DeviceInfo:
@@ -278,8 +454,8 @@ class Device(Protocol):
             model: Validated by the driver.
             preference: What to optimise for.
             priority: Relative to other prepared models.
-            deadline_ns: Absolute; None for none.
-            cache: Where to save the compilation; anything wrong with it never fails the preparation.
+            deadline_ns: Absolute; None means no deadline.
+            cache: Where to save the compilation; anything wrong with it never fails the preparation. None saves nothing.
 
         Raises:
             InvalidArgument: The model breaks a rule, or holds an operation that the device cannot run.

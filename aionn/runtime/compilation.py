@@ -44,7 +44,7 @@ from aionn.runtime.memory.arguments import (
     output_target,
 )
 from aionn.runtime.memory.own import OwnMemory, bind, image_view
-from aionn.runtime.placement.plan import LastValues, Plan, declared_ns, learnt_by, settle_of
+from aionn.runtime.placement.plan import LastValues, Plan, learnt_by, settle_of
 from aionn.scheduler.work import Work
 from aionn.validation import needed_inputs
 from fences import SyncFence
@@ -341,8 +341,8 @@ class Compilation:
             return await execute_step(step, area, self._sizes, measure, deadline_ns, loop_timeout_ns)
 
         fall_back = self._plan.fall_back(index, measure, loop_timeout_ns)
-        declared = declared_ns(step.prepared)
-        return Turn(step.device.dispatcher, run, fall_back, self._learnt_by[index], declared)
+        declared_ns = step.prepared.expected_duration_ns
+        return Turn(step.device.dispatcher, run, fall_back, self._learnt_by[index], declared_ns)
 
     def _area(self, asked: _Asked) -> RequestArea | Awaitable[RequestArea]:
         """Memory that holds the inputs; to be awaited where filling it takes longer than the loop may be held."""

@@ -28,6 +28,7 @@ from aionn.errors import ErrorStatus, GeneralFailure, InvalidArgument
 from aionn.hal import (
     CACHE_TOKEN_BYTES,
     Buffer,
+    BufferDefaults,
     BufferDesc,
     BufferRole,
     CacheFiles,
@@ -204,7 +205,7 @@ class SkipsProbabilityCheck(FaultyDevice):
         return await super().allocate(description, prepared_models, *roles)
 
 
-class _BufferOfZeros:
+class _BufferOfZeros(BufferDefaults):
     def __init__(self, inner: Buffer) -> None:
         self.inner = inner
         self.token = inner.token

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import anyio
@@ -71,16 +71,10 @@ class AsyncPreparedModel(CheckedPreparedModel):
         device: The device that prepared it.
         model: The model, validated.
         priority: Relative to other prepared models of the device.
-        owner: Whose it is, where several clients share the device; equals take turns.
-        takes_priority: Executions may say what class they are of, other than that of the prepared model.
     """
 
     device: AsyncDevice
     takes_priority = True
-
-    def __init__(self, device: AsyncDevice, model: Model, priority: Priority) -> None:
-        super().__init__(device, model, priority)
-        self.owner: Hashable = None
 
     @abc.abstractmethod
     async def run(

@@ -38,6 +38,7 @@ from aionn.hal import (
     ExecutionPreference,
     Model,
     PreparedModel,
+    PreparedModelDefaults,
     Priority,
     Request,
     check_deadline_ns,
@@ -57,7 +58,7 @@ _logger = logging.getLogger("aionn.driver")
 _identities: Iterator[int] = itertools.count(1)
 
 
-class CheckedPreparedModel(abc.ABC):
+class CheckedPreparedModel(PreparedModelDefaults, abc.ABC):
     """A model made ready, for what does not depend on how it runs.
 
     Attributes:
@@ -86,7 +87,7 @@ class CheckedPreparedModel(abc.ABC):
         for a device with one model file and one data file."""
         return caching.encode_model(self.model) if self.device.info.cache_files == ONE_FILE_EACH else None
 
-    def release(self) -> None:  # noqa: B027 - an optional hook, not a forgotten abstract method
+    def release(self) -> None:
         """Frees what the prepared model holds. Called once, when it is closed and nothing runs: on the thread of the last run, or
         by the one who closes it."""
 

@@ -86,6 +86,12 @@ class _Job(_ThreadClaim):
             self._jobs.put(self)
 
 
+class _Held(threading.local):
+    """By thread, the claim whose slot it holds; None for a thread without one."""
+
+    claim: _ThreadClaim | None = None
+
+
 class SlotGate:
     """A device's slots.
 
@@ -109,7 +115,7 @@ class SlotGate:
         self._slot_count = slot_count
         self._name = name
         self._now = now
-        self._held = threading.local()
+        self._held = _Held()
         self._asleep_count = 0
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -232,7 +238,7 @@ class SlotGate:
         """What may end or interrupt the work of the calling thread, which holds a slot. Arguments as of ``RunControl``."""
         return GateControl(
             self,
-            getattr(self._held, "claim", None),
+            self._held.claim,
             deadline_ns=deadline_ns,
             loop_timeout_ns=loop_timeout_ns,
             is_cancelled=is_cancelled,

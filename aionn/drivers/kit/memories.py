@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from aionn.errors import GeneralFailure, InvalidArgument, ResourceExhausted
 from aionn.hal import (
+    BufferDefaults,
     Memory,
     MemoryKind,
     Operand,
@@ -243,7 +244,7 @@ class DeviceMemory:
         return f"device memory {self.token}"
 
 
-class DeviceBuffer:
+class DeviceBuffer(BufferDefaults):
     """The client's side of a memory: a ``hal.Buffer``. The memory is freed when this is closed or dropped.
 
     Attributes:

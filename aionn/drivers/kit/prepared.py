@@ -14,8 +14,9 @@ Source: obligations in ``aionn.hal.device``; the NN HAL's sample driver for the 
 from __future__ import annotations
 
 import abc
+import functools
 import weakref
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ from aionn.errors import (
 )
 from aionn.hal import (
     NO_TIMING,
+    BurstDefaults,
     ExecutionCallback,
     ExecutionResult,
     FencedExecution,
@@ -75,8 +77,6 @@ class BlockingPreparedModel(CheckedPreparedModel):
         priority: Relative to other prepared models of the device.
         identity: A number that no other prepared model of this process ever has.
         extension_types: The operand types of the device's extensions, by the model's codes.
-        owner: Whose it is, where several clients share the device; equals take turns.
-        takes_priority: Executions may say what class they are of, other than that of the prepared model.
     """
 
     device: BlockingDevice
@@ -84,7 +84,6 @@ class BlockingPreparedModel(CheckedPreparedModel):
 
     def __init__(self, device: BlockingDevice, model: Model, priority: Priority) -> None:
         super().__init__(device, model, priority)
-        self.owner: Hashable = None
         weakref.finalize(self, device.gate.forget, self.identity).atexit = False
         self._abandoned = False
         # By the identity of the request, which an entry keeps.
@@ -347,7 +346,7 @@ class BlockingPreparedModel(CheckedPreparedModel):
         self._abandoned = True
 
 
-class DirectBurst:
+class DirectBurst(BurstDefaults):
     """A burst of a device in this process: pools are mapped already, so that an identifier only names its first memory."""
 
     def __init__(self, prepared: PreparedModel) -> None:
@@ -355,14 +354,12 @@ class DirectBurst:
         self._memories: dict[int, Memory] = {}
         self._busy = False
         self._last: Request | None = None
-        # None where the prepared model cannot say when it is done with what a cancelled caller left.
-        self._settle_model: Callable[[Request], Awaitable[None]] | None = getattr(prepared, "settle", None)
-        self.settle = None if self._settle_model is None else self._settle
+        if prepared.settle is not None:
+            self.settle = functools.partial(self._settle, prepared.settle)
 
-    async def _settle(self) -> None:
-        """Waits until the device is done with what a cancelled caller left in flight."""
-        if self._settle_model is not None and self._last is not None:
-            await self._settle_model(self._last)
+    async def _settle(self, settle: Callable[[Request], Awaitable[None]]) -> None:
+        if self._last is not None:
+            await settle(self._last)
 
     async def execute_synchronously(
         self,

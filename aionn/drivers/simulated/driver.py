@@ -316,11 +316,8 @@ class SimulatedPreparedModel(AsyncPreparedModel):
             count = max(1, len(cost.operations))
             cuts = [device.run_time_ns * index // count for index in range(count + 1)]
             self._durations_ns = [after - before for before, after in itertools.pairwise(cuts)]
-
-    @property
-    def expected_duration_ns(self) -> int:
-        """What an execution takes at full clock, without noise: what a driver that knows its device can say."""
-        return sum(self._durations_ns)
+        # At full clock, without noise: as much as a driver that knows its device can say.
+        self.expected_duration_ns = sum(self._durations_ns)
 
     def bind(
         self, request: Request, *, allow_unspecified_outputs: bool = True, is_ready: bool = True

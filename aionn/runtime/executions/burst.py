@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import mmap
 from collections import deque
-from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
@@ -24,7 +24,15 @@ import anyio.to_thread
 
 from aionn.errors import Error, GeneralFailure, InvalidArgument, MissedDeadline
 from aionn.hal import Burst as HalBurst
-from aionn.hal import ExecutionResult, Priority, Timing, check_deadline_ns, dimensions_are_known
+from aionn.hal import (
+    BurstDefaults,
+    ExecutionResult,
+    Priority,
+    Timing,
+    check_abilities,
+    check_deadline_ns,
+    dimensions_are_known,
+)
 from aionn.observability.tracing import section
 from aionn.platform.loops import finish, finish_all
 from aionn.platform.real_work import real_work
@@ -52,7 +60,6 @@ CLOSE_S_MAX = 1.0
 """How long closing waits for a running execution before it ends the burst anyway."""
 
 _T = TypeVar("_T")
-_Settle = Callable[[], Awaitable[None]]
 
 
 class Slot:
@@ -78,8 +85,7 @@ class Line:
         self.hal = hal
         # Does not yield to the loop where there is nothing to wait for: the device's answer does.
         self.free = anyio.Semaphore(1, fast_acquire=True)
-        # A burst in this process gives no answer to wait for when its caller is cancelled.
-        self.settle: _Settle | None = getattr(hal, "settle", None)
+        self.settle = hal.settle
 
 
 class Burst:
@@ -137,7 +143,9 @@ class Burst:
                 lines: list[Line] = []
                 self._lines.append(lines)
                 for _ in range(min(self._slot_count, step.device.info.slots)):
-                    lines.append(Line(await step.prepared.configure_execution_burst(**self._polling)))
+                    burst = await step.prepared.configure_execution_burst(**self._polling)
+                    check_abilities(burst, BurstDefaults, step.device.name)
+                    lines.append(Line(burst))
             values = self._plan.values([spec.dimensions for spec in self._inputs], {})
             for identifier in range(self._slot_count):
                 # On a thread, with every page touched: the kernel takes a while to find and clear memory.
@@ -296,8 +304,8 @@ class Burst:
             return await _run(step, index, slot, lines, measure, deadline_ns)
 
         fall_back = self._plan.fall_back(index, measure)
-        declared: int | None = getattr(step.prepared, "expected_duration_ns", None)
-        return Turn(step.device.dispatcher, run, fall_back, self._learnt_by[index], declared)
+        declared_ns = step.prepared.expected_duration_ns
+        return Turn(step.device.dispatcher, run, fall_back, self._learnt_by[index], declared_ns)
 
     async def execute(
         self,
@@ -386,7 +394,7 @@ class Burst:
             raise InvalidArgument(f"stream: expected a model with one input, got {len(self._inputs)}")
         if on_late not in ("drop", "deliver"):
             raise InvalidArgument(f"on_late: expected drop or deliver, got {on_late!r}")
-        if not hasattr(source, "__aiter__"):
+        if not isinstance(source, AsyncIterable):
             raise InvalidArgument(f"stream: expected an async iterable, got a {type(source).__name__}")
         frames = frames_of(
             self,

@@ -85,7 +85,7 @@ async def execute_step(
         loop_timeout_ns: For every WHILE; None for the default.
     """
     urgency: dict[str, Any] = {}
-    if getattr(step.prepared, "takes_priority", False):
+    if step.prepared.takes_priority:
         urgency["priority"] = PRIORITY.get()
     for _ in range(GROWTH_TRIES_MAX):
         request = area.request(step.inputs, step.outputs)

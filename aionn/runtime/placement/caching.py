@@ -34,7 +34,9 @@ from aionn.hal import (
     ExecutionPreference,
     Model,
     PreparedModel,
+    PreparedModelDefaults,
     Priority,
+    check_abilities,
 )
 from aionn.observability.tracing import section
 from aionn.platform.files import open_regular
@@ -293,6 +295,7 @@ class StepCache:
                     prepared = await device.hal.prepare_model_from_cache(
                         files, priority=priority, deadline_ns=deadline_ns
                     )
+                check_abilities(prepared, PreparedModelDefaults, device.name)
                 self.used = self.used is not False
                 return prepared
             except MissedDeadline:

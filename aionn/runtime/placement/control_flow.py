@@ -29,6 +29,7 @@ from aionn.errors import GeneralFailure, InvalidArgument, MissedDeadline
 from aionn.hal import (
     NO_TIMING,
     BufferToken,
+    BurstDefaults,
     DataLocation,
     ExecutionResult,
     Memory,
@@ -38,6 +39,7 @@ from aionn.hal import (
     OperationType,
     OutputShape,
     PreparedModel,
+    PreparedModelDefaults,
     Request,
     RequestArgument,
     Timing,
@@ -188,7 +190,7 @@ def _are_same(left: Sequence[Held], right: Sequence[Held]) -> bool:
     return len(left) == len(right) and all(a is b for a, b in zip(left, right, strict=True))
 
 
-class InterpretedModel:
+class InterpretedModel(PreparedModelDefaults):
     """An IF or WHILE as a prepared model of the interpreter.
 
     Args:
@@ -365,7 +367,7 @@ class InterpretedModel:
         except BaseException:
             await finish(burst.aclose())
             raise
-        return cast(HalBurst, burst)
+        return burst
 
     async def aclose(self) -> None:
         """See ``PreparedModel``."""
@@ -421,7 +423,7 @@ async def _plain(
     return await execute_step(step, area, subgraph.sizes, run.measure, deadline_ns, run.loop_timeout_ns)
 
 
-class _InterpretedBurst:
+class _InterpretedBurst(BurstDefaults):
     """Bursts of the steps inside of an IF or WHILE; one execution at a time, as of every burst."""
 
     def __init__(self, model: InterpretedModel, polling: Mapping[str, int]) -> None:

@@ -31,6 +31,7 @@ from aionn.hal import (
     OperandLifeTime,
     Operation,
     OperationType,
+    PerformanceInfo,
     Subgraph,
     dimensions_are_known,
     operation_type_name,
@@ -213,11 +214,8 @@ def _score(
 ) -> float:
     """Execution time or power relative to the CPU: of the first input's type; of IF and WHILE with what they contain."""
 
-    def pick(info: object) -> float:
-        value: float = getattr(
-            info, "power_usage" if preference == ExecutionPreference.LOW_POWER else "exec_time"
-        )
-        return value
+    def pick(info: PerformanceInfo) -> float:
+        return info.power_usage if preference == ExecutionPreference.LOW_POWER else info.exec_time
 
     def inside(operand_index: int) -> float:
         referenced = model.referenced[subgraph.operands[operand_index].location.offset]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from aionn.errors import Error
-from aionn.hal import Model, PreparedModel, Request, Timing
+from aionn.hal import Model, Request, Timing
 from aionn.platform.loops import finish_all
 from aionn.runtime.executions.execution import Turn
 from aionn.runtime.executions.stepping import PreparedStep, execute_step
@@ -23,7 +23,7 @@ from aionn.runtime.placement.fallback import Fallback, in_ordinary_memory
 if TYPE_CHECKING:
     from aionn.runtime.devices import RuntimeDevice
 
-__all__ = ["LastValues", "Placement", "Plan", "declared_ns", "learnt_by", "settle_of"]
+__all__ = ["LastValues", "Placement", "Plan", "learnt_by", "settle_of"]
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -179,12 +179,6 @@ class LastValues:
         return self._values
 
 
-def declared_ns(prepared: PreparedModel) -> int | None:
-    """What a driver says that an execution takes, in ns; None where it says nothing."""
-    declared: int | None = getattr(prepared, "expected_duration_ns", None)
-    return declared
-
-
 def learnt_by(plan: Plan, owner: object) -> list[Hashable]:
     """Keys by which the dispatchers learn how long the steps take: equal to nothing else, and forgotten with their owner."""
     keys: list[Hashable] = [object() for _ in plan.steps]
@@ -204,5 +198,4 @@ def settle_of(plan: Plan) -> Callable[[Request], Awaitable[None]] | None:
     (step,) = plan.steps
     if step.interpreted is not None or step.device.is_asynchronous:
         return None
-    settle: Callable[[Request], Awaitable[None]] | None = getattr(step.prepared, "settle", None)
-    return settle
+    return step.prepared.settle

@@ -29,7 +29,9 @@ from aionn.hal import (
     FeatureLevel,
     Model,
     PreparedModel,
+    PreparedModelDefaults,
     Priority,
+    check_abilities,
     operation_type_name,
 )
 from aionn.models.tflite import load_tflite
@@ -359,6 +361,7 @@ class _Preparing:
                 )
         if prepared is None:
             raise GeneralFailure(f"{device.name}: prepared a model without an error, and gives none")
+        check_abilities(prepared, PreparedModelDefaults, device.name)
         return prepared
 
 

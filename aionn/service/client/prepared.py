@@ -19,11 +19,13 @@ from aionn.burst.controller import QUEUE_BYTES, BurstController
 from aionn.burst.session import POLLING_US_MAX
 from aionn.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, ResourceExhausted
 from aionn.hal import (
+    BufferDefaults,
     ExecutionCallback,
     ExecutionResult,
     FencedExecution,
     FencedTiming,
     Memory,
+    PreparedModelDefaults,
     Priority,
     Request,
     check_fences,
@@ -100,14 +102,12 @@ class _Owned:
         _unanswered[self._channel] = _unanswered.get(self._channel, 0) + 1 if limit.cancelled_caught else 0
 
 
-class RemotePreparedModel:
+class RemotePreparedModel(PreparedModelDefaults):
     """A prepared model in a driver process.
 
     Attributes:
         connection: The process that it belongs to.
         handle: Its number there.
-        expected_duration_ns: What its driver says that an execution takes; None where it says nothing.
-        takes_priority: Executions may say what class they are of, other than that of the prepared model.
     """
 
     takes_priority = True
@@ -299,7 +299,7 @@ class RemoteExecution:
         return _launched(self._channel, await self._channel.call(body, ExecuteFencedReply))
 
 
-class RemoteBuffer:
+class RemoteBuffer(BufferDefaults):
     """A device memory in a driver process.
 
     Attributes:

@@ -141,16 +141,14 @@ class Bursts:
     def _executor(self, prepared: PreparedModel) -> tuple[Callable[[Request], object] | None, BurstExecute]:
         """How a burst's thread executes: with arguments bound once where the driver can, else by the loop."""
         progress = self._progress
-        bind: Callable[[Request], object] | None = getattr(prepared, "bind", None)
-        execute_bound: BurstExecute | None = getattr(prepared, "execute_bound", None)
-        if bind is not None and execute_bound is not None:
-            run = execute_bound
+        run = prepared.execute_bound
+        if run is not None:
 
             def watched(*asked: Any) -> ExecutionResult:
                 with progress.work():
                     return run(*asked)
 
-            return bind, watched if progress.is_watching else run
+            return prepared.bind, watched if progress.is_watching else run
 
         def by_loop(request: Request, measure: bool, *limits: Any) -> ExecutionResult:
             deadline_ns, loop_timeout_ns, _ = limits

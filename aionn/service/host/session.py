@@ -27,15 +27,18 @@ import anyio.to_thread
 from aionn.errors import Error, ErrorStatus, InvalidArgument, ResourceExhausted
 from aionn.hal import (
     Buffer,
+    BufferDefaults,
     Device,
     Execution,
     FencedExecution,
     Model,
     OutputShape,
     PreparedModel,
+    PreparedModelDefaults,
     Request,
     Subgraph,
     Timing,
+    check_abilities,
 )
 from aionn.hal.callers import client_of_call
 from aionn.platform.loops import finish
@@ -248,11 +251,11 @@ class Session:
         with self.account.taking("prepared_models"), self.account.taking("memory_bytes", memory_bytes):
             with self._progress.work():
                 prepared = await self._prepare_by(body, memory_bytes)
-            if hasattr(prepared, "owner"):
-                prepared.owner = self  # Clients of a shared device take turns among equals.
+            check_abilities(prepared, PreparedModelDefaults, self._device.info.name)
+            prepared.owner = self  # Clients of a shared device take turns among equals.
             handle = next(self._handles)
             self._prepared[handle] = _Prepared(prepared, memory_bytes)
-        return PrepareModelReply(handle, getattr(prepared, "expected_duration_ns", None))
+        return PrepareModelReply(handle, prepared.expected_duration_ns)
 
     async def _prepare_by(
         self, body: PrepareModel | PrepareModelFromCache, memory_bytes: int
@@ -311,7 +314,8 @@ class Session:
             buffer = await self._device.allocate(
                 body.description, models, body.input_roles, body.output_roles
             )
-            memory_bytes = int(getattr(buffer, "size_bytes", 0))
+            check_abilities(buffer, BufferDefaults, self._device.info.name)
+            memory_bytes = int(buffer.size_bytes)
             try:
                 self.account.take("memory_bytes", memory_bytes)
             except ResourceExhausted:
@@ -491,9 +495,7 @@ class Session:
         self.greeted.set()
         self.closed.set()
         for owned in self._prepared.values():
-            abandon: Callable[[], None] | None = getattr(owned.model, "abandon", None)
-            if abandon is not None:
-                abandon()
+            owned.model.abandon()
         for fence in list(self._awaited):
             fence.close()  # Nobody waits for it any more: what was launched fails, and is over.
         self._fenced.clear()
@@ -516,8 +518,7 @@ def _find(table: dict[int, _T], handle: int, what: str) -> _T:
 
 def _class_of(body: Execute | Launch, prepared: PreparedModel) -> dict[str, Any]:
     """What a driver that tells executions of one prepared model apart is told of their class."""
-    is_told = body.priority is not None and getattr(prepared, "takes_priority", False)
-    return {"priority": body.priority} if is_told else {}
+    return {"priority": body.priority} if body.priority is not None and prepared.takes_priority else {}
 
 
 async def _model_bytes(model: Model) -> int:

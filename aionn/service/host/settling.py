@@ -16,7 +16,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from aionn.hal import PreparedModel, Request
 from aionn.service.progress import Progress
@@ -55,8 +54,7 @@ class Settling:
         if under_way is None:
             return at_once
         prepared, request = under_way
-        settle: Any = getattr(prepared, "settle", None)
-        return None if settle is None else functools.partial(self._settle, settle, request)
+        return None if prepared.settle is None else functools.partial(self._settle, prepared.settle, request)
 
     async def _settle(self, settle: Callable[[Request], Awaitable[None]], request: Request) -> None:
         with self._progress.work():

@@ -23,6 +23,13 @@ def npu(run_time_s=0.020, **options):
     return SimulatedDevice("npu", run_time_s=run_time_s, **options)
 
 
+@pytest.fixture
+def silent(monkeypatch):
+    """The driver does not say how long an execution takes."""
+    nothing = property(lambda model: None, lambda model, duration_ns: None)
+    monkeypatch.setattr(SimulatedPreparedModel, "expected_duration_ns", nothing)
+
+
 def slow_draws(factor):
     """Everything takes so many times as long as the driver says."""
     while True:
@@ -73,9 +80,7 @@ def test_hopeless_work_is_refused_early():
     Trial(npu()).play(main)
 
 
-def test_learnt_durations_refuse_what_the_driver_says_nothing_of(monkeypatch):
-    monkeypatch.setattr(SimulatedPreparedModel, "expected_duration_ns", None)
-
+def test_learnt_durations_refuse_what_the_driver_says_nothing_of(silent):
     async def main(trial):
         await trial.note("unknown", trial.net.execute([X], deadline=trial.clock.after(0.015)))
         assert trial.device.statistics().started == 1, "nothing was known yet"
@@ -89,9 +94,7 @@ def test_learnt_durations_refuse_what_the_driver_says_nothing_of(monkeypatch):
     Trial(npu()).play(main)
 
 
-def test_what_was_late_teaches_how_long_it_takes_at_least(monkeypatch):
-    monkeypatch.setattr(SimulatedPreparedModel, "expected_duration_ns", None)
-
+def test_what_was_late_teaches_how_long_it_takes_at_least(silent):
     async def main(trial):
         for _ in range(4):
             await trial.note("late", trial.net.execute([X], deadline=trial.clock.after(0.025)))
@@ -105,9 +108,7 @@ def test_what_was_late_teaches_how_long_it_takes_at_least(monkeypatch):
     assert log[0][1:] == ("late", "MISSED_DEADLINE_TRANSIENT")
 
 
-def test_what_failed_teaches_nothing(monkeypatch):
-    monkeypatch.setattr(SimulatedPreparedModel, "expected_duration_ns", None)
-
+def test_what_failed_teaches_nothing(silent):
     def draws():
         yield from [Draw(fault=Fault.TRANSIENT, at_share=0.1)] * 4
         while True:

@@ -69,7 +69,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
         async def settle(self: object, request: object) -> None:
             raise AssertionError("nothing is cancelled here")
 
-        monkeypatch.setattr(SimulatedPreparedModel, "settle", settle, raising=False)
+        monkeypatch.setattr(SimulatedPreparedModel, "settle", settle)
     chosen: Way = function
     return chosen
 

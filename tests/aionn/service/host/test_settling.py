@@ -20,7 +20,7 @@ import aionn
 from aionn.conformance.vts.models import endless_model
 from aionn.drivers.reference import ReferenceDevice
 from aionn.errors import GeneralFailure
-from aionn.hal import Model, OperandType, OperationType, PreparedModel, Request
+from aionn.hal import Model, OperandType, OperationType, PreparedModel, PreparedModelDefaults, Request
 from aionn.models.builder import GraphBuilder
 from aionn.service.host.settling import Settling, at_once
 from aionn.service.progress import Progress
@@ -190,11 +190,11 @@ async def test_runtime_can_be_closed_meanwhile() -> None:
 # The driver's side
 
 
-class Unsettled:
+class Unsettled(PreparedModelDefaults):
     """A prepared model that cannot say when it is done with what was cancelled."""
 
 
-class Settled:
+class Settled(PreparedModelDefaults):
     """One that can."""
 
     def __init__(self) -> None:
