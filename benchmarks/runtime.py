@@ -68,11 +68,14 @@ async def executions(report: Report, chosen: Options) -> None:
         peers: list[float] = []
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
 
+            def execute() -> None:
+                prepared.execute_bound(prepared.bind(request))
+
             async def through_runtime() -> None:
                 await net.execute([value])
 
             async def through_thread() -> None:
-                await loop.run_in_executor(pool, prepared.execute_now, request)
+                await loop.run_in_executor(pool, execute)
 
             for call in (through_runtime, through_thread):
                 await p50_us(call, WARM_UP)

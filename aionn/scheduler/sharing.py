@@ -2,8 +2,8 @@
 
 Owns who of several clients is seen by the policy. Each owner shows as many works of a class as the device has slots, the most
 urgent ones; the rest stand behind them. So a flood of one client delays another's work of the same class by one of its own, not by
-all of it, and HIGH work of any client is seen at once. Pure: no thread, no lock, no waiting; the shells (``aionn.drivers.kit.gate``
-for threads, ``aionn.drivers.kit.turns`` for tasks) call it one at a time.
+all of it, and HIGH work of any client is seen at once. Pure: no thread, no lock, no waiting; its shell, ``aionn.drivers.kit.gate``
+for threads, makes one call at a time. Drivers on an event loop do not use it: ``aionn.drivers.kit.turns`` has an order of its own.
 
 Invariants:
 1. No more than ``slot_count`` claims hold a slot at once.

@@ -171,22 +171,6 @@ class BlockingPreparedModel(CheckedPreparedModel):
     def _slot(self, deadline_ns: int | None) -> AbstractContextManager[None]:
         return self.device.gate.slot(self.priority, deadline_ns, owner=self.owner, model=self.identity)
 
-    def execute_now(
-        self,
-        request: Request,
-        *,
-        measure: bool = False,
-        deadline_ns: int | None = None,
-        loop_timeout_ns: int | None = None,
-    ) -> ExecutionResult:
-        """Executes on the calling thread when its turn comes; blocks. Raises as ``PreparedModel.execute_synchronously`` does."""
-        check_times(deadline_ns, loop_timeout_ns)
-        arguments = self.bind(request)
-        with self._slot(deadline_ns):
-            return self.run_bound(
-                arguments, measure=measure, deadline_ns=deadline_ns, loop_timeout_ns=loop_timeout_ns
-            )
-
     def execute_bound(
         self,
         arguments: Arguments,
@@ -195,9 +179,15 @@ class BlockingPreparedModel(CheckedPreparedModel):
         loop_timeout_ns: int | None = None,
         answer: Callable[[ExecutionResult], None] | None = None,
     ) -> ExecutionResult:
-        """As ``execute_now``, with arguments that ``bind`` gave: any number of times, unless device memories are among them.
+        """Executes on the calling thread when its turn comes; blocks. Raises as ``PreparedModel.execute_synchronously`` does.
 
-        ``answer`` is given the result before the slot is given back: who waits for it in another process goes on meanwhile.
+        Args:
+            arguments: What ``bind`` returned; for any number of executions, unless device memories are among its pools.
+            measure: Whether timings are wanted.
+            deadline_ns: Absolute; None means no deadline.
+            loop_timeout_ns: For every WHILE; None means the default.
+            answer: Called with the result before the slot is given back, so that a client in another process goes on meanwhile;
+                None where the caller needs no earlier answer.
         """
         self.check_usable()
         with self._slot(deadline_ns):
@@ -329,7 +319,7 @@ class BlockingPreparedModel(CheckedPreparedModel):
     async def configure_execution_burst(
         self, *, controller_polling_us: int = 0, server_polling_us: int = 0
     ) -> DirectBurst:
-        """A burst without queues, for a device in this process. A driver process puts queues around ``execute_now``."""
+        """A burst without queues, for a device in this process. A driver process puts queues around ``execute_bound``."""
         self.check_usable()
         return DirectBurst(self)
 
