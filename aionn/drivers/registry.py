@@ -148,11 +148,17 @@ def made_by(factory: DriverFactory, driver: str, name: str) -> Device:
     policy = ExtensionPolicy.parse(os.environ.get(EXTENSIONS_VARIABLE, ""), EXTENSIONS_VARIABLE)
     try:
         device = factory(name)
-        check_device_info(device.info)
-        info = policy.restricted(device.info)
-        if info is not device.info:
+        said = device.info  # Another object each time, where it is a property that makes one.
+        check_device_info(said)
+        info = policy.restricted(said)
+        if info is not said:
             # What a device does not declare it does not support, whatever its driver says.
-            cast(Any, device).info = info
+            try:
+                cast(Any, device).info = info
+            except AttributeError as e:
+                raise DeviceUnavailable(
+                    f"driver {driver!r}: {EXTENSIONS_VARIABLE} hides extensions of its device, whose info cannot be assigned"
+                ) from e
     except DeviceUnavailable:
         raise
     except (Exception, SystemExit) as e:

@@ -422,7 +422,11 @@ class Device(Protocol):
 
     @property
     def info(self) -> DeviceInfo:
-        """What never changes for a build of the driver."""
+        """What never changes for a build of the driver.
+
+        Assigned once, before the device is used, where the machine's settings hide vendor extensions that it has: a device with
+        extensions keeps it in an attribute, and asks that attribute what it supports.
+        """
         ...
 
     async def status(self) -> DeviceStatus:

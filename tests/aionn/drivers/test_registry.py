@@ -8,19 +8,20 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 import aionn
 from aionn.drivers import registry
-from aionn.drivers.reference import ReferenceDevice
+from aionn.drivers.reference import INFO, ReferenceDevice
 from aionn.drivers.skeleton import SkeletonDevice
 from aionn.errors import DeviceUnavailable, InvalidArgument
-from aionn.hal import OperandType, OperationType
+from aionn.hal import DeviceInfo, Extension, OperandType, OperationType
 from aionn.models.builder import GraphBuilder
 
 MODULE = """
-    from aionn.drivers.reference import ReferenceDevice
+    from aionn.drivers.reference import INFO, ReferenceDevice
 
     class Device(ReferenceDevice):
         pass
@@ -79,8 +80,6 @@ def test_driver_can_be_named_by_module_and_attribute(acme: None) -> None:
 async def test_device_that_says_illegal_things_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     import types
 
-    import msgspec
-
     def with_info(**changes: Any) -> Any:
         def make(name: str) -> ReferenceDevice:
             device = ReferenceDevice(name)
@@ -99,6 +98,24 @@ async def test_device_that_says_illegal_things_is_refused(monkeypatch: pytest.Mo
     made = registry.make_device("reference", "mine")
     assert made.info.name == "mine"
     await made.aclose()
+
+
+async def test_device_that_cannot_hide_its_extensions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fixed:
+        """A device whose info is a property."""
+
+        @property
+        def info(self) -> DeviceInfo:
+            return msgspec.structs.replace(INFO, extensions=(Extension("com.acme.double"),))
+
+    monkeypatch.setenv(registry.EXTENSIONS_VARIABLE, "com.acme.*")
+    device = registry.made_by(lambda name: Fixed(), "acme", "fixed")  # type: ignore[arg-type, return-value]
+    assert device.info.extensions, "nothing was to be hidden"
+    monkeypatch.setenv(registry.EXTENSIONS_VARIABLE, "none")
+    with pytest.raises(
+        DeviceUnavailable, match=r"'acme': AIONN_EXTENSIONS hides .* whose info cannot be assigned"
+    ):
+        registry.made_by(lambda name: Fixed(), "acme", "fixed")  # type: ignore[arg-type, return-value]
 
 
 async def test_skeleton_computes_what_it_says_it_supports() -> None:
