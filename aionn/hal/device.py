@@ -103,8 +103,8 @@ FencedExecutionInfo = Callable[[], Awaitable[tuple[ErrorStatus, FencedTiming]]]
 ExecuteBound = Callable[
     [Any, bool, int | None, int | None, Callable[[ExecutionResult], None]], ExecutionResult
 ]
-"""Executes on the calling thread, and blocks: what ``PreparedModel.bind`` returned, whether to measure, the deadline, the loop
-time-out, and a function that may be called with the result once, before the device's slot is given back."""
+"""Executes on the calling thread, and blocks. Its arguments are the result of ``PreparedModel.bind``, whether to measure, the
+deadline, the loop time-out, and a function that it may call with the result once, before it gives the device's slot back."""
 
 
 class FencedExecution(NamedTuple):
@@ -126,12 +126,12 @@ class Burst(Protocol):
 
     It lives from ``PreparedModel.configure_execution_burst`` until it or its prepared model is closed, and remembers the memories
     that its requests name. A cancelled execution leaves the burst usable: the next one may be asked for immediately, and waits
-    for what the device still does where it has to.
+    for the cancelled one where it has to.
 
     Attributes:
-        settle: Waits until the device is done with what a cancelled caller left in flight; returns immediately if nothing was
-            left. Raises ``DeadObject`` where the driver died, and ``InvalidArgument`` where an execution is in flight. None: the
-            burst cannot say when that is, so that every execution needs a task that outlives its caller.
+        settle: Waits until the device is done with an execution that a cancelled caller left in flight; returns immediately if
+            there is none. Raises ``DeadObject`` where the driver died, and ``InvalidArgument`` where an execution is in flight.
+            None: the burst cannot say when that is, so that every execution needs a task that outlives its caller.
     """
 
     @property
@@ -185,13 +185,13 @@ class Execution(Protocol):
     """
 
     async def execute_synchronously(self, *, deadline_ns: int | None = None) -> ExecutionResult:
-        """Computes the request. Raises as ``PreparedModel.execute_synchronously``, and ``InvalidArgument``: one is outstanding."""
+        """Computes the request. Raises as ``PreparedModel.execute_synchronously``, or ``InvalidArgument``: one is outstanding."""
         ...
 
     async def execute_fenced(
         self, wait_for: Sequence[SyncFence], *, deadline_ns: int | None = None, duration_ns: int | None = None
     ) -> FencedExecution:
-        """Computes the request when all fences have signalled. Arguments and errors as of ``PreparedModel.execute_fenced``, and
+        """Computes the request when all fences have signalled. Arguments and errors as of ``PreparedModel.execute_fenced``, or
         ``InvalidArgument``: one is outstanding."""
         ...
 
@@ -205,8 +205,8 @@ class Buffer(Protocol):
 
     Attributes:
         token: The number by which requests name it; positive.
-        size_bytes: What it takes, for the account of the client that allocated it. 0 while its shape is not wholly known, and
-            where the device does not say: then it does not count.
+        size_bytes: Bytes that count against the limit of the client that allocated it. 0 while its shape is not wholly known, and
+            where the device does not count them.
     """
 
     @property
@@ -242,11 +242,11 @@ class PreparedModel(Protocol):
     ``settle``. A launched execution (``execute``, ``execute_fenced``) is not cancelled by anything that its caller does.
 
     Attributes:
-        owner: Whose it is. Set by a process that serves several clients; executions of equal priority take turns among owners.
-            None is the owner of all that nobody has set. A device that does not tell clients apart ignores it.
+        owner: The client that it belongs to, set by a process that serves several; executions of equal priority take turns among
+            owners. None: no client was set. A device that does not distinguish clients ignores it.
         takes_priority: Whether one execution may have another priority than the prepared model. Callers pass ``priority`` only
             where this is true.
-        expected_duration_ns: What one execution takes on the idle device, in nanoseconds. None: the driver does not know, and
+        expected_duration_ns: Duration of one execution on the idle device, in nanoseconds. None: the driver does not know it, and
             callers learn it.
         settle: Waits until the device is done with a request whose caller was cancelled, so that its memory may be used again;
             returns immediately if it is. The request is the object that was executed. None: the device cannot say when that is.
@@ -270,15 +270,15 @@ class PreparedModel(Protocol):
     def execute_bound(self) -> ExecuteBound | None: ...
 
     def bind(self, request: Request) -> Any:
-        """Checks a request and returns what ``execute_bound`` takes, any number of times unless device memories are among its
-        pools.
+        """Checks a request and returns the first argument of ``execute_bound``, for any number of executions unless device
+        memories are among the request's pools.
 
         Used only where ``execute_bound`` is not None. Raises ``InvalidArgument``: the request does not fit the model.
         """
         ...
 
     def abandon(self) -> None:
-        """Says that nobody wants results any more: what waits should never start, what runs should end where the device can stop.
+        """Gives all results up: waiting executions should never start, running ones should end where the device can stop.
 
         A wish, which a device that cannot stop ignores. Called before ``aclose``, when a client is gone.
         """
@@ -374,7 +374,7 @@ class PreparedModel(Protocol):
 
 
 class PreparedModelDefaults:
-    """The abilities of a ``PreparedModel`` that has none: inherit it, and define the members that the device does have.
+    """The abilities of a ``PreparedModel`` that has none: inherit it, and define the members that the device supports.
 
     ``async def settle(self, request)`` and ``def execute_bound(self, arguments, measure, deadline_ns, loop_timeout_ns, answer)``
     are ordinary methods there.
@@ -395,7 +395,7 @@ class PreparedModelDefaults:
 
 
 def check_abilities(made: object, defaults: type, where: str) -> None:
-    """Checks that what a driver has made has every ability of its protocol, or says that it lacks it.
+    """Checks that an object of a driver has every member of its protocol's defaults.
 
     Args:
         made: A prepared model, a burst or a device memory.
@@ -415,9 +415,9 @@ def check_abilities(made: object, defaults: type, where: str) -> None:
 class Device(Protocol):
     """A device, as its driver presents it. Its calls may be mixed and may run at the same time.
 
-    It lives from the call of the driver's factory until it is closed. What it has made does not outlive it: running executions are
-    waited for or ended, waiting ones fail, and so does every later call (``DeviceUnavailable``, or ``DeadObject`` where its process
-    is gone). A cancelled preparation may go on until the driver can stop; what it makes is dropped.
+    It lives from the call of the driver's factory until it is closed. Its prepared models and memories do not outlive it: closing
+    waits for running executions or ends them, waiting ones fail, and so does every later call (``DeviceUnavailable``, or
+    ``DeadObject`` where its process is gone). A cancelled preparation may go on until the driver can stop; its result is dropped.
     """
 
     @property
