@@ -14,11 +14,11 @@ _M_ARENA_MAX = -8
 
 
 def use_one_heap() -> None:
-    """Has threads that start from now on share the heap that there is.
+    """Makes threads that start from now on share the existing heap.
 
-    By default each of a few dozen threads gets a heap of its own. What one of them gave back is of no use to another, so a process
-    with threads that come and go grows for hours. Does nothing where ``MALLOC_ARENA_MAX`` says otherwise, or where the C library
-    is not glibc.
+    By default each of a few dozen threads gets a heap of its own. Memory that one of them freed is not available to another, so a
+    process with threads that come and go grows for hours. Does nothing if ``MALLOC_ARENA_MAX`` is set, or if the C library is not
+    glibc.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:

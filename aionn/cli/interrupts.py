@@ -4,9 +4,9 @@ Owns the handler of SIGINT from the first line of ``main`` to the end of the pro
 the program is: in the middle of an import, in a finaliser, in the event loop's own code, at the interpreter's end.
 
 Invariants:
-1. Outside of ``run`` there is nothing to clean up: the process ends at once.
-2. Inside, the first signal cancels the task that runs, which cleans up; the second ends the process at once. Driver processes see
-   that by their sockets and end by themselves.
+1. Outside of ``run`` there is nothing to clean up: the process ends immediately.
+2. Inside, the first signal cancels the task that runs, which cleans up; the second ends the process immediately. Driver processes
+   notice that by their sockets and end by themselves.
 3. A signal that is ignored when the process starts, as in a shell's background job, stays ignored.
 
 130 is what a shell reports for a program that SIGINT ended (128 + 2). The process exits with that code and does not end itself by
@@ -46,7 +46,7 @@ def end_at_once() -> NoReturn:
         try:
             os.write(stream, words)
         except OSError:
-            pass  # Nobody reads there any more.
+            pass  # The reader is gone.
     os._exit(INTERRUPTED)
 
 

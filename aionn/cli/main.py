@@ -1,8 +1,9 @@
 """The ``aionn`` command: turns errors into one sentence and an exit code.
 
-What takes time to import is imported when Ctrl-C has been seen to.
+Modules that take time to import are imported after the handler of Ctrl-C is set.
 
-Exit codes: 0 done; 1 it ran, and the answer is no; 2 a mistake of the caller's or a failure, told in one sentence; 130 interrupted.
+Exit codes: 0 done; 1 it ran, and the answer is no; 2 a mistake of the caller's or a failure, reported in one sentence; 130
+interrupted.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 WORD_MAX = 200
-"""How much of a word of the user's is repeated in a message: a path, but not a number of 5,000 digits."""
+"""Number of characters of a user's word that a message repeats: a path, but not a number of 5,000 digits."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -84,7 +85,7 @@ def _shortened(word: str) -> str:
 
 
 def _first_error(error: BaseException) -> Error | None:
-    """The error to tell: of several that ended a task group together, the first that is ours."""
+    """The error to report: of several that ended a task group together, the first of aionn's own."""
     from aionn.errors import Error
 
     if isinstance(error, BaseExceptionGroup):

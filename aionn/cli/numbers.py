@@ -1,4 +1,4 @@
-"""Which numbers an option takes: said in the command's signature, checked before the command runs."""
+"""The numbers that an option takes: declared in the command's signature, checked before the command runs."""
 
 from __future__ import annotations
 

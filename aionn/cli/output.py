@@ -1,4 +1,4 @@
-"""What commands print and write: JSON for programs, tables for people, and files of reports."""
+"""Output of commands: JSON for programs, tables for people, and files of reports."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def print_json(value: Any) -> None:
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """A table that fits the terminal; columns whose cells are all numbers are aligned right.
 
-    No word is broken: where the words do not fit beside each other, each row is told over several lines.
+    No word is broken: if the words do not fit beside each other, each row takes several lines.
     """
     screen = console()
     texts = [[f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
@@ -70,7 +70,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
 
 
 def fitting_widths(rows: Sequence[Sequence[str]], width: int) -> list[int] | None:
-    """The widths of a table's columns with ``GAP`` between them that break no word; None where there are none.
+    """The widths of a table's columns with ``GAP`` between them that break no word; None if no widths do.
 
     Args:
         rows: The cells, the heads among them.
@@ -128,18 +128,18 @@ def suite_progress(*, disable: bool) -> Progress:
 
 
 def check_writable(*paths: Path | None) -> None:
-    """Demands files that can be written, for before the work that they report; leaves none that was not there.
+    """Checks that files can be written, before the work that they report; creates none that did not exist.
 
     Raises:
-        InvalidArgument: One of them cannot; None is no file.
+        InvalidArgument: One of them cannot; None means no file.
     """
     for path in paths:
         if path is None:
             continue
         try:
             is_new = not path.exists()
-            # Opened: the rights of a file say nothing of a file system that is read-only.
-            # A pipe that nobody reads is refused instead of waited for.
+            # The file is opened, since its rights do not show that a file system is read-only. A pipe without a reader is rejected
+            # and not waited for.
             os.close(
                 os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
             )
@@ -167,7 +167,7 @@ def _unwritable(path: Path, error: OSError) -> InvalidArgument:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least ``share`` of the values do not exceed; NaN-free: 0 where there are none."""
+    """The smallest value that at least ``share`` of the values do not exceed; never NaN: 0 without values."""
     if not values:
         return 0.0
     ordered = sorted(values)

@@ -23,7 +23,7 @@ from aionn.runtime.memory.arguments import Array, TensorSpec, Writer
 __all__ = ["Account", "Latency", "Recognised", "show_live", "stream_into_account", "warm_up"]
 
 REFRESH_S = 0.25
-"""How often the live table is drawn: often enough to look alive, rare enough to cost no frame its deadline."""
+"""Interval between two drawings of the live table: short enough to look alive, long enough that no frame misses its deadline."""
 
 _I = TypeVar("_I", Frame, AudioWindow)
 
@@ -53,7 +53,7 @@ class Recognised(msgspec.Struct, frozen=True):
 
 
 class Account(Generic[_I]):
-    """What became of a stream's items."""
+    """Results of a stream's items."""
 
     def __init__(self, name: str, labels: Sequence[str]) -> None:
         self.name = name
@@ -89,18 +89,18 @@ class Account(Generic[_I]):
 
     @property
     def presented(self) -> int:
-        """How many items the source presented."""
+        """Number of items that the source presented."""
         return self.source.statistics().presented if self.source is not None else 0
 
     @property
     def dropped(self) -> int:
-        """How many items got no answer: given up at the source, or at their deadline."""
+        """Number of items without an answer: dropped at the source, or at their deadline."""
         given_up = self.source.statistics().dropped if self.source is not None else 0
         return given_up + self.dropped_by_deadline
 
     @property
     def per_second(self) -> float:
-        """Answers per second, from the first capture to the last: that many intervals lie between."""
+        """Answers per second, from the first capture to the last, by the number of intervals between them."""
         seconds = 0.0 if self._first_ns is None else (self._last_ns - self._first_ns) / 1e9
         return (len(self.latencies_ms) - 1) / seconds if seconds > 0 else 0.0
 
@@ -115,7 +115,7 @@ class Account(Generic[_I]):
 
     @property
     def latest(self) -> str:
-        """What was recognised last."""
+        """The last recognised class."""
         if not self.recognised:
             return "-"
         last = self.recognised[-1]

@@ -20,7 +20,7 @@ def _is_fraction(text: str) -> bool:
     try:
         return not float(text).is_integer()
     except ValueError:
-        return False  # What it is, and whether it is a number, is for cyclopts to say.
+        return False  # cyclopts rejects text that is not a number.
 
 
 def _converted(kind: Any, tokens: Sequence[cyclopts.Token]) -> Any:
@@ -60,42 +60,42 @@ Execute a model and show its outputs and timing.
 List the devices with type, version, feature level and status, and the drivers that cannot be used, with the reason.
 """,
     "aionn.cli.commands.inspect:inspect": """
-Show a model's inputs, outputs, operations, operands, sizes, least feature level, and which device supports what.
+Show a model's inputs, outputs, operations, operands, sizes, least feature level, and the support by device.
 """,
     "aionn.cli.commands.env:env": """
-List the environment variables, with what they are set to now; fails if a value makes no sense.
+List the environment variables and their present values; fails if a value is invalid.
 """,
     "aionn.cli.commands.trace:trace": """
-Look into a trace file, as AIONN_TRACE or aionn.open(trace=...) make them.
+Summarise a trace file that AIONN_TRACE or aionn.open(trace=...) wrote.
 """,
     "aionn.cli.commands.simulate:simulate": """
-Run a workload's requests through a scheduler on simulated devices, and say what ended on time.
+Run a workload's requests through a scheduler on simulated devices, and report the requests that ended on time.
 """,
     "aionn.cli.commands.serve:serve": """
 Serve a device to every application that may write to a socket, until interrupted.
 
-Clients cannot see or disturb one another: each has objects and limits of its own, and what it leaves behind goes with it.
+Clients cannot see or disturb one another: each has objects and limits of its own, and its objects are freed when it disconnects.
 """,
     "aionn.cli.commands.bench:bench": """
 Measure latency, throughput, compilation, memory and accuracy of a model.
 
-Exit code 1 says that a device failed, or that its answers on labelled data are beyond a limit.
+Exit code 1 means that a device failed, or that its answers on labelled data are beyond a limit.
 """,
     "aionn.cli.commands.stress:stress": """
-Work on a device for long, with many clients and clients that die.
+Load a device for long, with many clients and clients that die.
 
-Each test ends as SUCCESS, FAILURE, HANG or CRASH. Exit code 1 says that one was no success.
+Each test ends as SUCCESS, FAILURE, HANG or CRASH. Exit code 1 means that a test did not end as SUCCESS.
 
-With --soak one run on all devices together takes the place of the tests: their processes are killed and stopped all the time,
-every answer is checked, and exit code 1 says that an answer was wrong or never came, or that something grows.
+With --soak one run on all devices together replaces the tests: their processes are killed and stopped throughout, every answer is
+checked, and exit code 1 means that an answer was wrong or never came, or that a resource grows.
 """,
     "aionn.cli.commands.conformance:conformance": """
-Compare a device's results with what the specification says, or see whether its driver keeps the contract.
+Compare a device's results with the specification, or test whether its driver keeps the contract.
 
-Exit code 1 says that something failed.
+Exit code 1 means that a test failed.
 """,
 }
-"""What each command does, as the docstring of its function says: that cannot be read without importing the command."""
+"""The help of each command: the docstring of its function, which cannot be read without importing the command."""
 
 for _place, _description in _DESCRIPTIONS.items():
     app.command(_place, name=_place.partition(":")[2], help=_description.strip())

@@ -34,7 +34,7 @@ from aionn.cli.output import check_writable, console, print_json, print_table, w
 __all__ = ["bench"]
 
 PIXEL_MAX = 1e6
-"""What the darkest and the lightest pixel may become, at most."""
+"""The largest magnitude of the darkest and the lightest pixel."""
 
 FAILURES_SHOWN = 5
 SHARES_SHOWN = 6
@@ -64,24 +64,24 @@ def bench(
 ) -> int:
     """Measure latency, throughput, compilation, memory and accuracy of a model.
 
-    Exit code 1 says that a device failed, or that its answers on labelled data are beyond a limit.
+    Exit code 1 means that a device failed, or that its answers on labelled data are beyond a limit.
 
     Args:
         model: A .tflite file.
-        device: Which device, given once for each; by default all that there are.
-        path: How executions are started, given once for each; by default all four.
+        device: A device; may be repeated; by default all devices.
+        path: A way to start executions; may be repeated; by default all four.
         count: Executions on each path.
-        seconds: Time that one path may take.
+        seconds: Limit for one path.
         samples: Random inputs whose answers are compared with LiteRT's.
-        compilations: How often the model is compiled.
+        compilations: Number of compilations.
         seed: Seed of the inputs.
         data: A folder of labelled pictures, sounds or arrays: one folder in it for each class; or NAME.npy with NAME.expected.npy.
-        evaluator: What labelled data are judged by: top-k for classes, mel-cepstral for speech, phone-error for phones.
-        pixels: What the darkest and the lightest pixel of a picture become.
+        evaluator: The evaluator of labelled data: top-k for classes, mel-cepstral for speech, phone-error for phones.
+        pixels: The values of the darkest and the lightest pixel of a picture.
         expected_top1: The share of right first choices that the model is known for; more than 5 points under it is a failure.
-        scenario: A scenario of MLPerf's LoadGen, given once for each.
-        load_seconds: How long each scenario issues queries.
-        rate: Queries per second of the server scenario; by default the largest rate that holds the bound is looked for.
+        scenario: A scenario of MLPerf's LoadGen; may be repeated.
+        load_seconds: Duration for which each scenario issues queries.
+        rate: Queries per second of the server scenario; by default the largest rate that keeps the bound is searched for.
         bound_ms: Time within which 99 % of a server's queries must be answered.
         html: A file to write a page with plots to.
         json: Print one JSON object.

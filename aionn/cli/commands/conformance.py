@@ -1,4 +1,4 @@
-"""``aionn conformance``: does a device compute what the spec says?"""
+"""``aionn conformance``: whether a device keeps the specification."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ TIME_LIMIT_S_MAX = 3600
 """Longest time of one check, an hour."""
 
 FAILURES_SHOWN = 50
-"""How many failures are told to people; ``--json`` has all of them."""
+"""Number of failures that are printed; ``--json`` has all of them."""
 
 
 def conformance(
@@ -86,27 +86,27 @@ def conformance(
     keep: Path | None = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Compare a device's results with what the specification says, or see whether its driver keeps the contract.
+    """Compare a device's results with the specification, or test whether its driver keeps the contract.
 
-    Exit code 1 says that something failed.
+    Exit code 1 means that a test failed.
 
     Args:
         device: Registered name of a driver.
-        data: The folder of the data; by default what AIONN_CONFORMANCE_DATA names.
-        suite: cts is the models and values of the Android CTS, vts what a driver must do, hostile callers included, random is
+        data: The folder of the data; by default the one that AIONN_CONFORMANCE_DATA names.
+        suite: cts is the models and values of the Android CTS, vts is the driver contract, hostile callers included, random is
             random graphs, compared with the reference device, which itself is compared with plain definitions.
         filter: Only tests, or sets of random graphs, with this text in their names.
-        mode: How models are executed, by default sync; cts and random.
-        check: What is made of each test, given once for each; by default all that applies; cts alone.
+        mode: The way models are executed, by default sync; cts and random.
+        check: A check of each test; may be repeated; by default all that apply; cts alone.
         isolation: Run the driver in a process of its own, or in the process that runs the tests.
-        jobs: How many processes share the tests; by default as many as there are cores to use; cts and random.
+        jobs: Number of processes that share the tests; by default the number of usable cores; cts and random.
         time_limit: Seconds that one check or one random graph's execution, or one call of vts, may take; by default 30 and 10.
         everything: Try every mutation of every model of the data instead of a sample; vts alone.
         junit: Write a report as JUnit's XML; vts alone.
         html: Write a report as one HTML file; vts alone.
-        seeds: How many random graphs are run, by default 1000; random alone.
+        seeds: Number of random graphs, by default 1000; random alone.
         first: The number of the first graph, by default a random one; a graph's number determines all of it; random alone.
-        keep: A folder for the graphs that failed, made as small as they get; random alone.
+        keep: A folder for the graphs that failed, shrunk; random alone.
         json: Print one JSON object.
     """
     settings_from()  # Here, before the processes that read the variables as well.

@@ -40,7 +40,7 @@ CENTRED_S = 0.2
 """A window belongs to a word when their middles are at most this far apart."""
 
 PROBABILITY_MIN = 0.5
-"""A word counts as heard above this probability."""
+"""A word counts as recognised above this probability."""
 
 
 _T = TypeVar("_T")
@@ -70,7 +70,7 @@ class Digits(msgspec.Struct, frozen=True):
 
 
 class VideoReport(msgspec.Struct, frozen=True):
-    """What became of the video."""
+    """Results of the video stream."""
 
     frames: int
     on_time: int
@@ -82,7 +82,7 @@ class VideoReport(msgspec.Struct, frozen=True):
 
 
 class AudioReport(msgspec.Struct, frozen=True):
-    """What became of the recording."""
+    """Results of the audio stream."""
 
     windows: int
     on_time: int
@@ -235,7 +235,7 @@ def _audio_report(account: Account[AudioWindow], truth: Digits) -> AudioReport:
 
 
 def _is_found(word: Word, windows: list[Recognised], classes: tuple[str, ...]) -> bool:
-    """Whether the most confident of the windows that are centred on the word says it."""
+    """Whether the most confident of the windows that are centred on the word is of its class."""
     middle_s = (word.start_s + word.end_s) / 2
     centred = [w for w in windows if abs(w.time_s + 0.5 - middle_s) <= CENTRED_S]
     best = max(centred, key=lambda w: w.probability, default=None)

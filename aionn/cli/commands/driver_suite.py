@@ -18,7 +18,7 @@ from aionn.conformance.vts_report import html_report, junit_report
 __all__ = ["run_driver_suite"]
 
 FAILURES_SHOWN = 50
-"""How many failures are told to people; the reports have all of them."""
+"""Number of failures that are printed; the reports have all of them."""
 
 
 def run_driver_suite(
@@ -33,7 +33,9 @@ def run_driver_suite(
     html: Path | None,
     json: bool,
 ) -> int:
-    """Runs the driver suite and prints or writes its report; the exit code, 1 for a failure. Arguments as of ``conformance``."""
+    """Runs the driver suite and prints or writes its report; the exit code, 1 for a failure. See ``conformance`` for the
+    arguments.
+    """
     chosen_cases(contains)
     check_writable(junit, html)
     lists = driver_expectations(device)

@@ -15,7 +15,7 @@ __all__ = ["env"]
 
 
 def env(*, json: Annotated[bool, Parameter(negative=())] = False) -> int:
-    """List the environment variables, with what they are set to now; fails if a value makes no sense.
+    """List the environment variables and their present values; fails if a value is invalid.
 
     Args:
         json: Print one JSON object instead of a table.

@@ -31,7 +31,7 @@ def inspect(
     html: Path | None = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Show a model's inputs, outputs, operations, operands, sizes, least feature level, and which device supports what.
+    """Show a model's inputs, outputs, operations, operands, sizes, least feature level, and the support by device.
 
     Args:
         model: A .tflite file.

@@ -28,7 +28,7 @@ COUNT_MAX = 1_000_000
 """Most executions of one call: every latency is kept for the percentiles."""
 
 TOP = 5
-"""How many of the largest output values are shown."""
+"""Number of the largest output values that are shown."""
 
 
 def run(

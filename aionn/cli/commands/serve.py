@@ -63,25 +63,26 @@ def serve(
 ) -> int:
     """Serve a device to every application that may write to a socket, until interrupted.
 
-    Clients cannot see or disturb one another: each has objects and limits of its own, and what it leaves behind goes with it.
+    Clients cannot see or disturb one another: each has objects and limits of its own, and its objects are freed when it
+    disconnects.
 
     Args:
         device: Registered name of the driver.
-        socket: Path of the socket to make; one that a crashed server left there is replaced.
+        socket: Path of the socket to create; one that a crashed server left is replaced.
         name: Name of the device; by default the driver's.
-        mode: Permissions of the socket in octal: 600 lets in this user, 660 the group, 666 everybody.
+        mode: Permissions of the socket in octal: 600 admits this user, 660 the group, 666 all users.
         memory_mib: Device memories, models, cache files and queues of one client, in MiB.
         models: Prepared models of one client.
         bursts: Open bursts of one client.
         executions: Executions under way of one client.
         descriptors: Descriptors for memories, fences and files that one client sent: two for a memory.
         mapped_mib: Memories that one client sent, in MiB.
-        clients: Connections at once. Where a limit is reached, those that have not said Hello give up their places first; then
-            newcomers are refused, and told why.
-        clients_per_user: Connections at once of one user, as the kernel says.
-        clients_per_process: Connections at once of one process.
-        hello_within: Seconds after which a connection that has not said Hello is ended.
-        hang_after: End the process, with status 1, when the device makes no progress for so many seconds.
+        clients: Concurrent connections. When a limit is reached, connections that have not sent Hello are ended first; then
+            new ones are rejected, with the reason.
+        clients_per_user: Concurrent connections of one user, as identified by the kernel.
+        clients_per_process: Concurrent connections of one process.
+        hello_within: Seconds after which a connection that has not sent Hello is ended.
+        hang_after: End the process, with status 1, when the device makes no progress for this number of seconds.
         quiet: Print nothing.
     """
     try:

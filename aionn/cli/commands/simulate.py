@@ -31,17 +31,18 @@ def simulate(
     bound: Annotated[bool, Parameter(negative=())] = False,
     check: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Run a workload's requests through a scheduler on simulated devices, and say what ended on time.
+    """Run a workload's requests through a scheduler on simulated devices, and report the requests that ended on time.
 
     Args:
         workload: A TOML file: streams of requests, models and devices.
-        policy: Who decides: plan (aionn's own), fifo, edf, edf-abort, edf-abort-whole, edf-abort-priority, edf-abort-high,
+        policy: The policy: plan (aionn's own), fifo, edf, edf-abort, edf-abort-whole, edf-abort-priority, edf-abort-high,
             triton-like, clockwork-like.
         seed: Of arrivals, noise and faults; the same seed gives the same run.
-        folder: Where the files are that the workload names (traces, models, devices); by default where the workload's own is.
+        folder: The folder of the files that the workload names (traces, models, devices); by default the workload's own.
         json: Print one JSON object instead of tables.
         html: Write a page with timelines and distributions to this file.
-        bound: Also tell how many could have ended on time had everything been known beforehand; needs scipy, and exact durations.
+        bound: Also report the number of requests that could have ended on time if everything had been known beforehand; needs
+            scipy, and exact durations.
         check: Also check the record of events against the rules that every schedule must keep; breaches make the exit code 1.
     """
     chosen = policy_named(policy)

@@ -27,7 +27,7 @@ LOG_MEL_SHAPE = (49, 40)
 """An input of this many values is taken to want the log-mel energies of one second."""
 
 LEVEL_MAX = 1e6
-"""What black and white may become, at most: beyond what any element type of a picture is scaled to."""
+"""The largest magnitude of black and white: beyond the range of all element types of a picture."""
 
 
 def stream(

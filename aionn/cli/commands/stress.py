@@ -49,21 +49,21 @@ def stress(
     in_process: Annotated[bool, Parameter(negative=())] = False,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Work on a device for long, with many clients and clients that die.
+    """Load a device for long, with many clients and clients that die.
 
-    Each test ends as SUCCESS, FAILURE, HANG or CRASH. Exit code 1 says that one was no success.
+    Each test ends as SUCCESS, FAILURE, HANG or CRASH. Exit code 1 means that a test did not end as SUCCESS.
 
-    With --soak one run on all devices together takes the place of the tests: their processes are killed and stopped all the time,
-    every answer is checked, and exit code 1 says that an answer was wrong or never came, or that something grows.
+    With --soak one run on all devices together replaces the tests: their processes are killed and stopped throughout, every answer
+    is checked, and exit code 1 means that an answer was wrong or never came, or that a resource grows.
 
     Args:
-        device: Which device, given once for each; by default all that there are.
-        minutes: How long all tests of a device work together.
-        test: Which test, given once for each; by default all.
+        device: A device; may be repeated; by default all devices.
+        minutes: Duration of all tests of a device together.
+        test: A test; may be repeated; by default all.
         model: A .tflite file; by default one of the examples' data beside the package.
         seed: Seed of everything that is random.
         soak: Hours that the run takes; growth is judged from ten minutes (0.17) on.
-        in_process: Soak drivers in this process, where nothing is killed.
+        in_process: Run the drivers of the soak in this process, where nothing is killed.
         json: Print one JSON object.
     """
     settings_from()  # Here, before the processes that read the variables as well.
@@ -155,7 +155,7 @@ def _soak(
 
 
 def _end_stuck(told: str) -> NoReturn:
-    """Ends the process from a thread: nothing else can where the event loop stands still, or a task cannot be cancelled."""
+    """Ends the process from a thread, since the event loop may be blocked, or a task may ignore cancellation."""
     sys.stderr.write(f"{told}\n")
     sys.stderr.flush()
     os._exit(1)

@@ -1,4 +1,4 @@
-"""``aionn trace``: what a trace file says."""
+"""``aionn trace``: the content of a trace file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _HEADS = {
 """Heads that fit into 80 columns; ``exec`` is all of an execution: I/O, compute and results."""
 
 trace = cyclopts.App(
-    name="trace", help="Look into a trace file, as AIONN_TRACE or aionn.open(trace=...) make them."
+    name="trace", help="Summarise a trace file that AIONN_TRACE or aionn.open(trace=...) wrote."
 )
 
 
