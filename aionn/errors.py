@@ -1,12 +1,12 @@
 """Exceptions and the status codes they stand for.
 
-Owns the mapping between the HAL's ``ErrorStatus`` and Python exceptions, in both directions. The class of an exception tells
-the caller what to do next: fix the call (``InvalidArgument``), try again (``transient``), choose another device
+Owns the mapping between the HAL's ``ErrorStatus`` and Python exceptions, in both directions. The class of an exception determines
+the caller's next step: fix the call (``InvalidArgument``), try again (``transient``), choose another device
 (``DeviceUnavailable``), reconnect (``DeadObject``).
 
 Invariants:
 1. Every status but ``NONE`` has exactly one exception class, and ``error_for_status(s).status == s``.
-2. A message says where, what was expected, what came, and whose fault it is.
+2. A message names the place, the expected and the actual value, and the party at fault.
 
 Source: ``ErrorStatus`` of the NN HAL 1.3; ``DEAD_OBJECT`` is the canonical interface's addition for a peer that is gone.
 """
@@ -149,11 +149,11 @@ def error_for_status(status: ErrorStatus, message: str) -> Error:
     """Returns (does not raise) the exception for a status.
 
     Raises:
-        ValueError: ``status`` is ``NONE``, which is no error.
+        ValueError: ``status`` is ``NONE``, which is not an error.
     """
     match status:
         case ErrorStatus.NONE:
-            raise ValueError("status NONE is no error")
+            raise ValueError("status NONE is not an error")
         case ErrorStatus.DEVICE_UNAVAILABLE:
             return DeviceUnavailable(message)
         case ErrorStatus.GENERAL_FAILURE:
@@ -171,7 +171,7 @@ def error_for_status(status: ErrorStatus, message: str) -> Error:
 
 
 def status_of(error: BaseException) -> ErrorStatus:
-    """The status that an exception stands for; one that is not ours is a ``GENERAL_FAILURE``, unless it tells of a shortage."""
+    """The status that an exception stands for; one of another package is a ``GENERAL_FAILURE``, unless it reports a shortage."""
     if isinstance(error, Error):
         return error.status
     return (
@@ -180,7 +180,9 @@ def status_of(error: BaseException) -> ErrorStatus:
 
 
 def shortage_of(error: BaseException, where: str) -> ResourceExhausted | None:
-    """What Python raises where a limit of the process or of the machine is reached, as our error; None for any other exception."""
+    """The error of aionn for an exception that Python raises when a limit of the process or of the machine is reached; None for any
+    other exception.
+    """
     what = _shortage(error)
     if what is None:
         return None
@@ -190,7 +192,7 @@ def shortage_of(error: BaseException, where: str) -> ResourceExhausted | None:
 
 
 def words_of(error: BaseException, where: str) -> str:
-    """What is told of an exception that need not be ours: a shortage with its place, any other with its class."""
+    """The description of an exception of any package: a shortage with its place, any other with its class."""
     told = shortage_of(error, where)
     return f"{type(error).__name__}: {error}" if told is None else str(told)
 

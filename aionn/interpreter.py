@@ -1,7 +1,7 @@
 """Runs a subgraph over numpy arrays: operations in order, IF and WHILE with their subgraphs.
 
 Owns the order of work, the life of temporaries, the loop time-out and the checks of deadline and cancellation between operations.
-What an operation computes is in ``aionn.ops``; whether a model is legal is for ``aionn.validation`` to say beforehand.
+``aionn.ops`` computes operations; ``aionn.validation`` checks models beforehand.
 
 Invariants:
 1. A temporary is dropped after its last use, so memory is bounded by what is alive.
@@ -44,10 +44,10 @@ _logger = logging.getLogger("aionn.cpuexe")
 
 
 class RunControl:
-    """What may end a run before its end.
+    """The conditions that may end a run early.
 
     Attributes:
-        deadline_ns: Absolute, on ``now``'s clock; None for none.
+        deadline_ns: Absolute, on ``now``'s clock; None means no deadline.
         loop_timeout_ns: What each WHILE may take.
     """
 
@@ -80,14 +80,14 @@ class RunControl:
 
 
 class _Step:
-    """What is known of an operation before it runs.
+    """The prepared form of an operation.
 
     Attributes:
         operation: As the model has it.
         contract: Its meaning; None for control flow, and for what only extensions know.
         outputs: Its output operands.
         kept: What is derived from constants alone.
-        drops: Temporaries that nobody uses after it.
+        drops: Temporaries that are not used after it.
     """
 
     __slots__ = (
@@ -122,7 +122,7 @@ class _Step:
         self.drops: tuple[int, ...] = ()
 
     def shapes(self, rule: ShapeFunction, call: Call) -> list[Shape]:
-        """What the shape rule says, asked once for each shapes of the inputs where nothing else matters to it.
+        """The result of the shape rule, cached by the shapes of the inputs if it depends on nothing else.
 
         Raises:
             InvalidArgument: The inputs are illegal.
@@ -141,7 +141,7 @@ class _Step:
         ]
         try:
             rule(Call(blind, call.outputs, is_relaxed=call.is_relaxed))
-        except Exception:  # Whatever a rule does with a value, it wants to see it.
+        except Exception:  # Any use of a value by a rule makes it depend on the value.
             self._looks_at_values = True
         else:
             self._allowed = given, shapes
@@ -172,7 +172,7 @@ class _Shaped(Tensor):
 
 
 class _Plan:
-    """What is known of a subgraph before it runs.
+    """The prepared form of a subgraph.
 
     Attributes:
         values: By operand: a constant, else None.
@@ -292,7 +292,7 @@ class Interpreter:
                 shapes = step.shapes(contract.shapes, call)
                 arrays = contract.execute(call)
                 assert [array.shape for array in arrays] == shapes, (
-                    f"{contract.type.name}: shape rule says {shapes}, kernel gives {[a.shape for a in arrays]}"
+                    f"{contract.type.name}: shape rule gives {shapes}, kernel gives {[a.shape for a in arrays]}"
                 )
         for index, operand, array in zip(operation.outputs, step.outputs, arrays, strict=True):
             if operand.dimensions != array.shape:
@@ -374,12 +374,12 @@ def _where(subgraph_index: int, position: int, step: _Step) -> str:
 
 
 def _check_shape(output: int, operand: Operand, array: Array) -> None:
-    """Refuses a result of another shape than the model says, as far as it says one."""
+    """Rejects a result whose shape differs from the model's, as far as the model has one."""
     declared = operand.dimensions
     if declared and (
         len(declared) != array.ndim
         or any(d and d != got for d, got in zip(declared, array.shape, strict=True))
     ):
         raise GeneralFailure(
-            f"output {output}: the model says shape {list(declared)}, got {list(array.shape)}"
+            f"output {output}: the model has shape {list(declared)}, got {list(array.shape)}"
         )

@@ -1,14 +1,14 @@
 """``Chain``: executions one after the other, submitted ahead, on a timeline of their own.
 
-Owns: the works not run yet, who runs them. Refuses to own: the fences at its points (``timeline``), threads: a work is
-a plain call in the thread that made it possible.
+Owns: the works not run yet, who runs them. Refuses to own: the fences at its points (``timeline``), threads: a piece of work is a
+plain call in the thread that made it possible.
 
 The cheap form of ``fence.then(a).then(b)...``: an execution that waits is one reference in a queue, its fence an
-integer, and only the points that somebody asked for become objects (the invocation model of IREE).
+integer, and only the requested points become objects (the invocation model of IREE).
 
 Invariants:
-1. Work k runs when the point k-1 is reached, and reaches the point k; never two at once, never out of order.
-2. Once a work, the fence it returned or the fence before the chain fails, all points ahead fail with that origin, and
+1. Work k runs when the point k-1 is reached, and reaches the point k; never two concurrently, never out of order.
+2. Once a piece of work, the fence it returned or the fence before the chain fails, all points ahead fail with that origin, and
    no later work runs.
 3. One thread at a time runs works. The one that finds another running leaves its work to it, and that one looks again
    before it stops.
@@ -29,7 +29,7 @@ class Chain(Timeline):
     """Works in order, each when the one before it is done; ``fence(k)`` is signalled when the work at point k is.
 
     Args:
-        after: The fence that the first work waits for; None starts at once.
+        after: The fence that the first work waits for; None starts immediately.
         name: How errors name it; None for a name made from its address.
         clock: Where signal times come from; None for the clock of all fences.
     """
@@ -43,18 +43,18 @@ class Chain(Timeline):
         self._works: deque[Callable[[], SyncFence | None]] = deque()
         self._appended = 0
         self._runner = threading.Lock()
-        # Nothing stands before the next work: no fence is waited for, nothing has failed.
+        # Nothing is before the next call: no fence is waited for, nothing has failed.
         self._open = after is None
         if after is not None:
             after._follow_with(self._proceed)
 
     @property
     def appended(self) -> int:
-        """The point of the work appended last, 0 if there was none."""
+        """The point of the work appended last, 0 before the first."""
         return self._appended
 
     def append(self, work: Callable[[], SyncFence | None]) -> int:
-        """Submit a work; returns its point. It is called at once if nothing stands before it.
+        """Submit a piece of work; returns its point. It is called immediately if nothing is before it.
 
         Appending is for one thread at a time, since the order of the works is that of the calls. To a chain that has
         failed a point is given too: its fence has failed.
@@ -84,7 +84,7 @@ class Chain(Timeline):
         self._works.clear()
 
     def _proceed(self, before: SyncFence) -> None:
-        """What the next work waited for has finished: the fence before the chain, or one that a work returned."""
+        """The fence that the next call waited for has finished: the one before the chain, or one that a call returned."""
         outcome = before._outcome
         if isinstance(outcome, Failure):
             self._give_up(outcome)
@@ -102,7 +102,7 @@ class Chain(Timeline):
         self._works.clear()
         try:
             self._fail_with(failure)
-        except FenceStateError:  # Failed meanwhile: the first failure stays.
+        except FenceStateError:  # Failed before: the first failure stays.
             pass
 
     def _run_works(self) -> None:
@@ -116,7 +116,7 @@ class Chain(Timeline):
         take = self._works.popleft
         heap = self._heap
         value = self._value
-        # On the move: whoever asks for a point that is reached gets the time of asking.
+        # During an advance: the caller of a reached point gets the time of the call.
         self._advanced_at_ns = None
         try:
             while self._open:

@@ -11,10 +11,9 @@ a duplicate:
 - readable means finished; nothing is ever sent before, so ``poll``, ``select`` and ``epoll`` need to know nothing of us;
 - importers look with MSG_PEEK, so the packet stays for all other holders of duplicates, present and future;
 - readable with no packet means that the kernel closed the exporting end: the exporter died, even by SIGKILL, or dropped the
-  fence. The kernel does that at the moment of death, so importers hear of it at once and without a timer;
-- the importing end is bound to an abstract name, ``fences/1/...``. It tells a fence from any other descriptor while nothing
-  may be sent yet, identifies the fence across duplicates, and shows up in ``ss -x``. Nobody can connect to it: it
-  does not listen;
+  fence. The kernel does that at the moment of death, so importers notice it immediately and without a timer;
+- the importing end is bound to an abstract name, ``fences/1/...``. It distinguishes a fence from any other descriptor while nothing
+  may be sent yet, identifies the fence across duplicates, and shows up in ``ss -x``. It accepts no connections: it does not listen;
 - sending from the importing end is shut down before it is given away, so no importer can write to the exporter.
 
 Rejected. A plain eventfd: one bit, no failure, no time, and the death of the exporter is silent. A pipe: shows
@@ -25,9 +24,8 @@ Invariants:
 1. Only the process that made a pair holds its exporting end: close-on-exec guards ``exec``, a fork hook closes it in
    the child.
 2. A record is sent at most once, before the exporting end closes.
-3. A descriptor is closed only after every event loop and thread that watches it has let go (``hold`` and
-   ``release``): a number closed while an epoll still has it would be reported for ever, or come back as somebody
-   else's file.
+3. A descriptor is closed only after every event loop and thread that watches it has released it (``hold`` and
+   ``release``): a number closed while an epoll still has it would be reported without end, or come back as another file.
 
 A holder of a duplicate that is hostile can take the packet or shut the socket down; others then see a failure, never a false
 signal, since only the exporting end can send.
@@ -102,7 +100,7 @@ class Port:
 
     @property
     def closed(self) -> bool:
-        """Whether the descriptor is gone, or about to be when its last watcher lets go."""
+        """Whether the descriptor is gone, or about to be when its last watcher releases it."""
         return self._closing or self._importing is None
 
     def fileno(self) -> int:
@@ -136,7 +134,7 @@ class Port:
             _exporting.discard(self)
 
     def peek(self, clock: Callable[[], int]) -> Outcome | None:
-        """What the descriptor says now, leaving it there for others; None while pending. Does not wait.
+        """The descriptor's present record, left there for other readers; None while pending. Does not wait.
 
         Args:
             clock: Gives the time in ns of a failure that is only noticed here (the exporter died).
@@ -159,8 +157,8 @@ class Port:
         except NotAFenceError as error:
             return Failure(self.origin(), error, clock())
         if outcome is None:
-            # It can never be taken back, so a reader that took it for pending would be woken for ever.
-            return Failure(self.origin(), "sent a record that says pending", clock())
+            # It can never be taken back, so a reader that took it for pending would be woken without end.
+            return Failure(self.origin(), "sent a record with the status pending", clock())
         return outcome
 
     def origin(self) -> str:
@@ -179,7 +177,7 @@ class Port:
         return os.dup(self.fileno())
 
     def hold(self) -> int:
-        """Keep the descriptor open until ``release``, whatever ``close`` does meanwhile; returns its number, -1 if closed."""
+        """Keep the descriptor open until ``release``, even if ``close`` is called before; returns its number, -1 if closed."""
         with _lock:
             if self.closed:
                 return -1
@@ -188,7 +186,7 @@ class Port:
             return number
 
     def release(self) -> None:
-        """Undo one ``hold``; ends the descriptor if it was closed meanwhile."""
+        """Undo one ``hold``; ends the descriptor if it was closed before."""
         with _lock:
             self._holder_count -= 1
             assert self._holder_count >= 0
@@ -196,7 +194,7 @@ class Port:
                 self._end()
 
     def close(self) -> None:
-        """Give up both ends; the importing one as soon as nobody watches it. Idempotent."""
+        """Close both ends; the importing one as soon as it has no watcher. Idempotent."""
         with _lock:
             _exporting.discard(self)
             sending, self._sending = self._sending, None
@@ -209,7 +207,7 @@ class Port:
     def become_foreign(self) -> None:
         """In the child after ``fork``: the exporting end belongs to the parent alone."""
         sending, self._sending = self._sending, None
-        self._holder_count = 0  # Loops and threads that watched are the parent's.
+        self._holder_count = 0  # Loops and threads that watched belong to the parent.
         if sending is not None:
             sending.close()
 
@@ -264,8 +262,8 @@ def import_port(fd: int) -> Port:
     """A port over a duplicate of a descriptor received from elsewhere; ``fd`` stays the caller's.
 
     Raises:
-        TypeError: ``fd`` is no int.
-        NotAFenceError: it is no descriptor of a fence: a negative number, a file, a directory, an eventfd, any other socket.
+        TypeError: ``fd`` is not an int.
+        NotAFenceError: it is not a descriptor of a fence: a negative number, a file, a directory, an eventfd, any other socket.
         OSError: EBADF, it is closed; EMFILE, no descriptor is free. Nothing is left open.
     """
     if not isinstance(fd, int) or isinstance(fd, bool):
@@ -277,8 +275,8 @@ def import_port(fd: int) -> Port:
         raise NotAFenceError(f"descriptor {fd}: expected the socket of a fence, got a {_kind_of(mode)}")
     number = os.dup(fd)
     try:
-        # Told the family and type, the constructor does not ask the kernel for them; the checks below do. SOCK_NONBLOCK makes the
-        # object non-blocking without a system call: O_NONBLOCK belongs to the open file, which all holders share.
+        # With the family and type given, the constructor does not ask the kernel for them; the checks below do. SOCK_NONBLOCK makes
+        # the object non-blocking without a system call: O_NONBLOCK belongs to the open file, which all holders share.
         importing = socket.socket(socket.AF_UNIX, _SEQPACKET | socket.SOCK_NONBLOCK, 0, number)
     except BaseException:
         os.close(number)

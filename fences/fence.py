@@ -14,10 +14,10 @@ Invariants:
    outermost call in this thread. So a chain of any length needs constant stack, and no turn of any loop.
 4. No lock is held while a waiter runs.
 
-How two threads agree without a lock in the hot path. Deleting a slot (``del fence._vacant``) is one step under the
+Agreement of two threads without a lock in the hot path. Deleting a slot (``del fence._vacant``) is one step under the
 interpreter's lock: of two threads, one succeeds and the other gets AttributeError. That is the claim for the place of
 the sole waiter, for a waiter itself and for the work of a chained fence. The finisher stores the outcome and then
-looks for waiters; whoever attaches stores the waiter and then looks at the outcome. So at least one of them sees the
+looks for waiters; an attaching thread stores the waiter and then looks at the outcome. So at least one of them sees the
 other, and the claim makes sure that only one acts. A lock around each link would cost more than the rest of the link.
 """
 
@@ -69,7 +69,7 @@ class SyncFence:
     __slots__ = ("__weakref__", "_more", "_name", "_next", "_outcome", "_port", "_vacant")
 
     _finisher: ClassVar[str] = ""
-    """Who alone may finish fences of this class; empty for anybody in this process."""
+    """The only owner that may finish fences of this class; empty for all code in this process."""
 
     def __init__(self, name: str | None = None) -> None:
         self._outcome: Outcome | None = None
@@ -106,11 +106,11 @@ class SyncFence:
 
     @classmethod
     def from_state(cls, state: FenceState, fd: int | None, name: str | None = None) -> SyncFence:
-        """The other side of :meth:`export`: a fence from a record and, if that says pending, a descriptor, which
-        stays the caller's.
+        """The other side of :meth:`export`: a fence from a record and, if its status is pending, a descriptor, which the caller
+        keeps.
 
         Raises:
-            NotAFenceError: record or descriptor are no fence's, or the record is pending without a descriptor.
+            NotAFenceError: record or descriptor do not belong to a fence, or the record is pending without a descriptor.
             OSError: as :meth:`from_fd`.
         """
         outcome = outcome_of(state)
@@ -124,7 +124,7 @@ class SyncFence:
 
     @property
     def name(self) -> str:
-        """How errors name this fence."""
+        """The name of this fence in errors."""
         return self._name if self._name is not None else f"{type(self).__name__} {id(self):#x}"
 
     @property
@@ -158,7 +158,7 @@ class SyncFence:
 
     @property
     def waiter_count(self) -> int:
-        """How many wait for it in this process: tasks, threads, callbacks and dependent fences."""
+        """Number of its waiters in this process: tasks, threads, callbacks and dependent fences."""
         sole = getattr(self, "_next", None)
         waiters = ([] if sole is None else [sole]) + list(self._more or ())
         return sum(len(waiter) if isinstance(waiter, LoopWaiters) else 1 for waiter in waiters)
@@ -179,7 +179,7 @@ class SyncFence:
         """Signal the fence and run its waiters.
 
         Args:
-            at_ns: The time to record, in ns; None for now.
+            at_ns: The time to record, in ns; None means now.
 
         Raises:
             FenceStateError: it has finished already, or is finished by its chain, merge or timeline; nothing is changed.
@@ -197,12 +197,12 @@ class SyncFence:
     def fail(
         self, cause: BaseException | str, *, origin: str | None = None, at_ns: int | None = None
     ) -> None:
-        """Put the fence into its failed state, for ever, and run its waiters.
+        """Put the fence into its failed state, permanently, and run its waiters.
 
         Args:
             cause: Why. Of a :class:`FenceError` the origin, message and cause are taken over: it is the same failure.
             origin: Where the failure began; None for this fence (or the origin of ``cause``).
-            at_ns: The time to record, in ns; None for now.
+            at_ns: The time to record, in ns; None means now.
 
         Raises:
             FenceStateError, ForeignFenceError: as :meth:`signal`.
@@ -256,11 +256,11 @@ class SyncFence:
         return status is FenceStatus.SIGNALLED
 
     def add_callback(self, callback: Callable[[SyncFence], object]) -> None:
-        """Have ``callback(fence)`` called when the fence finishes, at once if it has.
+        """Have ``callback(fence)`` called when the fence finishes, immediately if it has.
 
         It is called exactly once, in the thread that finishes the fence, after the callbacks added before it; it must
-        not block. An exception from it is logged and stops nobody else. On an imported fence the event loop running
-        in this thread watches the descriptor, or a background thread where there is none.
+        not block. An exception from it is logged and stops no other waiter. On an imported fence the event loop running
+        in this thread watches the descriptor, or a background thread without one.
 
         Raises:
             ValueError: the same callback is waiting already.
@@ -274,7 +274,7 @@ class SyncFence:
         return self._detach(callback)
 
     def then(self, work: Callable[[], SyncFence | None], name: str | None = None) -> ChainedFence:
-        """A fence for work that depends on this one: ``work()`` is called when this fence is signalled, at once if it is.
+        """A fence for work that depends on this one: ``work()`` is called when this fence is signalled, immediately if it is.
 
         The new fence is signalled when ``work`` returns None; follows the fence that ``work`` returns; fails if
         ``work`` raises. If this fence fails, the new one fails with the same origin and cause and ``work`` is not
@@ -337,15 +337,17 @@ class SyncFence:
         """The fence for another protocol's message: a record of its state and, while pending, a descriptor to send
         beside it.
 
-        The descriptor belongs to the caller. A finished fence needs none: its record says all. The other side calls
+        The descriptor belongs to the caller. A finished fence needs no descriptor: its record is complete. The other side calls
         :meth:`from_state`. Raises as :meth:`fileno`.
         """
         if self.status is not FenceStatus.PENDING:
             return state_of(self._outcome), None
-        return state_of(None), self.duplicate()  # It may finish meanwhile: the descriptor tells.
+        return state_of(None), self.duplicate()  # It may have finished: the descriptor reports that.
 
     def close(self) -> None:
-        """Give up the descriptor; idempotent. A pending fence fails, everywhere if it is ours: nobody could finish it any more."""
+        """Close the descriptor; idempotent. A pending fence fails, everywhere if it belongs to this process: it could not be
+        finished any more.
+        """
         if self._outcome is None:
             self._finish(Failure(self.name, "closed while pending", now_ns()))
         with _lock:
@@ -374,7 +376,7 @@ class SyncFence:
         return failure_of(cause, self.name, origin, now_ns() if at_ns is None else checked_time(at_ns))
 
     def _finish(self, outcome: Outcome) -> bool:
-        """Store the outcome, tell the descriptor, run the waiters. False, and nothing changed, if it had finished."""
+        """Store the outcome, send it to the descriptor, run the waiters. False, and nothing changed, if it had finished."""
         with _lock:
             if self._outcome is not None:
                 return False
@@ -398,12 +400,12 @@ class SyncFence:
                     del self._next
                     sole(self)
                     return
-        except AttributeError:  # Somebody is just taking the sole waiter back.
+        except AttributeError:  # Another thread is just taking the sole waiter back.
             pass
         running.run(None, self)
 
     def _retire(self, port: Port) -> None:
-        """The outcome was sent: give up our end, and the other one too unless the caller was given its number."""
+        """The outcome was sent: close this end, and the other one too unless the caller got its number."""
         port.retire()
         with _lock:
             if not port.handed_out and self._port is port:
@@ -422,7 +424,7 @@ class SyncFence:
         return port if port is not None and port.imported and self._outcome is None else None
 
     def _follow_with(self, waiter: Waiter) -> None:
-        """Attach a dependant that is no task, with somebody to watch the descriptor; run it at once if the fence has finished."""
+        """Attach a dependant other than a task, with a watcher of the descriptor; run it immediately if the fence has finished."""
         if self._port is not None and self._outcome is None:
             self._poll_descriptor()
         if not self._attach(waiter):
@@ -489,11 +491,11 @@ class SyncFence:
         return self._outcome is not None
 
     def _exported(self) -> Port:
-        """The port, made if there is none; of a finished fence it holds the record. Called with the lock held."""
+        """The port, created if missing; of a finished fence it holds the record. Called with the lock held."""
         port = self._port
         if port is None:
             self._port = port = create_port()
-        if self._outcome is not None:  # Looked at after the port is visible to whoever finishes the fence.
+        if self._outcome is not None:  # Checked after the port is visible to the finishing thread.
             port.publish(self._outcome)
             port.retire()
         return port
@@ -517,7 +519,7 @@ class ChainedFence(SyncFence):
         self._work = work  # Deleting it is the claim to finish this fence.
 
     def __call__(self, source: SyncFence) -> None:
-        """Nobody calls this: the type only says that a chained fence is a waiter. ``running`` runs it in place."""
+        """Never called: the method only makes a chained fence a waiter for the type checker. ``running`` runs it in place."""
         raise AssertionError("a chained fence is run by running.drain")
 
     def _finish(self, outcome: Outcome) -> bool:
@@ -528,7 +530,7 @@ class ChainedFence(SyncFence):
         return super()._finish(outcome)
 
     def _adopt(self, result: SyncFence) -> None:
-        """The work goes on elsewhere: follow the fence that it returned."""
+        """The work continues elsewhere: follow the fence that it returned."""
         if not isinstance(result, SyncFence) or result is self:
             error = TypeError(f"work of {self.name}: expected None or another SyncFence, got {result!r}")
             super()._finish(Failure(self.name, error, now_ns()))

@@ -9,7 +9,7 @@ last merge with one more fence, again and again, would otherwise copy all leaves
 
 Invariants:
 1. A combined fence holds only parts that are pending. Those combined in the same way have more than ``FLATTENED_PARTS_MAX`` parts
-   of their own; of the others at most one belongs to each timeline.
+   of their own; of the remaining ones at most one belongs to each timeline.
 2. Combining m fences on t timelines takes O(m) steps, however deep they are nested, and the result holds at most t entries for
    them.
 3. Once it has finished it is attached to no part, so a part that lives long does not gather the merges that are over.
@@ -29,7 +29,7 @@ a rule, and few enough that copying them costs about as much as one link of a ch
 
 
 class CombinedFence(SyncFence):
-    """What :func:`merge` and :func:`first` return; finished by its parts alone."""
+    """The fence that :func:`merge` and :func:`first` return; finished by its parts alone."""
 
     __slots__ = ("_parts",)
 
@@ -87,7 +87,7 @@ class MergedFence(CombinedFence):
         if isinstance(outcome, Failure):
             self._finish(outcome)
             return
-        with package_lock:  # Parts may finish in several threads at once.
+        with package_lock:  # Parts may finish in several threads concurrently.
             self._parts.pop(part, None)
             self._latest_ns = max(self._latest_ns, outcome)
             complete = not self._parts

@@ -27,11 +27,11 @@ _DESCRIPTORS_MAX = 8
 """Room for more than the one we expect, so that strays arrive and can be closed instead of being lost in a truncated
 message."""
 _OTHER_BYTES = 256
-"""Room for what a socket may have been asked to say beside each message: credentials, a security label, time stamps."""
+"""Room for ancillary data that a socket may be configured to add: credentials, a security label, time stamps."""
 
 
 def send_fence(sock: socket.socket, fence: SyncFence) -> None:
-    """Send a fence to whoever reads the other end. The fence stays usable here, and whose it is does not change.
+    """Send a fence to the reader of the other end. The fence stays usable here, and whose it is does not change.
 
     Args:
         sock: A connected Unix socket; its time-out holds, and non-blocking it raises instead of waiting.
@@ -67,7 +67,7 @@ def recv_fence(sock: socket.socket, name: str | None = None) -> SyncFence:
 
     Raises:
         EOFError: the other side closed the connection.
-        NotAFenceError: what came is no fence; its descriptors are closed. The connection should be closed too.
+        NotAFenceError: the message is not a fence; its descriptors are closed. The connection should be closed too.
         OSError: of the socket; EMFILE, no descriptor was free for the fence.
         BlockingIOError: the socket is non-blocking and nothing has come.
     """
@@ -112,7 +112,7 @@ def recv_fence(sock: socket.socket, name: str | None = None) -> SyncFence:
 
 
 def _receive_exactly(sock: socket.socket, size_bytes: int) -> bytes:
-    # The sender's kernel queued the message whole, so this does not wait unless the peer is no sender of fences.
+    # The sender's kernel queued the message whole, so this waits only if the peer does not send fences.
     received = bytearray()
     while len(received) < size_bytes:
         try:

@@ -1,7 +1,7 @@
 """The loop that runs those who wait for a finished fence.
 
 Owns: the queue of each thread that is finishing fences, the order in which waiters run, what becomes of their exceptions.
-Refuses to own: the state of a fence and how waiters are attached (``fence``, which also says how threads agree).
+Refuses to own: the state of a fence and the attachment of waiters (``fence``, which also describes the agreement of threads).
 
 Invariants:
 1. In one thread there is one loop, that of the outermost call: what is finished inside a waiter is queued for it. So
@@ -26,7 +26,7 @@ Waiter = Callable[[Any], object]
 """Called with the finished fence."""
 
 INTERRUPTS = (KeyboardInterrupt, SystemExit)
-"""What ends the program, wherever it is raised."""
+"""Exceptions that end the program, wherever they are raised."""
 
 Queue = deque[tuple[Any, Any]]
 """Waiters to run, each with its finished fence; None for all that are attached to that."""
@@ -113,10 +113,10 @@ def drain(queue: Queue) -> None:
                     interrupt = error
                 except (
                     BaseException
-                ):  # A callback's CancelledError says nothing about who finishes the fence.
+                ):  # A callback's CancelledError does not cancel the code that finishes the fence.
                     _logger.exception("a callback of %r raised", fence)
                 break
-            # `fence` has just finished: go on with those who wait for it.
+            # `fence` has just finished: continue with those who wait for it.
             try:
                 waiter = fence._next
                 if type(waiter) is chained:

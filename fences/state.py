@@ -39,7 +39,7 @@ class FenceStatus(enum.Enum):
 
 
 class FenceError(Exception):
-    """A fence that somebody waited for has failed.
+    """A fence that was waited for has failed.
 
     Attributes:
         origin: The name of the fence at which the failure began, which need not be the one that was waited for.
@@ -69,7 +69,7 @@ class ForeignFenceError(FenceStateError):
 
 
 class NotAFenceError(ValueError):
-    """The descriptor or record received from somebody else is no fence of ours. Nothing was kept."""
+    """The descriptor or record received from another process is not a fence of this package. Nothing was kept."""
 
 
 class RemoteCause(Exception):
@@ -128,7 +128,7 @@ def failure_of(cause: BaseException | str, here: str, origin: str | None, at_ns:
 
 
 Outcome = int | Failure
-"""How a fence finished: the ns at which it was signalled, or why it failed."""
+"""The outcome of a fence: the ns at which it was signalled, or the reason for its failure."""
 
 
 class FenceState(msgspec.Struct, frozen=True, array_like=True):
@@ -139,7 +139,7 @@ class FenceState(msgspec.Struct, frozen=True, array_like=True):
         status: The value of a :class:`FenceStatus`.
         at_ns: ns of CLOCK_MONOTONIC at which it finished; 0 while pending.
         origin: Name of the fence where a failure began; empty unless failed.
-        cause_type: Name of the type of the exception that was the cause; empty if there was none.
+        cause_type: Name of the type of the exception that was the cause; empty without one.
         message: The text of the cause; empty unless failed.
     """
 
@@ -226,7 +226,7 @@ def decode(record: bytes) -> Outcome | None:
     """The outcome that a record in some bytes from elsewhere describes; None is pending.
 
     Raises:
-        NotAFenceError: the bytes are no record.
+        NotAFenceError: the bytes are not a record.
     """
     if not _HEAD.size <= len(record) <= RECORD_BYTES_MAX:
         raise NotAFenceError(
@@ -247,7 +247,7 @@ def decode(record: bytes) -> Outcome | None:
 
 
 def process_name() -> str:
-    """How this process calls itself in the origin of a failure that begins here without any other name."""
+    """The name of this process in the origin of a failure that begins here without any other name."""
     return f"process {os.getpid()}"
 
 

@@ -3,8 +3,8 @@
 Owns: the counter, the fences at points not reached yet, the failure of the whole line. Refuses to own: waiting, descriptors (the
 fences at its points are ordinary ones), what the points mean.
 
-After IREE's semaphores and the kernel's fence chains: holding a point is holding an integer, and only points that somebody asked
-about and that are still ahead cost anything.
+After IREE's semaphores and the kernel's fence chains: holding a point is holding an integer, and only requested points that are
+still ahead cost anything.
 
 Invariants:
 1. The value never falls, and a point once reached stays reached, also when the timeline fails later.
@@ -66,7 +66,7 @@ class Timeline:
 
     @property
     def name(self) -> str:
-        """How errors name this timeline."""
+        """The name of this timeline in errors."""
         return self._name if self._name is not None else f"Timeline {id(self):#x}"
 
     @property
@@ -81,7 +81,7 @@ class Timeline:
 
     @property
     def pending_count(self) -> int:
-        """How many points ahead have a fence."""
+        """Number of points ahead that have a fence."""
         return len(self._pending)
 
     def __repr__(self) -> str:
@@ -94,8 +94,8 @@ class Timeline:
         """The fence at a point: while that is ahead, the same one for all who ask.
 
         For a point that was reached it is a signalled one. Its time is that of the latest advance: the time of each point passed is
-        not kept, and the point was reached no later than that. Asking about the past is no error, for whoever asks may race with
-        whoever advances.
+        not kept, and the point was reached no later than that. A query about the past is not an error, since it may race with an
+        advance.
 
         Raises:
             ValueError: the point is not in 0..2**64-1.
@@ -119,7 +119,7 @@ class Timeline:
 
         Args:
             point: More than the value; points between may be skipped.
-            at_ns: The time to record, in ns; None for now.
+            at_ns: The time to record, in ns; None means now.
 
         Raises:
             FenceStateError: the point is not ahead of the value, or the timeline has failed; nothing is changed.
@@ -143,7 +143,8 @@ class Timeline:
     def fail(
         self, cause: BaseException | str, *, origin: str | None = None, at_ns: int | None = None
     ) -> None:
-        """Fail all points ahead of the value, for ever. Arguments as those of :meth:`SyncFence.fail`; the origin is this timeline.
+        """Fail all points ahead of the value, permanently. Arguments as those of :meth:`SyncFence.fail`; the origin is this
+        timeline.
 
         Raises:
             FenceStateError: it has failed already; nothing is changed.

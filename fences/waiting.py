@@ -1,4 +1,4 @@
-"""How tasks and threads sleep until a fence finishes, and how a descriptor's readiness reaches an event loop.
+"""The waits of tasks and threads for a fence, and the path of a descriptor's readiness to an event loop.
 
 Owns: the futures of the tasks that await a fence, one group for each event loop; the registration of a descriptor
 with a loop; the sleep of a thread; the one background thread that watches imported fences which nothing else watches.
@@ -9,7 +9,7 @@ Invariants:
 1. A fence has at most one group for each loop, a loop at most one registration for each fence, however many tasks await.
 2. Futures are touched only in the thread of their loop; any other thread crosses by one ``call_soon_threadsafe`` a group.
 3. A cancelled waiter takes away its own future and nothing else; the last one to leave takes away the registration.
-4. A closed loop costs nobody else anything: its futures are dead, the others are woken as usual.
+4. A closed loop does not affect other loops: its futures are dead, all other waiters are woken as usual.
 5. Nothing here reads a loop's clock, so a loop with virtual time behaves as any other.
 """
 
@@ -32,7 +32,7 @@ POLL_MS_MAX = 2**31 - 1
 
 
 class Waitable(Protocol):
-    """What this module asks of a fence."""
+    """The part of a fence that this module uses."""
 
     def _attach(self, waiter: Callable[[Any], object]) -> bool:
         """Have ``waiter(fence)`` called when it finishes; False, and nothing kept, if it already has."""
@@ -44,7 +44,7 @@ class Waitable(Protocol):
         """The group for a loop that is attached now."""
 
     def _poll_descriptor(self) -> bool:
-        """Look at the descriptor and take over what it says. Whether the fence is finished."""
+        """Read the descriptor and take over its record. Whether the fence is finished."""
 
 
 class LoopWaiters:
@@ -75,7 +75,7 @@ class LoopWaiters:
         """Register an imported fence's descriptor with the loop, once."""
         if self._port is None:
             number = port.hold()
-            if number < 0:  # The fence has finished meanwhile, and will call this group.
+            if number < 0:  # The fence has finished by now, and will call this group.
                 return
             self._number = number
             self._port = port
@@ -122,7 +122,7 @@ class LoopWaiters:
                 future.set_result(None)
         self._futures.clear()
         if self._port is not None:
-            # After the tasks: taking the descriptor out of epoll must not stand between the signal and those it wakes.
+            # After the tasks: taking the descriptor out of epoll must not delay the waiters that the signal wakes.
             self.loop.call_soon(self.unwatch)
 
 
@@ -149,7 +149,7 @@ def wait_in_loop(fence: Waitable, port: Port | None) -> Generator[Any, None, Non
 
 
 def pin_in_loop(fence: Waitable, port: Port) -> None:
-    """Have an imported fence watched until it finishes, for dependants that are no tasks: by the running loop if
+    """Have an imported fence watched until it finishes, for dependants other than tasks: by the running loop if
     there is one in
     this thread, else by the background thread."""
     loop = _get_running_loop()
@@ -162,7 +162,7 @@ def pin_in_loop(fence: Waitable, port: Port) -> None:
 
 
 def _join(fence: Waitable, loop: asyncio.AbstractEventLoop, port: Port | None) -> LoopWaiters | None:
-    """The group of this loop, made and attached if there was none; None if the fence has finished."""
+    """The group of this loop, created and attached if missing; None if the fence has finished."""
     group = fence._group_of(loop)
     if group is None:
         group = LoopWaiters(fence, loop)
@@ -219,10 +219,10 @@ def _sleep_on_lock(fence: Waitable, deadline_ns: int | None) -> None:
 
 
 def _sleep_on_descriptor(fence: Waitable, port: Port, deadline_ns: int | None) -> None:
-    # The event descriptor wakes the sleep when the fence finishes otherwise: closed here, or read first by somebody else.
+    # The event descriptor wakes the sleep when the fence finishes otherwise: closed here, or read first by another reader.
     with contextlib.ExitStack() as stack:
         number = port.hold()
-        if number < 0:  # Finished meanwhile.
+        if number < 0:  # Finished by now.
             return
         stack.callback(port.release)
         waking = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -264,7 +264,7 @@ class _Watcher:
     def watch(self, fence: Waitable, port: Port) -> None:
         with self._lock:
             number = port.hold()
-            if number < 0:  # Finished meanwhile: its finisher runs the dependants.
+            if number < 0:  # Finished by now: its finisher runs the dependants.
                 return
             if number in self._watched:
                 port.release()
@@ -285,7 +285,7 @@ class _Watcher:
                     self._thread = None
                     os.close(self._waking)
                 raise
-        # When the fence finishes otherwise (closed here, read first elsewhere), the thread must let go of it.
+        # When the fence finishes otherwise (closed here, read first elsewhere), the thread must release it.
         fence._attach(self._nudge)
 
     def _nudge(self, _: object) -> None:
@@ -322,8 +322,8 @@ _watcher = _Watcher()
 
 
 def _after_fork_in_child() -> None:
-    # The thread, and every loop that was running, are the parent's. The child's copy of the event descriptor stays open: closing a
-    # number here is safe, since the table of descriptors was copied.
+    # The thread, and every loop that was running, belong to the parent. The child's copy of the event descriptor stays open:
+    # closing a number here is safe, since the table of descriptors was copied.
     global _watcher
     waking = _watcher._waking if _watcher._thread is not None else -1
     _watcher = _Watcher()

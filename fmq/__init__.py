@@ -1,7 +1,7 @@
 """Fast message queues between processes: a ring buffer and an event flag in shared memory.
 
 Start with `MessageQueue.create` and send `queue.descriptor` and `queue.fds` to the peer (`fmq.passing`), which calls
-`MessageQueue.attach`; await it with the functions of `fmq.aio`. README.md beside this file tells the rest.
+`MessageQueue.attach`; await it with the functions of `fmq.aio`. See README.md beside this file.
 """
 
 from fmq import aio, passing

@@ -48,7 +48,7 @@ __all__ = [
 class _Watch(Watch):
     """One side of one endpoint on one loop: what the loop watches, and what the task that waits awaits.
 
-    It is the awaited object itself, in the protocol a Task has for objects that are no Future; `_native.c` says why.
+    It is the awaited object itself, in the protocol a Task has for objects other than a Future; `_native.c` has the reason.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, fd: int, reader: bool) -> None:
@@ -193,7 +193,7 @@ async def write(queue: MessageQueue, element: Buffer) -> None:
 
 
 async def write_many(queue: MessageQueue, elements: Buffer) -> None:
-    """Appends all elements of a buffer at once, waiting for room. Cancelled, it has written nothing.
+    """Appends all elements of a buffer together, waiting for room. Cancelled, it has written nothing.
 
     Raises:
         As `read_message`; InvalidArgument also for more than the capacity.
@@ -264,7 +264,7 @@ async def _watched_by_thread(
         try:
             flag._watch(mask, timeout_ns, interruptions)
         except ClosedQueue:
-            pass  # the consuming wait says so in the task
+            pass  # the consuming wait reports it in the task
         finally:
             try:
                 loop.call_soon_threadsafe(finish)
@@ -278,7 +278,7 @@ async def _watched_by_thread(
         try:
             await asyncio.shield(over)
         except asyncio.CancelledError as error:
-            # The thread leaves at once, or at its next slice if it was between looking and sleeping.
+            # The thread leaves immediately, or at its next slice if it was between looking and sleeping.
             cancelled = error
             flag._interrupt()
     thread.join()

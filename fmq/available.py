@@ -1,9 +1,9 @@
-"""How much memory this process can still be given, asked before a large memory gets its pages.
+"""The memory that this process can still get, checked before a large memory gets its pages.
 
 Owns the figures of the machine and of the control groups, and the comparison. Allocates nothing.
 
 The kernel gives a memfd the pages that `posix_fallocate` asks for one after the other. It notices that they do not fit only when
-none is left, and by then it ends processes, or the machine stands still. So what cannot fit is refused before the first page.
+none is left, and by then it ends processes, or the machine does not respond. So what cannot fit is refused before the first page.
 
 Invariant: what is below `CHECKED_BYTES_MIN` costs nothing here: no file is read.
 
@@ -24,7 +24,8 @@ CHECKED_BYTES_MIN = 64 << 20
 """Smaller memories are not checked: reading the figures takes about 1 ms, allocating 64 MiB some 10 ms."""
 
 MARGIN_BYTES = 64 << 20
-"""What stays for everybody else. The last pages of a machine are no use to it: it would spend its time looking for pages."""
+"""Memory that is left for other processes. A machine cannot use its last pages: it would spend its time searching for pages.
+"""
 
 GROUPS_MAX = 64
 """Control groups that are looked at, from this process's upwards; real ones are a few levels deep."""
@@ -42,11 +43,11 @@ _MOUNTS = {2: ("sys/fs/cgroup", "sys/fs/cgroup/unified"), 1: ("sys/fs/cgroup/mem
 
 
 class Available(NamedTuple):
-    """What a process can be given.
+    """Memory available to a process.
 
     Attributes:
         now_bytes: At this moment, the margin taken off; never below 0.
-        ever_bytes: If nobody else had any.
+        ever_bytes: If no other process had any.
     """
 
     now_bytes: int
@@ -54,7 +55,7 @@ class Available(NamedTuple):
 
 
 class MemoryShortage(OSError):
-    """A memory cannot fit. Its `errno` is ENOMEM, as if the kernel had said so.
+    """A memory cannot fit. Its `errno` is ENOMEM, as from the kernel.
 
     Attributes:
         transient: True where the same memory may fit when others have given theirs back.
@@ -69,7 +70,7 @@ def check_available(size_bytes: int) -> None:
     """Refuses a memory that cannot fit. Two that are checked at the same time may both pass.
 
     Raises:
-        MemoryShortage: It is larger than what is available; the message says both.
+        MemoryShortage: It is larger than the available memory; the message has both.
     """
     if size_bytes < CHECKED_BYTES_MIN:
         return
@@ -80,7 +81,7 @@ def check_available(size_bytes: int) -> None:
 
 
 def available(root: Path = _ROOT) -> Available:
-    """What this process can be given: the least that the machine and its control groups leave. Swap space does not count.
+    """Memory available to this process: the least that the machine and its control groups leave. Swap space does not count.
 
     Figures that cannot be read limit nothing.
 

@@ -1,11 +1,11 @@
-"""MQDescriptor: where in which shared memory the parts of a queue lie, and the checks of one that came from a peer.
+"""MQDescriptor: the places of a queue's parts in shared memory, and the checks of one that came from a peer.
 
-Owns the record, its form as bytes, and every rule about its numbers that can be told without touching memory. Refuses
+Owns the record, its form as bytes, and every rule about its numbers that can be checked without touching memory. Refuses
 to own descriptors of files (region.py) and the shared words (`_native.c`).
 
 Invariants of a checked descriptor:
 1. It has 3 grantors (counters and data), 4 (and an event flag word) or 6 (and a parking word for either side).
-2. Every grantor lies 8-byte aligned below 2 GiB in one of the memories sent along, and no two overlap.
+2. Every grantor is 8-byte aligned below 2 GiB in one of the memories sent along, and no two overlap.
 3. The data extent is a positive whole number of quanta.
 
 Source: libfmq's MQDescriptor and GrantorDescriptor (24 bytes: flags u32 @0, fd index u32 @4, offset u32 @8, extent
@@ -43,7 +43,7 @@ _GRANTOR: Final = struct.Struct("<IIIxxxxQ")
 
 
 class Flavour(enum.IntEnum):
-    """How the two sides keep out of each other's way; the numbers are libfmq's."""
+    """The synchronization of the two sides, with libfmq's numbers."""
 
     SYNCHRONIZED = 1
     """One writer, one reader; a full queue refuses writes and nothing is lost."""
@@ -52,7 +52,7 @@ class Flavour(enum.IntEnum):
 
 
 class Grantor(enum.IntEnum):
-    """Which part of a queue the grantor at this index tells the place of."""
+    """The part of a queue whose place the grantor at this index gives."""
 
     READPTR = 0
     WRITEPTR = 1
@@ -72,7 +72,7 @@ class GrantorDescriptor(msgspec.Struct, frozen=True):
 
 
 class MQDescriptor(msgspec.Struct, frozen=True):
-    """A queue as told to another process; the file descriptors travel beside it, in order.
+    """The form of a queue for another process; the file descriptors are sent beside it, in order.
 
     Attributes:
         grantors: One per part, in the order of `Grantor`.
@@ -153,14 +153,14 @@ def plan_layout(
         quantum_bytes: Size of one element, at least 1.
         count: Capacity in elements, at least 1.
         flavour: Of the queue.
-        event_flag: Whether to lay out the event flag word and, for the synchronized flavour, the parking words.
-        own_ring: Whether the ring lies in memory of the caller, sent as the second descriptor.
+        event_flag: Whether to include the event flag word and, for the synchronized flavour, the parking words.
+        own_ring: Whether the ring is in memory of the caller, sent as the second descriptor.
 
     Returns:
         The descriptor and the bytes of the queue's own memory.
 
     Raises:
-        InvalidArgument: A size of zero or less, or more bytes than a grantor can tell.
+        InvalidArgument: A size of zero or less, or more bytes than a grantor can express.
     """
     if quantum_bytes < 1 or count < 1 or quantum_bytes * count > EXTENT_MAX:
         raise InvalidArgument(

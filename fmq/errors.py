@@ -1,7 +1,7 @@
-"""What can go wrong with a queue, told by what the caller should do about it.
+"""The errors of a queue, by the step that the caller should take.
 
-Owns the exception types of the package. They say nothing about how a fault was found: each raise site gives where,
-what was expected and what came.
+Owns the exception types of the package. They are independent of the way a fault was found: each raise site gives the place, the
+expected and the actual value.
 
 Expected conditions are not exceptions: a queue that is full or empty answers False or None.
 """
@@ -50,7 +50,7 @@ class Overflow(Error):
     """An unsynchronized reader was overtaken by the writer and has lost data; the next read starts at newer data.
 
     Attributes:
-        lost_count: Elements skipped by this overflow, as far as the counters tell.
+        lost_count: Elements skipped by this overflow, according to the counters.
     """
 
     def __init__(self, message: str, lost_count: int = 0) -> None:

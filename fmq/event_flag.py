@@ -5,7 +5,7 @@ memory: the flag keeps the buffer it was given alive, and the queue it belongs t
 
 Invariants:
 1. A wake before the wait is not lost: the bits stay set until a wait takes them.
-2. A wait takes the bits of its mask, all that are set, at once; each set bit is taken by one waiter.
+2. A wait takes all set bits of its mask in one step; each set bit is taken by one waiter.
 3. Set bits beat an expired timeout; timeouts are absolute on CLOCK_MONOTONIC however often the kernel returns early.
 
 Source: libfmq's EventFlag.
@@ -22,7 +22,7 @@ __all__ = ["EventFlag", "Notification"]
 
 
 class Notification(enum.IntFlag):
-    """The bits libfmq's blocking calls use; a program may use the others."""
+    """The bits libfmq's blocking calls use; a program may use the remaining ones."""
 
     NOT_FULL = 0x01
     """Set by a reader that has made room."""

@@ -24,8 +24,9 @@ _LENGTH: Final = struct.Struct("<I")
 _BYTES_MAX: Final = 1024
 """A descriptor with all its grantors takes 168 bytes."""
 _ROOM_FDS: Final = 64
-"""Room for more than a queue has, in descriptors: for what the socket may have been asked to say beside a message, credentials
-for example, which would leave none for the queue's own."""
+"""Room for more than a queue has, in descriptors: for ancillary data that the socket may be configured to add, credentials for
+example, which would leave none for the queue's own.
+"""
 
 
 def send_queue(channel: socket.socket, queue: MessageQueue) -> None:
@@ -45,8 +46,8 @@ def receive_descriptor(channel: socket.socket) -> tuple[MQDescriptor, list[int]]
     """Receives a descriptor and its file descriptors; the caller owns and closes these.
 
     Raises:
-        InvalidDescriptor: The stream ended, too many descriptors came, or the bytes are no descriptor; whatever came is
-            closed.
+        InvalidDescriptor: The stream ended, too many descriptors came, or the bytes are not a descriptor; all received descriptors
+            are closed.
         OSError: As `socket.recvmsg`.
     """
     data, fds, flags, _ = socket.recv_fds(channel, _LENGTH.size, _ROOM_FDS, socket.MSG_CMSG_CLOEXEC)

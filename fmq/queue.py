@@ -10,8 +10,8 @@ Invariants:
 3. Construction is the only place that checks a descriptor; afterwards the shared words are checked at every use.
 4. One endpoint writes and one reads in the synchronized flavour; an endpoint takes up a role at its first use of it.
 
-Source: libfmq's MessageQueue. Where this differs: an overflow raises instead of returning false, timeouts of None wait
-for ever and of 0 do not wait, and plain writes and reads wake a peer that waits.
+Source: libfmq's MessageQueue. Where this differs: an overflow raises instead of returning false, timeouts of None wait without a
+limit and of 0 do not wait, and plain writes and reads wake a peer that waits.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ __all__ = ["MessageQueue"]
 
 
 POKES_MAX = 2**63
-"""How many wakes an eventfd starts with: each takes one away, and at a thousand million a second they last for 292 years. Half of
-what it can hold, so that there is always room, which is what those who poll it are told."""
+"""Number of wakes an eventfd starts with: each takes one away, and at a thousand million a second they last for 292 years. Half of
+what it can hold, so that there is always room, which pollers of it see."""
 
 _closing = threading.Lock()
 """Guards the one moment in which an endpoint turns from open to closed."""
@@ -145,11 +145,11 @@ class MessageQueue(Ring):
             ring_fd: Memory of the caller's for the ring, sealed against shrinking and growing and at least `count`
                 times `quantum_bytes` large. It is duplicated and stays the caller's to close.
             spin_ns: How long a blocking call watches the ring before it sleeps, if that has been enough of late;
-                0 sleeps at once. Without effect where the process may use only one processor.
+                0 sleeps immediately. Without effect where the process may use only one processor.
 
         Raises:
             InvalidArgument: A size of zero, less, or more than fits.
-            InvalidDescriptor: `ring_fd` is no such memory.
+            InvalidDescriptor: `ring_fd` is not such a memory.
             OSError: No memory or no descriptors left.
         """
         descriptor, size = plan_layout(
@@ -297,7 +297,7 @@ class MessageQueue(Ring):
         self._end(write=True)
 
     def peek_message(self) -> Transaction | None:
-        """Opens the next message's payload for reading in place; None when there is none."""
+        """Opens the next message's payload for reading in place; None without one."""
         regions = self._peek_message()
         return self._begun_read(regions, sum(map(len, regions)) if regions else 0, 1)
 
@@ -383,7 +383,7 @@ class MessageQueue(Ring):
 
         Args:
             elements: Whole elements, at most the capacity.
-            timeout_ns: None waits for ever, 0 does not wait.
+            timeout_ns: None waits without a limit, 0 does not wait.
             read_notification: Bits to wait for; None for the short form.
             write_notification: Bits to set after writing.
             event_flag: A flag other than the queue's own.
@@ -408,7 +408,7 @@ class MessageQueue(Ring):
         deadline_ns = None if timeout_ns is None else time.monotonic_ns() + timeout_ns
         while not self.write_many(elements):
             left_ns = _remaining(deadline_ns)
-            # Set bits beat an expired timeout, and a peer can set them for ever.
+            # Set bits beat an expired timeout, and a peer can set them without end.
             if flag.wait(wait_bits, left_ns) == 0 or left_ns == 0:
                 if not self.write_many(elements):
                     return False
@@ -509,7 +509,7 @@ class MessageQueue(Ring):
     # -- state -------------------------------------------------------------------------------------------------------
 
     def statistics(self) -> Statistics:
-        """What this endpoint has done and sees; zeros for what a closed one would see."""
+        """Counts of this endpoint and its view of the queue; zeros for a closed one."""
         is_open = self.state == "open"
         return Statistics(
             *self._counters(),

@@ -1,10 +1,10 @@
 """Memory that two processes share: making it, demanding that a peer's cannot shrink, mapping it.
 
-Owns memfd creation, seals, the check of descriptors from outside, and mappings. Refuses to own what lies in them.
+Owns memfd creation, seals, the check of descriptors from outside, and mappings. Does not interpret their content.
 
 Invariants:
 1. Memory made here is sealed against shrinking and growing and has its pages: a shortage is an OSError here, never a
-   SIGBUS later. What cannot fit is refused before it gets the first of them.
+   SIGBUS later. Memory that cannot fit is rejected before it gets the first of them.
 2. Memory from outside is mapped only if it is sealed the same way and as large as it must be.
 3. A mapping lives as long as a view of it does, so a late access to a closed queue's view touches mapped memory.
 """
@@ -47,7 +47,7 @@ def duplicate(fd: int) -> int:
     """A close-on-exec duplicate, owned by the caller.
 
     Raises:
-        InvalidDescriptor: `fd` is no open descriptor.
+        InvalidDescriptor: `fd` is not an open descriptor.
         OSError: No descriptors left.
     """
     try:

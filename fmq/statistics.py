@@ -8,7 +8,7 @@ __all__ = ["Statistics"]
 
 
 class Statistics(msgspec.Struct, frozen=True):
-    """What one endpoint has done since it was made, and what it sees now.
+    """Counts of one endpoint since it was made, and its present view of the queue.
 
     Attributes:
         written_count: Elements published by this endpoint.

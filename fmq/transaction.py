@@ -3,8 +3,8 @@
 Owns the views and their release. Refuses to own the counters: committing goes through the queue that began it.
 
 Invariants:
-1. The views are released when the transaction ends, so a late access raises instead of touching what the peer owns by
-   then; a view exported further (to a numpy array) cannot be released and is the caller's to drop.
+1. The views are released when the transaction ends, so a late access raises instead of touching memory that the peer owns by then;
+   a view exported further (to a numpy array) cannot be released, and the caller must drop it.
 2. A slot index is checked against the count, `index == count` included (libfmq's check lets that one through).
 
 Source: libfmq's MemTransaction.
@@ -69,7 +69,7 @@ class Transaction:
         """Copies whole elements into a begun write, from slot `start` on.
 
         Raises:
-            InvalidArgument: They do not lie within the transaction.
+            InvalidArgument: They are not within the transaction.
         """
         source = memoryview(elements).cast("B")
         offset = self._offset(start, len(source))
@@ -87,7 +87,7 @@ class Transaction:
         Of an unsynchronized queue they may be trusted only after `commit_read` has succeeded.
 
         Raises:
-            InvalidArgument: They do not lie within the transaction.
+            InvalidArgument: They are not within the transaction.
         """
         size = (self.count - start if count is None else count) * self.quantum_bytes
         offset = self._offset(start, size)

@@ -1,12 +1,12 @@
 """The client's end of a burst: an awaitable execution over two queues.
 
-Owns the waiting; what is said is in ``packets``, what is allowed in ``session``.
+Owns the waiting; ``packets`` defines the messages, ``session`` the permitted transitions.
 
 Invariants:
 1. A request that was sent is never sent again, on no path: the work may have run.
-2. If the caller is cancelled while a request is in flight, its result is read and thrown away before the next request is sent.
-3. When the driver's death is reported, the pending call ends at once with DEAD_OBJECT.
-4. What a packet cannot say, a device memory, goes through the prepared model instead, before anything is sent.
+2. If the caller is cancelled while a request is in flight, its result is read and discarded before the next request is sent.
+3. When the driver's death is reported, the pending call ends immediately with DEAD_OBJECT.
+4. A request with a device memory, which a packet cannot express, goes through the prepared model instead, before anything is sent.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ POLLING_PAUSE_MAX = 64
 after each further one. So one that was disturbed costs the next ones little, and a model that is too long costs the loop little."""
 
 END_S_MAX = 1.0
-"""How long ending a burst waits for the driver, which first lets a running execution end."""
+"""Limit of the wait for the driver at the end of a burst; the driver first lets a running execution end."""
 
 assert QUEUE_BYTES <= PACKET_BYTES_MAX
 
@@ -88,12 +88,12 @@ class BurstController(BurstDefaults):
     Args:
         requests: Queue that the driver reads; owned by this object from now on.
         results: Queue that the driver writes; owned by this object from now on. It spins for ``polling_ns``.
-        free_slot: Tells the driver that a memory slot is free.
-        end: Tells the driver that the burst is over.
-        model: Executes what packets cannot say, and is kept alive for as long as this end is: a driver ends the bursts of a
-            prepared model that is gone. None refuses such requests.
-        polling_ns: How long an execution may look for its result before it sleeps. The event loop stands still meanwhile; after
-            executions that took longer, more and more of the next ones are not looked for.
+        free_slot: Notifies the driver that a memory slot is free.
+        end: Notifies the driver that the burst has ended.
+        model: Executes requests that packets cannot express, and is kept alive as long as this end is: a driver ends the bursts of
+            a prepared model that is freed. None refuses such requests.
+        polling_ns: How long an execution may look for its result before it sleeps. The event loop is blocked during the window;
+            after executions that took longer, more and more of the next ones are not polled for.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class BurstController(BurstDefaults):
 
     @property
     def state(self) -> BurstState:
-        """What this end is doing."""
+        """The state of this end."""
         return self._state
 
     def memories(self, slots: Sequence[int]) -> list[Memory]:
@@ -172,7 +172,7 @@ class BurstController(BurstDefaults):
                 self._state = _IDLE
 
     def _begin(self) -> None:
-        """From idle to in flight. The table of states says so, and is asked where that is not what happens."""
+        """From idle to in flight. Fast path of the table of states, which is used for all other transitions."""
         if self._state is _IDLE:
             self._state = _IN_FLIGHT
         elif self._state is BurstState.DEAD:
@@ -188,7 +188,7 @@ class BurstController(BurstDefaults):
         deadline_ns: int | None,
         loop_timeout_ns: int | None,
     ) -> ExecutionResult:
-        """Executes a request that no packet can say. The memories are those that its identifiers stand for."""
+        """Executes a request that no packet can express. The memories are those that its identifiers stand for."""
         if self._model is None:
             raise InvalidArgument("burst: a request with a device memory must go through the prepared model")
         pools = tuple(
@@ -275,14 +275,14 @@ class BurstController(BurstDefaults):
         return self._last_result
 
     def _polled(self) -> bytes | None:
-        """The result if it is here within the polling window; None at once where the execution before took longer."""
+        """The result if it is here within the polling window; None immediately if the execution before took longer."""
         if self._polling_pause:
             self._polling_pause -= 1
             return None
         try:
             payload = self._results.read_message_blocking(self._polling_ns)
         except fmq.Error:
-            return None  # Reading says why.
+            return None  # Reading reports the reason.
         if payload is None:
             self._polling_pause = self._next_pause
             self._next_pause = min(2 * self._next_pause, POLLING_PAUSE_MAX)
@@ -340,11 +340,11 @@ class BurstController(BurstDefaults):
     async def _close(self, was_dead: bool) -> None:
         try:
             if not was_dead:
-                # A driver that hangs does not answer; its process is ended by whoever started it.
+                # A driver that hangs does not answer; its process is ended by its parent.
                 with anyio.move_on_after(END_S_MAX):
                     await self._end()
         except Error:
-            pass  # The driver went away meanwhile: what this call wants has happened.
+            pass  # The driver ended during the call, so the burst has ended too.
         finally:
             self._requests.close()
             self._results.close()

@@ -3,9 +3,9 @@
 Owns the datums (with the spec's tags), their order, their MessagePack form and all checks of what a peer sent. No I/O.
 
 Invariants:
-1. What is read is a private copy; nothing here looks at shared memory.
-2. A packet is either wholly well-formed or refused with ``MalformedPacket``; a count in it is compared with the datums that
-   are there before anything is allocated for it.
+1. All bytes read here are a private copy, not shared memory.
+2. A packet is either wholly well-formed or rejected with ``MalformedPacket``; a count in it is compared with the number of datums
+   before anything is allocated for it.
 3. A result that fails carries no shapes and no timing.
 
 Source: ``FmqRequestDatum``, ``FmqResultDatum`` of the NN HAL 1.2 and the order of the datums in its burst protocol. One
@@ -69,7 +69,7 @@ _K = TypeVar("_K")
 
 
 class MalformedPacket(InvalidArgument):
-    """The peer sent something that is no packet."""
+    """The peer sent bytes that are not a packet."""
 
 
 class PacketInformation(msgspec.Struct, frozen=True, array_like=True, tag=0):
@@ -185,7 +185,7 @@ FmqResultDatum = (
 
 
 class BurstRequest(NamedTuple):
-    """What a request packet says.
+    """The content of a request packet.
 
     Attributes:
         inputs: One per input of the model.
@@ -193,7 +193,7 @@ class BurstRequest(NamedTuple):
         slots: The memory slot of each pool.
         measure: Whether timings are wanted.
         has_limits: Whether it came with limits.
-        deadline_ns: Absolute; None for none.
+        deadline_ns: Absolute; None means no deadline.
         loop_timeout_ns: For every WHILE; None for the default.
     """
 
@@ -207,7 +207,7 @@ class BurstRequest(NamedTuple):
 
 
 class BurstResult(NamedTuple):
-    """What a result packet says; shapes and timing are empty unless ``status`` allows them."""
+    """The content of a result packet; shapes and timing are empty unless ``status`` allows them."""
 
     status: ErrorStatus
     output_shapes: tuple[OutputShape, ...]
@@ -291,8 +291,8 @@ def deserialize_result(datums: Sequence[FmqResultDatum]) -> BurstResult:
     """A result from datums.
 
     Raises:
-        MalformedPacket: A datum is missing, too many, of the wrong kind or out of range, or shapes or timing stand where the status
-            forbids them.
+        MalformedPacket: A datum is missing, too many, of the wrong kind or out of range, or shapes or timing are present although
+            the status forbids them.
     """
     reader = _Reader(datums)
     information = reader.next(ResultPacketInformation)
@@ -347,7 +347,7 @@ def encode_limits(deadline_ns: int | None, loop_timeout_ns: int | None) -> bytes
 def split_limits(payload: bytes) -> tuple[bytes, int | None, int | None] | None:
     """A packet's bytes before the limits, deadline, loop time-out; None if it does not end like limits.
 
-    Any bytes may end like that: whoever takes the answer knows the bytes before for those of a packet with limits.
+    Any bytes may end like that: the caller must know that the bytes before are those of a packet with limits.
 
     Raises:
         MalformedPacket: The limits are out of range.
@@ -371,7 +371,7 @@ def decode_request(payload: bytes) -> BurstRequest:
     """A request from a packet's bytes.
 
     Raises:
-        MalformedPacket: The bytes are no request packet.
+        MalformedPacket: The bytes are not a request packet.
     """
     return deserialize_request(_decode(_REQUEST_DECODER, payload))
 
@@ -380,7 +380,7 @@ def decode_result(payload: bytes) -> BurstResult:
     """A result from a packet's bytes.
 
     Raises:
-        MalformedPacket: The bytes are no result packet.
+        MalformedPacket: The bytes are not a result packet.
     """
     return deserialize_result(_decode(_RESULT_DECODER, payload))
 

@@ -4,10 +4,10 @@ Owns the loop: read a packet, learn unknown memories, execute, answer. Drivers n
 
 Invariants:
 1. Every request that was read is answered by exactly one result, at worst by a short failed one.
-2. A malformed request ends with GENERAL_FAILURE and the loop goes on; a corrupt queue ends the burst, and its owner is told.
-3. ``begin_stop`` ends the thread promptly unless the executor hangs or ``get_memories`` does not return; nobody has to wait for it.
-   The thread closes both queues and says so last, by ``on_stopped``.
-4. What binding a request found out is kept for the bytes of its packet, until one of its memories is given back: a stream sends the
+2. A malformed request ends with GENERAL_FAILURE and the loop continues; a corrupt queue ends the burst, and its owner is notified.
+3. ``begin_stop`` ends the thread promptly unless the executor hangs or ``get_memories`` does not return; it need not be waited for.
+   The thread closes both queues and then calls ``on_stopped``.
+4. A bound request is kept for the bytes of its packet, until one of its memories is released: a stream sends the
    same packets for the same frame slots again and again.
 """
 
@@ -40,7 +40,7 @@ REMEMBERED_REQUESTS_MAX = 256
 """Most requests kept by their packets' bytes: four for each slot of a burst of the runtime."""
 
 Answer = Callable[[ExecutionResult], None]
-"""Sends a result, once. Who calls it before it is done with an execution lets the client go on meanwhile."""
+"""Sends a result, once. May be called before the execution is cleaned up, so that the client continues sooner."""
 
 Execute = Callable[[Any, bool, int | None, int | None, Answer], ExecutionResult]
 """Executes what ``bind`` gave: whether to measure, the deadline, the loop time-out, and how to answer before it returns. On the
@@ -48,7 +48,7 @@ burst's thread; may block."""
 
 
 class _Known(NamedTuple):
-    """What is known of a packet's bytes, or of those before its limits."""
+    """The bound request of a packet's bytes, or of those before its limits."""
 
     bound: Any
     measure: bool
@@ -65,7 +65,8 @@ class BurstServer:
         get_memories: Asks the client for the memories of slots and may block.
         bind: Checks a request and makes it ready for ``execute``, which is given what this gives, any number of times; None where
             ``execute`` takes requests as they are.
-        on_end: Told why, on the burst's thread, when the burst ends although nobody stopped it; ``stop`` must still be called.
+        on_end: Called with the reason, on the burst's thread, when the burst ends without being stopped; ``stop`` must still be
+            called.
         on_stopped: Called on the burst's thread when both queues are closed and nothing is executed or asked any more.
         name: Names the thread.
     """
@@ -187,7 +188,7 @@ class BurstServer:
         except fmq.InvalidArgument:
             is_sent = False
         if not is_sent:
-            # The client would wait for ever for a result that does not fit: a short one says so.
+            # The client would wait without end for a result that does not fit: it gets a short one with the error.
             self._results.write_message(encode_result(failed_result(ErrorStatus.GENERAL_FAILURE)))
         self._has_answered = True
 

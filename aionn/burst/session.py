@@ -29,7 +29,7 @@ POLLING_US_MAX = 500
 
 
 class BurstState(enum.Enum):
-    """What the client's end of a burst is doing."""
+    """The state of the client's end of a burst."""
 
     IDLE = "idle"
     IN_FLIGHT = "in flight"
@@ -111,7 +111,7 @@ class MemorySlots:
             self._free.append(slot)
 
     def memories(self, slots: Sequence[int]) -> list[Memory]:
-        """What the server asks for.
+        """The slots that the server requests.
 
         Raises:
             InvalidArgument: A slot is unknown; nothing is given then.
@@ -146,7 +146,7 @@ class SlotCache:
         self._memory_by_slot.update(zip(slots, memories, strict=True))
 
     def free(self, slot: int) -> bool:
-        """Forgets a slot; False if it was unknown, which is no error."""
+        """Forgets a slot; False if it was unknown, which is not an error."""
         return self._memory_by_slot.pop(slot, None) is not None
 
     def pools(self, slots: Sequence[int]) -> tuple[Memory, ...]:

@@ -1,4 +1,4 @@
-"""Whose call a device is answering: a device that several clients share gives equals their turns.
+"""The client whose call a device is answering: a device that several clients share gives equals their turns.
 
 Owns the word alone. A prepared model has an ``owner``; what is asked of the device itself, whether it supports a model, and to
 prepare one, belongs to the client whose task asks.

@@ -1,4 +1,4 @@
-"""What a device says of itself: type, level, performance, extensions.
+"""The description of a device: type, level, performance, extensions.
 
 Owns the records that are queried once and never change for a driver's build. Lower performance numbers are better; 1.0 is the
 CPU reference device.
@@ -59,7 +59,7 @@ class FeatureLevel(enum.IntEnum):
 
 
 class DeviceType(enum.IntEnum):
-    """What kind of hardware a device is. 0 is for the runtime alone: a device that did not say."""
+    """The kind of hardware. 0 is used by the runtime alone: an unknown type."""
 
     UNKNOWN = 0
     OTHER = 1
@@ -98,7 +98,7 @@ class PerformanceInfo(msgspec.Struct, frozen=True, array_like=True):
 
 
 NO_PERFORMANCE = PerformanceInfo(sys.float_info.max, sys.float_info.max)
-"""What holds for a type that a device says nothing about: as bad as can be."""
+"""The performance of a type without an entry: the worst possible."""
 
 
 class OperandPerformance(msgspec.Struct, frozen=True, array_like=True):
@@ -126,7 +126,7 @@ class Capabilities(msgspec.Struct, frozen=True, array_like=True):
     while_performance: PerformanceInfo
 
     def performance(self, operand_type: int, *, is_relaxed: bool = False) -> PerformanceInfo:
-        """The entry for a type, ``NO_PERFORMANCE`` where there is none.
+        """The entry for a type, ``NO_PERFORMANCE`` without one.
 
         The lookup checks equality: AOSP's returns the next type's entry where one is missing.
         """
@@ -172,14 +172,14 @@ class Extension(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ExtensionNameAndPrefix(msgspec.Struct, frozen=True, array_like=True):
-    """How one model numbers an extension: the prefix is the high bits of the extension's codes, never 0."""
+    """The number of an extension in one model: the prefix is the high bits of the extension's codes, never 0."""
 
     name: str
     prefix: int
 
 
 class CacheFileCounts(msgspec.Struct, frozen=True, array_like=True):
-    """How many cache files a device wants; (0, 0) says that it does not cache."""
+    """Number of cache files of a device; (0, 0) means that it does not cache."""
 
     model: int = 0
     data: int = 0
@@ -190,13 +190,13 @@ class DeviceInfo(msgspec.Struct, frozen=True):
 
     Attributes:
         name: ``<vendor>-<accelerator>`` for drivers of others; unique in a runtime.
-        type: What kind of hardware it is.
+        type: The kind of hardware.
         version: Non-empty; changes with every change of the driver that changes results or cache files.
         feature_level: The highest level that the driver answers for.
         capabilities: Performance by operand type.
         extensions: Vendor extensions it supports.
         cache_files: How many cache files it wants.
-        slots: How many executions it can run at once; at least 1.
+        slots: Number of executions that it can run concurrently; at least 1.
         cancel: When a running execution can be stopped.
         takes_images: Whether executions may read and write images (memory of kind ``hardware_buffer``).
     """

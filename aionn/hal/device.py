@@ -5,9 +5,9 @@ Owns the protocols that every driver fulfils and that every caller may rely on. 
 GENERAL_FAILURE.
 
 Some members of a protocol are abilities: a device may have them, and a caller that finds one takes a shorter path. An object that
-lacks the ability has the member all the same, with the value that says so. ``PreparedModelDefaults``, ``BurstDefaults`` and
+lacks the ability has the member all the same, with the value that means this. ``PreparedModelDefaults``, ``BurstDefaults`` and
 ``BufferDefaults`` give these values; the base classes of ``aionn.drivers`` inherit them, and so does a driver that is written
-without base classes. An object without such a member is refused where it enters (``check_abilities``), with the members that it
+without base classes. An object without such a member is rejected where it enters (``check_abilities``), with the members that it
 lacks and the class to inherit. An adapter around such an object is not simpler: ``Device.allocate`` takes prepared models back
 and compares them with its own, so each adapter would have to be removed again on that way.
 
@@ -16,7 +16,7 @@ Obligations of a driver, for every method:
 2. A call that fails changes nothing that a later call can see.
 3. A deadline is absolute, in nanoseconds of CLOCK_MONOTONIC. One that has passed before the start is
    MISSED_DEADLINE_PERSISTENT, one that passes while running is MISSED_DEADLINE_TRANSIENT.
-4. A cancelled call (the coroutine's cancellation) gives up waiting; the device may go on, and keeps its slot until it is done.
+4. A cancelled call (the coroutine's cancellation) stops waiting; the device may continue, and keeps its slot until it is done.
    Until then it may read and write the memory that the call names: see ``PreparedModel.settle``.
 5. Nothing is written outside of the areas that the request names.
 
@@ -65,7 +65,7 @@ class CacheFiles(NamedTuple):
         model: Descriptors of the files whose integrity the driver checks.
         data: Descriptors of the files that hold constants and the like.
         token: 32 bytes that name the compilation.
-        bytes_max: How much of all files together may be read; None for no limit. The files may grow after they were measured.
+        bytes_max: How much of all files together may be read; None means no limit. The files may grow after they were measured.
     """
 
     model: Sequence[int]
@@ -75,7 +75,7 @@ class CacheFiles(NamedTuple):
 
 
 class BufferDesc(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of a device memory's shape beyond its roles; empty or 0 where unknown."""
+    """The known part of a device memory's shape beyond its roles; empty or 0 where unknown."""
 
     dimensions: tuple[int, ...] = ()
 
@@ -108,11 +108,11 @@ deadline, the loop time-out, and a function that it may call with the result onc
 
 
 class FencedExecution(NamedTuple):
-    """A fenced execution that was launched. It runs to its end whether or not anybody keeps this record; nothing cancels it but
-    its deadline, its allowance, or the end of its device.
+    """A fenced execution that was launched. It runs to its end even if no caller keeps this record; nothing cancels it but its
+    deadline, its allowance, or the end of its device.
 
     Attributes:
-        fence: Signals when the outputs are there, fails when they will never be; None says that they are there already. When it
+        fence: Signals when the outputs are there, fails when they will never be; None means that they are there already. When it
             is finished the device touches the request's memory no more, unless a deadline or an allowance failed it.
         get_execution_info: Status and timings.
     """
@@ -130,8 +130,8 @@ class Burst(Protocol):
 
     Attributes:
         settle: Waits until the device is done with an execution that a cancelled caller left in flight; returns immediately if
-            there is none. Raises ``DeadObject`` where the driver died, and ``InvalidArgument`` where an execution is in flight.
-            None: the burst cannot say when that is, so that every execution needs a task that outlives its caller.
+            there is no such execution. Raises ``DeadObject`` where the driver died, and ``InvalidArgument`` where an execution is
+            in flight. None: the burst cannot detect it, so that every execution needs a task that outlives its caller.
     """
 
     @property
@@ -179,9 +179,9 @@ class BurstDefaults:
 class Execution(Protocol):
     """A request that can be computed again and again, one computation at a time.
 
-    It lives from ``PreparedModel.create_reusable_execution`` until nobody refers to it, and keeps its prepared model and the
-    request's memory alive. Closing the prepared model ends it. A cancelled computation is over for this object: the next one may
-    be asked for immediately, while the device may still be busy with the first.
+    It lives from ``PreparedModel.create_reusable_execution`` until the last reference to it is dropped, and keeps its prepared
+    model and the request's memory alive. Closing the prepared model ends it. A cancelled computation is over for this object: the
+    next one may be asked for immediately, while the device may still be busy with the first.
     """
 
     async def execute_synchronously(self, *, deadline_ns: int | None = None) -> ExecutionResult:
@@ -191,8 +191,8 @@ class Execution(Protocol):
     async def execute_fenced(
         self, wait_for: Sequence[SyncFence], *, deadline_ns: int | None = None, duration_ns: int | None = None
     ) -> FencedExecution:
-        """Computes the request when all fences have signalled. Arguments and errors as of ``PreparedModel.execute_fenced``, or
-        ``InvalidArgument``: one is outstanding."""
+        """Computes the request when all fences have signalled. See ``PreparedModel.execute_fenced`` for the arguments and
+        errors; ``InvalidArgument`` also means that one is outstanding."""
         ...
 
 
@@ -200,8 +200,9 @@ class Buffer(Protocol):
     """A device memory: a value that stays on the device between executions.
 
     Uninitialised until a successful write, by ``copy_from`` or by an execution; uninitialised again after a failed one. It lives
-    from ``Device.allocate`` until it is closed or nobody refers to it; executions that use it then go on with the memory that
-    they have. A cancelled ``copy_from`` leaves it uninitialised, a cancelled ``copy_to`` leaves the destination with any content.
+    from ``Device.allocate`` until it is closed or the last reference to it is dropped; executions that use it then continue with
+    the memory that they have. A cancelled ``copy_from`` leaves it uninitialised, a cancelled ``copy_to`` leaves the destination
+    with any content.
 
     Attributes:
         token: The number by which requests name it; positive.
@@ -249,7 +250,7 @@ class PreparedModel(Protocol):
         expected_duration_ns: Duration of one execution on the idle device, in nanoseconds. None: the driver does not know it, and
             callers learn it.
         settle: Waits until the device is done with a request whose caller was cancelled, so that its memory may be used again;
-            returns immediately if it is. The request is the object that was executed. None: the device cannot say when that is.
+            returns immediately if it is. The request is the object that was executed. None: the device cannot detect it.
             Then each execution of the runtime needs a task that outlives its caller, and a driver process never cancels one.
         execute_bound: Executes on a thread of the caller's, which saves a burst two changes of threads. None: a burst's thread
             asks the event loop to execute.
@@ -278,7 +279,7 @@ class PreparedModel(Protocol):
         ...
 
     def abandon(self) -> None:
-        """Gives all results up: waiting executions should never start, running ones should end where the device can stop.
+        """Discards all results: waiting executions should never start, running ones should end where the device can stop.
 
         A wish, which a device that cannot stop ignores. Called before ``aclose``, when a client is gone.
         """
@@ -323,7 +324,7 @@ class PreparedModel(Protocol):
         """Launches an execution and returns the launch status; the callback comes exactly once, from any thread.
 
         A launch that fails notifies the callback with the same status. A deadline that has passed does not fail the launch: the
-        miss arrives by the callback. Arguments as of ``execute_synchronously``.
+        miss arrives by the callback. See ``execute_synchronously`` for the arguments.
         """
         ...
 
@@ -417,12 +418,13 @@ class Device(Protocol):
 
     It lives from the call of the driver's factory until it is closed. Its prepared models and memories do not outlive it: closing
     waits for running executions or ends them, waiting ones fail, and so does every later call (``DeviceUnavailable``, or
-    ``DeadObject`` where its process is gone). A cancelled preparation may go on until the driver can stop; its result is dropped.
+    ``DeadObject`` where its process is gone). A cancelled preparation may continue until the driver can stop; its result is
+    discarded.
     """
 
     @property
     def info(self) -> DeviceInfo:
-        """What never changes for a build of the driver.
+        """The description that never changes for a build of the driver.
 
         Assigned once, before the device is used, where the machine's settings hide vendor extensions that it has: a device with
         extensions keeps it in an attribute, and asks that attribute what it supports.
@@ -495,5 +497,5 @@ class Device(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Lets the device go. Idempotent."""
+        """Closes the device. Idempotent."""
         ...

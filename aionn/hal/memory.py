@@ -1,6 +1,6 @@
 """Memory pools: shared memory by descriptor, mapped once, closed with the last reference.
 
-Owns creation, sealing, import and mapping, and where the pixels of an image lie. Does not know what lies in any other pool.
+Owns creation, sealing, import and mapping, and the layout of an image's pixels. Does not interpret the content of any other pool.
 
 Invariants:
 1. A pool that we create has its space allocated at creation (shortage is an exception then, never SIGBUS later) and is sealed
@@ -63,7 +63,7 @@ class MemoryKind(enum.StrEnum):
 
 
 class HardwareBufferFormat(enum.IntEnum):
-    """What a pixel of a hardware buffer is, with the spec's numbers; ``BLOB`` is bytes without pixels."""
+    """The pixel format of a hardware buffer, with the spec's numbers; ``BLOB`` is bytes without pixels."""
 
     R8G8B8A8_UNORM = 1
     R8G8B8X8_UNORM = 2
@@ -73,7 +73,7 @@ class HardwareBufferFormat(enum.IntEnum):
 
 
 _PIXELS = {
-    # Bytes of a pixel, and how many of them, from the first on, are channels: an X byte is nobody's.
+    # Bytes of a pixel, and the number of them, from the first on, that are channels: an X byte is unused.
     HardwareBufferFormat.R8G8B8A8_UNORM: (4, 4),
     HardwareBufferFormat.R8G8B8X8_UNORM: (4, 3),
     HardwareBufferFormat.R8G8B8_UNORM: (3, 3),
@@ -83,7 +83,7 @@ _PIXELS = {
 
 
 class HardwareBufferDesc(msgspec.Struct, frozen=True, array_like=True):
-    """Where the pixels of a hardware buffer lie: layer behind layer, row behind row, from the buffer's first byte on.
+    """The layout of a hardware buffer's pixels: layer behind layer, row behind row, from the buffer's first byte on.
 
     Attributes:
         width: Pixels of a row; of a ``BLOB``, its bytes.
@@ -156,7 +156,7 @@ class Memory:
         size_bytes: Size of the pool.
         offset: Where it starts in the file behind the descriptor.
         file: Which file that is, equal in every process and for every memory that shares its bytes: device and inode.
-        image: Where its pixels lie; None for memory that is no image.
+        image: The layout of its pixels; None for memory that is not an image.
     """
 
     __slots__ = (
@@ -265,7 +265,7 @@ class Memory:
             offset: Where the pool starts, a multiple of the page size.
             kind: The spec's kind.
             writable: False maps read-only.
-            image: Where the pixels of a ``HARDWARE_BUFFER`` lie; None for every other kind.
+            image: The layout of the pixels of a ``HARDWARE_BUFFER``; None for every other kind.
 
         Raises:
             InvalidArgument: No such file, not sealed, too small, or illegal numbers.
@@ -306,7 +306,7 @@ class Memory:
             return cls(own, _map(own, size_bytes, offset, writable=writable), kind, offset, image)
         except (OSError, ValueError) as e:
             os.close(own)
-            # mmap needs a descriptor of its own: the limit may be met here as well as one call earlier.
+            # mmap needs a descriptor of its own: the limit may be reached here as well as one call earlier.
             short = isinstance(e, OSError) and e.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
             error = ResourceExhausted if short else GeneralFailure
             raise error(f"memory: cannot map {size_bytes} bytes: {e}") from e
@@ -338,7 +338,7 @@ class Memory:
         """An image's values, ``[layers, height, width, channels]`` uint8: a view, with gaps where rows or pixels have some.
 
         Raises:
-            ValueError: The memory is no image.
+            ValueError: The memory is not an image.
         """
         image = self.image
         if image is None:

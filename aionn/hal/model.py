@@ -2,7 +2,7 @@
 
 Owns the data, no rule: ``aionn.validation`` checks a model.
 
-Invariants kept by ``Subgraph.operations``' contract: they stand in an order in which they can be executed.
+Invariants kept by ``Subgraph.operations``' contract: they are listed in an order in which they can be executed.
 
 Source: ``Model`` and ``Subgraph`` of the NN HAL 1.3.
 """
@@ -48,7 +48,7 @@ class Subgraph(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Model(msgspec.Struct, frozen=True):
-    """What a device prepares.
+    """The model that a device prepares.
 
     Attributes:
         main: The subgraph that an execution runs.
@@ -73,7 +73,7 @@ def constant_bytes(model: Model, operand: Operand) -> memoryview:
     The location must have been validated.
 
     Raises:
-        ValueError: ``operand`` is no constant.
+        ValueError: ``operand`` is not a constant.
     """
     location = operand.location
     end = location.offset + location.length
@@ -81,7 +81,7 @@ def constant_bytes(model: Model, operand: Operand) -> memoryview:
         return memoryview(model.operand_values)[location.offset : end]
     if operand.lifetime == OperandLifeTime.CONSTANT_REFERENCE:
         return model.pools[location.pool_index].array[location.offset : end].data.toreadonly()
-    raise ValueError(f"operand is no constant: lifetime {operand.lifetime.name}")
+    raise ValueError(f"operand is not a constant: lifetime {operand.lifetime.name}")
 
 
 def constant_array(model: Model, operand: Operand) -> npt.NDArray[np.generic]:
@@ -89,7 +89,7 @@ def constant_array(model: Model, operand: Operand) -> npt.NDArray[np.generic]:
     dtype = operand_dtype(operand.type)
     flat = np.frombuffer(constant_bytes(model, operand), dtype=dtype)
     if operand.type == OperandType.OEM:
-        return flat  # Its size is the vendor's to know.
+        return flat  # Only the vendor knows its size.
     array = flat.reshape(() if is_scalar_type(operand.type) else operand.dimensions)
     array.flags.writeable = False
     return array

@@ -64,7 +64,7 @@ class OperandType(enum.IntEnum):
 
 
 class OperandTypeProperties(msgspec.Struct, frozen=True):
-    """What is fixed for an operand type.
+    """The fixed properties of an operand type.
 
     Attributes:
         dtype: numpy's name of the element type.
@@ -97,7 +97,7 @@ OPERAND_TYPE_PROPERTIES: dict[OperandType, OperandTypeProperties] = {
     OperandType.TENSOR_FLOAT16: OperandTypeProperties("float16", 2, False, 3),
     OperandType.TENSOR_BOOL8: OperandTypeProperties("bool", 1, False, 3),
     OperandType.FLOAT16: OperandTypeProperties("float16", 2, True, 3),
-    # Its scales stand in extra_params, so its own scale is 0 and it does not count as is_quantized here.
+    # Its scales are in extra_params, so its own scale is 0 and it does not count as is_quantized here.
     OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL: OperandTypeProperties("int8", 1, False, 3),
     OperandType.TENSOR_QUANT16_ASYMM: OperandTypeProperties("uint16", 2, False, 3, 0, 65535, True),
     OperandType.TENSOR_QUANT8_SYMM: OperandTypeProperties("int8", 1, False, 3, is_quantized=True),
@@ -157,7 +157,7 @@ class Operand(msgspec.Struct, frozen=True, array_like=True, gc=False):
         scale: ``real = (quantised - zero_point) * scale``; 0 where unused.
         zero_point: See ``scale``.
         lifetime: Where the value comes from.
-        location: Where a constant lies.
+        location: The place of a constant.
         channel_quant: Scales of TENSOR_QUANT8_SYMM_PER_CHANNEL, None for every other type.
         extension_data: Raw parameters of an extension operand, None for every other type.
         consumer_count: The HIDL interfaces' ``numberOfConsumers``; None where not stated. Checked when stated.
@@ -201,10 +201,10 @@ def operand_type_name(code: int) -> str:
 
 
 def operand_dtype(code: int) -> np.dtype[np.generic]:
-    """The numpy element type of an operand type that is no extension's.
+    """The numpy element type of an operand type that does not belong to an extension.
 
     Raises:
-        KeyError: ``code`` is no base type.
+        KeyError: ``code`` is not a base type.
     """
     return _DTYPE_BY_TYPE[_TYPE_BY_CODE[int(code)]]
 
@@ -213,7 +213,7 @@ def is_scalar_type(code: int) -> bool:
     """True for base types without dimensions.
 
     Raises:
-        KeyError: ``code`` is no base type.
+        KeyError: ``code`` is not a base type.
     """
     return OPERAND_TYPE_PROPERTIES[_TYPE_BY_CODE[int(code)]].is_scalar
 
@@ -228,10 +228,10 @@ def dimensions_are_known(code: int, dimensions: tuple[int, ...]) -> bool:
 def operand_size_bytes(code: int, dimensions: tuple[int, ...]) -> int:
     """Size of a value without padding; 0 stands for unknown (unknown rank or an extent of 0).
 
-    Python's integers do not overflow: whoever stores the result in 32 bits checks it.
+    Python's integers do not overflow: callers that store the result in 32 bits check it.
 
     Raises:
-        KeyError: ``code`` is no base type.
+        KeyError: ``code`` is not a base type.
     """
     properties = OPERAND_TYPE_PROPERTIES[_TYPE_BY_CODE[int(code)]]
     if properties.is_scalar:
@@ -244,7 +244,7 @@ def operand_size_bytes(code: int, dimensions: tuple[int, ...]) -> int:
 def combine_dimensions(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...] | None:
     """The shape that satisfies both, or None when they conflict.
 
-    An empty shape says nothing and yields to the other; an extent of 0 yields to the other's.
+    An empty shape is unknown and yields to the other; an extent of 0 yields to that of the other.
 
     Source: ``combineDimensions`` of the NN HAL's support code.
     """

@@ -1,7 +1,6 @@
 """Operations: what a subgraph computes, by number.
 
-Owns the operation codes and the scalar enumerations that operations take as arguments. What an operation means is in
-``aionn.ops``.
+Owns the operation codes and the scalar enumerations that operations take as arguments. ``aionn.ops`` defines the operations.
 
 Source: ``OperationType`` of the NN HAL 1.0 to 1.3 and of its AIDL versions 2 and 3; 106 operations up to feature level 7.
 """

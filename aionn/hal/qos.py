@@ -1,7 +1,7 @@
 """Quality of service: preference, priority, deadlines, loop timeouts, and the fences that an execution waits for.
 
-Owns the words and the limits. A deadline is an absolute time in nanoseconds of CLOCK_MONOTONIC (the HIDL interfaces' clock),
-None where there is none; a duration is in nanoseconds, None where there is none.
+Owns the words and the limits. A deadline is an absolute time in nanoseconds of CLOCK_MONOTONIC (the HIDL interfaces' clock), None
+without a deadline; a duration is in nanoseconds, None without one.
 
 Source: ``ExecutionPreference`` (1.1), ``Priority`` and ``OptionalTimePoint`` (1.3), ``LoopTimeoutDurationNs`` (1.3).
 """
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 LOOP_TIMEOUT_DEFAULT_NS = 2_000_000_000
-"""What a WHILE may take where the caller says nothing; the spec's number."""
+"""Default limit of a WHILE; the spec's number."""
 
 LOOP_TIMEOUT_MAX_NS = 15_000_000_000
 """The most that a WHILE may take; longer wishes are clamped to it; the spec's number."""
@@ -37,7 +37,7 @@ TIME_MAX_NS = 2**63 - 1
 
 
 class ExecutionPreference(enum.IntEnum):
-    """What a compilation should be good at."""
+    """The aim of a compilation."""
 
     LOW_POWER = 0
     FAST_SINGLE_ANSWER = 1
@@ -45,7 +45,7 @@ class ExecutionPreference(enum.IntEnum):
 
 
 class Priority(enum.IntEnum):
-    """Who goes first when several executions wait for one device."""
+    """The class of an execution among those that wait for one device."""
 
     LOW = 0
     MEDIUM = 1
@@ -56,7 +56,7 @@ def check_deadline_ns(deadline_ns: int | None, *, where: str) -> int | None:
     """Returns the deadline when it is legal.
 
     Raises:
-        InvalidArgument: It is no integer, negative, or does not fit 64 bits.
+        InvalidArgument: It is not an integer, is negative, or does not fit 64 bits.
     """
     return _check_time(deadline_ns, where=where, what="deadline")
 
@@ -65,7 +65,7 @@ def check_duration_ns(duration_ns: int | None, *, where: str) -> int | None:
     """Returns the duration when it is legal.
 
     Raises:
-        InvalidArgument: It is no integer, negative, or does not fit 64 bits.
+        InvalidArgument: It is not an integer, is negative, or does not fit 64 bits.
     """
     return _check_time(duration_ns, where=where, what="duration")
 
@@ -91,10 +91,10 @@ def check_fences(
     Args:
         wait_for: The fences.
         where: Whose they are, for the message.
-        may_have_failed: Whether that is for somebody else to judge, who is sent the fences.
+        may_have_failed: Whether the receiver of the fences checks that instead.
 
     Raises:
-        InvalidArgument: One is no fence, or has failed already.
+        InvalidArgument: One is not a fence, or has failed already.
     """
     for index, fence in enumerate(wait_for):
         if not isinstance(fence, SyncFence):

@@ -1,6 +1,6 @@
 """Requests and results: what an execution is given and what it gives back.
 
-Owns the records. A request's values lie in pools, by location; nothing is copied here.
+Owns the records. A request's values are in pools, by location; nothing is copied here.
 
 Source: ``Request``, ``RequestArgument``, ``OutputShape``, ``Timing`` of the NN HAL 1.3; ``ExecutionResult`` of its AIDL form, in
 which an output that is too small is an ordinary return with a flag.
@@ -26,7 +26,7 @@ __all__ = [
 
 
 class RequestArgument(msgspec.Struct, frozen=True, array_like=True):
-    """Where one input lies or one output goes.
+    """The place of one input or output.
 
     Attributes:
         has_no_value: True for an optional input that is left out; the rest is then zero and empty.
@@ -60,7 +60,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class OutputShape(msgspec.Struct, frozen=True, array_like=True):
-    """What an output turned out to be.
+    """The actual shape of an output.
 
     Attributes:
         dimensions: Its extents; 0 for one that is unknown since the execution did not get that far.
@@ -72,7 +72,7 @@ class OutputShape(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Timing(msgspec.Struct, frozen=True, array_like=True):
-    """How long an execution took; None where it was not measured.
+    """The timing of an execution; None where it was not measured.
 
     Attributes:
         time_on_device_ns: On the hardware.
@@ -84,7 +84,7 @@ class Timing(msgspec.Struct, frozen=True, array_like=True):
 
 
 NO_TIMING = Timing()
-"""What is reported where nothing was measured or the execution failed."""
+"""The timing that is reported if nothing was measured or the execution failed."""
 
 
 class FencedTiming(msgspec.Struct, frozen=True, array_like=True):
@@ -95,7 +95,7 @@ class FencedTiming(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ExecutionResult(msgspec.Struct, frozen=True, array_like=True):
-    """What an execution that did not fail reports.
+    """The report of an execution that did not fail.
 
     Attributes:
         output_sufficient_size: False when some output's buffer was too small; nothing may then be assumed about any output.

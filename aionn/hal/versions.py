@@ -1,12 +1,12 @@
 """The older versions' types, and conversion in both directions.
 
 Owns what HAL 1.0, 1.1 and 1.2 look like: a model is one flat graph, capabilities are two or three numbers, a request has memories
-alone, a status ends at INVALID_ARGUMENT, a time is in microseconds. What an operation's lowest level is, is for ``aionn.ops`` to
-say: callers pass it in.
+alone, a status ends at INVALID_ARGUMENT, a time is in microseconds. ``aionn.ops`` defines the lowest level of each operation:
+callers pass it in.
 
 Invariants:
-1. What is compliant with a version converts without loss of meaning; converting it back gives what it was.
-2. A conversion that loses something says so in a warning; one that would change what a model computes is refused.
+1. A model that complies with a version converts without loss of meaning; converting it back gives the original.
+2. A conversion that loses something logs a warning; one that would change a model's results is rejected.
 
 Source: ``compliantWithV1_x`` and ``convertToV1_x`` of the NN HAL's support code, and the older interfaces' records.
 """
@@ -90,7 +90,7 @@ _QUANTIZED_LIKE = (
     OperandType.OEM,
     OperandType.TENSOR_OEM_BYTE,
 )
-"""What HAL 1.0 and 1.1 have no number of its own for: it counts as 8 bits quantised."""
+"""Types without a performance entry of their own in HAL 1.0 and 1.1: they count as 8 bits quantised."""
 
 _POOL_KINDS = {
     HalVersion.V1_0: frozenset({MemoryKind.ASHMEM, MemoryKind.MMAP_FD}),
@@ -104,7 +104,7 @@ _POOL_KINDS = {
 
 
 class OperandV1_0(msgspec.Struct, frozen=True, array_like=True):
-    """An operand of HAL 1.0 and 1.1. Attributes as of ``Operand``; ``consumer_count`` is exact."""
+    """An operand of HAL 1.0 and 1.1. See ``Operand`` for the attributes; ``consumer_count`` is exact."""
 
     type: int
     dimensions: tuple[int, ...]
@@ -158,7 +158,7 @@ def noncompliant_operations(
     Args:
         model: A valid model.
         version: The version.
-        operation_levels: The lowest feature level of each operation, as its contract says.
+        operation_levels: The lowest feature level of each operation, as in its contract.
 
     Returns:
         Operation index -> why; empty if the model is compliant.
@@ -434,7 +434,7 @@ def convert_capabilities(
 
 
 def upgrade_capabilities(old: OldCapabilities) -> Capabilities:
-    """An older version's performance in the newest type. What the version says nothing of is as bad as can be."""
+    """An older version's performance in the newest type. Types that the version does not describe get the worst performance."""
     if isinstance(old, CapabilitiesV1_2):
         return Capabilities(
             old.relaxed_float32_to_float16_scalar,

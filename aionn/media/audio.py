@@ -6,7 +6,7 @@ Owns reading a file as mono float32 at one rate. Refuses to own the cutting into
 Invariants:
 1. A 16-bit PCM WAV file that has the wanted rate needs the standard library only; everything else goes through PyAV.
 2. All reading happens in the source's worker thread.
-3. A file that ends before its header says so is an error, never a short recording.
+3. A file that ends before the length of its header is an error, never a short recording.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _wav_blocks(
             yield pcm.mean(axis=1, dtype=np.float32) / np.float32(32768)
     if read < promised and promised * 2 * channels < WAV_BYTES_UNKNOWN:
         raise InvalidArgument(
-            f"{where}: expected {path!r} to hold {promised} samples, as its header says, got {read}; the file is cut short"
+            f"{where}: expected {path!r} to hold {promised} samples, as its header declares, got {read}; the file is cut short"
         )
 
 

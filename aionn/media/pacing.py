@@ -48,9 +48,9 @@ def checked_queue_max(queue_max: int, name: str, where: str) -> int:
 def captured_at_ns(due_ns: int, handed_out_ns: int, ready_ns: int, held_until_ns: int) -> int:
     """The moment that an item counts as presented.
 
-    It is the time at which it was handed out, at most `TIMER_GRAIN_NS` after it was due: what a busy event loop delays it by is
-    part of the latency that a consumer sees, for a camera would not wait either. It is later only if the item did not exist yet,
-    or if the source was held back.
+    The value is the time of its delivery, at most `TIMER_GRAIN_NS` after it was due: the delay by a busy event loop is part of
+    the latency that a consumer measures, since a camera would not wait either. It is later only if the item did not exist yet, or
+    if the source was held back.
 
     Args:
         due_ns: When the item is due by its place in the medium.
@@ -84,7 +84,7 @@ class PresentationQueue(Generic[T]):
         return self._keep == "all" and len(self._items) >= self._capacity
 
     def put(self, item: T, *, held_back: bool = False, late: bool = False) -> None:
-        """Presents an item; drops one if the policy says so."""
+        """Presents an item; drops one if the policy requires it."""
         assert not self.must_wait
         self._presented += 1
         self._held_back += held_back

@@ -44,7 +44,7 @@ def checked_path(path: str | os.PathLike[str], where: str) -> str:
         raise InvalidArgument(f"{where}: expected a media file at {text!r}, got: {reason}") from error
     kind = stat.S_IFMT(mode)
     if kind != stat.S_IFREG:
-        # A pipe that nobody writes to would be waited for without end.
+        # A pipe without a writer would be waited for without end.
         raise InvalidArgument(
             f"{where}: expected a media file at {text!r}, got {_KINDS.get(kind, 'no file')}"
         )
@@ -105,7 +105,7 @@ def whole_packets(container: Any, stream: Any, path: str, where: str) -> Iterato
     """Yields the packets of a stream, the empty one that flushes the decoder last.
 
     FFmpeg reads a file that was cut short to its end without a word, the last packet in part. A file of the MP4 family begins
-    with a table of all packets, though, so that what is missing can be told; other kinds give what they have.
+    with a table of all packets, though, so that missing packets are noticed; other kinds return the packets that they have.
 
     Raises:
         InvalidArgument: The file ends before its table does.
@@ -115,7 +115,7 @@ def whole_packets(container: Any, stream: Any, path: str, where: str) -> Iterato
     for packet in container.demux(stream):
         if promised and (packet.is_corrupt or (packet.size == 0 and packets < promised)):
             raise InvalidArgument(
-                f"{where}: expected {path!r} to hold {promised} packets of {stream.type}, as its header says, got {packets}; "
+                f"{where}: expected {path!r} to hold {promised} packets of {stream.type}, as its header declares, got {packets}; "
                 "the file is cut short"
             )
         packets += packet.size > 0

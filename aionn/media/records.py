@@ -1,4 +1,4 @@
-"""What a source hands out: frames, windows of sound, and an account of what became of them.
+"""The items of a source: frames, windows of sound, and counts of their outcomes.
 
 Owns the three records. Refuses to own how they come about.
 
@@ -6,7 +6,7 @@ Invariants:
 1. Records are frozen; the array inside belongs to the record alone and is never written again by the source.
 2. ``captured_at_ns`` is the moment at which the source presented the item, so a latency counted from it holds no decoding, as with
    a camera, where decoding does not exist. Items that wait in a queue keep the moment at which they were presented.
-3. ``index`` counts in the source. What was dropped leaves a gap.
+3. ``index`` counts in the source. A dropped item leaves a gap.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class AudioWindow(msgspec.Struct, frozen=True, eq=False):
 
 
 class SourceStatistics(msgspec.Struct, frozen=True):
-    """What a source did so far. ``presented == delivered + dropped + queued`` at any time.
+    """Counts of a source so far. ``presented == delivered + dropped + queued`` at any time.
 
     Attributes:
         presented: Items that came due and were offered to the consumer.
         delivered: Items that the consumer took.
-        dropped: Items given up because the consumer was slow.
+        dropped: Items dropped because the consumer was slow.
         queued: Items that wait for the consumer now.
         held_back: Items presented late because the queue was full (``keep="all"``): the consumer slows the source down.
         late: Items presented late because they were not decoded when they came due: the machine is too slow for the medium.

@@ -65,8 +65,8 @@ class Source(Generic[T]):
             items: Makes the items; yields ``(offset_ns, item)``, when the item is due after the start of the medium, in order.
                 Its first step opens what it needs, and its ``finally`` or ``with`` closes it. ``captured_at_ns`` of the items is
                 filled in here.
-            name: Stands in messages and in the `repr`.
-            pace: False presents items as fast as they are made and taken; nothing is dropped then, whatever ``keep`` says.
+            name: Shown in messages and in the `repr`.
+            pace: False presents items as fast as they are made and taken; nothing is dropped then, whatever ``keep`` is.
             keep: What a slow consumer gets: ``"latest"`` the newest item, older ones are dropped; ``"oldest"`` what was queued
                 first, newer ones are dropped while ``queue_max`` wait; ``"all"`` everything: the source is held back while
                 ``queue_max`` wait.
@@ -126,13 +126,13 @@ class Source(Generic[T]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Ends both tasks and closes the medium; what was presented and not taken is given up."""
+        """Ends both tasks and closes the medium; items that were presented and not taken are dropped."""
         if self._state != "open":
             return
         self._state = "closed"
         self._tasks.cancel_scope.cancel()
         try:
-            # The task group is not told of the body's exception: it would wrap it in a group. Its own tasks raise nothing.
+            # The task group does not get the body's exception: it would wrap it in a group. Its own tasks raise nothing.
             await self._tasks.__aexit__(None, None, None)
         finally:
             self._send.close()
@@ -180,7 +180,7 @@ class Source(Generic[T]):
         return item
 
     def statistics(self) -> SourceStatistics:
-        """What was presented, delivered and dropped so far; also after the end."""
+        """Counts of presented, delivered and dropped items so far; also after the end."""
         return self._queue.statistics()
 
     # One event for both directions: the presenter waits for room, the consumer for an item or the end. An anyio event cannot be

@@ -4,7 +4,7 @@ Owns decoding a file and scaling its frames. Refuses to own pace and queues (`so
 
 Invariants:
 1. All calls of PyAV happen in the source's worker thread, the import of PyAV included.
-2. A file that ends before its header says so is an error, never a short video.
+2. A file that ends before the length of its header is an error, never a short video.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def video_file(
         now: The time in ns; it must agree with the event loop's clock.
 
     Returns:
-        A source of `Frame`, uint8 ``[height, width, 3]`` RGB. Entering it raises `InvalidArgument` when the file is missing, is
-        no media file or has no video, and `DeviceUnavailable` without PyAV; iterating raises `InvalidArgument` where the file is
+        A source of `Frame`, uint8 ``[height, width, 3]`` RGB. Entering it raises `InvalidArgument` when the file is missing, is not
+        a media file or has no video, and `DeviceUnavailable` without PyAV; iterating raises `InvalidArgument` where the file is
         damaged or cut short.
 
     Raises:
@@ -112,11 +112,11 @@ def _frames(
 
 
 class _MediaClock:
-    """Where frames lie in time, from 0, never backwards."""
+    """The times of frames, from 0, never backwards."""
 
     def __init__(self, stream: Any) -> None:
         self._time_base = stream.time_base
-        # Raw streams have no time stamps; 25 frames/s is FFmpeg's own guess where a stream does not say.
+        # Raw streams have no time stamps; 25 frames/s is FFmpeg's own default for a stream without a rate.
         self._rate = stream.average_rate or 25
         self._origin: int | None = None
         self._last_ns = 0

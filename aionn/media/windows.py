@@ -71,11 +71,11 @@ class WindowPlan(msgspec.Struct, frozen=True):
         return self.start(index) / self.sample_rate_hz
 
     def captured_after_ns(self, index: int) -> int:
-        """How long after the start of the medium the last sample of a window is captured."""
+        """Time from the start of the medium to the capture of a window's last sample."""
         return self.stop(index) * 1_000_000_000 // self.sample_rate_hz
 
     def count(self, samples: int) -> int:
-        """How many windows a medium of so many samples fills."""
+        """Number of windows that a medium of so many samples fills."""
         return max(0, (samples - self.window_samples) // self.hop_samples + 1)
 
 

@@ -1,8 +1,8 @@
 """Builds models by hand: values, operations in any order, nested models.
 
 Owns the way from calls to a ``hal.Model``: where constants go, the order of the operations, what is dropped, the numbering of
-extensions. Whether the model is legal in every respect is for ``aionn.validation`` to say; each operation's contract is checked
-here, since an error is clearest where the operation is added.
+extensions. ``aionn.validation`` checks the model in every respect; each operation's contract is checked here, since an error is
+clearest where the operation is added.
 
 Invariants:
 1. Constants of up to 128 bytes are copied when they are given; larger ones are only referred to until ``build`` and must stay
@@ -238,7 +238,7 @@ class GraphBuilder:
         lifetime: OperandLifeTime,
     ) -> Value:
         self._check_open()
-        # The prefix of an extension's code is known only when the whole model is built; 1 stands in for it until then.
+        # The prefix of an extension's code is known only when the whole model is built; 1 replaces it until then.
         code = EXTENSION_TYPE_MIN | type.number if isinstance(type, ExtensionCode) else type
         value = Value(self, Operand(code, tuple(dimensions), scale, zero_point, lifetime=lifetime))
         if isinstance(type, ExtensionCode):
@@ -261,7 +261,7 @@ class GraphBuilder:
             outputs: Variables that it writes; no other operation may.
 
         Raises:
-            InvalidArgument: A value is another graph's, or an output is no variable.
+            InvalidArgument: A value belongs to another graph, or an output is not a variable.
             InvalidModel: The operation's contract is broken.
         """
         self._check_open()
@@ -308,7 +308,7 @@ class GraphBuilder:
         """Freezes the graph, checks that every value is written once, and sorts the operations. Returns the graph itself.
 
         Raises:
-            InvalidArgument: It is finished already, or an output is no variable of this graph.
+            InvalidArgument: It is finished already, or an output is not a variable of this graph.
             InvalidModel: A value is written twice or never, or the operations form a circle.
         """
         self._check_open()

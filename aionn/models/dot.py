@@ -3,7 +3,7 @@
 Owns the form of the drawing: an ellipse per operand with its type, place, small values and shape; a box per operation; numbered
 edges where an operation has several inputs or outputs. Lays nothing out: that is Graphviz's work.
 
-Invariant: only the main subgraph is drawn; a comment says how many others there are.
+Invariant: only the main subgraph is drawn; a comment gives the number of further ones.
 
 Source: the NN HAL's graph dump.
 """
@@ -52,7 +52,7 @@ def graph_text(model: Model, *, name: str = "model") -> str:
 
     Args:
         model: What to draw.
-        name: Stands in the first line.
+        name: Shown in the first line.
     """
     main = model.main
     lines = [f"// {' '.join(name.split())}", "digraph {"]

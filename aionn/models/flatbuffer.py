@@ -1,10 +1,10 @@
-"""Reads flatbuffers that nobody vouches for.
+"""Reads untrusted flatbuffers.
 
 Owns the binary form alone: tables, vtables, vectors and strings. Knows no schema: callers name the fields by number.
 
 Invariants:
-1. Every offset, length and string is checked against the file before it is used; what is wrong is one ``InvalidModel`` that says
-   what, at which byte, expected and got.
+1. Every offset, length and string is checked against the file before it is used; any fault is one ``InvalidModel`` with the item,
+   the byte, the expected and the actual value.
 2. Reading costs no more than a small multiple of the file's size: what is handed out is charged to a budget, so that a file whose
    vectors share bytes cannot stand for more than it holds.
 3. Nothing is written, nothing recurses, and the bytes do not change while they are read (the caller gives a private snapshot).
@@ -23,7 +23,7 @@ from aionn.errors import InvalidModel
 __all__ = ["FlatBuffer", "Table"]
 
 _BUDGET_FACTOR = 2
-"""How often the bytes of a file may be handed out. Once is enough but for strings, which some writers share."""
+"""Number of times that the bytes of a file may be handed out. Once is enough but for strings, which some writers share."""
 
 _BUDGET_EXTRA_BYTES = 1 << 16
 
@@ -65,7 +65,7 @@ class FlatBuffer:
             kind: What messages call such a file.
 
         Raises:
-            InvalidModel: The file is too short, of another kind, or its root lies outside of it.
+            InvalidModel: The file is too short, of another kind, or its root is outside of it.
         """
         if len(self.data) < 8:
             raise InvalidModel(f"not a {kind} file (expected at least 8 bytes, got {len(self.data)})")
@@ -83,7 +83,7 @@ class FlatBuffer:
         raise InvalidModel(f"flatbuffer, {where} at byte {position}: expected {expected}, got {got}")
 
     def check(self, where: str, position: int, length: int) -> None:
-        """Demands that a range lies inside of the file."""
+        """Checks that a range is inside the file."""
         if position < 0 or position + length > len(self.data):
             raise InvalidModel(
                 f"the file is cut short or damaged (expected {length} bytes of {where} at byte {position}, "
@@ -193,7 +193,7 @@ class Table:
         return target + 4, count
 
     def text(self, field: int, what: str) -> str:
-        """A string, empty where it is absent; bytes that are no UTF-8 appear as escapes."""
+        """A string, empty where it is absent; bytes that are not UTF-8 appear as escapes."""
         start, count = self._vector(field, 1, what)
         return self._buffer.data[start : start + count].decode("utf-8", errors="backslashreplace")
 
@@ -213,7 +213,7 @@ class Table:
         return struct.unpack_from(f"<{count}f", self._buffer.data, start)
 
     def byte_range(self, field: int, what: str) -> tuple[int, int]:
-        """Where a vector of bytes lies: first byte and length; (0, 0) where it is absent. Costs no budget: nothing is read."""
+        """The place of a vector of bytes: first byte and length; (0, 0) where it is absent. Costs no budget: nothing is read."""
         target = self._target(field, what)
         if target == 0:
             return 0, 0

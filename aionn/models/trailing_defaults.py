@@ -1,4 +1,4 @@
-"""Optional arguments at the end of an operation that say what their absence says too.
+"""Optional arguments at the end of an operation that are equal to their defaults.
 
 Owns the table of such arguments and the count of those that can be dropped, which lets older drivers run the operation.
 
@@ -49,11 +49,11 @@ _PADDING_FORMS = {
     OperationType.CONV_2D: 7,
     OperationType.DEPTHWISE_CONV_2D: 8,
 }
-"""The input whose type tells implicit padding (BOOL, or absent) from explicit padding (INT32)."""
+"""The input whose type distinguishes implicit padding (BOOL, or absent) from explicit padding (INT32)."""
 
 
 def droppable_count(operation_type: int, input_types: Sequence[int], constant: Constant) -> int:
-    """How many inputs at the end of an operation can be dropped.
+    """Number of inputs at the end of an operation that can be dropped.
 
     Args:
         operation_type: The operation's code.

@@ -1,1 +1,1 @@
-"""What can be seen of a running application: log tags, and sections of work for traces."""
+"""The means to observe a running application: log tags, and sections of work for traces."""

@@ -1,12 +1,13 @@
-"""Log tags: which parts of the runtime and of drivers say what they do.
+"""Log tags: they choose the parts of the runtime and of drivers that log their activity.
 
-Owns the tags, the variable that chooses them, their loggers, and how a driver process hands what it says there to the application.
+Owns the tags, the variable that chooses them, their loggers, and the path of a driver process's records to the application.
 Every tag is the logger ``aionn.<tag>``; what is logged there at DEBUG level is off until a tag is chosen, or the application sets
 the logger's level itself.
 
 Invariants:
-1. Nothing is chosen unless somebody chooses it.
-2. An unknown tag is refused where a runtime is opened; a driver process that is started by hand tells it, and the others apply.
+1. Nothing is chosen by default.
+2. An unknown tag is rejected where a runtime is opened; a driver process that is started by hand logs it, and applies the known
+   ones.
 
 Source: the NN HAL's verbose log tags (``initVLogMask``): names, order and separators.
 """
@@ -28,7 +29,7 @@ TAGS = ("model", "compilation", "execution", "cpuexe", "manager", "driver", "mem
 _FORMAT = "%(asctime)s %(process)d %(name)s: %(message)s"
 
 _RELAY_FORMAT = "aionn-log %(name)s: %(message)s"
-"""How a driver process writes what it says under a tag to its standard error."""
+"""The form in which a driver process writes a tag's records to its standard error."""
 
 _RELAYED = re.compile(rf"aionn-log (aionn\.(?:{'|'.join(TAGS)})): (.*)", re.DOTALL)
 
@@ -50,13 +51,13 @@ def chosen_tags() -> tuple[str, ...]:
 
 
 def relayed(line: str) -> tuple[str, str] | None:
-    """``(logger, message)`` of a line that a driver process said under a tag; None for any other line."""
+    """``(logger, message)`` of a line that a driver process logged under a tag; None for any other line."""
     found = _RELAYED.fullmatch(line)
     return None if found is None else (found[1], found[2])
 
 
 def label_lines() -> None:
-    """Has lines that no handler takes begin with their logger's name: a process that shows what drivers print says whose it is."""
+    """Makes lines that no handler takes begin with their logger's name, so that the output of drivers names its source."""
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(logging.Formatter("%(name)s: %(message)s"))
 

@@ -200,7 +200,7 @@ def start_tracing(path: str | os.PathLike[str], *, process: str, create: bool = 
     name = os.path.abspath(os.fspath(path))
     if _recorder is not None:
         raise InvalidArgument(f"trace: this process traces to {_recorder.path} already")
-    # A pipe that nobody reads is refused instead of waited for.
+    # A pipe without a reader is rejected and not waited for.
     flags = (
         os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_CREAT | os.O_TRUNC if create else 0)
     )

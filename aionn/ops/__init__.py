@@ -1,7 +1,7 @@
-"""What each operation means: documented contract, validator, shape rule and numpy kernel together, one file a family.
+"""The definition of each operation: documented contract, validator, shape rule and numpy kernel together, one file per family.
 
 Related families share a folder; ``numerics`` holds what all of them use.
-``CONTRACTS`` joins the families' tables; each operation stands in exactly one of them.
+``CONTRACTS`` joins the families' tables; each operation is in exactly one of them.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def validate_operation(
 ) -> int:
     """Checks one operation of a model against its contract.
 
-    The operand indexes must be in range, and constants must lie inside of the model's memory.
+    The operand indexes must be in range, and constants must be inside the model's memory.
 
     Args:
         model: Gives the values of constants.

@@ -107,7 +107,7 @@ Source: NN HAL 1.3, ``OperationType::IF``.
         validate=_validate_while,
         shapes=None,
         execute=_execute,
-        doc="""Runs a subgraph as long as another says so.
+        doc="""Runs a subgraph while the condition of another is true.
 
 state = inputs 2...; while condition(state): state[:n] = body(state), n being the number of the body's outputs;
 outputs = the first values of state. State beyond the body's outputs stays constant through the loop.

@@ -1,4 +1,4 @@
-"""How the meaning of an operation is written down.
+"""The form of an operation's definition.
 
 Owns the four things that together define an operation (``OperationContract``), the facts that a validator sees and the means to
 refuse (``Check``), and the values that a shape rule and a kernel see (``Call``, ``Tensor``). Knows no operation.
@@ -73,7 +73,7 @@ class Tensor:
 
 
 class Call:
-    """One execution of one operation: its input values and what the model says of its outputs.
+    """One execution of one operation: its input values and the model's description of its outputs.
 
     Attributes:
         inputs: Values in the contract's order; None for an operand that is left out.
@@ -145,7 +145,7 @@ class Call:
         return value
 
     def refuse(self, message: str) -> NoReturn:
-        """Ends the execution: a run-time value is illegal. Say which input, expected what, got what."""
+        """Ends the execution: a run-time value is illegal. Name the input, the expected and the actual value."""
         raise InvalidArgument(message)
 
     def fail(self, message: str) -> NoReturn:
@@ -154,7 +154,7 @@ class Call:
 
 
 class Check:
-    """What a validator sees of one operation in a model, and how it refuses.
+    """A validator's view of one operation in a model, and its errors.
 
     Every refusal names the place: ``subgraph 0, operation 4 (CONV_2D), input 1: expected ..., got ...``.
 
@@ -184,7 +184,7 @@ class Check:
         self._constant = constant
 
     def needs(self, level: int) -> None:
-        """Says that only feature levels from this one on can express the operation."""
+        """Declares that only feature levels from this one on can express the operation."""
         self.level = max(self.level, level)
 
     def refuse(self, what: str, expected: object, got: object) -> NoReturn:
@@ -302,7 +302,7 @@ class OperationContract:
     Attributes:
         type: Its code.
         validate: Refuses what the contract forbids; raises the check's level to the least that can express the operation.
-        shapes: The output shapes from the input values; None where only computing tells (detections, proposals).
+        shapes: The output shapes from the input values; None if it is known only after computing (detections, proposals).
         execute: Computes the outputs.
         doc: The documented contract: formula, inputs by number with types and shapes, outputs, quantisation rule, types and
             arguments by feature level, where we are stricter or looser than the spec and why, source.

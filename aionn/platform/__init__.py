@@ -1,1 +1,1 @@
-"""What the machine and the process below give: the event loop, threads, files, and work that a clock cannot see."""
+"""The services of the machine and the process below: the event loop, threads, files, and work that a clock cannot see."""

@@ -1,10 +1,10 @@
 """Files that a user names: opened so that nothing but a regular file is read, and never without an end.
 
-Owns the opening, the bound and what errors call a path. Does not know what lies in any file.
+Owns the opening, the bound and what errors call a path. Does not interpret the content of files.
 
 Invariants:
 1. Opening never waits: not for the other end of a pipe, nor for a device.
-2. What is read is at most as large as the file was when it was opened, and as the caller's bound.
+2. Reads at most the size that the file had when it was opened, and at most the caller's bound.
 
 Source: open(2), on O_NONBLOCK and FIFOs.
 """
@@ -38,7 +38,7 @@ class MissingFile(InvalidArgument, FileNotFoundError):
 
 
 def _kind_of(mode: int) -> str:
-    """What a file is, of its ``st_mode``, with its article."""
+    """The kind of a file by its ``st_mode``, with its article."""
     return _KINDS.get(stat.S_IFMT(mode), "something else")
 
 
@@ -50,7 +50,7 @@ def open_regular(path: str | os.PathLike[str], what: str) -> BufferedReader:
         what: What it is to the user, such as ``model``; begins the message of an error.
 
     Raises:
-        InvalidArgument: It cannot be opened, or is no regular file; the message names it. ``MissingFile`` where none is there.
+        InvalidArgument: It cannot be opened, or is not a regular file; the message names it. ``MissingFile`` where none is there.
     """
     name = os.fsdecode(path)
     if not name:
@@ -72,7 +72,7 @@ def open_regular(path: str | os.PathLike[str], what: str) -> BufferedReader:
 
 
 def check_regular(path: str | os.PathLike[str], what: str) -> None:
-    """Raises as ``open_regular``; for files that somebody else opens afterwards."""
+    """Raises as ``open_regular``; for files that other code opens afterwards."""
     open_regular(path, what).close()
 
 

@@ -1,16 +1,16 @@
-"""What must be asked of the event loop itself: finishing work, keeping objects to their loop, cancelling from a signal handler.
+"""Operations of the event loop itself: finishing work, keeping objects to their loop, cancelling from a signal handler.
 
 Owns the one answer to native cancellation. ``asyncio.Task.cancel`` passes a shielded scope of anyio, and it may come any number of
 times: from ``asyncio.timeout``, from a task group of asyncio, from Ctrl-C, from ``asyncio.run`` when its main task has ended. So
-what must be finished (closing, reaping, giving back) runs in a task that nobody else has a reference to.
+what must be finished (closing, reaping, giving back) runs in a task to which no other code has a reference.
 
-Owns the refusal of a call from elsewhere as well: another event loop, a thread without one, a forked child. What such a call waits
-for comes in the loop of the object, so it would wait for ever.
+Owns the refusal of a call from elsewhere as well: another event loop, a thread without one, a forked child. Such a call waits for
+an event in the loop of the object, so it would never return.
 
 Invariants:
-1. Work that ``finish`` has begun ends by itself; nobody cancels it.
+1. Work that ``finish`` has begun ends by itself; it is never cancelled.
 2. A caller that is cancelled while it waits for that learns of it when the work has ended, and never before.
-3. A thread that waits for the loop gets an answer or an error of ours, also when the loop's tasks are cancelled meanwhile.
+3. A thread that waits for the loop gets an answer or an error of aionn, also when the loop's tasks are cancelled during the wait.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _T = TypeVar("_T")
 
 
 async def finish(work: Coroutine[Any, Any, _T]) -> _T:
-    """Runs work in a task of its own and waits for its end, however often the caller is cancelled meanwhile.
+    """Runs work in a task of its own and waits for its end, however often the caller is cancelled during the wait.
 
     Args:
         work: It must end in bounded time by itself.
@@ -43,12 +43,12 @@ async def finish(work: Coroutine[Any, Any, _T]) -> _T:
         What it returns.
 
     Raises:
-        asyncio.CancelledError: The caller was cancelled meanwhile; the work has ended. What it returned is lost, and a failure of
-            it is the context of this error.
+        asyncio.CancelledError: The caller was cancelled during the wait; the work has ended. Its result is lost, and its failure is
+        the context of this error.
         Exception: What the work raised.
     """
     task = asyncio.get_running_loop().create_task(work, name="aionn-finish")
-    # asyncio.run cancels whatever asyncio.all_tasks knows once its main task has ended; who waits here keeps the loop alive then.
+    # asyncio.run cancels all tasks of asyncio.all_tasks once its main task has ended; a waiter here keeps the loop alive then.
     # The call is private to asyncio. Where it is missing, everything else holds, and the end of asyncio.run reaches the work.
     leave_out: Callable[[asyncio.Task[Any]], None] | None = getattr(asyncio, "_unregister_task", None)
     if leave_out is not None:
@@ -73,7 +73,7 @@ async def finish(work: Coroutine[Any, Any, _T]) -> _T:
 
 
 async def finish_all(works: Iterable[Callable[[], Coroutine[Any, Any, object]]]) -> None:
-    """Begins all works, each as ``finish`` does, and waits for the end of all of them. One that fails does not keep the others.
+    """Begins all works, each as ``finish`` does, and waits for the end of all of them. A failing one does not stop the rest.
 
     Raises:
         BaseException: What the first of those raised that failed.
@@ -85,12 +85,12 @@ async def finish_all(works: Iterable[Callable[[], Coroutine[Any, Any, object]]])
 
 
 def wait_from_thread(portal: BlockingPortal, ask: Callable[[], Awaitable[_T]], ended: str) -> _T:
-    """Awaits in the event loop of a portal, for another thread, which is blocked meanwhile.
+    """Awaits in the event loop of a portal, for another thread, which is blocked until the end.
 
     Args:
         portal: Takes the question into its loop.
         ask: What to await there.
-        ended: What the error says when the portal ends before the answer is there.
+        ended: The error's message if the portal ends before the answer.
 
     Returns:
         The answer.
@@ -107,7 +107,8 @@ def wait_from_thread(portal: BlockingPortal, ask: Callable[[], Awaitable[_T]], e
             return e
 
     try:
-        # Raised through the portal, an error would lie in a cycle with the portal's frames, and so would all that they refer to.
+        # Raised through the portal, an error would be in a reference cycle with the portal's frames, and so would all objects that
+        # they refer to.
         answered = portal.call(answer)
     except (concurrent.futures.CancelledError, RuntimeError) as e:
         raise DeadObject(ended) from e
@@ -120,7 +121,7 @@ def wait_from_thread(portal: BlockingPortal, ask: Callable[[], Awaitable[_T]], e
 
 
 def canceller() -> Callable[[], object]:
-    """What cancels the running task when it is called, from whatever thread or from a signal handler."""
+    """A function that cancels the running task, from any thread or from a signal handler."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None, "called by a coroutine"
     return lambda: loop.call_soon_threadsafe(task.cancel)

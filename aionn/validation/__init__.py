@@ -1,7 +1,7 @@
-"""The rules that models, requests and what devices say of themselves must keep.
+"""The rules for models, requests and descriptions of devices.
 
-Owns every rule that is more than a type can say; each check is a pure function that returns what it found out or raises an error
-that says where, expected and got. What one operation means is in ``aionn.ops``.
+Owns every rule that a type cannot express; each check is a pure function that returns its findings or raises an error with the
+place, the expected and the actual value. ``aionn.ops`` defines the operations.
 
 - ``validate_model``: a whole model; gives the lowest feature level that can express it.
 - ``validate_request``: the arguments of an execution; gives the inputs' final shapes.

@@ -38,7 +38,7 @@ def check_acyclic(model: Model) -> None:
         sorted({o.location.offset for o in s.operands if o.lifetime == OperandLifeTime.SUBGRAPH})
         for s in model.referenced
     ]
-    # 0: not seen, 1: on the path, 2: done. No recursion: the depth is the model's to choose.
+    # 0: not seen, 1: on the path, 2: done. No recursion: the model chooses the depth.
     state = [0] * len(references)
     for start in range(len(references)):
         path: list[int] = []

@@ -1,7 +1,7 @@
-"""What devices say of themselves, what they are asked to allocate or cache, and what they report.
+"""Checks of devices' descriptions, of allocations and caching requests, and of their reports.
 
 Owns the rules for capabilities, extensions, cache files, buffer roles, timings and output shapes. A device's own breach is a
-``GeneralFailure``, since no caller can mend it; a caller's is an ``InvalidArgument``.
+``GeneralFailure``, since no caller can fix it; a caller's is an ``InvalidArgument``.
 
 Source: the rules of the NN HAL 1.3 for these records, and of its callbacks for results.
 """
@@ -54,11 +54,11 @@ __all__ = [
 ]
 
 SLOTS_MAX = 1024
-"""Most executions of a device at once, many times what hardware has: each costs both ends some hundred bytes from the start, and a
-burst or a thread when it is used."""
+"""Most concurrent executions of a device, many times the number of real hardware: each costs both ends some hundred bytes from the
+start, and a burst or a thread when it is used."""
 
 TEXT_CHARACTERS_MAX = 256
-"""Longest name or version of a device: it stands in a line of a log, an error or a table."""
+"""Longest name or version of a device: it is printed in a line of a log, an error or a table."""
 
 
 def check_capabilities(capabilities: Capabilities) -> None:
@@ -130,7 +130,7 @@ def check_extensions(extensions: Sequence[Extension]) -> None:
 
 
 def check_device_info(info: DeviceInfo) -> None:
-    """Checks everything that a device says of itself.
+    """Checks the whole description of a device.
 
     Raises:
         InvalidArgument: A part is illegal; the device must not be used then.
@@ -199,7 +199,7 @@ def check_buffer_roles(
         input_roles: Inputs that it may be.
         output_roles: Outputs that it may be.
         identities: Which prepared model each of ``models`` is of, since one may be listed twice and two may have equal models; None
-            says that each is of another.
+            means that each is of another.
 
     Returns:
         The operand that the memory can hold: type and quantisation of the roles, dimensions of all roles and ``desc`` combined.

@@ -1,4 +1,4 @@
-"""How extensions may be called.
+"""Rules for the names of extensions.
 
 Owns the rule for an extension's name: lower-case letters, digits, underscores and periods, with a period at least; in practice a
 reversed domain name and the extension's own. Knows nothing of prefixes.

@@ -1,14 +1,13 @@
 """The arguments of an execution against the model.
 
-Owns counts, places, shapes, sizes and overlaps. Which device memory a token stands for, and whether it may be used so, is the
-driver's to know.
+Owns counts, places, shapes, sizes and overlaps. The driver checks the device memory of a token and its use.
 
 Invariants:
-1. An argument that passed lies inside of its pool; nothing outside of the areas that it names has to be touched.
+1. An argument that passed is inside its pool; nothing outside of the areas that it names has to be touched.
 2. A pool that is a device memory or an image counts as one of unknown size: offset, length and padding are 0 there, and mean the
-   whole of it. Whether an image's pixels are what the model wants is the driver's to know.
-3. Outputs overlap nothing that the execution reads or writes, the model's constants included; inputs may share memory. What
-   shares bytes is a matter of files, not of ``Memory`` objects: one file may come in several pools, and in those of the model.
+   whole of it. The driver checks that an image's pixels fit the model.
+3. Outputs overlap nothing that the execution reads or writes, the model's constants included; inputs may share memory. Overlap is
+   decided by files, not by ``Memory`` objects: one file may be in several pools, and in those of the model.
 
 Source: the rules of the NN HAL 1.3 for requests, in the stricter form of its canonical types, which demand exact sizes.
 """
@@ -119,7 +118,7 @@ def _check_input(
 ) -> tuple[int, ...] | None:
     shape = _check_argument(request, argument, operand, where)
     if shape is None or is_extension_operand_type(operand.type):
-        # What is known of an extension's values is for the extension to judge.
+        # Only the extension can judge its values.
         return shape
     if not dimensions_are_known(operand.type, shape):
         _refuse(where, "shape", "every extent known, from the model and the request together", list(shape))
@@ -219,7 +218,7 @@ def _check_overlaps(request: Request) -> None:
 
 
 def _check_constants(model: Model, request: Request) -> None:
-    """Demands that no output lies where the model's constants do. Only requests over the model's own files take any time."""
+    """Checks that no output overlaps the model's constants. Only requests over the model's own files take any time."""
     if not model.pools:
         return
     files = [pool.file for pool in model.pools]
@@ -232,7 +231,7 @@ def _check_constants(model: Model, request: Request) -> None:
         area = _area(pool, argument, True, f"output {index}")
         for start, end in _constant_ranges(model, pool.file):
             if start < area.reach and area.start < end:
-                where = f"bytes {area.start} to {area.reach}, where a constant lies from {start} to {end}"
+                where = f"bytes {area.start} to {area.reach}, where a constant is from {start} to {end}"
                 _refuse("request", area.name, "memory apart from the model's constants", where)
 
 

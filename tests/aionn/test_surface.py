@@ -36,7 +36,7 @@ def test_every_status_has_its_error_and_back(status: ErrorStatus) -> None:
 
 
 def test_status_none_is_no_error() -> None:
-    with pytest.raises(ValueError, match="no error"):
+    with pytest.raises(ValueError, match="not an error"):
         error_for_status(ErrorStatus.NONE, "")
 
 

@@ -1,4 +1,4 @@
-"""What the subgraphs of an imported model share: constants, and the list of subgraphs that control flow refers to.
+"""Data shared by the subgraphs of an imported model: constants, and the list of subgraphs that control flow refers to.
 
 Owns where constants go (one pool for large ones, ``operand_values`` for small ones) and how much they may take.
 
@@ -36,16 +36,16 @@ __all__ = ["Array", "ModelWriter", "without_dead"]
 Array = npt.NDArray[Any]
 
 COPIED_BYTES_MAX = 128
-"""Constants up to this size are copied into the model, larger ones lie in the pool; the NN API's number."""
+"""Constants up to this size are copied into the model, larger ones are stored in the pool; the NN API's number."""
 
 SYNTHESIZED_BYTES_MAX = 16 << 20
-"""What constants that the file does not hold may take, such as biases of zeros. Real models need kilobytes."""
+"""Limit for constants that the file does not contain, such as biases of zeros. Real models need kilobytes."""
 
 OPERATIONS_PER_OPERATOR = 12
-"""What a composition may take on average; the longest of a fixed length, the exact GELU, has some thirty."""
+"""Limit of a composition on average; the longest of a fixed length, the exact GELU, has some thirty."""
 
 OPERATIONS_MAX = 4096
-"""What compositions that grow with a shape, such as CUMSUM, may take in addition."""
+"""Additional limit for compositions that grow with a shape, such as CUMSUM."""
 
 SEARCHES_MAX = 64
 """Most means of a file whose rounding is matched exactly: a search takes milliseconds, and real models have a few dozen."""
@@ -158,7 +158,7 @@ class ModelWriter:
 
 
 def without_dead(subgraph: Subgraph) -> Subgraph:
-    """The subgraph without operands that nothing uses; the others keep their order."""
+    """The subgraph without unused operands; the remaining ones keep their order."""
     used = {*subgraph.input_indexes, *subgraph.output_indexes}
     for operation in subgraph.operations:
         used.update(operation.inputs, operation.outputs)

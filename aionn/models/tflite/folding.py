@@ -22,13 +22,13 @@ from aionn.models.tflite.schema import TensorType, TfliteOperator
 __all__ = ["FOLDERS", "fold"]
 
 ELEMENTS_MAX = 64
-"""Results with more numbers are no shapes."""
+"""Results with more numbers are not shapes."""
 
 Folder = Callable[[SubgraphWriter, TfliteOperator, list[Array]], Array | None]
 
 
 def fold(g: SubgraphWriter, op: TfliteOperator) -> bool:
-    """Turns the operator's output into a constant where that can be done; says whether it was."""
+    """Turns the operator's output into a constant if possible; returns whether it did."""
     if op.code == SHAPE or op.code == RANK:
         shape = _shape_of(g, op)
         if shape is None:
@@ -173,5 +173,5 @@ FOLDERS: dict[int, Folder] = {
     83: _join("PackOptions"),
     96: _range,
 }
-"""What can be computed, by operator code: ADD, CONCATENATION, MUL, RESHAPE, GATHER, SUB, SQUEEZE, STRIDED_SLICE, CAST, EXPAND_DIMS,
-REDUCE_PROD, PACK, RANGE."""
+"""The operators that can be computed, by code: ADD, CONCATENATION, MUL, RESHAPE, GATHER, SUB, SQUEEZE, STRIDED_SLICE, CAST,
+EXPAND_DIMS, REDUCE_PROD, PACK, RANGE."""

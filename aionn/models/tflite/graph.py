@@ -1,7 +1,7 @@
 """Writes HAL subgraphs from the file's operators: operands, constants, checks, shapes.
 
-Owns how a tensor becomes an operand, and the check of every operation that is written against its contract. What an operator
-becomes is in the modules of ``conversions``; where constants go is in ``constants``.
+Owns how a tensor becomes an operand, and the check of every operation that is written against its contract. The modules of
+``conversions`` write operators, ``constants`` stores constants.
 
 Invariants:
 1. An operation that is written fulfils its contract; where it would not, the operator counts as ``Inexpressible``.
@@ -79,7 +79,7 @@ _QUANTIZED = frozenset({OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUAN
 
 
 class Inexpressible(Exception):
-    """An operator has no form in the HAL; the message says why."""
+    """An operator has no form in the HAL; the message has the reason."""
 
 
 class Consequence(Inexpressible):
@@ -156,7 +156,7 @@ class SubgraphWriter:
             Inexpressible: The HAL has no such type.
         """
         if tensor.type == TensorType.INT16 and len(tensor.scales) == 1 and tensor.zero_points == (0,):
-            # 16-bit activations: the HAL's layers take none. Reals say at least as much.
+            # 16-bit activations: the HAL's layers take none. Reals carry at least as much information.
             tensor = msgspec.structs.replace(tensor, type=TensorType.FLOAT32)
         if tensor.type not in _OPERAND_TYPES:
             raise Inexpressible(f"the HAL has no tensors of type {tensor.type.name}")
@@ -416,7 +416,7 @@ class SubgraphWriter:
         return self.describe(tensor)
 
     def bind(self, operator: TfliteOperator, position: int, operand_index: int) -> int:
-        """Says that an output is the value of this operand."""
+        """Declares that an output is the value of this operand."""
         self.output_tensor(operator, position)
         tensor_index = operator.outputs[position]
         if tensor_index in self._by_tensor or tensor_index in self._folded:
@@ -427,7 +427,7 @@ class SubgraphWriter:
         return operand_index
 
     def fold(self, operator: TfliteOperator, position: int, value: Array) -> None:
-        """Says that an output is a constant of whole numbers that the importer has computed."""
+        """Declares that an output is a constant of whole numbers that the importer has computed."""
         self.output_tensor(operator, position)
         tensor_index = operator.outputs[position]
         if tensor_index in self._by_tensor or tensor_index in self._folded:
@@ -498,7 +498,7 @@ class SubgraphWriter:
             self._infer(kind, inputs, outputs)
 
     def _infer(self, kind: OperationType, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        """Fills in unknown extents of outputs where the inputs' shapes and the constants tell them."""
+        """Fills in unknown extents of outputs that the inputs' shapes and the constants determine."""
         shapes = CONTRACTS[kind].shapes
         values = [self.operands[i] for i in inputs]
         if shapes is None:
@@ -516,7 +516,7 @@ class SubgraphWriter:
             )
             found = shapes(call)
         except (Error, ValueError, ArithmeticError):
-            # Shapes that do not fit together, or that numpy cannot hold: execution will say so.
+            # Shapes that do not fit together, or that numpy cannot hold: execution will raise the error.
             return
         for index, shape in zip(outputs, found, strict=True):
             known = self.operands[index].dimensions

@@ -5,7 +5,7 @@ is in ``schema``, writing in ``graph``, the meaning of operators in ``operators`
 
 Invariants:
 1. A file either becomes a model whose operations keep their contracts or is refused with one ``InvalidModel``, whatever its
-   bytes are. What takes a look at two subgraphs at once is left to ``aionn.validation``.
+   bytes are. Checks across two subgraphs are left to ``aionn.validation``.
 2. When operators cannot be expressed, the one error lists all of them with their counts.
 3. The model holds its own copy of the constants; the file is not needed afterwards.
 
@@ -75,7 +75,7 @@ class TfliteModel(msgspec.Struct, frozen=True):
     """An imported file.
 
     Attributes:
-        model: What a device prepares.
+        model: The model that a device prepares.
         inputs: The main subgraph's inputs in the order of the arguments.
         outputs: The main subgraph's outputs in the order of the results.
         signatures: Those of the main subgraph.

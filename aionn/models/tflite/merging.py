@@ -1,10 +1,10 @@
 """Operators on tensors of more than four axes, and on booleans that move: the same operator on tensors that the HAL takes.
 
 Owns which axes an operator treats alike, so that they can be one, and what stands for booleans where an operation takes none. The
-operator itself is written by its ordinary function, from stand-ins for its tensors.
+operator itself is written by its ordinary function, from substitutes for its tensors.
 
 Invariants:
-1. A stand-in holds the same elements in the same order: nothing but the shape changes, and true and false become 1 and 0.
+1. A substitute holds the same elements in the same order: nothing but the shape changes, and true and false become 1 and 0.
 2. An operator that has no rule here and takes a tensor of more than four axes is inexpressible.
 
 Source: the TensorFlow Lite operators' documentation.
@@ -55,10 +55,10 @@ Numbers = Sequence[int] | Sequence[Sequence[int]]
 
 
 class _Plan(NamedTuple):
-    """How an operator is written with fewer axes.
+    """The form of an operator with fewer axes.
 
     Attributes:
-        inputs: Shapes of the inputs that stand-ins replace, by position.
+        inputs: Shapes of the inputs that substitutes replace, by position.
         outputs: Shapes of the outputs.
         values: New whole numbers of constant inputs, by position.
         options: Options that change.
@@ -71,7 +71,7 @@ class _Plan(NamedTuple):
 
 
 def write(g: SubgraphWriter, op: TfliteOperator, convert: Convert) -> None:
-    """Writes an operator, with stand-ins where its tensors need them."""
+    """Writes an operator, with substitutes where its tensors need them."""
     if op.code in _MOVING and any(
         g.output_tensor(op, p).type == TensorType.BOOL for p in range(len(op.outputs))
     ):
@@ -252,7 +252,7 @@ def _reduction(g: SubgraphWriter, op: TfliteOperator) -> _Plan:
 
 
 def _along(shape: Shape, axis: int) -> Shape:
-    """What lies before an axis, the axis, and what lies behind it."""
+    """The extents before an axis, of the axis, and behind it."""
     return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
 
 

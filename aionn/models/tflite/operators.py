@@ -1,9 +1,9 @@
-"""What becomes of each builtin operator: the table of the importer.
+"""The conversion of each builtin operator: the table of the importer.
 
 Owns the codes, names and the way of every builtin operator of the public schema: the function that writes it, or why the HAL cannot
 express it. ``docs/tflite-operators.md`` shows this table and a test keeps both equal.
 
-Invariant: every code of the schema, 0 to 209, stands here exactly once.
+Invariant: every code of the schema, 0 to 209, is listed here exactly once.
 
 Source: ``BuiltinOperator`` of the public TensorFlow Lite schema.
 """
@@ -32,7 +32,7 @@ CUSTOM = 32
 
 
 class Conversion(NamedTuple):
-    """What becomes of an operator.
+    """The conversion of an operator.
 
     Attributes:
         code: The builtin operator's code.
@@ -473,7 +473,7 @@ _HEAD = """# TensorFlow Lite operators
 `aionn.models.tflite.load_tflite` turns a `.tflite` file into a model of HAL operations. This table is made from the importer's own
 (`aionn.models.tflite.operators.document`), and a test keeps both equal. {known} of the {count} builtin operators can be expressed.
 
-How to read it:
+Notes on the table:
 
 - Every operation that is written is checked against its contract, so types and ranks are those of the HAL operation that is named;
   an operator that breaks a contract is refused with the contract's own message.
@@ -488,7 +488,7 @@ How to read it:
   on such tensors is written where neighbouring axes that it treats alike merge to four; booleans that only move become UINT8.
 - Shapes: open extents of the main inputs take the shape that the file calls its default, or that `load_tflite` is given; what
   follows from it is inferred.
-- Signatures: the first subgraph is imported, or that of the signature that `load_tflite` is told.
+- Signatures: the first subgraph is imported, or that of the signature named in `load_tflite`.
 - Arithmetic on shapes (SHAPE, RANK, RANGE, and ADD, SUB, MUL, CAST, CONCATENATION, EXPAND_DIMS, GATHER, PACK, REDUCE_PROD, RESHAPE,
   SQUEEZE, STRIDED_SLICE of known whole numbers) is done at import and leaves constants.
 - Fused activations NONE, RELU, RELU_N1_TO_1 and RELU6 stay fused; TANH becomes an operation of its own; SIGN_BIT is refused.
@@ -497,8 +497,8 @@ How to read it:
 - 8-bit results equal those of TensorFlow Lite's reference kernels in every bit, with three exceptions of at most one step:
   FULLY_CONNECTED with scales per channel and more than 64 units, where the reference rounds once and the HAL's convolution twice;
   RESIZE_BILINEAR of UINT8, where the reference rounds and the HAL drops the fraction; and MEAN to another scale over a number of
-  elements that is no power of two, such as 7 x 7, where for most scales no filter rounds as the reference does. The LiteRT driver
-  recognises every such MEAN and gives LiteRT's bytes.
+  elements that is not a power of two, such as 7 x 7, where for most scales no filter rounds as the reference does. The LiteRT
+  driver recognises every such MEAN and gives LiteRT's bytes.
 - Float data with weights of 8 bits: the weights become floats first; TensorFlow Lite quantises the data instead.
 
 | code | operator | can be expressed | as, or why not |

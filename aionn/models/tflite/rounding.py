@@ -2,7 +2,7 @@
 
 The reference kernel divides its 31-bit multiplier by the number of elements and keeps what is left, up to one bit less precise than
 the multiplier of a convolution, which is always normalised. The result of both is a step function of the sum; some of their steps
-lie at different sums. A larger weight and a bias move the convolution's steps between the sums.
+are at different sums. A larger weight and a bias move the convolution's steps between the sums.
 
 Owns the search for weight, scale and bias with which both step functions are equal for every sum that can occur, checked at every
 step; nothing is left to chance. Where none is found the plain filter of ones is used, whose results differ by at most 1.

@@ -1,10 +1,10 @@
 """The part of the TensorFlow Lite file schema that the importer reads, and the file as plain records.
 
-Owns enumerations and the checks that need no more than one record: indexes in range, shapes and quantisation that
-make sense, constants as long as their shape says. What an operator means is in ``operators``.
+Owns enumerations and the checks that need no more than one record: indexes in range, valid shapes and quantisation, constants of
+the length of their shape. ``operators`` defines the meaning of operators.
 
 Invariants:
-1. After ``read_file`` every index in the records is in range and every constant's bytes lie inside of the file.
+1. After ``read_file`` every index in the records is in range and every constant's bytes are inside the file.
 2. An extent that the file leaves open (-1 in the shape signature) is 0, as in the HAL.
 3. A table or field that is not listed in ``tables`` is not looked at.
 
@@ -88,7 +88,7 @@ ELEMENT_BYTES = {
     TensorType.UINT16: 2,
     TensorType.BFLOAT16: 2,
 }
-"""Element sizes of the types whose constants are checked for length; the others are packed or have no fixed size."""
+"""Element sizes of the types whose constants are checked for length; other types are packed or have no fixed size."""
 
 
 class ActivationFunctionType(enum.IntEnum):
@@ -111,7 +111,7 @@ class Tensor(msgspec.Struct, frozen=True):
         shape: Extents as the file states them for its default input shapes.
         dimensions: As ``shape``, but 0 where the shape signature leaves the extent open.
         data_offset: First byte of a constant's value in the file.
-        data_bytes: Length of a constant's value; 0 where the tensor is no constant.
+        data_bytes: Length of a constant's value; 0 if the tensor is not a constant.
         scales: Quantisation scales; empty where the tensor has none.
         zero_points: As many as scales.
         quantized_dimension: The axis that several scales belong to.
@@ -144,7 +144,7 @@ class TfliteOperator(msgspec.Struct, frozen=True):
         custom_code: Name of a custom operator, else empty.
         inputs: Tensor indexes; -1 for one that is left out.
         outputs: Tensor indexes.
-        options_type: Code of the options table's type; 0 where there is none.
+        options_type: Code of the options table's type; 0 without one.
         options: The options table.
         where: Begins messages: ``subgraph 0, operator 4``.
         replaced: Options that the importer gives instead of the table's.
@@ -163,7 +163,7 @@ class TfliteOperator(msgspec.Struct, frozen=True):
         """An option's value, its default where it is absent.
 
         Raises:
-            InvalidModel: The operator has options of another kind, or the value is no finite number.
+            InvalidModel: The operator has options of another kind, or the value is not a finite number.
         """
         for given, number in self.replaced:
             if given == name:

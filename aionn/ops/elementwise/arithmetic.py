@@ -49,7 +49,7 @@ def _activation(call: Call) -> FusedActivation:
 
 
 def _validate_fused(check: Check, levels: Mapping[OperandType, int]) -> OperandType:
-    """What ADD, SUB, MUL and DIV have in common."""
+    """The common part of ADD, SUB, MUL and DIV."""
     check.counts(3)
     found = check.input_type(0, levels)
     check.input_types(found, T.INT32, start=1)

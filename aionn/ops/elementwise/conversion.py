@@ -102,12 +102,12 @@ OPERATIONS: tuple[OperationContract, ...] = (
         _same_shape,
         _quantize,
         """
-out = round(in / scale) + zero point, clipped to the type's range; scale and zero point are the output's, halves are rounded away
-from zero.
+out = round(in / scale) + zero point, clipped to the type's range; scale and zero point are those of the output, halves are rounded
+away from zero.
 
 Inputs: 0 a tensor of any rank, float32 or float16 (computed in float32).
 Output: quant8 asymm or, from level 4, quant8 asymm signed, of the input's shape. Level 3.
-A NaN becomes the largest value, as in AOSP; the spec does not say.
+A NaN becomes the largest value, as in AOSP; the spec does not define it.
 Source: Quantize.cpp of the NN HAL.
 """,
     ),

@@ -4,7 +4,7 @@ Owns ABS, EXP, FLOOR, LOG, NEG, RSQRT, SIN and SQRT. Activations have a family o
 
 Invariants:
 1. float16 is computed in float32 and rounded once.
-2. Outside of a function's domain the result is what IEEE 754 says: NaN, or an infinity of the right sign.
+2. Outside of a function's domain the result is that of IEEE 754: NaN, or an infinity of the right sign.
 
 Source: ``Elementwise`` and ``Neg`` of the NN HAL's validators and CPU operations.
 """

@@ -1,11 +1,10 @@
 """Convolutions: CONV_2D, DEPTHWISE_CONV_2D, GROUPED_CONV_2D, TRANSPOSE_CONV_2D.
 
-Owns how windows of an image meet the filter. Where the windows lie is in ``geometry``, what becomes of the sums in
-``weighted_sums``.
+Owns how windows of an image meet the filter. ``geometry`` places the windows, ``weighted_sums`` converts the sums.
 
 Invariants:
 1. The heavy work is one matrix product per block of output rows, or one multiply-add per tap of a depthwise filter.
-2. Whatever follows from constants (filter as floats, totals, multipliers, geometry) is computed once for a prepared model.
+2. Everything that follows from constants (filter as floats, totals, multipliers, geometry) is computed once for a prepared model.
 
 Source: ``Conv2D.cpp``, ``DepthwiseConv2D.cpp``, ``GroupedConv2D.cpp``, ``TransposeConv2D.cpp`` of the NN HAL's CPU operations;
 integer arithmetic of TensorFlow Lite's reference kernels.
@@ -50,7 +49,7 @@ __all__ = ["OPERATIONS"]
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What a convolution needs to know besides its input's values."""
+    """The parameters of a convolution other than its input's values."""
 
     input_shape: Shape
     output_shape: Shape  # [batch, height, width, depth]
@@ -122,7 +121,7 @@ def _check_ranks(check: Check, filter_depth_axis: int, bias_axis: int) -> None:
 
 
 def _is_explicit(types: Sequence[int], start: int, extras: int) -> bool:
-    """Whether padding is explicit: then an INT32 stands where the layout flag would."""
+    """Whether padding is explicit: then an INT32 is at the place of the layout flag."""
     return len(types) >= start + 7 + extras and types[start + 4 + extras] == OperandType.INT32
 
 
@@ -500,7 +499,7 @@ Then INT32 stride width, stride height{extras}, activation (0 NONE, 1 RELU, 2 RE
 _CONV_2D_DOC = (
     """
 out[b, y, x, o] = activation(bias[o] + sum over i, j, c of in[b, y*sh + i*dh - top, x*sw + j*dw - left, c] * filter[o, i, j, c]);
-what lies outside of the image counts as zero.
+values outside of the image count as zero.
 
 Inputs: 0 image [batch, height, width, depth in] (NCHW: [batch, depth in, height, width]); 1 filter [depth out, height, width,
 depth in]; 2 bias [depth out].

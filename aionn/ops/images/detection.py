@@ -4,7 +4,7 @@ Owns AXIS_ALIGNED_BBOX_TRANSFORM, BOX_WITH_NMS_LIMIT, GENERATE_PROPOSALS and DET
 and kernels. How boxes are transformed and suppressed is in ``aionn.ops.images.boxes``.
 
 Invariants:
-1. BOX_WITH_NMS_LIMIT and GENERATE_PROPOSALS have no shape rule: how many boxes come out, only computing tells.
+1. BOX_WITH_NMS_LIMIT and GENERATE_PROPOSALS have no shape rule: the number of boxes is known only after computing.
 2. Shapes are checked before a kernel looks at values.
 
 Source: ``GenerateProposals`` of the NN HAL's CPU operations, which contains all four.
@@ -184,7 +184,7 @@ def _execute_nms(call: Call) -> list[Array]:
         )
     decay = _nms_decay(call)
     count_max = int(call.scalar(4))
-    # Rows of one batch stand together: a group is a run of equal batches.
+    # Rows of one batch are adjacent: a group is a run of equal batches.
     edges = np.append(np.flatnonzero(np.diff(batches, prepend=-1)), len(batches))
     selected = [np.zeros(0, dtype=np.int64)]
     for start, end in itertools.pairwise(edges):
@@ -441,15 +441,15 @@ OPERATIONS: tuple[OperationContract, ...] = (
         doc="""Selects the best boxes of each class, suppressing those that overlap better ones.
 
         Formula: for each batch and each class but 0: among boxes with score > threshold the best is taken, the scores of the
-            others are multiplied by a function of their overlap (intersection over union) with it, those that fall below the
-            suppression threshold are dropped; and again. The best of all classes up to the limit remain. Kernel 0, hard: 0 if
+            remaining ones are multiplied by a function of their overlap (intersection over union) with it, those that fall below
+            the suppression threshold are dropped; and again. The best of all classes up to the limit remain. Kernel 0, hard: 0 if
             overlap >= overlap threshold, else 1. 1, linear: 1 - overlap there, else 1. 2, gaussian: exp(-overlap^2 / sigma).
         Inputs: 0: scores [boxes, classes], class 0 is background; boxes may be 0. 1: boxes [boxes, classes * 4], each x1, y1, x2,
             y2. 2: TENSOR_INT32 [boxes], each row's batch, rows of one batch together. 3: scalar score threshold. 4: INT32, limit
             for a batch, negative for none. 5: INT32, kernel. 6: scalar overlap threshold. 7: scalar sigma. 8: scalar suppression
             threshold. Scalars are FLOAT32, FLOAT16 for float16 scores.
         Outputs: 0: scores [selected]. 1: boxes [selected, 4]. 2: TENSOR_INT32 [selected], classes. 3: TENSOR_INT32 [selected],
-            batches. Grouped by batch, then class, best first. How many there are, only computing tells.
+            batches. Grouped by batch, then class, best first. Their number is known only after computing.
         Quantisation: computed in float32; boxes TENSOR_QUANT16_ASYMM, scale 0.125, zero point 0; output scores as input 0.
         Types: TENSOR_FLOAT32, TENSOR_FLOAT16, TENSOR_QUANT8_ASYMM from level 3, TENSOR_QUANT8_ASYMM_SIGNED from 4.
         Stricter: known wrong ranks, quantisation and an unknown constant kernel are refused with the model; all boxes must have
@@ -465,19 +465,19 @@ OPERATIONS: tuple[OperationContract, ...] = (
         doc="""Proposes boxes from anchors' scores at every place of a feature map.
 
         Formula: anchors are shifted by place * stride and transformed by the deltas as in AXIS_ALIGNED_BBOX_TRANSFORM; the best by
-            score go on; boxes not larger than the minimum or with their centre outside of the image are dropped; hard suppression
+            score continue; boxes not larger than the minimum or with their centre outside the image are dropped; hard suppression
             of overlaps of at least the threshold leaves the result.
         Inputs: 0: scores [batches, height, width, anchors], or [batches, anchors, height, width]. 1: deltas, as 0 with anchors * 4
             channels. 2: anchors [anchors, 4], each x1, y1, x2, y2. 3: images [batches, 2], height and width. 4, 5: scalar height
             and width strides. 6, 7: INT32, numbers of boxes before and after suppression, not positive for no limit. 8: scalar
             overlap threshold. 9: scalar minimum side. 10: BOOL, NCHW layout. Scalars are FLOAT32, FLOAT16 for float16 scores.
         Outputs: 0: scores [selected]. 1: boxes [selected, 4]. 2: TENSOR_INT32 [selected], batches. Grouped by batch, best first.
-            How many there are, only computing tells.
+            Their number is known only after computing.
         Quantisation: computed in float32; anchors TENSOR_QUANT16_SYMM, images and boxes TENSOR_QUANT16_ASYMM, all of scale 0.125
             and zero point 0; output scores as input 0.
         Types: TENSOR_FLOAT32, TENSOR_FLOAT16, TENSOR_QUANT8_ASYMM from level 3, TENSOR_QUANT8_ASYMM_SIGNED from 4.
         Stricter: known wrong ranks and quantisation are refused with the model.
-        Looser: 0 boxes after suppression means no limit, as the spec's text says; its kernel returns none.
+        Looser: 0 boxes after suppression means no limit, as in the spec's text; its kernel returns none.
         Source: NN HAL GenerateProposals.""",
     ),
     OperationContract(
@@ -496,7 +496,7 @@ OPERATIONS: tuple[OperationContract, ...] = (
             limit within a class, with 7. 11: scalar score threshold. 12: scalar overlap threshold. 13: BOOL, labels count the
             background. Scalars are FLOAT32, FLOAT16 for float16 scores.
         Outputs, n being input 8 with 7, else input 8 * input 9: 0: scores [batches, n]. 1: boxes [batches, n, 4], each y1, x1, y2,
-            x2. 2: TENSOR_INT32 [batches, n], labels. 3: TENSOR_INT32 [batches], numbers of detections. What lies beyond is 0.
+            x2. 2: TENSOR_INT32 [batches, n], labels. 3: TENSOR_INT32 [batches], numbers of detections. Values beyond are 0.
         Types: TENSOR_FLOAT32, TENSOR_FLOAT16 from level 3.
         Stricter: known wrong ranks and illegal constants are refused with the model.
         Source: NN HAL GenerateProposals.""",

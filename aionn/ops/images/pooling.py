@@ -1,6 +1,6 @@
 """Pooling: AVERAGE_POOL_2D, L2_POOL_2D, MAX_POOL_2D.
 
-Owns how a window of an image becomes one pixel. Where the windows lie is in ``geometry``.
+Owns how a window of an image becomes one pixel. ``geometry`` places the windows.
 
 Invariants:
 1. Padding never counts: not in sums, not in the number of elements, not in maxima.
@@ -39,12 +39,12 @@ _FLOAT_LEVELS = {t: level for t, level in DATA_LEVELS.items() if t not in QUANT8
 @dataclass(frozen=True, slots=True)
 class _Pooled:
     values: Array  # [batch, height, width, depth]
-    counts: Array  # [height, width, 1]: how many taps lie in the image
+    counts: Array  # [height, width, 1]: number of taps inside the image
     is_nchw: bool
 
 
 def _arguments(count: int) -> WindowArguments:
-    # The window's width and height stand between strides and activation.
+    # The window's width and height are between strides and activation.
     return window_arguments(1, 2, is_explicit=count >= 10, has_layout=count in (8, 11), has_dilation=False)
 
 
@@ -196,7 +196,7 @@ OPERATIONS: tuple[OperationContract, ...] = (
         DATA_LEVELS,
         _average_pool_2d,
         """
-out[b, y, x, c] = activation(mean of in[b, y*sh + i - top, x*sw + j - left, c] over the taps i, j that lie in the image).
+out[b, y, x, c] = activation(mean of in[b, y*sh + i - top, x*sw + j - left, c] over the taps i, j inside the image).
 """,
         _QUANTIZED_TYPES.format(
             rounding="; the mean of the stored values is rounded to nearest, half away from zero"
@@ -207,7 +207,7 @@ out[b, y, x, c] = activation(mean of in[b, y*sh + i - top, x*sw + j - left, c] o
         _FLOAT_LEVELS,
         _l2_pool_2d,
         """
-out[b, y, x, c] = activation(square root of the mean of in[...]**2 over the taps that lie in the image).
+out[b, y, x, c] = activation(square root of the mean of in[...]**2 over the taps inside the image).
 """,
         """Types: float32; from level 3 float16.
 Source: Pooling.cpp of the NN HAL.
@@ -218,7 +218,7 @@ Source: Pooling.cpp of the NN HAL.
         DATA_LEVELS,
         _max_pool_2d,
         """
-out[b, y, x, c] = activation(largest in[...] over the taps that lie in the image).
+out[b, y, x, c] = activation(largest in[...] over the taps inside the image).
 """,
         _QUANTIZED_TYPES.format(rounding=""),
     ),

@@ -1,7 +1,7 @@
 """Resizing images: RESIZE_BILINEAR and RESIZE_NEAREST_NEIGHBOR.
 
 Owns the two operations' contracts, shape rule and kernels. A kernel first maps each output row and column to source rows and
-columns (one small vector an axis), then gathers whole images at once.
+columns (one small vector an axis), then gathers whole images in one step.
 
 Invariants:
 1. The source coordinate of an output index depends on that axis alone, so an image is never walked pixel by pixel.
@@ -111,7 +111,7 @@ def _as_nhwc(shape: Shape, is_nchw: bool) -> Shape:
 
 
 def _scale(in_extent: int, out_extent: int, align_corners: bool) -> np.float32:
-    """How many input pixels one output pixel covers; with aligned corners the outer pixels' centres coincide."""
+    """Number of input pixels that one output pixel covers; with aligned corners the outer pixels' centres coincide."""
     if align_corners and out_extent > 1:
         return np.float32(in_extent - 1) / np.float32(out_extent - 1)
     return np.float32(in_extent) / np.float32(out_extent)
@@ -186,7 +186,7 @@ def _bilinear(call: Call, image: Array, height: int, width: int) -> Array:
     left, right, float_x = _float_corners(in_width, width, align, half)
     y, x = float_y[:, None, None], float_x[:, None]
     a, b, c, d = _corner_images(image.astype(np.float32, copy=False), (top, bottom), (left, right))
-    # The order of these products and sums is the spec's: a uint8 result is truncated.
+    # The order of these products and sums is that of the spec: a uint8 result is truncated.
     result: Array = a * (1 - y) * (1 - x) + b * y * (1 - x) + c * (1 - y) * x + d * y * x
     if operand_type == OperandType.TENSOR_QUANT8_ASYMM:
         return np.asarray(result, dtype=np.uint8)

@@ -76,7 +76,7 @@ def _require_extent(call: Call, index: int, axis: int, expected: int) -> None:
 
 
 def _validate_pooling_arguments(check: Check, sampling: int) -> OperandType:
-    """What ROI_ALIGN and ROI_POOLING have in common; ``sampling`` arguments stand before the last."""
+    """The common part of ROI_ALIGN and ROI_POOLING; ``sampling`` arguments are before the last."""
     check.needs(3)
     check.counts(8 + sampling)
     require_all(check)
@@ -455,8 +455,8 @@ OPERATIONS: tuple[OperationContract, ...] = (
         doc=f"""Takes maxima of regions of a feature map.
 
         Formula: a region's corners are divided by the strides and rounded, both corner pixels belong to it. It is cut into
-            height x width bins from floor(start) to ceil(end), the end not included; a bin's value is its maximum, or zero where
-            it lies wholly beyond the image's edge.
+            height x width bins from floor(start) to ceil(end), the end not included; a bin's value is its maximum, or zero if it is
+            wholly beyond the image's edge.
         {_REGION_INPUTS}
             7: BOOL, NCHW layout.
         Outputs: 0: [rois, height, width, depth], or [rois, depth, height, width], of input 0's type.

@@ -3,7 +3,7 @@
 Owns BATCH_TO_SPACE_ND, SPACE_TO_BATCH_ND, DEPTH_TO_SPACE and SPACE_TO_DEPTH.
 
 Invariants:
-1. Images are [batch, height, width, depth], or [batch, depth, height, width] where a layout flag says so.
+1. Images are [batch, height, width, depth], or [batch, depth, height, width] with a layout flag.
 2. Elements are moved and not changed; a quantised output has the scale and zero point of its input.
 3. Each pair undoes the other, save for paddings.
 

@@ -60,7 +60,7 @@ def bounded_shape(call: Call, what: str, shape: Shape) -> Shape:
     Raises:
         InvalidArgument: An extent is negative, or the tensor's size in bytes does not fit 32 bits.
     """
-    # An extent of 0 does not excuse the others: numpy cannot make such an array either.
+    # An extent of 0 does not excuse the other ones: numpy cannot make such an array either.
     size_bytes = math.prod(extent or 1 for extent in shape) * operand_dtype(call.outputs[0].type).itemsize
     if any(extent < 0 for extent in shape) or size_bytes > _OPERAND_BYTES_MAX:
         call.refuse(
@@ -71,7 +71,7 @@ def bounded_shape(call: Call, what: str, shape: Shape) -> Shape:
 
 
 def known_rank(operand: Operand) -> int | None:
-    """The rank of a tensor operand, or None where the model does not say it."""
+    """The rank of a tensor operand, or None if the model does not give it."""
     return len(operand.dimensions) or None
 
 

@@ -1,8 +1,8 @@
 """The matrix library below numpy, which sums in another order with other numbers of threads.
 
 Owns the way to its number of threads: while any run that multiplies matrices is under way it is 1, so that a result is the same in
-every process and whatever the environment says. It is one number for the process: numpy calls of the application that overlap a run
-have one thread as well. Libraries other than OpenBLAS, which numpy's wheels bring, keep their threads.
+every process and environment. It is one number for the process: numpy calls of the application that overlap a run have one thread
+as well. Libraries other than OpenBLAS, which numpy's wheels bring, keep their threads.
 
 Invariant: the number is what it was when the last of overlapping runs is over.
 
@@ -51,13 +51,13 @@ def _functions() -> _Functions | None:
 
 
 def thread_count() -> int | None:
-    """How many threads a product of matrices may use now; None where the library is not OpenBLAS."""
+    """Number of threads that a product of matrices may use now; None where the library is not OpenBLAS."""
     functions = _functions()
     return None if functions is None else functions.get()
 
 
 class _OneThread:
-    """Entered by each run, any number at once."""
+    """Entered by each run, by any number concurrently."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""How two operands of different shapes meet element by element.
+"""Broadcasting of two operands of different shapes.
 
 Owns the broadcast rule of the spec, as a question about known shapes at run time and about partly known shapes in a model, and
 the table by which an operation of two 8-bit operands is computed. Knows no operation.

@@ -112,7 +112,7 @@ class Requantization:
         zero_point: The output's.
         low: Least result.
         high: Largest result.
-        repeats: How often the channels stand in one row of the sums; long rows are quicker.
+        repeats: Number of repetitions of the channels in one row of the sums; long rows are quicker.
         rounds_once: Rounds half up after the shift alone.
     """
 

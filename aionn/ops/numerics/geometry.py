@@ -1,7 +1,7 @@
-"""Where a window lies over an image: padding, stride and dilation, shared by convolution and pooling.
+"""The places of windows over an image: padding, stride and dilation, shared by convolution and pooling.
 
-Owns the layout of the arguments that say it, their checks, the extents that follow, and how images are padded, laid channels last
-and cut into blocks. Computes no operation.
+Owns the layout of their arguments, their checks, the resulting extents, and the padding, channels-last layout and blocks of images.
+Computes no operation.
 
 Invariants:
 1. Images inside of a kernel are [batch, height, width, depth], whatever the layout of the operand.
@@ -44,23 +44,23 @@ BLOCK_ELEMENTS = 1 << 16
 """Elements of a block's largest temporary: with 8 bytes each they fit into a second-level cache."""
 
 WORKING_BYTES_MAX = 1 << 28
-"""What a kernel may always use for a padded image, however small the image is: huge dilations and strides ask for more."""
+"""Bytes that a kernel may always use for a padded image, however small the image is: huge dilations and strides need more."""
 
 WORKING_RATIO_MAX = 8
-"""How many times the bytes of its image or output a kernel may use beyond ``WORKING_BYTES_MAX``."""
+"""Multiple of the bytes of its image or output that a kernel may use beyond ``WORKING_BYTES_MAX``."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowArguments:
-    """At which input each of an operation's window arguments stands.
+    """The input index of each of an operation's window arguments.
 
     Attributes:
         padding: One index (implicit scheme), or four: left, right, top, bottom.
         stride: Width, height.
         extra: The operation's own INT32 arguments between strides and activation.
         activation: The fused activation.
-        is_nchw: The layout flag, or None where there is none: then the layout is NHWC.
-        dilation: Width, height; or None where there are none: then 1, 1.
+        is_nchw: The layout flag, or None without one: then the layout is NHWC.
+        dilation: Width, height; or None without them: then 1, 1.
     """
 
     padding: tuple[int, ...]
@@ -84,7 +84,7 @@ def window_arguments(
 
     Args:
         start: Index of the first.
-        extras: How many arguments stand between strides and activation.
+        extras: Number of arguments between strides and activation.
         is_explicit: Whether padding is given as four numbers.
         has_layout: Whether there is a layout flag.
         has_dilation: Whether there are dilations; they come after a layout flag.
@@ -134,7 +134,7 @@ class Axis:
         return (self.window, self.stride, self.before, self.after) == (1, 1, 0, 0)
 
     def valid_taps(self) -> npt.NDArray[np.int64]:
-        """How many taps of each output lie in the image, padding not counted. Meant for a dilation of 1."""
+        """Number of taps of each output inside the image, padding not counted. Meant for a dilation of 1."""
         starts = np.arange(self.count) * self.stride - self.before
         return np.minimum(starts + self.window, self.extent) - np.maximum(starts, 0)
 
@@ -158,7 +158,7 @@ def check_window(check: Check, arguments: WindowArguments, *, may_crop: bool = F
 
     Args:
         check: The operation.
-        arguments: Where they stand.
+        arguments: Their places.
         may_crop: Whether explicit padding on the right and at the bottom may be negative.
     """
     for index in arguments.indexes:
@@ -191,7 +191,7 @@ def image_shape(array: Array, is_nchw: bool) -> tuple[int, int, int, int]:
     """Batch, height, width and depth of an image operand.
 
     Raises:
-        InvalidArgument: It is no image, or an extent other than the batch is 0.
+        InvalidArgument: It is not an image, or an extent other than the batch is 0.
     """
     if array.ndim != 4:
         raise InvalidArgument(f"input 0: expected rank 4, got shape {list(array.shape)}")
@@ -242,7 +242,7 @@ def transposed_axes(
 
     Args:
         call: The operation.
-        arguments: Where its window arguments stand.
+        arguments: The places of its window arguments.
         image: Height and width of the input.
         output: Height and width that implicit SAME padding must lead to.
         window: Height and width of the filter.

@@ -1,7 +1,7 @@
 """Sums of products of values with weights, plus bias, activation and requantisation: what convolution and matmul share.
 
 Owns the operand rules of input, weights and bias, the conversion of weights so that float products sum exactly, and the way from
-sums to outputs. Which values meet which weights is for the operation to say.
+sums to outputs. The operation pairs values with weights.
 
 Invariants:
 1. Quantised sums are exact: they are computed in float32 where no partial sum can reach 2**24, else in float64.
@@ -120,7 +120,7 @@ def weight_values(
 
 
 def row_repeats(width: int, channels: int) -> int:
-    """How many pixels of a row of ``width`` are worth treating as one: a divisor of it, ``SCRATCH_ROW`` elements at most."""
+    """Number of pixels of a row of ``width`` that are treated as one: a divisor of it, ``SCRATCH_ROW`` elements at most."""
     best = 1
     for divisor in range(1, min(width, max(SCRATCH_ROW // max(channels, 1), 1)) + 1):
         if width % divisor == 0:
@@ -138,19 +138,19 @@ def finisher(
     rounds_once: bool = False,
     keeps_zero_point: bool = True,
 ) -> Finish:
-    """What makes outputs of sums: ``finish(sums, out)`` with the channels (times ``repeats``) on the last axis.
+    """The conversion of sums to outputs: ``finish(sums, out)`` with the channels (times ``repeats``) on the last axis.
 
     Args:
         call: Input 0 is the data, 1 the weights, 2 the bias; output 0 the result.
         activation: The index of the fused activation.
         totals: The sum of each channel's weights.
-        repeats: How often the channels stand in a row.
+        repeats: Number of repetitions of the channels in a row.
         rounds_product: Whether the product of two single scales is rounded to float32, as it is for unsigned data anyway.
         rounds_once: Whether results are rounded once, half up, instead of after product and shift.
         keeps_zero_point: Whether the data were weighted as stored, its zero point not taken out.
 
     Raises:
-        InvalidArgument: The bias does not fit, or the activation is none.
+        InvalidArgument: The bias does not fit, or the activation is invalid.
     """
     data, weights, bias = call.tensor(0), call.tensor(1), call.tensor(2)
     code = call.scalar(activation)

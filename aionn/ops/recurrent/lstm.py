@@ -1,6 +1,6 @@
 """Long short-term memory in floating point: LSTM, UNIDIRECTIONAL_SEQUENCE_LSTM and BIDIRECTIONAL_SEQUENCE_LSTM.
 
-Owns their contracts: where their operands stand, in which order time runs and what comes out. The cell that all of them repeat,
+Owns their contracts: the places of their operands, the order of time and the outputs. The cell that all of them repeat,
 with its options, is in ``aionn.ops.recurrent.lstm_cell``.
 
 Invariants:
@@ -348,7 +348,7 @@ Quantisation: none.
 Types by feature level: 3 float16, float32; 4 with state outputs. All tensors have the same type.
 
 Looser than the spec: as for LSTM; parallel linking is accepted from level 3 on, as by the spec's validator; either cell may be
-CIFG by itself; the auxiliary extent may differ from the input's in cross-linking, as the text says and the spec's kernel does not
+CIFG by itself; the auxiliary extent may differ from the input's in cross-linking, as in the text, which the spec's kernel does not
 allow.
 
 Source: NN HAL 1.2 and 1.3, ``OperationType::BIDIRECTIONAL_SEQUENCE_LSTM``.

@@ -5,8 +5,8 @@ Owns where a cell keeps its operands, which of them belong together, and the ari
 it leaves out. Owns no operation.
 
 Invariants:
-1. Where an operation keeps a cell's operands is said by ``CellPlaces`` alone; rules, shapes and arithmetic are the same for all.
-2. Products with inputs are taken for all steps and gates at once; only the product with the state waits for the step before.
+1. ``CellPlaces`` alone gives the places of a cell's operands in an operation; rules, shapes and arithmetic are the same for all.
+2. Products with inputs are taken for all steps and gates together; only the product with the state waits for the step before.
 
 Source: LSTM of the NN HAL's specification and its CPU operation.
 """
@@ -55,7 +55,7 @@ _NORM_EPSILON = np.float32(1e-8)
 
 @dataclass(frozen=True, slots=True)
 class CellPlaces:
-    """Where the operands of one cell stand among an operation's inputs. Gates in order: input, forget, cell, output.
+    """The places of one cell's operands among an operation's inputs. Gates in order: input, forget, cell, output.
 
     Attributes:
         first: The first of 17 in a row: four input weights, four recurrent weights, three peephole weights (input, forget,
@@ -99,13 +99,13 @@ class CellPlaces:
 
     @property
     def optional(self) -> tuple[int, ...]:
-        """What may be left out."""
+        """Operands that may be left out."""
         input_gate = (self.weights[0], self.recurrent[0], self.biases[0])
         return (*input_gate, *self.peepholes, *self.projection, *self.norms, *self.auxiliary)
 
     @property
     def required(self) -> tuple[int, ...]:
-        """What must be there."""
+        """Operands that must be present."""
         return (*self.weights[1:], *self.recurrent[1:], *self.biases[1:], *self.states)
 
     def axes(self, source: str = "input") -> dict[int, Axes]:
@@ -123,11 +123,13 @@ Refuse = Callable[[str, str, str], NoReturn]
 """Ends a validation or an execution: the place, what was expected, what came."""
 
 Presence = Callable[[int], bool | None]
-"""Whether an input is there; None where only the request will tell."""
+"""Whether an input is there; None if only the request determines it."""
 
 
 def _check_options(places: CellPlaces, present: Presence, refuse: Refuse) -> None:
-    """Demands that what an option needs is there as a whole or not at all. None stands for what only the request will tell."""
+    """Demands that what an option needs is there as a whole or not at all. None stands for a value that only the request
+    determines.
+    """
 
     def together(what: str, *indexes: int) -> None:
         states = [present(index) for index in indexes]
@@ -276,7 +278,9 @@ class Cell:
         )
 
     def drive(self, inputs: Floats, auxiliary: Floats | None = None) -> Floats:
-        """What inputs [..., input] contribute to the gates, [..., gates * units]; with the bias unless it comes after a norm."""
+        """The contribution of inputs [..., input] to the gates, [..., gates * units]; with the bias unless it comes after a
+        norm.
+        """
         drive = inputs @ self.weights.T
         if self.auxiliary is not None and auxiliary is not None:
             drive = drive + auxiliary @ self.auxiliary.T

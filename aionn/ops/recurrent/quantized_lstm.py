@@ -5,7 +5,7 @@ Owns their contracts and kernels. Gates are 16-bit fixed-point numbers; the func
 (``aionn.ops.recurrent.lstm_cell``).
 
 Invariants:
-1. Results equal those of the spec's kernels to the last bit, but where the operation's documentation says otherwise.
+1. Results equal those of the spec's kernels to the last bit, except for the differences in the operation's documentation.
 2. Sums of products are exact: products of 8-bit numbers, added in float64, stay far below 2**53.
 
 Source: the operations' entries in the NN HAL's specification and its CPU operations (``QuantizedLSTM``, ``QLSTM``, ``QuantUtils``).
@@ -408,7 +408,7 @@ Quantisation: outputs have scale and zero point of the states that they replace.
 Types by feature level: 4.
 
 Other than the spec's kernel, which reads or leaves out the wrong values there: peepholes of i and f see the cell state before the
-step, as the formula says; peepholes cover all units where a projection makes the output narrower; without norm the bias belongs to
+step, as in the formula; peepholes cover all units where a projection makes the output narrower; without norm the bias belongs to
 the gate; the projection's bias may be left out. A clip of the projection is divided by the scale of its weights, as by the kernel.
 
 Source: NN HAL 1.3, ``OperationType::QUANTIZED_LSTM``; bias without norm: TensorFlow Lite's integer LSTM.

@@ -1,4 +1,4 @@
-"""What the recurrent families share: shapes with named extents, their activations, and the order of time.
+"""The common part of the recurrent families: shapes with named extents, their activations, and the order of time.
 
 Owns no operation. The shapes of an operation's operands are written as names (``{0: ("batch", "input"), 1: ("units", "input")}``);
 equal names must have equal extents, as far as the model knows them when it is validated, and all of them when it runs.
@@ -106,7 +106,7 @@ def check_extents(
         check: The operation.
         axes: Names of the axes of inputs.
         outputs: Names of the axes of outputs.
-        optional: Inputs that may be left out. Where that is for the request to say, their shapes are left to the execution:
+        optional: Inputs that may be left out. If the request determines that, their shapes are left to the execution:
             models state shapes like [0] for them.
 
     Returns:

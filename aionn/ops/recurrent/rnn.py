@@ -5,7 +5,7 @@ Owns their contracts and the one step that all of them repeat. Shapes with names
 
 Invariants:
 1. Everything is computed in float32; float16 results are rounded once, and the state stays float32 from step to step.
-2. The products with the input are taken for all steps at once; only the product with the state waits for the step before.
+2. The products with the input are taken for all steps together; only the product with the state waits for the step before.
 
 Source: the operations' entries in the NN HAL's specification and its CPU operations.
 """
@@ -376,7 +376,7 @@ Quantisation: none.
 Types by feature level: 3 float16, float32; 4 with state outputs. All tensors have the same type.
 
 Looser than the spec: activations as for RNN; parallel linking is accepted from level 3 on, as by the spec's validator. The
-auxiliary extent may differ from the input's in cross-linking, as the text says; the spec's kernel reads only the input's number of
+auxiliary extent may differ from the input's in cross-linking, as in the text; the spec's kernel reads only the input's number of
 values.
 
 Source: NN HAL 1.2 and 1.3, ``OperationType::BIDIRECTIONAL_SEQUENCE_RNN``.

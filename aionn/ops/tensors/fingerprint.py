@@ -1,4 +1,4 @@
-"""FarmHash Fingerprint64 of many byte strings of one length at once.
+"""FarmHash Fingerprint64 of many byte strings of one length together.
 
 Owns the hash that LSH_PROJECTION is defined by. Works on rows of a byte matrix; all arithmetic is modulo 2**64, so that the result
 is the same on every machine.

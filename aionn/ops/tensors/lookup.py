@@ -435,7 +435,7 @@ Quantisation: none; scale and zero point of input 1 are free.
 Types by feature level: 1 float32 functions; 3 float16 functions or input.
 
 Looser than the spec: kind 3 is accepted from level 1 on, as by the spec's validator. Stricter: the kind's presence of weights is
-demanded as by the spec's kernel, where the text says that weights may be left out of either.
+demanded as by the spec's kernel, where the text allows weights to be left out of either.
 
 Source: NN HAL 1.0 and 1.2, ``OperationType::LSH_PROJECTION``.
 """,

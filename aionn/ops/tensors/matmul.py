@@ -178,10 +178,9 @@ Source: FullyConnected.cpp of the NN HAL; FullyConnected of TensorFlow Lite's re
         _batch_matmul_shapes,
         _batch_matmul,
         """
-out[..., i, j] = sum over k of x[..., i, k] * y[..., k, j], where x and y are the inputs, transposed where their flag says so.
+out[..., i, j] = sum over k of x[..., i, k] * y[..., k, j], where x and y are the inputs, transposed if their flag is set.
 
-Inputs: 0 x, 1 y, of equal rank 2 to 4 and equal batches; 2 BOOL: x stands transposed [..., k, i]; 3 BOOL: y stands transposed
-[..., j, k].
+Inputs: 0 x, 1 y, of equal rank 2 to 4 and equal batches; 2 BOOL: x is transposed [..., k, i]; 3 BOOL: y is transposed [..., j, k].
 Output: [..., i, j].
 Quantisation: sums of (x - zx) * (y - zy) are exact; multiplied by x scale * y scale / output scale in fixed point.
 Types (level 6): float32, float16, int32 (wraps), quant8 asymm signed.

@@ -170,7 +170,7 @@ def _execute_mirror_pad(call: Call) -> list[Array]:
     for axis, (before, after) in enumerate(_paddings(call)):
         extent = array.shape[axis]
         indexes = np.arange(-before, extent + after)
-        # Reflection leaves the edge out, so the mirror stands at the middle of the edge and not behind it.
+        # Reflection leaves the edge out, so the mirror is at the middle of the edge and not behind it.
         edge = 0 if call.scalar(2) == _REFLECT else 1
         indexes = np.where(indexes < 0, -indexes - edge, indexes)
         indexes = np.where(indexes >= extent, 2 * (extent - 1) + edge - indexes, indexes)

@@ -4,7 +4,7 @@ Owns RESHAPE, SQUEEZE, EXPAND_DIMS, TRANSPOSE, RANK, REVERSE, FILL and CHANNEL_S
 
 Invariants:
 1. A quantised output has the scale and zero point of its input.
-2. Results may be views of the input: nobody writes either.
+2. Results may be views of the input: neither is written.
 
 Source: the operations' validators and CPU operations of the NN HAL, one file of the same name each.
 """
@@ -33,7 +33,7 @@ _QUANT8_TYPES = (T.TENSOR_QUANT8_ASYMM, T.TENSOR_QUANT8_ASYMM_SIGNED)
 
 
 def _validate_moved(check: Check, levels: Mapping[OperandType, int]) -> OperandType:
-    """What operations that only move elements have in common: type and quantisation of input 0 and output 0."""
+    """The common part of operations that only move elements: type and quantisation of input 0 and output 0."""
     found = check.input_type(0, levels)
     check.output_types(found)
     if found in _QUANT8_TYPES:
@@ -408,7 +408,7 @@ Outputs:
         """output = input0 with one more axis, of extent 1
 Inputs:
     0: tensor of rank n.
-    1: INT32 scalar: where the axis stands in the output, from -(n + 1) to n.
+    1: INT32 scalar: place of the axis in the output, from -(n + 1) to n.
 Outputs:
     0: tensor of the same type and of rank n + 1.
 """

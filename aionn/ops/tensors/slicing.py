@@ -4,7 +4,7 @@ Owns SLICE, STRIDED_SLICE, SPLIT, CONCATENATION, PACK and TILE.
 
 Invariants:
 1. Elements are moved and not changed; only CONCATENATION requantises, where an input's quantisation is not the output's.
-2. Results may be views of the input: nobody writes either.
+2. Results may be views of the input: neither is written.
 
 Source: the operations' validators and CPU operations of the NN HAL, one file of the same name each.
 """
@@ -452,7 +452,7 @@ Source: Pack.cpp of the NN HAL.""",
         """output[i, ..] = input0[i % shape[0], ..], for i below shape[0] * input1[0]
 Inputs:
     0: tensor.
-    1: TENSOR_INT32 [rank]: how often the tensor stands along each axis, 0 or more.
+    1: TENSOR_INT32 [rank]: number of repetitions of the tensor along each axis, 0 or more.
 Outputs:
     0: tensor of the same type.
 """

@@ -165,7 +165,7 @@ def test_truncated_compressed_sound_gives_an_error(really, tmp_path):
 
     async def body():
         with pytest.raises(
-            InvalidArgument, match=r"cut\.mp4' to hold \d+ packets of audio, as its header says"
+            InvalidArgument, match=r"cut\.mp4' to hold \d+ packets of audio, as its header declares"
         ):
             async with audio_file(path, pace=False) as windows:
                 async for _ in windows:
@@ -190,7 +190,7 @@ def test_truncated_wav_gives_what_is_there_then_an_error(really, data, tmp_path)
     samples = (100_001 - 44) // 2
     assert count == (samples - 16_000) // 1_600 + 1
     assert message == (
-        f"aionn.media.audio_file: expected {str(path)!r} to hold 623352 samples, as its header says, got {samples}; "
+        f"aionn.media.audio_file: expected {str(path)!r} to hold 623352 samples, as its header declares, got {samples}; "
         "the file is cut short"
     )
 

@@ -219,7 +219,7 @@ def test_truncated_file_gives_what_is_there_then_an_error(really, tmp_path, lost
     assert indices == list(range(len(indices)))
     # This codec decodes without delay: every packet that was whole came out as a frame.
     assert 10 < len(indices) < 120
-    assert f"to hold 120 packets of video, as its header says, got {len(indices)};" in message
+    assert f"to hold 120 packets of video, as its header declares, got {len(indices)};" in message
     assert "\n" not in message
 
 

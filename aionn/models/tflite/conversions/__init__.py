@@ -1,1 +1,1 @@
-"""How each builtin operator is written as operations of the HAL, one file for related operators."""
+"""Conversion of each builtin operator to operations of the HAL, one file for related operators."""

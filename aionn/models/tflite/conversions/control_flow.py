@@ -1,6 +1,6 @@
 """IF and WHILE: the operators that refer to other subgraphs of the file.
 
-Owns which outputs of a referenced subgraph are kept. Whether the subgraphs fit the operation is for ``aionn.validation`` to say.
+Owns which outputs of a referenced subgraph are kept. ``aionn.validation`` checks that the subgraphs fit the operation.
 
 Source: the TensorFlow Lite operators' documentation; IF and WHILE of the NN HAL 1.3.
 """
@@ -43,7 +43,7 @@ def if_(g: SubgraphWriter, op: TfliteOperator) -> None:
 
 
 def while_(g: SubgraphWriter, op: TfliteOperator) -> None:
-    """WHILE; values that the body hands on unchanged at its end are constant through the loop and are no outputs."""
+    """WHILE; values that the body hands on unchanged at its end are constant through the loop and are not outputs."""
     body_index = op.integer("WhileOptions", "body_subgraph_index")
     body = _subgraph(g, op, body_index)
     if not len(op.inputs) == len(op.outputs) == len(body.inputs) == len(body.outputs):

@@ -107,7 +107,7 @@ def _bias(g: SubgraphWriter, op: TfliteOperator, position: int, data: int, weigh
     operand, filter_ = g.operands[data], g.operands[weights]
     is_float = not g.is_quantized(data)
     kind = OperandType(operand.type) if is_float else OperandType.TENSOR_INT32
-    # float32 arithmetic, as everybody who checks this computes it; 0 where the filter has scales per channel.
+    # float32 arithmetic, as all checks of it compute it; 0 where the filter has scales per channel.
     scale = 0.0 if is_float else float(np.float32(operand.scale) * np.float32(filter_.scale))
     if not g.has(op, position):
         return g.zeros(kind, (count,), scale=scale)

@@ -126,7 +126,7 @@ def _gather_rows(g: SubgraphWriter, rows: int, indices: int, shape: tuple[int, i
 
 
 def _output_shape(g: SubgraphWriter, op: TfliteOperator, found: Shape) -> Shape:
-    """The output's shape as the file says it, or as it was found where the file leaves it open."""
+    """The output's shape in the file, or the inferred one if the file leaves it open."""
     wanted = g.describe_output(op).dimensions
     return wanted if is_known(wanted) else found
 
@@ -185,7 +185,7 @@ def reverse_sequence(g: SubgraphWriter, op: TfliteOperator) -> None:
 
 
 def scatter_nd(g: SubgraphWriter, op: TfliteOperator) -> None:
-    """Updates that are added up at their places; 0 elsewhere. What lies outside is left out, where TensorFlow Lite fails."""
+    """Updates that are added up at their places; 0 elsewhere. Places outside are left out, where TensorFlow Lite fails."""
     indices, updates = g.input(op, 0), g.input(op, 1)
     result = tuple(g.integers_of(op, 2, "shape"))
     places = _shape(g, indices)
@@ -215,7 +215,7 @@ def scatter_nd(g: SubgraphWriter, op: TfliteOperator) -> None:
 
 
 def _written_to(g: SubgraphWriter, updates: int, places: Array, rows: int) -> int:
-    """Rows at constant places: each is read from where its update lies, or from a row of zeros behind them."""
+    """Rows at constant places: each is read from the row of its update, or from a row of zeros behind them."""
     number, width = g.dimensions(updates)
     is_once = len(np.unique(places)) == number
     if not is_once or g.type_of(updates) not in _FLOATS:

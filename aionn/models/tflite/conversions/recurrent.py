@@ -1,8 +1,8 @@
 """Recurrent layers: the fused operators of TensorFlow Lite, whose inputs have nearly the HAL's order.
 
 Owns how their arguments become HAL arguments, and what happens to their state: TensorFlow Lite keeps it in variable tensors from
-one execution to the next until it is told to reset them; a model here starts every execution as after such a reset, with zeros,
-and the last state is not handed out.
+one execution to the next until they are reset; a model here starts every execution as after such a reset, with zeros, and the last
+state is not handed out.
 
 Source: the TensorFlow Lite operators' documentation and kernels; the contracts in ``aionn.ops``.
 """

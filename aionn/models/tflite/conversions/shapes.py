@@ -55,7 +55,7 @@ PARTS_MAX = 256
 
 
 def axis_of(g: SubgraphWriter, op: TfliteOperator, axis: int, rank: int) -> int:
-    """An axis of a rank, counted from the front. Refuses one that is none."""
+    """An axis of a rank, counted from the front. Rejects an invalid one."""
     if not -rank <= axis < rank:
         g.refuse(op, "axis", f"{-rank} to {rank - 1}", axis)
     return axis % rank

@@ -161,7 +161,7 @@ def _ranges(g: SubgraphWriter, op: TfliteOperator, shape: Shape, axes: Sequence[
 
 
 def _cut_one_by_one(g: SubgraphWriter, data: int, shape: Shape, ranges: Sequence[range]) -> int:
-    """As ``cut``, an axis at a time, with what lies before and behind it made one axis each."""
+    """As ``cut``, an axis at a time, with the axes before and behind it merged to one each."""
     left = list(shape)
     for axis, taken in enumerate(ranges):
         if taken != range(left[axis]):
@@ -172,7 +172,9 @@ def _cut_one_by_one(g: SubgraphWriter, data: int, shape: Shape, ranges: Sequence
 
 
 def cut(g: SubgraphWriter, data: int, shape: Shape, ranges: Sequence[range]) -> int:
-    """What the ranges take of each axis; ``shape`` is the tensor's own, of any rank, and the result has merged axes beyond four."""
+    """The part of each axis that the ranges take; ``shape`` is the tensor's own, of any rank, and the result has merged axes beyond
+    four.
+    """
     groups: list[tuple[int, range]] = []
     last_is_whole = False
     for extent, taken in zip(shape, ranges, strict=True):
