@@ -1,7 +1,7 @@
 """The runtime for code without an event loop: the same calls, blocking, from any thread.
 
-Owns a thread with an event loop, in which the runtime lives. What the calls mean is said where they are defined: each name here has
-its counterpart of the same name in ``aionn``.
+Owns a thread with an event loop, in which the runtime lives. The calls are documented at their definitions: each name here has its
+counterpart of the same name in ``aionn``.
 
 Invariants:
 1. Any number of threads may use one runtime and what it made at the same time.
@@ -9,7 +9,7 @@ Invariants:
 3. Nothing is left when ``close`` returns: no thread, no process, no descriptor. The one exception is a thread in which the
    source of a stream blocks; it ends when that gives its item, and does not keep the interpreter.
 4. A runtime that is still open when the interpreter ends is closed then, before Python joins its threads.
-5. In a child that was forked with an open runtime every call raises at once, and the parent's driver processes go on.
+5. In a child that was forked with an open runtime every call raises immediately, and the parent's driver processes continue.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _Item = TypeVar("_Item")
 
 
 class _Closing(abc.ABC):
-    """What a ``with`` statement closes."""
+    """An object that a ``with`` statement closes."""
 
     @abc.abstractmethod
     def close(self) -> None: ...
@@ -97,17 +97,17 @@ class Runtime(_Closing):
 
     @property
     def devices(self) -> tuple[RuntimeDevice, ...]:
-        """What can be used, in order of preference."""
+        """The usable devices, in order of preference."""
         return self._runtime.devices
 
     @property
     def unavailable(self) -> tuple[Unavailable, ...]:
-        """What cannot, and why."""
+        """The unavailable devices, with the reasons."""
         return self._runtime.unavailable
 
     @property
     def settings(self) -> Settings:
-        """How it behaves."""
+        """The settings of the runtime."""
         return self._runtime.settings
 
     def device(self, name: str) -> RuntimeDevice:
@@ -177,7 +177,7 @@ class Runtime(_Closing):
         Calls of other threads that are under way raise an ``Error``.
 
         Raises:
-            InvalidArgument: This is a forked child; the parent's runtime goes on.
+            InvalidArgument: This is a forked child; the parent's runtime continues.
         """
         if self._loop is not None:
             self._loop.check()
@@ -204,12 +204,12 @@ class Compilation(_Closing):
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """What it takes."""
+        """The inputs."""
         return self._compilation.inputs
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
-        """What it gives."""
+        """The outputs."""
         return self._compilation.outputs
 
     @property
@@ -243,7 +243,7 @@ class Compilation(_Closing):
         return self._loop.call(lambda: self._compilation.execute(values, **told))
 
     def execute_fenced(self, inputs: Sequence[Any], **options: Any) -> Execution:
-        """Starts an execution that begins when all fences have signalled, and returns at once.
+        """Starts an execution that begins when all fences have signalled, and returns immediately.
 
         Arguments and errors are those of ``aionn.Compilation.execute_fenced``.
         """
@@ -283,7 +283,7 @@ class Execution:
 
     @property
     def deadline_ns(self) -> int | None:
-        """Absolute limit; None for none."""
+        """Absolute limit; None means no limit."""
         return self._execution.deadline_ns
 
     def change_priority(self, priority: Priority) -> bool:
@@ -298,7 +298,7 @@ class Execution:
         """Waits for the result.
 
         Raises:
-            Error: Why there is none.
+            Error: The reason for the missing result.
         """
         return self._loop.call(self._execution.wait)
 
@@ -367,7 +367,7 @@ def _inner(memory: Any) -> Any:
 
 
 def _inner_values(values: Any) -> Any:
-    """Arguments as the runtime takes them; what is no list is the runtime's to refuse."""
+    """Arguments in the runtime's form; the runtime rejects a value that is not a list."""
     return [_inner(value) for value in values] if isinstance(values, list | tuple) else values
 
 
@@ -419,7 +419,7 @@ class Stream(_Closing, Generic[_Item]):
     def __init__(self, loop: LoopThread, stream: asynchronous_stream.Stream[_Item]) -> None:
         self._loop = loop
         self._stream = stream
-        # Not a method: the generator must not hold this object, so that a consumer who leaves ends the stream at once.
+        # Not a method: the generator must not hold this object, so that the stream ends immediately when its consumer is dropped.
         self._results = _results(loop, stream)
 
     def __iter__(self) -> Self:

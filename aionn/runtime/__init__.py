@@ -1,1 +1,1 @@
-"""What an application uses: devices, compilations, executions, bursts."""
+"""The interface of applications: devices, compilations, executions, bursts."""

@@ -6,7 +6,7 @@ without a group.
 
 Invariants:
 1. ``aclose`` returns when every task has ended, however often the one who calls it is cancelled.
-2. A task that fails ends the others: that is our bug, and ``aclose`` raises it.
+2. A task that fails ends all tasks: that is a bug of aionn, and ``aclose`` raises it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Background", "Waiter"]
 
 
 class Waiter:
-    """What one task awaits until another wakes it: an ``anyio.Event`` costs three times as much.
+    """An event that one task awaits until another wakes it: an ``anyio.Event`` costs three times as much.
 
     Attributes:
         future: What it awaits.
@@ -47,7 +47,7 @@ class Background:
     Attributes:
         tasks: Where to start tasks; valid from ``start`` to ``aclose``.
         home: The loop in which all of it runs; valid from ``start`` on.
-        is_open: Whether its runtime is open, and is not being closed; the runtime says so.
+        is_open: Whether its runtime is open, and is not being closed; the runtime sets it.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The time that deadlines are told in: integer nanoseconds on the event loop's clock.
+"""The time of deadlines: integer nanoseconds on the event loop's clock.
 
 On a real loop that is CLOCK_MONOTONIC, which driver processes share; under a virtual clock it is the virtual time.
 """
@@ -40,7 +40,7 @@ def to_ns(seconds: float, *, what: str) -> int:
 
 
 def after(seconds: float) -> int:
-    """The deadline that lies ``seconds`` from now: absolute nanoseconds, as every ``deadline=`` expects.
+    """The deadline ``seconds`` from now: absolute nanoseconds, as every ``deadline=`` expects.
 
     Raises:
         InvalidArgument: ``seconds`` is negative or no number.
@@ -50,7 +50,7 @@ def after(seconds: float) -> int:
 
 @contextlib.contextmanager
 def missed_at(deadline_ns: int | None, what: str) -> Iterator[None]:
-    """Ends its body at a deadline, wherever that waits; None for no deadline.
+    """Ends its body at a deadline, wherever that waits; None means no deadline.
 
     Raises:
         MissedDeadline: The deadline passed.

@@ -62,13 +62,13 @@ COPIED_BYTES_IN_LOOP_MAX = 1 << 21
 
 
 class _Asked(NamedTuple):
-    """What the caller of an execution asks for, checked.
+    """The checked arguments of an execution's caller.
 
     Attributes:
-        inputs: Arrays by input; None for what is left out or lies elsewhere.
-        bound: What lies in memories of the application's own, by key.
+        inputs: Arrays by input; None for values that are left out or bound.
+        bound: Values in memories of the application's own, by key.
         targets: Arrays that outputs are copied to, by key.
-        deadline_ns: Absolute; None for none.
+        deadline_ns: Absolute; None means no deadline.
         priority: Against others.
         loop_timeout_ns: For every WHILE; None for the default.
     """
@@ -127,7 +127,7 @@ class Compilation:
         self._finalizer = close_when_dropped(self, background, plan.aclose)
         self._learnt_by = learnt_by(plan, self)
         self._device_names = plan.device_names
-        # How to wait for what a cancelled caller leaves; None where a task of its own must wait.
+        # The wait for the execution of a cancelled caller; None where a task of its own must wait.
         self._settle = None if report is not None else settle_of(plan)
         # Address and hash of a dropped compilation come again; this does not, as long as a memory refers to it.
         self.identity = object()
@@ -156,7 +156,7 @@ class Compilation:
             outputs: One entry per output: a memory that it is written to in place, an array (or writable buffer, or DLPack object)
                 that it is copied to, or None for an array of its own; None for those alone. In the result, a shared memory's output
                 is a view of it, a device memory's an empty array, and a given array that array.
-            deadline: Absolute nanoseconds, see ``aionn.after``; None for none.
+            deadline: Absolute nanoseconds, see ``aionn.after``; None means no deadline.
             priority: Against other executions; None takes the compilation's.
             measure: Whether ``timing`` is wanted.
             loop_timeout: Seconds for every WHILE; None for the default.
@@ -228,7 +228,7 @@ class Compilation:
         measure: bool = False,
         loop_timeout: float | None = None,
     ) -> Execution:
-        """Starts an execution that begins when all fences have signalled, and returns at once.
+        """Starts an execution that begins when all fences have signalled, and returns immediately.
 
         The inputs are read when the fences have signalled, so they may be filled by the executions that are waited for.
 
@@ -238,7 +238,7 @@ class Compilation:
             wait_for: Fences to wait for; one that fails later fails this execution.
             deadline: As for ``execute``.
             duration: Seconds allowed from the moment that the last fence signals, or from the call where there is no fence to
-                wait for; None for no limit. Beside a deadline, the sooner of the two counts.
+                wait for; None means no limit. Beside a deadline, the sooner of the two counts.
             priority: As for ``execute``.
             measure: Whether ``timing``, from this call on, and ``fenced``, from the last fence on, are wanted.
             loop_timeout: As for ``execute``.
@@ -283,7 +283,7 @@ class Compilation:
         *,
         failure: Error | None = None,
     ) -> Execution:
-        """Starts an execution in the background; one whose only step has failed already goes on from there."""
+        """Starts an execution in the background; one whose only step has failed already continues from there."""
         steps = range(len(self._plan.steps))
         turns = [self._turn(index, measure, asked.loop_timeout_ns) for index in steps]
         if failure is not None:
@@ -307,7 +307,7 @@ class Compilation:
     def _bindings(
         self, inputs: Sequence[Any], outputs: Sequence[Any] | None
     ) -> tuple[dict[int, Binding], Sequence[Any], dict[int, Array]]:
-        """What lies in memories of the application's own, by key; the other inputs; arrays that outputs are copied to, by key."""
+        """The values in memories of the application's own, by key; the other inputs; arrays that outputs are copied to, by key."""
         if outputs is None and not any(isinstance(value, OwnMemory) for value in inputs):
             return {}, inputs, {}
         main = self.model.main
@@ -354,7 +354,7 @@ class Compilation:
                 del self._areas[index]
                 break
         else:
-            self._areas.clear()  # What was kept is for other shapes or sizes.
+            self._areas.clear()  # The kept area is for other shapes or sizes.
             area = None
 
         def filled() -> RequestArea:
@@ -381,7 +381,7 @@ class Compilation:
         """Repeated executions at low cost; use it with ``async with``.
 
         Args:
-            slots: How many requests' memory the burst has: while one runs, the others can be filled.
+            slots: Number of requests that the burst has memory for: while one runs, other ones can be filled.
 
         Raises:
             InvalidArgument: The model's inputs or outputs have unknown shapes, or ``slots`` is below 1.

@@ -49,7 +49,7 @@ class RuntimeDevice:
 
     @property
     def type(self) -> DeviceType:
-        """What kind of hardware it is."""
+        """The kind of hardware."""
         return self.info.type
 
     @property
@@ -73,7 +73,7 @@ class RuntimeDevice:
         return self.hal.pid if isinstance(self.hal, RemoteDevice) else None
 
     def explain(self) -> str:
-        """What holds its slots, who waits first and why, in lines of text."""
+        """The jobs that hold its slots, the first waiting ones and the reasons, in lines of text."""
         return self.dispatcher.explain()
 
     async def status(self) -> DeviceStatus:

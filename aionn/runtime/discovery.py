@@ -3,8 +3,8 @@
 Owns the devices' order, the reasons of those that are left out, and the refusal of what is neither a device nor a driver's name.
 
 Invariants:
-1. One device that cannot be used, or takes long to say so, keeps and delays no other.
-2. What the caller asked for and does not get is a warning in the log; what merely is not there is not.
+1. A device that cannot be used, or that takes long to fail, neither hides nor delays another.
+2. A device that the caller named and does not get causes a warning in the log; one that is merely absent does not.
 3. Every device that was made is in ``devices`` or in ``unused`` from then on, however finding them ends.
 """
 
@@ -41,7 +41,7 @@ _logger = logging.getLogger("aionn.manager")
 
 
 class _NotEnabled(DeviceUnavailable):
-    """The settings leave it out: nobody misses it."""
+    """The settings leave it out, so its absence is not reported."""
 
     def __init__(self) -> None:
         super().__init__("not enabled: see enabled_devices and cpu_only")
@@ -60,10 +60,10 @@ class Unavailable(msgspec.Struct, frozen=True):
 
 
 def devices_given(devices: Sequence[Device]) -> list[tuple[Device, DeviceInfo]]:
-    """The devices that the caller has made, each with what it says of itself.
+    """The devices that the caller has made, each with its DeviceInfo.
 
     Raises:
-        InvalidArgument: It is no list, or one of them is no device.
+        InvalidArgument: It is not a list, or one element is not a device.
     """
     if isinstance(devices, str) or not isinstance(devices, Iterable):
         raise InvalidArgument(f"devices: expected a list of devices, got {devices!r}")
@@ -111,7 +111,7 @@ class _Source(NamedTuple):
 
     Attributes:
         name: The device's name, or the path of the socket where it is served.
-        driver: As of ``RuntimeDevice``.
+        driver: See ``RuntimeDevice``.
     """
 
     name: str
@@ -127,8 +127,8 @@ class Discovery:
         is_asked_for: Whether the caller named the drivers.
 
     Attributes:
-        devices: What can be used, in order of preference.
-        unavailable: What cannot, and why.
+        devices: The usable devices, in order of preference.
+        unavailable: The unavailable devices, with the reasons.
         unused: What was made or given and is in no use, to be closed with the runtime.
     """
 
@@ -177,11 +177,11 @@ class Discovery:
                 info = made.info
                 self._add(made, info, info.name if is_served else source.name, source.driver)
             except Error as e:
-                # A driver that cannot be used, or that says of itself what cannot be, is left out.
+                # A driver that cannot be used, or whose DeviceInfo is invalid, is left out.
                 self._leave_out(source.name, e, is_missed=is_served or self._is_asked_for)
 
     async def _make_all(self, sources: Sequence[_Source], tasks: anyio.abc.TaskGroup) -> list[Device | Error]:
-        """Makes all devices side by side: one whose process does not answer takes the others no time."""
+        """Makes all devices concurrently: one whose process does not answer does not delay another."""
         outcomes: dict[int, Device | Exception] = {}
         importing = anyio.Lock()
 
@@ -217,7 +217,7 @@ class Discovery:
         if not self._settings.is_enabled(name, driver):
             raise _NotEnabled
         # Engines take long to import, and the first one brings the rules of every operation with it. One after the other: modules
-        # that import one another must not be imported by two threads at once.
+        # that import one another must not be imported by two threads concurrently.
         async with importing:
             with real_work("importing a driver"):
                 if self._isolation == "in_process":
@@ -237,7 +237,7 @@ class Discovery:
         """Takes a device up.
 
         Raises:
-            Error: It says of itself what cannot be, or is not wanted.
+            Error: Its DeviceInfo is invalid, or it is not wanted.
         """
         check_device_info(info)
         info = self._settings.extensions.restricted(info)
@@ -250,7 +250,7 @@ class Discovery:
         _logger.debug("found %s: driver %s %s", name, driver, info.version)
 
     def _leave_out(self, name: str, error: Error, *, is_missed: bool) -> None:
-        # The reason stands beside the name, which it need not say again.
+        # The reason is shown beside the name, and need not repeat it.
         reason = str(error).removeprefix(f"device {name!r}: ").removeprefix(f"socket {name}: ")
         self.unavailable = (*self.unavailable, Unavailable(name, reason))
         level = logging.WARNING if is_missed and not isinstance(error, _NotEnabled) else logging.DEBUG
@@ -258,5 +258,5 @@ class Discovery:
 
 
 def _is_fatal(error: Exception) -> bool:
-    """Whether it is no fault of a driver's: a mistake of the caller's, or a shortage."""
+    """Whether a driver is not at fault: a mistake of the caller's, or a shortage."""
     return isinstance(error, InvalidArgument) or not isinstance(error, Error)

@@ -1,11 +1,11 @@
-"""What an application drops without closing it: compilations and bursts.
+"""Objects that an application drops without closing them: compilations and bursts.
 
 Owns how their end reaches the devices: the garbage collector may run in any thread and interrupt anything, so it only posts the
 closing to the event loop. Closing explicitly stays the better way: it happens at a known time, and waits.
 
 Invariants:
 1. Nothing that is dropped stays at a device until the runtime closes.
-2. What is closed explicitly is not closed again.
+2. An object that is closed explicitly is not closed again.
 
 No ``ResourceWarning`` is given: everything is freed promptly, and a compilation that goes out of scope is ordinary use.
 """

@@ -1,11 +1,11 @@
 """Which models may use which vendor extensions in a runtime.
 
-Owns the check of a model before anything is done with it. What a pattern means is ``aionn.drivers.registry``'s, which keeps drivers
-to the same policy in their own processes.
+Owns the check of a model before anything is done with it. ``aionn.drivers.registry`` defines the patterns, and applies the same
+policy to drivers in their own processes.
 
 Invariants:
 1. An extension that is not allowed is hidden: no device of the runtime lists it, and no model may use it.
-2. An extension of which two devices say different things is used by nobody: the application could not know what it gets.
+2. An extension that two devices describe differently is not used: the application could not know which one it gets.
 
 Source: the NN HAL runtime's ``TypeManager``: extensions only for those on an allow-list, and none whose types differ by driver.
 """

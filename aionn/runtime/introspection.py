@@ -1,10 +1,10 @@
-"""What a model is, and which device can run what of it, before anything is compiled.
+"""The content of a model, and the operations that each device can run, before anything is compiled.
 
-Owns the questions and the summary; who is chosen in the end is for ``partition``.
+Owns the queries and the summary; ``partition`` chooses the devices.
 
 Invariants:
 1. A device is asked only about what its feature level can express; it supports nothing of the rest.
-2. A device that fails to answer is told with its reason, and the others are asked all the same.
+2. A device that fails to answer is reported with its reason, and the other devices are still queried.
 3. Answers are in the order of the model's operations, whatever a device was shown.
 
 Source: ``ANeuralNetworksModel_getSupportedOperationsForDevices`` of the NN HAL's runtime.
@@ -47,7 +47,7 @@ __all__ = [
 
 
 class Support(msgspec.Struct, frozen=True):
-    """What a device says of a model.
+    """A device's answer about a model.
 
     Attributes:
         device: The device's name.
@@ -81,7 +81,7 @@ class OperationSummary(msgspec.Struct, frozen=True):
 
 
 class ModelSummary(msgspec.Struct, frozen=True):
-    """What a model is made of.
+    """The content of a model.
 
     Attributes:
         feature_level: The least that can express all of it.

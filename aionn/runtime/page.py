@@ -1,7 +1,6 @@
 """A compilation as one self-contained HTML page: the graph as SVG, each device's operations in a colour of their own.
 
-Owns the layout: operations in rows, one below those whose results they read. What the graph is called in text is in
-``aionn.models.dot``.
+Owns the layout: operations in rows, one below those whose results they read. ``aionn.models.dot`` has the graph's labels.
 
 Invariants:
 1. The page loads nothing from anywhere, and every text in it is escaped.
@@ -20,18 +19,18 @@ from aionn.runtime.placement.plan import Placement, Plan
 __all__ = ["compilation_page"]
 
 OPERATIONS_MAX = 5000
-"""Most operations that are drawn: beyond that no browser scrolls smoothly, and nobody sees anything."""
+"""Most operations that are drawn: beyond that no browser scrolls smoothly, and the page is unreadable."""
 
 _BOX_WIDTH, _BOX_HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 236, 38, 60, 26, 20
 
 _BULGE_MIN, _BULGE_PER_ROW, _BULGE_MAX = 18, 6, 54
-"""How far a line that passes other operations keeps to their side."""
+"""Distance between operations and a line that passes them."""
 
 _LETTERS_MAX = 36
-"""What a box is wide enough for."""
+"""The text that a box is wide enough for."""
 
 _COLOURS = ("#4477aa", "#cc6677", "#228833", "#997700", "#aa3377", "#117788", "#555555", "#884400")
-"""Dark enough for white text, and told apart by colour-blind readers; devices beyond them repeat."""
+"""Dark enough for white text, and distinguishable for colour-blind readers; devices beyond them repeat."""
 
 _STYLE = """body{font:14px sans-serif;margin:1.5em}svg text{font:11px sans-serif;fill:#fff;pointer-events:none}
 .sheet{display:flex;flex-wrap:wrap;gap:2em;align-items:flex-start}

@@ -5,7 +5,7 @@ Owns the devices with their dispatchers, and the task group in which executions 
 Invariants:
 1. A driver process is started when its device is first needed, and none is left when the runtime has closed.
 2. Closing ends in bounded time: what waits is cancelled, what runs in a driver process ends with it.
-3. Closing is complete when it returns or raises, however often its caller is cancelled meanwhile.
+3. Closing is complete when it returns or raises, however often its caller is cancelled during it.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def open_runtime(
         partition: ``none``: whole models, on the reference device; ``with_fallback``: models are cut, and fall back where a
             compilation allows it; ``without_fallback``: they never do. None takes ``AIONN_PARTITION``.
         execution_path: ``sync`` or ``async``: which of the driver's calls executions take. None takes ``AIONN_EXECUTION``.
-        sockets: Where ``aionn serve`` makes devices available; they are used beside the others, after those of ``devices``. None
+        sockets: Sockets of ``aionn serve``; their devices are used in addition to other ones, after those of ``devices``. None
             takes ``AIONN_SOCKETS``.
         burst_controller_polling_us: Microseconds that a burst looks for a result before it sleeps; not for models compiled
             with ``low_power``. None takes ``AIONN_BURST_CONTROLLER_POLLING_US``.
@@ -156,8 +156,8 @@ class Runtime:
     """Devices and compilations. Made by ``aionn.open``.
 
     Attributes:
-        devices: What can be used, in order of preference.
-        unavailable: What cannot, and why.
+        devices: The usable devices, in order of preference.
+        unavailable: The unavailable devices, with the reasons.
         settings: How it behaves.
     """
 
@@ -228,7 +228,7 @@ class Runtime:
         """The device of a name.
 
         Raises:
-            InvalidArgument: There is none.
+            InvalidArgument: No device has this name.
             DeviceUnavailable: There is, but it cannot be used.
         """
         for device in self.devices:
@@ -253,7 +253,7 @@ class Runtime:
             devices: A device's name, or several; None for all.
 
         Returns:
-            One answer per device, in the order of ``devices``; a device that fails to answer is told with the reason.
+            One answer per device, in the order of ``devices``; a device that fails to answer is reported with the reason.
 
         Raises:
             InvalidArgument: The model or the file is wrong, or a device is named that there is not.
@@ -287,13 +287,13 @@ class Runtime:
             model: A model, or the path of a .tflite file.
             devices: A device's name, or several; None for all.
             preference: ``low_power``, ``fast_single_answer`` or ``sustained_speed``.
-            priority: ``low``, ``medium`` or ``high``, for executions that do not say otherwise.
-            deadline: Absolute nanoseconds for the compilation itself; None for none.
+            priority: ``low``, ``medium`` or ``high``, for executions without a priority of their own.
+            deadline: Absolute nanoseconds for the compilation itself; None means no deadline.
             cache_dir: Where prepared models are kept, to be ready sooner the next time; None keeps none. Only its owner should be
                 able to write there.
-            cache_token: 32 bytes that stand for the model, for who knows them without reading it; None takes a digest of it.
+            cache_token: 32 bytes that identify the model, if they are known without reading it; None takes a digest of it.
             allow_fallback: Whether the reference device may step in where another device fails, while compiling or executing. Every
-                result says when it did. Not where ``devices`` are chosen: that is where the caller wants to know.
+                result reports it. Not where ``devices`` are chosen: that is where the caller wants to know.
 
         Raises:
             InvalidArgument: The model, the file or an argument is wrong, or some operation is supported by no device (all are
@@ -360,7 +360,7 @@ class Runtime:
         except Error as e:
             if fallback_device is None or not may_fall_back(e):
                 raise
-            # What failed to compile goes to the reference device as a whole, as the HAL has it.
+            # A model that failed to compile goes to the reference device as a whole, as in the HAL.
             plan = await make_plan(loaded, [fallback_device], options._replace(cache=None))
             reason = f"fallback: compiling failed ({e})"
             return plan._replace(
@@ -387,7 +387,7 @@ class Runtime:
                 reference = [device for device in self.devices if device.driver == "reference"]
                 if not reference:
                     raise DeviceUnavailable(
-                        "compile: partition=none needs the reference device; there is none"
+                        "compile: partition=none needs the reference device, which is not available"
                     )
                 return reference
             return list(self.devices)
@@ -458,8 +458,8 @@ class Runtime:
             end_trace(self._trace)
 
     async def _close(self) -> None:
-        # In reverse: compilations first. One that cannot be closed, by a fault of its driver, does not keep the others, nor does
-        # one that takes its time.
+        # In reverse: compilations first. A device that cannot be closed, by a fault of its driver, does not prevent the closing of
+        # other devices, nor does a slow one.
         devices = [hal.aclose for hal in (*self._found.unused, *(device.hal for device in self.devices))]
         closings = [functools.partial(_close_compilation, compilation) for compilation in self._compilations]
         async with AsyncExitStack() as stack:

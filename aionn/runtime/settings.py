@@ -1,4 +1,4 @@
-"""What can be set from outside: options of ``aionn.open``, and the variables that stand in for those that are not given.
+"""Settings: options of ``aionn.open``, and the variables that replace options that are not given.
 
 Owns the names, meanings and checks. An option that is given wins over its variable, a variable over the default.
 
@@ -39,7 +39,7 @@ __all__ = [
 
 
 class PartitionMode(enum.StrEnum):
-    """What may become of a model."""
+    """The permitted divisions of a model."""
 
     NONE = "none"
     WITH_FALLBACK = "with_fallback"
@@ -132,12 +132,12 @@ VARIABLES = (
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """How a runtime behaves.
+    """The settings of a runtime.
 
     Attributes:
         enabled_devices: Regular expression for whole device names.
         cpu_only: Whether only the reference device is used.
-        partition: What may become of a model.
+        partition: The permitted divisions of a model.
         execution_path: Which of the driver's calls an execution takes.
         sockets: Where served devices are.
         burst_controller_polling_us: How long a burst looks for a result before it sleeps, in microseconds.
@@ -145,7 +145,7 @@ class Settings(msgspec.Struct, frozen=True):
         log: Log tags; None leaves them to the variable.
         extensions: Vendor extensions that may be used.
         spare_processes: Whether a spare process is kept for each driver process that has served for a while.
-        hang_after_s: Seconds without progress after which a driver process that has work is ended; None for no watch.
+        hang_after_s: Seconds without progress after which a driver process that has work is ended; None means no watch.
     """
 
     enabled_devices: str = ".*"
@@ -195,7 +195,7 @@ def settings_from(
     """Settings from options and variables.
 
     Args:
-        enabled_devices: See ``Settings``; None takes the variable's, as for the others.
+        enabled_devices: See ``Settings``; None takes the variable's, as for all options.
         cpu_only: See ``Settings``.
         partition: See ``Settings``.
         execution_path: See ``Settings``.
@@ -308,7 +308,7 @@ def preference_of(value: str | ExecutionPreference) -> ExecutionPreference:
     """A preference by its name or itself.
 
     Raises:
-        InvalidArgument: There is none of that name.
+        InvalidArgument: No entry has that name.
     """
     try:
         return ExecutionPreference[value.upper()] if isinstance(value, str) else ExecutionPreference(value)

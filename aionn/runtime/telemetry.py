@@ -1,4 +1,4 @@
-"""Reports about compilations and executions, for applications that count them. Opt-in: nothing is made up while nobody listens.
+"""Reports about compilations and executions, for applications that count them. Opt-in: no report is built without a listener.
 
 Owns what is reported. A report holds no value of a model and no data: the model is named by a digest of its structure.
 
@@ -213,5 +213,5 @@ def tell(listeners: Sequence[Listener], report: Report) -> None:
             listener(report)
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException:  # A listener's CancelledError says nothing about who reports to it.
+        except BaseException:  # A listener's CancelledError does not cancel the task that reports to it.
             _logger.exception("telemetry: a listener failed")

@@ -30,15 +30,16 @@ _T = TypeVar("_T")
 _Item = TypeVar("_Item")
 
 EXIT_S_MAX = 5.0
-"""How long the end of the interpreter waits for runtimes that nobody closed: twice what killing a driver process takes."""
+"""Limit of the wait at the interpreter's end for runtimes that were not closed: twice the time of killing a driver process."""
 
 THREADS_END_S_MAX = 0.2
-"""How long closing waits for threads that were told to end: a stream's source that does not block ends at once, and so does an idle
-worker thread of the loop."""
+"""Limit of the wait of closing for threads that were requested to end: a stream's source that does not block ends immediately, and
+so does an idle worker thread of the loop.
+"""
 
 
 class Forked(InvalidArgument):
-    """A child has no threads of its parent's, so a call would wait for ever."""
+    """A child has no threads of its parent's, so a call would never return."""
 
 
 class LoopThread:
@@ -79,7 +80,7 @@ class LoopThread:
                     started.set()
                     await self._portal.sleep_until_stopped()
             finally:
-                # They are told to end when this task is done, and anyio does not wait for them.
+                # They are requested to end when this task is done, and anyio does not wait for them.
                 token = anyio.lowlevel.current_token()
                 # Before version 4.11 of anyio the token was the loop itself.
                 loop = getattr(token, "native_token", token)
@@ -93,7 +94,7 @@ class LoopThread:
             started.set()
 
     def check(self) -> None:
-        """Refuses what would wait for ever.
+        """Rejects a call that would never return.
 
         Raises:
             InvalidArgument: This is a forked child, the loop's own thread, or the runtime is closed.
@@ -161,7 +162,9 @@ _is_registered = False
 
 
 def _close_at_exit() -> None:
-    """Closes what is still open, all at once, when the main thread has ended and before Python joins the others."""
+    """Closes the runtimes that are still open, concurrently, when the main thread has ended and before Python joins other
+    threads.
+    """
     closing = []
     for close in list(_open):
         thread = threading.Thread(target=close, daemon=True)
@@ -207,7 +210,7 @@ class _Asked(Generic[_Item]):
 
 async def read_on_thread(source: Iterable[_Item], loop: LoopThread) -> AsyncIterator[_Item]:
     """The items of an ordinary iterable, each read when it is asked for."""
-    # A thread of its own and a daemon: a source may block for ever, as a camera that gives nothing does, and must keep neither
+    # A thread of its own and a daemon: a source may block without end, such as a camera without frames, and must delay neither
     # closing nor the end of the interpreter. A worker thread of anyio would keep both.
     requests: queue.SimpleQueue[_Asked[_Item] | None] = queue.SimpleQueue()
     context = contextvars.copy_context()

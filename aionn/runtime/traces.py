@@ -51,7 +51,7 @@ COLUMNS = {
     "Termination": ("PT",),
     "Total": tuple(PHASES),
 }
-"""What is added up in each column."""
+"""The phases that each column adds up."""
 
 EVENTS_MAX = 4_000_000
 """Most events that are read: beyond any trace that a viewer opens."""
@@ -68,7 +68,7 @@ def begin_trace(path: str | os.PathLike[str] | None, *, process: str = "applicat
         process: What this process is called in the trace.
 
     Returns:
-        Whether ``end_trace`` ends it. What the variable asks for ends with the process: runtimes come and go, the trace is one.
+        Whether ``end_trace`` ends it. A trace of the variable ends with the process: there may be several runtimes, but one trace.
 
     Raises:
         InvalidArgument: The file cannot be written, or the process traces to another file already.
@@ -131,7 +131,7 @@ def read_trace(path: str | os.PathLike[str]) -> list[_Event]:
     """The events of a trace file, finished or not.
 
     Raises:
-        InvalidArgument: It cannot be read, or is no trace.
+        InvalidArgument: It cannot be read, or is not a trace.
     """
     text = read_regular(path, "trace", FILE_BYTES_MAX).strip()
     if text.startswith(b"[") and not text.endswith(b"]"):
@@ -161,7 +161,7 @@ class _Open:
 
 
 def _mark(name: str) -> tuple[str, str] | None:
-    """``(layer, phase)`` of a section's name; None for what is none of ours."""
+    """``(layer, phase)`` of a section's name; None for an event of another source."""
     if not name.startswith("[NN_"):
         return None
     layer, _, phase = name[4:].partition("]")[0].partition("_")

@@ -1,1 +1,1 @@
-"""Who runs next on which device, and who is told early that it cannot be done."""
+"""The order of jobs on devices, and the early rejection of jobs that cannot meet their deadlines."""

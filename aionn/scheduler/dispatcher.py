@@ -1,14 +1,14 @@
 """The event loop's shell around the policy: wait for a slot of a device, hold it, give it back.
 
-Owns the waiting of tasks and the learning of durations; who gets a slot is for ``aionn.scheduler.policy`` to say.
+Owns the waiting of tasks and the learning of durations; ``aionn.scheduler.policy`` decides which job gets a slot.
 
 Invariants:
-1. No more than ``slot_count`` slots are held at once. Where the device can interrupt work between operations, a more urgent work is
-   sent to it beside the one that it interrupts, which then holds no slot until its device goes on with it.
-2. A waiter is told that it will be late as soon as that is certain, not when its turn comes.
+1. No more than ``slot_count`` slots are held concurrently. Where the device can interrupt work between operations, a more urgent
+   work is sent to it beside the one that it interrupts, which then holds no slot until its device continues with it.
+2. A waiter that will be late fails as soon as that is certain, not when its turn comes.
 3. A cancelled waiter leaves the room; a cancelled holder gives its slot back only by ``release``.
 4. A slot is held until its holder gives it back, also by work that runs past its deadline.
-5. No estimate turns work away for ever: now and then one is let through to see whether it still holds.
+5. No estimate rejects jobs permanently: now and then one is admitted to test whether the estimate still holds.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ from aionn.scheduler.work import (
 __all__ = ["Dispatcher", "Outcome"]
 
 EXPLAINED_MAX = 16
-"""How many waiting works ``explain`` tells of."""
+"""Number of waiting jobs that ``explain`` lists."""
 
 PROBE_EVERY = 16
-"""Of the works that a learnt duration alone would turn away, every so many is tried all the same: devices become faster again."""
+"""Of the jobs that a learnt duration alone would reject, one in this number is tried: devices become faster again."""
 
 DECLARED_NS_MAX = 86_400_000_000_000
-"""Longest duration that a driver is believed to need: a day. A number near the end of time says that a device cannot run it."""
+"""Longest duration that a driver is believed to need: a day. A number near the end of time means that a device cannot run it."""
 
 INTERRUPTED_MAX = 2
-"""How many works per slot may stand interrupted at the device: one of each lower class."""
+"""Number of preempted jobs per slot that may wait at the device: one of each lower class."""
 
 Outcome = Literal["ended", "late", "failed"]
-"""How an execution ended at the device: with results, broken off at its deadline, or so that its duration says nothing."""
+"""The end of an execution at the device: with results, stopped at its deadline, or with a duration that carries no information."""
 
 
 class _Turn:
-    """What a work means to the task that waits for it."""
+    """The state of a job for the task that waits for it."""
 
     __slots__ = ("event", "is_disturbed", "is_interrupting", "model", "reason", "started_ns")
 
@@ -77,9 +77,9 @@ class Dispatcher:
     """The slots of one device, for the tasks of one event loop.
 
     Args:
-        slot_count: How many executions the device can run at once.
+        slot_count: Number of executions that the device can run concurrently.
         now: The clock of the deadlines, the same as the loop's.
-        can_preempt: Whether the device interrupts what runs for more urgent work, between operations or anywhere, and goes on with
+        can_preempt: Whether the device interrupts what runs for more urgent work, between operations or anywhere, and continues
             it afterwards.
         estimates: Where durations are learnt; None for a new place.
         waiting_max: Most that may wait.
@@ -125,13 +125,13 @@ class Dispatcher:
 
         Args:
             priority: Its class.
-            deadline_ns: Absolute; None for none.
+            deadline_ns: Absolute; None means no deadline.
             model: What to learn durations by; None to learn nothing and to expect no duration.
-            declared_ns: What its driver says that it takes, believed until enough was learnt; None where it says nothing.
+            declared_ns: The duration that its driver declares, used until enough was learnt; None if it declares none.
             urgent_ns: The deadline that one who waits for this work leaves it, where that is sooner than its own.
 
         Raises:
-            InvalidArgument: There is no such priority, or a time is no integer of 64 bits or negative.
+            InvalidArgument: There is no such priority, or a time is not an integer of 64 bits or is negative.
             MissedDeadline: The deadline has passed, or even an idle device could not keep it (both persistent).
             ResourceExhausted: Too many wait already.
         """
@@ -171,9 +171,9 @@ class Dispatcher:
         return self._estimates.least_ns(model, _believed(declared_ns))
 
     def _probe(self, model: Hashable, least_ns: int) -> int:
-        """What to believe of a work that would be turned away: the estimate, or nothing at all if it is to be tried."""
+        """The estimate of a job that would be rejected: the learnt one, or zero if it is to be tried."""
         if not self._estimates.count(model):
-            return least_ns  # Its driver says so, and knows.
+            return least_ns  # Its driver declares it, and knows.
         count = self._refusals[model] = self._refusals.get(model, 0) + 1
         if count % PROBE_EVERY:
             return least_ns
@@ -191,11 +191,11 @@ class Dispatcher:
         return len(self._refusals.keys() | self._estimates.keys())
 
     def least_ns(self, model: Hashable, declared_ns: int | None = None) -> int:
-        """What an execution takes at least, as far as is known; arguments as of ``enter``."""
+        """The least duration of an execution, as far as is known; see ``enter`` for the arguments."""
         return 0 if model is None else self._least_ns(model, declared_ns)
 
     def expected_ns(self, model: Hashable, declared_ns: int | None = None) -> int:
-        """What an execution is expected to take; arguments as of ``enter``."""
+        """The expected duration of an execution; see ``enter`` for the arguments."""
         return 0 if model is None else self._estimates.duration_ns(model, _believed(declared_ns))
 
     async def turn(self, work: Work) -> None:
@@ -256,7 +256,7 @@ class Dispatcher:
         return work
 
     def leave(self, work: Work) -> None:
-        """Gives up what ``enter`` asked for, whether it waits or has its slot. Idempotent."""
+        """Cancels the request of ``enter``, whether it waits or has its slot. Idempotent."""
         if self._lane_of(work) is not None or work.number in self._interrupted:
             self.release(work, outcome="failed")
         elif work.state is WorkState.WAITING:
@@ -266,7 +266,7 @@ class Dispatcher:
             self._decide(self._now())
 
     def queued_ns(self, work: Work) -> int:
-        """How long a work that has its slot had waited for it."""
+        """The wait of a job that has its slot."""
         turn: _Turn = work.item
         return turn.started_ns - work.arrival_ns
 
@@ -275,7 +275,7 @@ class Dispatcher:
 
         Args:
             work: Whose slot.
-            outcome: What the time that it was held says of its model.
+            outcome: Learns the duration of its model from the time that it was held.
 
         Returns:
             When that was, on the dispatcher's clock.
@@ -316,7 +316,7 @@ class Dispatcher:
         return None
 
     def change_priority(self, work: Work, priority: Priority) -> bool:
-        """Changes the class of a work that waits; False if it does not wait any more."""
+        """Changes the class of a waiting job; False if it does not wait any more."""
         if not isinstance(priority, Priority):
             raise InvalidArgument(f"scheduler: expected a Priority, got {priority!r}")
         now_ns = self._now()
@@ -325,7 +325,7 @@ class Dispatcher:
         return changed
 
     def hasten(self, work: Work, priority: Priority, urgent_ns: int) -> None:
-        """Lends a work the class and the urgency of one that waits for it, where they are higher than its own.
+        """Raises the class and the urgency of a job to those of one that waits for it, where they are higher.
 
         Args:
             work: Whether it waits or has its slot.
@@ -383,7 +383,7 @@ class Dispatcher:
         lane.ends_ns = now_ns + work.durations_ns[0]
         if self._interrupted.pop(work.number, None) is not None:
             self._taken.discard(lane.index)
-            return  # Its task waits for the device, which goes on with it.
+            return  # Its task waits for the device, which continues with it.
         work.has_run = True
         work.device = 0
         turn.started_ns = now_ns
@@ -392,7 +392,7 @@ class Dispatcher:
         turn.wake()
 
     def _interrupt(self, lane: Lane, now_ns: int) -> None:
-        """Lets another have a slot: the device is asked by the other's arrival, and this work waits at the device."""
+        """Yields the slot to another job: the device notices that job's arrival, and this job waits at the device."""
         work = lane.work
         assert work is not None, "only work that runs is interrupted"
         self._counts["preempted"] += 1
@@ -400,7 +400,7 @@ class Dispatcher:
         work.state = WorkState.WAITING
         work.item.is_disturbed = True
         work.durations_ns = (max(1, lane.ends_ns - now_ns),)
-        work.least_ns = (1,)  # How far it has come, the device alone knows.
+        work.least_ns = (1,)  # Only the device knows the progress.
         work.shortest_ns = 1
         self._interrupted[work.number] = work
         self._taken.add(lane.index)
@@ -409,13 +409,13 @@ class Dispatcher:
     def _abort(self, action: Abort) -> None:
         work = action.work
         if work.state is WorkState.RUNNING:
-            # Of this the caller hears from the execution, and its slot stays held until the device is done.
+            # The execution notifies the caller, and its slot stays held until the device is done.
             self._counts["overran"] += 1
             work.state = WorkState.ENDED
         elif work.state is WorkState.WAITING:
             self._room.remove(work)
             if work.number in self._interrupted:
-                work.state = WorkState.ENDED  # The device still has it: it is over when that has answered.
+                work.state = WorkState.ENDED  # The device still has it: it ends when the device has answered.
                 return
             work.item.reason = action.reason
             self._end(work)
@@ -430,7 +430,7 @@ class Dispatcher:
         return self._room.statistics()
 
     def counts(self) -> dict[str, int]:
-        """What became of work that ran.
+        """The outcome of a job that ran.
 
         Returns:
             ``preempted``: interrupted for another. ``overran``: past its deadline at the device. ``probed``: begun although an
@@ -439,7 +439,7 @@ class Dispatcher:
         return dict(self._counts)
 
     def explain(self, work: Work | None = None) -> str:
-        """Why a work is where it is, or what holds the slots and who waits first, in lines of text."""
+        """The state of a job with the reason, or the jobs that hold the slots and the first waiting ones, in lines of text."""
         now_ns = self._now()
         if work is not None:
             return self._room.explain(work, now_ns)
@@ -452,7 +452,7 @@ class Dispatcher:
 
 
 def _believed(declared_ns: int | None) -> int:
-    """What a driver's word on a duration counts for; the least where it says nothing, or less than nothing."""
+    """The effective value of a duration that a driver declares; the least if it declares none, or a negative one."""
     return 1 if declared_ns is None else min(max(1, declared_ns), DECLARED_NS_MAX)
 
 
@@ -461,9 +461,9 @@ def _told(action: Action) -> str:
         case Start():
             return f"start {action.work} on slot {action.lane.index}"
         case Preempt():
-            return f"interrupt {action.lane.work} for {action.by}"
+            return f"preempt {action.lane.work} for {action.by}"
         case Abort():
-            return f"give up {action.work}: {action.reason.value}"
+            return f"abort {action.work}: {action.reason.value}"
 
 
 def _error(reason: Reason, least_ns: int, *, has_waited: bool) -> MissedDeadline | ResourceExhausted:

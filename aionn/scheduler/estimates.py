@@ -1,8 +1,8 @@
-"""How long work is expected to take: learnt from timings, per model and device.
+"""Expected durations of jobs: learnt from timings, per model and device.
 
 Owns the recent timings and the quantile that decisions use. A mean would be missed half of the time; the quantile is missed as
-seldom as one asks for. What is certain to be late is judged by the shortest timing instead: one slow execution must not turn
-all others away. Refuses to measure: timings come from outside.
+seldom as one asks for. Certain lateness is judged by the shortest timing instead: one slow execution must not cause the rejection
+of all later ones. Refuses to measure: timings come from outside.
 
 Invariants:
 1. An estimate is at least 1 ns, whatever was observed.
@@ -27,8 +27,8 @@ KEYS_MAX = 4096
 """Most pairs of model and device that are remembered: some 16 MB at the default window."""
 
 MARGIN = 0.3
-"""What is added to the estimate of one that was never timed, as a share: three deviations of a timing with 10 % noise. It
-shrinks with the root of the count: the largest of few timings says little of the next."""
+"""Margin of the estimate of a pair that was never timed, as a share: three deviations of a timing with 10 % noise. It
+shrinks with the root of the count: the largest of few timings is a poor bound of the next."""
 
 SURE_COUNT = 4
 """From how many timings on the shortest of them is believed to be the least there is: the first are slow, as caches are cold."""
@@ -63,8 +63,8 @@ class Estimates:
         Args:
             key: Model and device.
             duration_ns: From start to end on the device.
-            limit: ``at_least`` if it was broken off, ``at_most`` if something else took part of the time: such a timing counts
-                only where it does not say less than is known.
+            limit: ``at_least`` if it was broken off, ``at_most`` if something else took part of the time: such a timing counts only
+                if it adds information.
 
         Raises:
             InvalidArgument: The duration is negative.
@@ -107,7 +107,7 @@ class Estimates:
         return max(1, int(known_ns * (1 + MARGIN / math.sqrt(1 + len(ordered)))))
 
     def least_ns(self, key: Hashable, default_ns: int) -> int:
-        """What no execution takes less than, as far as is known: with less time left it is certain to be late.
+        """The least duration of an execution, as far as is known: with less time left it is certain to be late.
 
         Args:
             key: Model and device.
@@ -119,6 +119,6 @@ class Estimates:
         return max(1, pair[1][0])
 
     def count(self, key: Hashable) -> int:
-        """How many timings of a pair count now."""
+        """Number of timings of a pair that count now."""
         pair = self._seen.get(key)
         return 0 if pair is None else len(pair[1])

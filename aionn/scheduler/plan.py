@@ -1,10 +1,10 @@
 """The plan of one lane: which works it will run in which order, and how much later each may become.
 
-Owns the sums that make a question cheap: when would a work end that is put here, and would it make another one late? Times are
+Owns the sums that make a query cheap: when would a job end that is placed here, and would it make another one late? Times are
 relative to the moment at which the lane turns to the first of the plan, so that nothing is rewritten when that moment moves.
 
 Invariants:
-1. Works stand in the order of their keys.
+1. Jobs are in the order of their keys.
 2. ``slack_ns(i)`` is the latest moment at which the lane may turn to the plan's first work so that work i still ends in time.
 3. A plan holds at most ``PLAN_MAX`` works, so every question costs a bounded time.
 
@@ -46,11 +46,11 @@ class LanePlan:
         return len(self.works)
 
     def before_ns(self, position: int) -> int:
-        """What the works before a position take together."""
+        """The total duration of the jobs before a position."""
         return self._sums[position - 1] - self._offset if position else 0
 
     def duration_ns(self, position: int) -> int:
-        """What a work takes here."""
+        """The duration of a job on this lane."""
         return self._sums[position] - (self._sums[position - 1] if position else self._offset)
 
     def slack_ns(self, first: int, last: int) -> int:
@@ -63,7 +63,7 @@ class LanePlan:
         Args:
             urgent_count: How many of the first works interrupt what runs.
             urgent_ns: When the lane turns to those.
-            rest_ns: When it would turn to the others if those were not.
+            rest_ns: The time at which it would begin the other jobs without the preempting ones.
         """
         for position, slack_ns in enumerate(self._slacks):
             if slack_ns + self._offset < (urgent_ns if position < urgent_count else rest_ns):
@@ -76,7 +76,7 @@ class LanePlan:
         return any(sooner_ns <= slack_ns + offset < later_ns for slack_ns in self._slacks[:count])
 
     def insert(self, position: int, work: Work, duration_ns: int) -> None:
-        """Puts a work at its place in the order."""
+        """Inserts a job at its place in the order."""
         sums, slacks = self._sums, self._slacks
         if not sums:
             # The usual case where there is little to do: nothing to shift.
@@ -92,7 +92,7 @@ class LanePlan:
         slacks[position:] = [work.deadline_ns - end, *[r - duration_ns for r in slacks[position:]]]
 
     def remove(self, work: Work) -> None:
-        """Takes a work out; it must be here."""
+        """Removes a job; it must be here."""
         if len(self.works) == 1 and self.works[0] is work:
             self.keys.clear()
             self.works.clear()
@@ -101,12 +101,12 @@ class LanePlan:
             self._offset = 0
             return
         position = bisect_left(self.keys, work.key)
-        assert self.works[position] is work, "the plan knows where its works stand"
+        assert self.works[position] is work, "the plan has the position of each job"
         duration_ns = self.duration_ns(position)
         del self.keys[position], self.works[position]
         sums, slacks = self._sums, self._slacks
         if position == 0:
-            # The sums of the others stay as they are, only their origin moves.
+            # The sums of the remaining jobs are unchanged, only their origin moves.
             self._offset = sums[0]
             del sums[0], slacks[0]
             return

@@ -1,14 +1,14 @@
-"""Who runs next, on which lane, and who is told early that it cannot be done: a function of the time, what waits, and the lanes.
+"""The next jobs of each lane, and the early rejections: a function of the time, the waiting jobs, and the lanes.
 
 Owns the decision. Refuses to own its execution: the shells (the event loop's dispatcher, the simulator) apply the actions, each
 in its own time. Nothing here reads a clock or waits, so the same code decides in real and in virtual time.
 
 Invariants:
-1. Expired work is given up before anything is ordered; work that runs past its deadline is aborted.
+1. Expired jobs are rejected before anything is ordered; a job that runs past its deadline is aborted.
 2. HIGH interrupts lower classes at the next boundary; MEDIUM and equals interrupt only where they would be late otherwise.
-3. A free lane runs the first of its plan, or helps out another lane where that ends a work sooner.
+3. A free lane runs the first job of its plan, or one of another lane that it would end sooner.
 
-Source: earliest deadline first within a class is optimal where all can be met; priorities after the NN HAL 1.3.
+Source: earliest deadline first within a class is optimal if all deadlines are feasible; priorities after the NN HAL 1.3.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from aionn.scheduler.work import NEVER_NS, Abort, Action, Lane, Preempt, Reason,
 __all__ = ["PlanPolicy", "decide", "start_at_once"]
 
 HELP_MAX = 8
-"""How many works of a lane are looked at by one that is free."""
+"""Number of jobs of a lane that a free lane examines."""
 
 
 def decide(now_ns: int, room: WaitingRoom, lanes: Sequence[Lane]) -> list[Action]:
-    """What to do now.
+    """The actions to take now.
 
     Args:
         now_ns: The time.
@@ -84,7 +84,7 @@ def decide(now_ns: int, room: WaitingRoom, lanes: Sequence[Lane]) -> list[Action
 
 
 def _start_sole(now_ns: int, room: WaitingRoom, lanes: Sequence[Lane]) -> Start | None:
-    """The usual case, in a third of the time: one work alone waits, and its lane is free. None where there is more to decide."""
+    """The usual case, in a third of the time: a single job waits, and its lane is free. None where there is more to decide."""
     if room.is_due(now_ns):
         return None
     for index in room.lane_of.values():
@@ -103,7 +103,7 @@ def _start_sole(now_ns: int, room: WaitingRoom, lanes: Sequence[Lane]) -> Start 
 
 
 def start_at_once(now_ns: int, room: WaitingRoom, lanes: Sequence[Lane], work: Work) -> Start | None:
-    """What adding a work to the room and deciding would come to where nothing waits and a lane is free, in a third of the time.
+    """The result of adding a job to the room and deciding, if no job waits and a lane is free, in a third of the time.
 
     For lanes of one device. None, and nothing has happened, where there is more to decide.
     """
@@ -127,7 +127,7 @@ def _start(now_ns: int, room: WaitingRoom, lane: Lane, gone: set[int], actions: 
         if work.number in gone:
             continue
         if now_ns + work.durations_ns[lane.device] > work.deadline_ns:
-            # Those before it took longer than expected: it leaves this plan for another, or stands by.
+            # Those before it took longer than expected: it leaves this plan for another, or goes to standby.
             if room.is_planned_on(work, lane):
                 room.replan(work, now_ns)
             continue
@@ -181,7 +181,7 @@ def _more_urgent(now_ns: int, room: WaitingRoom, lane: Lane, gone: set[int], tha
 
 
 def _help(now_ns: int, room: WaitingRoom, lane: Lane, gone: set[int]) -> Work | None:
-    """A work planned on another lane that this free one ends sooner; of several the one that costs least more than there."""
+    """A job planned on another lane that this free one would end sooner; of several the one with the least additional cost."""
     best: Work | None = None
     least = 0.0
     for other in room.lanes:

@@ -1,20 +1,19 @@
-"""What waits for several lanes: every work planned on one of them, or standing by until there is room.
+"""The jobs that wait for several lanes: each planned on one of them, or on standby until there is room.
 
 Owns the choice of a lane by expected finish and by the harm done to others, the giving way of lesser works, early abort, ageing,
 the bound on what may wait, and the reasons of every decision. Pure: no clock, no waiting; the same calls give the same plans.
 
 Invariants:
-1. A waiting work is in exactly one plan, or stands by.
+1. A waiting job is in exactly one plan, or on standby.
 2. With exact durations every planned work ends in time, unless a later arrival of a higher class takes its place.
-3. A work whose deadline cannot be met by any lane, were it idle, is given up at once; expired work is given up before anything is
-sorted.
-4. A work that has run gives way to one of its own class only where it runs, and far more of it is left than that takes and than
-was done.
+3. A job whose deadline no lane could meet, even idle, is rejected immediately; expired jobs are rejected before anything is sorted.
+4. A job that has run is preempted by one of its own class only on its lane, and only if its remaining part is far longer than that
+   job and than its completed part.
 5. A LOW work goes before a MEDIUM one only where it would be lost otherwise, and all MEDIUM ones still end in time; never before
 one without a deadline, and it interrupts none. Nothing goes before HIGH.
 6. Nothing waits longer than ``age_ns`` behind works that came later, but behind HIGH ones.
 
-Source: Moore and Hodgson 1968 (giving up the longest saves the most), with classes; early abort as in deadline-aware serving
+Source: Moore and Hodgson 1968 (rejecting the longest saves the most), with classes; early abort as in deadline-aware serving
 systems.
 """
 
@@ -38,16 +37,16 @@ WAITING_MAX = 1 << 17
 """Most works that may wait: a flood of 10^5 executions still fits, at some 500 bytes each."""
 
 AGE_NS = 2_000_000_000
-"""How long a work waits before it goes ahead of the MEDIUM ones that came later."""
+"""Wait after which a job goes ahead of the MEDIUM ones that came later."""
 
 VICTIMS_MAX = 16
-"""How many works of a lane are asked to give way before another lane is tried."""
+"""Number of jobs of a lane that are tried for displacement before another lane."""
 
 RETRIES_MAX = 4
-"""How many of those that stand by are tried at one decision."""
+"""Number of jobs on standby that are tried at one decision."""
 
 LONG_RATIO = 2
-"""From how many times the duration of a work of its class on a running one is given up for it, where only one of both can end in
+"""Multiple of a job's duration from which a running job of its class is aborted for it, where only one of both can end in
 time and less than half is done. At 1, or whatever is done, more device time is lost to works that never end."""
 
 NOTES_MAX = 256
@@ -59,28 +58,28 @@ _PREEMPTS = 1 << 62
 """Added to a lane's cost where work of a lower class would be interrupted: any other lane is better."""
 
 Place = tuple[int, bool, int, int, bool]
-"""``(end, whether nobody else becomes late, position in the plan, duration, whether it interrupts what runs)``."""
+"""``(end, whether no other job becomes late, position in the plan, duration, whether it interrupts what runs)``."""
 
 
 Price = tuple[int, int, int, int, int]
-"""What a place costs others: ``(whether any is lost, the highest class of those, whether several are, how many, device time)``.
-One that has run counts as a thousand."""
+"""The cost of a place for other jobs: ``(whether any is lost, the highest class of those, whether several are, how many, device
+time)``. One that has run counts as a thousand."""
 
 
 class WaitingRoomStatistics(msgspec.Struct, frozen=True):
-    """What has gone through, and what waits.
+    """Counts of passed and of waiting jobs.
 
     Attributes:
         waiting: How many wait now.
         planned: How many of them are planned on a lane.
         entered: How many came.
-        refused: How many of them were turned away on arrival.
+        refused: Number of those that were rejected on arrival.
         started: Starts, after an interruption counted again.
         moved: How many changed their lane for another's sake.
         displaced: How many lost their plan to another.
-        retried: How many found a plan after having stood by.
+        retried: Number of jobs that were planned after standby.
         aged: How many went ahead because of their age.
-        given_up: By reason, how many were given up while waiting.
+        given_up: Number of waiting jobs that were rejected, by reason.
     """
 
     waiting: int
@@ -101,17 +100,17 @@ class WaitingRoom:
     Args:
         lanes: All lanes of all devices.
         waiting_max: Most works that may wait.
-        on_full: ``refuse`` turns a new work away; ``displace`` gives up the last in the order, if the new one goes before it.
+        on_full: ``refuse`` turns a new work away; ``displace`` rejects the last in the order, if the new one goes before it.
         age_ns: After how long a waiting work goes ahead.
 
     Attributes:
         lanes: As given.
         plans: One per lane.
         standby: Those without a plan, in order.
-        lane_of: The index of the lane that each waiting work is planned on, by its number; -1 for one that stands by.
-        displaced: Those that lost their place because too many wait, until ``too_late`` tells of them.
+        lane_of: The index of the lane that each waiting job is planned on, by its number; -1 for standby.
+        displaced: Jobs that lost their place because too many wait, until ``too_late`` returns them.
         age_ns: As given.
-        is_stirred: Whether there may be room for one that stands by.
+        is_stirred: Whether there may be room for a job on standby.
     """
 
     def __init__(
@@ -150,7 +149,7 @@ class WaitingRoom:
     # --- In and out ---
 
     def add(self, work: Work, now_ns: int) -> Reason | None:
-        """Takes a work in and plans it; a reason turns it away. Work that comes back from a lane is never turned away."""
+        """Admits a job and plans it; returns the reason for a rejection. A job that comes back from a lane is never rejected."""
         if not work.has_run:
             self._counts["entered"] += 1
             reason = self._turns_away(work, now_ns)
@@ -165,7 +164,7 @@ class WaitingRoom:
         return None
 
     def pass_through(self, work: Work, lane: Lane, now_ns: int) -> None:
-        """Counts a work that starts as it comes, without having waited."""
+        """Counts a job that starts on arrival, without a wait."""
         self._counts["entered"] += 1
         self._ages.append((work.arrival_ns + self.age_ns, work))
         self.started(work, lane, now_ns, "the first in its plan starts, on lane")
@@ -185,17 +184,17 @@ class WaitingRoom:
         return None
 
     def _last(self) -> Work | None:
-        # A plan's last is not always the least: one may stand before it that was let ahead.
+        # A plan's last job is not always the lowest: one that was let ahead may be before it.
         ends = [work for plan in self.plans for work in plan.works if not work.has_run]
         if self.standby and not self.standby[-1][1].has_run:
             ends.append(self.standby[-1][1])
         return max(ends, key=lambda work: _key_in(work, work.rank), default=None)
 
     def remove(self, work: Work) -> None:
-        """Lets a waiting work go, to a lane or for ever. One that was let go already is ignored."""
+        """Removes a waiting job, to a lane or permanently. One that was removed already is ignored."""
         if work.number in self.lane_of:
             index = self.lane_of[work.number]
-            # A planned start of the first changes nothing for the others; anything else makes room.
+            # A planned start of the first changes nothing for the rest; anything else makes room.
             if index < 0 or self.plans[index].works[0] is not work or self.lanes[index].work is not None:
                 self.is_stirred = True
             self._take(work)
@@ -216,7 +215,7 @@ class WaitingRoom:
         self._place(work, now_ns, may_displace=True)
 
     def is_planned_on(self, work: Work, lane: Lane) -> bool:
-        """Whether a work waits in a lane's plan."""
+        """Whether a job waits in a lane's plan."""
         return self.lane_of.get(work.number) == lane.index
 
     def replan(self, work: Work, now_ns: int) -> None:
@@ -225,7 +224,7 @@ class WaitingRoom:
         self._place(work, now_ns, may_displace=True)
 
     def change_priority(self, work: Work, priority: Priority, now_ns: int) -> bool:
-        """Changes the class of a work that waits; False if it does not wait any more."""
+        """Changes the class of a waiting job; False if it does not wait any more."""
         if work.number not in self.lane_of:
             return False
         work.priority = priority
@@ -242,7 +241,7 @@ class WaitingRoom:
             return []
         found = [(work, Reason.FULL) for work in self.displaced]
         self.displaced.clear()
-        seen: set[int] = set()  # What gave way and came back stands here twice.
+        seen: set[int] = set()  # A job that was displaced and came back is listed here twice.
         while latest and (latest[0][0] < now_ns or latest[0][2].state is not WorkState.WAITING):
             work = heappop(latest)[2]
             if work.number in seen:
@@ -252,7 +251,7 @@ class WaitingRoom:
                 found.append((work, Reason.EXPIRED if work.deadline_ns <= now_ns else Reason.TOO_LATE))
         for work, reason in found:
             self._given_up[reason.name] = self._given_up.get(reason.name, 0) + 1
-            self.note(work, now_ns, f"given up: {reason.value}")
+            self.note(work, now_ns, f"aborted: {reason.value}")
         return found
 
     def is_due(self, now_ns: int) -> bool:
@@ -287,7 +286,7 @@ class WaitingRoom:
         return latest[0][0] + 1 if latest else NEVER_NS
 
     def retry(self, now_ns: int) -> None:
-        """Plans some of those that stand by, where there is room now."""
+        """Plans some of the jobs on standby, where there is room now."""
         if not self.standby:
             return
         if not self.is_stirred and all(len(plan) > PLAN_MAX // 2 for plan in self.plans):
@@ -304,7 +303,7 @@ class WaitingRoom:
     # --- Where ---
 
     def place_on(self, work: Work, lane: Lane, now_ns: int) -> Place | None:
-        """What it would mean to plan a work on a lane; None where it could not end in time, or not run."""
+        """The result of planning a job on a lane; None where it could not end in time, or not run."""
         duration_ns = work.durations_ns[lane.device]
         if duration_ns == NEVER_NS or not lane.is_up:
             return None
@@ -340,7 +339,7 @@ class WaitingRoom:
         return end_ns, is_harmless, position, duration_ns, interrupts
 
     def _urgent_count(self, lane: Lane, plan: LanePlan) -> int:
-        """How many of the plan's first works interrupt what runs: the HIGH ones, where it is of a lower class."""
+        """Number of the plan's first jobs that preempt the running one: the HIGH ones, if it is of a lower class."""
         running = lane.work
         if running is None or running.rank == HIGH or not lane.can_preempt or plan.keys[0][0] != -HIGH:
             return 0
@@ -366,13 +365,13 @@ class WaitingRoom:
         return None, None
 
     def _best_place(self, work: Work, now_ns: int) -> tuple[Lane | None, Place | None]:
-        """The lane that ends a work first without harm to others, one that interrupts nothing if there is any."""
+        """The lane that ends a job first without making another late, preferably one that preempts nothing."""
         best: tuple[Lane | None, Place | None] = (None, None)
         least = NEVER_NS
         for lane in self.lanes:
             keys = self.plans[lane.index].keys
             if not keys and lane.work is None:
-                # A free lane with nothing planned, the usual case: what place_on would say, in half the time.
+                # A free lane with nothing planned, the usual case: the result of place_on, in half the time.
                 duration_ns = work.durations_ns[lane.device]
                 end_ns = now_ns + duration_ns
                 if lane.is_up and duration_ns != NEVER_NS and end_ns < least and end_ns <= work.deadline_ns:
@@ -412,19 +411,20 @@ class WaitingRoom:
             self._stand_by(work)
 
     def _hope(self, work: Work, now_ns: int) -> None:
-        """Believes the least of a work whose time is too short for what is expected: an idle device loses nothing by trying."""
+        """Plans a job with its shortest duration if the expected one is too long: an idle device loses nothing by trying."""
         if work.least_ns is not None and now_ns + min(work.durations_ns) > work.deadline_ns:
             work.durations_ns, work.least_ns = work.least_ns, None
 
     def _is_crowded(self, work: Work) -> bool:
-        """Whether a work comes after all that some lane plans ahead: then it waits for its turn to be planned."""
+        """Whether a job comes after all jobs that some lane plans ahead: then it waits for its turn to be planned."""
         return any(len(plan) >= PLAN_MAX and plan.keys[-1] < work.key for plan in self.plans)
 
     # --- Who gives way ---
 
     def _displace(self, work: Work, now_ns: int) -> bool:
-        """Plans a work at the cost of others: one moves to another lane, one that is longer or lesser loses its plan, or several
-        lesser ones do. Returns whether it did."""
+        """Plans a job at the cost of other jobs: one moves to another lane, a longer or lower one loses its plan, or several lower
+        ones do. Returns whether it did.
+        """
         best: tuple[Price, Lane, Work | None, Lane | None] | None = None
         for lane in self.lanes:
             if now_ns + work.durations_ns[lane.device] > work.deadline_ns or not lane.is_up:
@@ -451,7 +451,7 @@ class WaitingRoom:
     def _options(
         self, work: Work, lane: Lane, now_ns: int
     ) -> list[tuple[Price, Lane, Work | None, Lane | None]]:
-        """What could give way on one lane, each with its price."""
+        """The jobs of one lane that could be displaced, each with its price."""
         found: list[tuple[Price, Lane, Work | None, Lane | None]] = []
         plan = self.plans[lane.index]
         duration_ns = work.durations_ns[lane.device]
@@ -480,7 +480,7 @@ class WaitingRoom:
         return found
 
     def _elsewhere(self, work: Work, lane: Lane, now_ns: int) -> Lane | None:
-        """Another lane that takes a work without harm, the soonest."""
+        """The lane that ends a job soonest without making another late."""
         best, best_ns = None, NEVER_NS
         for other in self.lanes:
             if other is not lane and len(self.plans[other.index]) < PLAN_MAX:
@@ -490,7 +490,7 @@ class WaitingRoom:
         return best
 
     def _force_price(self, work: Work, lane: Lane, now_ns: int) -> Price | None:
-        """What it costs to put a work on a lane whoever becomes late; None where one of its own class or above would."""
+        """The cost of placing a job on a lane if others become late; None if one of its own class or above would."""
         place = self.place_on(work, lane, now_ns)
         if place is None:
             return None
@@ -551,14 +551,14 @@ class WaitingRoom:
         self.note(work, now_ns, why, lane.index)
 
     def note(self, work: Work, now_ns: int, text: str, number: int = -1) -> None:
-        """Remembers the last decision about a work; the number of a lane or of another work belongs to the text."""
+        """Stores the last decision about a job; the number of a lane or of another job is part of the text."""
         notes = self._notes
         notes[work.number] = (now_ns, text, number)
         if len(notes) > NOTES_MAX:
             notes.popitem(last=False)
 
     def explain(self, work: Work, now_ns: int) -> str:
-        """Why a work is where it is, in some lines: its place in the order, what each lane could do for it, the last decision."""
+        """The state of a job with the reason, in some lines: its place in the order, the result on each lane, the last decision."""
         lines = [repr(work)]
         index = self.lane_of.get(work.number)
         if index is not None:
@@ -588,7 +588,7 @@ def _key_in(work: Work, rank: int) -> Key:
 
 
 def _where(index: int) -> str:
-    return "it stands by, no lane has room for it" if index < 0 else f"planned on lane {index}"
+    return "it is on standby, no lane has room for it" if index < 0 else f"planned on lane {index}"
 
 
 def _told(place: Place | None, now_ns: int) -> str:

@@ -1,14 +1,15 @@
 """One device's slots for several clients: the policy's decisions, and turns among clients whose work is equal.
 
-Owns who of several clients is seen by the policy. Each owner shows as many works of a class as the device has slots, the most
-urgent ones; the rest stand behind them. So a flood of one client delays another's work of the same class by one of its own, not by
-all of it, and HIGH work of any client is seen at once. Pure: no thread, no lock, no waiting; its shell, ``aionn.drivers.kit.gate``
-for threads, makes one call at a time. Drivers on an event loop do not use it: ``aionn.drivers.kit.turns`` has an order of its own.
+Owns who of several clients is seen by the policy. Each owner shows as many jobs of a class as the device has slots, the most urgent
+ones; the rest wait behind them. So a flood of one client delays another client's job of the same class by one job, not by all of
+them, and a HIGH job of any client is considered immediately. Pure: no thread, no lock, no waiting; its shell,
+``aionn.drivers.kit.gate`` for threads, makes one call at a time.
+Drivers on an event loop do not use it: ``aionn.drivers.kit.turns`` has an order of its own.
 
 Invariants:
-1. No more than ``slot_count`` claims hold a slot at once.
+1. No more than ``slot_count`` claims hold a slot concurrently.
 2. Every claim that entered is started exactly once, unless it left before: with a slot, or without one when its time is over.
-3. Nobody overtakes by being on another path: while one waits, every other one is decided on.
+3. No claim overtakes by being on another path: while one waits, every other one is decided on.
 4. At most ``waiting_max`` claims wait.
 """
 
@@ -34,13 +35,13 @@ class Claim:
 
     Args:
         priority: Its class.
-        deadline_ns: Absolute; None for none.
+        deadline_ns: Absolute; None means no deadline.
         owner: Whose it is.
         model: What its duration is learnt by; None to learn nothing.
 
     Attributes:
         is_wanted_back: Whether its slot is wanted for more urgent work: give way at the next boundary.
-        slot: Which slot it holds; None for none.
+        slot: Which slot it holds; None means no slot.
     """
 
     __slots__ = (
@@ -84,7 +85,7 @@ class SharedSlots:
     """See the module.
 
     Args:
-        slot_count: How many claims may hold a slot at once.
+        slot_count: Number of claims that may hold a slot concurrently.
         name: Named in errors.
         now: The clock of the deadlines.
         can_preempt: Whether holders give way at boundaries.
@@ -118,16 +119,16 @@ class SharedSlots:
 
     @property
     def waiting_count(self) -> int:
-        """How many wait."""
+        """Number of waiting claims."""
         return len(self._room) + self._behind_count
 
     @property
     def held_count(self) -> int:
-        """How many slots are held."""
+        """Number of held slots."""
         return len(self._holders) - self._holders.count(None)
 
     def take_at_once(self, claim: Claim) -> bool:
-        """Gives a claim a slot if one is free and nobody waits; False otherwise. ``start`` is not called."""
+        """Gives a claim a slot if one is free and no claim waits; False otherwise. ``start`` is not called."""
         if self._room.lane_of or self._behind_count or None not in self._holders:
             return False
         claim.slot = self._holders.index(None)
@@ -155,7 +156,7 @@ class SharedSlots:
         self._decide(now_ns)
 
     def leave(self, claim: Claim) -> None:
-        """Gives up a claim that waits; it will not be started. Others are ignored."""
+        """Cancels a waiting claim; it will not be started. Others are ignored."""
         work = claim._work
         if claim.slot is not None:
             return
@@ -186,7 +187,7 @@ class SharedSlots:
         lane.work = None
         lane.is_stopping = False
         if work is None:
-            return  # Nobody has waited meanwhile.
+            return  # No job has waited since.
         now_ns = self._now()
         work.state = WorkState.ENDED
         if claim.model is not None and claim._since_ns:
@@ -211,7 +212,7 @@ class SharedSlots:
         lane = self._lanes[slot]
         claim.slot = None
         claim.is_wanted_back = False
-        claim._since_ns = 0  # How long it takes in all, a timing in pieces does not say.
+        claim._since_ns = 0  # A timing in pieces does not give the whole duration.
         self._holders[slot] = None
         lane.work = None
         lane.is_stopping = False
@@ -224,7 +225,7 @@ class SharedSlots:
     # --- What the policy sees -----------------------------------------------------------------------------------------------------
 
     def _see_holders(self) -> None:
-        """Makes works of those that took their slots while nobody waited."""
+        """Makes jobs of the claims that took their slots while none waited."""
         for lane, claim in zip(self._lanes, self._holders, strict=True):
             if claim is not None and claim._work is None:
                 work = self._work_of(claim, claim._since_ns)
@@ -252,7 +253,7 @@ class SharedSlots:
         if len(shown) >= len(self._lanes):
             last = max(shown, key=_urgency)
             if _urgency(claim) < _urgency(last):
-                assert last._work is not None, "who is shown is a work"
+                assert last._work is not None, "a claim that is shown has a job"
                 self._room.remove(last._work)
                 shown.remove(last)
                 last._work = None
@@ -268,7 +269,7 @@ class SharedSlots:
         if self._room.add(work, now_ns) is None:
             self._shown.setdefault((claim.owner, claim.priority), []).append(claim)
             return
-        # Its deadline has come: whoever is started looks at that first.
+        # Its deadline has come: a started job checks that first.
         work.state = WorkState.ENDED
         claim.start()
 
@@ -349,7 +350,7 @@ class SharedSlots:
         return self._room.statistics()
 
     def explain(self) -> str:
-        """What holds the slots and who waits, in lines of text."""
+        """The jobs that hold the slots and those that wait, in lines of text."""
         now_ns = self._now()
         lines = []
         for lane, claim in zip(self._lanes, self._holders, strict=True):
@@ -363,7 +364,7 @@ class SharedSlots:
             lines.append(f"slot {lane.index}: {held}")
         works: list[Any] = [claim._work for shown in self._shown.values() for claim in shown]
         lines += [self._room.explain(work, now_ns) for work in works]
-        lines += [f"{self._behind_count} more stand behind others of their clients"]
+        lines += [f"{self._behind_count} more wait behind others of their clients"]
         return "\n".join(lines)
 
 

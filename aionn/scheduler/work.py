@@ -4,8 +4,8 @@ Owns the records that policies read and shells keep: they are plain data without
 them.
 
 Invariants:
-1. A work is in one state at a time: waiting, running, or ended; only a shell changes it, by applying actions.
-2. A lane runs one work at a time. A device of n slots has n lanes.
+1. A job is in one state at a time: waiting, running, or ended; only a shell changes it, by applying actions.
+2. A lane runs one job at a time. A device of n slots has n lanes.
 
 Source: the lifecycle of an execution in the NN HAL 1.3 (priority, deadline, missed deadlines transient and persistent).
 """
@@ -27,7 +27,7 @@ NEVER_NS = TIME_MAX_NS
 
 
 class WorkState(enum.Enum):
-    """Where a work is in its life."""
+    """The state of a job."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -35,7 +35,7 @@ class WorkState(enum.Enum):
 
 
 class Reason(enum.Enum):
-    """Why a work was given up."""
+    """The reason for a rejection or an abort."""
 
     EXPIRED = "its deadline has come"
     TOO_LATE = "it cannot end in time any more"
@@ -43,7 +43,7 @@ class Reason(enum.Enum):
     DISPLACED = "others that wait fill the time until its deadline"
     OVERRAN = "it ran past its deadline"
     FULL = "too many wait"
-    CANCELLED = "the caller gave it up"
+    CANCELLED = "cancelled by the caller"
 
 
 class Work:
@@ -113,7 +113,7 @@ class Work:
         self.item = item
 
     def sort_into(self, rank: int, urgent_ns: int) -> None:
-        """Gives it another place in the order. It must not stand in a queue meanwhile."""
+        """Gives it another place in the order. It must not be in a queue at that time."""
         self.rank = rank
         self.urgent_ns = urgent_ns
         self.key = (-rank, urgent_ns, self.number)
@@ -167,7 +167,7 @@ class Preempt(msgspec.Struct, frozen=True, gc=False):
 
 
 class Abort(msgspec.Struct, frozen=True, gc=False):
-    """Give a work up, running or not; running work leaves its lane at the next boundary."""
+    """Abort a job, running or not; a running one leaves its lane at the next boundary."""
 
     work: Work
     reason: Reason

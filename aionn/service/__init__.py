@@ -1,1 +1,1 @@
-"""A driver in a process of its own: what is said between the processes, either end of it, and who starts and ends the process."""
+"""A driver in a process of its own: the protocol, its two ends, and the start and end of the process."""

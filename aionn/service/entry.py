@@ -1,13 +1,13 @@
 """The entry point of a driver process, and the life of a spare one until it is needed.
 
-A spare process has the command line of any other, with ``--spare`` as its last argument. It imports what the driver needs, at low
-priority, says that it is ready and waits for the first message; it makes no device. Then it goes on as any other.
+A spare process has the command line of any other, with ``--spare`` as its last argument. It imports the driver's modules, at low
+priority, reports that it is ready and waits for the first message; it makes no device. Then it continues as any other.
 
 Invariants:
-1. It ends at once when its client's end of the socket is gone, whether it imports or waits.
+1. It ends immediately when its client's end of the socket is gone, whether it imports or waits.
 2. Once it is ready, every thread of it has the priority with which it was started. One whose imports left a thread behind that
    kept the low priority ends instead: only a privileged process may raise it again.
-3. What it executes when it is needed is what the files say then: where one that it has imported has changed, it starts anew.
+3. It executes the files as they are when it is needed: if an imported one has changed, it restarts.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ __all__ = ["READY", "SPARE_ARGUMENT", "main"]
 SPARE_ARGUMENT = "--spare"
 
 READY = b"ready"
-"""What a spare process says when it has imported everything: before any message of the protocol."""
+"""The bytes that a spare process sends when it has imported everything: before any message of the protocol."""
 
 NICENESS = 5
-"""How much nicer a process is while it imports: it gets a third of what another gets that wants the same processor. The lowest
-priority would make half a second of work last for minutes on a busy machine, and so long would a process that is killed meanwhile
-take for the ten milliseconds of its end."""
+"""Increase of a process's nice value while it imports: it gets a third of the time of another one on the same processor. The lowest
+priority would make half a second of work last for minutes on a busy machine, and a killed process would take as long for the ten
+milliseconds of its end."""
 
 AUTOGROUP = "/proc/self/autogroup"
 """Where the kernel groups processes by session, this priority counts, and that of a thread counts within its session alone. Unlike
@@ -42,7 +42,7 @@ AUTOGROUP_RETRY_MS = 110
 """The kernel accepts one change in a tenth of a second, of all processes."""
 
 AUTOGROUP_TRIES_MAX = 50
-"""How often a change is tried: each failure says that another process has made one."""
+"""Number of tries of a change: each failure means that another process has made one."""
 
 Signatures = dict[str, tuple[int, int, int]]
 
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(
             line_buffering=True
-        )  # A pipe to the application's log has it: what is printed is logged at once.
+        )  # It is a pipe to the application's log: printed lines are logged immediately.
     from aionn.service.host.process import main as host_main
 
     host_main(given)
@@ -98,7 +98,7 @@ def _import_quietly(fd: int, driver: str) -> None:
             _lower_thread()
             _import(driver)
         except BaseException:
-            failed = True  # A process that is not spare says why.
+            failed = True  # A process that is not spare reports the reason.
         finally:
             os.eventfd_write(done, 1)
 
@@ -121,7 +121,7 @@ def _import(driver: str) -> None:
     import anyio
 
     import aionn.service.host.process
-    import aionn.validation  # noqa: F401  # which checks what a device says of itself
+    import aionn.validation  # noqa: F401 # which checks the description of a device
     from aionn.drivers.registry import load_factory
 
     anyio.run(anyio.sleep, 0)  # imports what runs the event loop
@@ -154,7 +154,7 @@ def _set_autogroup(niceness: int) -> bool:
         with open(AUTOGROUP, "w") as file:
             file.write(str(niceness))
     except OSError:
-        return False  # There is none, or another process has just changed its own.
+        return False  # It is missing, or another process has just changed its own.
     return True
 
 
@@ -176,7 +176,7 @@ def _end(status: int) -> NoReturn:
 
 
 def _signatures(known: Signatures | None = None) -> Signatures:
-    """By file what tells that it has changed: of the modules that are imported, or of the known ones."""
+    """The identity of each file, which shows changes: of the imported modules, or of the known ones."""
     paths = known or [getattr(module, "__file__", None) for module in list(sys.modules.values())]
     found: Signatures = {}
     for path in paths:

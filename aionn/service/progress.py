@@ -1,7 +1,7 @@
 """Ends a driver process whose device makes no progress.
 
 Owns the count of work under way and the timer. The timer is the interpreter's own (``faulthandler``), a thread that needs no GIL,
-so that an engine which holds it for ever cannot stop the watch. It prints where every thread stands, and the process ends with
+so that an engine which never releases it cannot stop the watch. It prints the stack of every thread, and the process ends with
 status 1.
 
 Invariants:
@@ -28,16 +28,16 @@ from aionn.errors import InvalidArgument
 __all__ = ["Progress", "check_hang_after_s"]
 
 HANG_AFTER_S_MAX = 7 * 24 * 3600.0
-"""The longest watch, a week: the interpreter's timer counts no further than some centuries, and nobody waits for that."""
+"""The longest watch, a week: the interpreter's timer is limited to some centuries, and no real watch is that long."""
 
 _NOTHING = nullcontext()
 
 
 def check_hang_after_s(hang_after_s: float | None, *, where: str) -> None:
-    """Refuses what is no time after which work counts as hanging; None is no watch.
+    """Rejects an invalid time after which work counts as hanging; None means no watch.
 
     Raises:
-        InvalidArgument: It is no number of seconds above 0, or more than a week.
+        InvalidArgument: It is not a number of seconds above 0, or is more than a week.
     """
     if hang_after_s is None:
         return
@@ -52,7 +52,7 @@ class Progress:
     """Watches the device of this process until it is closed.
 
     Args:
-        hang_after_s: How long work may go on without any of it ending; None for no watch. Waiting for a turn counts as work.
+        hang_after_s: How long work may continue without any of it ending; None means no watch. Waiting for a turn counts as work.
         now_s: The clock, in seconds.
     """
 

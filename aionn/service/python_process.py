@@ -4,8 +4,8 @@ Owns the module path of such a process, and nothing else of its life. Every proc
 conformance suite, tasks of the stress test) is started with these two.
 
 Invariants:
-1. The process imports what this one could import, in the same order: it gets this process's ``sys.path``. What the environment's
-   ``PYTHONPATH`` has gained meanwhile comes before it.
+1. The process imports what this one could import, in the same order: it gets this process's ``sys.path``. Entries that were added
+   to the environment's ``PYTHONPATH`` come before it.
 2. The working directory is on its module path only where an entry of ``sys.path`` names it. ``python -m`` and ``python -c`` would
    put it first, and a file there that is named like a module of the standard library would be executed.
 """

@@ -57,7 +57,7 @@ SLOTS_MAX = 64
 """Most request memories of one burst: frames that wait in a burst only get older."""
 
 CLOSE_S_MAX = 1.0
-"""How long closing waits for a running execution before it ends the burst anyway."""
+"""Limit of the wait of closing for a running execution; then the burst ends anyway."""
 
 _T = TypeVar("_T")
 
@@ -77,7 +77,7 @@ class Slot:
 
 
 class Line:
-    """A burst of a device, and who may use it: one execution at a time."""
+    """A burst of a device, and its user: one execution at a time."""
 
     __slots__ = ("free", "hal", "settle")
 
@@ -120,9 +120,9 @@ class Burst:
         self._slots: list[Slot] = []
         self._unused: list[Slot] = []
         self._waiting: deque[SlotClaim] = deque()
-        # How many of those are executions, for which streams give up what they can spare.
+        # Number of those that are executions, for which streams release slots that they can spare.
         self._demand = 0
-        # Of each step as many as its device can use at a time: an execution in each, or the device would stand idle between two.
+        # For each step one for each slot of its device: with fewer the device would be idle between two executions.
         self._lines: list[list[Line]] = []
         self._opened = False
         # By slot and by whether they measure. Not in the slots: what refers to itself waits for the garbage collector.
@@ -169,7 +169,7 @@ class Burst:
 
         Raises:
             MissedDeadline: No slot was free in time.
-            InvalidArgument: The burst is not open, or was closed meanwhile.
+            InvalidArgument: The burst is not open, or was closed during the call.
         """
         slot = self._take_unused()
         if slot is not None:
@@ -210,7 +210,7 @@ class Burst:
         return taken[0]
 
     def _take_unused(self) -> Slot | None:
-        """A slot that nobody uses, None if there is none; the caller must leave it."""
+        """An unused slot, None if all are in use; the caller must leave it."""
         if self._closed:
             raise InvalidArgument("burst: closed")
         if not self._slots:
@@ -247,13 +247,13 @@ class Burst:
         self._unused.append(slot)
 
     def _reclaim(self) -> None:
-        """Has a stream give up the slot of a result that its consumer has not asked for yet, if there is one."""
+        """Makes a stream release the slot of a result that its consumer has not requested yet, if there is one."""
         for frames in tuple(self._streams):
             if frames.spare():
                 return
 
     def _offer_unused(self) -> None:
-        """Offers a slot that nobody uses to those who wait: one of them has a use for it now."""
+        """Offers an unused slot to the waiters: one of them can use it now."""
         if self._waiting and self._unused:
             slot = self._unused.pop()
             slot.users = 1
@@ -269,7 +269,7 @@ class Burst:
         copy: bool,
         failure: Error | None = None,
     ) -> Execution:
-        """Starts an execution in the background; one whose only step has failed already goes on from there."""
+        """Starts an execution in the background; one whose only step has failed already continues from there."""
         turns = self._turns(slot, measure)
         if failure is not None:
             turns = [turns[0]._replace(run=failing(failure), model=None)]
@@ -332,7 +332,7 @@ class Burst:
             self._leave(slot)
 
     def _is_alone(self) -> bool:
-        """Whether nobody but its caller has to do with an execution without a deadline."""
+        """Whether an execution without a deadline can run in the caller's task."""
         return len(self._lines) == 1 and self._lines[0][0].settle is not None and self._report is None
 
     async def _execute_directly(self, slot: Slot, priority: Priority, measure: bool, *, copy: bool) -> Result:
@@ -378,7 +378,7 @@ class Burst:
         Args:
             source: Gives arrays for the model's only input, or anything that ``into`` can write.
             into: Writes an item straight into shared memory, as ``into(item, view)``; None copies arrays. See ``image_writer``.
-            deadline: From an item to its absolute deadline in nanoseconds; None for no deadlines.
+            deadline: From an item to its absolute deadline in nanoseconds; None means no deadlines.
             on_late: ``drop``: an item that is late, or becomes late while running, gives a result without outputs, at its deadline.
                 ``deliver``: it is executed all the same and its result is marked late.
             priority: Against other executions; None takes the compilation's.
@@ -412,7 +412,7 @@ class Burst:
         return self._priority if priority is None else priority_of(priority)
 
     async def aclose(self) -> None:
-        """Ends its streams and frees it at the driver. A running execution is waited for, but not for ever. Idempotent.
+        """Ends its streams and frees it at the driver. Waits for a running execution, but not without a limit. Idempotent.
 
         Cancelled, it is closed all the same before the cancellation is raised.
         """
@@ -435,7 +435,7 @@ class Burst:
                     pass
         await _close_lines(self._lines)
         self._finalizer.detach()  # Not before: a closing that failed is tried again when this object is dropped.
-        # What has just ended is told in the loop's next turn: by now, who closes a burst may rely on it.
+        # Completion callbacks run in the loop's next turn: wait for them before closing returns.
         await anyio.lowlevel.checkpoint()
 
 
@@ -462,7 +462,7 @@ def _line(slot: Slot, lines: Sequence[Line]) -> Line:
 async def _run(
     step: PreparedStep, index: int, slot: Slot, lines: Sequence[Line], measure: bool, deadline_ns: int | None
 ) -> Timing:
-    """Runs a step on a slot of its device that is had."""
+    """Runs a step. The caller holds a slot of the device."""
     line = slot.line = _line(slot, lines)
     await _acquired(line.free)
     try:
@@ -476,7 +476,7 @@ async def _run(
     if result is not slot.checked[index]:
         check_execution_result(step.model.main, result, measure=measure)
         if not result.output_sufficient_size:
-            raise GeneralFailure(f"burst: {step.device.name} reports an output larger than the model says")
+            raise GeneralFailure(f"burst: {step.device.name} reports an output larger than the model's")
         slot.area.note(step.outputs, result.output_shapes)
         slot.checked[index] = None if measure else result
     return result.timing

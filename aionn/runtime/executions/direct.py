@@ -1,11 +1,12 @@
-"""An execution that nobody but its caller waits for, in the caller's own task.
+"""An execution that only its caller awaits, in the caller's own task.
 
 Owns the order of things around one step that has neither deadline nor fence: its turn on the device, the run, the result. Refuses
 to own executions that others may wait for, that have several steps, or that end at a deadline: those are ``Execution``'s.
 
 Invariants:
-1. The device's slot is given back exactly once: here, or, if the caller was cancelled meanwhile, by who takes over in ``abandon``.
-2. What the driver raised is an ``Error`` for the caller, and falls back only where that is allowed.
+1. The device's slot is given back exactly once: here, or, if the caller was cancelled before, by the task that takes over in
+   ``abandon``.
+2. An exception of the driver is an ``Error`` for the caller, and falls back only where that is allowed.
 
 A task, a fence and two turns of the loop cost as much as a small model takes; that is why this exists.
 """

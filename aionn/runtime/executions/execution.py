@@ -3,11 +3,11 @@
 Owns the life of an execution from the call to its result, and the rule that a slot is held until the device has really finished.
 
 Invariants:
-1. The fence of an execution is finished exactly once; the first answer wins, a later one is thrown away.
-2. The caller hears of a missed deadline at the deadline, not when the device is done.
-3. A slot is given back exactly once, after the device answered or died, whoever cancelled meanwhile.
+1. The fence of an execution is finished exactly once; the first answer wins, a later one is discarded.
+2. The caller gets MissedDeadline at the deadline, not when the device is done.
+3. A slot is released exactly once, after the device answered or died, whichever task was cancelled before.
 
-Source: execution model of the NN HAL 1.3; "late" is defined at the caller because no engine stops at once.
+Source: execution model of the NN HAL 1.3; "late" is defined at the caller because no engine stops immediately.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ __all__ = [
 _logger = logging.getLogger("aionn.execution")
 
 FALLBACKS_TOLD_MAX = 64
-"""Most fallbacks that a result tells of, each once: a loop may fall back in every round."""
+"""Most fallbacks that a result reports, each once: a loop may fall back in every round."""
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What an execution gave.
+    """The result of an execution.
 
     Attributes:
         outputs: One array per output. From ``execute`` they are the caller's own; from a stream they are read-only views of shared
@@ -75,7 +75,7 @@ class Result(msgspec.Struct, frozen=True):
         status: NONE; a result of another status is an exception instead.
         device: Name of the device that ran it, or names, in the order of the steps.
         fallback: What ran on the reference device instead, and why; empty where nothing did.
-        queued_ns: From the call until the device's slot was had, dependencies included.
+        queued_ns: From the call until a device slot was acquired, dependencies included.
         total_ns: From the call until the result was here.
         valid_until: What ends the validity of ``outputs``; empty where they are the caller's own, for good.
         dependencies_ns: From the call until this process saw that the last fence of ``wait_for`` had signalled; 0 where none had
@@ -94,7 +94,7 @@ class Result(msgspec.Struct, frozen=True):
 
     @property
     def fenced(self) -> Timing:
-        """As ``timing``, counted from the moment that the last dependency signalled; equal to it where there was none.
+        """As ``timing``, counted from the moment that the last dependency signalled; equal to it without dependencies.
 
         Never more than ``timing``. Source: ``timingLaunched`` and ``timingFenced`` of the NN HAL 1.3.
         """
@@ -131,10 +131,10 @@ class Turn(NamedTuple):
 
     Attributes:
         dispatcher: The slots of the device that runs it.
-        run: Runs it there, on a slot that is had, and gives what the device measured. Takes the memory and the limit.
+        run: Runs it there, on a slot that the caller holds, and returns the device's timing. Takes the memory and the limit.
         fall_back: Runs it on the reference device after ``run`` has failed; None where that is not allowed. Gives a sentence too.
         model: What its duration on the device is learnt by; None to learn nothing.
-        declared_ns: What the driver says that it takes; None where it says nothing.
+        declared_ns: The duration that the driver declares; None if it declares none.
     """
 
     dispatcher: Dispatcher
@@ -144,16 +144,16 @@ class Turn(NamedTuple):
     declared_ns: int | None = None
 
     def least_ns(self) -> int:
-        """What it takes at least, as far as is known."""
+        """Its least duration, as far as is known."""
         return self.dispatcher.least_ns(self.model, self.declared_ns)
 
     def expected_ns(self) -> int:
-        """What it is expected to take."""
+        """Its expected duration."""
         return self.dispatcher.expected_ns(self.model, self.declared_ns)
 
 
 class Cancellable(Protocol):
-    """What can be told to stop."""
+    """An object that can be requested to stop."""
 
     def cancel(self) -> object: ...
 
@@ -212,7 +212,7 @@ class Execution:
 
     @property
     def deadline_ns(self) -> int | None:
-        """Absolute limit: the deadline, or the end of the allowance where that is sooner; None for none."""
+        """Absolute limit: the deadline, or the end of the allowance if that is sooner; None means no limit."""
         return self._deadline_ns
 
     def start(self, background: Background) -> None:
@@ -229,7 +229,7 @@ class Execution:
     def _limit_at(self, limit_ns: int) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        # A clock that is told in floats may ring a little early: the deadline has passed at the next nanosecond.
+        # Loop timers are floats and may fire a few ns early; the deadline then counts as passed.
         self._timer = self._background.at(limit_ns, self._expire)
 
     def _expire(self) -> None:
@@ -336,7 +336,7 @@ class Execution:
                 return
             follower, priority, urgent_ns = chain.pop(0)
             if urgent_ns != NEVER_NS:
-                # What it waits for must be done so much earlier that it still has its own time.
+                # Executions that it waits for must be done early enough to leave it its own time.
                 urgent_ns = max(0, urgent_ns - sum(turn.expected_ns() for turn in follower._turns))
             for fence in follower._wait_for:
                 for part in leaves(fence):
@@ -396,10 +396,10 @@ class Execution:
         """Waits for a slot and runs a step; steps of a control flow that is interpreted take their turns within its own.
 
         Raises:
-            Error: The execution was given up before, or the step failed.
+            Error: The execution was cancelled before, or the step failed.
         """
         if self.fence.status != FenceStatus.PENDING:
-            raise GeneralFailure("execution: given up before its next step")
+            raise GeneralFailure("execution: cancelled before its next step")
         self.state = ExecutionState.WAITING_FOR_SLOT
         dispatcher = turn.dispatcher
         work = dispatcher.enter(
@@ -419,8 +419,8 @@ class Execution:
         try:
             if not self._queued_ns:
                 self._queued_ns = now_ns() - self._asked_ns
-            # From here on the device works: whoever gives up, nothing cancels this task, and the slot is held until the device
-            # has answered.
+            # From here on the device works: no caller's cancellation cancels this task, and the slot is held until the device has
+            # answered.
             self.state = ExecutionState.RUNNING
             PRIORITY.set(self._rank)
             timing = await turn.run(area, self._deadline_ns)
@@ -451,9 +451,9 @@ class Execution:
         return timing
 
     def _complete(self, area: RequestArea, timing: Timing) -> None:
-        self.state = ExecutionState.FINISHED  # Before the fence: who is woken by it may look.
+        self.state = ExecutionState.FINISHED  # Set before the fence signals, since a waiter may read it.
         if self.fence.status != FenceStatus.PENDING:
-            return  # The caller was told already, and when that was stays as it is.
+            return  # The caller has been notified already, and the time of that is kept.
         self.finished_ns = now_ns()
         outputs = area.outputs(self._outputs, copy=self._copy)
         # The devices' clocks began when nothing had to be waited for any more.
@@ -482,7 +482,7 @@ class Execution:
 
     def cancel(self) -> None:
         """Gives the execution up: one that waits never runs; one that runs keeps its slot until the device is done, and its
-        result is thrown away. Who waits for the execution is raised ``ExecutionCancelled``."""
+        result is discarded. Awaiting the execution raises ``ExecutionCancelled``."""
         try:
             self._fail(ExecutionCancelled("execution: cancelled"))
         finally:
@@ -492,7 +492,7 @@ class Execution:
         """Waits for the result.
 
         Raises:
-            Error: Why there is none.
+            Error: The reason for the missing result.
         """
         try:
             await self.fence
@@ -520,7 +520,7 @@ PRIORITY: ContextVar[Priority | None] = ContextVar("priority of the execution un
 """The class that a driver shall give to what this task executes; None for that of its prepared model."""
 
 LENT_MAX = 64
-"""How many executions of a chain are told at once that they became more urgent: each new link asks its whole chain again."""
+"""Number of executions of a chain whose urgency is raised immediately: each new link visits its whole chain again."""
 
 
 class ExecutionFence(SyncFence):
@@ -535,7 +535,7 @@ class ExecutionFence(SyncFence):
 
 
 async def result_of(execution: Execution) -> Result:
-    """Waits for an execution that nobody else has; cancelled, it gives the execution up."""
+    """Waits for an execution that has no other user; cancelled, it cancels the execution."""
     try:
         return await execution
     except BaseException:
@@ -544,7 +544,7 @@ async def result_of(execution: Execution) -> Result:
 
 
 def failing(error: Error) -> Callable[[RequestArea, int | None], Awaitable[Timing]]:
-    """How a step runs that has failed already, so that an execution goes on from there."""
+    """A step that raises its earlier failure, so that an execution continues with the fallback."""
 
     async def run(area: RequestArea, deadline_ns: int | None) -> Timing:
         raise error
@@ -564,7 +564,7 @@ def tell_end(device: str, priority: Priority, status: ErrorStatus, queued_ns: in
 
 
 def sum_of(timings: Sequence[Timing]) -> Timing:
-    """What all steps took; None where one was not measured."""
+    """The timing of all steps; None where one was not measured."""
     on_device = [t.time_on_device_ns for t in timings if t.time_on_device_ns is not None]
     in_driver = [t.time_in_driver_ns for t in timings if t.time_in_driver_ns is not None]
     return Timing(

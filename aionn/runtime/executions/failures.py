@@ -13,7 +13,7 @@ __all__ = ["clear_frames", "own_error"]
 _MAY_BE_SUSPENDED = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 CHAIN_MAX = 16
-"""How many causes of a failure have their frames cleared: drivers wrap an error once or twice."""
+"""Number of causes of a failure whose frames are cleared: drivers wrap an error once or twice."""
 
 
 def own_error(error: Error) -> Error:
@@ -33,7 +33,7 @@ def own_error(error: Error) -> Error:
 def clear_frames(error: BaseException | None) -> None:
     """Lets go of what the frames of a failed execution hold, its memory above all, while the failure itself is kept.
 
-    What made a fence fail that an execution waited for is the application's, and stays as it is.
+    The cause of a failed fence that an execution waited for belongs to the application, and is not changed.
     """
     for _ in range(CHAIN_MAX):
         if error is None or isinstance(error, FenceError):
@@ -45,7 +45,7 @@ def clear_frames(error: BaseException | None) -> None:
 def _plain_frames(trace: TracebackType | None) -> TracebackType | None:
     """The part of a traceback that is of ordinary functions which have ended, without their variables.
 
-    Not ``traceback.clear_frames``: the frame of a coroutine may be one that goes on, after it has handed the failure over, and to
+    Not ``traceback.clear_frames``: the frame of a coroutine may be one that continues, after it has handed the failure over, and to
     clear that would close the coroutine.
     """
     entries = []

@@ -3,7 +3,7 @@
 Owns one request area for the life of the execution, and the rule that one computation is under way at a time.
 
 Invariants:
-1. A computation that was given up still counts while the device works on it: its memory is in use.
+1. A cancelled computation counts as running until the device is done with its memory.
 
 Source: reusable executions of the NN HAL's runtime.
 """
@@ -108,6 +108,6 @@ class ReusableExecution:
         return result
 
     def _forget(self, area: RequestArea | None) -> None:
-        # An execution refers to this object: without the garbage collector the two would keep their memory for ever.
+        # An execution refers to this object: without the garbage collector the two would never free their memory.
         if self._running is not None and self._running.state is ExecutionState.FINISHED:
             self._running = None

@@ -1,7 +1,6 @@
 """One step of a plan on its device: the driver's call, the check of its answer, and growth of outputs.
 
-Owns the record of such a step, which of the driver's calls is taken and how often one is repeated. Who may run when is for
-``execution``.
+Owns the record of such a step, which of the driver's calls is taken and how often one is repeated. ``execution`` orders the steps.
 
 Invariants:
 1. An answer that breaks the contract is refused before anything believes it.
@@ -28,7 +27,7 @@ from fences import SyncFence
 __all__ = ["Interpreted", "PreparedStep", "execute_step"]
 
 GROWTH_TRIES_MAX = 8
-"""How often an execution is repeated with larger outputs; each try at least doubles those that were too small."""
+"""Number of times that an execution is repeated with larger outputs; each try at least doubles those that were too small."""
 
 
 class Interpreted(Protocol):
@@ -40,7 +39,7 @@ class Interpreted(Protocol):
         ...
 
     def uses(self, argument: int, *, is_output: bool) -> list[tuple[PreparedStep, bool, int]] | None:
-        """Which steps inside read or write an argument where it lies; None if the runtime itself does."""
+        """The steps inside that read or write an argument in place; None if the runtime itself does."""
         ...
 
 
@@ -81,7 +80,7 @@ async def execute_step(
         area: Holds the values; grows with them.
         sizes: Takes up what was learnt about sizes, for the next execution.
         measure: Whether timings are wanted.
-        deadline_ns: Absolute; None for none.
+        deadline_ns: Absolute; None means no deadline.
         loop_timeout_ns: For every WHILE; None for the default.
     """
     urgency: dict[str, Any] = {}

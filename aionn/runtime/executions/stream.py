@@ -1,18 +1,18 @@
 """Streams: every item of a source through a burst, with the results in the source's order.
 
 Owns the order of results, what happens to frames that are late, and the tasks between a source and its consumer. One task reads
-the source, so that a source may have scopes and task groups of its own, and writes items into slots. Where there is neither a
-deadline nor anybody else to tell, a few workers execute the slots directly; elsewhere each is an ``Execution``, which can end at
-its deadline before the device is done. Refuses to own slots and the device's bursts: those are ``Burst``'s.
+the source, so that a source may have scopes and task groups of its own, and writes items into slots. Without a deadline and without
+listeners, a few workers execute the slots directly; otherwise each is an ``Execution``, which can end at its deadline before the
+device is done. Refuses to own slots and the device's bursts: those are ``Burst``'s.
 
 Invariants:
 1. Results come in the order of the source; an error of the source comes after the results of what was before it.
-2. There are never more items between source and consumer than slots; the source is not read meanwhile.
+2. There are never more items between source and consumer than slots; the source is not read until one is free.
 3. An item's slot is used again only when the device is done with it and the consumer has asked for the next result. Before the
    consumer has seen the result at all, an execution that waits for a slot gets that one: the outputs are copied.
 4. A stream that was ended, dropped or read to its end has no task, and no slot but those that the device still has.
 5. A consumer that is cancelled while it waits loses no result: the next call gives it.
-6. Whatever a source, a writer or a deadline's function raises ends this stream alone, and is raised to its consumer.
+6. An exception of a source, a writer or a deadline's function ends this stream alone, and is raised to its consumer.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _T = TypeVar("_T")
 _Status = Literal["on_time", "late", "dropped"]
 
 INTERRUPTS = (KeyboardInterrupt, SystemExit)
-"""What ends the program, wherever it is raised."""
+"""Exceptions that end the program, wherever they are raised."""
 
 
 class SlotClaim(NamedTuple):
@@ -52,7 +52,7 @@ class SlotClaim(NamedTuple):
 
     Attributes:
         wants: Whether it has a use for one now; otherwise the next in the order gets it.
-        take: Takes one over, at once: called by the task that leaves it.
+        take: Takes one over immediately: called by the task that leaves it.
     """
 
     wants: Callable[[], bool]
@@ -60,14 +60,14 @@ class SlotClaim(NamedTuple):
 
 
 class StreamResult(msgspec.Struct, Generic[_T], frozen=True):
-    """What became of one item of a stream.
+    """The result of one item of a stream.
 
     Attributes:
         item: The item.
         outputs: Read-only views of shared memory, valid until the next result is asked for; copy to keep. Empty when dropped.
         status: ``on_time``, ``late`` (executed, but after its deadline) or ``dropped`` (not there at its deadline).
         finished_ns: When its result was here, or when it was dropped.
-        deadline_ns: Its deadline, None for none.
+        deadline_ns: Its deadline; None means no deadline.
         timing: What the device measured.
     """
 
@@ -80,12 +80,12 @@ class StreamResult(msgspec.Struct, Generic[_T], frozen=True):
 
     @property
     def valid_until(self) -> str:
-        """What ends the validity of ``outputs``: they are views of a slot that is used again."""
+        """The end of the validity of ``outputs``: they are views of a slot that is used again."""
         return "the next result is asked for, or the stream ends"
 
 
 class StreamStatistics(msgspec.Struct, frozen=True):
-    """What became of a stream's items so far."""
+    """Counts of a stream's items so far."""
 
     on_time: int
     late: int
@@ -112,7 +112,7 @@ class _Entry:
         # None until it has one, and again when its outputs had to be copied.
         self.slot: Slot | None = None
         self.error = error
-        # Whether the consumer can go on with it: for an execution from the beginning, as that can be awaited.
+        # Whether the consumer can continue with it: for an execution from the beginning, as that can be awaited.
         self.is_here = error is not None
         self.execution: Execution | None = None
         self.deadline_ns: int | None = None
@@ -122,7 +122,7 @@ class _Entry:
 
 
 class Frames(abc.ABC):
-    """What is between a source and its consumer; it does not know the consumer, who may go away without a word.
+    """Pumps items from a source to results. Holds no reference to the consumer, so that a dropped consumer can be collected.
 
     Attributes:
         entries: What is on its way, in the source's order.
@@ -160,7 +160,7 @@ class Frames(abc.ABC):
         """Reads the source until everything was begun that it gave."""
 
     def _admit(self, entry: _Entry) -> int | None:
-        """Until when an item may wait for a slot, absolute; None for ever."""
+        """Until when an item may wait for a slot, absolute; None means no limit."""
         return None
 
     @abc.abstractmethod
@@ -189,11 +189,11 @@ class Frames(abc.ABC):
         return self.is_over or self._burst._background.tasks.cancel_scope.cancel_called
 
     def _is_meant_for_us(self, error: BaseException) -> bool:
-        """Whether an exception goes on to those who run this task, for no consumer is there to be told of it."""
+        """Whether an exception propagates to the code that runs this task, since there is no consumer to raise it to."""
         return isinstance(error, (anyio.get_cancelled_exc_class(), *INTERRUPTS)) and self._is_ending()
 
     async def _read(self) -> None:
-        """Takes items and has them put into slots. What the source raises becomes the last entry."""
+        """Takes items and has them put into slots. An exception of the source becomes the last entry."""
         burst = self._burst
         try:
             async for item in self._source:
@@ -218,7 +218,8 @@ class Frames(abc.ABC):
         return len(self.entries) + (self._held is not None) >= self._burst._slot_count
 
     async def _place_next(self, entry: _Entry, limit_ns: int | None) -> None:
-        """Waits until an item is in the next slot: who leaves that, the consumer as a rule, puts it there, a loop's turn sooner.
+        """Waits until an item is in the next slot. The task that leaves the slot (usually the consumer) writes the item into it,
+        which saves a turn of the loop.
 
         One that waits until its limit is dropped.
         """
@@ -247,7 +248,7 @@ class Frames(abc.ABC):
         return not self.is_over and not self._is_full()
 
     async def _drop(self, entry: _Entry) -> None:
-        """Has the consumer told that an item was dropped, as soon as there is room for that."""
+        """Reports a dropped item to the consumer, as soon as there is room for that."""
         entry.finished_ns = now_ns()
         entry.is_here = True
         while self._is_full():
@@ -260,7 +261,7 @@ class Frames(abc.ABC):
         self._tell()
 
     def _place(self, entry: _Entry, slot: Slot) -> None:
-        """Writes an item into its slot and has it executed. What goes wrong becomes the last entry."""
+        """Writes an item into its slot and has it executed. An exception becomes the last entry."""
         if self.is_over:
             self._burst._leave(slot)
             return
@@ -280,7 +281,7 @@ class Frames(abc.ABC):
         self._tell()
 
     def spare(self) -> bool:
-        """Gives up the slot of one result that nobody has asked for yet, by copying it; False where there is none."""
+        """Releases the slot of one result that was not requested yet, by copying it; False without one."""
         for entry in reversed(self.entries):
             slot = entry.slot
             if slot is not None and self._take_results(entry):
@@ -314,7 +315,7 @@ class Frames(abc.ABC):
                 self._consumer = None
 
     def hold(self, entry: _Entry) -> None:
-        """Takes the first from the order; its slot stays until it is let go."""
+        """Takes the first from the order; its slot stays until it is released."""
         assert self._held is None, "one at a time"
         self.entries.popleft()
         self._held = entry.slot
@@ -420,7 +421,7 @@ class _DirectFrames(Frames):
 
     async def _work(self) -> None:
         """Executes what is ready, until nothing will be any more."""
-        while not self.is_over:  # What is ready may have lost its slot.
+        while not self.is_over:  # A ready entry may have lost its slot.
             if self._ready:
                 await self._execute(*self._ready.popleft())
             elif self.is_fed:
@@ -452,7 +453,7 @@ class _DirectFrames(Frames):
 
 
 def _raisable(error: BaseException) -> BaseException:
-    """What the consumer is raised: the error, unless it would say something about the consumer itself."""
+    """The exception for the consumer: the error, unless its class has a meaning for the consumer's own task."""
     if not isinstance(
         error, (anyio.get_cancelled_exc_class(), GeneratorExit, StopIteration, StopAsyncIteration)
     ):
@@ -479,7 +480,7 @@ def frames_of(
     priority: Priority,
     measure: bool,
 ) -> Frames:
-    """What is between a source and its consumer; arguments as of ``Burst.stream``. Nothing runs before the first ``first``."""
+    """Makes the pump of a stream; see ``Burst.stream`` for the arguments. Starts nothing until ``first`` is called."""
     if deadline is None and burst._is_alone():
         return _DirectFrames(burst, source, write, priority, measure)
     return _ExecutedFrames(burst, source, write, priority, measure, deadline=deadline, on_late=on_late)
@@ -489,7 +490,7 @@ class Stream(AsyncIterator[StreamResult[_T]]):
     """The results of a stream; made by ``Burst.stream``. A stream that is dropped ends.
 
     One that is broken off, by ``break`` or by a cancellation, and still referred to (by a name, or by the traceback of a kept
-    exception) keeps the slot of the result that it gave last, and goes on where it was when the next result is asked for. Its other
+    exception) keeps the slot of its last result, and continues where it was when the next result is requested. Its other
     slots go to executions that wait for one. ``async with`` and ``aclose`` end it at a known time.
     """
 

@@ -1,4 +1,4 @@
-"""Where the values of executions lie: request memory, and the memory of the application's own."""
+"""The places of the values of executions: request memory, and the memory of the application's own."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Memory for given uses: which device it lies at, if there is one that all of them are on.
+"""Memory for given uses: the device that it belongs to, if all uses are on one device.
 
-Owns the check that the uses go together. What memory there is, and how requests name it, is in ``own``.
+Owns the check that the uses go together. ``own`` defines the memories, and how requests name them.
 """
 
 from __future__ import annotations

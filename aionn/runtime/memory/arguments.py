@@ -4,7 +4,8 @@ Owns the description of inputs and outputs, the checks of what an application pa
 pictures and real values become what a model's input wants.
 
 Invariants:
-1. Values lie 64-byte aligned and padded in one memory per execution, so that mapping it once serves every argument of every step.
+1. Values are stored 64-byte aligned and padded in one memory per execution, so that mapping it once serves every argument of every
+   step.
 2. A value that does not fit the model is refused before anything is copied.
 """
 
@@ -58,11 +59,13 @@ Array = npt.NDArray[Any]
 AREAS_KEPT_MAX = 8
 """Request memories that a compilation, or a subgraph of one, keeps for the next execution; more are given back."""
 
-# In a request an extent of 0 says "unknown": an empty value cannot be an input.
+# In a request an extent of 0 means "unknown": an empty value cannot be an input.
 _EMPTY = "no device can be given an empty value"
 
 UNKNOWN_OUTPUT_BYTES = 4096
-"""First guess for an output whose size the model does not tell: a page; the device says what it wants if that is too small."""
+"""First estimate for an output whose size the model does not give: a page; the device reports the size that it needs if that is too
+small.
+"""
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
@@ -99,7 +102,7 @@ def tensor_spec(operand: Operand, name: str) -> TensorSpec:
 
 
 BOUND = object()
-"""Stands for an input that lies in a memory of the application's own."""
+"""Stands for an input in a memory of the application's own."""
 
 
 def check_inputs(
@@ -107,7 +110,7 @@ def check_inputs(
     values: Sequence[Any],
     needed: Callable[[], Collection[int]] = frozenset[int],
 ) -> list[Array | None]:
-    """What an application passes, as arrays of the model's types; None stays None: an input that is left out.
+    """The values that an application passes, as arrays of the model's types; None stays None: an input that is left out.
 
     Args:
         specs: What the model takes.
@@ -115,7 +118,7 @@ def check_inputs(
         needed: Which inputs cannot be left out; asked only when one is.
 
     Raises:
-        InvalidArgument: Wrong number, type or shape, or one is missing; says which input, what was expected and what came.
+        InvalidArgument: Wrong number, type or shape, or one is missing; names the input, the expected and the actual value.
     """
     if not isinstance(values, list | tuple):
         raise InvalidArgument(
@@ -124,7 +127,7 @@ def check_inputs(
     if len(values) != len(specs):
         raise InvalidArgument(f"inputs: expected {len(specs)} arrays, got {len(values)}")
     return [
-        # The usual case first: an array that is what the model says to the letter.
+        # The usual case first: an array with exactly the model's type and shape.
         v
         if type(v) is np.ndarray and v.shape == s.dimensions and v.dtype == s.dtype and v.size
         else _check_input(i, s, v, needed)
@@ -162,7 +165,7 @@ def _check_input(
 
 
 def _view_of(value: Any, where: str, expected: str) -> Array:
-    """What an application passed as an array: itself, or a view of a DLPack object or of a buffer."""
+    """The array that an application passed: itself, or a view of a DLPack object or of a buffer."""
     if isinstance(value, np.ndarray):
         return value
     if hasattr(value, "__dlpack__"):
@@ -177,7 +180,8 @@ def output_target(index: int, spec: TensorSpec, value: Any) -> Array:
     """An array of the application's own that an output is copied to: a view of what it passed.
 
     Raises:
-        InvalidArgument: It is none, cannot be written, or does not fit; says which output, what was expected and what came.
+        InvalidArgument: It is not an array, cannot be written, or does not fit; names the output, the expected and the actual
+            value.
     """
     where = f"output {index} ({spec.name})"
     array = _view_of(value, where, "a memory, an array or a buffer")
@@ -215,7 +219,7 @@ def input_value(key: int, spec: TensorSpec, shape: tuple[int, ...] | None) -> Va
 
 
 def result_value(key: int, spec: TensorSpec, size_bytes: int | None = None) -> Value:
-    """What a device will write; None takes the size that the description tells, or a guess."""
+    """A value that a device will write; None takes the size of the description, or an estimate."""
     if size_bytes is None:
         size_bytes = operand_size_bytes(spec.type, spec.dimensions) or UNKNOWN_OUTPUT_BYTES
     return Value(key, spec, spec.dimensions, size_bytes)
@@ -226,10 +230,10 @@ class Binding(NamedTuple):
 
     Attributes:
         pool: The memory.
-        location: Where in it; the pool's index is the request's to say.
+        location: Place in the memory; the request gives the pool's index.
         shape: Of the value.
         array: Its view; None where only the device can see it.
-        buffer: The device memory that it lies in, where that is known; None for ordinary memory.
+        buffer: The device memory that holds it, if that is known; None for ordinary memory.
     """
 
     pool: Memory | BufferToken
@@ -267,7 +271,7 @@ class RequestArea:
         return self._made_for is values or list(self._values.values()) == list(values)
 
     def bind(self, bound: Mapping[int, Binding], targets: Mapping[int, Array] | None = None) -> None:
-        """Has values lie elsewhere than in this area, and outputs be copied to arrays, until the next call."""
+        """Places values outside of this area, and copies outputs to arrays, until the next call."""
         self._targets = targets or {}
         if bound or self._bound:
             self._forget()
@@ -281,11 +285,11 @@ class RequestArea:
 
     @property
     def bound(self) -> Mapping[int, Binding]:
-        """What lies elsewhere, by key."""
+        """The values outside of the area, by key."""
         return self._bound
 
     def move(self, bound: Mapping[int, Binding]) -> None:
-        """Has the values that lie elsewhere lie in other places, in the midst of an execution."""
+        """Moves the values outside of the area to other places, during an execution."""
         self._forget()
         self._bound = bound
 
@@ -314,7 +318,7 @@ class RequestArea:
         return flat.reshape(() if is_scalar_type(value.spec.type) else shape)
 
     def binding(self, key: int) -> Binding:
-        """Where a value lies that is not left out, for who reads it in place."""
+        """The place of a value that is not left out, for reading it there."""
         if key in self._bound:
             return self._bound[key]
         view, location = self.view(key), self._locations[key]
@@ -328,7 +332,7 @@ class RequestArea:
                 np.copyto(self.view(key), array, casting="no")
 
     def outputs(self, keys: Sequence[int], *, copy: bool) -> tuple[Array, ...]:
-        """Results: arrays of their own, or read-only views; views in any case of what lies in the application's memory."""
+        """Results: arrays of their own, or read-only views; values in the application's memory are always views."""
         views = []
         for key in keys:
             if key in self._bound:
@@ -390,7 +394,7 @@ class RequestArea:
             else:
                 location = self._locations[key]
                 if value.shape != shape or location.length == 0:
-                    # What an earlier step wrote may be smaller than its room.
+                    # A value that an earlier step wrote may be smaller than its room.
                     size_bytes = operand_size_bytes(value.spec.type, shape)
                     location = DataLocation(location.pool_index, location.offset, size_bytes)
                 read.append(RequestArgument(False, location, () if shape == value.spec.dimensions else shape))
@@ -404,7 +408,7 @@ class RequestArea:
         """Remembers the shapes that a device reported for what it wrote.
 
         Raises:
-            GeneralFailure: It reported none, and the model does not say them.
+            GeneralFailure: It reported no shapes, and the model does not have them.
         """
         if not shapes:
             for spec in (self._values[key].spec for key in keys):
@@ -461,7 +465,7 @@ def image_writer(spec: TensorSpec, *, low: float = 0.0, high: float = 1.0) -> Wr
     """Writes pictures (uint8 [height, width, 3]) into the input: 0 becomes ``low``, 255 becomes ``high``, quantised if it is.
 
     Raises:
-        InvalidArgument: The input is no picture of one batch.
+        InvalidArgument: The input is not a picture of one batch.
     """
     if len(spec.dimensions) != 4 or spec.dimensions[0] != 1:
         raise InvalidArgument(

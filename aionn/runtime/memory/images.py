@@ -1,10 +1,10 @@
 """Images of the application's own that executions read and write in place.
 
-Owns the ways to make one, and how its pixels are the value of an input or output. Where pixels lie is ``aionn.hal.memory``'s; what
-a driver makes of them is ``aionn.drivers.kit.images``'.
+Owns the ways to make one, and how its pixels are the value of an input or output. ``aionn.hal.memory`` defines the layout of
+pixels, ``aionn.drivers.kit.images`` their use by drivers.
 
 Invariants:
-1. What lies between rows, and the X byte of a pixel that has one, is neither read nor written.
+1. Bytes between rows, and the X byte of a pixel that has one, are neither read nor written.
 2. Making an image of an array or a frame copies its pixels once; using it copies nothing here.
 
 Source: ``ANeuralNetworksMemory_createFromAHardwareBuffer`` of the NN HAL's runtime, for formats other than BLOB.
@@ -64,7 +64,7 @@ class ImageMemory(MappedMemory):
 
     Attributes:
         memory: The memory itself.
-        description: Where its pixels lie.
+        description: The layout of its pixels.
         array: The values, ``[layers, height, width, channels]`` uint8; writing here is what the next execution reads.
     """
 
@@ -158,10 +158,10 @@ class ImageMemory(MappedMemory):
 
     @classmethod
     def from_fd(cls, fd: int, description: HardwareBufferDesc, *, writable: bool = True) -> Self:
-        """Maps an image of somebody else's; the descriptor, a sealed memfd, is duplicated.
+        """Maps an image of another process; the descriptor, a sealed memfd, is duplicated.
 
         Raises:
-            InvalidArgument: The descriptor cannot be used so, or the image does not lie in it.
+            InvalidArgument: The descriptor cannot be used so, or the image does not fit into it.
         """
         return cls(Memory.from_fd(fd, kind=MemoryKind.HARDWARE_BUFFER, image=description, writable=writable))
 
@@ -176,7 +176,7 @@ class ImageMemory(MappedMemory):
         self.array[...] = values.reshape(shape)
 
     def binding(self, spec: TensorSpec, *, is_output: bool, where: str) -> Binding:
-        """How a request names it, as an input or output of this description."""
+        """Its argument in a request, as an input or output of this description."""
         if self.memory.is_closed:
             raise InvalidArgument(f"{where}: the image is closed")
         if is_output and not self.array.flags.writeable:

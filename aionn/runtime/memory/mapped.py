@@ -1,8 +1,8 @@
-"""What all memory of the application's own that driver processes map as well has in common.
+"""Base class of the application's memory that driver processes also map.
 
-Owns its end, and a copy of its values. What the bytes mean, and how a request names them, is for ``own`` and ``images`` to say.
+Owns its end, and a copy of its values. ``own`` and ``images`` define the meaning of the bytes, and their arguments in a request.
 
-Invariant: the mapping lives as long as somebody has the array or a view of it; closing gives back the descriptor alone.
+Invariant: the mapping lives as long as the array or a view of it is referenced; closing gives back the descriptor alone.
 
 Source: memory objects of the NN HAL's runtime (``ANeuralNetworksMemory``).
 """

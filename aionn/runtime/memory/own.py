@@ -4,7 +4,7 @@ Owns what an application holds, which uses a device memory is for, and copies be
 ``arguments``.
 
 Invariants:
-1. What an execution reads from or writes to such a memory is not copied by us.
+1. Values that an execution reads from or writes to such a memory are not copied by the runtime.
 2. A device memory is used in the roles that it was made for, and never sent to another device.
 3. A device memory holds a value after a successful write, and none after a failed one.
 
@@ -65,7 +65,7 @@ class SharedMemory(MappedMemory):
         size_bytes = kind.itemsize * math.prod(shape)
         if offset < 0 or size_bytes <= 0 or offset + size_bytes > memory.size_bytes:
             raise InvalidArgument(
-                f"memory: expected {size_bytes} bytes at {offset} to lie in {memory.size_bytes} bytes"
+                f"memory: expected {size_bytes} bytes at {offset} to fit into {memory.size_bytes} bytes"
             )
         values = memory.array[offset : offset + size_bytes].view(kind).reshape(shape)
         super().__init__(memory, values)
@@ -105,18 +105,18 @@ class SharedMemory(MappedMemory):
         is_file: bool = False,
         writable: bool = True,
     ) -> Self:
-        """Maps memory of somebody else's; the descriptor is duplicated.
+        """Maps memory of another process; the descriptor is duplicated.
 
         Args:
             fd: A sealed memfd, or a file with ``is_file``.
             shape: Of the values.
             dtype: Of the values.
             offset: Where they begin, in bytes.
-            is_file: Whether it is an ordinary file. Nobody may make it shorter meanwhile.
+            is_file: Whether it is an ordinary file. It must not be shortened while it is used.
             writable: False maps it read-only; executions cannot write to it then.
 
         Raises:
-            InvalidArgument: The descriptor cannot be used so, or the values do not lie in it.
+            InvalidArgument: The descriptor cannot be used so, or the values do not fit into it.
         """
         kind = MemoryKind.MMAP_FD if is_file else MemoryKind.ASHMEM
         memory = Memory.from_fd(fd, kind=kind, writable=writable)
@@ -136,7 +136,7 @@ class SharedMemory(MappedMemory):
         self.array[...] = values
 
     def binding(self, spec: TensorSpec, *, is_output: bool, where: str) -> Binding:
-        """How a request names it, as an input or output of this description."""
+        """Its argument in a request, as an input or output of this description."""
         if self.memory.is_closed:
             raise InvalidArgument(f"{where}: the memory is closed")
         if is_output and not self.array.flags.writeable:
@@ -202,7 +202,7 @@ class DeviceMemory:
     def binding(
         self, spec: TensorSpec, *, is_output: bool, where: str, role: tuple[object, bool, int]
     ) -> Binding:
-        """How a request names it, in a role."""
+        """Its argument in a request, in a role."""
         self._check_open(where)
         if role not in self._roles:
             raise InvalidArgument(f"{where}: the device memory was not made for this use")
@@ -225,7 +225,7 @@ class DeviceMemory:
 
 
 OwnMemory = SharedMemory | DeviceMemory | ImageMemory
-"""What an application may pass instead of an array."""
+"""A memory that an application may pass instead of an array."""
 
 
 def _extents(shape: Sequence[int]) -> tuple[int, ...]:

@@ -1,1 +1,1 @@
-"""From a model to a plan: which operation goes to which device, the steps made ready there, and what stands in for them."""
+"""From a model to a plan: the device of each operation, the steps made ready there, and their fallback."""

@@ -1,7 +1,7 @@
 """Compilation caches in a directory: which files belong to which step, and how they come into being.
 
-Owns tokens, file names, and the files' life; what is in them, and that nobody changed it, is for the driver
-(``aionn.drivers.kit.caching``) to say.
+Owns tokens, file names, and the files' life; the driver (``aionn.drivers.kit.caching``) defines their content, and checks that it
+is unchanged.
 
 Invariants:
 1. Equal tokens mean equal work: the caller's token, the step, the device with its version, preference and priority all take part.
@@ -107,7 +107,7 @@ async def open_cache(
         model: What is compiled, or the path of its file.
 
     Raises:
-        InvalidArgument: There is a token without a directory, it has another length, or the directory is no path.
+        InvalidArgument: There is a token without a directory, it has another length, or the directory is not a path.
     """
     if directory is not None:
         if not isinstance(directory, str | os.PathLike):
@@ -132,7 +132,7 @@ async def open_cache(
 def _digest(model: Model | str | os.PathLike[str]) -> bytes:
     digest = hashlib.sha256()
     if isinstance(model, Model):
-        # Structs of numbers and tuples: their text says all of them, in the order of their fields.
+        # Structs of numbers and tuples: their text contains all of them, in the order of their fields.
         digest.update(repr((model.main, model.referenced, model.extension_name_to_prefix)).encode())
         digest.update(b"\1" if model.relax_computation_float32_to_float16 else b"\0")
         digest.update(model.operand_values)
@@ -169,7 +169,7 @@ class StepCache:
         _logger.log(level, "the compilation is not kept: %s: %s", self.directory, error.strerror or error)
 
     def _plan_path(self, devices: Sequence[RuntimeDevice], choice: tuple[int, ...]) -> tuple[Path, bytes]:
-        """Where the plan over these devices lies, and the key of its digest."""
+        """The file of the plan over these devices, and the key of its digest."""
         digest = hashlib.sha256(self._token + b"plan")
         for device in devices:
             said = (device.name, device.driver, device.version, device.feature_level, device.capabilities)
@@ -180,7 +180,7 @@ class StepCache:
         return self.directory / f"{letters}0", key
 
     async def read_plan(self, devices: Sequence[RuntimeDevice], choice: tuple[int, ...]) -> bytes | None:
-        """The plan that was kept for a model on these devices; None if there is none, or it was changed.
+        """The plan that was kept for a model on these devices; None if it is missing, or was changed.
 
         Args:
             devices: All that were asked, in their order.
@@ -239,7 +239,7 @@ class StepCache:
         """Makes a step ready: from the cache if it is there, else anew, and keeps it. Raises as ``Device.prepare_model``."""
         counts = device.info.cache_files
         if not counts.model:
-            # Files of constants alone could not be told from changed ones: the digest is in the first model file.
+            # Files of constants alone could not be distinguished from changed ones: the digest is in the first model file.
             self.used = False
             return await device.hal.prepare_model(
                 model, preference=preference, priority=priority, deadline_ns=deadline_ns
@@ -319,7 +319,7 @@ def _opened(directory: Path, token: bytes, counts: CacheFileCounts) -> Iterator[
         def opened(names: Sequence[str]) -> list[int]:
             fds = []
             for name in names:
-                # Neither links nor pipes that nobody writes to: the first are refused, the others do not block.
+                # Flags against links and pipes without a writer: links are rejected, and pipes do not block.
                 flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
                 fds.append(os.open(directory / name, flags))
                 stack.callback(os.close, fds[-1])
@@ -339,7 +339,7 @@ class _Writing:
 
     @classmethod
     def begin(cls, cache: StepCache, token: bytes, counts: CacheFileCounts) -> _Writing | None:
-        """None if files cannot be made there, which the cache then tells."""
+        """None if files cannot be created there, which the cache then reports."""
         directory = cache.directory
         fds: list[int] = []
         paths: list[tuple[Path, Path]] = []

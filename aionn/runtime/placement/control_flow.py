@@ -1,15 +1,16 @@
 """IF and WHILE that no device takes: the runtime reads the condition, and runs the subgraphs over the devices as it runs a model.
 
-Such an operation is a step of a pseudo-device, the interpreter, and looks like any other prepared model to who executes steps. So
+Such an operation is a step of a pseudo-device, the interpreter, and is executed like any other prepared model. So
 it works on every path that steps have: plain, fenced, asynchronous, in bursts, and with what falls back.
 
-Owns the loop, its time-out, and the memory of the subgraphs' values. Which operations are interpreted is for ``division`` to say.
+Owns the loop, its time-out, and the memory of the subgraphs' values. ``division`` chooses the operations that are interpreted.
 
 Invariants:
-1. A value goes into a subgraph where it lies, without a copy; of the results only those of the operation itself are copied.
-2. The values of a loop lie in two memories by turns: a round reads those that the round before has written, and writes the others.
+1. A subgraph reads its inputs in place, without a copy; of the results only those of the operation itself are copied.
+2. The values of a loop are stored alternately in two memories: a round reads the one that the round before has written, and writes
+   the other.
 3. Steps inside take turns at their devices like all others: with the execution's priority and deadline, and never after it was
-   given up. The interpreter itself has a slot for everybody.
+   cancelled. The interpreter itself has unlimited slots.
 4. The time-out of a loop runs from its start, and is looked at after a condition that holds, before the body.
 
 Source: ``IfStep``, ``WhileStep`` and ``GotoStep`` of the NN HAL's runtime (``ExecutionPlan``).
@@ -69,7 +70,7 @@ MEMORIES_REMEMBERED_MAX = 64
 """Memories that a burst inside of a loop lets its device remember; more are sent with each request."""
 
 Held = Binding | None
-"""Where a value lies; None for one that is left out."""
+"""The place of a value; None for one that is left out."""
 
 
 def interpreted_step(model: Model, step: Step, plans: Sequence[Plan]) -> PreparedStep:
@@ -104,7 +105,7 @@ class _Subgraph:
         self._last_values = LastValues(plan)
 
     def values(self, is_left_out: Sequence[bool], bound: frozenset[int]) -> tuple[Value, ...]:
-        """Its values; those that lie elsewhere take no room. The same tuple as long as nothing has changed."""
+        """Its values; bound ones take no room. The same tuple as long as nothing has changed."""
         shapes = [
             None if out else spec.dimensions for spec, out in zip(self.plan.inputs, is_left_out, strict=True)
         ]
@@ -115,7 +116,7 @@ class _Subgraph:
         for index, area in enumerate(self._areas):
             if area.is_for(values):
                 return self._areas.pop(index)
-        self._areas.clear()  # What was kept is for other sizes.
+        self._areas.clear()  # The kept memory is for other sizes.
         return RequestArea(values)
 
     def give_back(self, area: RequestArea) -> None:
@@ -143,7 +144,7 @@ class _Frame:
     async def run(
         self, turns: Sequence[Turn], inputs: Sequence[Held], outputs: Sequence[Held] = ()
     ) -> tuple[list[Binding], list[Timing]]:
-        """Runs the subgraph over values where they lie.
+        """Runs the subgraph over values in place.
 
         Args:
             turns: One per step.
@@ -151,7 +152,7 @@ class _Frame:
             outputs: One per output: where to write it in place, or None; empty for nowhere.
 
         Returns:
-            Where the outputs lie until the next run, and what was measured.
+            The places of the outputs until the next run, and the measured timing.
         """
         execution = UNDER_WAY.get()()
         assert execution is not None, "a step runs in the task of its execution"
@@ -215,7 +216,7 @@ class InterpretedModel(PreparedModelDefaults):
         )
 
     def uses(self, argument: int, *, is_output: bool) -> list[tuple[PreparedStep, bool, int]] | None:
-        """Which steps inside read or write an argument where it lies; None if the runtime itself does."""
+        """The steps inside that read or write an argument in place; None if the runtime itself does."""
         main = self._model.main
         index = (main.output_indexes if is_output else main.input_indexes)[argument]
         if is_output:
@@ -319,7 +320,7 @@ class InterpretedModel(PreparedModelDefaults):
                 run.add(timings)
                 # State beyond the body's outputs is constant through the loop.
                 state[: len(results)] = results
-                # A device that answers at once leaves the loop no turn otherwise.
+                # A device that answers immediately leaves the loop no turn otherwise.
                 await anyio.lowlevel.checkpoint()
         except BaseException:
             for frame in frames:
@@ -340,14 +341,14 @@ class InterpretedModel(PreparedModelDefaults):
             assert held is not None, "checked where it was made"
             if combine_dimensions(declared, held.shape) is None:
                 raise GeneralFailure(
-                    f"{'IF' if self._is_if else 'WHILE'}: the model says shape {list(declared)}, got {list(held.shape)}"
+                    f"{'IF' if self._is_if else 'WHILE'}: the model has shape {list(declared)}, got {list(held.shape)}"
                 )
             location = argument.location
             pool = request.pools[location.pool_index]
             if isinstance(pool, BufferToken):
                 shapes.append(OutputShape(held.shape))
                 continue
-            assert held.array is not None, "what is the runtime's to copy lies in ordinary memory"
+            assert held.array is not None, "values that the runtime copies are in ordinary memory"
             size_bytes = held.array.nbytes
             shapes.append(OutputShape(held.shape, size_bytes <= location.length))
             if size_bytes <= location.length:
@@ -424,7 +425,7 @@ async def _plain(
 
 
 class _InterpretedBurst(BurstDefaults):
-    """Bursts of the steps inside of an IF or WHILE; one execution at a time, as of every burst."""
+    """Bursts of the steps inside of an IF or WHILE; one execution at a time, like every burst."""
 
     def __init__(self, model: InterpretedModel, polling: Mapping[str, int]) -> None:
         self._model = model
@@ -475,7 +476,7 @@ class _InterpretedBurst(BurstDefaults):
         return await _plain(run, subgraph, index, area, deadline_ns)
 
     def _identifiers_of(self, request: Request) -> list[int] | None:
-        """What the device knows the request's memories by; None for a request that no burst can take."""
+        """The device's identifiers of the request's memories; None for a request that no burst can take."""
         identifiers = []
         for pool in request.pools:
             if isinstance(pool, BufferToken):
@@ -511,7 +512,7 @@ def _constants_of(model: Model, indexes: Sequence[int]) -> dict[int, Held]:
 
 
 def _held(request: Request, argument: RequestArgument, operand: Operand) -> Held:
-    """Where a request's argument lies."""
+    """The place of a request's argument."""
     if argument.has_no_value:
         return None
     location = argument.location
@@ -526,7 +527,7 @@ def _held(request: Request, argument: RequestArgument, operand: Operand) -> Held
 
 
 def _truth(condition: Held, where: str) -> bool:
-    """What a condition says.
+    """The value of a condition.
 
     Raises:
         InvalidArgument: It is not one boolean.

@@ -1,11 +1,12 @@
-"""How a model with IF and WHILE is divided: the main subgraph, and on their own the subgraphs of what no device takes. Pure.
+"""Division of a model with IF and WHILE: the main subgraph, and separately the subgraphs of operations that no device takes. Pure.
 
-Owns when an IF or WHILE is interpreted, which subgraphs devices must be asked about for that, and the division of each. How one
-subgraph is cut is for ``partition`` to say, how steps are prepared for ``planning``.
+Owns when an IF or WHILE is interpreted, which subgraphs devices must be asked about for that, and the division of each.
+``partition`` cuts one subgraph, ``planning`` prepares steps.
 
 Invariants:
-1. What a device other than the reference device does best as a whole is never interpreted.
-2. What only the reference device could take is interpreted where another device does part of it better, and else left to it.
+1. An operation that a device other than the reference device does best as a whole is never interpreted.
+2. An operation that only the reference device could take is interpreted where another device does part of it better, and is
+   otherwise left to it.
 3. A subgraph is divided once, however many operations refer to it.
 
 Source: partitioning of control flow in the NN HAL's runtime (``ExecutionPlan``): its interpreter pseudo-device, numbered behind all
@@ -43,11 +44,11 @@ from aionn.runtime.placement.partition import (
 __all__ = ["INTERPRETER", "Division", "divide", "open_references", "referenced_by", "subgraph_model"]
 
 INTERPRETER = "interpreter"
-"""What stands for the runtime itself where devices are named."""
+"""The name of the runtime itself in lists of devices."""
 
 
 class Division(msgspec.Struct, frozen=True):
-    """How one subgraph is divided.
+    """The division of one subgraph.
 
     Attributes:
         model: The subgraph, as a model of its own.
@@ -101,7 +102,9 @@ def open_references(
         return "open"
 
     if not all(candidate.is_reference for candidate in candidates):
-        with contextlib.suppress(InvalidArgument):  # What nobody supports is told when the model is divided.
+        with contextlib.suppress(
+            InvalidArgument
+        ):  # An operation that no device supports is reported when the model is divided.
             choose_devices(subgraph_model(model, number), candidates, preference, note)
     return list(found)
 
@@ -127,7 +130,7 @@ def divide(
 
 
 def _check_sizes(division: Division, candidates: Sequence[Candidate]) -> None:
-    """Refuses what old devices cannot do: to report, or to be told, the size of a value between two steps.
+    """Rejects divisions that old devices cannot execute: they neither report nor accept the size of a value between two steps.
 
     Raises:
         GeneralFailure: Such a size is not known, and one of its devices is below level 3.

@@ -1,4 +1,4 @@
-"""Fallback to the CPU reference device: only where it was allowed, never for the caller's own mistake, always told.
+"""Fallback to the CPU reference device: only where it was allowed, never for the caller's own mistake, always reported.
 
 Owns when a failure may be made good by the reference device, the models that are prepared there for it, and how values in a
 device's memory get there.
@@ -6,8 +6,8 @@ device's memory get there.
 Invariants:
 1. A caller's mistake, an output that is too small and a missed deadline never fall back.
 2. A model with vendor extensions or the OEM operation never falls back: the reference device does not know what they mean.
-3. What fell back is told in the result, with the reason.
-4. What a step reads from a device's memory, or writes there, goes through ordinary memory; of unknown size it cannot.
+3. The result reports each fallback, with the reason.
+4. Values that a step reads from a device's memory, or writes there, go through ordinary memory, unless their size is unknown.
 
 Source: ``ExecutionPlan`` and ``CompilationBuilder`` of the NN HAL's runtime.
 """
@@ -45,7 +45,7 @@ __all__ = ["Fallback", "can_fall_back", "driver_error", "in_ordinary_memory", "m
 
 
 def driver_error(error: BaseException, where: str) -> Error:
-    """What a driver in this process has raised, as one of the errors that drivers may raise."""
+    """The exception of a driver in this process, as one of the errors that drivers may raise."""
     if isinstance(error, Error):
         return error
     wrong = shortage_of(error, where) or GeneralFailure(f"{where}: {type(error).__name__}: {error}")
@@ -71,7 +71,8 @@ def can_fall_back(model: Model) -> bool:
 async def in_ordinary_memory(
     area: RequestArea, inputs: Sequence[int], outputs: Sequence[int]
 ) -> AsyncIterator[None]:
-    """Has values of a step that lie in a device's memory lie in ordinary memory meanwhile, where any device can be given them.
+    """Moves values of a step from a device's memory to ordinary memory for the duration of the block, where any device can use
+    them.
 
     Args:
         area: Where the values are.

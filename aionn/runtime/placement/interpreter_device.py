@@ -1,7 +1,7 @@
 """The pseudo-device of the steps that the runtime itself runs: an IF or WHILE that no device takes.
 
-Owns what such a device is to who looks at a step's device: it has a name and no memories, and a slot for everybody, since who holds
-one waits for slots of devices, and those are ordered there.
+Presents the interpreter as a device: a name, no memories, and unlimited slots, since its steps wait for slots of devices, which
+order them.
 
 Source: the interpreter pseudo-device of the NN HAL's runtime (``ExecutionPlan``).
 """
@@ -30,7 +30,7 @@ def interpreter_device() -> RuntimeDevice:
 
 
 class _InterpreterDevice:
-    """What the runtime asks of a step's device: what it is, and whether it has memories."""
+    """The properties of a step's device that the runtime uses: its description, and whether it has memories."""
 
     info = DeviceInfo(
         INTERPRETER, DeviceType.OTHER, "1", FeatureLevel.LEVEL_8, uniform_capabilities(1.0, 1.0)
@@ -42,7 +42,7 @@ class _InterpreterDevice:
 
 
 class _Everybody(Dispatcher):
-    """A slot for everybody: who holds one waits for slots of devices, and those are ordered there."""
+    """Unlimited slots: a step that holds one waits for slots of devices, which order the steps."""
 
     def __init__(self) -> None:
         super().__init__(1, now=now_ns)

@@ -1,7 +1,7 @@
 """Which operation goes to which device, and how the work is cut into steps. Pure: no device is asked here.
 
-Owns scores, the choice, the order of steps, and the model of each step. Who supports what was asked before; steps are prepared and
-run elsewhere. What becomes of the subgraphs of an IF or WHILE that no device takes is for ``division`` to say.
+Owns scores, the choice, the order of steps, and the model of each step. Support was queried before; steps are prepared and run
+elsewhere. ``division`` handles the subgraphs of an IF or WHILE that no device takes.
 
 Invariants:
 1. Every operation of a subgraph is in exactly one step; an operand is written by one step and read by later ones only.
@@ -60,7 +60,7 @@ _HELD = (OperandLifeTime.TEMPORARY_VARIABLE, OperandLifeTime.SUBGRAPH_INPUT, Ope
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """What partitioning knows of a device.
+    """The properties of a device that partitioning uses.
 
     Attributes:
         name: Its name.
@@ -106,7 +106,7 @@ class Step(msgspec.Struct, frozen=True):
         operations: Indexes of its operations, in execution order.
         inputs: Operands that it reads and does not write, constants left out, by index in the main subgraph.
         outputs: Operands that it writes and that a later step or the caller reads.
-        is_interpreted: Whether it is one IF or WHILE that no device takes.
+        is_interpreted: Whether it consists of one IF or WHILE that no device takes.
     """
 
     candidate: int
@@ -174,7 +174,7 @@ def choose_devices(
             for c in candidates
         )
         able = [i for i, score in enumerate(scores) if score is not None]
-        # min() keeps the first of equals, so the reference device sorts before the others at the same score.
+        # min() keeps the first of equals, so the reference device sorts before other devices at the same score.
         best = min(able, key=lambda i: (scores[i], not candidates[i].is_reference, i), default=None)
         if operation.type in CONTROL_FLOW and (best is None or candidates[best].is_reference):
             # The reference device takes what is of unknown size as a whole: between devices such values are copied to and fro.
@@ -312,7 +312,7 @@ def cut(
 
 
 def step_model(model: Model, step: Step) -> Model:
-    """The model that a step's device is given: the step's inputs and outputs are the model's, in the step's order.
+    """The model for a step's device: its inputs and outputs are those of the step, in the step's order.
 
     Constants stay where they are: the step shares the whole model's memory.
     """
@@ -390,7 +390,8 @@ def _uses(main: Subgraph, operations: Sequence[int], prefix: int) -> bool:
 
 
 def _step_operand(operand: Operand, lifetime: OperandLifeTime | None) -> Operand:
-    # How many operations read an operand changes with the cut; drivers of the HIDL kind count anew, so nothing is claimed here.
+    # The number of operations that read an operand changes with the cut; drivers of the HIDL kind count anew, so nothing is claimed
+    # here.
     if lifetime is None:
         return msgspec.structs.replace(operand, consumer_count=None)
     # Only values change their lifetime, and those have no location: see aionn.validation.

@@ -1,7 +1,7 @@
-"""What a compilation executes: its steps, made ready, and where every value is met.
+"""The plan that a compilation executes: its prepared steps, and the steps that read or write each value.
 
 Owns the record, the ways in which a step or the whole model runs on the reference device instead, and the freeing of what was made
-ready. Refuses to own how a plan comes about (``planning``) and who runs it (``compilation``, ``burst``, ``control_flow``).
+ready. Plans are made in ``planning`` and run in ``compilation``, ``burst`` and ``control_flow``.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Plan(NamedTuple):
     def fall_back(
         self, index: int, measure: bool, loop_timeout_ns: int | None = None
     ) -> Callable[[RequestArea, int | None, Error], Awaitable[tuple[Timing, str]]] | None:
-        """How a step runs on the reference device after it has failed on its own."""
+        """The form of a step on the reference device after a failure on its own device."""
         fallback, step = self.fallback, self.steps[index]
         if fallback is None or step.device is fallback.device:
             return None
@@ -88,7 +88,7 @@ class Plan(NamedTuple):
         return run
 
     def rescue(self, measure: bool, loop_timeout_ns: int | None = None) -> Turn | None:
-        """How the whole model runs on the reference device when a step has failed there as well, or cannot run at all."""
+        """The form of the whole model on the reference device when a step has failed there as well, or cannot run."""
         fallback = self.fallback
         if fallback is None or len(self.steps) == 1:
             return None
@@ -123,7 +123,7 @@ class Plan(NamedTuple):
         return ", ".join(device.name for device in self.devices)
 
     def uses(self, key: int) -> list[tuple[PreparedStep, bool, int]]:
-        """Where a value is met: ``(step, whether it writes, which argument)``.
+        """The uses of a value: ``(step, whether it writes, which argument)``.
 
         Of an IF or WHILE that is interpreted, the steps inside that read or write the very memory, and the IF or WHILE itself where
         the runtime does.
@@ -142,7 +142,7 @@ class Plan(NamedTuple):
     def values(
         self, input_shapes: Sequence[tuple[int, ...] | None], sizes: Mapping[int, int]
     ) -> tuple[Value, ...]:
-        """All values of an execution; ``sizes`` says what is known from earlier ones."""
+        """All values of an execution; ``sizes`` has those known from earlier ones."""
         main = self.model.main
         inputs = [
             input_value(key, spec, shape)
@@ -168,7 +168,7 @@ class LastValues:
     def of(
         self, shapes: Sequence[tuple[int, ...] | None], sizes: Mapping[int, int], bound: Collection[int]
     ) -> tuple[Value, ...]:
-        """As ``Plan.values``; those of ``bound`` lie elsewhere and take no room."""
+        """As ``Plan.values``; those of ``bound`` are in other memories and take no room."""
         known = (tuple(shapes), dict(sizes), frozenset(bound))
         if self._known != known:
             self._values = tuple(
@@ -189,9 +189,9 @@ def learnt_by(plan: Plan, owner: object) -> list[Hashable]:
 
 
 def settle_of(plan: Plan) -> Callable[[Request], Awaitable[None]] | None:
-    """How to wait until the only step's device is done with a request whose caller was cancelled.
+    """The wait until the only step's device is done with a request whose caller was cancelled.
 
-    None where there are several steps, or where the device cannot say: then executions have tasks of their own.
+    None if there are several steps, or if the device has no ``settle``: then executions have tasks of their own.
     """
     if len(plan.steps) != 1:
         return None

@@ -4,7 +4,7 @@ Owns the order of this, what a device that fails to answer means, and that nothi
 cut are in ``partition``, ``division`` and ``slicing``.
 
 Invariants:
-1. A device that fails to answer what it supports supports nothing; if every device fails, the first failure is the caller's to see.
+1. A device that fails to answer what it supports supports nothing; if every device fails, the caller gets the first failure.
 2. A device is asked and given only what its feature level can express.
 3. A preparation that fails frees those before it.
 
@@ -83,13 +83,13 @@ class LoadedModel(NamedTuple):
 
 
 class PlanOptions(NamedTuple):
-    """How a model is made ready.
+    """Options of a model's preparation.
 
     Attributes:
         preference: What the devices are chosen for, and optimise for.
         priority: Of the prepared models.
-        deadline_ns: Absolute; None for none.
-        cache: Where prepared steps are kept; None for nowhere.
+        deadline_ns: Absolute; None means no deadline.
+        cache: Where prepared steps are kept; None means nowhere.
     """
 
     preference: ExecutionPreference
@@ -107,7 +107,7 @@ async def load_model(model: Model | str | os.PathLike[str]) -> LoadedModel:
     """A model as it is, or from a .tflite file.
 
     Raises:
-        InvalidArgument: The file cannot be read, or is no model; or the model's inputs or outputs are not its own.
+        InvalidArgument: The file cannot be read, or is not a model; or the model's inputs or outputs are not its own.
     """
     if isinstance(model, Model):
         main = model.main
@@ -115,7 +115,7 @@ async def load_model(model: Model | str | os.PathLike[str]) -> LoadedModel:
             inputs = tuple(tensor_spec(operand, f"input{i}") for i, operand in enumerate(main.inputs))
             outputs = tuple(tensor_spec(operand, f"output{i}") for i, operand in enumerate(main.outputs))
         except IndexError:
-            validate_model(model)  # says which index
+            validate_model(model)  # Raises the error with the index.
             raise
         return LoadedModel(model, inputs, outputs)
     if not isinstance(model, str | os.PathLike):
@@ -241,7 +241,7 @@ async def make_plan(
         loaded: The model.
         devices: In the order of preference.
         options: See ``PlanOptions``.
-        fallback_device: Where steps run that fail while executing; None for nowhere.
+        fallback_device: Where steps run that fail while executing; None means nowhere.
 
     Raises:
         InvalidArgument: The model breaks a rule, or some operation is supported by no device.
@@ -325,7 +325,7 @@ class _Preparing:
         )
 
     def _models(self, number: int) -> list[Model]:
-        """What each step's device is given."""
+        """The model that each step's device gets."""
         division = self._divisions[number]
         model, steps = division.model, division.steps
         levels = [
@@ -390,7 +390,7 @@ def _log_choices(divisions: Mapping[int, Division], devices: Sequence[RuntimeDev
 async def _ask_about(
     model: Model, devices: Sequence[RuntimeDevice], levels: Sequence[int], preference: ExecutionPreference
 ) -> tuple[dict[int, list[Candidate]], dict[int, int]]:
-    """What the devices support, and the level needed, by number of the subgraph: the main one, and those that may be divided."""
+    """The devices' support, and the level needed, by number of the subgraph: the main one, and those that may be divided."""
     asked: dict[int, list[Candidate]] = {}
     needed: dict[int, int] = {}
     pending = [0]

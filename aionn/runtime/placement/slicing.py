@@ -1,10 +1,10 @@
-"""What of a model a device of a lower feature level can be asked and given. Pure: no device is asked here.
+"""The part of a model that a device of a lower feature level can be queried about and can prepare. Pure: no device is asked here.
 
 Owns the level of each operation, the slice of a model that a level can express, and how a model is expressed at a level.
 
 Invariants:
 1. A device is never shown an operation, an operand type or a property of the model that its level does not know.
-2. What was asked about in a slice is told by the indexes of the whole model.
+2. Answers about a slice are reported with the operation indexes of the whole model.
 
 Source: ``MetaModel`` of the NN HAL's common code.
 """
@@ -77,7 +77,7 @@ def _operand_level(operand: Operand) -> int:
 def expressed_at(model: Model, level: int) -> Model:
     """The model for a device of a level, without what the level has no words for and what changes no answer."""
     if level < FeatureLevel.LEVEL_2 and model.relax_computation_float32_to_float16:
-        # Leave to compute less exactly: who does not know it computes exactly.
+        # The relaxed-precision flag: a device that does not know it computes in full precision, which is allowed.
         model = msgspec.structs.replace(model, relax_computation_float32_to_float16=False)
     if level < FeatureLevel.LEVEL_3 and model.extension_name_to_prefix:
         model = msgspec.structs.replace(model, extension_name_to_prefix=())
@@ -85,7 +85,7 @@ def expressed_at(model: Model, level: int) -> Model:
 
 
 def slice_model(model: Model, levels: Sequence[int], level: int) -> Slice | None:
-    """What a device of a level can be asked about; None if that is nothing.
+    """The part that a device of a level can be queried about; None if that is nothing.
 
     Inputs and outputs of operations that were taken out become outputs and inputs of the slice.
 

@@ -1,4 +1,4 @@
-"""The client's side of a driver process: a device behind a connection, and who starts and ends the process."""
+"""The client's side of a driver process: a device behind a connection, and the supervisor that starts and ends the process."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 """One connection to a driver process: its channel, and everything whose end depends on it.
 
-Owns who is told when the process is gone: bursts, launched executions, pending calls; and the watch for a process that is there but
-does not answer.
+Owns the notifications of the process's end, to bursts, launched executions and pending calls; and the watch for a process that does
+not answer.
 
 Invariants:
 1. Every callback that was registered comes exactly once: with its result, or with DEAD_OBJECT when the process is gone.
 2. A process that answers nothing for ``hang_after_s`` while something is expected of it is killed.
-3. A forked child has no connection of its parent's: its copies of the sockets are closed at once, so that nothing in it speaks to
-   the parent's driver process, and that process sees the parent's end although the child lives.
+3. A forked child has no connection of its parent's: its copies of the sockets are closed immediately, so that it cannot send to the
+   parent's driver process, and that process sees the parent's end although the child lives.
 
 Source: the death handling of callbacks in the NN HAL's support code.
 """
@@ -62,13 +62,13 @@ from aionn.service.wire.repetition import (
 __all__ = ["Connection", "Peer", "ServedSocket"]
 
 CONNECT_S_MAX = 5.0
-"""How long a served socket may take to accept."""
+"""Limit of the time until a served socket accepts."""
 
 LAST_MESSAGES_S = 0.1
-"""How long what a process has sent is still read after its end, where something else keeps its socket open."""
+"""Time for which a process's messages are still read after its end, if another process keeps its socket open."""
 
 _ANSWERED = frozenset(kind.__name__ for kind in (GetMemories, BurstEnded, RecallMemories, Notify))
-"""What a driver process may call."""
+"""The calls of a driver process."""
 
 _logger = logging.getLogger("aionn.service")
 
@@ -83,7 +83,7 @@ class Peer(Protocol):
     def socket(self) -> socket.socket: ...
 
     def kill(self) -> None:
-        """Ends it at once, if it is ours to end."""
+        """Ends it immediately, if this process started it."""
         ...
 
     async def log_output(self) -> None:
@@ -91,14 +91,14 @@ class Peer(Protocol):
         ...
 
     async def wait(self) -> object:
-        """Waits for its end; for ever, if that cannot be seen."""
+        """Waits for its end; without end if that cannot be observed."""
         ...
 
     async def aclose(self) -> None: ...
 
 
 class ServedSocket:
-    """A driver process that somebody else started: see ``aionn serve``.
+    """A driver process that was started by another user or process: see ``aionn serve``.
 
     Attributes:
         pid: Its process id.
@@ -115,7 +115,7 @@ class ServedSocket:
         """Connects to a socket in the file system.
 
         Raises:
-            DeviceUnavailable: Nobody serves there, or its permissions refuse this user.
+            DeviceUnavailable: No process serves there, or its permissions refuse this user.
         """
         try:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
@@ -128,7 +128,7 @@ class ServedSocket:
                         sock.connect(path)
                         return cls(sock)
                     except BlockingIOError:
-                        # Its backlog is full. A Unix socket tells nobody when that changes.
+                        # Its backlog is full. A Unix socket does not report that change.
                         await anyio.sleep(0.01)
         except (OSError, TimeoutError) as e:
             sock.close()
@@ -141,10 +141,10 @@ class ServedSocket:
         """Does nothing: the process serves others, too."""
 
     async def log_output(self) -> None:
-        """Does nothing: its standard error is of whoever started it."""
+        """Does nothing: its standard error belongs to its parent."""
 
     async def wait(self) -> None:
-        """Never returns: the socket says when it is gone."""
+        """Never returns: the socket reports its end."""
         await anyio.sleep_forever()
 
     async def aclose(self) -> None:
@@ -152,7 +152,7 @@ class ServedSocket:
 
 
 def _freed_by(reply: ReplyBody) -> CallBody | None:
-    """The call that frees what the driver process made for a caller that has gone away meanwhile."""
+    """The call that frees an object of the driver process whose caller has left."""
     match reply:
         case PrepareModelReply():
             return FreePreparedModel(reply.prepared)
@@ -172,7 +172,7 @@ class Connection:
         peer: The process.
         device_name: Names it in errors.
         tasks: Where launches run.
-        hang_after_s: See the module's invariant 2; None for no watch.
+        hang_after_s: See the module's invariant 2; None means no watch.
 
     Attributes:
         peer: See above.
@@ -251,7 +251,7 @@ class Connection:
             await self._end()
 
     async def _wait_for_end(self) -> None:
-        # As a rule the socket says it first. But a process that the driver has forked may have a copy of it.
+        # As a rule the socket reports it first. But a process that the driver has forked may have a copy of it.
         await self.peer.wait()
         with anyio.move_on_after(LAST_MESSAGES_S):
             await self.ended.wait()
@@ -310,7 +310,7 @@ class Connection:
                     self._finish(number, status)
                 launched.set()
 
-        # A task of its own: a caller that gives up in the middle must not leave it open whether there will be a callback.
+        # A task of its own: a caller that is cancelled in the middle must not leave it undecided whether there will be a callback.
         self._tasks.start_soon(send)
         await launched.wait()
         return status
@@ -348,7 +348,7 @@ _connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 def _close_in_child() -> None:
     for connection in list(_connections):
-        # The number alone: telling the event loop would change the parent's epoll set, which both share.
+        # The number alone: notifying the event loop would change the parent's epoll set, which both share.
         connection.peer.socket.close()
     _connections.clear()
 

@@ -1,7 +1,7 @@
 """A device in another process: the driver contract, spoken over a channel.
 
 Owns the device's side of the connection: which process it is (started when first needed, started again after it died, or served by
-somebody else at a socket), and that it stays the same device.
+another process at a socket), and that it stays the same device.
 
 Invariants:
 1. An object belongs to the process that made it. When that process is gone every pending call on it raises DEAD_OBJECT, and so does
@@ -70,14 +70,16 @@ from aionn.validation import check_device_info
 __all__ = ["RemoteDevice"]
 
 START_S_MAX = 30.0
-"""How long a driver process may take until it answers: a large engine loads for seconds on a slow disk."""
+"""Limit of the time until a driver process answers: a large engine loads for seconds on a slow disk."""
 
 SHORT_LIFE_S = 1.0
 """A process that died sooner than this after its start counts towards the pause before the next start."""
 
 PAUSE_S_MIN = 0.05
 PAUSE_S_MAX = 5.0
-"""The pause before the second start in a row of a driver that died at once; it doubles with each further one, up to the maximum."""
+"""The pause before the second start in a row of a driver that died right after its start; it doubles with each further one, up to
+the maximum.
+"""
 
 POOLS_MAX = 4096
 """Most memories that a driver process is asked to remember, whatever it offers."""
@@ -93,9 +95,9 @@ class RemoteDevice:
         name: The device's name.
         tasks: Where the connection's tasks run; the device must be closed before this task group ends.
         info: What is known of the device already; None asks the process, by ``connect``.
-        path: A socket that ``aionn serve`` made; the device then belongs to somebody else's process. None starts a process.
+        path: A socket that ``aionn serve`` made; the device then belongs to another process. None starts a process.
         hang_after_s: A process that does not answer for so long is killed, and a device that makes no progress for so long ends
-            its process itself; None waits for ever.
+            its process itself; None waits without a limit.
         spare: Whether a spare process is kept once the device has served for a while: when its process dies, the next call need
             not wait until one has started.
     """
@@ -140,7 +142,7 @@ class RemoteDevice:
 
     @property
     def spare_pid(self) -> int | None:
-        """The process that stands in when the driver process dies, None when none is ready."""
+        """The process that replaces the driver process when it dies, None when none is ready."""
         return None if self._spare is None else self._spare.pid
 
     @property
@@ -187,7 +189,7 @@ class RemoteDevice:
             self._started_s = anyio.current_time()
             return await self._started()
         except anyio.get_cancelled_exc_class():
-            # The process ended because its caller did: that says nothing of the driver.
+            # The process ended because its caller did: that is not a fault of the driver.
             self._started_s, self._short_lives = known
             raise
 
@@ -238,10 +240,10 @@ class RemoteDevice:
         try:
             check_device_info(hello.info)
         except InvalidArgument as e:
-            connection.channel.close("what it says of itself is illegal")
+            connection.channel.close("its DeviceInfo is invalid")
             raise DeviceUnavailable(f"device {self._name!r}: {e}") from e
         if self._info is not None and hello.info != self._info:
-            connection.channel.close("it is not the device that it was")
+            connection.channel.close("it differs from the device before")
             raise DeviceUnavailable(
                 f"device {self._name!r}: the new driver process differs from the one before"
             )
@@ -285,7 +287,7 @@ class RemoteDevice:
             try:
                 on_wire = CacheOnWire.of(cache)
             except InvalidArgument:
-                pass  # Whatever is wrong with cache arguments never fails a preparation: there will be nothing in the cache.
+                pass  # Invalid cache arguments never fail a preparation: nothing is cached then.
         body = PrepareModel(model, preference, priority, deadline_ns, on_wire)
         reply = await connection.channel.call(body, PrepareModelReply)
         return RemotePreparedModel(connection, reply.prepared, reply.expected_duration_ns)

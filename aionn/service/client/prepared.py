@@ -1,4 +1,4 @@
-"""What a driver process made for us: prepared models, device memories, fenced executions, by their handles.
+"""Objects of a driver process: prepared models, device memories, fenced executions, by their handles.
 
 Owns the client's side of each object's life: it is freed at the driver when it is closed, and also when it is dropped.
 
@@ -60,11 +60,12 @@ from fences import FenceStatus, SyncFence, merge
 __all__ = ["RemoteBuffer", "RemoteExecution", "RemotePreparedModel"]
 
 FREE_S_MAX = 1.0
-"""How long freeing an object waits for a driver that does not answer; the end of its process frees everything."""
+"""Limit of the wait of freeing an object for a driver that does not answer; the end of its process frees everything."""
 
 UNANSWERED_MAX = 2
-"""How many objects in a row a process may leave unanswered when they are freed; for later ones nobody waits. A process with
-hundreds of objects would keep whoever closes them for minutes."""
+"""Number of objects in a row whose freeing a process may leave unanswered; later ones are not waited for. Closing hundreds of
+objects of a process would otherwise take minutes.
+"""
 
 _unanswered: weakref.WeakKeyDictionary[Channel, int] = weakref.WeakKeyDictionary()
 """By connection, how many that are."""
@@ -138,7 +139,7 @@ class RemotePreparedModel(PreparedModelDefaults):
         loop_timeout_ns: int | None = None,
         priority: Priority | None = None,
     ) -> ExecutionResult:
-        """See ``PreparedModel``. Cancellation asks the device to stop; ``settle`` says when it has."""
+        """See ``PreparedModel``. Cancellation asks the device to stop; ``settle`` returns when it has."""
         self._check_open()
         body = Execute(self.handle, self._on_wire(request), measure, deadline_ns, loop_timeout_ns, priority)
 
@@ -149,7 +150,9 @@ class RemotePreparedModel(PreparedModelDefaults):
         return (await self._channel.call(body, ExecuteReply, left=leave)).result
 
     async def settle(self, request: Request) -> None:
-        """Waits until the driver is done with a request whose caller was cancelled, or its process is gone; at once where it is."""
+        """Waits until the driver is done with a request whose caller was cancelled, or its process is gone; immediately if it
+        is.
+        """
         left = self._left.get(id(request))
         if left is not None:
             await left[1].over.wait()
@@ -228,7 +231,7 @@ class RemotePreparedModel(PreparedModelDefaults):
                 raise ResourceExhausted(f"burst: no descriptor for its queues: {e.strerror}") from e
             handle = (await self._channel.call(body, ConfigureBurstReply)).burst
             if handle in self.connection.bursts:
-                # Not both would be told that the process is gone.
+                # Otherwise one of both would miss the process's end.
                 raise GeneralFailure(f"burst: the driver process gave the number {handle} to two bursts")
         except BaseException:
             requests.close()
@@ -332,7 +335,7 @@ class RemoteBuffer(BufferDefaults):
 
 
 def _fences(wait_for: Sequence[SyncFence]) -> tuple[SyncFence, ...]:
-    # What is no fence would make a message that no driver process can read; whether one has failed is the driver's to say.
+    # Only fences can be encoded; the driver rejects failed ones.
     fences = check_fences(wait_for, where="fenced execution", may_have_failed=True)
     return fences if len(fences) <= FENCES_MAX else (merge(fences, "all that a fenced execution waits for"),)
 

@@ -1,10 +1,10 @@
 """A driver process that is started before it is needed.
 
-Owns when one is started, whether it may be used, and its end. What it does until it is used is ``entry``'s.
+Owns its start, the conditions of its use, and its end. ``entry`` has the code that it runs until it is used.
 
 Invariants:
-1. A device has at most one spare process. It is started only after the device has served for ``SERVED_S``: a driver that dies at
-   once has none.
+1. A device has at most one spare process. It is started only after the device has served for ``SERVED_S``: a driver that dies
+   sooner has no spare process.
 2. It is used only when it is ready, and when a process started now would get the same command line, environment, working
    directory and processors; otherwise it is killed.
 3. It is reaped, whether it is used, killed or ends by itself, however often the tasks around it are cancelled.
@@ -28,18 +28,20 @@ from aionn.service.wire.received import close_unread
 __all__ = ["Spare"]
 
 SERVED_S = 3.0
-"""How long a device serves before a spare process is started for it: three times what counts as a short life, and long enough for
-what an application does first, to compile its models, to be over."""
+"""Time for which a device serves before a spare process is started for it: three times a short life, and long enough for the
+application's first compilations.
+"""
 
 QUIET_S_MAX = 5.0
-"""How long after that a moment is waited for in which nothing is under way. A stream never pauses; then it starts all the same."""
+"""Limit of the wait for a moment without pending calls after that. A stream never pauses; then the process starts regardless."""
 
 QUIET_PAUSE_S = 0.25
-"""How often that is looked at."""
+"""Interval between two checks of that."""
 
 READY_S_MAX = 60.0
-"""How long a spare process may take until it is ready: twice what a process may take that somebody waits for, since its priority is
-low. A module that hangs while it is imported must not keep one for ever."""
+"""Limit of the time until a spare process is ready: twice the limit of an awaited process, since its priority is low. A module that
+hangs while it is imported must not keep one without end.
+"""
 
 _logger = logging.getLogger("aionn.service")
 
@@ -132,7 +134,7 @@ class Spare:
             self._process = None
 
     async def take(self) -> DriverProcess | None:
-        """The process, which is the caller's from now on; None where there is none that can be used. Ends the keeping."""
+        """The process, which is the caller's from now on; None without a usable one. Ends the keeping."""
         self._is_wanted = self._is_ready and not self._over.is_set() and self._is_current()
         self._scope.cancel()
         if not self._is_wanted:

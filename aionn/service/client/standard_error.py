@@ -1,4 +1,4 @@
-"""What a driver process writes to its standard error, as records of loggers.
+"""The standard error of a driver process, as records of loggers.
 
 Owns lines and their limits; no I/O. A process writes as fast as it can, and the application's handlers may write each record to a
 disk: what exceeds the limits is counted and not logged, and the number is.
@@ -6,7 +6,7 @@ disk: what exceeds the limits is counted and not logged, and the number is.
 Invariants:
 1. Every line within the limits becomes one record, in order; of a longer line its beginning does. An empty one
    becomes none, and counts.
-2. What is suppressed is reported: at once, then once in ``REPORT_S`` while it goes on, and at the end.
+2. Suppressed lines are reported: immediately, then once in ``REPORT_S`` while there are more, and at the end.
 3. The work for a chunk comes in steps of at most ``LINES_PER_STEP`` records.
 """
 
@@ -20,13 +20,13 @@ from aionn.observability.log_tags import relayed
 __all__ = ["StandardError"]
 
 LINE_BYTES_MAX = 4096
-"""What is logged of a line: longer than any line of a traceback, and than what a person reads."""
+"""Longest logged part of a line: longer than any line of a traceback, and than a person reads."""
 
 LINES_BURST = 2000
-"""Lines that are logged at once: all tracebacks of a process that ends, or what an engine says when it starts."""
+"""Lines that are logged in one burst: all tracebacks of a process that ends, or the output of an engine's start."""
 
 LINES_PER_S = 500
-"""Lines that are logged over time: less than a hundredth of a core, and each execution of a stream may say something."""
+"""Lines that are logged over time: less than a hundredth of a core, and each execution of a stream may print a line."""
 
 BYTES_BURST, BYTES_PER_S = 1 << 20, 128 << 10
 """The same limits in bytes, for long lines."""
@@ -35,10 +35,10 @@ LINES_PER_STEP = 16
 """Records that are made before other tasks get their turn: some tenths of a millisecond."""
 
 REPORT_S = 5.0
-"""How often the number of suppressed lines is reported while there are more."""
+"""Interval between two reports of the number of suppressed lines while there are more."""
 
 _GREETINGS = ("INFO", "I0000")
-"""How lines begin that engines write when nothing is wrong."""
+"""First words of lines that engines write without a fault."""
 
 
 class StandardError:
@@ -101,7 +101,7 @@ class StandardError:
         self._is_cut = False
 
     def _keep(self, rest: bytes) -> None:
-        """Remembers the beginning of a line that goes on."""
+        """Remembers the beginning of a line that continues."""
         if self._is_cut:
             self._suppressed_bytes += len(rest)
             return

@@ -1,13 +1,13 @@
 """Starts and ends driver processes.
 
-Owns the process, its socket and the notice of its death. What is said over the socket is the client's (``client.py``).
+Owns the process, its socket and the notice of its death. The client (``client.py``) owns the messages on the socket.
 
 Invariants:
 1. A process that was started is always reaped, and killed if it does not end by itself in time, however often the task that
    starts or ends it is cancelled.
-2. What the process has started ends with it, unless that has made a process group or session of its own: it may have copies of the
-   process's ends of sockets and fences, whose closing tells that the process is gone.
-3. Everything inherited is the one end of the socket pair. Standard output and standard error go to a logger: whoever has a
+2. Processes that it has started end with it, unless they have a process group or session of their own: they may have copies of its
+   ends of sockets and fences, whose closing reports its end.
+3. Everything inherited is the one end of the socket pair. Standard output and standard error go to a logger: a holder of a
    descriptor of the application's could set flags of it for both, so that the application's own output fails.
 4. The process is its own session: a terminal's Ctrl-C reaches the application alone.
 """
@@ -35,20 +35,20 @@ from aionn.service.python_process import python_command, python_environment
 __all__ = ["DriverProcess", "StartConditions"]
 
 END_S_MAX = 2.0
-"""How long a process may take to end once its client let go; the host itself ends within half a second."""
+"""Limit of the time until a process ends once its client has closed the socket; the host itself ends within half a second."""
 
 UNWATCHED_S = 0.01
-"""How often a process is looked at while the event loop has no room to watch it."""
+"""Interval between two checks of a process while the event loop has no room to watch it."""
 
 STDERR_BYTES_AT_ONCE = 1 << 16
-"""What is taken from a process's standard error at once: all that a pipe holds."""
+"""Bytes that are read from a process's standard error in one call: all that a pipe holds."""
 
 STDERR_PAUSE_S = 0.001
 """Pause between two readings of a process's standard error: a driver can write 64 MB in a second, or a byte at a time, for a
 twentieth of the loop's time."""
 
 LAST_WORDS_S_MAX = 0.1
-"""How long what a process has written is read after its end; a process that it started may keep the pipe open."""
+"""Time for which a process's output is read after its end; a process that it started may keep the pipe open."""
 
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -58,13 +58,13 @@ _ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
     "MALLOC_ARENA_MAX": "1",
 }
-"""What a driver process is told unless the user says otherwise.
+"""Default environment variables of a driver process.
 
 Threads of the common matrix libraries, one each: a driver process shares the cores with the application, and a thread pool that
 spins between calls would take them away. glibc's allocator, to keep what one frame gave back for the next one: by default it
-returns large temporaries to the system at once, and the page faults of taking them again are a fifth of a MobileNet frame. And to
-keep it in one heap: by default each of a few dozen threads has its own, in which what one thread gave back is of no use to another,
-and the process grows for hours.
+returns large temporaries to the system immediately, and the page faults of taking them again are a fifth of a MobileNet frame. And
+to keep it in one heap: by default each of a few dozen threads has its own, in which what one thread gave back is of no use to
+another, and the process grows for hours.
 """
 
 
@@ -127,7 +127,7 @@ class DriverProcess:
         except (
             OSError,
             RuntimeError,
-        ) as e:  # RuntimeError is how Python says that there can be no further thread.
+        ) as e:  # Python raises RuntimeError when no further thread can be started.
             ours.close()
             raise DeviceUnavailable(f"device {name!r}: its process cannot be started: {e}") from e
         except BaseException:
@@ -185,7 +185,7 @@ class DriverProcess:
             self._logged.set()
 
     def _read_some(self) -> bytes | None:
-        """What is there now: nothing at the end, None where it comes later."""
+        """The available bytes: empty at the end, None if none are available yet."""
         try:
             return os.read(self._stderr.fileno(), STDERR_BYTES_AT_ONCE)
         except BlockingIOError:
@@ -213,11 +213,11 @@ class DriverProcess:
         return self._process.returncode
 
     def _has_ended(self) -> bool:
-        """Whether it has ended; it is not reaped by that."""
+        """Whether it has ended; does not reap it."""
         try:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:
-            return True  # Somebody else in this process has reaped it.
+            return True  # Other code in this process has reaped it.
 
     def _end_group(self) -> None:
         """Ends what it has started. Its number is nobody else's until it is reaped."""
@@ -225,10 +225,12 @@ class DriverProcess:
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             os.killpg(self.pid, signal.SIGKILL)
         except (ChildProcessError, PermissionError, ProcessLookupError):
-            pass  # Somebody else has reaped it, or there is nothing that this process may end.
+            pass  # Other code has reaped it, or there is nothing that this process may end.
 
     def kill(self) -> None:
-        """Ends the process at once; it is reaped by ``aclose``. Does nothing in a forked child: the process is the parent's."""
+        """Ends the process immediately; it is reaped by ``aclose``. Does nothing in a forked child: the process belongs to the
+        parent.
+        """
         if self._process.returncode is None and os.getpid() == self._parent_pid:
             self._kill()
 
@@ -258,7 +260,7 @@ class DriverProcess:
 
 
 class StartConditions(msgspec.Struct, frozen=True):
-    """What a driver process gets from the application when it starts: of two processes with the same, either can stand in.
+    """The start conditions that a driver process gets from the application: processes with equal conditions can replace each other.
 
     Attributes:
         command: Its command line, without its socket.

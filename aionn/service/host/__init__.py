@@ -1,1 +1,1 @@
-"""The driver process: which clients it serves, and what it keeps for each."""
+"""The driver process: the clients that it serves, and the objects that it keeps for each."""

@@ -1,11 +1,11 @@
 """Which clients of a shared socket are served: how many in all, of one user and of one process.
 
-Owns the places and who has them. Refuses to own sockets and time: the host tells of both.
+Owns the places and their clients. Refuses to own sockets and time, which the host reports.
 
-The rule. The kernel says which process connected and as which user (SO_PEERCRED); what a client says of itself does not count. A
-newcomer is served if its process, its user and all clients together stay within their limits. Where a limit is reached, the client
-that has waited longest without saying Hello gives up its place, of those that the limit counts; where all have said it, the
-newcomer is refused. So connections that say nothing keep nobody out, and one user cannot take the places of all.
+The rule. The kernel identifies the process and the user of a connection (SO_PEERCRED); a client's own claims do not count. A
+newcomer is served if its process, its user and all clients together stay within their limits. At a limit, the client that has
+waited longest without sending Hello loses its place, of those that the limit counts; if all have sent it, the new one is rejected.
+So silent connections exclude no client, and one user cannot take all places.
 
 Invariant: no limit is ever exceeded.
 """
@@ -31,7 +31,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class Credentials(NamedTuple):
-    """Whom a connection is with; as the kernel saw it when the client connected.
+    """The peer of a connection; as the kernel recorded it when the client connected.
 
     Attributes:
         pid: The process.
@@ -54,13 +54,13 @@ class Credentials(NamedTuple):
 
 
 class ClientLimits(msgspec.Struct, frozen=True):
-    """How many clients a socket serves at once.
+    """Number of clients that a socket serves concurrently.
 
     Attributes:
         clients: All together. Each costs a descriptor, and an idle one some 30 KiB.
         clients_per_user: Those of one user: half of all by default, so that one user leaves room for others.
         clients_per_process: Those of one process: far more than the one that an application needs.
-        hello_s: How long a client may take until it has said Hello.
+        hello_s: Limit of the time until a client has sent Hello.
     """
 
     clients: int = 256
@@ -77,11 +77,11 @@ class ClientLimits(msgspec.Struct, frozen=True):
 
 
 class Place:
-    """What a client has while it is served.
+    """The place of a client while it is served.
 
     Attributes:
         client: Whose it is.
-        on_displaced: Told why, when the place is given to another client.
+        on_displaced: Called with the reason when the place is given to another client.
     """
 
     def __init__(self, client: Credentials) -> None:
@@ -90,7 +90,7 @@ class Place:
 
 
 def _nobody(why: str) -> None:
-    """There is nobody to be told."""
+    """There is no client to notify."""
 
 
 class Admission:
@@ -117,7 +117,7 @@ class Admission:
         """A place for a newcomer.
 
         Raises:
-            ResourceExhausted: There is none; says which limit is reached.
+            ResourceExhausted: There is no free place; names the limit.
         """
         limits = self._limits
         self._make_room(
@@ -158,10 +158,10 @@ class Admission:
             raise ResourceExhausted(f"the device serves {which} already ({option})", transient=True)
         tell = silent.on_displaced
         self.leave(silent)
-        tell(f"the device serves {which} already ({option}), and this one had not said Hello")
+        tell(f"the device serves {which} already ({option}), and this one had not sent Hello")
 
     def greeted(self, place: Place) -> None:
-        """The client has said Hello, and keeps its place until it leaves."""
+        """The client has sent Hello, and keeps its place until it leaves."""
         self._silent.pop(place, None)
 
     def leave(self, place: Place) -> None:
@@ -177,7 +177,7 @@ class Admission:
                 del table[key]
 
     def report(self, now_s: float) -> int:
-        """How many refusals there were since the last report, with this one; 0 while it is too early for another report."""
+        """Number of rejections since the last report, with this one; 0 while it is too early for another report."""
         self._unreported += 1
         if self._reported_s is not None and now_s - self._reported_s < REPORT_S:
             return 0

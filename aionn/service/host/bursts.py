@@ -1,11 +1,11 @@
 """The bursts of one client of a driver process: each a thread that listens.
 
-Owns their table, how such a thread executes and asks the client for memories, and how it is ended. What lies in the queues is
-``burst.server``'s.
+Owns their table, how such a thread executes and asks the client for memories, and how it is ended. ``burst.server`` owns the
+content of the queues.
 
 Invariants:
 1. Ending a burst waits neither for an answer of the client nor in a worker thread.
-2. What a burst takes of the client's account is given back when its thread is done.
+2. A burst's share of the client's quota is released when its thread is done.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Burst:
         server: Has the thread that listens.
         stopped: Signalled when that thread is done.
         queue_bytes: What its queues take.
-        asking: The question for memories that the thread waits for; None for none.
+        asking: The question for memories that the thread waits for; None means no question.
     """
 
     __slots__ = ("asking", "prepared", "queue_bytes", "server", "stopped")
@@ -66,7 +66,7 @@ class Bursts:
     Args:
         portal: Runs coroutines for their threads.
         account: The client's.
-        progress: Is told of the work that the device does.
+        progress: Is notified of the work that the device does.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Bursts:
         """Starts a burst; returns its handle.
 
         Raises:
-            InvalidArgument: The polling window is too long, or the queues are none.
+            InvalidArgument: The polling window is too long, or the queues are invalid.
             ResourceExhausted: A quota or ``QUEUE_BYTES_MAX`` would be exceeded, or no thread, memory or descriptor is left.
         """
         if not 0 <= body.polling_us <= POLLING_US_MAX:
@@ -139,7 +139,7 @@ class Bursts:
         return handle
 
     def _executor(self, prepared: PreparedModel) -> tuple[Callable[[Request], object] | None, BurstExecute]:
-        """How a burst's thread executes: with arguments bound once where the driver can, else by the loop."""
+        """The execution of a burst's thread: with arguments bound once if the driver can, otherwise by the loop."""
         progress = self._progress
         run = prepared.execute_bound
         if run is not None:
@@ -170,10 +170,10 @@ class Bursts:
     async def _ask_for_memories(
         self, channel: Channel, handle: int, slots: tuple[int, ...]
     ) -> Sequence[Memory]:
-        """For the thread of a burst: what the client says that its slots stand for.
+        """For the thread of a burst: the client's memories for its slots.
 
         Raises:
-            DeadObject: The burst is ended meanwhile, or the client is gone.
+            DeadObject: The burst ended during the wait, or the client is gone.
             Error: What the client answered.
         """
         burst = self._bursts.get(handle)
@@ -183,7 +183,7 @@ class Bursts:
         raise DeadObject("burst: it was ended while its client was asked for memories")
 
     async def _tell_of_end(self, channel: Channel, handle: int, why: str) -> None:
-        """Ends a burst that cannot go on; its client hears of it at once."""
+        """Ends a burst that cannot continue; its client is notified immediately."""
         await self.end(handle)
         with suppress(Error):
             await channel.tell(BurstEnded(handle, shortened(why)))
@@ -206,7 +206,7 @@ class Bursts:
             if burst.asking is not None:
                 burst.asking.cancel()  # The client may never answer.
             burst.server.begin_stop()
-            await finish(self._stopped(burst))  # Nobody else could end it any more.
+            await finish(self._stopped(burst))  # No other code could end it any more.
 
     async def _stopped(self, burst: _Burst) -> None:
         await burst.stopped

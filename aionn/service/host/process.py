@@ -2,13 +2,13 @@
 file system.
 
 Owns connections and the process's life. A process that was started for one client ends when the client's end of the socket is gone,
-within ``END_S_MAX`` even when a device hangs; one that serves a path ends when it is told to.
+within ``END_S_MAX`` even when a device hangs; one that serves a path ends when it is requested to.
 
 Invariants:
 1. Everything that a client made is freed when its connection ends; other clients do not notice.
-2. Whoever may write to the socket's path may use the device; nobody else can.
-3. How many clients are served is the rule of ``admission``; one that is not is told why.
-4. A socket's file that a crashed process left behind is replaced; one that somebody serves is not.
+2. Users who may write to the socket's path may use the device, and no other users.
+3. ``admission`` limits the number of clients; a rejected one gets the reason.
+4. A socket's file that a crashed process left behind is replaced; one that is served is not.
 
 Started by ``aionn.service.client.supervisor``, through ``entry``, with ``--fd N --driver NAME --name DEVICE``.
 """
@@ -76,24 +76,23 @@ __all__ = [
 ]
 
 END_S_MAX = 0.5
-"""How long a process whose client is gone may take to clean up before it ends regardless: half of what users are promised."""
+"""Limit of the cleanup of a process whose client is gone, before it ends regardless: half of the documented time."""
 
 IDLE_S = 10.0
-"""What was not used for so long, a burst or a memory of requests, is unmapped until it is used again: longer than any pause within
-a stream."""
+"""A burst or request memory that is idle for this time is unmapped until its next use: longer than any pause within a stream."""
 
 SWITCH_S = 0.0002
-"""How long one thread may keep the interpreter's lock while others want it: a twenty-fifth of Python's own. An execution passes
-the lock on up to six times, between the event loop and a thread of the device, and waits so long each time while the model of
-another client is prepared. What a frame of a burst does in Python is over sooner as a rule, and is not interrupted."""
+"""Time for which a thread may keep the interpreter's lock while other threads wait for it: a twenty-fifth of Python's own. An
+execution passes the lock on up to six times, between the event loop and a thread of the device, and waits so long each time while
+the model of another client is prepared. The Python code of a burst's frame is shorter as a rule, and is not interrupted."""
 
 BACKLOG = 64
 
 REFUSALS_MAX = 32
-"""Refused clients that are told why at once; the connections of further ones are closed without a word."""
+"""Rejected clients that get the reason concurrently; the connections of further ones are closed without a message."""
 
 REFUSAL_S_MAX = 1.0
-"""How long a refused client may take to ask something, so that it can be answered."""
+"""Limit of the time until a rejected client sends a call that can be answered."""
 
 FIRST_CALL = 1
 """The number that clients of ours give their first call, Hello: the answer to it may come before the call."""
@@ -103,7 +102,8 @@ ABANDONED_S = 1.0
 
 GARBAGE_PAUSE_S = 10.0
 """Pause between two garbage collections for the sake of clients that were cut off: one takes tens of milliseconds, in which this
-process serves nobody. Nothing of ours needs one; a driver may have left memories in cycles."""
+process does not serve. Nothing of ours needs one; a driver may have left memories in cycles.
+"""
 
 RETRY_S = 0.1
 """Pause before accepting again when no descriptor was left."""
@@ -120,10 +120,10 @@ SHARED_QUOTAS = Quotas(
     descriptors=2048,
     mapped_bytes=16 << 30,
 )
-"""What each client of a shared device may take unless the server is told otherwise."""
+"""Default limits of each client of a shared device."""
 
 DEFAULT_LIMITS = ClientLimits()
-"""How many clients a socket serves at once unless the server is told otherwise."""
+"""Default number of clients that a socket serves concurrently."""
 
 _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.ENOBUFS, errno.ECONNABORTED)
 """Why a client cannot be accepted, or the listener not be watched, now: later it can."""
@@ -151,13 +151,13 @@ async def serve(
         device: What is served.
         sock: The connection; owned by this call.
         quotas: What the client may take; None for the defaults of ``Quotas``.
-        progress: Is told of the work that the device does; None for no watch.
+        progress: Is notified of the work that the device does; None means no watch.
         idle_s: Memories of bursts and requests that were not used for so long are given back.
         sealed_only: Refuses memory that the client can shorten: that would end this process, which other clients use.
         peer_name: How errors name the client.
-        hello_s: How long the client may take until it has said Hello; None for ever.
+        hello_s: Limit of the time until the client has sent Hello; None means no limit.
         place: The connection ends when this is given to another client; None for a process that has one client.
-        on_hello: Called when the client has said Hello.
+        on_hello: Called when the client has sent Hello.
         peer: The client's process, which may have other connections; None for one that has none.
 
     Returns:
@@ -206,7 +206,8 @@ async def serve(
 
 
 async def _rest(session: Session, idle_s: float) -> None:
-    # Not to be cancelled: a cancelled task lies in a cycle with its frames, and so would the session and all that it has.
+    # Not to be cancelled: a cancelled task is in a reference cycle with its frames, and so would be the session and all its
+    # objects.
     while not session.closed.is_set():
         with anyio.move_on_after(idle_s / 2):
             await session.closed.wait()
@@ -219,7 +220,7 @@ async def _await_hello(
     with anyio.move_on_after(hello_s):
         await session.greeted.wait()
     if not session.greeted.is_set():
-        _logger.warning("ended the connection of %s: it said no Hello within %g s", peer_name, hello_s)
+        _logger.warning("ended the connection of %s: it sent no Hello within %g s", peer_name, hello_s)
         dismiss(f"service: expected Hello within {hello_s:g} s")
 
 
@@ -249,15 +250,15 @@ async def listen(
     Args:
         device: What is served.
         path: Where the socket is made.
-        mode: Its permissions: who may write may use the device.
+        mode: Its permissions: users who may write may use the device.
         quotas: What each client may take.
-        limits: How many clients are served at once; the others are told why they are not.
-        progress: Is told of the work that the device does; None for no watch.
+        limits: Limits of the concurrent clients; further ones get the reason for their rejection.
+        progress: Is notified of the work that the device does; None means no watch.
         idle_s: See ``serve``.
         started: Is set when clients can connect.
 
     Raises:
-        DeviceUnavailable: The socket cannot be made, or somebody serves there already.
+        DeviceUnavailable: The socket cannot be made, or another process serves there already.
     """
     listener = _bind(os.fspath(path), mode)
     identity = os.lstat(path).st_ino
@@ -289,7 +290,7 @@ async def listen(
                     if await peer.charged(one):
                         cut_off.happened.set()
                 except Exception:
-                    # One client's end, however it comes, is not the others'.
+                    # One client's end, however it comes, does not affect other clients.
                     _logger.exception("serving a client (%s) failed", client)
                 finally:
                     admission.leave(place)
@@ -321,7 +322,7 @@ async def listen(
 
 
 class _CutOff:
-    """Collects garbage after clients that went in the middle of something, for all that came in a while at once.
+    """Collects garbage after clients that left during a call, once for all that left within a while.
 
     Attributes:
         happened: To be set when there was one.
@@ -366,7 +367,7 @@ async def _accept(listener: socket.socket) -> socket.socket:
         except OSError as e:
             if e.errno not in _PASSING:
                 raise
-            # The client waits in the backlog; those who are served go on.
+            # The client waits in the backlog; those who are served continue.
             await anyio.sleep(RETRY_S)
             continue
         try:
@@ -381,7 +382,7 @@ def _bind(path: str, mode: int) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
     try:
         _remove_stale(path)
-        # Narrow from the start: between bind and chmod somebody might connect. No thread of ours makes files meanwhile.
+        # Narrow from the start: a client might connect between bind and chmod. No thread of aionn creates files at this time.
         before = os.umask(0o177)
         try:
             listener.bind(path)
@@ -404,15 +405,15 @@ def _remove_stale(path: str) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(kind):
-        raise DeviceUnavailable(f"socket {path}: there is a file that is no socket")
+        raise DeviceUnavailable(f"socket {path}: there is a file that is not a socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as probe:
         try:
             probe.connect(path)
         except ConnectionRefusedError:
-            os.unlink(path)  # Whoever made it is gone.
+            os.unlink(path)  # The process that made it is gone.
             return
         except BlockingIOError:
-            pass  # Its backlog is full, so somebody listens.
+            pass  # Its backlog is full, so a process listens.
     raise DeviceUnavailable(f"socket {path}: a process serves there already")
 
 
@@ -421,7 +422,7 @@ def _unlink(path: str, identity: int) -> None:
         if os.lstat(path).st_ino == identity:
             os.unlink(path)
     except OSError:
-        pass  # Somebody removed or replaced it: not ours any more.
+        pass  # It was removed or replaced, and does not belong to this process any more.
 
 
 async def _main(driver: str, name: str, sock: socket.socket, hang_after_s: float | None) -> None:
@@ -440,7 +441,7 @@ async def _main(driver: str, name: str, sock: socket.socket, hang_after_s: float
 
 
 async def _refuse(sock: socket.socket, why: DeviceUnavailable | ResourceExhausted) -> None:
-    """Tells the client, whatever it asks, why there is no device."""
+    """Answers any call of the client with the reason for the missing device."""
 
     async def refuse(body: CallBody, channel: Channel) -> ReplyBody:
         raise why
@@ -463,7 +464,7 @@ def shorten_turns() -> None:
 def freeze_modules() -> None:
     """Takes what this process has made so far, and keeps as long as it lives, out of every later garbage collection.
 
-    One that looks through all modules takes tens of milliseconds, in which the event loop serves nobody. For processes that only
+    One that looks through all modules takes tens of milliseconds, in which the event loop does not run. For processes that only
     serve a device.
     """
     gc.freeze()
@@ -492,8 +493,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--hang-after", type=float, default=None, help="seconds without progress that end the process"
     )
     options = parser.parse_args(arguments)
-    # The client decides when this ends. A terminal's Ctrl-C does not come here, since the session is its own; one that is sent
-    # says nothing.
+    # The client decides when this ends. A terminal's Ctrl-C does not reach this process, since it has a session of its own; a
+    # signal that is sent is not reported.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=options.fd)
     sock.set_inheritable(False)
@@ -511,7 +512,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         try:
             start_thread(watch, "driver process")
         except ResourceExhausted as e:
-            # Without the watch a device that hangs would outlive its client; to say so takes no thread.
+            # Without the watch a device that hangs would outlive its client; this message needs no thread.
             anyio.run(_refuse, sock, e)
             return
         anyio.run(_main, options.driver, options.name, sock, options.hang_after)

@@ -6,7 +6,7 @@ another's: a handle is a number in one client's table.
 Invariants:
 1. Everything that a client made is freed when its connection ends; what it left running is abandoned.
 2. A handle is checked at every use and never used twice.
-3. What a client holds never exceeds its quotas.
+3. The objects of a client never exceed its quotas.
 4. The event loop of this process runs no device code: blocking devices have threads of their own.
 """
 
@@ -101,10 +101,10 @@ __all__ = ["Session"]
 _T = TypeVar("_T")
 
 OBJECT_BYTES = 256
-"""What an operand or an operation takes without its lists: CPython's objects have 150, and a driver keeps something for each."""
+"""Memory of an operand or an operation without its lists: CPython's objects have 150, and a driver keeps something for each."""
 
 NUMBER_BYTES = 40
-"""What an extent, a scale or an index takes in a list: a CPython object of 28 or 32 bytes, and the reference to it."""
+"""Memory of an extent, a scale or an index in a list: a CPython object of 28 or 32 bytes, and the reference to it."""
 
 COUNTED_ON_LOOP_MAX = 1000
 """Operands and operations that are counted in the event loop, some 0.2 ms; the largest models take 0.2 s."""
@@ -133,11 +133,11 @@ class Session:
         portal: Runs coroutines for the threads of bursts.
         tasks: Where launched executions wait for their end.
         quotas: What the client may take.
-        progress: Is told of the work that the device does.
-        on_hello: Called when the client has said Hello.
+        progress: Is notified of the work that the device does.
+        on_hello: Called when the client has sent Hello.
 
     Attributes:
-        greeted: Set when the client has said Hello, or never will.
+        greeted: Set when the client has sent Hello, or never will.
         closed: Set when nothing more is taken.
     """
 
@@ -183,7 +183,7 @@ class Session:
             case GetStatus():
                 return StatusReply(await self._device.status())
             case SupportedOperations():
-                # Many may wait for their turn, with all that they say.
+                # Many may wait for their turn, with all their data.
                 model_bytes = await _model_bytes(body.model)
                 with (
                     self.account.holding("memory_bytes", model_bytes),
@@ -246,7 +246,7 @@ class Session:
         if isinstance(body, PrepareModel):
             memory_bytes = await _model_bytes(body.model)
         else:
-            # What is made of the files is as large as they are.
+            # The restored model is as large as the files.
             memory_bytes = body.cache.size_bytes
         with self.account.taking("prepared_models"), self.account.taking("memory_bytes", memory_bytes):
             with self._progress.work():
@@ -370,7 +370,7 @@ class Session:
             execution = await prepared.create_reusable_execution(
                 request, measure=body.measure, loop_timeout_ns=body.loop_timeout_ns
             )
-            self._prepared_model(body.prepared)  # It may have been freed meanwhile.
+            self._prepared_model(body.prepared)  # It may have been freed during the wait.
         handle = next(self._handles)
         self._reusable[handle] = _Reusable(body.prepared, execution)
         return CreateExecutionReply(handle)
@@ -398,7 +398,7 @@ class Session:
                     await done
                 await channel.tell(outcome[0])
             except Error:
-                pass  # The client is gone, or does not know the launch: nobody is left to be told.
+                pass  # The client is gone, or does not know the launch: there is no one to notify.
             finally:
                 self.account.give_back("executions")
 
@@ -497,10 +497,10 @@ class Session:
         for owned in self._prepared.values():
             owned.model.abandon()
         for fence in list(self._awaited):
-            fence.close()  # Nobody waits for it any more: what was launched fails, and is over.
+            fence.close()  # The launch has no waiter any more: it fails and ends.
         self._fenced.clear()
         self._memories.clear()
-        # In reverse: bursts first. One that cannot be freed, by a fault of the driver, does not keep the others.
+        # In reverse: bursts first. An object that cannot be freed, by a fault of the driver, does not keep the rest.
         async with AsyncExitStack() as stack:
             for handle in self._prepared:
                 stack.push_async_callback(self._free_prepared, handle)
@@ -517,7 +517,7 @@ def _find(table: dict[int, _T], handle: int, what: str) -> _T:
 
 
 def _class_of(body: Execute | Launch, prepared: PreparedModel) -> dict[str, Any]:
-    """What a driver that tells executions of one prepared model apart is told of their class."""
+    """The ``priority`` argument, for drivers that accept one per execution."""
     return {"priority": body.priority} if body.priority is not None and prepared.takes_priority else {}
 
 

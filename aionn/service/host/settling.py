@@ -1,14 +1,15 @@
-"""Executions that a client has given up: answered when the device is done with them, not before.
+"""Executions that a client has cancelled: answered when the device is done with them, not before.
 
 Owns which execution of a client is under way at the driver, and how to wait for the end of one that was cancelled. Refuses to own
-how a device is told to stop: that is the cancellation of the driver's coroutine.
+the request to stop a device: that is the cancellation of the driver's coroutine.
 
 Invariants:
-1. The answer to an execution that was cancelled says that the device touches the request's memory no more.
-2. Where a driver cannot say when that is, its coroutine is not cancelled at all: its own answer says it.
+1. The answer to a cancelled execution means that the device no longer touches the request's memory.
+2. If a driver cannot report that, its coroutine is not cancelled: its own answer reports it.
 3. A device that never gets done with it counts as one that hangs, as if nothing had been cancelled.
 
-A cancelled call of a driver "gives up waiting; the device may go on" (``aionn.hal.device``), hence the second wait.
+The cancellation of a driver's call ends the call's wait only, and the device may continue (``aionn.hal.device``), hence the second
+wait.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ class Settling:
     """The executions of one client that are under way.
 
     Args:
-        progress: Is told of the wait: the device works meanwhile.
+        progress: Is notified of the wait, during which the device works.
     """
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        # By the identity of the call's body, which its caller keeps: by value it would be hashed with all that it says.
+        # By the identity of the call's body, which its caller keeps: by value it would be hashed with all its data.
         self._under_way: dict[int, tuple[PreparedModel, Request]] = {}
 
     @contextmanager
@@ -49,7 +50,7 @@ class Settling:
             del self._under_way[id(body)]
 
     def settle_of(self, body: object) -> Callable[[], Awaitable[None]] | None:
-        """What is to be awaited once a call is cancelled, before it is answered; None for one that must not be cancelled."""
+        """The wait between the cancellation of a call and its answer; None for one that must not be cancelled."""
         under_way = self._under_way.get(id(body))
         if under_way is None:
             return at_once

@@ -1,1 +1,1 @@
-"""What runtime and driver process say to each other, and how it travels: messages, their sizes, and calls over one socket."""
+"""The protocol between runtime and driver process: messages, their sizes, and calls over one socket."""

@@ -1,18 +1,18 @@
-"""Calls and replies over one Unix socket, in both directions at once.
+"""Calls and replies over one Unix socket, in both directions concurrently.
 
-Owns the socket, the numbers of calls, who waits for which reply, and what happens when the peer goes away. What is said is in
-``protocol``; what a call does is the handler's.
+Owns the socket, the numbers of calls, who waits for which reply, and what happens when the peer goes away. ``protocol`` defines the
+messages; the handler executes calls.
 
 Invariants:
-1. Every call that was sent is answered by its reply, or by DEAD_OBJECT once the peer is gone; nobody waits for ever.
+1. Every call that was sent is answered by its reply, or by DEAD_OBJECT once the peer is gone; no caller waits without end.
 2. No more than ``CALLS_AT_ONCE_MAX`` calls of the peer are worked on or have an answer that the peer has not read, nor much more
    than ``BYTES_AT_ONCE_MAX``, ``INLINE_BYTES_AT_ONCE_MAX`` and ``OWED_BYTES_MAX`` of them; the peer's further messages wait in
    the socket.
-3. Whatever the peer sends, other tasks of the loop get their turn after ``TURN_WEIGHT`` of it; after each message where the peer
+3. Other tasks of the loop get their turn after ``TURN_WEIGHT`` of the peer's messages; after each message where the peer
    has other connections as well, or does not wait for its answers while other processes are served (``peers``).
 4. Descriptors that come with a message are closed when it was handled or refused.
 5. A message whose descriptors cannot be taken because none is left here is answered with RESOURCE_EXHAUSTED, one whose memories
-   cannot be used with GENERAL_FAILURE, and the connection goes on; one that was cut off for any other reason, or is no message,
+   cannot be used with GENERAL_FAILURE, and the connection continues; one that was cut off for another reason, or is not a message,
    ends the connection.
 6. No descriptor that the peer sends, read or not, makes a closing wait.
 """
@@ -86,10 +86,10 @@ TURN_WEIGHT_BYTES = 1 << 10
 """A message counts as one more for each so many bytes."""
 
 STRUCTURE_WEIGHT = 8
-"""What a byte of a large message's parts counts as: the objects of operands and operations take some ten times as much."""
+"""The weight of a byte of a large message's parts: the objects of operands and operations take some ten times as much."""
 
 COPIES_AT_ONCE_MAX = 2
-"""Large messages of all connections that are copied at once: each takes a thread, and a core."""
+"""Large messages of all connections that are copied concurrently: each takes a thread, and a core."""
 
 _DATAGRAM_BYTES_MAX = INLINE_BYTES_MAX + 1024
 _copies: anyio.lowlevel.RunVar[anyio.CapacityLimiter] = anyio.lowlevel.RunVar("aionn-copies")
@@ -99,7 +99,7 @@ Handler = Callable[[CallBody, "Channel"], Awaitable[ReplyBody]]
 """Answers a call of the peer; an ``Error`` that it raises becomes a ``Failed`` reply."""
 
 SettleOf = Callable[[CallBody], Callable[[], Awaitable[None]] | None]
-"""What to wait for after a call of the peer was cancelled and before it is answered; None for one that must not be cancelled."""
+"""The wait after a call of the peer was cancelled and before it is answered; None for one that must not be cancelled."""
 
 
 class Pending:
@@ -136,8 +136,8 @@ class Channel:
         peer_name: How errors name the other end.
         sealed_only: See ``protocol.decode``.
         account: See ``protocol.decode``.
-        settle_of: Asked when the peer cancels a call; None cancels all of them, and answers at once.
-        freed_by: The call that frees what a reply gives, for replies that nobody waits for any more; None where there is none.
+        settle_of: Asked when the peer cancels a call; None cancels all of them, and answers immediately.
+        freed_by: The call that frees what a reply gives, for replies without a waiter; None without one.
         peer: The process at the other end, which may have other connections; None for one that has none.
         answered: The kinds of calls that the handler answers, None for all; of others nothing large and no descriptor is read.
 
@@ -189,12 +189,12 @@ class Channel:
 
     @property
     def pending_count(self) -> int:
-        """How many calls wait for their reply."""
+        """Number of calls that wait for their reply."""
         return len(self._pending)
 
     @property
     def load(self) -> tuple[int, int]:
-        """What this end does for the peer: calls that are worked on, and answers that it has not read."""
+        """The load of this end for the peer: calls in progress, and answers that it has not read."""
         return self._load.worked_on, self._load.owed
 
     async def run(self) -> None:
@@ -235,7 +235,7 @@ class Channel:
                     return
                 message, size_bytes = failed, 0
             except Error as e:
-                self.close(f"{self._peer_name} sent what is no message: {shortened(str(e))}")
+                self.close(f"{self._peer_name} sent an invalid message: {shortened(str(e))}")
                 return
             finally:
                 close_all(fds)
@@ -254,7 +254,7 @@ class Channel:
         self._turn_left -= 1 + len(payload) // TURN_WEIGHT_BYTES
 
     async def _decoded(self, payload: bytes, fds: list[int], is_short: bool) -> tuple[Message | None, int]:
-        """A message, None for one that nobody waits for; and its size, if it lies in memory of its own."""
+        """A message, None for one without a waiter; and its size, if it is in memory of its own."""
         if is_short:
             raise ResourceExhausted("no descriptor is left to take those of the message", transient=True)
         stands_for = in_memory(payload)
@@ -286,7 +286,7 @@ class Channel:
             await self._peer.next_turn()
 
     def _is_unexpected(self, envelope: tuple[bool, int] | None) -> bool:
-        """Whether a message is a reply that nobody waits for: what came with it is given back without a look."""
+        """Whether a message is a reply without a waiter: its descriptors are released unread."""
         return envelope is not None and not envelope[0] and envelope[1] not in self._pending
 
     async def _wait_for_room(self, has_room: Callable[[], bool]) -> None:
@@ -331,7 +331,7 @@ class Channel:
         fds = descriptors_of(ancillary) if ancillary else []
         if fds and have_strange_sockets(fds):
             close_all(fds)
-            self.close(f"{self._peer_name} sent a socket that is no fence's")
+            self.close(f"{self._peer_name} sent a socket that does not belong to a fence")
             return b"", [], False
         if flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC) or len(fds) > DESCRIPTORS_MAX:
             # Asked before they are closed: the received ones are what fills the table.
@@ -366,7 +366,7 @@ class Channel:
         self._answer_with(Reply(number, reply))
 
     def _answer_with(self, reply: Reply) -> None:
-        """Sends an answer, at once or when the peer reads; it counts until then."""
+        """Sends an answer, immediately or when the peer reads; it counts until then."""
         if self._why_dead is not None:
             self.was_cut_off = True
             return
@@ -429,7 +429,7 @@ class Channel:
             self._give_back(reply.body)
 
     def _give_back(self, reply: ReplyBody) -> None:
-        """Ignores a reply that nobody waits for any more: what came with it, and what the peer made, is given back."""
+        """Ignores a reply without a waiter: its descriptors, and the objects that the peer made, are released."""
         if isinstance(reply, ExecuteFencedReply) and reply.fence is not None:
             reply.fence.close()
         freeing = None if self._freed_by is None else self._freed_by(reply)
@@ -441,8 +441,8 @@ class Channel:
     ) -> _R:
         """Sends a call and returns its reply.
 
-        Cancellation tells the peer that the reply is not wanted; its effect, if any, has happened or will. ``left`` is then told of
-        the call, if it is with the peer, so that one can wait until it is over.
+        Cancellation notifies the peer that the reply is not wanted; its effect, if any, has happened or will. ``left`` is then
+        called with the call, if the peer has it, so that the caller can wait for its end.
 
         Raises:
             DeadObject: The peer is gone, or goes before it answers.
@@ -499,7 +499,7 @@ class Channel:
         return _outgoing(encode(call), over)
 
     def post(self, body: CallBody) -> None:
-        """Sends a call whose reply nobody wants, at once or in its turn; from any thread, also from a finaliser."""
+        """Sends a call whose reply is not wanted, immediately or in its turn; from any thread, also from a finaliser."""
         if self._why_dead is None:
             payload, _, _ = encode(Call(0, body))
             self._outbox.post(payload)
@@ -547,7 +547,7 @@ class _Refusal(NamedTuple):
 
 
 def _answer_to(payload: bytes, failed: Failed) -> Reply | _Refusal | None:
-    """What becomes of a message whose descriptors are lost: a call is refused, a reply is taken for a failure."""
+    """The handling of a message whose descriptors are lost: a call is rejected, a reply is taken for a failure."""
     stands_for: InMemory | None = None
     with suppress(InvalidArgument):
         stands_for = in_memory(payload)
@@ -571,7 +571,9 @@ def _too_many_under_way() -> Failed:
 
 
 async def _in_thread(call: Callable[..., _R], *arguments: Any) -> _R:
-    """What takes long without the interpreter's lock. Goes on when it is cancelled: descriptors are in use until it is over."""
+    """Operations that take long without the interpreter's lock. Continues when it is cancelled: descriptors are in use until it is
+    over.
+    """
     limiter = _copies.get(None)
     if limiter is None:
         limiter = anyio.CapacityLimiter(COPIES_AT_ONCE_MAX)

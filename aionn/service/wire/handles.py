@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 DESCRIPTORS_OF_MEMORY = 2
-"""What a memory takes that was received: a duplicate of its own, and that of its mapping."""
+"""Descriptors of a received memory: a duplicate of its own, and that of its mapping."""
 
 
 class Descriptor:
@@ -58,7 +58,7 @@ class Descriptor:
 
 def close_all(fds: Sequence[int]) -> None:
     """Closes descriptors that came with one message."""
-    # Each call lets go of the interpreter's lock, and may wait for a switch interval until it has it again: where another
+    # Each call releases the interpreter's lock, and may wait for a switch interval until it has it again: where another
     # thread computes, closing 240 descriptors one by one would keep the event loop for a second. Those that came together are
     # neighbours as a rule.
     ordered = sorted(fds)
@@ -70,7 +70,7 @@ def close_all(fds: Sequence[int]) -> None:
 
 
 def memory_on_wire(memory: Memory) -> tuple[int, str, int, bool, HardwareBufferDesc | None]:
-    """How a memory travels, beside its descriptor."""
+    """The form of a memory in a message, beside its descriptor."""
     is_writable = bool(memory.array.flags.writeable)
     return memory.size_bytes, str(memory.kind), memory.offset, is_writable, memory.image
 
@@ -86,9 +86,9 @@ def memory_from_wire(fd: int, fields: object, *, sealed_only: bool, account: Acc
 
     Raises:
         GeneralFailure: It cannot be mapped, or is not sealed.
-        InvalidArgument: It is not what the fields say.
+        InvalidArgument: It does not agree with the fields.
         ResourceExhausted: No descriptor or memory is left here.
-        msgspec.ValidationError: The fields are none of a memory.
+        msgspec.ValidationError: The fields do not describe a memory.
     """
     size_bytes, kind, offset, is_writable, image = msgspec.convert(fields, _MEMORY_FIELDS)
     if sealed_only and not _is_sealed(fd):
@@ -118,7 +118,7 @@ class QueueHandle:
     """A message queue on its way to the peer: its descriptor, and descriptors of files that this object owns.
 
     Attributes:
-        descriptor: Where the parts of the queue lie.
+        descriptor: The places of the queue's parts.
         fds: Duplicates; closed when this object is dropped.
     """
 
@@ -138,10 +138,10 @@ class QueueHandle:
 
     @property
     def size_bytes(self) -> int:
-        """What ``attach`` maps.
+        """The parts that ``attach`` maps.
 
         Raises:
-            InvalidArgument: The descriptor is no queue's.
+            InvalidArgument: The descriptor does not belong to a queue.
         """
         try:
             return sum(check_descriptor(self.descriptor, len(self._owned)).values())
@@ -152,7 +152,7 @@ class QueueHandle:
         """The queue itself, mapped.
 
         Raises:
-            InvalidArgument: The descriptor or its files are no queue.
+            InvalidArgument: The descriptor or its files are not a queue.
             ResourceExhausted: It cannot be mapped.
         """
         try:
@@ -217,7 +217,7 @@ class CacheOnWire(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PoolOnWire(msgspec.Struct, frozen=True, array_like=True):
-    """A request's pool: a memory, or a device memory's token where there is none, or the identifier of a remembered memory alone.
+    """A request's pool: a memory, or else a device memory's token, or the identifier of a remembered memory alone.
 
     msgspec decodes no union of a class of ours with anything but None.
 
@@ -241,7 +241,7 @@ class RequestOnWire(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, request: Request, on_wire: Callable[[Memory], PoolOnWire] = PoolOnWire) -> RequestOnWire:
-        """The form that travels; ``on_wire`` says how a memory does, by default always along with the request."""
+        """The form that travels; ``on_wire`` gives the form of a memory, by default always along with the request."""
         pools = tuple(
             PoolOnWire(None, pool.token) if isinstance(pool, BufferToken) else on_wire(pool)
             for pool in request.pools

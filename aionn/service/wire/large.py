@@ -1,6 +1,6 @@
 """Messages that are too large for a datagram: a memory of their own, and models in parts.
 
-Owns the datagram that stands for such a message, and the form in which it lies in its memory: parts, each short to decode, so that
+Owns the datagram that stands for such a message, and its form in its memory: parts, each short to decode, so that
 an event loop can decode them one by one and do something else in between; and behind them, as they are, the bytes of the model's
 constants, which are read straight into the object that keeps them.
 
@@ -60,7 +60,7 @@ SUBGRAPHS_MAX = 1 << 12
 """Subgraphs of a model; each loop or branch refers to two."""
 
 VALUES_INLINE_BYTES_MAX = 2 << 10
-"""Bytes of a model's constants that a datagram may carry; constants of more than 128 bytes lie in a pool as a rule."""
+"""Bytes of a model's constants that a datagram may carry; constants of more than 128 bytes are in a pool as a rule."""
 
 ELEMENTS_INLINE_MAX = 96
 """Operands and operations of a model that may fit into a datagram; for more it is not tried."""
@@ -72,10 +72,10 @@ _T = TypeVar("_T")
 
 
 class InMemory(msgspec.Struct, frozen=True, tag="_InMemory", array_like=True):
-    """Stands for a message that lies in the memory whose descriptor came first.
+    """Stands for a message in the memory whose descriptor came first.
 
     Attributes:
-        kind: The name of what it says.
+        kind: The name of the message's kind.
         is_call: Whether it is a call; a reply otherwise.
         id: Its number.
         size_bytes: What its parts take.
@@ -90,7 +90,7 @@ class InMemory(msgspec.Struct, frozen=True, tag="_InMemory", array_like=True):
 
     @property
     def heading(self) -> InMemory:
-        """What it says of the message itself."""
+        """The fields of the message itself."""
         return InMemory(self.kind, self.is_call, self.id)
 
     @property
@@ -121,10 +121,10 @@ _INDEXES_DECODER = msgspec.msgpack.Decoder(tuple[tuple[int, ...], tuple[int, ...
 
 
 def in_memory(payload: bytes) -> InMemory | None:
-    """What a datagram says of the message that it stands for; None for one that is the message itself.
+    """A datagram's description of the message that it stands for; None for one that is the message itself.
 
     Raises:
-        InvalidArgument: The datagram is no message, or the message is larger than its kind may be.
+        InvalidArgument: The datagram is not a message, or the message is larger than its kind may be.
     """
     if payload[1:11] != b"\xa9_InMemory" or not 0x90 <= payload[0] <= 0x9F:
         return None
@@ -145,7 +145,7 @@ def check_answered(payload: bytes, stands_for: InMemory | None, answered: Set[st
 
     Raises:
         GeneralFailure: It is such a call; this is its answer.
-        InvalidArgument: It is no message.
+        InvalidArgument: It is not a message.
     """
     if stands_for is None:
         envelope, kind = read_envelope(payload), kind_of(payload)
@@ -261,7 +261,7 @@ def read_parts(stands_for: InMemory, fds: Sequence[int]) -> tuple[bytes, bytes]:
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError:
-        seals = 0  # No memory but a file, whose reading may take for ever.
+        seals = 0  # Not a memory but a file, whose reading may never end.
     if not seals & fcntl.F_SEAL_SHRINK:
         raise InvalidArgument("message: its memory is not sealed against shrinking")
     try:
@@ -303,11 +303,11 @@ class Parts:
         """The message itself.
 
         Raises:
-            InvalidArgument: There is none; or it is to speak of a model, and is too large or has the model's contents in it.
+            InvalidArgument: It is missing; or it belongs to a model, and is too large or has the model's contents in it.
         """
         which, encoded = self._take()
         if which != _HEAD:
-            raise InvalidArgument("message: its first part is no message")
+            raise InvalidArgument("message: its first part is not a message")
         if has_model:
             if len(encoded) > HEAD_BYTES_MAX:
                 raise InvalidArgument(
@@ -322,7 +322,7 @@ class Parts:
         """A model from the rest, one part per step.
 
         Raises:
-            InvalidArgument: They are no model, or too large for one.
+            InvalidArgument: They are not a model, or too large for one.
         """
         subgraphs: list[Subgraph] = []
         operands: list[Operand] = []
@@ -357,7 +357,7 @@ class Parts:
 
 
 def _checked_count(encoded: memoryview) -> int:
-    """How many elements a part has, before they are decoded."""
+    """Number of elements of a part, before they are decoded."""
     count = array_length(bytes(encoded[:5]))
     limit = ELEMENT_BYTES_MAX if count == 1 else PART_BYTES_MAX
     if not 0 < count <= PART_ELEMENTS_MAX or len(encoded) > limit:

@@ -1,4 +1,4 @@
-"""What one end of a connection does for its peer at the moment, and how much that may be.
+"""The present load of one end of a connection for its peer, and its limits.
 
 Owns the limits; pure. ``channel`` stops to read where one is reached.
 """
@@ -8,26 +8,27 @@ from __future__ import annotations
 __all__ = ["Load"]
 
 CALLS_AT_ONCE_MAX = 4096
-"""Calls of one peer that are worked on, or whose answers it has not read, at once: more than any client of ours keeps in flight,
-and a bound for the others. An end stops reading there: with a low bound two busy ends could wait for each other."""
+"""Concurrent calls of one peer that are in progress, or whose answers it has not read: more than any client of aionn has, and a
+bound for all peers. An end stops reading there: with a low bound two busy ends could wait for each other.
+"""
 
 BYTES_AT_ONCE_MAX = 32 << 20
-"""Size of large calls that are worked on at once: one of any size, or several smaller ones. Of models of 4,000 operations these are
-30, which wait for each other: they are read and decoded faster than they are checked."""
+"""Size of large calls that are handled concurrently: one of any size, or several smaller ones. Of models of 4,000 operations these
+are 30, which wait for each other: they are read and decoded faster than they are checked."""
 
 INLINE_BYTES_AT_ONCE_MAX = 4 << 20
-"""Size of all other calls that are worked on at once: a kilobyte for each, several times what one takes as a rule."""
+"""Size of all other calls that are handled concurrently: a kilobyte for each, several times what one takes as a rule."""
 
 OWED_BYTES_MAX = 4 << 20
 """Size of answers that the peer has not read, beyond what the socket holds: a kilobyte for each; one takes a tenth of that."""
 
 
 class Load:
-    """What this end does for its peer at the moment.
+    """The present load of this end for its peer.
 
     Attributes:
         worked_on: Calls without an answer yet.
-        large_bytes: Size of those that lay in memory of their own.
+        large_bytes: Size of those that were in memory of their own.
         inline_bytes: Size of their datagrams.
         owed: Answers that have not left.
         owed_bytes: Their size.

@@ -1,11 +1,11 @@
-"""What waits for room in a socket: calls, answers and notices, in one order.
+"""Messages that wait for room in a socket: calls, answers and notices, in one order.
 
-Owns the order in which messages leave, and what has not left yet. What they say is the channel's.
+Owns the order in which messages leave, and what has not left yet. The channel defines their content.
 
 Invariants:
 1. Messages leave in the order in which they were put.
 2. A message leaves whole, or is reported as failed, or the connection has ended.
-3. Descriptors of a message that waits are duplicates: whoever owns the originals may close them.
+3. Descriptors of a waiting message are duplicates: the owner of the originals may close them.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ from aionn.service.wire.handles import Descriptor
 __all__ = ["Outbox", "Outgoing"]
 
 WAITING_MAX = 1 << 16
-"""Messages that wait at once; more than a client may hold objects of one kind. A peer that leaves so many unread has ended."""
+"""Limit of waiting messages; more than a client may hold objects of one kind. A peer that leaves so many unread has ended."""
 
 SENT_PER_TURN_MAX = 16
 """Messages that leave before other tasks of the loop get their turn: some tens of microseconds."""
 
 UNWATCHED_S = 0.01
-"""How often the socket is tried while the event loop has no room to watch it."""
+"""Interval between tries of the socket while the event loop has no room to watch it."""
 
 DESCRIPTOR_WEIGHT_BYTES = 16 << 10
-"""What a descriptor that waits counts as: a process has some thousand of them, and gigabytes of memory. The answers that lie in a
-memory of their own are no larger than a few of these."""
+"""The weight of a waiting descriptor: a process has some thousand of them, and gigabytes of memory. The answers in a memory of
+their own are at most a few times as large.
+"""
 
 
 class Outgoing:
@@ -70,7 +71,7 @@ class Outgoing:
         self.on_over = on_over
 
     def finish(self, why: OSError | None = None) -> None:
-        """Lets go of what it needed, and notifies whoever put it."""
+        """Releases its resources, and notifies the sender."""
         self.keep, self.fds = None, ()
         on_over, self.on_over = self.on_over, None
         if on_over is not None:
@@ -96,7 +97,7 @@ class Outbox:
         return len(self._waiting)
 
     def put(self, outgoing: Outgoing) -> bool:
-        """Sends a message, at once or when there is room. In the event loop's thread.
+        """Sends a message, immediately or when there is room. In the event loop's thread.
 
         Returns:
             Whether it is over already.
@@ -123,9 +124,9 @@ class Outbox:
         return False
 
     def post(self, payload: bytes) -> None:
-        """Sends a message without descriptors, at once or in its turn. From any thread, also from a finaliser.
+        """Sends a message without descriptors, immediately or in its turn. From any thread, also from a finaliser.
 
-        What has to wait leaves after what waits already; where nothing does, with the next message in either direction.
+        A message that has to wait leaves after those that wait already; without any, with the next message in either direction.
         """
         if self._closed:
             return
@@ -160,7 +161,7 @@ class Outbox:
         return True
 
     def wake(self) -> None:
-        """Tries what waits. A notice of another thread may have found no room, and nobody waits for that."""
+        """Tries what waits. A notice of another thread may have found no room, and has no waiter."""
         if self._waiting:
             self._wake.set()
 

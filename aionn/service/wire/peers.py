@@ -1,15 +1,15 @@
-"""What the processes at the other ends of a socket's connections share: the event loop's time.
+"""The event loop's time, which the processes at the other ends of a socket's connections share.
 
 Owns which of them is next, and how much of the loop's time goes to those that do not wait for their answers. A process with many
 connections would have as many turns where another has one, and one that sends without a pause would have a message between any two
 steps of another's call.
 
-The rule. A process has a backlog for ``BACKLOG_NS`` after its next message was here before the loop had waited for it, more than
-one of its calls was under way, or a connection of it began or ended. A process that waits for each answer before it sends the
-next call has none. While another process without a backlog is served, one message of all that have one, or one part of a large
-message, is taken in a turn of the loop, and each of them has its turn; when they have used the loop for some time, it is left to
-the others ``PAUSE`` times as long. Hence all that have a backlog get a share of ``1 / (1 + PAUSE)`` of it together. Where all
-have one, none pauses.
+The rule. A process has a backlog for ``BACKLOG_NS`` after its next message arrived before the loop had waited for it, after more
+than one of its calls was in progress, or after a connection of it began or ended. A process that waits for each answer before it
+sends the next call has none. While another process without a backlog is served, one message of all that have one, or one part of a
+large message, is taken in a turn of the loop, and each of them has its turn; when they have used the loop for some time, it is
+left to the other processes ``PAUSE`` times as long. Hence all that have a backlog get a share of ``1 / (1 + PAUSE)`` of it
+together. If all have one, none pauses.
 
 Invariants:
 1. While a process has more than one connection, one message of them all, or one part of a large one, is taken in each turn of the
@@ -34,7 +34,7 @@ import anyio.lowlevel
 __all__ = ["Peer", "Peers", "Shares"]
 
 PAUSE = 4
-"""How many times as long as processes with a backlog have used the loop it is left to the others."""
+"""Time for which the loop is left to the other processes, as a multiple of its use by processes with a backlog."""
 
 PAUSE_NS_MIN = 1_000_000
 """Shorter pauses are put off until they add up to this: the timers of event loops are a millisecond coarse."""
@@ -43,10 +43,10 @@ PAUSE_NS_MAX = 50_000_000
 """The longest pause. A message that is worked on for long must not silence its process for seconds."""
 
 COMPANY_NS = 100_000_000
-"""How long after its last message a process counts as served: a camera's client has three frames in that time."""
+"""Time after its last message for which a process counts as served: a camera's client has three frames in that time."""
 
 BACKLOG_NS = 10_000_000
-"""How long a backlog counts. A process that sends several calls at once, waits for all of them and begins again always has one."""
+"""Duration of a backlog. A process that sends several calls together, waits for all of them and begins again always has one."""
 
 _T = TypeVar("_T")
 
@@ -81,7 +81,7 @@ class Shares:
             self._free_ns = min(free_ns, now_ns + PAUSE_NS_MAX)
 
     def pause_ns(self, now_ns: int) -> int:
-        """How long processes with a backlog have to pause now; 0 where one of them may go on."""
+        """The present pause of processes with a backlog; 0 where one of them may continue."""
         left_ns = self._free_ns - now_ns
         return left_ns if left_ns >= PAUSE_NS_MIN else 0
 
@@ -160,18 +160,20 @@ class Peer:
         self._backlog_until_ns = time.monotonic_ns() + BACKLOG_NS
 
     def charged(self, coroutine: Coroutine[Any, Any, _T]) -> Awaitable[_T]:
-        """A coroutine of which each step counts as this process's use of the loop; owned by whoever awaits it."""
+        """A coroutine of which each step counts as this process's use of the loop; owned by its awaiter."""
         return coroutine if self._turns is None else _charged(coroutine, self._charge)
 
     def _charge(self, used_ns: int) -> None:
         now_ns = time.monotonic_ns()
-        # What it had when the step began counts: a step may be long.
+        # The backlog at the beginning of the step counts, since a step may be long.
         has_backlog = self.calls > 1 or now_ns - used_ns < self._backlog_until_ns
         if self._turns is not None and has_backlog:
             self._turns.shares.used(self, used_ns, now_ns)
 
     async def next_turn(self) -> None:
-        """Lets other tasks of the loop go first, and other connections of this process before them; pauses as the rule says."""
+        """Lets other tasks of the loop go first, and other connections of this process before them; pauses according to the
+        rule.
+        """
         async with self._turn:
             if self._turns is not None and self._is_paced:
                 await self._turns.next()
@@ -214,7 +216,7 @@ def _charged(coroutine: Coroutine[Any, Any, _T], charge: Callable[[int], None]) 
             result: _T = e.value
             return result
         finally:
-            argument = None  # An exception would lie in a cycle with this frame.
+            argument = None  # An exception would be in a reference cycle with this frame.
             charge(time.monotonic_ns() - began_ns)
         try:
             argument = yield yielded

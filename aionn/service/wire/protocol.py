@@ -1,4 +1,4 @@
-"""What runtime and driver process say to each other, as bytes and descriptors.
+"""The messages of runtime and driver process, as bytes and descriptors.
 
 Owns the messages, their MessagePack form, how memories and fences travel (an index into the descriptors sent beside the message),
 and the limits. No I/O.
@@ -6,7 +6,7 @@ and the limits. No I/O.
 Invariants:
 1. One message is one datagram; one that is too large for that travels in a sealed memory whose descriptor comes first (``large``).
 2. Decoding never keeps a descriptor: what is kept is duplicated, once each, and the caller closes all that it received.
-3. Whatever a peer sends is checked by size before it is decoded (``sizes``), by type and range here, and by meaning where it is
+3. A peer's messages are checked by size before they are decoded (``sizes``), by type and range here, and by meaning where it is
    used.
 
 Messages mirror the driver contract (``aionn.hal.device``).
@@ -111,7 +111,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
 
 
 class HelloReply(msgspec.Struct, frozen=True, tag=True):
-    """Who answers; ``pools`` is how many memories of requests it remembers."""
+    """The answering device; ``pools`` is how many memories of requests it remembers."""
 
     version: int
     pid: int
@@ -160,7 +160,9 @@ class PrepareModelFromCache(msgspec.Struct, frozen=True, tag=True):
 
 
 class PrepareModelReply(msgspec.Struct, frozen=True, tag=True):
-    """The handle of the prepared model; handles are never used again. And what an execution takes, where the driver says it."""
+    """The handle of the prepared model; handles are never used again. And the duration of an execution, if the driver declares
+    it.
+    """
 
     prepared: int
     expected_duration_ns: int | None = None
@@ -217,7 +219,7 @@ class Notify(msgspec.Struct, frozen=True, tag=True):
 
 
 class CancelCall(msgspec.Struct, frozen=True, tag=True):
-    """The caller of a call gave up; the call is still answered."""
+    """The caller of a call was cancelled; the call is still answered."""
 
     call: int
 
@@ -256,7 +258,7 @@ class ExecutionInfoReply(msgspec.Struct, frozen=True, tag=True):
 
 
 class ForgetExecution(msgspec.Struct, frozen=True, tag=True):
-    """The client dropped a fenced execution, so that nobody will ask for its information; or a reusable one."""
+    """The client dropped a fenced execution, so that its information will not be requested; or a reusable one."""
 
     execution: int
 
@@ -290,7 +292,7 @@ class EndBurst(msgspec.Struct, frozen=True, tag=True):
 
 
 class BurstEnded(msgspec.Struct, frozen=True, tag=True):
-    """From the driver: a burst cannot go on, because what lies in its queues is no queue any more."""
+    """From the driver: a burst cannot continue, because its queues are corrupt."""
 
     burst: int
     why: str
@@ -482,7 +484,7 @@ def decode(
 
     Raises:
         GeneralFailure: A memory cannot be mapped, or is not sealed.
-        InvalidArgument: The bytes are no message or a too large one, or a descriptor is not what the message says.
+        InvalidArgument: The bytes are not a message or are a too large one, or a descriptor does not agree with the message.
         ResourceExhausted: No descriptor or memory is left here, or none for this peer.
     """
     stands_for = in_memory(payload)
@@ -588,5 +590,5 @@ def _decode_message(payload: bytes, decode_hook: Callable[[type, Any], Any]) -> 
     return message
 
 
-# What msgspec must know of every message is worked out here, and not on an event loop at the first message.
+# The codecs of all messages are prepared here, and not on an event loop at the first message.
 msgspec.msgpack.Decoder(Message)

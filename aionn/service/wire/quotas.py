@@ -1,7 +1,7 @@
-"""What one client may take of a driver process.
+"""Limits for one client of a driver process.
 
-Owns the limits and each client's account; what is counted is the caller's to say. One client that reaches a limit is refused with
-RESOURCE_EXHAUSTED; the others do not notice.
+Owns the limits and each client's account; the caller chooses the counted resource. Calls of a client at a limit are rejected with
+RESOURCE_EXHAUSTED; other clients are not affected.
 
 Invariant: an account is never below zero nor above its limit, from whatever threads it is used.
 """
@@ -41,8 +41,8 @@ class Quotas(msgspec.Struct, frozen=True):
             request.
         descriptors: Descriptors for what the client sent and this process still has: two for a memory, one for a pending fence or a
             cache file.
-        mapped_bytes: Memories that the client sent and this process still has. Their pages are the client's, but the device gives
-            pages to those that have none.
+        mapped_bytes: Memories that the client sent and this process still has. Their pages belong to the client, but the device
+            adds pages to those without.
     """
 
     memory_bytes: int = 4 << 30
@@ -63,7 +63,7 @@ class Quotas(msgspec.Struct, frozen=True):
 
 
 class Account:
-    """What one client has taken.
+    """The resources of one client.
 
     Args:
         quotas: Its limits.
@@ -76,11 +76,11 @@ class Account:
         self._dropped: collections.deque[tuple[str, int]] = collections.deque()
 
     def limit(self, what: str) -> int:
-        """How much of ``what``, an attribute of ``Quotas``, may be taken."""
+        """Limit of ``what``, an attribute of ``Quotas``."""
         return self._limits[what]
 
     def taken(self, what: str) -> int:
-        """How much of ``what``, an attribute of ``Quotas``, is taken."""
+        """Present use of ``what``, an attribute of ``Quotas``."""
         with self._lock:
             self._settle()
             return self._taken[what]
@@ -125,7 +125,7 @@ class Account:
             self.give_back(what, amount)
 
     def receive(self, make: Callable[[], _T], descriptors: int, mapped_bytes: int = 0) -> _T:
-        """What ``make`` makes of something that the client sent; it counts until it is dropped.
+        """The object that ``make`` makes from the client's data; it counts until it is dropped.
 
         Raises:
             ResourceExhausted: A limit would be exceeded; nothing is made then. Else what ``make`` raises.

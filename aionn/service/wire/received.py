@@ -1,15 +1,15 @@
 """Descriptors that come over a socket, until a message keeps them or they are closed.
 
-Owns what must be known of a stranger's descriptor before it is closed: whether closing it can wait. Whoever closes the
-last descriptor of a network socket whose owner asked to linger (SO_LINGER) waits until its peer has read everything: for hours,
-although the socket does not block. That holds as well for what the kernel closes by itself: descriptors of messages that nobody has
-read when a Unix socket is closed.
+Owns what must be known of a stranger's descriptor before it is closed: whether closing it can wait. Closing the last descriptor of
+a network socket whose owner asked to linger (SO_LINGER) waits until its peer has read everything: for hours, although the socket
+does not block. That holds as well for what the kernel closes by itself: descriptors of messages that nobody has read when a Unix
+socket is closed.
 
 Invariants:
-1. No closing of a received descriptor waits for a network, also where it lies in a Unix socket that was sent.
-2. A socket that is no fence's is recognised before anything of the message is used.
+1. No closing of a received descriptor waits for a network, also one inside a Unix socket that was sent.
+2. A socket that does not belong to a fence is recognised before anything of the message is used.
 
-What is packed into the packet of a fence is not looked at: a fence is closed as long as others may still read it.
+The content of a fence's packet is not examined: a fence is closed while other readers may still read it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 SENT_AT_ONCE_MAX = 253
-"""Descriptors of one message (SCM_MAX_FD of the kernel). With room for fewer the kernel would close the others itself."""
+"""Descriptors of one message (SCM_MAX_FD of the kernel). With room for fewer the kernel would close the rest itself."""
 
 UNREAD_MAX = 1 << 16
 """Messages that are taken from a socket that is shut down: more than its buffer holds."""
@@ -62,12 +62,12 @@ def descriptors_of(ancillary: _Ancillary) -> list[int]:
 
 
 def have_strange_sockets(fds: Sequence[int]) -> bool:
-    """Whether there are sockets among descriptors that are no fence's. From then on, closing them does not wait."""
+    """Whether there are sockets among descriptors that do not belong to a fence. From then on, closing them does not wait."""
     found = False
     for fd in fds:
         if not stat.S_ISSOCK(os.fstat(fd).st_mode):
             continue
-        # Told the family, the constructor asks the kernel nothing.
+        # With the family given, the constructor does not ask the kernel for it.
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fd)
         try:
             name = sock.getsockname()
@@ -85,7 +85,7 @@ def have_strange_sockets(fds: Sequence[int]) -> bool:
 
 
 def _empty(sock: socket.socket) -> None:
-    """Shuts a Unix socket down and takes what is in it: descriptors that lie there are closed with it, and so on, five deep at most
+    """Shuts a Unix socket down and empties it: descriptors in it are closed with it, and so on, five deep at most
     (MAX_RECURSION_LEVEL of the kernel)."""
     try:
         sock.shutdown(socket.SHUT_RDWR)
@@ -104,19 +104,19 @@ def payload_of(sock: socket.socket, bytes_max: int) -> bytes:
 
 
 async def drain(sock: socket.socket) -> None:
-    """Takes what nobody has read from a socket that is shut down, and closes its descriptors; others have turns in between."""
+    """Takes the unread messages from a socket that is shut down, and closes its descriptors; others have turns in between."""
     while _take_unread(sock):
         await anyio.lowlevel.checkpoint()
 
 
 def close_unread(sock: socket.socket) -> None:
-    """Closes a Unix socket for good, and the descriptors of messages that nobody has read."""
+    """Closes a Unix socket for good, and the descriptors of unread messages."""
     _empty(sock)
     sock.close()
 
 
 def _take_unread(sock: socket.socket) -> bool:
-    """Takes one message of a socket that is shut down; False where there is none."""
+    """Takes one message of a socket that is shut down; False without one."""
     try:
         # Then every message comes with its sender's number, also an empty one, and the end does not.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)

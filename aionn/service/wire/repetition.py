@@ -1,4 +1,4 @@
-"""What is said once: memories that a driver process remembers, and requests that it has checked.
+"""Data sent once: memories that a driver process remembers, and requests that it has checked.
 
 Owns the two tables of a connection: which memory has which identifier (client), and which memory an identifier stands for (driver
 process); and the messages that speak of them.
@@ -85,10 +85,10 @@ class MemoryIdentifiers:
     """The client's table: which of its memories the driver process remembers.
 
     Args:
-        forget: Tells the driver process that an identifier is over; called from any thread, also by the garbage collector.
+        forget: Notifies the driver process that an identifier is freed; called from any thread, also by the garbage collector.
 
     Attributes:
-        limit: Most memories at once; the driver process says so when it is greeted.
+        limit: Most memories that may be remembered; the driver process reports it in HelloReply.
     """
 
     def __init__(self, forget: Callable[[int], object]) -> None:
@@ -105,7 +105,9 @@ class MemoryIdentifiers:
         return len(self._known)
 
     def on_wire(self, memory: Memory) -> PoolOnWire:
-        """How a memory travels: alone the first time, since many are used once; then with an identifier; then as that alone."""
+        """The form of a memory in a message: alone the first time, since many are used once; then with an identifier; then as that
+        alone.
+        """
         known = self._known.get(id(memory))
         if known is not None and known[0]() is memory:
             return PoolOnWire(None, 0, known[1])
@@ -150,7 +152,7 @@ class MemoryIdentifiers:
         return tuple(found)
 
     def close(self) -> None:
-        """The connection has ended: lets go of the memories without a word."""
+        """The connection has ended: releases the memories without a word."""
         self.limit = 0
         self._forget = _nobody
         for key in list(self._known):
@@ -158,7 +160,7 @@ class MemoryIdentifiers:
 
 
 def _nobody(identifier: int) -> None:
-    """There is nobody to be told."""
+    """There is no peer to notify."""
 
 
 class RememberedMemories:
@@ -180,7 +182,7 @@ class RememberedMemories:
     def take(self, pools: Sequence[PoolOnWire]) -> tuple[list[Memory | None], list[int]]:
         """The memories of a request's pools, None for those that are device memories or unknown; and the unknown identifiers.
 
-        What came along is remembered as far as the quota allows. Call it before anything is awaited, so that a later
+        Received memories are remembered as far as the quota allows. Call it before anything is awaited, so that a later
         ``ForgetMemory`` cannot overtake the request; call ``asked`` when the question for the unknown ones was answered.
         """
         memories: list[Memory | None] = []
@@ -201,7 +203,7 @@ class RememberedMemories:
         return memories, unknown
 
     def learn(self, identifiers: Sequence[int], memories: Sequence[Memory]) -> None:
-        """Takes what the client answered; what it has closed meanwhile is not kept.
+        """Takes the memories of the client's answer; closed ones are not kept.
 
         Raises:
             InvalidArgument: The numbers differ.

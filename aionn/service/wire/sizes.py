@@ -1,10 +1,10 @@
-"""How large a message of which kind may be.
+"""Limits of the size of messages, by kind.
 
 Owns the limits, and how to read a message's kind without decoding it. No I/O.
 
 A peer's message is decoded on the event loop, and one byte of it may become an object of a hundred. So a limit is as low as the
-kind's meaning allows, and is checked before anything is decoded: most calls say a few numbers, a request names its arguments, and a
-model alone is large, which is why it travels in parts (``large``). The sender checks the same limits: an error there has a cause
+kind's meaning allows, and is checked before anything is decoded: most calls carry a few numbers, a request names its arguments, and
+a model alone is large, which is why it travels in parts (``large``). The sender checks the same limits: an error there has a cause
 and an owner, while a message that breaks them ends the connection.
 """
 
@@ -33,13 +33,13 @@ __all__ = [
 ]
 
 INLINE_BYTES_MAX = 32 << 10
-"""Largest datagram: well below the kernel's default send buffer of 208 KiB, so that several are under way at once."""
+"""Largest datagram: well below the kernel's default send buffer of 208 KiB, so that several can be in the socket together."""
 
 SMALL_BYTES_MAX = 1 << 10
-"""A message up to this size is decoded as it is, whatever it says: a millisecond at worst, some microseconds as a rule."""
+"""A message up to this size is decoded directly, whatever its content: a millisecond at worst, some microseconds as a rule."""
 
 PLAIN_BYTES_MAX = 4 << 10
-"""Largest message of a kind that says a few numbers or one text; a list of 240 slots or identifiers is half of it."""
+"""Largest message of a kind with a few numbers or one text; a list of 240 slots or identifiers is half of it."""
 
 MODEL_INLINE_BYTES_MAX = 4 << 10
 """Largest model that travels as it is: some hundred operands, half a millisecond."""
@@ -51,7 +51,7 @@ FENCES_MAX = 8
 """Fences of a message: taking one and waiting for it is some 50 microseconds of the event loop. A sender merges what is more."""
 
 TEXT_CHARACTERS_MAX = 1000
-"""Longest text of an error that is sent; it may quote what the peer said."""
+"""Longest text of an error that is sent; it may quote the peer's message."""
 
 MODEL_KINDS = frozenset({"SupportedOperations", "PrepareModel"})
 
@@ -76,7 +76,7 @@ _LARGE_BYTES_MAX = {
     "HelloReply": 256 << 10,
     "SupportedOperationsReply": 1 << 20,
 }
-"""Largest message by kind that may lie in a memory of its own, the bytes of a model's constants aside: 100 thousand operations with
+"""Largest message by kind that may be in a memory of its own, the bytes of a model's constants aside: 100 thousand operations with
 their operands; a device with thousands of extensions; an answer per operation."""
 
 _KIND = re.compile(
@@ -85,14 +85,14 @@ _KIND = re.compile(
     rb"\xa4body[\x80-\x8f]\xa4type(?:[\xa0-\xbf]|\xd9.)([A-Za-z]+)",
     re.DOTALL,
 )
-"""How our encoder begins a message; the names of kinds are plain letters, and what follows one is no letter."""
+"""The first bytes of a message of aionn's encoder; the names of kinds are plain letters, and the byte after one is not a letter."""
 
 
 def kind_of(payload: bytes) -> str:
-    """The name of what a message says, read without decoding it.
+    """The name of a message's kind, read without decoding it.
 
     Raises:
-        InvalidArgument: It is none of our encoder's messages.
+        InvalidArgument: It is not a message of aionn's encoder.
     """
     found = _KIND.match(payload)
     if found is None:
@@ -146,7 +146,7 @@ def _check_lists(payload: bytes) -> None:
 
 
 class _Envelope(msgspec.Struct, frozen=True):
-    """What can be read of a message whose descriptors were lost."""
+    """The readable part of a message whose descriptors were lost."""
 
     type: str
     id: int
@@ -156,19 +156,19 @@ _ENVELOPE_DECODER = msgspec.msgpack.Decoder(_Envelope)
 
 
 def read_envelope(payload: bytes) -> tuple[bool, int] | None:
-    """Whether an undecodable message is a call, and its number; None if it is nothing that can be answered."""
+    """Whether an undecodable message is a call, and its number; None if it cannot be answered."""
     try:
         envelope = _ENVELOPE_DECODER.decode(payload)
-    except (msgspec.MsgspecError, ValueError):  # Text that is no UTF-8 is a plain ValueError.
+    except (msgspec.MsgspecError, ValueError):  # Text that is not UTF-8 is a plain ValueError.
         return None
     return (envelope.type == "Call", envelope.id) if envelope.type in ("Call", "Reply") else None
 
 
 def array_length(raw: bytes) -> int:
-    """How many elements an encoded list has, by its first five bytes.
+    """Number of elements of an encoded list, by its first five bytes.
 
     Raises:
-        InvalidArgument: It is no list.
+        InvalidArgument: It is not a list.
     """
     head = raw[0] if raw else 0
     if 0x90 <= head <= 0x9F:
@@ -179,7 +179,7 @@ def array_length(raw: bytes) -> int:
 
 
 def check_large(kind: str, size_bytes: int) -> None:
-    """Checks a message that lies in a memory of its own.
+    """Checks a message in a memory of its own.
 
     Raises:
         InvalidArgument: Its kind may not be so large.

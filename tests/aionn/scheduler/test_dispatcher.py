@@ -272,7 +272,7 @@ async def test_decisions_are_sections_of_a_trace(tmp_path):
     dispatcher.release(low)
     text = (tmp_path / "trace.json").read_text()
     assert text.count("scheduler: start <Work 0") == text.count("scheduler: start <Work 1") == 1
-    assert text.count("scheduler: interrupt <Work 0") == 1
+    assert text.count("scheduler: preempt <Work 0") == 1
 
 
 async def test_more_urgent_work_is_sent_beside_what_it_interrupts():

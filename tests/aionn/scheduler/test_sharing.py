@@ -164,7 +164,7 @@ def test_explain_tells_of_holders_and_of_those_that_wait():
     for _ in range(3):
         bench.enter("low", LOW)
     told = bench.slots.explain()
-    assert "LOW" in told and "2 more stand behind" in told
+    assert "LOW" in told and "2 more wait behind" in told
     assert bench.slots.statistics().waiting == 1
 
 

@@ -221,7 +221,7 @@ def test_explain_counts_those_that_go_before_wherever_they_wait():
     count = len(works)
     assert f"0 of {count} go before it; planned on lane 0" in table.room.explain(works[0], 0)
     text = table.room.explain(works[-1], 0)
-    assert f"{count - 1} of {count} go before it; it stands by, no lane has room for it" in text
+    assert f"{count - 1} of {count} go before it; it is on standby, no lane has room for it" in text
     assert "lane 1 (device 1): could not end in time, or cannot run it" in text
 
 

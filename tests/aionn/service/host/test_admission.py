@@ -53,7 +53,7 @@ def test_silent_client_that_the_limit_counts_gives_up_its_place() -> None:
         place = own.admit(Credentials(pid, uid))
         place.on_displaced = lambda why, pid=pid: told.append((pid, why))  # type: ignore[misc]
     own.admit(Credentials(4, 11))  # The oldest of this user, not the oldest of all.
-    assert [pid for pid, _ in told] == [2] and "had not said Hello" in told[0][1]
+    assert [pid for pid, _ in told] == [2] and "had not sent Hello" in told[0][1]
     own.admit(Credentials(5, 12))
     own.admit(Credentials(6, 13))
     assert [pid for pid, _ in told] == [2, 1] and len(own) == 4

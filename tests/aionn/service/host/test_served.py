@@ -376,7 +376,7 @@ async def test_stale_socket_is_replaced_and_a_served_one_is_not(served: Any, tmp
         tasks.cancel_scope.cancel()
     ordinary = tmp_path / "ordinary"
     ordinary.write_text("precious")
-    with pytest.raises(DeviceUnavailable, match="no socket"):
+    with pytest.raises(DeviceUnavailable, match="not a socket"):
         await listen(device, ordinary)
     assert ordinary.read_text() == "precious"
     with pytest.raises(DeviceUnavailable, match="cannot be served"):
