@@ -1,4 +1,4 @@
-"""Catch a missed deadline: the caller hears of it at the deadline, and the device takes the next request.
+"""Catch a missed deadline: MissedDeadline is raised at the deadline, and the device takes the next request.
 
 Checks its own result.
 """
@@ -28,7 +28,7 @@ async def main() -> None:
             print(f"in the past: {error} (transient: {error.transient})")
             assert not error.transient, "no device could have made it"
 
-        # Fifty executions ask for one device at once and share a deadline 20 ms from now: the last ones cannot make it.
+        # Fifty concurrent executions of one device share a deadline 20 ms from now: the last ones cannot make it.
         outcomes = {"in time": 0, "missed": 0}
 
         async def one(deadline: int) -> None:
@@ -43,7 +43,7 @@ async def main() -> None:
         async with anyio.create_task_group() as tasks:
             for _ in range(50):
                 tasks.start_soon(one, deadline)
-        print(f"fifty at once: {outcomes['in time']} in time, {outcomes['missed']} missed")
+        print(f"fifty concurrently: {outcomes['in time']} in time, {outcomes['missed']} missed")
         assert outcomes["missed"] > 0
 
         result = await net.execute([picture], deadline=aionn.after(5.0))

@@ -1,4 +1,4 @@
-"""State that stays in the device: what one execution writes, the next one reads, and nobody copies it.
+"""State that stays in the device: what one execution writes, the next one reads, without a copy.
 
 The model is a leaky sum: state' = 0.5 * state + input. Two device memories take turns as its input and output.
 """

@@ -54,7 +54,7 @@ class FibonacciModel(BlockingPreparedModel):
 
 def fibonacci(n: int) -> int:
     a, b = 0, 1
-    for _ in range(min(max(n, 0), 90)):  # What comes in is not to be believed.
+    for _ in range(min(max(n, 0), 90)):  # Inputs are not trusted.
         a, b = b, a + b
     return a
 

@@ -1,4 +1,4 @@
-"""How far a device's answers are from the baseline's.
+"""The distance of a device's answers from the baseline's.
 
 Owns the comparison of outputs in real numbers: mean square and largest error, and how often the largest output is the same one.
 
@@ -22,13 +22,13 @@ Array = npt.NDArray[Any]
 
 
 class Accuracy(msgspec.Struct, frozen=True):
-    """How far answers are from the baseline's.
+    """The distance of answers from the baseline's.
 
     Attributes:
         samples: How many inputs were compared.
-        identical: For how many all outputs are the baseline's, byte for byte.
+        identical: Number of samples whose outputs all equal the baseline's, byte for byte.
         mean_square_error: Over all elements of all outputs, as real numbers.
-        largest_error: The largest difference of an element, likewise; infinite where one side alone is no number.
+        largest_error: The largest difference of an element, likewise; infinite where one side alone is NaN.
         top1_agreement: Share of samples whose first output has its largest element at the same place; None where it has one alone.
     """
 
@@ -42,7 +42,7 @@ class Accuracy(msgspec.Struct, frozen=True):
 def compare_outputs(
     ours: Sequence[Sequence[Array]], theirs: Sequence[Sequence[Array]], operands: Sequence[Operand]
 ) -> Accuracy:
-    """Compares the outputs for each sample; the operands say what stored numbers mean."""
+    """Compares the outputs for each sample; the operands give the meaning of stored numbers."""
     identical = 0
     squares, elements, largest = 0.0, 0, 0.0
     agreed = 0

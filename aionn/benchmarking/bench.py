@@ -5,7 +5,7 @@ Owns the settings, the run, and the report. How a number is summarised is in ``f
 Invariants:
 1. Settings are checked before anything is started, and labelled data before anything is measured.
 2. Every loop ends: by its number of samples, or by its time.
-3. A device that fails has a report with the reason; the others are measured all the same.
+3. A device that fails has a report with the reason; all other devices are still measured.
 
 Source: the scoring mode of MLTS, the HAL's own benchmark suite.
 """
@@ -46,7 +46,7 @@ from aionn.runtime.runtime import Runtime
 __all__ = ["BASELINE", "BenchmarkReport", "CompileTimes", "DeviceReport", "Progress", "Settings", "benchmark"]
 
 BASELINE = "litert-cpu"
-"""The device whose answers and times the others are compared with: LiteRT's own on the CPU."""
+"""The device whose answers and times are the baseline of the comparison: LiteRT's own on the CPU."""
 
 REFERENCE = "reference"
 """The device whose operations can be timed one by one: its kernels run here as well."""
@@ -58,11 +58,11 @@ SAMPLES_MAX = 100_000
 WARM_UP_COUNT = 3
 
 Progress = Callable[[str, float], None]
-"""Is told what is going on, and which share of a device's work is done."""
+"""Is notified of the current step, and of the share of a device's work that is done."""
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What to measure.
+    """The measures.
 
     Attributes:
         count: Executions on each path; the time may end it before.
@@ -71,7 +71,7 @@ class Settings(msgspec.Struct, frozen=True):
         compilations: How often the model is compiled, without a cache, into one, and from it.
         samples: How many random inputs are compared with the baseline's answers.
         seed: Seed of the inputs.
-        known: Data whose right answers are known; None for none.
+        known: Data whose right answers are known; None means no such data.
         load: LoadGen's scenarios.
     """
 
@@ -111,7 +111,7 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 class CompileTimes(msgspec.Struct, frozen=True):
-    """How long a compilation takes, in milliseconds.
+    """Duration of a compilation, in milliseconds.
 
     Attributes:
         fresh: Without a cache.
@@ -127,7 +127,7 @@ class CompileTimes(msgspec.Struct, frozen=True):
 
 
 class DeviceReport(msgspec.Struct, frozen=True):
-    """What was measured on one device.
+    """The measurements of one device.
 
     Attributes:
         device: Its name.
@@ -138,7 +138,7 @@ class DeviceReport(msgspec.Struct, frozen=True):
         latency_ms: By path.
         throughput: Executions per second with all slots busy through bursts; None where bursts were not asked for.
         compared: The median on the first path against the baseline's.
-        accuracy: Against the baseline's answers; None for the baseline itself, and where there is none.
+        accuracy: Against the baseline's answers; None for the baseline itself, and without a baseline.
         evaluation: On data whose right answers are known; None without such data.
         judged: Its first figure against the baseline's, within a point; None where one of them is missing.
         load: What LoadGen found in each scenario.
@@ -166,7 +166,7 @@ class BenchmarkReport(msgspec.Struct, frozen=True):
     Attributes:
         model: The file's name.
         settings: What was asked for.
-        baseline: The device that the others are compared with; None where LiteRT is not installed.
+        baseline: The device of the baseline; None where LiteRT is not installed.
         devices: In the order asked for.
     """
 

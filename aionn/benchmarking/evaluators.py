@@ -1,8 +1,8 @@
-"""How right a model's answers are, by what they are for: classes, synthesised speech, recognised phones.
+"""Correctness of a model's answers by their kind: classes, synthesised speech, recognised phones.
 
 Owns the arithmetic of the three evaluators and their limits; pure. Refuses to own reading data and running models.
 
-Sequences are judged one by one and the worst is told: a mean hides the one file that a driver garbles.
+Sequences are judged one by one and the worst is reported: a mean hides the one file that a driver garbles.
 
 Source: the evaluators of MLTS, the HAL's own benchmark suite (TopK, MelCepLogF0, PhoneErrorRate): layouts, numbers and limits.
 """
@@ -35,7 +35,7 @@ EVALUATORS: tuple[Evaluator, ...] = get_args(Evaluator)
 
 K_MAX = 5
 TOP1_LOSS_MAX = 0.05
-"""How far the share of right first choices may be below what the model is known for."""
+"""Tolerance of the share of correct first choices below the model's known share."""
 
 AMPLITUDES, APERIODICITIES = 40, 7
 FRAME_VALUES = AMPLITUDES + APERIODICITIES + 2
@@ -46,7 +46,7 @@ PHONE_ERROR_MAX = 0.05
 
 
 class Evaluation(msgspec.Struct, frozen=True):
-    """What an evaluator found.
+    """The result of an evaluator.
 
     Attributes:
         evaluator: Which one.
@@ -64,7 +64,7 @@ class Evaluation(msgspec.Struct, frozen=True):
 def evaluate_top_k(
     outputs: Sequence[Array], labels: Sequence[int], expected_top1: float | None = None
 ) -> Evaluation:
-    """How often the right class is among the k largest scores, for k from 1 to 5.
+    """Share of samples whose class is among the k largest scores, for k from 1 to 5.
 
     Args:
         outputs: Scores of each sample, any shape; of equal scores the lower class counts as the larger, as with argmax.
@@ -72,7 +72,7 @@ def evaluate_top_k(
         expected_top1: What the model is known for, from 0 to 1; None for unknown, and then nothing can fail.
 
     Raises:
-        InvalidArgument: There are no samples, or a label is no class of the model.
+        InvalidArgument: There are no samples, or a label is not a class of the model.
     """
     _demand_samples(outputs, labels)
     classes = outputs[0].size

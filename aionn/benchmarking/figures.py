@@ -1,6 +1,6 @@
-"""What a list of measured numbers says: quantiles with enough samples behind them, mean, spread, and a histogram.
+"""Statistics of a list of measured numbers: quantiles with enough samples beyond them, mean, spread, and a histogram.
 
-Owns the arithmetic; pure. A quantile is told only where several samples lie beyond it, since one would say nothing.
+Owns the arithmetic; pure. A quantile is reported only if several samples are beyond it, since a single one is not significant.
 
 Source: the 32-bucket histograms of MLTS, the HAL's own benchmark suite.
 """
@@ -18,7 +18,7 @@ __all__ = ["BEYOND_MIN", "BUCKETS", "Spread", "Verdict", "figure_text", "judgeme
 BUCKETS = 32
 
 BEYOND_MIN = 5
-"""How many samples must lie beyond a quantile: 10 samples tell the median, 50 the 90th percentile, 500 the 99th."""
+"""Number of samples that must be beyond a quantile: the median needs 10 samples, the 90th percentile 50, the 99th 500."""
 
 SAME_SHARE = 0.01
 """Differences up to this share count as none; MLTS's number."""
@@ -31,7 +31,7 @@ Verdict = str
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """What a list of numbers says.
+    """Statistics of a list of numbers.
 
     Attributes:
         count: How many there are.
@@ -39,7 +39,7 @@ class Spread(msgspec.Struct, frozen=True):
         deviation: Their standard deviation; 0 for one.
         min: The least.
         max: The largest.
-        p50: The median; None where fewer than ``BEYOND_MIN`` samples lie beyond it, as for the next two.
+        p50: The median; None if fewer than ``BEYOND_MIN`` samples are beyond it, as for the next two.
         p90: The 90th percentile.
         p99: The 99th percentile.
         histogram: How many fall into each of ``BUCKETS`` equal parts from ``min`` to ``limit``; what is beyond counts in the last.
@@ -62,7 +62,7 @@ def spread_of(values: Sequence[float]) -> Spread:
     """Summarises numbers, at least one.
 
     Raises:
-        ValueError: There are none, or one is not finite.
+        ValueError: The list is empty, or a number is not finite.
     """
     numbers = np.asarray(values, dtype=np.float64)
     if numbers.size == 0 or not np.isfinite(numbers).all():
@@ -90,19 +90,21 @@ def spread_of(values: Sequence[float]) -> Spread:
 
 
 def figure_text(value: float | None, decimals: int) -> str:
-    """A figure for people; empty where there is none."""
+    """A figure for people; empty without one."""
     return "" if value is None else f"{value:.{decimals}f}"
 
 
 def verdict(value: float, baseline: float) -> Verdict:
-    """How a time compares with the baseline's; lower is better."""
+    """The ratio of a time to the baseline's; lower is better."""
     if abs(value - baseline) <= SAME_SHARE * abs(baseline):
         return "same"
     return "better" if value < baseline else "worse"
 
 
 def judgement(value: float, baseline: float, *, higher_is_better: bool) -> Verdict:
-    """How a share of right answers, or an error, compares with the baseline's. A missing number is worse than any other."""
+    """The comparison of a share of correct answers, or of an error, with the baseline's. A missing number is worse than any
+    other.
+    """
     if abs(value - baseline) <= SAME_POINTS:
         return "same"
     is_better = value > baseline if higher_is_better else value < baseline

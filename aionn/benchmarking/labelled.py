@@ -1,15 +1,15 @@
 """Data whose right answers are known, from a folder.
 
-Owns finding the files and turning each into the first input of a model. What the answers say is for ``evaluators``.
+Owns finding the files and turning each into the first input of a model. ``evaluators`` judge the answers.
 
 Classes, for ``top-k``: one folder for each, named after its number, or after a line of ``labels.txt`` beside them; in it pictures,
-sounds, or arrays (.npy) of the input's shape. Sequences, for the others: ``NAME.npy`` with one input for each step, and the right
-outputs in ``NAME.expected.npy``.
+sounds, or arrays (.npy) of the input's shape. Sequences, for the remaining evaluators: ``NAME.npy`` with one input for each step,
+and the right outputs in ``NAME.expected.npy``.
 
 Invariants:
 1. Everything is found and named before anything is read; files come in the order of their names.
 2. A file that cannot be used is an error that names it: none is left out in silence.
-3. What a file's header says of it can be checked without its content, so that a whole folder is checked before a long run.
+3. Files are checked by their headers, without their content, so that a whole folder is checked before a long run.
 
 Source: the data sets of MLTS, the HAL's own benchmark suite, and how its models take their input.
 """
@@ -57,7 +57,7 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 def find_samples(folder: Path, evaluator: Evaluator) -> list[Sample]:
-    """What is in a folder, in the order of the names.
+    """The content of a folder, in the order of the names.
 
     Raises:
         InvalidArgument: It cannot be read, holds nothing, or something that has no right answer.
@@ -113,7 +113,7 @@ def _sequences(folder: Path) -> list[Sample]:
 
 
 def check_sample(sample: Sample, evaluator: Evaluator, operand: Operand, result: Operand) -> None:
-    """Demands a file that fits a model and has a right answer that the model could give, as far as its header says.
+    """Checks by its header that a file fits a model and has an expected answer that the model could give.
 
     Args:
         sample: Which one.
@@ -135,7 +135,7 @@ def check_sample(sample: Sample, evaluator: Evaluator, operand: Operand, result:
         fit, kind = (_demand_picture, "video") if suffix in PICTURES else (_demand_sound, "audio")
         fit(sample.path, operand)
         with open_container(str(sample.path), kind, "labelled data") as (_, stream):
-            # Whatever is called a picture has a stream; only one that FFmpeg understands has a size.
+            # Every file with a picture's name has a stream; only one that FFmpeg understands has a size.
             if kind == "video" and not stream.width:
                 raise InvalidArgument(
                     f"labelled data {sample.path}: expected a picture, got none, or one cut short"
@@ -160,7 +160,8 @@ async def read_sample(sample: Sample, operand: Operand, pixels: tuple[float, flo
         pixels: What the darkest and the lightest pixel become; arrays and sounds are taken as they are.
 
     Returns:
-        One input for a class; ``[steps, *shape]`` for a sequence. Real numbers are quantised as the operand says.
+        One input for a class; ``[steps, *shape]`` for a sequence. Real numbers are quantised with the operand's scale and zero
+        point.
 
     Raises:
         InvalidArgument: The file cannot be read, or does not fit the input.
@@ -177,7 +178,7 @@ async def read_sample(sample: Sample, operand: Operand, pixels: tuple[float, flo
 
 
 def _steps(sample: Sample, array: Array, operand: Operand) -> int:
-    """How many inputs an array holds; one for a class."""
+    """Number of inputs in an array; one for a class."""
     shape: tuple[int, ...] = operand.dimensions
     steps = 1 if sample.expected is None else array.size // max(1, prod(shape))
     if array.size != steps * prod(shape) or not steps:
@@ -196,7 +197,7 @@ def load_array(path: Path, *, is_mapped: bool = False) -> Array:
         is_mapped: Read the header alone; the numbers come from the file when they are asked for.
 
     Raises:
-        InvalidArgument: It is none.
+        InvalidArgument: It is not a .npy file.
     """
     check_regular(path, "labelled data")
     try:

@@ -5,7 +5,7 @@ schedule and the clock: latency counts from when a query was due, so a system th
 
 Invariants:
 1. A run ends: LoadGen is given a longest duration, and once a sample failed or the run was cancelled every further one is answered
-   at once and without work, since LoadGen can only be ended by answers.
+   immediately and without work, since LoadGen can only be ended by answers.
 2. No number here is measured by us: latencies, rates and validity are what LoadGen wrote.
 
 Source: MLPerf inference rules (scenarios, percentiles, latency from the scheduled time) and the bindings of mlcommons-loadgen 6.
@@ -63,12 +63,12 @@ MULTI_STREAM_SAMPLES = 8
 
 
 class LoadSettings(msgspec.Struct, frozen=True):
-    """What LoadGen does.
+    """The options of LoadGen.
 
     Attributes:
         scenario: Which one.
         seconds: How long queries are issued, at least.
-        rate_per_s: Samples per second that are due (server), or are thought possible (the others, which make their queries
+        rate_per_s: Samples per second that are due (server), or are thought possible (all other scenarios, which make their queries
             beforehand; offline sizes its one query by it).
         bound_ms: Within which 99 % of a server's queries must be answered.
         samples: How many different samples there are.
@@ -106,12 +106,12 @@ class LoadSettings(msgspec.Struct, frozen=True):
 
 
 class LoadReport(msgspec.Struct, frozen=True):
-    """What LoadGen found.
+    """The result of LoadGen.
 
     Attributes:
         scenario: Which one.
         is_valid: LoadGen's verdict by MLPerf's rules; a short run is seldom valid, since the rules want many queries.
-        is_within_bound: A server: whether 99 % came within the bound; the others: True.
+        is_within_bound: A server: whether 99 % came within the bound; other scenarios: True.
         queries: How many were issued.
         samples_per_s: Answered.
         p50_ms: Latency of a query from when it was due; None for offline, where there is one query.
@@ -132,7 +132,7 @@ class LoadReport(msgspec.Struct, frozen=True):
 
 
 LOAD_HEADS = ("scenario", "queries", "per s", "p50 ms", "p90 ms", "p99 ms", "bound held", "valid")
-"""What the cells of ``load_cells`` are."""
+"""The heads of ``load_cells``."""
 
 
 def load_cells(report: LoadReport) -> tuple[object, ...]:
@@ -296,7 +296,7 @@ def _read_log(folder: Path, settings: LoadSettings) -> LoadReport:
             values[entry["key"]] = entry["value"]
     if "result_validity" not in values:
         raise GeneralFailure(
-            f"load: LoadGen told no result: {values.get('error_runtime', 'no reason in its log')}"
+            f"load: LoadGen reported no result: {values.get('error_runtime', 'no reason in its log')}"
         )
 
     def ms(name: str) -> float | None:

@@ -1,4 +1,4 @@
-"""What may be measured beside latency: right answers on known data, LoadGen's scenarios, and the share of each operation.
+"""Measures other than latency: correct answers on known data, LoadGen's scenarios, and the share of each operation.
 
 Owns running a prepared model for these. The arithmetic is in ``evaluators``, the files in ``labelled``, the bridge in ``loadgen``.
 """
@@ -56,7 +56,7 @@ class KnownData(msgspec.Struct, frozen=True):
     Attributes:
         folder: Where they are, see ``labelled``.
         evaluator: What they are judged by.
-        pixels: What the darkest and the lightest pixel of a picture become.
+        pixels: The values of the darkest and the lightest pixel of a picture.
         expected_top1: Share of right first choices that the model is known for, from 0 to 1; None for unknown.
     """
 
@@ -115,7 +115,7 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class OperationShare(msgspec.Struct, frozen=True):
-    """What operations of a type take of an execution.
+    """The share of an execution's time by type of operation.
 
     Attributes:
         operation: The type's name.
@@ -240,7 +240,7 @@ async def _slot(
 def operation_shares(
     model: Model, inputs: Sequence[Array], runs: int = 3
 ) -> tuple[OperationShare, ...] | None:
-    """What each type of operation takes with the kernels of the reference driver, the largest share first.
+    """The time of each type of operation with the kernels of the reference driver, the largest share first.
 
     The fastest of ``runs`` counts for each operation. None for a model with control flow: its operations have no fixed number.
     """

@@ -50,8 +50,8 @@ def render_page(report: BenchmarkReport) -> str:
     ]
     body += [_device(device) for device in report.devices]
     body.append(
-        '<p class="note">A quantile is told where at least five samples lie beyond it. Histograms end at the 99th percentile; what '
-        "lies beyond counts in the last bar.</p>"
+        '<p class="note">A quantile is reported if at least five samples are beyond it. Histograms end at the 99th percentile; '
+        "values beyond count in the last bar.</p>"
     )
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{name}: benchmark</title>\n'
@@ -157,7 +157,7 @@ def _shares(device: DeviceReport) -> str:
 
 
 def _histogram(device: str, path: str, spread: Spread) -> str:
-    """Bars over milliseconds; the axes say least, limit and the fullest bar."""
+    """Bars over milliseconds; the axes show least, limit and the fullest bar."""
     most = max(spread.histogram)
     step = (WIDTH - LEFT) / len(spread.histogram)
     bars = []

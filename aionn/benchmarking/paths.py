@@ -1,7 +1,7 @@
 """The four ways to have a prepared model compute, each as one awaitable to take the time of.
 
-Owns requests over shared memory that are made once, and the paths: sync, async, fenced, burst. What the driver contract says about
-the answers is for the conformance suites to check.
+Owns requests over shared memory that are made once, and the paths: sync, async, fenced, burst. The conformance suites check the
+answers against the driver contract.
 
 Source: the driver contract in ``aionn.hal.device``.
 """

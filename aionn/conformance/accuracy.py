@@ -1,4 +1,4 @@
-"""How close two results must be, and by how much they differ.
+"""The tolerance of two results, and their difference.
 
 Owns the named criteria of the random graph tests and the judgement by them: each element, the mean difference (bias) and the mean
 squared difference. Knows no model.
@@ -59,7 +59,7 @@ class Criteria(enum.Enum):
     """Limits by kind of type, in the order float32, float16, quantised; int32 may differ by 1, booleans in a tenth."""
 
     STRICT = (Limit(1e-7, 1e-10, 1e-6, 1e-6), Limit(1e-4, 1e-8, 1e-3, 1e-3), Limit(0.1, 0.1, 1))
-    """What only moves, selects or compares."""
+    """Operations that only move, select or compare."""
 
     MEDIUM = (Limit(1e-6, 1e-8, 1e-5, 1e-5), Limit(1e-3, 1e-5, 1e-2, 1e-2), Limit(1.2, 1.2, 2))
     """One step of arithmetic."""

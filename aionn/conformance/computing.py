@@ -1,11 +1,11 @@
 """The ways to have a prepared model compute, each reduced to one awaitable that gives one answer.
 
-Owns the four modes, the reusable execution, and what the driver contract says about every answer whatever its content: callbacks
-come once, fences and information agree, a failure reports neither shapes nor times. What the outputs should hold is the suite's.
+Owns the four modes, the reusable execution, and the driver contract's rules for every answer whatever its content: callbacks come
+once, fences and information agree, a failure reports neither shapes nor times. The suite checks the values of the outputs.
 
 Invariants:
 1. Every failure that the contract knows becomes an ``Answer``; a driver that breaks the contract raises ``Breach``.
-2. What was opened on the device is closed again, in bounded time.
+2. Every object that was opened on the device is closed again, in bounded time.
 
 Source: obligations in ``aionn.hal.device``; the executors of the NN HAL's VTS.
 """
@@ -48,14 +48,14 @@ Mode = Literal["sync", "async", "burst", "fenced"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 
 CLOSE_S_MAX = 5.0
-"""How long closing something on the device may take before it is given up: a device that hangs must not hang the suite."""
+"""Limit of closing an object on the device: a device that hangs must not hang the suite."""
 
 
 class Breach(Exception):
     """The driver broke the contract.
 
     Attributes:
-        expected: What the contract says.
+        expected: The contract's rule.
         got: What the driver did.
     """
 
@@ -66,7 +66,7 @@ class Breach(Exception):
 
 
 class Answer(NamedTuple):
-    """How a computation ended.
+    """The end of a computation.
 
     Attributes:
         status: NONE, OUTPUT_INSUFFICIENT_SIZE, or why it failed.
@@ -90,7 +90,7 @@ class _Closable(Protocol):
 
 @contextlib.asynccontextmanager
 async def closing(thing: _Closable) -> AsyncIterator[None]:
-    """Closes something of the device's at the end, whatever happens, and gives up after ``CLOSE_S_MAX``."""
+    """Closes an object of the device at the end, in all cases, for ``CLOSE_S_MAX`` at most."""
     try:
         yield
     finally:
@@ -98,7 +98,7 @@ async def closing(thing: _Closable) -> AsyncIterator[None]:
 
 
 async def close(thing: _Closable, within_s: float = CLOSE_S_MAX) -> None:
-    """Closes something of the device's although the caller is cancelled, and gives up after ``within_s``."""
+    """Closes an object of the device although the caller is cancelled, for ``within_s`` at most."""
     await finish(_closed(thing, within_s))
 
 
@@ -147,7 +147,7 @@ async def computing(
 async def reusable_computing(
     prepared: PreparedModel, request: Request, mode: Mode, *, loop_timeout_ns: int | None = None
 ) -> Compute:
-    """Makes a reusable execution, to be computed by fences where the mode says so and synchronously otherwise.
+    """Makes a reusable execution, to be computed by fences in that mode and synchronously otherwise.
 
     Raises:
         Error: The device refuses the request.
@@ -167,7 +167,7 @@ async def _answer(call: Callable[[], Awaitable[ExecutionResult]]) -> Answer:
         return Answer(status_of(e), message=str(e))
     enough = result.output_sufficient_size
     if enough and not all(shape.is_sufficient for shape in result.output_shapes):
-        raise Breach("sufficient outputs, as the result says", "an output shape marked as insufficient")
+        raise Breach("sufficient outputs, as the result reports", "an output shape marked as insufficient")
     status = ErrorStatus.NONE if enough else ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
     return _checked(Answer(status, result.output_shapes, result.timing))
 
@@ -207,7 +207,7 @@ async def _launched(launch: Launch) -> Answer:
 
 
 async def _chained(launch: Launch) -> Answer:
-    """Two fenced executions, the second behind the first; the answer is the second's, or the failure of the first."""
+    """Two fenced executions, the second behind the first; the answer is that of the second, or the failure of the first."""
     with SyncFence("start") as start:
         try:
             first = await launch([start])
@@ -241,7 +241,7 @@ async def _finished(launched: FencedExecution) -> Answer:
 
 
 def _checked(answer: Answer) -> Answer:
-    """What holds for every answer.
+    """The rules for every answer.
 
     Raises:
         Breach: It does not.

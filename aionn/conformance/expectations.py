@@ -1,4 +1,4 @@
-"""What a driver says of itself to the suites: what it can never do, and what it does not do yet.
+"""A driver's declarations for the suites: features that it can never have, and features that it does not have yet.
 
 Owns the lists and how their entries match tests. A driver's module may define them; one without has none:
 
@@ -36,7 +36,7 @@ __all__ = ["Expectations", "Subject", "driver_expectations"]
 
 
 class Subject(msgspec.Struct, frozen=True):
-    """What a pattern is compared with.
+    """The names that a pattern is compared with.
 
     Attributes:
         name: The test's name.
@@ -106,7 +106,7 @@ def driver_expectations(driver: str) -> Expectations:
     """The lists that a driver's module defines.
 
     Raises:
-        InvalidArgument: No such driver, or a list of its module is none.
+        InvalidArgument: No such driver, or a list of its module is invalid.
         DeviceUnavailable: It cannot be imported.
     """
     factory = registry.load_factory(driver)

@@ -1,7 +1,7 @@
 """The suites as pytest tests, for a driver's own repository.
 
 Owns the way from a suite to a test class: one test for each case, a device that stays open for all of them, verdicts in pytest's
-words. What a case is and what its verdict is, is the suites'.
+words. The suites define cases and verdicts.
 
 In a test file of the driver's repository::
 
@@ -53,12 +53,12 @@ def suite(
     """A test class to be given a name in a test module.
 
     Args:
-        name: ``vts``: does the driver keep the contract? ``cts``: does it compute what the spec says?
+        name: ``vts``: does the driver keep the contract? ``cts``: its results against the spec's.
         driver: The registered name of the driver.
         isolation: Whether the driver runs in a process of its own.
         unsupported: What the driver can never do: patterns over the names of cases, and why. None takes the driver's module's list.
         expected_failures: What it does not do yet; such a case must fail. None takes the driver's module's list.
-        data: The folder of the conformance data; None looks where ``default_data`` says. ``vts`` does without.
+        data: The folder of the conformance data; None takes that of ``default_data``. ``vts`` does without.
         contains: Only cases with this in their names.
         settings: How cases are run; the two lists are put in. None for the defaults.
 
@@ -113,7 +113,7 @@ class _Opened:
 
 
 def _opening(driver: str, isolation: Isolation) -> dict[str, Any]:
-    """What opens devices before a class's first test and closes them behind its last."""
+    """The fixture that opens devices before a class's first test and closes them after its last."""
 
     def setup_class(cls: Any) -> None:
         cls.opened = _Opened(driver, isolation).__enter__()

@@ -56,7 +56,7 @@ def request_for(model: Model, inputs: Sequence[npt.NDArray[Any]]) -> Request:
 
 
 def outputs_of(model: Model, request: Request) -> list[npt.NDArray[Any]]:
-    """What the outputs of a request from ``request_for`` hold now, copied."""
+    """Copies of the present outputs of a request from ``request_for``."""
     (pool,) = request.pools
     assert isinstance(pool, Memory), "request_for makes one pool of shared memory"
     outputs = []

@@ -1,13 +1,13 @@
-"""Many tests on one device: in order, each within its time, counted against what the driver says of itself.
+"""Many tests on one device: in order, each within its time, counted against the driver's declarations.
 
-Owns the verdict on a test, the counts, and the replacement of a device that hangs. What a check is, is ``cts.run``'s.
+Owns the verdict on a test, the counts, and the replacement of a device that hangs. ``cts.run`` defines the checks.
 
 Invariants:
-1. A test ends after its first failure that was not expected; what comes after it would tell of the same fault.
+1. A test ends after its first failure that was not expected; later ones would report the same fault.
 2. A device that did not answer in time is never used again, and its calls are not waited for.
 3. A test to which none of the chosen checks applies is not counted at all.
 
-Source: section "One suite, all drivers" of the house style; IREE's conformance registry.
+Source: section "One suite, all drivers" of the project's style; IREE's conformance registry.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ Isolation = Literal["process", "in_process"]
 Verdict = Literal["passed", "failed", "skipped", "expected_failure"]
 
 TIME_LIMIT_S = 30.0
-"""How long one check may take: the largest of the models takes less than a second where numpy computes it."""
+"""Limit of one check: the largest of the models takes less than a second in numpy."""
 
 
 class Settings(msgspec.Struct, frozen=True, tag="data"):
-    """How the tests of the public data are run.
+    """Options of the tests of the public data.
 
     Attributes:
         mode: How models are executed.
         checks: What is made of each test.
         time_limit_s: How long one check may take.
-        expectations: What the driver says of itself.
+        expectations: The driver's declarations.
     """
 
     mode: Mode = "sync"
@@ -70,7 +70,7 @@ class Settings(msgspec.Struct, frozen=True, tag="data"):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """How a test ended.
+    """The end of a test.
 
     Attributes:
         test: Its name.
@@ -90,7 +90,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Counts(msgspec.Struct):
-    """How many ended how."""
+    """Number of tests by outcome."""
 
     passed: int = 0
     failed: int = 0
@@ -116,13 +116,13 @@ class Counts(msgspec.Struct):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What a run of the suite found. The first seven are what ``--json`` promises.
+    """The result of a run of the suite. The first seven are what ``--json`` promises.
 
     Attributes:
         passed: Tests of which all checks passed.
         failed: Tests with a failure, and mistakes in the driver's lists.
         skipped: Tests that were not run.
-        expected_failures: Tests that failed as the driver said.
+        expected_failures: Tests that failed as the driver declared.
         seconds: Wall-clock time.
         by_operation: The tests in which an operation occurs.
         failures: One for each test that failed.
@@ -196,7 +196,7 @@ class DeviceUnderTest:
         self._device: Device | None = None
 
     async def get(self) -> Device:
-        """The device, made when there is none."""
+        """The device, created if missing."""
         if self._device is None:
             self._device = await self._make()
         return self._device
@@ -238,7 +238,7 @@ async def open_device_under_test(
 
     Raises:
         InvalidArgument: No such driver.
-        DeviceUnavailable: It cannot be imported or started, or says illegal things of itself.
+        DeviceUnavailable: It cannot be imported or started, or its DeviceInfo is invalid.
     """
     name = device_name(driver)
     async with anyio.create_task_group() as tasks:
@@ -260,7 +260,7 @@ async def open_device_under_test(
 
 
 def subject_of(test: CtsTest) -> Subject:
-    """What the driver's lists are compared with."""
+    """The names that the driver's lists are compared with."""
     return Subject(test.name, frozenset(operation_types(test)), frozenset(CHECKS))
 
 
@@ -370,7 +370,7 @@ def _judge(
 def _listed_but_passed(
     test: CtsTest, check: str, settings: Settings, subject: Subject, reason: str
 ) -> Failure:
-    expected = f"a failure, as EXPECTED_FAILURES says ({reason})"
+    expected = f"a failure, as EXPECTED_FAILURES declares ({reason})"
     return Failure(test.name, check, settings.mode, _names(subject), None, (), expected, "success")
 
 

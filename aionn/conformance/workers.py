@@ -1,11 +1,11 @@
-"""The suite in several processes: who runs which tests, and what happens when a process dies.
+"""The suite in several processes: the distribution of tests, and the handling of a process's death.
 
-Owns the worker processes and the lines that go between them and here. What a worker does with a test is ``suite``'s.
+Owns the worker processes and the lines that go between them and here. ``suite`` runs a test in a worker.
 
 Invariants:
 1. Every test has exactly one outcome. A worker that dies or falls silent gives its test a failure, and the rest to a new worker.
 2. A worker ends with its parent: its standard input ends.
-3. What a driver prints in a worker goes to standard error, never between the lines.
+3. Output of a driver in a worker goes to standard error, never between the lines.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from aionn.service.python_process import python_command, python_environment
 __all__ = ["Unit", "find_units", "run_random_suite", "run_suite"]
 
 SILENCE_S = 30.0
-"""How much longer than its checks may take a worker may say nothing: it closes devices and starts driver processes meanwhile."""
+"""Time beyond the limit of its checks for which a worker may be silent: it closes devices and starts driver processes."""
 
 SHRINKING_LIMITS = 10
 """Time limits of one execution that a random graph may take until it is as small as it gets."""
@@ -139,7 +139,7 @@ async def run_suite(
         isolation: Whether the driver runs in a process of its own, one for each job.
         settings: How tests are run; None for the defaults. The driver's own lists are put in.
         jobs: How many processes share the tests; 1 runs them in this process.
-        progress: Told after every test: the counts, and how many tests there are.
+        progress: Called after every test with the counts, and the number of tests.
 
     Raises:
         InvalidArgument: No such driver, no data, or no such test.
@@ -156,7 +156,7 @@ async def run_suite(
         return operation_types(tests[name])
 
     await _run_units(job, units, len(tests), operations, tally, jobs, progress, loaded=tests)
-    # A part of the data cannot tell whether an entry matches anything.
+    # A part of the data does not show whether an entry matches anything.
     for pattern in () if contains else expectations.stale(subject_of(test) for test in tests.values()):
         expected = "a pattern of a test that exists"
         tally.add_failure(
@@ -229,7 +229,7 @@ async def _run_units(
                 for name in unit.names:
                     count(await _run_one(device, name, job.settings, loaded or {}))
     else:
-        # The largest first, so that no worker begins a large one when the others are done.
+        # The largest first, so that no worker begins a large one when all others are done.
         left = deque(sorted(units, key=lambda unit: -len(unit.names)))
         async with anyio.create_task_group() as group:
             for _ in range(min(jobs, len(units))):
@@ -317,7 +317,7 @@ class _Worker:
                 start_new_session=True,  # A terminal's Ctrl-C reaches the parent alone.
             )
 
-        await finish(start())  # A start that is broken off would leave a process that nobody knows.
+        await finish(start())  # A start that is broken off would leave a process without an owner.
         assert self._process is not None and self._process.stdout is not None
         self._lines = BufferedByteReceiveStream(self._process.stdout)
 
@@ -329,7 +329,7 @@ class _Worker:
             return _LINE.decode(await self._lines.receive_until(b"\n", LINE_BYTES_MAX))
 
     async def _end(self) -> int | None:
-        """Ends the process and returns its exit status; None where there is none."""
+        """Ends the process and returns its exit status; None without one."""
         process, self._process = self._process, None
         if process is None:
             return None
@@ -369,7 +369,7 @@ def main(arguments: Sequence[str]) -> None:
     label_lines()
     lines = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    # Closing writes what is left, and finds again that nobody reads.
+    # Closing writes the rest, and finds again that there is no reader.
     with contextlib.suppress(BrokenPipeError), lines:
         try:
             anyio.run(_work, job, lines)

@@ -1,6 +1,6 @@
 """The CPU reference driver: every operation of the spec, by the interpreter.
 
-It is the definition that other devices are compared with, and the device of a machine that has no other. Its performance numbers
+It defines the results that other devices are compared with, and is the device of a machine without another. Its performance numbers
 are 1.0 by definition.
 
 Source: the NN HAL's ``nnapi-reference`` device.
@@ -33,7 +33,7 @@ from aionn.ops import CONTRACTS
 __all__ = ["INFO", "ReferenceDevice", "info_for"]
 
 MEMORY_BYTES_MAX = 1 << 30
-"""What all device memories together may take: more than the frames of any stream, and a bound for what clients can ask for."""
+"""Limit of all device memories together: more than the frames of any stream, and a bound for clients' requests."""
 
 INFO = DeviceInfo(
     name="reference",
@@ -48,7 +48,7 @@ INFO = DeviceInfo(
 
 
 def info_for(name: str) -> DeviceInfo:
-    """What the device of this name says of itself."""
+    """The DeviceInfo of the device of this name."""
     return msgspec.structs.replace(INFO, name=name)
 
 

@@ -72,7 +72,7 @@ class ExtensionPolicy(msgspec.Struct, frozen=True):
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.patterns)
 
     def restricted(self, info: DeviceInfo) -> DeviceInfo:
-        """What a device says of itself, without the extensions that may not be used."""
+        """The DeviceInfo of a device, without the extensions that may not be used."""
         allowed = tuple(extension for extension in info.extensions if self.allows(extension.name))
         if len(allowed) == len(info.extensions):
             return info
@@ -105,7 +105,7 @@ def load_factory(name: str) -> DriverFactory:
 
     Raises:
         InvalidArgument: No such driver.
-        DeviceUnavailable: It cannot be imported; the message says why.
+        DeviceUnavailable: It cannot be imported; the message has the reason.
     """
     if name in BUILT_IN:
         target = BUILT_IN[name]
@@ -131,7 +131,7 @@ def load_factory(name: str) -> DriverFactory:
 
 
 def make_device(driver: str, name: str) -> Device:
-    """Imports a driver, makes its device and checks what that says of itself.
+    """Imports a driver, makes its device and checks its DeviceInfo.
 
     Raises:
         InvalidArgument: No such driver.
@@ -148,11 +148,11 @@ def made_by(factory: DriverFactory, driver: str, name: str) -> Device:
     policy = ExtensionPolicy.parse(os.environ.get(EXTENSIONS_VARIABLE, ""), EXTENSIONS_VARIABLE)
     try:
         device = factory(name)
-        said = device.info  # Another object each time, where it is a property that makes one.
+        said = device.info  # A property may return another object each time.
         check_device_info(said)
         info = policy.restricted(said)
         if info is not said:
-            # What a device does not declare it does not support, whatever its driver says.
+            # A device does not support an extension that it does not declare, whatever its driver returns.
             try:
                 cast(Any, device).info = info
             except AttributeError as e:
@@ -167,7 +167,7 @@ def made_by(factory: DriverFactory, driver: str, name: str) -> Device:
 
 
 def built_in_info(driver: str, name: str) -> DeviceInfo | None:
-    """What is known of one of our own drivers without starting it; None for drivers of others, which must be asked.
+    """The DeviceInfo of one of aionn's own drivers without starting it; None for drivers of others, which must be asked.
 
     Raises:
         DeviceUnavailable: What the driver is built on is missing or too old.

@@ -1,6 +1,6 @@
 """A driver to clone: replace what is marked, and keep the rest.
 
-It runs three elementwise operations on float32: as much as shows every place where a driver has something to say. Read
+It runs three elementwise operations on float32: enough to show every place that a driver defines. Read
 ``docs/drivers.md`` beside it. Try yours with ``aionn conformance YOUR_MODULE:YourDevice --suite vts``.
 """
 
@@ -35,7 +35,7 @@ from aionn.interpreter import RunControl
 __all__ = ["SkeletonDevice"]
 
 MEMORY_BYTES_MAX = 256 << 20
-"""What all device memories together may take. Replace: None in ``__init__`` for a device without."""
+"""Limit of all device memories together. Replace: None in ``__init__`` for a device without."""
 
 
 OPERATIONS: Mapping[OperationType, Callable[[Array, Array], Array]] = {
@@ -43,11 +43,11 @@ OPERATIONS: Mapping[OperationType, Callable[[Array, Array], Array]] = {
     OperationType.MUL: np.multiply,
     OperationType.MAXIMUM: np.maximum,
 }
-"""What it computes; numpy's broadcasting is the spec's. Replace."""
+"""The computation; numpy broadcasts like the spec. Replace."""
 
 
 class SkeletonDevice(BlockingDevice):
-    """Runs ``OPERATIONS``. Replace: everything that ``__init__`` says of the device."""
+    """Runs ``OPERATIONS``. Replace: everything in ``__init__`` that describes the device."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
@@ -100,7 +100,7 @@ class SkeletonModel(BlockingPreparedModel):
                 raise InvalidArgument("skeleton: no input can be left out")
             values[index] = array
         for operation in main.operations:
-            control.check()  # Ends the run here when its deadline has passed or nobody wants it any more.
+            control.check()  # Ends the run here when its deadline has passed or it was cancelled.
             a, b = (values[index] for index in operation.inputs[:2])
             try:
                 values[operation.outputs[0]] = OPERATIONS[OperationType(operation.type)](a, b)

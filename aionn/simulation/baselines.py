@@ -38,7 +38,7 @@ class LaneQueues:
         return sum(len(queue) for queue in self.ordered)
 
     def add(self, work: Work, now_ns: int) -> Reason | None:
-        """Puts a work into the queue of the lane that would end it first."""
+        """Puts a job into the queue of the lane that would end it first."""
         index = self._lane_of.get(work.number)
         if index is None:
             index, ends_ns = self._least_backlog(work, now_ns)
@@ -61,7 +61,7 @@ class LaneQueues:
         return best, best_ns
 
     def remove(self, work: Work) -> None:
-        """Takes a work out of its queue."""
+        """Takes a job out of its queue."""
         queue = self.ordered[self._lane_of[work.number]]
         del queue[bisect_left(queue, (self._policy.key(work), work))]
 
@@ -118,7 +118,7 @@ class BacklogPolicy:
         return LaneQueues(self, lanes)
 
     def decide(self, now_ns: int, queue: LaneQueues, lanes: Sequence[Lane]) -> list[Action]:
-        """Starts the first of each free lane's queue; gives up and interrupts as the rule says."""
+        """Starts the first of each free lane's queue; aborts and preempts according to the rule."""
         actions: list[Action] = []
         for lane in lanes:
             waiting = queue.ordered[lane.index]
@@ -168,7 +168,7 @@ def policy_named(name: str) -> Policy:
     """A policy.
 
     Raises:
-        InvalidArgument: There is none of that name.
+        InvalidArgument: No entry has that name.
     """
     try:
         return POLICIES[name]

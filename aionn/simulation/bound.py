@@ -1,4 +1,4 @@
-"""What no scheduler can exceed: an upper bound on the requests that end on time, known all arrivals beforehand.
+"""An upper bound, which no scheduler can exceed, on the requests that end on time, with all arrivals known beforehand.
 
 Owns the linear program and its lexicographic order over priorities. Time is cut at every release and deadline. ``x[j, i, k]`` is
 the time that request j spends on device i in interval k, ``z[j]`` in [0, 1] how much of it is served. The program maximises the
@@ -29,7 +29,7 @@ from aionn.simulation.workload import PRIORITIES
 __all__ = ["Bound", "BoundRequest", "fluid_rate", "on_time_bound", "requests_of", "total_bound"]
 
 _ROUNDING = 1e-6
-"""What a solver's optimum may miss of a whole number: its tolerance, summed over some hundred requests."""
+"""Tolerance of a solver's optimum against a whole number, summed over some hundred requests."""
 
 
 class BoundRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -40,7 +40,7 @@ class BoundRequest(msgspec.Struct, frozen=True, array_like=True):
         deadline_ns: When it must have ended.
         durations_ns: Per device; None where it cannot run.
         priority: Its class.
-        after_index: The request that it follows; None for none.
+        after_index: The request that it follows; None means no such request.
     """
 
     release_ns: int
@@ -99,8 +99,8 @@ def on_time_bound(requests: Sequence[BoundRequest], slots: Sequence[int], *, mig
 
     Args:
         requests: All of them.
-        slots: How many executions each device runs at once.
-        migrates: Whether a request may go on elsewhere with what it has done. Where it may not, no schedule uses a device on
+        slots: Number of executions that each device runs concurrently.
+        migrates: Whether a request may continue elsewhere with what it has done. Where it may not, no schedule uses a device on
             which a request cannot end in time, and the bound is tighter.
 
     Raises:
@@ -134,7 +134,7 @@ def total_bound(
         requests: As for ``on_time_bound``.
         slots: As for ``on_time_bound``.
         migrates: As for ``on_time_bound``.
-        least: How many of some priorities must end on time all the same, no more than can; None for no such condition.
+        least: How many of some priorities must end on time all the same, no more than can; None means no such condition.
 
     Raises:
         DeviceUnavailable: scipy is not installed.
@@ -287,7 +287,7 @@ def fluid_rate(
     Args:
         fixed: Rates per second and durations per device of streams that stay as they are.
         scaled: The same of streams that are scaled.
-        slots: How many executions each device runs at once.
+        slots: Number of executions that each device runs concurrently.
         load: The wanted load; 1 is as much as the devices can do at all.
 
     Returns:

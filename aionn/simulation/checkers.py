@@ -1,10 +1,10 @@
-"""What must hold in every run, whatever the policy, the workload and the faults: checked on the record of events alone.
+"""The invariants of every run, for all policies, workloads and faults: checked on the record of events alone.
 
 Owns the rules and the search for breaches; knows nothing of how policies or the engine work. A checker returns sentences, one a
 breach.
 
-Source: the scheduler's obligations: exclusive slots, one answer per request, no answer after a miss was told, conservation of work,
-bounded priority inversion, no starvation.
+Source: the scheduler's obligations: exclusive slots, one answer per request, no answer after a miss was reported, conservation of
+work, bounded priority inversion, no starvation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["OVERTAKEN_MAX", "Watched", "breaches"]
 ANSWERS = ("on_time", "late", "aborted", "refused", "failed")
 
 OVERTAKEN_MAX = 64
-"""How many that came later and are not HIGH may still start before a work that has come of age: those that were planned already."""
+"""Number of later jobs that are not HIGH and may still start before an aged job: those that were planned already."""
 
 
 def breaches(engine: Engine, *, ages: bool = True) -> list[str]:
@@ -45,7 +45,7 @@ def breaches(engine: Engine, *, ages: bool = True) -> list[str]:
 
 
 def _slots(scenario: Scenario, events: Sequence[Event]) -> list[str]:
-    """A lane runs one work at a time, a work runs on one lane at a time, and only on devices that can run its model."""
+    """A lane runs one job at a time, a job runs on one lane at a time, and only on devices that can run its model."""
     devices = [lane.device for lane in lanes_of(scenario.devices)]
     running: dict[int, int] = {}
     on_lane: dict[int, int] = {}
@@ -77,19 +77,19 @@ def _answers(scenario: Scenario, events: Sequence[Event], outcomes: Sequence[Out
     for at_ns, kind, number, _ in events:
         if kind in ANSWERS:
             if number in told:
-                found.append(f"{at_ns} ns: request {number} is told {kind} after {told[number]}")
+                found.append(f"{at_ns} ns: request {number} is reported as {kind} after {told[number]}")
             told[number] = kind
         elif kind == "start" and number in told:
-            found.append(f"{at_ns} ns: request {number} starts after it was told {told[number]}")
+            found.append(f"{at_ns} ns: request {number} starts after it was reported as {told[number]}")
     for number in range(len(scenario.arrivals)):
         outcome = outcomes[number]
         if outcome is None or told.get(number) != outcome.kind:
-            found.append(f"request {number} has no answer, or not the one that was told")
+            found.append(f"request {number} has no answer, or not the one that was reported")
     return found
 
 
 def _conservation(scenario: Scenario, events: Sequence[Event]) -> list[str]:
-    """What ended on time without noise has had the whole of its device time, operations neither skipped nor done twice."""
+    """A job that ended on time without noise has had the whole of its device time, operations neither skipped nor done twice."""
     if any(device.noise or device.clock.cold_share < 1 for device in scenario.devices):
         return []
     devices = [lane.device for lane in lanes_of(scenario.devices)]
@@ -123,13 +123,13 @@ def _deadlines(scenario: Scenario, outcomes: Sequence[Outcome | None]) -> list[s
         is_late = deadline_ns is not None and outcome.at_ns > deadline_ns
         if (outcome.kind == "on_time" and is_late) or (outcome.kind == "late" and not is_late):
             found.append(
-                f"{outcome.at_ns} ns: request {outcome.number} is told {outcome.kind}; its deadline is {deadline_ns} ns"
+                f"{outcome.at_ns} ns: request {outcome.number} is reported as {outcome.kind}; its deadline is {deadline_ns} ns"
             )
     return found
 
 
 def _boundaries(scenario: Scenario, events: Sequence[Event]) -> list[str]:
-    """What is asked to stop does so within one operation."""
+    """A job that is requested to stop does so within one operation."""
     if any(device.noise or device.clock.cold_share < 1 for device in scenario.devices):
         return []
     devices = [lane.device for lane in lanes_of(scenario.devices)]
@@ -150,7 +150,7 @@ def _boundaries(scenario: Scenario, events: Sequence[Event]) -> list[str]:
 
 
 def _starvation(scenario: Scenario, events: Sequence[Event]) -> list[str]:
-    """What has waited long is not overtaken for ever by what came later; HIGH work, and what HIGH work follows, excepted."""
+    """A job that has waited long is not overtaken without end by later ones; HIGH work, and what HIGH work follows, excepted."""
     high = _high_streams(scenario)
     devices = [lane.device for lane in lanes_of(scenario.devices)]
     waiting: dict[int, int] = {}
@@ -166,7 +166,7 @@ def _starvation(scenario: Scenario, events: Sequence[Event]) -> list[str]:
         stream = scenario.arrivals[number].stream_index
         if stream in high:
             continue
-        # Waiting works stand in the order of their arrival: the old ones come first.
+        # Waiting jobs are in the order of their arrival: the old ones come first.
         for other, since_ns in waiting.items():
             if at_ns - since_ns <= AGE_NS or other > number:
                 break
@@ -174,7 +174,7 @@ def _starvation(scenario: Scenario, events: Sequence[Event]) -> list[str]:
             overtaken[other] = overtaken.get(other, 0) + can_run
             if overtaken[other] == OVERTAKEN_MAX:
                 found.append(
-                    f"{at_ns} ns: request {other} has waited since {since_ns} ns and is overtaken for ever"
+                    f"{at_ns} ns: request {other} has waited since {since_ns} ns and is overtaken without end"
                 )
     return found
 
@@ -184,7 +184,7 @@ def _high_streams(scenario: Scenario) -> set[int]:
     streams = scenario.workload.stream
     found: set[int] = set()
     names: set[str | None] = set()
-    # A stream stands behind the one that it follows.
+    # A stream is listed after the one that it follows.
     for index in range(len(streams) - 1, -1, -1):
         if PRIORITIES[streams[index].priority] == Priority.HIGH or streams[index].name in names:
             found.add(index)

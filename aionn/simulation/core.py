@@ -46,9 +46,9 @@ class Core:
         heappush(self._heap, (self.now_ns + delay_ns, self._next(), callback, argument))
 
     def run(self, until_ns: int | None = None) -> int:
-        """Runs events until there are none, or none up to a time; returns how many ran.
+        """Runs all events, or all up to a time; returns the number that ran.
 
-        With ``until_ns`` the clock stands there afterwards.
+        With ``until_ns`` the clock is there afterwards.
         """
         heap = self._heap
         events = 0

@@ -5,7 +5,7 @@ decisions: it asks the policy and applies its actions. Boundaries between operat
 waits for it.
 
 Invariants:
-1. A lane runs one work at a time; a work runs on one lane at a time.
+1. A lane runs one job at a time; a job runs on one lane at a time.
 2. Every request has exactly one outcome; the first answer wins.
 3. The record of events depends on workload, seed and policy alone.
 """
@@ -40,19 +40,19 @@ from aionn.simulation.workload import PRIORITIES, Arrival, Workload, devices_of,
 __all__ = ["Engine", "Event", "Outcome", "Policy", "Queue", "Scenario", "lanes_of", "prepare"]
 
 RESTART_NS = 20_000_000
-"""How long a device that died or hung is away: the order of a driver process's start."""
+"""Time for which a device that died or hung is unavailable: the order of a driver process's start."""
 
 HANG_TIMEOUT_NS = 250_000_000
 """After how long without an answer a device counts as hung where its work has no deadline."""
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What became of a request.
+    """The outcome of a request.
 
     Attributes:
         number: Its index in the arrivals.
         kind: ``on_time``, ``late``, ``aborted``, ``refused``, ``failed``.
-        at_ns: When its caller was told.
+        at_ns: The time at which its caller was notified.
         device: Index of the device that ended it; -1 if none did.
         why: A reason in words; empty where it ended on time.
     """
@@ -70,10 +70,10 @@ lost (by a fault), up, and the outcomes."""
 
 
 class Queue(Protocol):
-    """What waits, in the form that a policy wants."""
+    """The waiting jobs, in the policy's form."""
 
     def add(self, work: Work, now_ns: int) -> Reason | None:
-        """Takes a work in; a reason refuses it."""
+        """Admits a job; returns the reason for a rejection."""
         ...
 
     def remove(self, work: Work) -> None:
@@ -88,7 +88,7 @@ class Queue(Protocol):
 
 
 class Policy(Protocol):
-    """Who runs where: a function of the time, what waits and the lanes."""
+    """The lanes of jobs: a function of the time, the waiting jobs and the lanes."""
 
     @property
     def name(self) -> str: ...
@@ -134,7 +134,7 @@ def prepare(workload: Workload, seed: int, *, folder: Path = Path()) -> Scenario
 
 
 class _Run:
-    """What a lane does, as only the engine knows: operation ``first + i`` ends at ``origin_ns + ends[i]``."""
+    """The state of a lane, which only the engine knows: operation ``first + i`` ends at ``origin_ns + ends[i]``."""
 
     __slots__ = ("ends", "epoch", "first", "origin_ns", "started_ns", "struck_ns")
 
@@ -309,7 +309,7 @@ class Engine:
     # --- Running ---
 
     def _start(self, work: Work, lane: Lane) -> None:
-        assert lane.work is None and lane.is_up, "a lane runs one work at a time"
+        assert lane.work is None and lane.is_up, "a lane runs one job at a time"
         assert work.state is WorkState.WAITING, "only what waits can start"
         now_ns = self.core.now_ns
         self.queue.remove(work)
@@ -424,7 +424,7 @@ class Engine:
         return work
 
     def _leave(self, work: Work) -> None:
-        """A work that did not end on time has left its lane: what it used is lost."""
+        """A job that did not end on time has left its lane: its device time is lost."""
         self.wasted_ns += self._used_ns.pop(work.number, 0)
         self._done.pop(work.number, None)
 
@@ -468,7 +468,7 @@ class Engine:
         if self._record:
             self.events.append((self.core.now_ns, "fault", lane.work.number, lane.index))
         if fault is Fault.HANG:
-            # Nothing is heard of it any more; the supervisor ends the device after a while.
+            # It does not answer any more; the supervisor ends the device after a while.
             self.core.after(HANG_TIMEOUT_NS, self._die, (lane, epoch))
         elif fault is Fault.DEATH:
             self._die((lane, epoch))
@@ -534,11 +534,11 @@ def lanes_of(devices: Sequence[DeviceProfile]) -> list[Lane]:
 def _chains(
     scenario: Scenario, expected: Sequence[Sequence[int]]
 ) -> tuple[dict[int, tuple[Priority, int | None]], dict[int, list[int]]]:
-    """What requests inherit from those that follow them (priority and urgency), and who follows whom."""
+    """Inheritance of priority and urgency by requests from their followers, and the links between requests."""
     streams = scenario.workload.stream
     urgency: dict[int, tuple[Priority, int | None]] = {}
     followers: dict[int, list[int]] = {}
-    # Followers stand behind what they follow: from the end, every request is final before it is passed on.
+    # Followers are after the requests that they follow: from the end, every request is final before it is passed on.
     for number in range(len(scenario.arrivals) - 1, -1, -1):
         arrival = scenario.arrivals[number]
         own = PRIORITIES[streams[arrival.stream_index].priority]

@@ -1,4 +1,4 @@
-"""What a run came to: counts by priority, latencies, use of the devices; as a record and as a page.
+"""The results of a run: counts by priority, latencies, use of the devices; as a record and as a page.
 
 Owns the figures and the page that shows them. The page is one file: drawings are SVG inside of it, it loads nothing, and works
 without a network.
@@ -21,7 +21,7 @@ __all__ = ["ClassReport", "DeviceReport", "Report", "page", "report_of"]
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
 
 BARS_MAX = 4000
-"""How many executions the timeline shows: more would be thinner than a pixel."""
+"""Number of executions that the timeline shows: more would be thinner than a pixel."""
 
 WIDTH = 1100
 COLOURS = {Priority.HIGH: "#c0392b", Priority.MEDIUM: "#d68910", Priority.LOW: "#2471a3"}
@@ -37,15 +37,15 @@ LEGEND = (
 
 
 class ClassReport(msgspec.Struct, frozen=True):
-    """What became of the requests of one priority.
+    """The outcomes of the requests of one priority.
 
     Attributes:
         priority: ``high``, ``medium`` or ``low``.
         requests: How many came.
         on_time: How many ended by their deadline.
         late: How many ended after it.
-        aborted: How many were given up.
-        refused: How many were turned away on arrival.
+        aborted: Number of aborted ones.
+        refused: Number of those rejected on arrival.
         failed: How many failed with their device or with what they followed.
         latency_ms: Of those on time, by quantile: 0.5, 0.9, 0.99, 1.
     """
@@ -61,7 +61,7 @@ class ClassReport(msgspec.Struct, frozen=True):
 
 
 class DeviceReport(msgspec.Struct, frozen=True):
-    """How much a device was used.
+    """The use of a device.
 
     Attributes:
         name: Its name.

@@ -6,9 +6,9 @@ what becomes of the requests.
 
 Invariants:
 1. The same description and seed give the same arrivals on every Python and under every hash seed; streams draw from generators of
-   their own, so adding one leaves the others as they were.
-2. Arrivals are sorted by time; ties stand in the order of the streams in the file.
-3. A mistake in a file is told with its line and field.
+   their own, so adding one does not change the rest.
+2. Arrivals are sorted by time; ties are in the order of the streams in the file.
+3. A mistake in a file is reported with its line and field.
 
 Source: generators after those that serving systems are compared with: periodic, Poisson, Gamma gaps by coefficient of variation,
 and recorded traces scaled in time. Arithmetic of the ready models is of the order of the published counts.
@@ -100,10 +100,10 @@ class DescribedModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         _check("data_type", self.data_type in DATA_TYPES, f"one of {', '.join(DATA_TYPES)}", self.data_type)
 
     def cost(self, folder: Path) -> ModelCost:
-        """What one execution costs.
+        """The cost of one execution.
 
         Raises:
-            InvalidArgument: The file cannot be read, or is no model.
+            InvalidArgument: The file cannot be read, or is not a model.
         """
         if self.file is not None:
             path = folder / self.file
@@ -130,12 +130,12 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         cv: Coefficient of variation of the gaps, for ``gamma``.
         jitter_s: Most that a periodic arrival is late, drawn evenly.
         trace: Path of a CSV file whose column TIMESTAMP holds the arrivals, relative to the workload's.
-        deadline_s: From arrival to deadline; None for no deadline.
+        deadline_s: From arrival to deadline; None means no deadline.
         start_s: No arrival before.
         end_s: No arrival from here on; None for the workload's end.
-        after: Name of a stream: a request of this one arrives when the other's is done, and fails with it. ``deadline_s`` then
-            counts from the arrival of the chain's first. Its ``arrivals`` and ``rate_per_s`` are not used.
-        burst: Requests that arrive at once.
+        after: Name of a stream: a request of this stream arrives when one of that stream is done, and fails with it. ``deadline_s``
+            then counts from the arrival of the chain's first. Its ``arrivals`` and ``rate_per_s`` are not used.
+        burst: Requests that arrive together.
     """
 
     name: str
@@ -197,7 +197,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         names: set[str] = set()
         models = {*READY_MODELS, *(model.name for model in self.model)}
         for index, stream in enumerate(self.stream):
-            # A stream may follow only one that stands before it: so there are no circles.
+            # A stream may follow only an earlier one: so there are no circles.
             fine = stream.after is None or stream.after in names
             _check(f"stream.{index}.after", fine, "the name of a stream above", stream.after)
             _check(f"stream.{index}.name", stream.name not in names, "a new name", stream.name)
@@ -265,8 +265,8 @@ class Arrival(msgspec.Struct, frozen=True, array_like=True, gc=False):
     Attributes:
         at_ns: When it arrives; for one that follows another, when the chain's first arrives.
         stream_index: Which kind it is.
-        deadline_ns: Absolute; None for none.
-        after_index: The arrival that it follows, by index in the sequence; None for none.
+        deadline_ns: Absolute; None means no deadline.
+        after_index: The arrival that it follows, by index in the sequence; None means no such arrival.
         scale: Multiplies the model's durations.
     """
 

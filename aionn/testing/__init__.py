@@ -1,4 +1,4 @@
-"""What a test of timing needs: virtual time, devices that are described, faults by seed, small models.
+"""Tools for tests of timing: virtual time, described devices, faults by seed, small models.
 
 Nothing of the product imports this package. Names are imported when first used, so that pytest starts as quickly with the plugin as
 without it.

@@ -1,4 +1,4 @@
-"""A page in headless Chromium: what its console said, and what can be seen of its plots.
+"""A page in headless Chromium: its console output, and the visible parts of its plots.
 
 Owns one Chromium process and the words of its DevTools protocol that a test of a page needs, over a pair of pipes: no port, no
 further package. Refuses to click and type; a test of an application needs a real driver for that.
@@ -63,7 +63,7 @@ class BrowserError(Exception):
 
 
 class SeenPage(msgspec.Struct, frozen=True):
-    """What is to be seen.
+    """The visible parts.
 
     Attributes:
         title: Of the document.
@@ -71,7 +71,7 @@ class SeenPage(msgspec.Struct, frozen=True):
         plots: Of each visible plot, how many marks (bars, lines, points) are visible in it.
         width: How wide the page is in pixels, in a window 1,200 wide: more than that must be scrolled sideways.
         requests: Addresses that it fetched, beside itself.
-        console: Errors and warnings on its console, and exceptions that nobody caught.
+        console: Errors and warnings on its console, and exceptions that were not caught.
     """
 
     title: str
@@ -83,7 +83,7 @@ class SeenPage(msgspec.Struct, frozen=True):
 
 
 def find_browser() -> str | None:
-    """The path of a Chromium, or None where there is none."""
+    """The path of a Chromium, or None without one."""
     return next((found for name in NAMES if (found := shutil.which(name))), None)
 
 

@@ -10,10 +10,10 @@ from typing import Any
 __all__ = ["NATIVE_COUNTS", "cancelled_natively", "child_processes"]
 
 NATIVE_COUNTS = (1, 2, 1000)
-"""How often a closing is cancelled: once, again before it has ended, and in each turn of the loop until it has."""
+"""Numbers of cancellations of a closing: once, again before it has ended, and in each turn of the loop until it has."""
 
 WATCHDOG_S = 30.0
-"""How long what is cancelled may take to end."""
+"""Limit of the time until a cancelled call ends."""
 
 
 async def cancelled_natively(work: Coroutine[Any, Any, Any] | asyncio.Task[Any], count: int) -> None:
@@ -45,5 +45,5 @@ def child_processes() -> set[int]:
         try:
             pids.update(int(pid) for pid in path.read_text().split())
         except (FileNotFoundError, ProcessLookupError):
-            continue  # The thread has ended meanwhile.
+            continue  # The thread has ended by now.
     return pids

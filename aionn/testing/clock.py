@@ -1,13 +1,13 @@
-"""Virtual time for asyncio: a clock that jumps to the next timer when nothing can run, and stands still while real work goes on.
+"""Virtual time for asyncio: a clock that jumps to the next timer when nothing can run, and does not advance during real work.
 
 Owns the clock, its pins, and the event loop that drives it. Refuses to own time elsewhere: ``time.monotonic``, threads and other
 processes keep real time.
 
 Invariants:
 1. Time moves only when no callback is ready, no descriptor is ready, and nothing holds a pin; and then exactly to the next timer.
-2. Real work pins: jobs of executors, worker threads of anyio, subprocesses, watched descriptors (unless told otherwise), and
-   whatever was announced with ``pin`` (``aionn.platform.real_work`` for drivers).
-3. Nothing waits for ever: nothing to wait for is a ``Deadlock``, a pin older than the limit is a ``StuckPin``, both by name.
+2. Real work pins: jobs of executors, worker threads of anyio, subprocesses, watched descriptors (by default), and work that was
+   announced with ``pin`` (``aionn.platform.real_work`` for drivers).
+3. No wait is without end: nothing to wait for is a ``Deadlock``, a pin older than the limit is a ``StuckPin``, both by name.
 4. The order of callbacks depends on the program alone: timers of the same time run in the order in which they were set.
 
 Source: trio's ``MockClock`` for the rule of the jump. uvloop cannot do this: its timers and its waiting are in C.
@@ -42,17 +42,17 @@ _Events = list[tuple[selectors.SelectorKey, int]]
 _Poll = Callable[[float | None], _Events]
 
 STUCK_S_DEFAULT = 10.0
-"""Real seconds that a pin may be held: far above any step of a test, far below the patience of whoever waits for it."""
+"""Real seconds that a pin may be held: far above any step of a test, far below the patience of a person who waits for it."""
 
 LOOK_AGAIN_S = 0.001
-"""How often worker threads are looked at while they work: the moment in which one falls idle wakes nobody."""
+"""Interval between checks of worker threads while they work: a thread that becomes idle wakes no loop."""
 
 TASKS_NAMED_MAX = 20
-"""Tasks that a ``Deadlock`` names; the first few tell the story."""
+"""Tasks that a ``Deadlock`` names; the first few show the cause."""
 
 
 class Deadlock(RuntimeError):
-    """Nothing can run, no timer is set, nothing is pinned: on a real clock this would hang for ever."""
+    """Nothing can run, no timer is set, nothing is pinned: on a real clock this would never end."""
 
 
 class StuckPin(RuntimeError):
@@ -130,7 +130,7 @@ class VirtualClock:
         return round(self._now_s * 1e9)
 
     def after(self, seconds: float) -> int:
-        """The deadline that lies ``seconds`` from now: absolute nanoseconds, as every ``deadline=`` expects.
+        """The deadline ``seconds`` from now: absolute nanoseconds, as every ``deadline=`` expects.
 
         Raises:
             ValueError: ``seconds`` is negative or no number.
@@ -142,23 +142,23 @@ class VirtualClock:
         return min(self.now_ns + round(seconds * 1e9), TIME_MAX_NS)
 
     def pin(self, name: str) -> Pin:
-        """Holds time still while work goes on that the loop cannot see: ``with clock.pin("decoder thread"): ...``.
+        """Holds time still while work continues that the loop cannot see: ``with clock.pin("decoder thread"): ...``.
 
         Args:
-            name: Who does what; said when it never ends.
+            name: The worker and its work, for the message when it never ends.
         """
         return Pin(self, name)
 
     @property
     def pins(self) -> tuple[str, ...]:
-        """What holds the clock by ``pin`` now, the oldest first."""
+        """The present pins, the oldest first."""
         return tuple(pin.name for pin in list(self._pins))
 
     def _wake(self) -> None:
-        """After a pin is gone: a loop that stands still because of it must look again."""
+        """Called after a pin is released: a loop that is held by it must check again."""
         loop = self._loop
         if loop is not None and loop._is_standing:
-            with contextlib.suppress(RuntimeError):  # Closed meanwhile: nobody stands there any more.
+            with contextlib.suppress(RuntimeError):  # Closed by now: there is no watcher any more.
                 loop.call_soon_threadsafe(_nothing)
 
     def __repr__(self) -> str:
@@ -269,8 +269,8 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
     def _wait(self, poll: _Poll) -> _Events:
         """Called when nothing is ready to run: real events first, then a jump."""
         while True:
-            # The holders are counted before the descriptors are looked at: work hands over its result first and lets go then, so
-            # whoever let go before the count has its result in the descriptors.
+            # The holders are counted before the descriptors are looked at: work hands over its result first and then releases the
+            # clock, so a holder that released it before the count has its result in the descriptors.
             self._is_standing = True
             holders = self._holders()
             events = poll(self._patience_s(holders) if holders else 0)
@@ -284,7 +284,7 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
                 return []
 
     def _jump(self) -> None:
-        # asyncio asks for at most a day at once; the timer itself says when it is.
+        # asyncio requests at most a day; the timer itself has the time.
         when = self._scheduled[0].when() if self._scheduled else math.inf
         if when == math.inf:
             raise Deadlock(self._describe_deadlock())
@@ -299,7 +299,7 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
         self._clock_resolution = max(1e-9, math.ulp(self.clock._now_s))
 
     def _holders(self) -> dict[object, tuple[float, str]]:
-        """What holds the clock: real time since when, and its name."""
+        """The oldest holder of the clock: real time of its start, and its name."""
         clock = self.clock
         seen: dict[object, str] = {}
         if clock.pin_descriptors and len(self._selector_keys) > len(self._own_descriptors):
@@ -335,13 +335,13 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
         left_s = min(since_s for since_s, _ in holders.values()) + self.clock.stuck_s - now_s
         if left_s <= 0:
             named = "; ".join(f"{name} (for {now_s - since_s:.3g} s)" for since_s, name in holders.values())
-            # Whoever cleans up after this gets the same patience again.
+            # The cleanup after this gets the same limit again.
             for pin in list(self.clock._pins):
                 pin.since_s = now_s
             self._seen_since_s = dict.fromkeys(self._seen_since_s, now_s)
             raise StuckPin(
-                f"virtual time stands still at {self.clock.now:g} s, held for more than {self.clock.stuck_s:g} real seconds by: "
-                f"{named}. A pin is for real work alone, and is let go when that is done; watched descriptors hold no clock with "
+                f"virtual time stopped at {self.clock.now:g} s, held for more than {self.clock.stuck_s:g} real seconds by: "
+                f"{named}. A pin is for real work alone, and is released when that is done; watched descriptors hold no clock with "
                 "pin_descriptors=False"
             )
         is_working = any(isinstance(key, threading.Thread) for key in holders)
@@ -353,8 +353,8 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
         if len(tasks) > TASKS_NAMED_MAX:
             lines.append(f"  and {len(tasks) - TASKS_NAMED_MAX} more")
         first = (
-            f"virtual time {self.clock.now:g} s: nothing can run, no timer is set and nothing is pinned, so this would wait for "
-            "ever. Hold clock.pin(name) around work of other threads and processes. Tasks:"
+            f"virtual time {self.clock.now:g} s: nothing can run, no timer is set and nothing is pinned, so this would never "
+            "end. Hold clock.pin(name) around work of other threads and processes. Tasks:"
         )
         return "\n".join([first, *(lines or ["  none"])])
 
@@ -374,7 +374,7 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
         return future
 
     def _hold(self, name: str) -> Callable[[], None]:
-        """Pins the clock for work of this loop, which cannot outlive it; returns what lets go."""
+        """Pins the clock for work of this loop, which cannot outlive it; returns the function that releases it."""
         pin = self.clock.pin(name).__enter__()
         self._held[pin] = None
 
@@ -385,7 +385,7 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
         return release
 
     def close(self) -> None:
-        """As asyncio's; what this loop held is let go."""
+        """As asyncio's; the pins of this loop are released."""
         for pin in self._held:
             pin.release()
         self._held.clear()
@@ -437,7 +437,7 @@ _driving_lock = threading.Lock()
 def _driving(loop: VirtualClockLoop) -> Iterator[None]:
     """While a loop runs: fences and drivers of this process go by its clock."""
     clock = loop.clock
-    # Signal times and pins are the whole process's, so a second virtual clock beside this one would be told the wrong time.
+    # Signal times and pins are the whole process's, so a second virtual clock beside this one would have the wrong time.
     if not _driving_lock.acquire(blocking=False):
         raise RuntimeError("a loop on a virtual clock runs already in this process; only one can at a time")
     try:
@@ -477,7 +477,7 @@ def new_loops(clock: VirtualClock | None) -> Iterator[None]:
 
 
 def _watcher_of(key: selectors.SelectorKey) -> str:
-    """Whom a descriptor's readiness would call."""
+    """The callback of a descriptor's readiness."""
     handle = next((handle for handle in key.data if handle is not None), None) if key.data else None
     callback = getattr(handle, "_callback", None)
     return str(getattr(callback, "__qualname__", callback))
@@ -494,7 +494,7 @@ def _place_of_thread(thread: threading.Thread) -> str:
 
 
 _MACHINERY = {"asyncio", "anyio", "fences"}
-"""Packages whose frames say nothing about who waits for what."""
+"""Packages whose frames do not show the waiter and the cause."""
 
 
 def _place_of_task(task: asyncio.Task[Any]) -> str:

@@ -1,7 +1,7 @@
-"""What the validator of one operation says, for tests of the operations.
+"""The result of one operation's validator, for tests of the operations.
 
-Owns making the validator's view of an operation from operands and a few constant values. Refuses to own models: an operation
-stands alone here, and nothing is executed.
+Owns making the validator's view of an operation from operands and a few constant values. Refuses to own models: an operation is
+alone here, and nothing is executed.
 """
 
 from __future__ import annotations

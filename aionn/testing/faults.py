@@ -1,6 +1,6 @@
-"""Faults at will: which execution of a simulated device fails, and how, where a test wants to say so instead of drawing by seed.
+"""Scripted faults: the executions of a simulated device that fail, and the form of the failure, chosen by a test instead of a seed.
 
-Owns the script; how a fault shows is for ``aionn.drivers.simulated.driver`` to say.
+Owns the script; ``aionn.drivers.simulated.driver`` causes the faults.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["Fault", "scripted"]
 
 
 def scripted(faults: Mapping[int, Fault | str], *, at_share: float = 0.5) -> Iterator[Draw]:
-    """What a device draws: the given faults, and nothing else. For ``SimulatedDevice(script=...)``.
+    """The draws of a device: the given faults, and nothing else. For ``SimulatedDevice(script=...)``.
 
     Args:
         faults: By number of the start, from 0: ``{2: "hang"}`` lets the third execution hang. One that is resumed after giving way

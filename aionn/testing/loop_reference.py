@@ -48,7 +48,7 @@ class LoopReferencePreparedModel(AsyncPreparedModel):
     async def run(
         self, inputs: Sequence[Array | None], outputs: Sequence[OutputArea], turn: Turn
     ) -> Sequence[OutputShape]:
-        # The clock of fences, unlike the loop's, can be read by any thread; both tell the same time.
+        # The clock of fences, unlike the loop's, can be read by any thread; both have the same time.
         control = RunControl(
             deadline_ns=turn.deadline_ns,
             loop_timeout_ns=turn.loop_timeout_ns,

@@ -18,7 +18,7 @@ def identity(shape: Sequence[int] = (1,), *, operations: int = 1) -> Model:
 
     Args:
         shape: Extents of input and output, all known.
-        operations: How many operations stand one after the other; a device can stop between two of them.
+        operations: Number of operations in a chain; a device can stop between two of them.
 
     Raises:
         InvalidArgument: An extent or the number of operations is below 1.

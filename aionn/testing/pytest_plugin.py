@@ -33,7 +33,7 @@ _clock_key = pytest.StashKey["VirtualClock"]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Says what the marker means, and adds the fixture that needs an event loop."""
+    """Documents the marker, and adds the fixture that needs an event loop."""
     config.addinivalue_line(
         "markers",
         "aionn(virtual_time=False, devices=(), start_s=0.0, stuck_s=10.0, pin_descriptors=True): virtual_time=True runs the test "
@@ -51,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _options(node: pytest.Item | pytest.Collector) -> dict[str, Any]:
-    """What the closest marker says; empty where there is none."""
+    """The arguments of the closest marker; empty without one."""
     marker = node.get_closest_marker("aionn")
     if marker is None:
         return {}

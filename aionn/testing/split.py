@@ -1,7 +1,7 @@
-"""The reference device split over several: each supports a share of the operations, drawn or told, and refuses all else.
+"""The reference device split over several: each supports a share of the operations, drawn or given, and rejects all else.
 
-Owns the draw, which depends on the seed and on what an operation is, not on where it stands: a step of a model is answered as the
-whole model was. For tests of partitioning.
+Owns the draw, which depends on the seed and on the operation, not on its place: a step of a model gets the same answer as the whole
+model. For tests of partitioning.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _CONTROL_FLOW = (OperationType.IF, OperationType.WHILE)
 
 
 class PickyDevice(ReferenceDevice):
-    """The reference device, for the kinds of operations that it is told.
+    """The reference device, for the given kinds of operations.
 
     Args:
         name: Its name.
@@ -117,7 +117,7 @@ class SplitDevice(ReferenceDevice):
     Args:
         index: Which share.
         seed: Of the draw.
-        fail_at: ``prepare`` or ``run``: where it calls ``failure``; None for nowhere.
+        fail_at: ``prepare`` or ``run``: where it calls ``failure``; None means nowhere.
         failure: Makes what it raises, unless it ends the process.
     """
 
@@ -139,7 +139,7 @@ class SplitDevice(ReferenceDevice):
         self._failure = failure
 
     def supports(self, model: Model) -> Sequence[bool]:
-        """The same answer for the same operation, wherever it stands.
+        """The same answer for the same operation, at any place.
 
         Raises:
             InvalidArgument: The model needs a higher level than the device has.
@@ -187,7 +187,7 @@ class _FailingPreparedModel(ReferencePreparedModel):
 
 
 def _described(operand: Operand) -> tuple[object, ...]:
-    # Of constants also the place, which tells one convolution's weights from another's.
+    # Of constants also the place, which distinguishes one convolution's weights from another's.
     return (int(operand.type), operand.dimensions, operand.is_constant and repr(operand.location))
 
 

@@ -1,7 +1,8 @@
-"""The conformance data on the reference device split over three, seed after seed: whatever the cut, the answers are the whole's.
+"""The conformance data on the reference device split over three, seed after seed: whatever the cut, the answers equal those of the
+whole model.
 
-Owns the run of one seed and its figures, and the long form: ``python -m aionn.testing.split_run DATA --first 17`` goes on where
-another run has ended. How the device is split is for ``split`` to say.
+Owns the run of one seed and its figures, and the long form: ``python -m aionn.testing.split_run DATA --first 17`` continues where
+another run has ended. ``split`` splits the device.
 
 Invariants:
 1. A seed gives the same cuts and the same figures on every machine.
@@ -32,14 +33,14 @@ __all__ = ["Tally", "main", "run_one", "run_split"]
 _logger = logging.getLogger("aionn.testing.split_run")
 
 LOOP_TIMEOUT_S = 0.05
-"""Of tests whose loop has no end; the others have the default."""
+"""Of tests whose loop has no end; all other tests have the default."""
 
 PROGRESS_EVERY = 500
 """Tests between two words of progress."""
 
 
 class Tally:
-    """What a run has seen.
+    """The counts of a run.
 
     Attributes:
         tests: How many tests ran.
@@ -100,7 +101,7 @@ async def run_one(
             assert mismatch is None, f"{test.name} on {net.devices}: {mismatch}"
     finally:
         for pool in model.pools:
-            assert isinstance(pool, Memory), "conformance models lie in ordinary memory"
+            assert isinstance(pool, Memory), "conformance models are in ordinary memory"
             pool.close()
 
 
@@ -141,13 +142,13 @@ async def run_split(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The long form: tells a line per seed, and more often with ``--verbose``."""
+    """The long form: prints a line per seed, and more with ``--verbose``."""
     parser = argparse.ArgumentParser(prog="python -m aionn.testing.split_run", description=main.__doc__)
     parser.add_argument("data", type=Path, help="folder of the conformance data")
     parser.add_argument("--first", type=int, default=0, help="seed to begin with (default: 0)")
     parser.add_argument("--count", type=int, default=50, help="how many seeds (default: 50)")
     parser.add_argument("--contains", default="", help="only tests whose name contains this")
-    parser.add_argument("--verbose", action="store_true", help="say more often how far it is")
+    parser.add_argument("--verbose", action="store_true", help="report progress more often")
     chosen = parser.parse_args(arguments)
 
     logging.basicConfig(stream=sys.stdout, format="%(message)s")

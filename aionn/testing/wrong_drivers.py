@@ -1,11 +1,11 @@
 """Drivers that are wrong in exactly one way each, to see that the driver suite finds it.
 
-Owns the faults and the case of the suite that names each. All of them stand around the reference driver and do what it does, but
-for the fault. Of use to whoever changes the suite, or writes checks of their own.
+Owns the faults and the case of the suite that names each. All of them wrap the reference driver and behave like it, except for the
+fault. For authors who change the suite, or write checks of their own.
 
 Invariants:
 1. A fault touches nothing else: with the case that names it taken out, the suite passes or fails elsewhere only by the same fault.
-2. What a fault holds up, it holds up for a bounded time, or in a way that cancellation or the end of its process ends.
+2. A fault delays calls for a bounded time, or in a way that cancellation or the end of its process ends.
 
 Source: the fault table of the project's reliability goals; mutation testing.
 """
@@ -48,7 +48,7 @@ from fences import SyncFence
 __all__ = ["FAULTS", "PROCESS_FAULTS", "FaultyDevice", "FaultyPreparedModel"]
 
 HELD_US = 400_000
-"""How long a driver that holds the interpreter's lock holds it: as long as the execution of the suite runs beside it."""
+"""Time for which a driver holds the interpreter's lock: as long as the execution of the suite runs beside it."""
 
 
 class FaultyPreparedModel:
@@ -99,7 +99,7 @@ class FaultyDevice:
         return await self.inner.allocate(description, models, input_roles, output_roles)
 
 
-# What a device says of itself
+# Descriptions of devices
 
 
 class UnsortedCapabilities(FaultyDevice):
@@ -180,7 +180,7 @@ class _HeedlessOfFences(FaultyPreparedModel):
 
 
 class IgnoresFences(FaultyDevice):
-    """Starts fenced executions at once."""
+    """Starts fenced executions immediately."""
 
     case = "executions/waits_for_fences"
     model = _HeedlessOfFences
@@ -272,7 +272,7 @@ class _Timed(FaultyPreparedModel):
 
 
 class WrongTimes(FaultyDevice):
-    """Reports times that nobody asked for."""
+    """Reports times that were not requested."""
 
     case = "executions/times_are_measured[sync]"
     model = _Timed
@@ -337,7 +337,7 @@ class _Unstoppable(FaultyPreparedModel):
 
 
 class ClaimsToStop(FaultyDevice):
-    """Says that it can be stopped at any time, and cannot be stopped at all."""
+    """Declares that it can be stopped at any time, and cannot be stopped."""
 
     case = "claims/cancelled_execution_frees_the_slot"
     model = _Unstoppable
@@ -357,7 +357,7 @@ class _LockHolding(FaultyPreparedModel):
 
 
 class HoldsGil(FaultyDevice):
-    """Computes with the interpreter's lock held: nothing else in its process runs meanwhile."""
+    """Computes with the interpreter's lock held: nothing else in its process runs at that time."""
 
     case = "claims/answers_while_executing"
     model = _LockHolding

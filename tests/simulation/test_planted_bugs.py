@@ -132,7 +132,7 @@ def test_without_a_bug_nothing_is_found(text):
 
 
 def test_start_on_a_busy_lane_is_caught():
-    assert any("one work at a time" in breach for breach in caught(StartsOnBusyLanes()))
+    assert any("one job at a time" in breach for breach in caught(StartsOnBusyLanes()))
 
 
 def test_missing_interruption_is_caught():
@@ -144,7 +144,7 @@ def test_forgotten_work_is_caught():
 
 
 def test_missing_ageing_is_caught():
-    assert any("overtaken for ever" in breach for breach in caught(WithRoom(RoomWithoutAge), AGEING))
+    assert any("overtaken without end" in breach for breach in caught(WithRoom(RoomWithoutAge), AGEING))
 
 
 def test_plans_that_cannot_be_kept_are_caught(monkeypatch):

@@ -1,1 +1,1 @@
-"""The stress tests of a device: what they do, each in a process of its own, and what is measured meanwhile."""
+"""The stress tests of a device: their work, each in a process of its own, and the measurements during it."""

@@ -1,7 +1,7 @@
-"""What the stress tests do, each in a process of its own that ``task_command`` names.
+"""The bodies of the stress tests, each in a process of its own that ``task_command`` names.
 
-Owns the bodies, and the liveness check that runs beside each: a small model that must go on being computed, within
-``LIVENESS_S_MAX`` each time. How a body ended is one JSON object on standard output; who started the process tells the rest.
+Owns the bodies, and the liveness check that runs beside each: a small model that must continue being computed, within
+``LIVENESS_S_MAX`` each time. A body's end is one JSON object on standard output; its parent process reports the rest.
 
 Invariants:
 1. Every body ends soon after its time, whatever the device does.
@@ -38,13 +38,13 @@ from aionn.service.python_process import python_command, python_environment
 __all__ = ["BODIES", "Body", "Ended", "StressTask", "run_task", "task_command"]
 
 LIVENESS_S_MAX = 10.0
-"""How long the known model may take. Less than what a test gets beyond its time, so that the body can tell of a hang itself."""
+"""Limit of the known model's execution. Less than what a test gets beyond its time, so that the body can report a hang itself."""
 
 PARALLEL = 8
 PROCESSES = 4
 COMPILING_PAUSE_S = 0.02
 SLOWDOWN_MAX = 0.5
-"""What compiling beside it may cost an execution's rate; MLTS's number."""
+"""Permitted loss of an execution's rate by concurrent compilation; MLTS's number."""
 SLOWDOWN_ROUNDS = 5
 
 RANDOM_OPERATIONS_MAX = 40
@@ -52,11 +52,11 @@ RANDOM_EXTENT_MAX = 10
 
 
 class Finding(Error):
-    """What a test found itself: a wrong answer, a rate, another process's end. It is told without this class's name."""
+    """A finding of a test itself: a wrong answer, a rate, another process's end. It is reported without this class's name."""
 
 
 class StressTask(msgspec.Struct, frozen=True):
-    """What a process is started for.
+    """The task of a process.
 
     Attributes:
         body: Which test.
@@ -74,7 +74,7 @@ class StressTask(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """How a body ended.
+    """The end of a body.
 
     Attributes:
         result: SUCCESS, FAILURE, HANG or CRASH.
@@ -88,7 +88,7 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 class Work:
-    """What a body works with.
+    """The resources of a body.
 
     Attributes:
         task: What was asked for.
@@ -136,7 +136,7 @@ async def long_inference(work: Work) -> None:
 
 
 async def parallel_inference(work: Work) -> None:
-    """Several compilations executed at once."""
+    """Several compilations executed concurrently."""
 
     async def one() -> None:
         async with await work.compiled() as net:
@@ -157,7 +157,7 @@ async def load_and_unload(work: Work) -> None:
 
 
 async def killed_clients(work: Work) -> None:
-    """Other processes do the same with drivers of their own; some are killed in the middle, the others must succeed."""
+    """Other processes do the same with drivers of their own; some are killed in the middle, the remaining ones must succeed."""
     seconds = work.task.seconds * 0.6
     survivors: list[Ended] = []
 
@@ -192,7 +192,7 @@ def _decoded(text: bytes) -> Ended:
     try:
         return msgspec.json.decode(text.strip().splitlines()[-1], type=Ended)
     except (msgspec.MsgspecError, IndexError):
-        return Ended("CRASH", "it said nothing")
+        return Ended("CRASH", "it printed no result")
 
 
 async def random_models(work: Work) -> None:
@@ -239,7 +239,7 @@ def random_model(chosen: random.Random) -> Model:
 
 
 async def mapped_models(work: Work) -> None:
-    """The constants lie in a file that is mapped anew for every compilation."""
+    """The constants are in a file that is mapped again for every compilation."""
     with tempfile.TemporaryFile(prefix="aionn-stress-") as file:
         sizes = []
         for pool in work.model.pools:
@@ -257,7 +257,7 @@ async def mapped_models(work: Work) -> None:
 
 
 async def slowdown(work: Work) -> None:
-    """The rate of executions alone, and while another task compiles, by turns: the machine may have other work as well."""
+    """The rate of executions alone, and while another task compiles, alternately: the machine may have other work as well."""
     async with await work.compiled() as net:
 
         async def rate(seconds: float) -> float:
@@ -321,7 +321,7 @@ async def _stay_alive(work: Work) -> None:
 
 
 async def run_task(task: StressTask) -> Ended:
-    """Runs a body beside the liveness check, and says how it ended."""
+    """Runs a body beside the liveness check, and returns its end."""
     work: Work | None = None
     try:
         async with open_runtime(drivers=[task.device]) as runtime:

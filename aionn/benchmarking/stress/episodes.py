@@ -1,4 +1,4 @@
-"""What an application does while drivers die under it: short episodes, each of which compares every answer with the right one.
+"""The activities of an application whose drivers die: short episodes, each of which compares every answer with the correct one.
 
 Owns the episodes and the judgement of how each call ended. When an episode begins, on which device, and how long it may take, is
 ``soak``'s.
@@ -35,7 +35,7 @@ __all__ = ["COUNTS", "EPISODES", "Actor", "Episode", "Target", "WrongAnswer", "s
 Floats = npt.NDArray[np.float32]
 
 COUNTS = ("right", "wrong", "dead", "late", "cancelled", "opened", "compiled", "kills", "stops")
-"""What is counted in a run."""
+"""The counts of a run."""
 
 SIZES = (4, 1024, 65536)
 """Elements of an input: smaller than a message, a few pages, and more than the event loop copies by itself."""
@@ -88,7 +88,7 @@ class Actor:
         models: By the size of their input.
         counts: Where to count, by the names of ``COUNTS``.
         source: Seeded, this actor's own.
-        isolation: As of ``open_runtime``.
+        isolation: See ``open_runtime``.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ async def one_by_one(actor: Actor, target: Target) -> None:
 
 
 async def at_once(actor: Actor, target: Target) -> None:
-    """Several executions at once, some of them fenced."""
+    """Several concurrent executions, some of them fenced."""
     async with await actor.compile(target) as net, anyio.create_task_group() as tasks:
         for _ in range(actor.source.randint(2, PARALLEL_MAX)):
             given = actor.draw(net)
@@ -273,7 +273,7 @@ async def _cancel_natively(task: asyncio.Task[bool], times_s: Sequence[float]) -
             task.cancel()
         await task
     except asyncio.CancelledError:
-        if not task.cancelled():  # It is this task that is cancelled.
+        if not task.cancelled():  # This task itself is cancelled.
             task.cancel()
             raise
 
@@ -330,7 +330,7 @@ async def repeated(actor: Actor, target: Target) -> None:
 
 
 async def opened(actor: Actor, target: Target) -> None:
-    """A runtime of its own: opened, used and closed, or closed at once."""
+    """A runtime of its own: opened, used and closed, or closed immediately."""
     isolation = "in_process" if actor.source.random() < 0.5 or actor.isolation == "in_process" else "process"
     async with open_runtime(
         drivers={target.name: target.driver},
@@ -356,4 +356,4 @@ EPISODES: Mapping[Episode, int] = {
     repeated: 2,
     opened: 1,
 }
-"""Episodes, with how often each comes among the others. Opening starts a process, and takes as long as all the others together."""
+"""Episodes, with the relative frequency of each. Opening starts a process, and takes as long as all other episodes together."""

@@ -1,7 +1,7 @@
 """The stress tests of a device: each body in a process of its own, watched from here.
 
-Owns who judges what: a body that tells how it ended is believed; one that dies is a CRASH, one that says nothing in time is a HANG
-and is killed with all that it started. The next test begins whatever became of the one before.
+Owns the verdicts: the report of a body counts; one that dies is a CRASH, one that does not report in time is a HANG and is killed
+with all processes that it started. The next test begins whatever became of the one before.
 
 Source: the crash tests of MLTS, whose coordinator waits for a result, the process's death or a time-out, whichever comes first.
 """
@@ -28,14 +28,14 @@ from aionn.service.python_process import python_environment
 __all__ = ["GRACE_S", "TEST_S_MAX", "StressResult", "stress"]
 
 GRACE_S = 20.0
-"""What a test may take beyond its time before it counts as hanging; MLTS's number."""
+"""Time that a test may take beyond its limit before it counts as hanging; MLTS's number."""
 
 TEST_S_MAX = 86400.0
 """Longest time that a test works, a day."""
 
 
 class StressResult(msgspec.Struct, frozen=True):
-    """How one test ended.
+    """The end of one test.
 
     Attributes:
         test: Its name.
@@ -71,7 +71,7 @@ async def stress(
         seconds: How long each test works.
         seed: Seed of everything that is random.
         grace_s: What a test may take beyond that.
-        progress: Is told each test before it begins, and its number.
+        progress: Is called with each test before it begins, and its number.
 
     Raises:
         InvalidArgument: There is no such test, the model cannot be read, or the time makes no sense.

@@ -1,7 +1,7 @@
-"""What a process holds, sampled: memory, objects, descriptors, threads, tasks, mappings, children.
+"""Samples of a process's resources: memory, objects, descriptors, threads, tasks, mappings, children.
 
-Owns reading these from the kernel and from Python, the table of what is sampled with the growth that does not matter, and the room
-for samples, which is all there from the first one on: who watches for growth must not grow.
+Owns reading these from the kernel and from Python, the table of samples with the tolerated growth, and the room for samples, which
+is allocated before the first one: the observer of growth must not grow.
 
 Source: proc(5); ``gc`` of the standard library.
 """
@@ -96,10 +96,10 @@ DRIVER_QUANTITIES: Mapping[str, tuple[Callable[[int], int], float]] = {
     "threads": (thread_count, 4.0),
     "shared mappings": (mapping_count, 4.0),
 }
-"""What is sampled of a driver process, and the growth per hour that does not matter.
+"""The samples of a driver process, and the tolerated growth per hour.
 
-4 MB an hour are 100 MB in a day, and about what an hour's run can tell from the allocator's noise. A descriptor that leaks in one
-of a thousand kills, at 2,000 an hour, stays below 4.
+4 MB an hour are 100 MB in a day, and about the least that an hour's run can distinguish from the allocator's noise. A descriptor
+that leaks in one of a thousand kills, at 2,000 an hour, stays below 4.
 """
 
 OWN_QUANTITIES: Mapping[str, tuple[Callable[[int], int], float]] = {
@@ -109,7 +109,8 @@ OWN_QUANTITIES: Mapping[str, tuple[Callable[[int], int], float]] = {
     "children": (child_count, 4.0),
 }
 """The same of the application. Objects are those that the garbage collector tracks, blocks all of Python's small allocations: one
-object that leaks in ten kills is told."""
+object that leaks in ten kills is noticed.
+"""
 
 
 class Series:
@@ -149,7 +150,7 @@ class Series:
         return float(self._values[self.count - 1, column])
 
     def slopes(self) -> tuple[Slope, ...]:
-        """How fast each quantity grew; nothing where there is no sample."""
+        """The growth of each quantity; nothing without a sample."""
         if not self.count:
             return ()
         kept = self._values[: self.count]

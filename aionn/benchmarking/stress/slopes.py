@@ -1,4 +1,4 @@
-"""How fast a quantity grows, and how sure that is: pure arithmetic over samples of a long run.
+"""The growth of a quantity, and its confidence interval: pure arithmetic over samples of a long run.
 
 Owns the cut of the warm-up, the slope with its interval, and the verdict. Samples of one process depend on their neighbours in time
 (a pool that grows keeps its size), so the line is laid through means of blocks, which depend on each other far less.
@@ -25,7 +25,7 @@ BLOCKS_MAX = 12
 """Most blocks: with more of them neighbours depend on each other, and Student's t gains little above 10 degrees of freedom."""
 
 BLOCKS_MIN = 4
-"""Fewest blocks that an interval can be told from: two degrees of freedom, and one block over."""
+"""Fewest blocks that give an interval: two degrees of freedom, and one block over."""
 
 _T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Student's t for 95 % on both sides, from one degree of freedom on."""
@@ -56,7 +56,7 @@ class Slope(msgspec.Struct, frozen=True):
 
     @property
     def is_steady(self) -> bool:
-        """Whether no growth was shown: the interval includes zero, lies below it or below the bound, or cannot be told."""
+        """Whether no growth was shown: the interval includes zero, is below it or below the bound, or is unknown."""
         return self.low is None or self.high is None or self.low <= 0 or self.high <= self.bound
 
 
@@ -73,7 +73,7 @@ def slope_of(quantity: str, times_s: Sequence[float], values: Sequence[float], b
         The slope; without an interval where fewer than ``BLOCKS_MIN`` samples count.
 
     Raises:
-        InvalidArgument: Times and values differ in number, there are none, the times do not ascend, or the bound is negative.
+        InvalidArgument: Times and values differ in number, are empty, the times do not ascend, or the bound is negative.
     """
     times, samples = np.asarray(times_s, dtype=np.float64), np.asarray(values, dtype=np.float64)
     if times.shape != samples.shape or not times.size or (np.diff(times) <= 0).any() or not bound >= 0:

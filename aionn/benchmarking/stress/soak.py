@@ -1,10 +1,11 @@
-"""A soak: hours of work on drivers that are killed and stopped all the time, and what the application holds meanwhile.
+"""A soak: hours of work on drivers that are killed and stopped throughout, and the application's resources during it.
 
 Owns who does what when: actors that play episodes, one who kills and stops, one who takes samples; the watch for what hangs; the
-verdict. Samples are taken while everybody pauses between two episodes: what is held then is held until the runtime is closed.
+verdict. Samples are taken while all actors pause between two episodes: resources held then are held until the runtime is closed.
 
 Invariants:
-1. Every episode ends within ``EPISODE_S_MAX``, or is a hang: it is told with the stacks of all tasks and threads, and cancelled.
+1. Every episode ends within ``EPISODE_S_MAX``, or is a hang: it is reported with the stacks of all tasks and threads, and
+   cancelled.
 2. The same seed gives the same choices to each actor; what the clock decides differs.
 """
 
@@ -43,7 +44,7 @@ from aionn.runtime.runtime import Runtime, open_runtime
 __all__ = ["EPISODE_S_MAX", "GROWTH_S_MIN", "SOAK_S_MAX", "SoakProgress", "SoakReport", "soak"]
 
 EPISODE_S_MAX = 60.0
-"""How long an episode may take. The longest that is legal starts a driver process again after the longest pause, on a busy machine;
+"""Limit of an episode. The longest that is legal starts a driver process again after the longest pause, on a busy machine;
 starting alone may take 30 s."""
 
 SOAK_S_MAX = 366 * 86400.0
@@ -62,21 +63,21 @@ SAMPLE_S = 4.0
 """Time between two samples, at least; the pause for one takes a tenth of it."""
 
 STOP_S_MAX = 0.2
-"""How long a process stands still."""
+"""Time for which a process is stopped."""
 
 LIFE_S = (0.9, 1.3)
 SHORT_LIFE_S = (0.0, 0.4)
 SHORT_LIFE_SHARE = 0.1
-"""How long a process lives once it is there, and how many are killed while they start, or soon after."""
+"""Life of a started process, and the share that is killed while it starts, or soon after."""
 
 STOP_SHARE = 0.5
 """Stops for each kill."""
 
 SETTLE_S_MAX = 2.0
-"""How long what the runtime held may take to go when it is closed."""
+"""Limit of the time until the runtime's resources are freed when it is closed."""
 
 REVIVALS_MAX = 3
-"""How often a device is asked for until it answers: a call on a process that was just killed fails, the next one starts another."""
+"""Number of calls of a device until it answers: a call on a process that was just killed fails, the next one starts another."""
 
 BEAT_S = 1.0
 """Time between two beats of the event loop, and between two words about the progress."""
@@ -86,7 +87,7 @@ KEEP_TURNS = 3
 
 
 class SoakProgress(msgspec.Struct, frozen=True):
-    """How far a run has come.
+    """Progress of a run.
 
     Attributes:
         seconds: Since the beginning.
@@ -104,7 +105,7 @@ class SoakProgress(msgspec.Struct, frozen=True):
 
 
 class SoakReport(msgspec.Struct, frozen=True):
-    """What a run has shown.
+    """The result of a run.
 
     Attributes:
         drivers: Registered names.
@@ -141,7 +142,7 @@ class SoakReport(msgspec.Struct, frozen=True):
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why the run is no success, each as a clause; empty for one that is."""
+        """The reasons for a failed run, each as a clause; empty for a success."""
         grown = [slope.quantity for slope in self.slopes if not slope.is_steady and self.is_growth_judged]
         found = (
             (self.failure_count, f"{self.failure_count} wrong answers or unexpected errors"),
@@ -276,7 +277,7 @@ class _Soak:
                     try:
                         os.kill(pid, signal.SIGCONT)
                     except ProcessLookupError:
-                        pass  # It was killed as it stood.
+                        pass  # It was killed while it was stopped.
 
     # --- Samples ---
 
@@ -299,7 +300,7 @@ class _Soak:
                 await self._revive(target)
             if not self.own.count:
                 gc.collect()
-                gc.freeze()  # What is there now stays; looking through it would take a tenth of a second each time.
+                gc.freeze()  # Objects that exist now stay; searching them would take a tenth of a second each time.
             for _ in range(KEEP_TURNS):
                 await anyio.lowlevel.checkpoint()
                 gc.collect()
@@ -376,7 +377,7 @@ async def soak(
     on_stuck: Callable[[str], None] = lambda _: None,
     after_episode: Callable[[], object] = lambda: None,
 ) -> SoakReport:
-    """Works on drivers that are killed and stopped, and tells what grows.
+    """Works on drivers that are killed and stopped, and reports the resources that grow.
 
     Args:
         drivers: Registered names; each has a process that gets killed, at least ``PROCESSES_MIN`` in all. The first has one more,
@@ -386,8 +387,8 @@ async def soak(
         isolation: ``process``; or ``in_process``, with nothing to kill or to stop.
         episode_s_max: How long an episode may take before it counts as hanging.
         growth_s_min: Shortest run that fails where something grows.
-        progress: Is told the state about every second.
-        on_stuck: Is told, from another thread, of what hangs and cannot be cancelled: then this never returns by itself.
+        progress: Is called with the state about every second.
+        on_stuck: Is called, from another thread, with a hang that cannot be cancelled: then this never returns by itself.
         after_episode: Is called after each episode; a test plants its leaks there.
 
     Raises:

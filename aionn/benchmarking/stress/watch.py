@@ -3,8 +3,9 @@
 Owns no work of its own; what a soak does is in ``soak``.
 
 Invariants:
-1. A pause holds no party in the middle of its work, and none for longer than the others take to get there.
-2. What takes too long is told with the stacks of all tasks and threads and cancelled, also while the event loop stands still.
+1. A pause holds no party in the middle of its work, and none for longer than the other parties need to reach it.
+2. An episode that takes too long is reported with the stacks of all tasks and threads and cancelled, also while the event loop is
+   blocked.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ import anyio.lowlevel
 __all__ = ["TOLD_MAX", "Pause", "Watch", "stacks"]
 
 TOLD_MAX = 20
-"""Failures and hangs that are told with a text; further ones are counted."""
+"""Failures and hangs that are reported with a text; further ones are counted."""
 
 DEPTH_MAX = 100
-"""Frames of a task that are told."""
+"""Frames of a task that are reported."""
 
 LOOK_S_MAX = 1.0
 """Longest time between two looks of the watch."""
@@ -47,7 +48,7 @@ class Pause:
 
     @asynccontextmanager
     async def party(self) -> AsyncIterator[None]:
-        """Takes part: nobody pauses before this has come to ``pass_through``, or is over."""
+        """Takes part: no pause begins before this party has reached ``pass_through``, or has ended."""
         self._party_count += 1
         try:
             yield
@@ -68,8 +69,8 @@ class Pause:
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
-        """Waits until all parties pause, and lets them go on at the end."""
-        # Who was let go by the pause before and has not run since then still counts as waiting.
+        """Waits until all parties pause, and lets them continue at the end."""
+        # A party that the pause before released and that has not run since then still counts as waiting.
         while self._waiting_count:
             await anyio.lowlevel.checkpoint()
         self._is_wanted, self._is_over = True, anyio.Event()
@@ -84,11 +85,11 @@ class Pause:
 
 
 class Watch:
-    """A thread that looks at how long each piece of work takes, and whether the loop goes on.
+    """A thread that looks at how long each piece of work takes, and whether the loop continues.
 
     Args:
         limit_s: How long a piece of work may take.
-        on_stuck: Is told, from the watch's thread, of what cannot be cancelled, and of a loop that stands still.
+        on_stuck: Is called, from the watch's thread, with a hang that cannot be cancelled, and with a blocked loop.
 
     Attributes:
         hangs: What was found, as text with the stacks of all tasks and threads; at most ``TOLD_MAX``.
@@ -135,7 +136,7 @@ class Watch:
                 elif now_s - began_s > 2 * self._limit_s:
                     self._stuck(f"{what} took more than {2 * self._limit_s:g} s, and cannot be cancelled")
             if now_s - self._beat_s > self._limit_s:
-                self._stuck(f"the event loop stood still for more than {self._limit_s:g} s")
+                self._stuck(f"the event loop was blocked for more than {self._limit_s:g} s")
 
     def _stuck(self, what: str) -> None:
         if not self._is_stuck:

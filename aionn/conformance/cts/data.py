@@ -132,7 +132,7 @@ def test_files(folder: Path) -> list[Path]:
     """All data files below a folder, in a fixed order.
 
     Raises:
-        InvalidArgument: There is none.
+        InvalidArgument: The folder has no data file.
     """
     files = sorted(folder.glob("*/*.msgpack.gz")) or sorted(folder.glob("*.msgpack.gz"))
     if not files:
@@ -160,7 +160,7 @@ def load_tests(path: Path) -> list[CtsTest]:
 
 
 def _check_subgraph(subgraph: CtsSubgraph, *, is_main: bool) -> None:
-    """What a device is not to be blamed for: names that do not exist, indexes beyond the end, data of another size."""
+    """Mistakes that are not the device's: names that do not exist, indexes beyond the end, data of another size."""
     count = len(subgraph.operands)
     lists = [subgraph.input_indexes, subgraph.output_indexes]
     for operation in subgraph.operations:

@@ -60,7 +60,7 @@ Check = Literal[
     "signed_coupling",
     "cache",
 ]
-"""What is made of a test:
+"""The checks of a test:
 
 - general: the model as it is; in a burst twice, the second time with remembered memories; fenced twice, one behind the other.
 - reusable: one reusable execution, computed twice.
@@ -73,7 +73,7 @@ Check = Literal[
 """
 
 CONCURRENT_COUNT = 2
-"""How many computations are begun at once: what two may not share shows with two."""
+"""Number of concurrent computations: two suffice to show a resource that they must not share."""
 
 CHECKS: tuple[Check, ...] = get_args(Check)
 
@@ -81,7 +81,7 @@ LOOP_TIMEOUT_NS = 1_000_000
 """For the tests that never end by themselves; the VTS's number."""
 
 ENDLESS = "while_infinite_loop"
-"""How the tests that never end by themselves are named."""
+"""The names of the tests that never end by themselves."""
 
 _UNRESOLVED = {"RANK", "IF", "WHILE"}
 """Operations whose results cannot have unknown shapes."""
@@ -94,7 +94,7 @@ _NO_FAILURE_OF_THE_MODEL = {
     ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT,
     ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT,
 }
-"""Statuses that say nothing about the model: with these an illegal model has not been refused."""
+"""Statuses that do not concern the model: with these an illegal model has not been rejected."""
 
 _MISSED = {ErrorStatus.MISSED_DEADLINE_TRANSIENT, ErrorStatus.MISSED_DEADLINE_PERSISTENT}
 
@@ -183,7 +183,7 @@ def _can_be_dynamic(test: CtsTest) -> bool:
 
 
 def _first_output_bytes(test: CtsTest) -> int:
-    """Size of the first output as expected; 0 for a scalar, whose size is no secret to anybody."""
+    """Size of the first output as expected; 0 for scalars, whose size is fixed by their type."""
     operand = test.main.operands[test.main.output_indexes[0]]
     return 0 if is_scalar_type(OperandType[operand.type]) else operand_bytes(operand)
 
@@ -259,7 +259,7 @@ class Bench:
             except CheckSkipped:
                 raise
             except Exception:
-                with contextlib.suppress(Exception):  # The first failure is the one to tell.
+                with contextlib.suppress(Exception):  # The first failure is reported.
                     await self._close_all()
                 raise
 
@@ -294,7 +294,7 @@ class Bench:
 
     @contextlib.contextmanager
     def _told(self, check: Check) -> Iterator[None]:
-        """Tells every failure in the one form."""
+        """Formats every failure in the same form."""
         try:
             yield
         except Breach as e:
@@ -384,7 +384,7 @@ class _Run:
             self._judge_outputs(arguments, answer)
 
     def _judge_failure(self, answer: Answer) -> None:
-        """A failure is right where one was expected, if it says that the model is at fault."""
+        """A failure is correct where one was expected, if its status is that of a faulty model."""
         got = answer.status.name + (f": {answer.message}" if answer.message else "")
         if not self.test.expect_failure:
             self.fail("success", got)

@@ -7,8 +7,8 @@ Invariants:
 1. Every node has bounds that contain all of its values in every solution: propagation only ever narrows.
 2. When all variables have one value, every node has, and every rule holds.
 3. A failed ``try_equal`` leaves the network as it was.
-4. The work is bounded: ``solve`` gives up after ``ORDERS_MAX`` times ``TRIALS_MAX`` guesses. Giving up is no proof that there is
-   no solution.
+4. The work is bounded: ``solve`` ends after ``ORDERS_MAX`` times ``TRIALS_MAX`` guesses. An end without a solution does not prove
+   that no solution exists.
 
 Source: the random variable network of the NN HAL's random graph generator; bounds propagation as usual for integer constraints.
 """
@@ -96,7 +96,7 @@ class Extents:
         # Of a rule: kind, the node it defines (or the first of a relation), its operands, a constant number.
         self._rules: list[tuple[_Kind, int, int, int, float]] = []
         self._rules_of: list[list[int]] = []
-        # What propagation changed since the last guess, to undo it.
+        # The changes of propagation since the last guess, to undo them.
         self._trail: list[tuple[int, int, int]] = []
         self.is_consistent = True
 

@@ -88,7 +88,7 @@ SHRINK_TRIALS_MAX = 200
 
 Array = npt.NDArray[Any]
 Executor = Callable[[Model, Sequence[Array | None]], "list[Array] | None"]
-"""Runs a model on inputs; None where it cannot run this model, which is no failure."""
+"""Runs a model on inputs; None if it cannot run this model, which is not a failure."""
 
 _SIGNATURE_BY_NAME = {signature.name: signature for signature in SIGNATURES}
 
@@ -408,9 +408,9 @@ def compare(
 
     Args:
         case: The model and its inputs.
-        expected: Says what is right.
+        expected: Computes the expected results.
         got: What is judged.
-        undetermined: Takes the differences of outputs that rounding decides, which are no failures; None counts those as
+        undetermined: Takes the differences of outputs that rounding decides, which are not failures; None counts those as
             failures like all others.
     """
     test = TESTS[case.plan.test]
@@ -503,7 +503,7 @@ def check(
     Args:
         test: The set.
         seed: Usually 0 to 49.
-        expected: Says what is right.
+        expected: Computes the expected results.
         got: What is judged.
         shrunk: Whether a failure is made smaller before it is returned.
 
@@ -572,7 +572,7 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
 
 
 def without(plan: Plan, keys: Collection[int]) -> Plan:
-    """The plan without the operations that have these keys, and without their links; the others stay as they are."""
+    """The plan without the operations that have these keys, and without their links; the rest is unchanged."""
     kept = tuple(operation for operation in plan.operations if operation.key not in keys)
     links = tuple(link for link in plan.links if link.source not in keys and link.target not in keys)
     return msgspec.structs.replace(plan, operations=kept, links=links)

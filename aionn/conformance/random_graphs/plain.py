@@ -5,10 +5,10 @@ definitions themselves are in ``plain_elementwise``, ``plain_layout`` and ``plai
 ``plain_evaluation``. They share nothing with the kernels of ``aionn.ops`` and are written for being obviously right, not fast.
 
 Invariants:
-1. Quantised values are real numbers in every definition; where an operation is about the stored numbers, it says so (``Stored``).
+1. Quantised values are real numbers in every definition; an operation on the stored numbers declares that (``Stored``).
 2. Every output is rounded to its operand's type before another operation reads it: half away from zero and saturating where
    quantised; 32-bit integers wrap.
-3. What the reference must find in float32, because it decides which element is read, is found in float32 here too.
+3. Values that the reference must compute in float32, because they decide which element is read, are computed in float32 here too.
 
 Source: the operations' contracts; the idea of judging quantised results by real ones from the NN HAL's random graph tests.
 """
@@ -99,7 +99,7 @@ Definition = Callable[[PlainCall], "Sequence[Array | Stored]"]
 
 
 def real_numbers(array: Array, operand: Operand) -> Array:
-    """What stored values stand for."""
+    """The real numbers that stored values stand for."""
     properties = OPERAND_TYPE_PROPERTIES[OperandType(operand.type)]
     if operand.channel_quant is not None:
         shape = [1] * array.ndim

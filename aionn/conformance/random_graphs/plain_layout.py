@@ -172,7 +172,7 @@ def _embedding_lookup(call: PlainCall) -> list[Array]:
 
 
 def _hashtable_lookup(call: PlainCall) -> list[Array | Stored]:
-    """What is not found is stored as 0, whatever the zero point."""
+    """A key that is not found gives the stored number 0, whatever the zero point."""
     values = call.stored[2]
     assert values is not None
     places = {key: place for place, key in enumerate(call.integers(1))}

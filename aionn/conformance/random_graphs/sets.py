@@ -4,7 +4,7 @@ Owns the names: ``ADD_1`` is ADD as feature level 1 has it, ``CONV_2D_4`` what l
 a graph of 5 operations on float32 tensors of rank 4. Each set is run with the seeds 0 to ``SEEDS - 1``.
 
 Invariants:
-1. 179 single-operation sets and 32 graph sets are the original's; the rest is of levels that it does not cover.
+1. 179 single-operation sets and 32 graph sets come from the original; the rest is of levels that it does not cover.
 
 Source: the tests of the NN HAL's random graph generator.
 """
@@ -41,7 +41,7 @@ SEEDS = 50
 SIGNATURES: tuple[Signature, ...] = tuple(
     sorted((*_ELEMENTWISE, *_LAYERS, *_LAYOUT), key=lambda signature: signature.name)
 )
-"""All signatures by name, so that a seed picks the same one wherever it stands in the sources."""
+"""All signatures by name, so that a seed picks the same one at any place in the sources."""
 
 O = OperationType  # noqa: E741 - the tables below have it everywhere
 

@@ -1,6 +1,6 @@
-"""How an operation's random instances are described: operands, how their extents depend on each other, what values they take.
+"""Descriptions of an operation's random instances: operands, the relations of their extents, their values.
 
-Owns the form (``Signature``, ``Draft``, ``Value``) and the default ranges of values. What each operation looks like is in
+Owns the form (``Signature``, ``Draft``, ``Value``) and the default ranges of values. The operations are in
 ``signatures_elementwise``, ``signatures_layout`` and ``signatures_layers``.
 
 Invariants:
@@ -66,7 +66,7 @@ Array = npt.NDArray[Any]
 
 
 class Role(enum.Enum):
-    """What becomes of a value in the model."""
+    """The use of a value in the model."""
 
     INPUT = "may be linked, an argument or a constant"
     CONSTANT = "part of the model"
@@ -75,7 +75,7 @@ class Role(enum.Enum):
 
 
 class Guarantee(enum.Flag):
-    """What is known of a tensor's real values; an input may ask for it, an output may give it."""
+    """A property of a tensor's real values; an input may require it, an output may provide it."""
 
     NONE = 0
     NON_NEGATIVE = enum.auto()
@@ -429,7 +429,7 @@ def by_level(
         levels: The types that come with each level.
         ranks: Primary ranks.
         build: Puts an instance together.
-        variant: Tells apart several forms of one operation.
+        variant: Distinguishes several forms of one operation.
     """
     middle = f"_{variant}" if variant else ""
     return [

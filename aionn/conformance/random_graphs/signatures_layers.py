@@ -102,7 +102,7 @@ class _Window:
         if not self.form.is_explicit:
             self.draft.extents.require_at_least(extent, reach)
             return (extent - reach + stride) // stride
-        # A window must be larger than the padding, or it could lie wholly in it.
+        # A window must be larger than the padding, or it could be wholly inside it.
         self.draft.extents.require_at_least(reach, max(before, after) + 1)
         self.draft.extents.require_at_least(extent + (before + after), reach)
         return (extent - reach + (stride + before + after)) // stride

@@ -1,13 +1,13 @@
 """Random graphs on a device: which graph a number means, what the device is asked, and what a difference is called.
 
-Owns the numbering of the graphs and the verdict on one. ``graphs`` says what a graph is and makes it smaller, ``suite`` owns
+Owns the numbering of the graphs and the verdict on one. ``graphs`` defines graphs and shrinks them, ``suite`` owns
 the device and the counts, ``workers`` the processes.
 
 Invariants:
 1. A number and a filter determine a graph. Even numbers are graphs of several operations, odd ones single operations, as far as the
    filter leaves both.
-2. Operations that the device does not support are taken out of a graph before it runs; the others stay as they are.
-3. A difference that another legal rounding of intermediate results would make as well is no failure, and is counted.
+2. Operations that the device does not support are removed from a graph before it runs; the rest is unchanged.
+3. A difference that another legal rounding of intermediate results would make as well is not a failure, and is counted.
 4. A device that does not answer in time is replaced, and its graph is not made smaller.
 
 Source: the random graph tests of the NN HAL's VTS, which run each set with 50 seeds.
@@ -63,7 +63,7 @@ __all__ = [
 ]
 
 NUMBER_MAX = 1 << 40
-"""Numbers of graphs are below this: far more than anybody can run, and exact wherever numbers are read as floats."""
+"""Numbers of graphs are below this: far more than can be run, and exact wherever numbers are read as floats."""
 
 UNDETERMINED = (
     "rounding decides: the reference's own result changes when it and those before it are rounded differently"
@@ -84,13 +84,13 @@ _T = TypeVar("_T")
 
 
 class RandomSettings(msgspec.Struct, frozen=True, tag="random"):
-    """How random graphs are run.
+    """Options of random graphs.
 
     Attributes:
         mode: How models are executed.
         contains: Only sets with this in their names; empty for all.
         time_limit_s: How long one execution may take.
-        expectations: What the driver says of itself.
+        expectations: The driver's declarations.
         is_reference: Whether the device is the reference: it is compared with the plain definitions then.
         keep: The folder in which a plan that failed is kept, made as small as it gets; None keeps none.
     """
@@ -107,7 +107,7 @@ def chosen_sets(contains: str) -> tuple[tuple[GraphTest, ...], tuple[GraphTest, 
     """The sets whose names contain a text: those of several operations, and those of one.
 
     Raises:
-        InvalidArgument: There is none.
+        InvalidArgument: No set has the text in its name.
     """
     graphs = tuple(test for test in _GRAPHS if contains in test.name)
     single = tuple(test for test in _SINGLE if contains in test.name)
@@ -142,7 +142,7 @@ def operations_of(plan: Plan) -> tuple[str, ...]:
 
 
 def graph_name(plan: Plan) -> str:
-    """What a driver's list of expected differences is compared with: signatures and types, in execution order."""
+    """The names that a driver's list of expected differences is compared with: signatures and types, in execution order."""
     return "+".join(f"{o.signature}.{o.type.name}" for o in plan.operations)
 
 
@@ -150,7 +150,7 @@ def load_plan(path: Path) -> Plan:
     """Reads a plan that was kept.
 
     Raises:
-        InvalidArgument: The file cannot be read, or is no plan of sets and signatures that there are.
+        InvalidArgument: The file cannot be read, or is not a plan of existing sets and signatures.
     """
     try:
         plan = msgspec.json.decode(read_regular(path, "plan", PLAN_BYTES_MAX), type=Plan)
@@ -287,7 +287,7 @@ class _Runner:
             case = smaller
 
     def judged(self, case: Case) -> GraphFailure | None:
-        """The smallest failure of a case that the device supports; None where there is none."""
+        """The smallest failure of a case that the device supports; None without one."""
         expected: Executor = evaluate_plainly if self._settings.is_reference else interpret
         failure = compare(case, expected, self._execute, undetermined=self.undetermined)
         if failure is None or (failure.error or "").startswith(_NoAnswer.__name__):

@@ -1,4 +1,4 @@
-"""Cases: what a device says of itself (``basics``), what it computes (``generated``), and how it goes about it (``executions``).
+"""Cases: a device's description (``basics``), its results (``generated``), and its forms of execution (``executions``).
 
 Owns the claims that hold for every device, whatever it is asked. Values of the whole conformance data are ``cts.run``'s; a sample
 of them is run here in each of its kinds.
@@ -86,7 +86,7 @@ async def _support_has_one_answer_each(subject: VtsSubject) -> None:
 
 
 async def _unsupported_is_refused(subject: VtsSubject) -> None:
-    """What ``supported_operations`` denies, ``prepare_model`` refuses; what it grants, ``prepare_model`` makes ready."""
+    """``prepare_model`` rejects a model that ``supported_operations`` denies, and prepares one that it grants."""
 
     for test in subject.tests:
         with model_of(test) as model:
@@ -273,7 +273,7 @@ async def _waits_for_fences(subject: VtsSubject) -> None:
             launched = await prepared.execute_fenced(pools.request, [start])
             if launched.fence is None:
                 fail("a fence, as the execution cannot have been done", "none")
-            # An execution on another path has its turn meanwhile.
+            # An execution on another path has its turn before that.
             with RequestPools(model, [np.zeros((1, 4), np.float32)]) as others:
                 await prepared.execute_synchronously(others.request)
             status, _ = await launched.get_execution_info()
@@ -292,7 +292,7 @@ async def _waits_for_fences(subject: VtsSubject) -> None:
 
 
 async def _failed_wait_fails_the_fence(subject: VtsSubject) -> None:
-    """A fence that fails after the launch fails the returned one, and the information says so."""
+    """A fence that fails after the launch fails the returned one, and the information reports it."""
 
     model = add_model()
     async with subject.prepared(model) as prepared:

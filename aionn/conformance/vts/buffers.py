@@ -267,7 +267,7 @@ ALLOCATE: Mapping[str, Callable[[_Allocation], Awaitable[None]]] = {
 }
 
 FOR_QUANTIZED = ("conflict_scale", "conflict_zero_point")
-"""What only types with scale and zero point can get wrong."""
+"""Rules that concern only types with scale and zero point."""
 
 
 async def _allocate(subject: VtsSubject, name: str, kind: OperandType) -> None:
@@ -350,7 +350,7 @@ async def _copy_to_invalid_size(subject: VtsSubject, kind: OperandType, *, is_dy
 
 
 async def _copy_round_trip(subject: VtsSubject, kind: OperandType) -> None:
-    """What was copied in comes out again, as often as it is read, from and to every kind of memory that copies must take."""
+    """Copied values are read back unchanged, any number of times, from and to every kind of memory that copies must take."""
     async with _buffer(subject, kind) as buffer:
         values = np.array(VALUES, operand_dtype(kind))
         for source_kind in (MemoryKind.ASHMEM, MemoryKind.HARDWARE_BUFFER_BLOB):

@@ -1,11 +1,11 @@
-"""Cases: compilation caching. What is saved is restored, and what was tampered with never is.
+"""Cases: compilation caching. A saved compilation is restored, and a changed one never is.
 
 Owns the sixteen ways of the spec's suites, for floats and 8-bit integers, with their security part. A device that wants no cache
 files is asked to prepare regardless and to refuse to restore; the rest is skipped.
 
 Invariants:
 1. Saving never makes a preparation fail, whatever is wrong with its cache arguments.
-2. A model that was restored computes what the saved one did, or there is none.
+2. A restored model computes the same results as the saved one, or restoring fails.
 
 Source: ``CompilationCachingTests`` of the NN HAL's VTS 1.3.
 """
@@ -60,7 +60,7 @@ RACE_LENGTH = 100
 """Operations of the model whose files are swapped while they are read or written: a call of some length."""
 
 RACE_TURNS = 20
-"""How often; all runs do it 100 times, as the VTS does."""
+"""Number of repetitions; all runs do it 100 times, as the VTS does."""
 
 OPERATIONS = {"add": OperationType.ADD, "mul": OperationType.MUL}
 
@@ -263,7 +263,7 @@ async def _invalid_counts(subject: VtsSubject, kind: OperandType, *, saving: boo
 
 
 async def _invalid_descriptors(subject: VtsSubject, kind: OperandType, *, saving: bool) -> None:
-    """Descriptors that are no files: closed ones, none at all, a pipe, a folder."""
+    """Descriptors that are not files: closed ones, none at all, a pipe, a folder."""
     async with _cached(subject, kind) as cached:
         await cached.save()
         closed = os.open("/dev/null", os.O_RDONLY)
@@ -307,7 +307,7 @@ async def _token_length(subject: VtsSubject, kind: OperandType) -> None:
 
 
 async def _swapped_in_mid_call(subject: VtsSubject, kind: OperandType, *, saving: bool) -> None:
-    """Somebody else writes a second model's files over the first's during the call; no mixture may ever compute."""
+    """The case writes a second model's files over those of the first during the call; no mixture may ever compute."""
     turns = RACE_TURNS if subject.mutants_max is not None else 100
     async with (
         _cached(subject, kind, "add", RACE_LENGTH) as first,
@@ -332,7 +332,7 @@ async def _swapped_in_mid_call(subject: VtsSubject, kind: OperandType, *, saving
                 if saving:
                     await first.save()
                 else:
-                    await first.maybe_restored(first.load(), f"turn {turn}, restored meanwhile")
+                    await first.maybe_restored(first.load(), f"turn {turn}, restored concurrently")
             finally:
                 stop.set()
                 thread.join()
@@ -354,7 +354,7 @@ async def _replaced_model_cache(subject: VtsSubject, kind: OperandType) -> None:
 def _other_token(cached: Cached) -> bytes:
     """The token of a second model whose model files are put in place of the first's.
 
-    The same one, as long as data files stay behind that tell the two apart; with none of those, nothing else than the token could.
+    The same one, as long as data files remain that distinguish the two; without them, nothing else than the token could.
     """
     return TOKEN if cached.data else TOKEN[::-1]
 

@@ -1,11 +1,12 @@
-"""What a case of the driver suite is, and what it is given: a device, models to work on, and words for what it finds.
+"""A case of the driver suite, and its tools: a device, models to work on, and functions that report findings.
 
 Owns the vocabulary of the cases (the modules beside this one) and the small things that all of them do: calling a device within
 bounded time, preparing a model, demanding a refusal. Knows no case, and nothing of how cases are chosen, run and counted (``run``).
 
 Invariants:
 1. A case returns, or raises ``CaseFailed`` or ``CaseSkipped``; what it opened on the device is closed again.
-2. Every call on the device is a step; the time that a case may take counts from its last step, so that a long case is no hang.
+2. Every call on the device is a step; the time that a case may take counts from its last step, so that a long case does not count
+   as a hang.
 3. Cases use the contract in ``aionn.hal.device`` alone. Only ``packets`` looks behind a burst, at its queues.
 
 Source: the NN HAL's VTS; trio's published checkers, which know no test framework either.
@@ -39,7 +40,7 @@ __all__ = [
 ]
 
 STEP_S = 10.0
-"""How long one step may take: a model of the suite takes milliseconds on the reference driver, a process a second to start."""
+"""Limit of one step: a model of the suite takes milliseconds on the reference driver, a process a second to start."""
 
 _T = TypeVar("_T")
 
@@ -48,7 +49,7 @@ class CaseFailed(Exception):
     """The driver did something else than it should.
 
     Attributes:
-        where: What of the case, such as the mutation; empty where the case says it all.
+        where: The part of the case, such as the mutation; empty if the case has no parts.
         expected: What should have come.
         got: What came.
     """
@@ -72,15 +73,15 @@ def fail(expected: str, got: object, where: str = "") -> NoReturn:
 
 
 class VtsSubject:
-    """What a case works on.
+    """The resources of a case.
 
     Args:
         device: The device.
         tests: Conformance models, a sample or all; those that must fail are ``failing_tests`` afterwards.
         mutants_max: Most mutations of one family of one model; None for all.
         is_remote: Whether the device is in a process of its own.
-        step: Told at every step.
-        get_other: Gives a second device of the same driver, for what must not mix; None where there is none.
+        step: Called at every step.
+        get_other: Gives a second device of the same driver, for what must not mix; None without one.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class VtsSubject:
 
 
 async def status_of_call(call: Awaitable[Any], where: str = "") -> tuple[ErrorStatus, str]:
-    """How a call ended, and its words; what a success returned is closed."""
+    """The end of a call, and its message; an object that a success returned is closed."""
     try:
         result = await call
     except Error as e:
@@ -164,7 +165,7 @@ def expect_status(got: ErrorStatus, words: str, allowed: Sequence[ErrorStatus], 
 
 
 def expect_outputs(test: CtsTest, outputs: Sequence[npt.NDArray[Any]]) -> None:
-    """Ends the case as failed unless the outputs are the test's, within its tolerance."""
+    """Ends the case as failed unless the outputs equal the test's, within its tolerance."""
     mismatch = compare(test, outputs)
     if mismatch is not None:
         fail(mismatch.expected, mismatch.got, test.name)
@@ -191,5 +192,5 @@ class Case(NamedTuple):
 
     @property
     def group(self) -> str:
-        """What the case is about."""
+        """The subject of the case."""
         return self.name.partition("/")[0]

@@ -1,6 +1,6 @@
 """Cases: images as arguments of executions (``images``).
 
-A driver need not take them. One that says it does computes with their pixels, and touches nothing between them; one that does not
+A driver need not take them. One that declares it computes with their pixels, and touches nothing between them; one that does not
 answers GENERAL_FAILURE. Neither takes constants of a model from them.
 
 Source: memory of kind ``hardware_buffer`` of the NN HAL 1.2; the rule by which pixels are a tensor is
@@ -44,7 +44,7 @@ def _description(format: HardwareBufferFormat) -> HardwareBufferDesc:
 
 
 def _identity_model(description: HardwareBufferDesc) -> Model:
-    """What goes in comes out: with a zero point of 0, RELU changes no value."""
+    """The output equals the input: with a zero point of 0, RELU changes no value."""
     g = GraphBuilder()
     x = g.input(OperandType.TENSOR_QUANT8_ASYMM, description.shape, scale=1.0, zero_point=0)
     return g.build([g.result(OperationType.RELU, [x], x)])
@@ -115,7 +115,7 @@ async def _refuses_other_shapes(subject: VtsSubject, path: Path) -> None:
 
 
 async def _hold_no_constants(subject: VtsSubject) -> None:
-    """A model whose constants lie in an image is refused, by drivers that take images and by those that do not."""
+    """A model whose constants are in an image is rejected, by drivers that take images and by those that do not."""
     g = GraphBuilder()
     x = g.input(OperandType.TENSOR_FLOAT32, (1, 1024))
     y = g.constant(np.ones((1, 1024), np.float32), OperandType.TENSOR_FLOAT32)

@@ -1,4 +1,4 @@
-"""Cases: lifetimes (``lifetimes``) and what a driver says that it can do, measured (``claims``).
+"""Cases: lifetimes (``lifetimes``) and measurements of the abilities that a driver declares (``claims``).
 
 Owns the only cases that look at the memory of a process, and most of those that look at a clock. Their bounds are far from what is
 measured: a busy machine passes.
@@ -49,7 +49,7 @@ GROWTH_MAX_BYTES = 64 << 20
 """A third of what the cycles' constants take together: a driver that keeps them all shows, one that frees late does not."""
 
 RUN_NS = 400_000_000
-"""How long the execution takes beside which a device must answer."""
+"""Duration of the execution during which a device must answer."""
 
 ANSWERS_MIN = 4
 """Answers within that time that show a thread free to give them; a free one gives some eighty."""
@@ -83,7 +83,7 @@ async def _many_models(subject: VtsSubject) -> None:
 
 
 async def _executions_at_once(subject: VtsSubject) -> None:
-    """Executions of all kinds run at once on one prepared model; none is lost, none is mixed up."""
+    """Executions of all kinds run concurrently on one prepared model; none is lost, none is mixed up."""
     model = add_model()
     async with subject.prepared(model) as prepared:
 
@@ -101,7 +101,7 @@ async def _executions_at_once(subject: VtsSubject) -> None:
 
 
 async def _all(calls: list[Callable[[], Awaitable[None]]]) -> None:
-    """Runs them at once and raises the first failure itself, not a group of them."""
+    """Runs them concurrently and raises the first failure itself, not a group of them."""
     errors: list[Exception] = []
 
     async def run(call: Callable[[], Awaitable[None]]) -> None:
@@ -129,7 +129,7 @@ async def _closing_twice(subject: VtsSubject) -> None:
 
 
 async def _closing_while_executing(subject: VtsSubject) -> None:
-    """A model that is closed under a running execution lets it end, one way or the other, and the device goes on."""
+    """A model that is closed under a running execution lets it end, one way or the other, and the device continues."""
     model = endless_model()
     await subject.check_support(model)
     prepared = await subject.device.prepare_model(model)
@@ -152,7 +152,7 @@ async def _closing_while_executing(subject: VtsSubject) -> None:
 
 
 async def _cancelled_calls(subject: VtsSubject) -> None:
-    """Calls that are given up at once, and a little later, leave the device as it was."""
+    """Calls that are cancelled immediately, and a little later, leave the device as it was."""
     model = add_model()
     async with subject.prepared(model) as prepared:
         for delay_s in (0.0, 0.0, 0.0005, 0.002):
@@ -202,7 +202,7 @@ def _resident_bytes(pid: int) -> int:
 
 
 async def _closing_frees_memory(subject: VtsSubject) -> None:
-    """What a model took is free when it is closed: preparing large ones again and again does not add up."""
+    """The resources of a model are free when it is closed: preparing large ones repeatedly does not add up."""
     pid = getattr(subject.device, "pid", None) or os.getpid()
     await subject.check_support(add_model())
     before = 0
@@ -215,7 +215,9 @@ async def _closing_frees_memory(subject: VtsSubject) -> None:
             for pool in model.pools:
                 pool.close()
             del model
-        if cycle == 3:  # What is taken once, such as threads and allocators' reserves, has been taken.
+        if (
+            cycle == 3
+        ):  # Resources that are taken once, such as threads and allocators' reserves, have been taken.
             before = _resident_bytes(pid)
     growth = _resident_bytes(pid) - before
     if growth > GROWTH_MAX_BYTES:
@@ -249,9 +251,9 @@ async def _constants_outlive_their_source(subject: VtsSubject) -> None:
 
 
 async def _cancelled_execution_frees_the_slot(subject: VtsSubject) -> None:
-    """A device that says that it can be stopped is free soon after its caller has given up."""
+    """A device that declares that it can be stopped is free soon after its caller was cancelled."""
     if subject.device.info.cancel == CancelCapability.NONE:
-        raise CaseSkipped("the device says that it cannot be stopped")
+        raise CaseSkipped("the device declares that it cannot be stopped")
     model, small = endless_model(), add_model()
     async with subject.prepared(model) as prepared, subject.prepared(small) as afterwards:
         with (
@@ -262,7 +264,7 @@ async def _cancelled_execution_frees_the_slot(subject: VtsSubject) -> None:
                 subject.step()
                 with anyio.move_on_after(0.05):
                     await prepared.execute_synchronously(pools.request, loop_timeout_ns=LOOP_NS)
-                    fail("an execution that goes on until it is given up", "its end")
+                    fail("an execution that continues until it is cancelled", "its end")
             began_s = time.monotonic()
             subject.step()
             await afterwards.execute_synchronously(others.request)
@@ -292,7 +294,7 @@ async def _answers_while_executing(subject: VtsSubject) -> None:
 
 
 async def _answers_beside(subject: VtsSubject, prepared: PreparedModel, pools: RequestPools) -> int:
-    """How many questions about its status a device answers while it executes."""
+    """Number of status queries that a device answers while it executes."""
     count = 0
     subject.step()
     async with anyio.create_task_group() as tasks:
@@ -319,7 +321,7 @@ async def _answers_beside(subject: VtsSubject, prepared: PreparedModel, pools: R
 
 
 async def _slots_run_at_once(subject: VtsSubject) -> None:
-    """A device of several slots computes as many requests at once."""
+    """A device of several slots computes as many requests concurrently."""
     slots = subject.device.info.slots
     if slots < 2:
         raise CaseSkipped("the device has one slot")
@@ -335,7 +337,7 @@ async def _slots_run_at_once(subject: VtsSubject) -> None:
         await _all([execute] * slots)
         took_s = time.monotonic() - began_s
         if took_s > RUN_NS * (slots - 0.2) / 1e9:
-            fail(f"{slots} executions of {RUN_NS / 1e9:g} s at once", f"{took_s:.2f} s for all of them")
+            fail(f"{slots} executions of {RUN_NS / 1e9:g} s, concurrently", f"{took_s:.2f} s for all of them")
 
 
 async def _closes_in_time(subject: VtsSubject) -> None:

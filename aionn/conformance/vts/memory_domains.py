@@ -1,7 +1,7 @@
 """Cases: executions on device memories (``memory_domains``).
 
-Owns the 7 ways to execute wrongly, each for four types and every path, and what must work beside them. How memories are had is
-``buffers``'.
+Owns the 7 ways to execute wrongly, each for four types and every path, and what must work beside them. ``buffers`` covers the
+allocation of memories.
 
 Source: ``MemoryDomainTests`` of the NN HAL's VTS 1.3.
 """
@@ -224,7 +224,7 @@ async def _invalid_dimensions(subject: VtsSubject, kind: OperandType, path: Path
 
 
 async def _chains(subject: VtsSubject, kind: OperandType, path: Path) -> None:
-    """What one execution writes into a memory, the next one reads from it; a failed execution leaves it uninitialised."""
+    """A value that one execution writes into a memory is read by the next one; a failed execution leaves it uninitialised."""
     model = conv_model(kind)
     async with (
         subject.prepared(model) as prepared,

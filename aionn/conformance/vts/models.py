@@ -1,6 +1,6 @@
 """Models and requests that the driver suite works on: small ones made by hand, and a sample of the conformance data.
 
-Owns the models' making and the choice of the sample. What is done with them is the cases'.
+Owns the models' making and the choice of the sample. The cases use them.
 
 Invariants:
 1. The sample holds every operation that occurs in the data, in the smallest models that have it; the same each time.
@@ -73,7 +73,7 @@ LONG_MODELS = 8
 
 
 def default_data() -> Path | None:
-    """Where the conformance data are when nobody says: by ``DATA_VARIABLE``, else beside the source tree; None where neither is."""
+    """The default folder of the conformance data: that of ``DATA_VARIABLE``, else beside the source tree; None where neither is."""
     named = os.environ.get(DATA_VARIABLE)
     if named:
         return Path(named)

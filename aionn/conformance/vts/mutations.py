@@ -1,12 +1,12 @@
 """Mutations that make a legal model illegal, family by family, with the combinations that stay legal.
 
-Owns the 20 families that change a model; the two that change preference and priority need none. What a driver must answer is the
-cases' (``refusals``).
+Owns the 20 families that change a model; the two that change preference and priority need none. The cases (``refusals``) check the
+driver's answers.
 
 Invariants:
 1. A mutation that is given is illegal by the rules; what a rule leaves free is exempt, by the tables and predicates beside the
    families.
-2. Only the main subgraph changes, and no more than the mutation's name says: everything else stays as legal as it was.
+2. Only the main subgraph changes, and only in the way of the mutation's name: everything else stays as legal as it was.
 
 Source: ``ValidateModel`` of the NN HAL's VTS 1.3 for families and exemptions; the operations' contracts for the rest of the latter.
 """
@@ -213,7 +213,7 @@ def _lifetime(model: Model) -> Iterator[Mutation]:
     for i, operand in enumerate(main.operands):
         for lifetime in LifeTime:
             between_constants = operand.lifetime in _CONSTANT and lifetime in _CONSTANT
-            # A constant may be left out where nobody reads it, or somebody knows an optional input.
+            # A constant may be left out if no operation reads it, or all that do take an omitted input.
             left_out = (
                 operand.lifetime in _CONSTANT
                 and lifetime == LifeTime.NO_VALUE
@@ -341,7 +341,7 @@ _EXEMPT_TYPES: dict[int, dict[tuple[str, int], tuple[OperandType, ...]]] = {
     Op.RANK: {("input", 0): _TENSORS},
     Op.TRANSPOSE_CONV_2D: _WEIGHTS,
 }
-"""Types that an operation takes at an operand without regard to the others."""
+"""Types that an operation takes at an operand without regard to the other ones."""
 
 _TAKES_OMITTED = frozenset(
     {
@@ -507,7 +507,7 @@ _OPTIONAL_OUTPUTS = frozenset(
         Op.WHILE,
     }
 )
-"""Operations whose number of outputs another operand says, or the caller: an operand less may fit as well."""
+"""Operations whose number of outputs is given by another operand, or by the caller: an operand less may fit as well."""
 
 _POOL = ((11, 10), (8, 7))
 _RESIZE = ((4, 3), (5, 3), (5, 4), (6, 3), (6, 4), (6, 5))
@@ -570,4 +570,4 @@ FAMILIES: dict[str, Family] = {
     "add_operation_input": _add("inputs"),
     "add_operation_output": _add("outputs"),
 }
-"""Families of mutations by name; the first word says what is changed."""
+"""Families of mutations by name; the first word names the changed part."""

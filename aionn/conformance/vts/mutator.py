@@ -1,7 +1,7 @@
 """A seeded mutator: takes any record of the HAL's vocabulary and gives one that differs in a few places.
 
-Owns where and how a record is changed; not what a driver must say to it. Types stay what they are, since the contract is typed: an
-index becomes another integer, however absurd, and never a text.
+Owns the places and forms of changes to a record; not the driver's required answer. Types stay what they are, since the contract is
+typed: an index becomes another integer, however absurd, and never a text.
 
 Invariants:
 1. The same record, seed and number of changes give the same result.

@@ -1,10 +1,10 @@
 """Cases: bursts, from the outside (``burst``) and packet by packet (``burst_packets``).
 
 Owns the client's end of a burst with its packets in the open, and the mutations of a packet. For a device in a driver process the
-packets go into that process's own queue; for one in this process, a real burst server stands around the prepared model.
+packets go into that process's own queue; for one in this process, a real burst server wraps the prepared model.
 
 Invariants:
-1. Every packet that was sent is answered by one result packet that is well-formed; one that is no legal request, by a failure.
+1. Every packet that was sent is answered by one result packet that is well-formed; one that is not a legal request, by a failure.
 2. After each of them a legal request is computed as before.
 
 Source: ``ValidateBurst`` of the NN HAL's VTS 1.2 and 1.3.
@@ -64,7 +64,7 @@ from aionn.service.wire.protocol import ConfigureBurst, ConfigureBurstReply, End
 __all__ = ["CASES", "PacketBurst", "packet_burst"]
 
 SMALL_QUEUE_BYTES = 64
-"""Room for the answer that says that the result does not fit, and not for a result of many outputs."""
+"""Room for the answer that the result does not fit, and not for a result of many outputs."""
 
 PACKET_MODELS_MAX = 12
 """Models of a sample whose packets are mutated: their numbers of arguments and pools differ, and nothing else that matters here."""
@@ -93,7 +93,7 @@ class PacketBurst:
         self._step = step
 
     async def exchange(self, payload: bytes, where: str = "") -> BurstResult:
-        """Sends bytes and returns the answer; the case fails where that is no result packet."""
+        """Sends bytes and returns the answer; the case fails if that is not a result packet."""
         self._step()
         if not self._requests.write_message(payload):
             fail("room for a packet in the request queue", "none", where)
@@ -202,7 +202,7 @@ def foreign_datums() -> tuple[FmqRequestDatum, ...]:
 
 
 def _resized(datums: Sequence[FmqRequestDatum]) -> list[FmqRequestDatum]:
-    """The same with a first datum that tells their number, where it is one that does."""
+    """The same with a first datum that gives their number, if the first datum has one."""
     first, *others = datums
     if isinstance(first, PacketInformation):
         first = replace(first, packet_size=len(datums))
@@ -308,7 +308,7 @@ def _refused(result: BurstResult, pools: RequestPools, where: str) -> None:
 
 
 async def _mutated_packets(subject: VtsSubject, name: str) -> None:
-    """Each is answered with a failure, and the burst goes on; whatever the model."""
+    """Each is answered with a failure, and the burst continues; whatever the model."""
     async with _legal(subject) as (burst, pools, datums, _):
         for where, mutated in MUTATIONS[name](datums):
             _refused(await burst.exchange_datums(mutated, where), pools, where)
@@ -336,7 +336,7 @@ async def _mutated_packets_of(subject: VtsSubject, name: str, test: CtsTest, mod
 
 
 async def _no_packets(subject: VtsSubject) -> None:
-    """Bytes that are no packet at all."""
+    """Bytes that are not a packet."""
     async with _legal(subject) as (burst, pools, datums, _):
         packet = _ENCODER.encode(datums)
         bad = [
@@ -358,7 +358,7 @@ async def _no_packets(subject: VtsSubject) -> None:
 
 
 async def _result_queue_too_small(subject: VtsSubject) -> None:
-    """A result that does not fit its queue is answered by a short failure, and the burst goes on."""
+    """A result that does not fit its queue is answered by a short failure, and the burst continues."""
     model = split_model(40)
     async with (
         subject.prepared(model) as prepared,
@@ -448,7 +448,7 @@ async def _bursts_are_apart(subject: VtsSubject) -> None:
 
 
 async def _burst_ends_with_its_model(subject: VtsSubject) -> None:
-    """A burst keeps its model while somebody has the burst alone; one whose model was closed answers, whatever it answers."""
+    """A burst keeps its model while only the burst is referenced; one whose model was closed answers, whatever it answers."""
     model = add_model()
     await subject.check_support(model)
     burst = await (await subject.device.prepare_model(model)).configure_execution_burst()

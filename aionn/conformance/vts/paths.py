@@ -1,4 +1,4 @@
-"""The four ways to execute, each reduced to one answer, with everything that the contract says of a launch checked on the way.
+"""The four ways to execute, each reduced to one answer, with all rules of the contract for a launch checked on the way.
 
 Owns the paths' differences: how a deadline is missed, how a refusal arrives, what a callback may do. Unlike ``computing``, whose
 modes run the conformance data, these calls are made to fail as often as to succeed, and take deadlines.
@@ -40,7 +40,7 @@ class Callbacks:
         self._answers: list[list[Answer]] = []
 
     def new(self) -> tuple[Any, list[Answer], SyncFence]:
-        """A callback to hand to a driver, what it was told, and a fence that signals at the first call."""
+        """A callback to hand to a driver, its arguments, and a fence that signals at the first call."""
         answers: list[Answer] = []
         called = SyncFence("callback")
         self._answers.append(answers)

@@ -26,7 +26,7 @@ SHORT_NS = 5_000_000
 """A deadline that a small model may or may not meet; the VTS's number."""
 
 SLACK_S = 1.5
-"""How late an end may be noticed here: far longer than any machine's scheduling, far shorter than the loop that is ended."""
+"""Limit of the delay in noticing an end here: far longer than any machine's scheduling, far shorter than the loop that is ended."""
 
 LOOP_NS = 3_500_000_000
 """Loop time-out of executions that something else must end."""
@@ -119,7 +119,7 @@ async def _preparing_past_deadline_is_missed(subject: VtsSubject) -> None:
 
 
 async def _deadline_ends_execution(subject: VtsSubject, path: Path) -> None:
-    """A deadline that passes while an execution runs is missed, and soon, where the device says that it can be stopped."""
+    """A deadline that passes while an execution runs is missed, and soon, if the device declares that it can be stopped."""
     model = endless_model()
     async with subject.prepared(model) as prepared, executing(subject, prepared, path) as executor:
         with RequestPools(model, [np.ones(1, np.float32)]) as pools:
@@ -131,7 +131,7 @@ async def _deadline_ends_execution(subject: VtsSubject, path: Path) -> None:
 
 
 async def _allowance_ends_fenced(subject: VtsSubject) -> None:
-    """The allowance after the fences fails the fence of an execution that takes longer, and the information says so."""
+    """The allowance after the fences fails the fence of an execution that takes longer, and the information reports it."""
     model = endless_model()
     async with subject.prepared(model) as prepared:
         with RequestPools(model, [np.ones(1, np.float32)]) as pools, SyncFence("start") as start:
@@ -153,7 +153,7 @@ async def _allowance_ends_fenced(subject: VtsSubject) -> None:
             finally:
                 launched.fence.close()
             late_s = time.monotonic() - began_s - 0.05
-            # A fence must fail at once, whatever the device is able to do.
+            # A fence must fail immediately, whatever the device is able to do.
             if late_s > SLACK_S:
                 fail(
                     f"a failed fence within {SLACK_S:g} s of the allowance's end", f"one after {late_s:.2f} s"
@@ -165,7 +165,7 @@ async def _allowance_ends_fenced(subject: VtsSubject) -> None:
 def _check_late(subject: VtsSubject, late_s: float) -> None:
     if late_s > SLACK_S and subject.device.info.cancel != CancelCapability.NONE:
         fail(
-            f"an answer within {SLACK_S:g} s of the deadline, as the device says that it can be stopped",
+            f"an answer within {SLACK_S:g} s of the deadline, as the device declares that it can be stopped",
             f"one after {late_s:.2f} s",
         )
 

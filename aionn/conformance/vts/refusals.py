@@ -40,7 +40,7 @@ __all__ = ["CASES"]
 replace = msgspec.structs.replace
 
 REQUEST_MODELS_MAX = 24
-"""How many models of a sample the rules for requests are tried with, beyond counts: they do not depend on the operation."""
+"""Number of models of a sample that the rules for requests are tried with, beyond counts: they do not depend on the operation."""
 
 
 def _models(subject: VtsSubject) -> Iterator[tuple[str, Model]]:
@@ -231,7 +231,7 @@ async def _refuses_read_only_output(subject: VtsSubject, path: Path) -> None:
     async with subject.prepared(model) as prepared, executing(subject, prepared, path) as executor:
         with RequestPools(model, [np.zeros((1, 4), np.float32)]) as pools:
             if subject.is_remote:
-                raise CaseSkipped("what this process may write says nothing to another process")
+                raise CaseSkipped("the rights of this process do not show those of another process")
             view = Memory.from_fd(pools.outputs.fileno(), writable=False)
             try:
                 await expect_refused(executor, replace(pools.request, pools=(pools.inputs, view)))
@@ -295,7 +295,7 @@ async def _refuses_failed_fence(subject: VtsSubject) -> None:
 
 
 async def _refuses_what_is_no_fence(subject: VtsSubject) -> None:
-    """Null instead of a fence, and what else is none, is refused; nothing is launched."""
+    """Null instead of a fence, and any other value that is not a fence, is rejected; nothing is launched."""
     model = add_model()
     async with subject.prepared(model) as prepared:
         with RequestPools(model, [np.zeros((1, 4), np.float32)]) as pools, SyncFence("one") as fence:

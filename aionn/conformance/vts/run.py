@@ -1,7 +1,7 @@
 """The driver suite: does a driver keep the contract, hostile callers included?
 
-Owns the list of cases, the choice among them, and a run: each case within its time, judged against what the driver says of itself,
-counted. What the cases check is in the modules beside this one; how a report looks to people is ``vts_report``'s.
+Owns the list of cases, the choice among them, and a run: each case within its time, judged against the driver's declarations,
+counted. The modules beside this one have the cases; ``vts_report`` formats reports for people.
 
 Invariants:
 1. Every case has exactly one outcome. A case whose driver does not answer within ``Settings.step_s`` has failed, and so has one
@@ -75,7 +75,7 @@ MUTANTS_MAX = 10
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """How cases are run.
+    """Options of cases.
 
     Attributes:
         step_s: How long one call on the driver may take.
@@ -91,11 +91,11 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 class VtsFailure(msgspec.Struct, frozen=True):
-    """What a driver did wrong.
+    """A fault of a driver.
 
     Attributes:
         case: The case's name.
-        where: What of the case, such as the mutation; empty where the name says it all.
+        where: The part of the case, such as the mutation; empty if the case has no parts.
         expected: What should have come.
         got: What came.
     """
@@ -111,7 +111,7 @@ class VtsFailure(msgspec.Struct, frozen=True):
 
 
 class VtsOutcome(msgspec.Struct, frozen=True):
-    """How a case ended.
+    """The end of a case.
 
     Attributes:
         case: Its name.
@@ -129,13 +129,13 @@ class VtsOutcome(msgspec.Struct, frozen=True):
 
 
 class VtsReport(msgspec.Struct, frozen=True):
-    """What a run found. The first seven are what ``--json`` promises.
+    """The result of a run. The first seven are what ``--json`` promises.
 
     Attributes:
         passed: Cases that passed.
         failed: Cases that failed, and mistakes in the driver's lists.
         skipped: Cases that mean nothing for this driver.
-        expected_failures: Cases that failed as the driver said.
+        expected_failures: Cases that failed as the driver declared.
         seconds: Wall-clock time.
         by_group: Counts by the first part of the cases' names.
         failures: One for each case that failed.
@@ -160,7 +160,7 @@ def chosen_cases(contains: str = "") -> list[Case]:
     """The cases with a text in their names.
 
     Raises:
-        InvalidArgument: There is none.
+        InvalidArgument: No case has the text in its name.
     """
     cases = [case for case in CASES if contains in case.name]
     if not cases:
@@ -175,7 +175,7 @@ def load_sample(data: Path | None = None, *, per_operation: int | None = 1) -> S
     """Conformance models to work on; none where there are no data.
 
     Args:
-        data: Where the data are; None looks where ``default_data`` says.
+        data: Where the data are; None takes that of ``default_data``.
         per_operation: See ``sample_tests``.
     """
     folder = data or default_data()
@@ -199,7 +199,7 @@ async def run_vts(
         contains: Only cases with this in their names; empty for all.
         tests: Conformance models to work on, as from ``load_sample``.
         settings: How cases are run; None for the defaults.
-        progress: Told after every case: the outcome, and how many cases there are.
+        progress: Called after every case with the outcome, and the number of cases.
 
     Raises:
         InvalidArgument: No such driver or case.
@@ -235,7 +235,7 @@ async def run_cases(
     other: DeviceUnderTest | None = None,
     progress: Callable[[VtsOutcome, int], None] | None = None,
 ) -> VtsReport:
-    """Runs cases one after the other. Arguments as of ``run_vts``; ``is_whole`` says that the cases are all there are."""
+    """Runs cases one after the other. See ``run_vts`` for the arguments; ``is_whole`` is whether these are all cases."""
     settings = settings or Settings()
     began_s = time.monotonic()
     outcomes = []
@@ -262,7 +262,7 @@ def stale_entries(settings: Settings, cases: Iterable[Case]) -> tuple[VtsFailure
 
 
 def _escaped(pattern: str) -> str:
-    # Brackets stand in the names themselves.
+    # Brackets are part of the names themselves.
     return pattern.replace("[", "[[]")
 
 
@@ -347,7 +347,9 @@ def _judged(
     if expected is not None:
         if failure is not None:
             return VtsOutcome(case.name, "expected_failure", seconds, expected)
-        failure = VtsFailure(case.name, "", f"a failure, as EXPECTED_FAILURES says ({expected})", "success")
+        failure = VtsFailure(
+            case.name, "", f"a failure, as EXPECTED_FAILURES declares ({expected})", "success"
+        )
     if failure is not None:
         return VtsOutcome(case.name, "failed", seconds, failure=failure)
     return VtsOutcome(case.name, "passed", seconds)

@@ -1,7 +1,7 @@
-"""From a request to arrays: where the inputs of an execution lie and where its outputs go.
+"""From a request to arrays: the places of the inputs and outputs of an execution.
 
-Owns the binding of locations to views of pool memory, and of tokens to device memories. Which requests are legal is for
-``aionn.validation`` to say; binding calls it first.
+Owns the binding of locations to views of pool memory, and of tokens to device memories. ``aionn.validation`` checks requests;
+binding calls it first.
 
 Invariants:
 1. A view never reaches outside of the area that the request names.
@@ -52,7 +52,7 @@ class OutputArea:
 
     Attributes:
         operand: The model's output operand.
-        dimensions: What model and request say of its shape; 0 or empty where unknown.
+        dimensions: Its shape according to model and request; 0 or empty where unknown.
         buffer: The bytes that may be written, ``[length]`` uint8.
     """
 
@@ -65,7 +65,7 @@ class OutputArea:
         self._before: tuple[npt.NDArray[np.uint8], Array, OutputShape] | None = None
 
     def store(self, array: Array) -> OutputShape:
-        """Writes the output if it fits, and says what it turned out to be."""
+        """Writes the output if it fits, and returns its actual shape."""
         if self._before is not None:
             # The frames of a stream differ in their values alone.
             buffer, into, shape = self._before
@@ -76,7 +76,7 @@ class OutputArea:
         if size_bytes > self.buffer.nbytes:
             return OutputShape(array.shape, is_sufficient=False)
         if size_bytes:
-            # An extension's values are bytes to everybody but the extension.
+            # An extension's values are bytes to all code but the extension.
             is_extension = is_extension_operand_type(self.operand.type)
             dtype = array.dtype if is_extension else operand_dtype(self.operand.type)
             # frombuffer, unlike ndarray.view, takes any alignment.
@@ -140,7 +140,7 @@ class MemoryInput(NamedTuple):
 
     Attributes:
         memory: The device memory.
-        shape: What model and request say of its shape, whole.
+        shape: Its complete shape according to model and request.
     """
 
     memory: DeviceMemory
@@ -152,7 +152,7 @@ class ImageInput(NamedTuple):
 
     Attributes:
         image: The image.
-        shape: What model and request say of its shape, whole.
+        shape: Its complete shape according to model and request.
     """
 
     image: Memory
@@ -195,7 +195,7 @@ class Arguments:
 
         Raises:
             GeneralFailure: A device memory is uninitialised.
-            InvalidArgument: A device memory holds another shape than the request says.
+            InvalidArgument: A device memory holds another shape than the request's.
         """
         if self._is_plain:
             return [*self._arrays]
@@ -386,7 +386,7 @@ def _area(request: Request, argument: RequestArgument) -> npt.NDArray[np.uint8]:
 def _input(request: Request, argument: RequestArgument, operand: Operand, shape: tuple[int, ...]) -> Array:
     area = _area(request, argument)
     if is_extension_operand_type(operand.type) or operand.type == OperandType.OEM:
-        # What the bytes of an extension's or a vendor's value mean is for them to know.
+        # Only the extension or vendor can interpret the bytes of its values.
         view = area.view()
         view.flags.writeable = False
         return view

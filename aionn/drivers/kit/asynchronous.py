@@ -1,11 +1,11 @@
 """Base classes for drivers that work on the event loop: write three methods, get the whole driver contract.
 
-The counterpart of ``blocking``, for devices whose waiting is the loop's: simulated ones, and engines with asynchronous interfaces.
+The counterpart of ``blocking``, for devices that wait in the loop: simulated ones, and engines with asynchronous interfaces.
 Owns deadlines, timing, asynchronous and fenced execution, and a burst without queues; what it checks, saves and allocates is
-``checked``'s. All times are the loop's, so a device made of this lives in real and in virtual time alike.
+``checked``'s. All times come from the loop, so such a device works in real and in virtual time alike.
 
 Invariants:
-1. ``run`` holds one of the device's slots until it returns; who gave up meanwhile does not matter to that.
+1. ``run`` holds one of the device's slots until it returns, even if its caller was cancelled.
 2. An execution whose deadline has passed before its turn is never started (MISSED_DEADLINE_PERSISTENT).
 3. Callbacks and fences are finished exactly once, whatever ``run`` does; closing the device finishes all of them.
 
@@ -96,7 +96,7 @@ class AsyncPreparedModel(CheckedPreparedModel):
         """
 
     def check_usable(self) -> None:
-        """As of the base class. Raises also ``DeviceUnavailable``: the device is closed."""
+        """See the base class. Raises also ``DeviceUnavailable``: the device is closed."""
         super().check_usable()
         self.device.check_open()
 
@@ -263,10 +263,10 @@ class _Launch:
 
     def finish(self, outcome: FencedTiming | Error) -> None:
         """Called once, with what ``run`` returned or raised."""
-        # Information first: whoever sees the fence finished may ask for it.
+        # The information is set first: code that sees the finished fence may query it.
         if isinstance(outcome, Error):
             self._outcome = (status_of(outcome), FencedTiming())
-            self._arguments.fail()  # Also where it is given up, and runs to its end without us.
+            self._arguments.fail()  # Also if it is cancelled, and runs to its end without this task.
             self.fence.try_fail(outcome)
         else:
             self._outcome = (ErrorStatus.NONE, outcome)
@@ -368,7 +368,7 @@ class AsyncDevice(CheckedDevice):
 
         Raises:
             Error: As ``call``; any other exception is the driver's bug and a GENERAL_FAILURE.
-            DeviceUnavailable: The device was closed meanwhile.
+            DeviceUnavailable: The device was closed during the call.
         """
         outcome: list[_T | Error] = []
         done = SyncFence("execution")

@@ -1,7 +1,7 @@
 """Base classes for drivers around blocking code: write three short methods, get the whole driver contract.
 
 Owns the device: slots and threads, support, preparation, compilation caching, device memories. Prepared models are in ``prepared``;
-what a model computes is the subclass's.
+the subclass computes.
 
 Invariants:
 1. ``supports`` and ``prepare`` are called with validated models, on a thread that holds one of the device's slots; or, where the
@@ -46,8 +46,9 @@ from fences import now_ns as fences_now_ns
 __all__ = ["BlockingDevice", "BlockingPreparedModel", "DirectBurst"]
 
 END_PAUSE_S = 0.005
-"""How often the device's threads are looked at where no thread can be started that would wait for their end: a few wake-ups for
-what runs, on a machine that has no room for a thread."""
+"""Interval between checks of the device's threads if no thread can be started that would wait for their end: a few wake-ups, on a
+machine that has no room for a thread.
+"""
 
 _logger = logging.getLogger("aionn.driver")
 
@@ -85,7 +86,7 @@ class BlockingDevice(CheckedDevice):
     ) -> None:
         super().__init__(info, memory_bytes_max=memory_bytes_max)
         self.gate = SlotGate(info.slots, name=info.name, now=now, can_preempt=self.gives_way)
-        # One at a time, whatever the slots: clients take turns, and several at once would only share the interpreter's lock.
+        # One at a time, whatever the slots: clients take turns, and concurrent ones would only share the interpreter's lock.
         self.preparing = (
             SlotGate(1, name=f"{info.name}-preparing", now=now) if self.prepares_beside else self.gate
         )
@@ -100,7 +101,7 @@ class BlockingDevice(CheckedDevice):
 
     async def supported_operations(self, model: Model) -> tuple[bool, ...]:
         """See ``Device``."""
-        # Not HIGH, although it is quick as a rule: who asks without end would keep the slots from everyone else.
+        # Not HIGH, although it is quick as a rule: a client that queries without end would keep the slots from all other clients.
         return await run_on_gate(
             self.preparing, Priority.MEDIUM, None, lambda _: self._checked_support(model)
         )

@@ -1,10 +1,10 @@
 """Compilation caches in files: written so that only the same token reads them back, and only if nothing was changed.
 
-Owns the form of the files, their integrity, and the copy of a model in them. Which file belongs to which model is the caller's to
-know; what a driver keeps in them is the driver's.
+Owns the form of the files, their integrity, and the copy of a model in them. The caller maps files to models; the driver defines
+their content.
 
 Invariants:
-1. Content is read once into private memory; what was checked is what is used, whoever writes into the file meanwhile.
+1. Content is read once into private memory; the checked bytes are used, even if the file is written at the same time.
 2. A digest, keyed with the token, covers every file's role, length and content, and a random number that all files of one saving
    share: files of two savings never fit together, even of the same model.
 3. Nothing of a file is decoded before the digest was found right.
@@ -33,7 +33,7 @@ from aionn.hal import CacheFiles, Memory, Model
 __all__ = ["CacheContents", "HeldFiles", "decode_model", "encode_model", "load", "save"]
 
 FILE_BYTES_MAX = 4 << 30
-"""Largest file that is read: beyond any model, and a bound for a file that somebody made huge."""
+"""Largest file that is read: beyond any model, and a bound for a file that was made huge on purpose."""
 
 _MAGIC = b"aionn-c1"
 _NONCE_BYTES = 16
@@ -42,7 +42,7 @@ _HEAD_BYTES = len(_MAGIC) + _NONCE_BYTES
 
 
 class CacheContents(NamedTuple):
-    """What a driver keeps: one piece per file.
+    """The content that a driver saves: one piece per file.
 
     Attributes:
         model: Pieces for the model files; at least one.
@@ -54,7 +54,7 @@ class CacheContents(NamedTuple):
 
 
 class HeldFiles:
-    """Cache files that stay open although the caller closes its own descriptors: a call may be given up while it goes on.
+    """Cache files that stay open although the caller closes its own descriptors: a call may be cancelled while it continues.
 
     Attributes:
         files: Duplicates of the caller's; closed when this object is dropped.
@@ -158,7 +158,7 @@ def _digest(token: bytes, driver: str, nonce: bytes, model_count: int, pieces: S
 def _check_regular(fd: int) -> int:
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
-        # Reading a pipe would wait for ever, reading a device never end.
+        # Reading a pipe would wait without end, reading a device would never end.
         raise OSError(0, "expected an ordinary file")
     return status.st_size
 
@@ -176,7 +176,7 @@ def _read_all(cache: CacheFiles) -> list[bytearray]:
         raise OSError(0, f"expected at most {FILE_BYTES_MAX} bytes, got {max(sizes)}")
     if cache.bytes_max is not None and sum(sizes) > cache.bytes_max:
         raise OSError(0, f"expected at most {cache.bytes_max} bytes together, got {sum(sizes)}")
-    # A large file that is none of ours is not read to its end.
+    # A large file that aionn did not write is not read to its end.
     if any(os.pread(fd, len(_MAGIC), 0) != _MAGIC for fd in fds):
         raise OSError(0, "expected files that this version of aionn saved")
     return [_read(fd, size_bytes) for fd, size_bytes in zip(fds, sizes, strict=True)]
@@ -196,7 +196,7 @@ def _read(fd: int, size_bytes: int) -> bytearray:
 
 
 class _ModelOnDisk(msgspec.Struct, frozen=True):
-    """A model whose constants lie elsewhere: first the inline ones, then each pool's."""
+    """A model whose constants are stored separately: first the inline ones, then each pool's."""
 
     model: Model
     value_bytes: int
@@ -218,10 +218,10 @@ def encode_model(model: Model) -> CacheContents:
 
 
 def decode_model(contents: CacheContents) -> Model:
-    """The model that was encoded; constants in pools lie in new memory.
+    """The model that was encoded; constants in pools are in new memory.
 
     Raises:
-        GeneralFailure: The contents are none of a model.
+        GeneralFailure: The contents do not describe a model.
         ResourceExhausted: No memory is left for the pools.
     """
     try:

@@ -1,4 +1,4 @@
-"""What every driver of this package does alike around its own code, whether that blocks or awaits.
+"""The common part of all drivers of this package around their own code, whether that blocks or awaits.
 
 Owns the checks of models, requests, roles and cache files, what is saved of a compilation, and the table of device memories. Where
 work runs, and when, is the base classes' for blocking drivers (``blocking``, ``prepared``) and for those on the event loop
@@ -83,8 +83,8 @@ class CheckedPreparedModel(PreparedModelDefaults, abc.ABC):
         self._run_count = 0
 
     def cached(self) -> CacheContents | None:
-        """What to keep in cache files, one piece per file of ``DeviceInfo.cache_files``; None for nothing. By default the model,
-        for a device with one model file and one data file."""
+        """The content of the cache files, one piece per file of ``DeviceInfo.cache_files``; None means nothing. By default the
+        model, for a device with one model file and one data file."""
         return caching.encode_model(self.model) if self.device.info.cache_files == ONE_FILE_EACH else None
 
     def release(self) -> None:
@@ -102,14 +102,14 @@ class CheckedPreparedModel(PreparedModelDefaults, abc.ABC):
             self._run_count += 1
 
     def end_run(self) -> None:
-        """Undoes ``begin_run``; frees what the prepared model holds if it was closed meanwhile and nothing else runs."""
+        """Undoes ``begin_run``; frees the prepared model's resources if it was closed during the run and nothing else runs."""
         with self._run_lock:
             self._run_count -= 1
             is_last = self._closed and self._run_count == 0
         if is_last:
             try:
                 self.release()
-            except Exception:  # The execution has its result; nobody waits for this.
+            except Exception:  # The execution has its result, and does not wait for this.
                 _logger.exception("%s: a prepared model cannot be freed", self.device.info.name)
 
     def check_usable(self) -> None:
@@ -124,7 +124,7 @@ class CheckedPreparedModel(PreparedModelDefaults, abc.ABC):
     def bind(
         self, request: Request, *, allow_unspecified_outputs: bool = True, is_ready: bool = True
     ) -> Arguments:
-        """Checks a request against the model and maps it. Arguments and errors as of ``aionn.drivers.kit.arguments.bind``."""
+        """Checks a request against the model and maps it. See ``aionn.drivers.kit.arguments.bind`` for the arguments and errors."""
         self.check_usable()
         return bind(
             self.model,
@@ -284,7 +284,7 @@ class CheckedDevice(abc.ABC):
 
     @staticmethod
     def _not_what_was_saved(error: InvalidArgument) -> GeneralFailure:
-        # What was saved came through these checks once: the files are not what they were.
+        # The saved model passed these checks before: the files have changed.
         return GeneralFailure(f"prepare_model_from_cache: {error}")
 
     # Device memories

@@ -1,4 +1,4 @@
-"""Records from TOML files, with every mistake told by line and field.
+"""Records from TOML files, with every mistake reported by line and field.
 
 Owns the way from a file's text to a frozen record, and the search for the line that an error belongs to. Knows no record: devices
 and workloads are described in their own modules.
@@ -80,7 +80,7 @@ def _located(message: str, text: str, table: Mapping[str, Any], kind: type[_T], 
 
 
 def _index_of(message: str, table: Mapping[str, Any], kind: type[_T], steps: Sequence[str | int]) -> int:
-    """Which entry of an array is meant, where the error says only that one is: the first that is wrong by itself."""
+    """The entry of an array that an error without an index refers to: the first that is wrong by itself."""
     if len(steps) == 1 and isinstance(entries := table.get(str(steps[0])), list):
         for index, entry in enumerate(entries):
             try:

@@ -1,11 +1,11 @@
 """Vendor extensions from a driver's side: what a code means, and how large a value is.
 
-Owns the translation between a model's prefixes and a device's extensions, and the sizes of their values. What an extension's
-operation computes is the driver's.
+Owns the translation between a model's prefixes and a device's extensions, and the sizes of their values. The driver defines an
+extension's operations.
 
 Invariants:
 1. Prefixes are a model's own: the same code may mean different things in two models.
-2. An operation that uses anything of an extension that the device does not have is unsupported, whatever the driver says.
+2. An operation that uses anything of an extension that the device does not have is unsupported, whatever the driver returns.
 
 Source: extensions of the NN HAL 1.2.
 """

@@ -3,7 +3,7 @@
 Owns the life of one launch, and the alarm thread that fails a fence on time while its dependencies are still pending.
 
 Invariants:
-1. The launch's fence is finished exactly once; whoever comes first (result, failed dependency, deadline, allowance) wins.
+1. The launch's fence is finished exactly once; the first event (result, failed dependency, deadline, allowance) wins.
 2. Nothing runs on an event loop: dependencies call back, and the gate's threads run.
 
 Source: ``executeFenced`` and ``IFencedExecutionCallback`` of the NN HAL 1.3.
@@ -90,9 +90,9 @@ class FencedLaunch:
         prepared: What runs.
         arguments: As ``bind_fenced`` gave them.
         measure: Whether timings are wanted.
-        deadline_ns: Absolute; None for none.
+        deadline_ns: Absolute; None means no deadline.
         loop_timeout_ns: For every WHILE; None for the default.
-        duration_ns: Allowance after the last dependency; None for none.
+        duration_ns: Allowance after the last dependency; None means no limit.
 
     Attributes:
         fence: Finished with the execution.
@@ -123,7 +123,7 @@ class FencedLaunch:
         self.fence = SyncFence("fenced execution")
 
     def begin(self, wait_for: Sequence[SyncFence]) -> None:
-        """Starts when all of ``wait_for`` have signalled; at once when they have."""
+        """Starts when all of ``wait_for`` have signalled; immediately if they have."""
         device = self._prepared.device
         if self._deadline_ns is not None:
             device.alarm.call_at(self._deadline_ns, lambda: self._expire("deadline"))
@@ -189,7 +189,7 @@ class FencedLaunch:
             self._arguments = None
             self.fence.try_signal()
         else:
-            arguments.fail()  # It was given up while it ran to its end.
+            arguments.fail()  # It was cancelled while it ran to its end.
 
     def _timing(self, result: ExecutionResult) -> FencedTiming:
         if not self._measure:
@@ -218,7 +218,7 @@ class FencedLaunch:
             if self._is_over:
                 return False
             self._is_over = True
-            # Information first: whoever sees the fence finished may ask for it.
+            # The information is set first: code that sees the finished fence may query it.
             self._outcome = outcome
             return True
 

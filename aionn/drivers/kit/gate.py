@@ -1,12 +1,11 @@
-"""Who runs next on a device's slots, inside of its driver: the scheduler's policy, for the threads of the driver process.
+"""The order of jobs on a device's slots inside its driver: the scheduler's policy, for the threads of the driver process.
 
 Owns the slots' lock and the threads that run work. A burst's listener thread takes a slot and runs on itself; other work is run by
-the gate's own threads. All of them wait in one queue, whichever client they work for: who is next is for
-``aionn.scheduler.sharing`` to say.
+the gate's own threads. All of them wait in one queue, whichever client they work for; ``aionn.scheduler.sharing`` orders it.
 
 Invariants:
-1. No more than ``slot_count`` pieces of work run at once.
-2. A slot that becomes free goes to the first in the order; nobody overtakes by being on another path.
+1. No more than ``slot_count`` jobs run concurrently.
+2. A slot that becomes free goes to the first in the order; no job overtakes by being on another path.
 3. The queue is bounded: more than ``WAITING_MAX`` entries are refused with RESOURCE_EXHAUSTED.
 4. Work that gives way keeps its thread, which sleeps until its turn has come again; others run on threads of their own.
 
@@ -54,7 +53,7 @@ class _ThreadClaim(Claim):
             self._turn.release()
 
     def prepare_to_sleep(self) -> threading.Lock:
-        """What ``start`` lets go; to be called before anybody can."""
+        """The function that ``start`` releases; to be called before any other code can."""
         self._turn = turn = threading.Lock()
         turn.acquire()
         return turn
@@ -96,7 +95,7 @@ class SlotGate:
     """A device's slots.
 
     Args:
-        slot_count: How many pieces of work may run at once.
+        slot_count: Number of jobs that may run concurrently.
         name: Names the threads.
         now: The clock of the deadlines.
         can_preempt: Whether work gives way between operations: it must look at a ``GateControl`` there.
@@ -126,7 +125,7 @@ class SlotGate:
 
     @property
     def waiting_count(self) -> int:
-        """How many wait for a slot."""
+        """Number of jobs that wait for a slot."""
         return self._slots.waiting_count
 
     def statistics(self) -> WaitingRoomStatistics:
@@ -135,7 +134,7 @@ class SlotGate:
             return self._slots.statistics()
 
     def explain(self) -> str:
-        """What holds the slots and who waits, in lines of text."""
+        """The jobs that hold the slots and those that wait, in lines of text."""
         with self._lock:
             return self._slots.explain()
 
@@ -161,7 +160,7 @@ class SlotGate:
 
         Args:
             priority: Against others.
-            deadline_ns: Absolute; None for none.
+            deadline_ns: Absolute; None means no deadline.
             owner: Whose work it is; equals of several owners take turns.
             model: What its duration is learnt by; None to learn nothing.
         """
@@ -176,7 +175,7 @@ class SlotGate:
         owner: Hashable = None,
         model: Hashable = None,
     ) -> None:
-        """Runs ``job`` on one of the gate's threads when its turn comes. It must not raise. Arguments as of ``slot``.
+        """Runs ``job`` on one of the gate's threads when its turn comes. It must not raise. See ``slot`` for the arguments.
 
         Raises:
             ResourceExhausted: Too much waits already, or no thread can be started to run it.
@@ -187,7 +186,7 @@ class SlotGate:
             self._check_open()
             shortage = self._start_threads()
             if shortage is not None and len(self._threads) <= self._asleep_count:
-                raise shortage  # Nobody would begin it.
+                raise shortage  # It would never begin.
             self._slots.enter(claim)
 
     def _check_open(self) -> None:
@@ -195,7 +194,7 @@ class SlotGate:
             raise DeviceUnavailable(f"{self._name}: the device is closed")
 
     def _start_threads(self) -> ResourceExhausted | None:
-        """As many as can run at once, beside those that sleep in the middle of their work. Called with the lock held.
+        """As many as can run concurrently, beside those that sleep in the middle of their job. Called with the lock held.
 
         Returns:
             Why there are fewer; None where there are enough.
@@ -219,7 +218,7 @@ class SlotGate:
             finally:
                 self._held.claim = None
                 self._give_back(job)
-                # They hold arguments and results; this thread may wait for the next one for ever.
+                # They hold arguments and results; this thread may wait for the next one without end.
                 del call, job
 
     def _give_back(self, claim: _ThreadClaim) -> None:
@@ -235,7 +234,9 @@ class SlotGate:
         loop_timeout_ns: int | None,
         is_cancelled: Callable[[], bool] | None,
     ) -> GateControl:
-        """What may end or interrupt the work of the calling thread, which holds a slot. Arguments as of ``RunControl``."""
+        """The conditions that may end or preempt the job of the calling thread, which holds a slot. See ``RunControl`` for the
+        arguments.
+        """
         return GateControl(
             self,
             self._held.claim,
@@ -276,7 +277,7 @@ class SlotGate:
                 self._end_threads()
 
     def close(self) -> None:
-        """Refuses new work, lets running work end, and joins the threads. What still waits is run first. Idempotent."""
+        """Refuses new work, lets running work end, and joins the threads. Waiting jobs are run first. Idempotent."""
         self.begin_close()
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -290,7 +291,7 @@ class SlotGate:
 
 
 class GateControl(RunControl):
-    """What may end or interrupt work that holds a slot of a gate; to be looked at on the thread that holds it.
+    """The conditions that may end or preempt a job that holds a slot of a gate; to be checked on the thread that holds it.
 
     Attributes:
         away_ns: How long it had given way to others.
@@ -322,7 +323,7 @@ class GateControl(RunControl):
         return 0 if self._claim is None else self._claim.away_ns
 
     def check(self) -> None:
-        """As of ``RunControl``; gives way first where the slot is wanted for more urgent work."""
+        """See ``RunControl``; pauses first if a more urgent job needs the slot."""
         claim = self._claim
         if claim is not None and claim.is_wanted_back:
             self._gate._give_way(claim)
@@ -377,8 +378,8 @@ async def run_on_gate(
 ) -> _T:
     """Runs ``call`` on a thread of the gate and returns what it returns.
 
-    Cancelled before its turn, ``call`` is not run; cancelled later, its argument turns True. In both cases ``abandoned`` is told of
-    the fence that is signalled when that is over. Without an ``owner`` it is work of the client whose call this is.
+    Cancelled before its turn, ``call`` is not run; cancelled later, its argument turns True. In both cases ``abandoned`` gets the
+    fence that is signalled at its end. Without an ``owner`` it is work of the client whose call this is.
     """
     if owner is None:
         owner = client_of_call.get()
@@ -387,7 +388,7 @@ async def run_on_gate(
 
     def job() -> None:
         if cancelled.is_set():
-            done.signal()  # Nobody waits for it, and others do: for their turn, or for the end of the device.
+            done.signal()  # It has no waiter, while other callers wait for their turn, or for the end of the device.
             return
         try:
             outcome.append(call(cancelled.is_set))

@@ -1,10 +1,10 @@
 """Images as arguments of executions: pixels in rows with gaps on one side, a tensor without gaps on the other.
 
-Owns the rule by which an image is a tensor, and the copies between them. Where an image lies in memory is ``aionn.hal.memory``'s.
+Owns the rule by which an image is a tensor, and the copies between them. ``aionn.hal.memory`` defines the layout of images.
 
 The rule: a pixel's bytes are the values of a TENSOR_QUANT8_ASYMM operand, as they are, in the order layer, row, pixel, channel; the
-operand's shape is ``[layers, height, width, channels]``, in which extents of 1 may be left out or put in. What lies between rows,
-and the X byte of a pixel that has one, is neither read nor written.
+operand's shape is ``[layers, height, width, channels]``, in which extents of 1 may be left out or put in. Bytes between rows, and
+the X byte of a pixel that has one, are neither read nor written.
 
 Invariants:
 1. An image is read once per execution: the tensor is a private copy, unless the image has no gaps.
@@ -32,7 +32,7 @@ def check_image(image: Memory, operand: Operand, shape: tuple[int, ...], where: 
     Args:
         image: Memory of kind ``hardware_buffer``.
         operand: The model's.
-        shape: What model and request say of its shape.
+        shape: Its shape according to model and request.
         where: Begins the message.
 
     Raises:

@@ -1,7 +1,7 @@
 """Device memories: memory that a driver manages itself and that a request names by a token.
 
-Owns tokens, what each memory is for, its state, its shape now, and the copies to and from shared memory. What an execution does
-with a memory is bound in ``arguments``.
+Owns tokens, what each memory is for, its state, its shape now, and the copies to and from shared memory. ``arguments`` binds
+memories to executions.
 
 Invariants:
 1. Tokens start at 1; freed ones are used again, the last freed first. A token is unique among the live memories of its table.
@@ -48,7 +48,7 @@ _logger = logging.getLogger("aionn.memory")
 Bytes = npt.NDArray[np.uint8]
 
 COPY_ON_LOOP_BYTES_MAX = 1 << 20
-"""Copies up to this size happen at once: some 100 us, which is about what handing them to a thread and back costs."""
+"""Copies up to this size are made immediately: some 100 us, which is about what handing them to a thread and back costs."""
 
 EXTENT_MAX = 2**32 - 1
 
@@ -138,7 +138,7 @@ class DeviceMemory:
         return array
 
     def check_output(self, shape: tuple[int, ...]) -> None:
-        """Checks what a request says of an output's shape against the allocation.
+        """Checks a request's shape of an output against the allocation.
 
         Raises:
             InvalidArgument: They conflict.
@@ -232,7 +232,7 @@ class DeviceMemory:
         return shape
 
     def free(self) -> None:
-        """Gives its memory back. Executions that use it go on with memory of their own."""
+        """Gives its memory back. Executions that use it continue with memory of their own."""
         with self._lock:
             if not self._is_freed:
                 self._is_freed = True
@@ -335,16 +335,16 @@ class MemoryTable:
         # Reentrant: a buffer that the garbage collector drops is freed wherever the collector happens to run.
         self._lock = threading.RLock()
         self._used_bytes = 0
-        self._by_token: list[DeviceMemory | None] = [None]  # Token 0 is none.
+        self._by_token: list[DeviceMemory | None] = [None]  # Token 0 means no memory.
         self._free_tokens: list[int] = []
 
     @property
     def used_bytes(self) -> int:
-        """What all memories take now."""
+        """Present size of all memories."""
         return self._used_bytes
 
     def __len__(self) -> int:
-        """How many memories live."""
+        """Number of present memories."""
         return len(self._by_token) - 1 - len(self._free_tokens)
 
     def allocate(self, operand: Operand, roles: frozenset[Role]) -> DeviceBuffer:
@@ -376,7 +376,7 @@ class MemoryTable:
         """The memory of a token.
 
         Raises:
-            InvalidArgument: There is none.
+            InvalidArgument: No memory has this token.
         """
         with self._lock:
             memory = self._by_token[token] if 0 < token < len(self._by_token) else None
@@ -410,7 +410,7 @@ class MemoryTable:
                 )
             self._used_bytes += size_bytes
         try:
-            # Its pages come when they are written, where nobody can be told of a shortage.
+            # Its pages are allocated when they are written, where a shortage cannot be reported.
             check_available(size_bytes)
             return np.zeros(size_bytes, dtype=np.uint8)
         except MemoryShortage as e:

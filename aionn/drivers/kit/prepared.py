@@ -1,7 +1,7 @@
 """Base class for the prepared models of blocking drivers: write ``run``, get every way of execution.
 
 Owns argument checks, deadlines before the start, timing, synchronous, asynchronous and fenced execution, and a burst without
-queues. What a model computes is the subclass's.
+queues. The subclass computes.
 
 Invariants:
 1. ``run`` is called with checked arguments, on a thread that holds one of the device's slots, never on an event loop's.
@@ -145,7 +145,7 @@ class BlockingPreparedModel(CheckedPreparedModel):
             loop_timeout_ns=loop_timeout_ns,
             is_cancelled=self._is_abandoned if is_cancelled is None else self._or_abandoned(is_cancelled),
         )
-        control.check()  # What was given up while it waited for its turn never starts.
+        control.check()  # An execution that was cancelled while it waited for a slot never starts.
         self.begin_run()
         try:
             shapes = tuple(self.run(arguments.inputs(), arguments.outputs, control))
@@ -186,8 +186,8 @@ class BlockingPreparedModel(CheckedPreparedModel):
             measure: Whether timings are wanted.
             deadline_ns: Absolute; None means no deadline.
             loop_timeout_ns: For every WHILE; None means the default.
-            answer: Called with the result before the slot is given back, so that a client in another process goes on meanwhile;
-                None where the caller needs no earlier answer.
+            answer: Called with the result before the slot is released, so that a client in another process continues sooner;
+                None if the caller needs no earlier answer.
         """
         self.check_usable()
         with self._slot(deadline_ns):
@@ -237,7 +237,7 @@ class BlockingPreparedModel(CheckedPreparedModel):
         )
 
     async def settle(self, request: Request) -> None:
-        """Waits until the device is done with a request whose caller was cancelled; at once where it is."""
+        """Waits until the device is done with a request whose caller was cancelled; returns immediately if it is."""
         left = self._left.get(id(request))
         if left is not None:
             await left[1]
@@ -332,7 +332,7 @@ class BlockingPreparedModel(CheckedPreparedModel):
         return ResendingExecution(self, request, measure, loop_timeout_ns)
 
     def abandon(self) -> None:
-        """Nobody wants results any more: what waits never starts, what runs ends where the device can stop."""
+        """The results are not wanted any more: waiting executions never start, running ones end where the device can stop."""
         self._abandoned = True
 
 

@@ -1,11 +1,11 @@
-"""Slots of a device for the tasks of an event loop: who has one, who waits, who must give way.
+"""Slots of a device for the tasks of an event loop: the holders, the waiters and the preempted ones.
 
 Owns the order (priority, then earliest deadline, then turns of the clients, then arrival) and the request to a running execution of
 lower priority to give way where its device can stop. The counterpart of ``gate``, which serves threads. The order is fixed here and
 not asked of the scheduler's policy: described devices are what that policy is judged on, so they must not plan themselves.
 
 Invariants:
-1. No more than ``count`` turns have a slot at once.
+1. No more than ``count`` turns have a slot concurrently.
 2. A free slot goes to the first in the order; work that gave way keeps its place among its equals.
 3. The queue is bounded: more than ``WAITING_MAX`` are refused with RESOURCE_EXHAUSTED.
 """
@@ -27,7 +27,7 @@ __all__ = ["Slots", "Turn", "left_s", "loop_now_ns"]
 
 
 ROUNDS_MAX = 1024
-"""Of how many clients and classes it is remembered in which round they are; those that are behind need not be."""
+"""Number of clients and classes whose round is remembered; those that are behind need not be."""
 
 
 def loop_now_ns() -> int:
@@ -36,7 +36,7 @@ def loop_now_ns() -> int:
 
 
 def left_s(time_ns: int | None) -> float | None:
-    """Seconds until then, as anyio's time-outs want them; None for no limit."""
+    """Seconds until then, as anyio's time-outs want them; None means no limit."""
     return None if time_ns is None else max(0.0, (time_ns - loop_now_ns()) / 1e9)
 
 
@@ -88,16 +88,16 @@ class Turn(RunControl):
 
     @property
     def is_given_up(self) -> bool:
-        """Whether the caller gave up. May be read by any thread."""
+        """Whether the caller was cancelled. May be read by any thread."""
         return self._is_cancelled
 
     @property
     def is_wanted_back(self) -> bool:
-        """Whether somebody wants the slot soon: the caller gave up, or a higher priority waits for it."""
+        """Whether the slot is needed soon: the caller was cancelled, or a higher priority waits for it."""
         return self._is_cancelled or self._slots.highest_waiting > self.priority
 
     def cancel(self) -> None:
-        """The caller gave up. The work ends where the device can stop."""
+        """The caller was cancelled. The work ends where the device can stop."""
         self._is_cancelled = True
         self._interrupt.set()
         if self.slot is None:
@@ -121,7 +121,7 @@ class Turn(RunControl):
 
         Raises:
             MissedDeadline: The deadline passed while waiting.
-            GeneralFailure: The caller gave up.
+            GeneralFailure: The caller was cancelled.
         """
         if self._slots.highest_waiting > self.priority:
             self._slots.give_back(self)
@@ -132,7 +132,7 @@ class Slots:
     """A device's slots, for the tasks of one event loop.
 
     Args:
-        count: How many executions run at once.
+        count: Number of executions that run concurrently.
         name: Names the device in errors.
     """
 
@@ -147,7 +147,7 @@ class Slots:
 
     @property
     def highest_waiting(self) -> int:
-        """The highest priority that waits; below all of them where nobody does."""
+        """The highest waiting priority; below all of them if none waits."""
         self._drop_those_who_left()
         return -self._waiting[0][0] if self._waiting else -1
 
@@ -160,7 +160,7 @@ class Slots:
 
         Raises:
             MissedDeadline: The deadline passed: persistent if the execution has not begun, transient if it had.
-            GeneralFailure: The caller gave up.
+            GeneralFailure: The caller was cancelled.
             ResourceExhausted: Too much waits already.
         """
         self._check(turn)
@@ -178,7 +178,7 @@ class Slots:
                 with anyio.move_on_after(left_s(turn.deadline_ns)):
                     await turn._turn_came.wait()
             self._check(turn)
-            assert turn.slot is not None, "whoever waits is cancelled, late, or has its turn"
+            assert turn.slot is not None, "each waiter is cancelled, late, or has its turn"
         except BaseException:
             turn._turn_came.set()
             if turn.slot is not None:
@@ -187,7 +187,9 @@ class Slots:
         turn._has_begun = True
 
     def _next_round(self, turn: Turn) -> int:
-        """In which round of all clients' turns this one is: each has one of a class in each, whoever came first."""
+        """The round of all clients' turns that this one is in: each client has one of a class in each round, in any order of
+        arrival.
+        """
         group = (turn.owner, turn.priority)
         number = max(self._round, self._rounds.get(group, 0)) + 1
         if len(self._rounds) >= ROUNDS_MAX:

@@ -5,8 +5,8 @@ out before the driver is asked.
 
 Invariants:
 1. ``supports_old`` and ``prepare_old`` see models that are compliant with the declared version.
-2. Operations that the version cannot express count as unsupported; the others are asked about in a slice without them.
-3. What a request or a result cannot be in that version never is.
+2. Operations that the version cannot express count as unsupported; the driver is queried about a slice without them.
+3. Requests and results have only forms that the version can express.
 
 Source: the version adapters of the NN HAL's support code.
 """
@@ -92,7 +92,7 @@ class VersionedPreparedModel(BlockingPreparedModel):
     def bind(
         self, request: Request, *, allow_unspecified_outputs: bool = True, is_ready: bool = True
     ) -> Arguments:
-        """As of the base class, and refuses what the version's requests cannot say."""
+        """See the base class. Rejects arguments that the version's requests cannot express."""
         version = self.device.hal_version
         why = request_breach(request, version)
         if why is not None:
@@ -104,7 +104,7 @@ class VersionedPreparedModel(BlockingPreparedModel):
         )
 
     def run_bound(self, arguments: Arguments, *, measure: bool, **more: object) -> ExecutionResult:
-        """As of the base class, with the times that the version can say."""
+        """See the base class. Reports the times that the version can express."""
         version = self.device.hal_version
         is_timed = measure and version >= HalVersion.V1_2
         result = super().run_bound(arguments, measure=is_timed, **more)  # type: ignore[arg-type]
@@ -119,10 +119,10 @@ class VersionedDevice(BlockingDevice):
         name: The device's name.
         hal_version: Below 1.3.
         capabilities: In that version's type.
-        type: What kind of hardware it is; HAL 1.0 and 1.1 cannot say, so that it is OTHER there.
-        version: The driver's version; HAL 1.0 and 1.1 cannot say.
+        type: What kind of hardware it is; HAL 1.0 and 1.1 cannot report it, so that it is OTHER there.
+        version: The driver's version; HAL 1.0 and 1.1 cannot report it.
         extensions: Vendor extensions, from HAL 1.2 on.
-        slots: How many executions it can run at once.
+        slots: Number of executions that it can run concurrently.
 
     Attributes:
         hal_version: See above.

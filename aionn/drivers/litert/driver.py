@@ -1,7 +1,7 @@
 """The driver ``litert-cpu``: models on LiteRT's CPU kernels and XNNPACK, in the driver's process.
 
-Owns the device, which LiteRT versions it takes, and prepared models with one warm interpreter per slot. What becomes of a model is
-in ``lowering``; nothing of LiteRT is imported before a model comes, so that clients can ask for ``info_for`` at no cost.
+Owns the device, which LiteRT versions it takes, and prepared models with one warm interpreter per slot. ``lowering`` converts
+models; nothing of LiteRT is imported before a model comes, so that clients can call ``info_for`` at no cost.
 
 Invariants:
 1. An operation is supported when it was lowered and LiteRT planned the result.
@@ -92,7 +92,7 @@ INFO = DeviceInfo(
 
 
 def info_for(name: str) -> DeviceInfo:
-    """What the device of this name says of itself.
+    """The DeviceInfo of the device of this name.
 
     Raises:
         DeviceUnavailable: LiteRT is not installed, or too old.
@@ -116,7 +116,7 @@ def _thread_count() -> int:
 
 
 class LitertDevice(BlockingDevice):
-    """LiteRT on the CPU. Two executions at once, each on as many threads as ``AIONN_LITERT_THREADS`` says (1 without).
+    """LiteRT on the CPU. Two concurrent executions, each on the number of threads in ``AIONN_LITERT_THREADS`` (1 without).
 
     Raises:
         DeviceUnavailable: LiteRT is not installed or too old, or the number of threads makes no sense.
@@ -132,11 +132,11 @@ class LitertDevice(BlockingDevice):
     async def supported_operations(self, model: Model) -> tuple[bool, ...]:
         """See ``Device``."""
         answer = await super().supported_operations(model)
-        self._found = None  # It holds the model, which nobody may prepare.
+        self._found = None  # It holds the model, which must not be prepared.
         return answer
 
     def supports(self, model: Model) -> Sequence[bool]:
-        """True for every operation that could be lowered and that LiteRT then planned: all at once, or else each by itself."""
+        """True for every operation that could be lowered and that LiteRT then planned: all together, or else each by itself."""
         from aionn.drivers.litert.engine import check
         from aionn.drivers.litert.lowering import Unsupported, lower, single_operation_model
 
@@ -234,7 +234,7 @@ class LitertPreparedModel(BlockingPreparedModel):
 
         super().__init__(device, model, priority)
         self._lowered = lowered
-        # What the file has of the model's inputs and outputs; None where it has them all.
+        # The part of the model's inputs and outputs that the file has; None where it has them all.
         self._computed: list[int] | None = None
         if any(value is not None for value in lowered.fixed) or not all(lowered.is_read):
             self._computed = [i for i, value in enumerate(lowered.fixed) if value is None]
@@ -300,6 +300,6 @@ class LitertPreparedModel(BlockingPreparedModel):
         return CacheContents([_ENCODER.encode(kept)], [lowered.file])
 
     def release(self) -> None:
-        # The file is as large as the model, and whoever remembers a closed prepared model must not keep it.
+        # The file is as large as the model, and a reference to a closed prepared model must not keep it.
         self._idle.clear()
         self._lowered = msgspec.structs.replace(self._lowered, file=b"")

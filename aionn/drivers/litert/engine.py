@@ -4,7 +4,7 @@ Owns the interpreter, and views of its inputs and outputs. Each execution copies
 out of it, once each; nothing else is allocated. ``in_place`` has the engine that copies nothing, for files that it can run.
 
 Invariants:
-1. ``run`` is called by one thread at a time. It lets go of Python's lock while LiteRT computes.
+1. ``run`` is called by one thread at a time. It releases Python's lock while LiteRT computes.
 2. Views are used while the interpreter lives, and only where LiteRT keeps a tensor's place from one execution to the next.
 
 Source: LiteRT's Python package: ``Interpreter.invoke`` releases the lock, ``CompiledModel`` does not.
@@ -30,7 +30,7 @@ __all__ = ["Engine", "check", "make_engines"]
 
 
 def check(lowered: Lowered) -> None:
-    """Asks LiteRT whether it can run a file, and whether it gives every tensor the shape that the file says.
+    """Queries LiteRT whether it can run a file, and whether it gives every tensor the file's shape.
 
     Of another shape, rank 0 for example where the HAL's is [1], what reads the tensor would compute something else.
 
@@ -96,7 +96,7 @@ def make_engines(
             try:
                 return [InPlaceEngine(lowered, thread_count, inputs, outputs, known) for _ in range(count)]
             except Unsupported:
-                pass  # The interpreter says why not, if it cannot run it either.
+                pass  # The interpreter raises the reason, if it cannot run it either.
     return [Engine(lowered, thread_count, shapes) for _ in range(count)]
 
 

@@ -1,4 +1,4 @@
-"""What ``litert-cpu`` can never do, and where LiteRT's results differ from the HAL's.
+"""The features that ``litert-cpu`` can never have, and the differences of LiteRT's results from the HAL's.
 
 Source: LiteRT's list of builtin operators; runs of the conformance data.
 """

@@ -1,6 +1,6 @@
 """Writes .tflite files: tensors, operators and subgraphs over the schema that LiteRT's wheel ships.
 
-Owns the form of the file. What an HAL operation becomes is in the ``lowering`` modules.
+Owns the form of the file. The ``lowering`` modules convert HAL operations.
 
 Invariants:
 1. Equal constants are stored once; every stored buffer is aligned to 16 bytes, as the schema demands.
@@ -52,11 +52,11 @@ VALUE_TYPES = tuple(_TYPES[name] for name in ("float32", "uint8", "int8"))
 
 
 class Unsupported(Exception):
-    """An operation has no equivalent in LiteRT; the message says why."""
+    """An operation has no equivalent in LiteRT; the message has the reason."""
 
 
 class Quantization(NamedTuple):
-    """How stored numbers become real ones: ``real = (stored - zero_point) * scale``.
+    """Conversion of stored numbers to real ones: ``real = (stored - zero_point) * scale``.
 
     Attributes:
         scales: One scale, or one per index along ``axis``.
@@ -88,7 +88,7 @@ class _Buffer(schema.BufferT):  # type: ignore[misc]
 
 
 class FileParts:
-    """What the subgraphs of a file share: constants and operators' codes.
+    """Data that the subgraphs of a file share: constants and operators' codes.
 
     It knows no subgraph: a circle of references would keep a model's constants until Python looks for circles.
 
@@ -155,7 +155,9 @@ class SubgraphFile:
         quantization: Quantization | None = None,
         value: Array | None = None,
     ) -> int:
-        """Adds a tensor, constant where a value is given; says its index. Without a value an extent of 0 is one not known yet."""
+        """Adds a tensor, constant where a value is given; returns its index. Without a value an extent of 0 is one not known
+        yet.
+        """
         tensor = schema.TensorT()
         tensor.type = _TYPES[dtype]
         tensor.shape = np.asarray(shape, dtype=np.int32)

@@ -1,11 +1,11 @@
-"""What needs no input: operations over constants alone are computed when a model is lowered, by the reference's kernels.
+"""Operations over constants alone are computed when a model is lowered, by the reference's kernels.
 
 Owns which operations those are. Weights that a file stores in fewer bits (float16, or 8 bits beside float activations) become
 constants again, which LiteRT packs once instead of converting them in every execution; and an output that depends on no input is
 known before the first execution, where LiteRT has no place to write it.
 
 Invariants:
-1. An operation is folded whole or not at all. What its kernel refuses is left to the execution, which reports it.
+1. An operation is folded whole or not at all. An operation that its kernel rejects is left to the execution, which reports it.
 2. No result is larger than ``FOLDED_BYTES_MAX``.
 
 Source: the contracts in ``aionn.ops``.
@@ -43,7 +43,7 @@ _NEVER = (OperationType.IF, OperationType.WHILE, OperationType.RANDOM_MULTINOMIA
 
 
 class Folded(NamedTuple):
-    """What was computed beforehand.
+    """The results computed beforehand.
 
     Attributes:
         values: Results by operand.
@@ -77,7 +77,9 @@ def fold(model: Model, subgraph: Subgraph, *, with_outputs: bool) -> Folded:
 def _results(
     model: Model, subgraph: Subgraph, operation: Operation, values: Mapping[int, Array]
 ) -> list[Array] | None:
-    """The results of an operation over constants; None where an input is none, or the results are not to be had beforehand."""
+    """The results of an operation over constants; None if an input is not a constant, or the results cannot be computed
+    beforehand.
+    """
     contract = CONTRACTS.get(operation.type)  # type: ignore[call-overload]
     if contract is None or contract.shapes is None or operation.type in _NEVER:
         return None

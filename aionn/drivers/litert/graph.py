@@ -5,7 +5,7 @@ subgraph's inputs and outputs are float16, with a CAST beside them.
 
 Invariants:
 1. An operand has at most one tensor; an operation's inputs have theirs before it is lowered.
-2. What is not certain to be equal is ``Unsupported``.
+2. A form that is not certain to be equal is ``Unsupported``.
 
 Source: operand types of the NN HAL; tensor types of the TensorFlow Lite schema.
 """
@@ -119,7 +119,7 @@ class Graph:
         model: The HAL's model.
         subgraph: The HAL's subgraph.
         file: Where it is written.
-        folded: What was computed beforehand.
+        folded: The results computed beforehand.
         values: The operands that have tensors.
     """
 
@@ -151,7 +151,7 @@ class Graph:
         return self.value(index)
 
     def value(self, index: int) -> Value:
-        """The tensor of an operand; made now where there is none yet."""
+        """The tensor of an operand; created at its first use."""
         known = self.values.get(index)
         if known is None:
             known = self.values[index] = self._declare(index)
@@ -178,7 +178,7 @@ class Graph:
             else:
                 quantization = Quantization((operand.scale,), operand.zero_point)
         elif operand.type == OperandType.TENSOR_INT32 and operand.scale > 0:
-            # A bias; XNNPACK takes only those that say their scale.
+            # A bias; XNNPACK takes only those with a scale.
             quantization = Quantization((operand.scale,), operand.zero_point)
         array = self.number(index)
         if array is None:
@@ -215,7 +215,9 @@ class Graph:
     def temporary(self, dtype: str, shape: Sequence[int], quantization: Quantization | None = None) -> Value:
         """A tensor that is computed."""
         if not shape or 0 in shape:
-            self.file.parts.is_static = False  # What LiteRT finds out only while it computes may move.
+            self.file.parts.is_static = (
+                False  # Tensors whose size LiteRT determines only while it computes may move.
+            )
         index = self.file.tensor(dtype, shape, quantization)
         return Value(index, dtype, tuple(shape), quantization)
 

@@ -1,13 +1,14 @@
-"""LiteRT's C interface: executions that read and write the client's memory where it lies.
+"""LiteRT's C interface: executions that read and write the client's memory in place.
 
-Owns the library, the versions whose signatures are known, compiled models, and which arrays LiteRT may be given as they are. What
-it may not be given is copied, into and out of memory of the engine's own.
+Owns the library, the versions whose signatures are known, compiled models, and which arrays LiteRT may be given as they are. Values
+that it must not use are copied, into and out of memory of the engine's own.
 
 Invariants:
 1. A version of LiteRT that is not listed is never called: its signatures may be others.
-2. LiteRT works directly on memory that a client can change meanwhile only where no value is ever an address (``Lowered``).
-3. An array is used in place only as long as it is the object that was looked at: its mapping lives as long as it does.
-4. One thread at a time runs an engine. Python's lock is free while LiteRT computes: ctypes lets go of it.
+2. LiteRT works directly on memory that a client can change during the execution only where no value is ever an address
+   (``Lowered``).
+3. An array is used in place only while it is the checked object: its mapping lives as long as it does.
+4. One thread at a time runs an engine. Python's lock is free while LiteRT computes: ctypes releases it.
 
 Source: LiteRT's public C headers; XNNPACK reads up to ``READ_PAST_BYTES`` behind what it was given.
 """
@@ -71,7 +72,7 @@ class Tensor(NamedTuple):
 
 class _Layout(ctypes.Structure):
     _fields_ = (
-        ("rank", ctypes.c_uint32),  # 7 bits, and one that says whether there are strides
+        ("rank", ctypes.c_uint32),  # 7 bits, and one for the presence of strides
         ("dimensions", ctypes.c_int32 * RANK_MAX),
         ("strides", ctypes.c_uint32 * RANK_MAX),
     )
@@ -95,7 +96,7 @@ _Destructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 _keep = _Destructor(lambda payload: None)
-"""Destroys nothing: the payload is Python's."""
+"""Destroys nothing: Python owns the payload."""
 
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "LiteRtCreateEnvironment": (ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(_Handle)),
@@ -353,7 +354,7 @@ def _address(array: Array) -> int:
 
 
 def _fits(tensor: Tensor, array: Array, *, is_input: bool) -> bool:
-    """Whether LiteRT can work on an array where it lies. An output's array is its bytes, perhaps more than it needs."""
+    """Whether LiteRT can work on an array in place. An output's array is its bytes, perhaps more than it needs."""
     size_bytes = tensor.dtype.itemsize * int(np.prod(tensor.shape))
     if not array.flags.c_contiguous or _address(array) % ALIGNMENT_BYTES:
         return False
@@ -365,7 +366,7 @@ def _fits(tensor: Tensor, array: Array, *, is_input: bool) -> bool:
 
 
 def _mapped_behind_bytes(array: Array) -> int:
-    """How many bytes behind an array are sure to be mapped: those of its pool, and the rest of the page where that ends."""
+    """Number of bytes behind an array that are certainly mapped: those of its pool, and the rest of the page where that ends."""
     whole = array
     base: object = array
     while isinstance(base, np.ndarray | memoryview):

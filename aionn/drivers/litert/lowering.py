@@ -1,11 +1,11 @@
 """From an HAL model to a .tflite file that LiteRT runs.
 
 Owns the order of the work, control flow, and the compositions that the importer makes of one TensorFlow Lite operator and that
-become that operator again (see ``patterns``). What each operation becomes is in the ``lowering_*`` modules.
+become that operator again (see ``patterns``). The ``lowering_*`` modules convert the operations.
 
 Invariants:
 1. ``lower`` either gives a file that computes every operation of the model or raises ``Unsupported``.
-2. Inputs and outputs of the file's main subgraph are the model's, in order, of the model's types, without inputs that nothing
+2. Inputs and outputs of the file's main subgraph equal the model's, in order, of the model's types, without inputs that nothing
    reads and outputs that no input decides.
 
 Source: the contracts in ``aionn.ops``; the public TensorFlow Lite schema.
@@ -54,7 +54,8 @@ class Lowered(msgspec.Struct, frozen=True):
         is_static: Whether LiteRT keeps the place of every tensor from one execution to the next.
         is_read: For each input of the model, whether an operator reads it; only others may be left out at an execution.
         fixed: For each output of the model, its value where no input decides it; None where LiteRT computes it.
-        is_input_in_place: For each input of the file, whether LiteRT may read it in memory that a client can change meanwhile.
+        is_input_in_place: For each input of the file, whether LiteRT may read it in memory that a client can change during the
+            execution.
         is_output_in_place: For each output of the file, whether LiteRT may write it, and read it again, in such memory.
         shapes: Of the main subgraph's tensors, as the file declares them; 0 or empty where unknown. None are kept in a cache.
     """

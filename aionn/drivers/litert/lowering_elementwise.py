@@ -61,7 +61,7 @@ def converted(g: Graph, value: Value, dtype: str) -> Value:
 
 
 def _real(g: Graph, value: Value) -> Value:
-    """What a quantised value stands for, rounded once. LiteRT's DEQUANTIZE is kernels that round differently."""
+    """The real number that a quantised value stands for, rounded once. LiteRT's DEQUANTIZE is kernels that round differently."""
     stored = converted(g, value, "float32")
     if stored.constant is not None:
         return g.constant((stored.constant - np.float32(value.zero_point)) * np.float32(value.scale))

@@ -32,7 +32,7 @@ class Window(NamedTuple):
         scheme: SAME or VALID, or None where the padding is explicit.
         explicit: Left, right, top, bottom.
         strides: Along width and height.
-        extra: What stands between strides and activation: window width and height, multiplier or groups.
+        extra: The arguments between strides and activation: window width and height, multiplier or groups.
         activation: The fused activation's number, the HAL's and the schema's.
         is_nchw: The layout.
         dilations: Along width and height.
@@ -73,7 +73,7 @@ def window(g: Graph, op: Operation, start: int, extra_count: int, *, is_explicit
 
 
 def _is_explicit(g: Graph, op: Operation, start: int, extra_count: int) -> bool:
-    """Whether padding is explicit: then an INT32 stands where the layout flag would."""
+    """Whether padding is explicit: then an INT32 is at the place of the layout flag."""
     position = start + 4 + extra_count
     return len(op.inputs) >= start + 7 + extra_count and g.operand(op, position).type == OperandType.INT32
 
@@ -144,7 +144,7 @@ def weighted(
 
 
 def bias_of(g: Graph, op: Operation, data: Value, filter_: Value) -> Value:
-    """The bias, input 2. Where the filter has scales per channel the HAL's bias says none, and XNNPACK wants to see them."""
+    """The bias, input 2. If the filter has scales per channel the HAL's bias has none, and XNNPACK requires them."""
     bias = g.input(op, 2)
     if bias.constant is None or filter_.quantization is None or len(filter_.quantization.scales) == 1:
         return bias
@@ -276,7 +276,7 @@ def transpose_conv_2d(g: Graph, op: Operation) -> None:
         scheme = w.scheme
         if scheme == SAME:
             assert shape is not None
-            # The shape stands in the operation's layout.
+            # The shape is in the operation's layout.
             wanted = (n, shape[2], shape[3], depth) if w.is_nchw else (n, shape[1], shape[2], depth)
         before = (0, top, left, 0)
         raw = (n, wanted[1] + top, wanted[2] + left, depth)

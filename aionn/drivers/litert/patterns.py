@@ -6,7 +6,7 @@ QUANTIZE) or of scale (a depthwise convolution with the filter [1]); and formula
 GELU and others. With them an imported file comes back as it was, and LiteRT gives it its own bytes.
 
 Invariants:
-1. What stands between the composition's operations is read by nothing else and is no output.
+1. Values between the composition's operations are read by nothing else and are not outputs.
 2. The operator computes what the composition does; where LiteRT rounds otherwise, by no more than 1 of the stored numbers.
 
 Source: ``aionn.models.tflite.conversions.layers`` and ``.elementwise``, which make them.
@@ -90,8 +90,8 @@ class Formula(NamedTuple):
     Attributes:
         term: Its last operation.
         name: The operator.
-        options: The table of its options; None for none.
-        values: What stands in the table.
+        options: The table of its options; None means no options.
+        values: An entry of the table.
     """
 
     term: Term
@@ -113,7 +113,7 @@ _FORMULA_ENDS = frozenset(formula.term.type for formula in FORMULAS)
 
 
 class Pattern(NamedTuple):
-    """What is written in place of an operation: an operator, or nothing where the composition's last operation stands for it."""
+    """The replacement of an operation: an operator, or nothing if the composition's last operation represents it."""
 
     write: Callable[[Graph], None]
 

@@ -1,13 +1,12 @@
 """Simulated devices: described hardware that takes its time on the event loop's clock, real or virtual.
 
-Owns the life of an execution on such a device: launch, boundaries between operations, giving way, faults. How long things take and
-what a seed draws is for ``profiles`` to say; results come from the reference driver's interpreter, or are left out where only time
-matters.
+Owns the life of an execution on such a device: launch, boundaries between operations, giving way, faults. ``profiles`` defines
+durations and the draws of a seed; results come from the reference driver's interpreter, or are left out where only time matters.
 
 Invariants:
 1. An execution ends at the time that the profile gives for it, to the nanosecond of a virtual clock. In real time it ends later if
    computing its result took longer.
-2. It stops only at boundaries that the profile allows, and only when it is late, given up, or a higher priority waits.
+2. It stops only at boundaries that the profile allows, and only when it is late, cancelled, or a higher priority waits.
 3. Profile, seed and the order of the starts decide every noise and every fault.
 4. A device that died answers DEAD_OBJECT to everything prepared before; preparing again revives it, as a driver process is started
    again. One that hangs keeps its slot until it is closed.
@@ -78,7 +77,7 @@ Results = Literal["computed", "zeros"]
 
 REFERENCE_RATE = 1e9
 REFERENCE_POWER_W = 10.0
-"""What the capabilities are ratios to: the order of what the reference driver does on one core."""
+"""The base of the capabilities' ratios: the order of the reference driver's rate on one core."""
 
 SEED_DEFAULT = 0
 
@@ -104,7 +103,7 @@ class SimulatedStatistics(msgspec.Struct, frozen=True):
 
 
 def info_for(name: str, profile: DeviceProfile | None = None) -> DeviceInfo:
-    """What is known of the simulated device of a name before it is made.
+    """The DeviceInfo of the simulated device of a name before it is made.
 
     Raises:
         InvalidArgument: No profile was given, and none is ready under that name.
@@ -150,8 +149,8 @@ class SimulatedDevice(AsyncDevice):
     Args:
         profile: Its description, or the name of a ready one (``phone-npu``, ``edge-cpu`` ...), or, with ``run_time_s``, any name.
         name: Its name; None for the profile's.
-        run_time_s: What every execution of any model takes, in seconds, its operations sharing it equally; None for what the
-            profile says.
+        run_time_s: What every execution of any model takes, in seconds, its operations sharing it equally; None takes the
+            profile's.
         seed: Draws noise and faults.
         script: What is drawn instead, one for each start (``aionn.testing.faults.scripted``).
         results: ``computed`` by the reference driver's interpreter, or ``zeros``, which needs output shapes that the model states.
@@ -206,7 +205,7 @@ class SimulatedDevice(AsyncDevice):
         self.open_bursts = 0
 
     def supports(self, model: Model) -> Sequence[bool]:
-        """What the profile says; never extensions. IF and WHILE only with all that their subgraphs contain."""
+        """The operations of the profile; never extensions. IF and WHILE only with all that their subgraphs contain."""
         cost = model_cost(model)
         each = [o.type in CONTRACTS and supports_operation(self.profile, o) for o in cost.operations]
         main, inner = each[: len(model.main.operations)], each[len(model.main.operations) :]
@@ -255,10 +254,10 @@ class SimulatedDevice(AsyncDevice):
 
     @contextlib.contextmanager
     def alive(self, generation: int) -> Iterator[None]:
-        """An execution: counted, and ended at once by the device's death.
+        """An execution: counted, and ended immediately by the device's death.
 
         Raises:
-            DeadObject: The device died before or meanwhile.
+            DeadObject: The device died before or during the call.
         """
         self.check_alive(generation)
         self._counts["started"] += 1
@@ -274,7 +273,7 @@ class SimulatedDevice(AsyncDevice):
         self.check_alive(generation)
 
     def begin(self, turn: Turn, full_speed_ns: Sequence[int]) -> tuple[Draw, list[int]]:
-        """Draws for a start, and says when each of the operations that are left ends."""
+        """Draws for a start, and returns the ends of the remaining operations."""
         assert turn.slot is not None, "only who has a slot begins"
         now_ns, clock = turn.now(), self.profile.clock
         draw = next(self._draws)
@@ -316,13 +315,13 @@ class SimulatedPreparedModel(AsyncPreparedModel):
             count = max(1, len(cost.operations))
             cuts = [device.run_time_ns * index // count for index in range(count + 1)]
             self._durations_ns = [after - before for before, after in itertools.pairwise(cuts)]
-        # At full clock, without noise: as much as a driver that knows its device can say.
+        # At full clock, without noise: the duration that a driver of such a device can declare.
         self.expected_duration_ns = sum(self._durations_ns)
 
     def bind(
         self, request: Request, *, allow_unspecified_outputs: bool = True, is_ready: bool = True
     ) -> Arguments:
-        """As of the base class. Raises also ``DeadObject``: the device died since the preparation."""
+        """See the base class. Raises also ``DeadObject``: the device died since the preparation."""
         self.device.check_alive(self._generation)
         return super().bind(request, allow_unspecified_outputs=allow_unspecified_outputs, is_ready=is_ready)
 
@@ -371,7 +370,7 @@ class SimulatedPreparedModel(AsyncPreparedModel):
         results: list[Sequence[Array] | Error],
     ) -> None:
         assert self._interpreter is not None, "only called where results are wanted"
-        # The clock of fences, unlike the loop's, can be read by any thread; both tell the same time.
+        # The clock of fences, unlike the loop's, can be read by any thread; both have the same time.
         control = RunControl(
             deadline_ns=turn.deadline_ns,
             loop_timeout_ns=turn.loop_timeout_ns,
@@ -404,7 +403,7 @@ class SimulatedPreparedModel(AsyncPreparedModel):
 
         Raises:
             MissedDeadline: The deadline passed; this is the first boundary since.
-            GeneralFailure: The caller gave up; this is the first boundary since. Or a persistent fault.
+            GeneralFailure: The caller was cancelled; this is the first boundary since. Or a persistent fault.
             ResourceExhausted: A transient fault.
             DeadObject: A fault killed the device.
         """

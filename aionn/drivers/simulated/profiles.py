@@ -69,7 +69,7 @@ DATA_TYPES = ("float32", "float16", "int8")
 
 
 class ClockRamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How the clock follows the work.
+    """Dependence of the clock on the load.
 
     Attributes:
         cold_share: Share of the full rate after a rest; 1 for a clock that never falls.
@@ -83,7 +83,7 @@ class ClockRamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Power(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the device draws, in watts."""
+    """Power of the device, in watts."""
 
     idle_w: float = 0.0
     busy_w: float = 0.0
@@ -104,14 +104,14 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     Attributes:
         name: The device's name.
         type: ``cpu``, ``gpu``, ``accelerator`` or ``other``.
-        slots: Executions that it runs at once, each at the full rate.
+        slots: Executions that it runs concurrently, each at the full rate.
         rates: Arithmetic operations per second by data type (``float32``, ``float16``, ``int8``); an absent one is not supported.
         memory_bandwidth: Bytes per second.
         operation_overhead_ns: Paid by every operation.
         launch_overhead_ns: Paid once by every execution, before its first operation.
-        clock: How the clock follows the work.
+        clock: Dependence of the clock on the load.
         power: What it draws.
-        memory_bytes_max: Most bytes that the constants and temporaries of a model may take; None for no limit.
+        memory_bytes_max: Most bytes that the constants and temporaries of a model may take; None means no limit.
         unsupported_operations: Names of the operations that it cannot run.
         supported_operations: If not empty, the only ones that it can.
         preemption: ``none``, ``between_operations`` or ``anytime``: where a running execution can be interrupted.
@@ -204,7 +204,7 @@ def _is_positive(value: float) -> bool:
 
 
 class OperationCost(msgspec.Struct, frozen=True, array_like=True):
-    """What one operation asks of a device.
+    """The cost of one operation on a device.
 
     Attributes:
         type: An ``OperationType`` or an extension's code.
@@ -220,7 +220,7 @@ class OperationCost(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ModelCost(msgspec.Struct, frozen=True):
-    """What one execution of a model asks of a device.
+    """The cost of one execution of a model on a device.
 
     Attributes:
         operations: In execution order; the operations of an IF's or WHILE's subgraphs follow it, each counted once.
@@ -300,7 +300,7 @@ def _data_type(code: int) -> str:
     dtype = OPERAND_TYPE_PROPERTIES[OperandType(code)].dtype
     if dtype.startswith("float"):
         return dtype
-    # Indexes and shapes are no arithmetic that a device is chosen for: they count as the narrowest type.
+    # Operations on indexes and shapes do not determine the choice of a device: they count as the narrowest type.
     return "int8"
 
 
@@ -365,7 +365,7 @@ def model_duration_ns(profile: DeviceProfile, cost: ModelCost, *, clock_share: f
 
 
 class ClockState(msgspec.Struct, frozen=True, array_like=True):
-    """What the clock was when the device last stopped working.
+    """The clock at the end of the device's last work.
 
     Attributes:
         share: Share of the full rate.
@@ -424,7 +424,7 @@ def run_operations(
 
 
 class Fault(enum.Enum):
-    """How an execution ends."""
+    """The end of an execution."""
 
     NONE = "none"
     TRANSIENT = "transient"
@@ -434,12 +434,12 @@ class Fault(enum.Enum):
 
 
 class Draw(msgspec.Struct, frozen=True, array_like=True):
-    """What the seed says of one execution.
+    """The values that the seed draws for one execution.
 
     Attributes:
         factor: Multiplies its durations.
         fault: How it ends.
-        at_share: Where in the execution the fault strikes, as a share of its duration; 1 where there is none.
+        at_share: Where in the execution the fault strikes, as a share of its duration; 1 without one.
     """
 
     factor: float = 1.0
@@ -552,14 +552,14 @@ DEVICE_SETS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "server": ("server-cpu", "server-gpu"),
     }
 )
-"""Names of ready profiles that stand in one machine."""
+"""Names of ready profiles of devices of one machine."""
 
 
 def profile_named(name: str) -> DeviceProfile:
     """A ready profile.
 
     Raises:
-        InvalidArgument: There is none of that name.
+        InvalidArgument: No entry has that name.
     """
     try:
         return PROFILES[name]

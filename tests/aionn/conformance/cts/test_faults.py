@@ -434,7 +434,7 @@ async def test_expected_failure_must_fail(reference: Device) -> None:
     assert (outcome.verdict, outcome.reason, outcome.failure) == ("expected_failure", "rounds wrongly", None)
     failure = await failure_of(reference, add(), expectations=lists)
     assert (failure.expected, failure.got) == (
-        "a failure, as EXPECTED_FAILURES says (rounds wrongly)",
+        "a failure, as EXPECTED_FAILURES declares (rounds wrongly)",
         "success",
     )
 

@@ -278,7 +278,7 @@ async def test_unsupported_is_not_run_and_expected_failures_are_strict() -> None
         expected_failures={"own/failing[x]": "not yet", "own/passing*": "not yet"},
     )
     assert verdicts(report) == (0, 1, 1, 1)
-    assert report.failures[0].expected == "a failure, as EXPECTED_FAILURES says (not yet)"
+    assert report.failures[0].expected == "a failure, as EXPECTED_FAILURES declares (not yet)"
 
 
 async def test_entry_that_matches_no_case_is_a_failure() -> None:
@@ -385,4 +385,4 @@ def test_drivers_author_has_the_suite_as_pytest_tests(tmp_path: Path, repository
     # The status case passes although it is expected to fail: that is a failure.
     assert done.returncode == 1, done.stdout + done.stderr
     assert "1 failed, 5 passed, 3 skipped" in done.stdout
-    assert "as EXPECTED_FAILURES says (not yet)" in done.stdout
+    assert "as EXPECTED_FAILURES declares (not yet)" in done.stdout
