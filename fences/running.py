@@ -120,7 +120,7 @@ def drain(queue: Queue) -> None:
             try:
                 waiter = fence._next
                 if type(waiter) is chained:
-                    # No claim: nobody takes a chained fence back, and its work is claimed above.
+                    # No claim: a chained fence is never taken back, and its work is claimed above.
                     fence._next = None
                 elif waiter is not None:
                     del fence._next

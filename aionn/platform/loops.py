@@ -40,7 +40,7 @@ async def finish(work: Coroutine[Any, Any, _T]) -> _T:
         work: It must end in bounded time by itself.
 
     Returns:
-        What it returns.
+        The result of the work.
 
     Raises:
         asyncio.CancelledError: The caller was cancelled during the wait; the work has ended. Its result is lost, and its failure is

@@ -1,8 +1,8 @@
 """The simulator at scale: arrivals, lanes and faults on a heap of callbacks, around any policy.
 
 Owns what really happens: when operations end, where running work can stop, what faults do, and the record of events. Refuses to own
-decisions: it asks the policy and applies its actions. Boundaries between operations are lazy: one is an event only when somebody
-waits for it.
+decisions: it asks the policy and applies its actions. Boundaries between operations are lazy: one is an event only when a
+job waits for it.
 
 Invariants:
 1. A lane runs one job at a time; a job runs on one lane at a time.

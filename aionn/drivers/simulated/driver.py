@@ -343,7 +343,7 @@ class SimulatedPreparedModel(AsyncPreparedModel):
             async with anyio.create_task_group() as tasks:
                 is_over = threading.Event()
                 if self._interpreter is not None:
-                    # Nobody waits for the result but this: when it comes makes no difference to the order of anything else.
+                    # No other task waits for the result, so the time of its arrival does not affect the order of events.
                     private = [None if array is None else array.copy() for array in inputs]
                     tasks.start_soon(self._compute, private, turn, is_over, results)
                 try:

@@ -132,7 +132,9 @@ class ServedSocket:
                         await anyio.sleep(0.01)
         except (OSError, TimeoutError) as e:
             sock.close()
-            raise DeviceUnavailable(f"socket {path}: cannot connect: {e or 'nobody accepts'}") from e
+            raise DeviceUnavailable(
+                f"socket {path}: cannot connect: {e or 'no process accepts connections'}"
+            ) from e
         except BaseException:
             sock.close()
             raise

@@ -220,7 +220,7 @@ class DriverProcess:
             return True  # Other code in this process has reaped it.
 
     def _end_group(self) -> None:
-        """Ends what it has started. Its number is nobody else's until it is reaped."""
+        """Ends the processes that it has started. No other process gets its number until it is reaped."""
         try:
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             os.killpg(self.pid, signal.SIGKILL)

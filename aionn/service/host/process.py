@@ -478,7 +478,7 @@ def _end_with_client(fd: int) -> None:
 
     poller = select.poll()
     poller.register(fd, select.POLLHUP | select.POLLRDHUP)
-    poller.poll()  # Nothing else is reported but errors of the socket, after which nobody is there either.
+    poller.poll()  # Nothing else is reported but errors of the socket, after which there is no client either.
     time.sleep(END_S_MAX)
     os._exit(0)
 

@@ -2,8 +2,8 @@
 
 Owns what must be known of a stranger's descriptor before it is closed: whether closing it can wait. Closing the last descriptor of
 a network socket whose owner asked to linger (SO_LINGER) waits until its peer has read everything: for hours, although the socket
-does not block. That holds as well for what the kernel closes by itself: descriptors of messages that nobody has read when a Unix
-socket is closed.
+does not block. That holds as well for what the kernel closes by itself: descriptors of unread messages when a Unix socket is
+closed.
 
 Invariants:
 1. No closing of a received descriptor waits for a network, also one inside a Unix socket that was sent.
