@@ -6,12 +6,14 @@ without a group.
 
 Invariants:
 1. ``aclose`` returns when every task has ended, however often the one who calls it is cancelled.
-2. A task that fails ends all tasks: that is a bug of aionn, and ``aclose`` raises it.
+2. Every closing that ``close_soon`` got before the end of ``aclose`` runs to its end.
+3. A task that fails ends all tasks: that is a bug of aionn, and ``aclose`` raises it.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -58,6 +60,10 @@ class Background:
         self._stop = anyio.Event()
         self._host: asyncio.Task[None] | None = None
         self._executions: set[asyncio.Task[None]] = set()
+        # The closings that have not begun: one for each object dropped in this turn of the loop. A bound would lose some of them.
+        self._dropped: deque[Callable[[], Coroutine[Any, Any, None]]] = deque()
+        self._closings: set[asyncio.Task[None]] = set()
+        self._has_ended = False
         self._failures: list[BaseException] = []
 
     async def start(self) -> None:
@@ -89,6 +95,27 @@ class Background:
         task.add_done_callback(on_end)
         task.add_done_callback(self._ended)
         return task
+
+    def close_soon(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Awaits ``close`` in a task that ``aclose`` does not cancel. May be called in any thread. No effect after ``aclose``.
+
+        Args:
+            close: It must end in bounded time by itself, and raises nothing.
+        """
+        if not self._has_ended:
+            self._dropped.append(close)
+            self.call_soon(self._start_closings)
+
+    async def close_dropped(self) -> None:
+        """Waits for the closings that were asked for so far."""
+        self._start_closings()
+        while self._closings:
+            await asyncio.wait(self._closings)
+
+    def _start_closings(self) -> None:
+        while self._dropped:
+            closing = self.start_execution(self._dropped.popleft()(), self._closings.discard)
+            self._closings.add(closing)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._executions.discard(task)
@@ -124,11 +151,15 @@ class Background:
         await finish(self._end(host))
 
     async def _end(self, host: asyncio.Task[None]) -> None:
+        self._start_closings()
         while self._executions:
-            for task in self._executions:
+            for task in self._executions - self._closings:
                 task.cancel()
             await asyncio.wait(self._executions)
+            self._start_closings()
         await asyncio.wait([host])
+        await self.close_dropped()  # Asked for while the host ended.
+        self._has_ended = True
         if (
             not host.cancelled()
         ):  # asyncio.run does that when its main task ends without having closed the runtime.

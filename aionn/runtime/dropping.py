@@ -42,12 +42,7 @@ def close_when_dropped(
 
 
 def _post(background: Background, close: Callable[[], Awaitable[None]]) -> None:
-    background.call_soon(functools.partial(_start, background, close))
-
-
-def _start(background: Background, close: Callable[[], Awaitable[None]]) -> None:
-    if background.is_open:
-        background.start_execution(_closed(close), lambda task: None)
+    background.close_soon(functools.partial(_closed, close))
 
 
 async def _closed(close: Callable[[], Awaitable[None]]) -> None:

@@ -14,10 +14,10 @@ import functools
 import logging
 import os
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import anyio
 import anyio.abc
@@ -461,7 +461,10 @@ class Runtime:
         # In reverse: compilations first. A device that cannot be closed, by a fault of its driver, does not prevent the closing of
         # other devices, nor does a slow one.
         devices = [hal.aclose for hal in (*self._found.unused, *(device.hal for device in self.devices))]
-        closings = [functools.partial(_close_compilation, compilation) for compilation in self._compilations]
+        closings: list[Callable[[], Coroutine[Any, Any, None]]] = [
+            functools.partial(_close_compilation, compilation) for compilation in self._compilations
+        ]
+        closings.append(self._background.close_dropped)
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._background.aclose)
             stack.push_async_callback(finish_all, devices)

@@ -59,8 +59,10 @@ def _holds_constants() -> bool:
 
 async def _until_freed(runtime: aionn.Runtime) -> None:
     """Waits until what a test dropped is closed: that takes turns of the loop, and of the collector where errors were kept."""
+    background = runtime.background
     for turn in range(TURNS_MAX):
-        if not (list(runtime._compilations) or runtime.background._executions or _holds_constants()):
+        under_way = background._dropped or background._executions
+        if not (list(runtime._compilations) or under_way or _holds_constants()):
             return
         await anyio.sleep(0.001)
         if turn % 100 == 10:

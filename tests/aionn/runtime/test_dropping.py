@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import anyio.lowlevel
@@ -14,8 +15,12 @@ import numpy as np
 import pytest
 
 import aionn
+from aionn.burst.controller import BurstController
+from aionn.burst.session import BurstState
 from aionn.conformance.vts.models import endless_model
 from aionn.drivers.reference import ReferenceDevice
+from aionn.runtime.background import Background
+from aionn.runtime.dropping import close_when_dropped
 from aionn.testing.split import split_devices
 
 ONE = np.ones(1, np.float32)
@@ -134,10 +139,11 @@ async def test_what_is_dropped_is_freed_here_and_at_the_driver(
 
 
 async def nothing_left(runtime: aionn.Runtime) -> None:
+    background = runtime.background
     with anyio.move_on_after(LIMIT_S):
-        while list(runtime._compilations) or runtime.background._executions:
+        while list(runtime._compilations) or background._dropped or background._executions:
             await anyio.sleep(0.001)
-    assert not list(runtime._compilations) and not runtime.background._executions
+    assert not list(runtime._compilations) and not background._dropped and not background._executions
 
 
 async def test_burst_keeps_the_compilation_that_it_was_made_of(without_collector: None) -> None:
@@ -176,6 +182,64 @@ async def test_driver_of_this_process_is_told_to_release_what_is_dropped(without
         del closed
         await anyio.lowlevel.checkpoint()
     assert len(released) == 2
+
+
+async def test_object_that_is_dropped_as_the_background_begins_to_close_is_closed() -> None:
+    closed: list[str] = []
+
+    class Owner: ...
+
+    async def close(name: str) -> None:
+        for _ in range(3):
+            await anyio.lowlevel.checkpoint()
+        closed.append(name)
+
+    background = Background()
+    await background.start()
+    began, waits = Owner(), Owner()
+    close_when_dropped(began, background, functools.partial(close, "began"))
+    close_when_dropped(waits, background, functools.partial(close, "waits"))
+    del began
+    await anyio.lowlevel.checkpoint()
+    del waits
+    await background.aclose()
+    assert sorted(closed) == ["began", "waits"]
+
+
+async def test_compilation_that_is_dropped_as_the_runtime_begins_to_close_is_freed_before_its_device() -> (
+    None
+):
+    device = ReferenceDevice("reference")
+    ends: list[str] = []
+    prepare, aclose = device.prepare, device.aclose
+
+    def prepared(*arguments: Any, **options: Any) -> Any:
+        made = prepare(*arguments, **options)
+        made.release = lambda: ends.append("model")  # type: ignore[method-assign]
+        return made
+
+    async def closed() -> None:
+        ends.append("device")
+        await aclose()
+
+    device.prepare = prepared  # type: ignore[method-assign]
+    device.aclose = closed  # type: ignore[method-assign]
+    async with aionn.open(devices=[device]) as runtime:
+        net = await runtime.compile(endless_model())
+        del net
+    assert ends[:2] == ["model", "device"]
+
+
+async def test_burst_that_is_dropped_as_the_runtime_begins_to_close_is_closed(
+    without_collector: None,
+) -> None:
+    async with aionn.open(drivers=["reference"]) as runtime:
+        net = await runtime.compile(endless_model())
+        opened = await net.burst().__aenter__()
+        await opened.execute([-ONE])
+        controllers = [line.hal for lines in opened._lines for line in lines]
+        del net, opened
+    assert [cast(BurstController, c).state for c in controllers] == [BurstState.CLOSED]
 
 
 async def test_compilation_of_several_steps_is_freed_when_it_is_dropped(without_collector: None) -> None:
