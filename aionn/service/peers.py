@@ -4,17 +4,17 @@ Owns which of them is next, and how much of the loop's time goes to those that d
 connections would have as many turns where another has one, and one that sends without a pause would have a message between any two
 steps of another's call.
 
-The rule. A process has a backlog for ``BACKLOG_NS`` after its next message was here before the loop had waited for it, more than
-one of its calls was under way, or a connection of it began or ended. A process that waits for each answer before it sends the
-next call has none. While another process without a backlog is served, one message of all that have one, or one part of a large
-message, is taken in a turn of the loop, and each of them has its turn; when they have used the loop for some time, it is left to
-the others ``PAUSE`` times as long. Hence all that have a backlog get a share of ``1 / (1 + PAUSE)`` of it together. Where all
-have one, none pauses.
+The rule. A process has a backlog for ``BACKLOG_NS`` after its next messages were here before the loop had waited for it, more
+than one of its calls was under way, or a connection of it began or ended. A process that waits for each answer before it sends
+the next call has none. While another process is served that has had none for ``WAITS_NS``, one message of all that have one, or
+one part of a large message, is taken in a turn of the loop, and each of them has its turn; when they have used the loop for some
+time, it is left to the others ``PAUSE`` times as long. Hence all that have a backlog get a share of ``1 / (1 + PAUSE)`` of it
+together. Where all have one, none pauses.
 
 Invariants:
 1. While a process has more than one connection, one message of them all, or one part of a large one, is taken in each turn of the
    loop, and its connections take turns in the order in which they came.
-2. No pause is longer than ``PAUSE_NS_MAX``, whatever was used.
+2. A pause ends ``PAUSE_NS_MAX`` after what was used last, or before.
 
 A rejected simpler way: equal shares. A client whose calls take half of the loop by themselves waits for most of another's messages
 then, and the median of its latency doubles.
@@ -48,6 +48,13 @@ COMPANY_NS = 100_000_000
 BACKLOG_NS = 10_000_000
 """How long a backlog counts. A process that sends several calls at once, waits for all of them and begins again always has one."""
 
+WAITS_NS = 1_000_000_000
+"""How long a process must have sent no calls at once before it counts as one that waits for its answers. One that sends a few for
+each frame of a camera does not, and never makes others pause."""
+
+UNAWAITED_MAX = 1
+"""Messages in a row that may be here before the loop has waited for them: a notice that something was freed, and then a call."""
+
 _T = TypeVar("_T")
 
 
@@ -75,8 +82,8 @@ class Shares:
         return other is not None and now_ns - other[1] < COMPANY_NS
 
     def used(self, process: object, used_ns: int, now_ns: int) -> None:
-        """A process with a backlog has used the loop."""
-        if self.has_company(process, now_ns):
+        """A process with a backlog has used the loop, until now."""
+        if self.has_company(process, now_ns - used_ns):
             free_ns = max(self._free_ns, now_ns) + PAUSE * used_ns
             self._free_ns = min(free_ns, now_ns + PAUSE_NS_MAX)
 
@@ -118,7 +125,16 @@ class Peer:
         calls: How many of its calls are under way.
     """
 
-    __slots__ = ("__weakref__", "_backlog_until_ns", "_turn", "_turns", "calls", "connections")
+    __slots__ = (
+        "__weakref__",
+        "_backlog_until_ns",
+        "_unawaited",
+        "_turn",
+        "_turns",
+        "_waits_since_ns",
+        "calls",
+        "connections",
+    )
 
     def __init__(self, turns: _Turns | None = None) -> None:
         self.connections = 0
@@ -126,6 +142,8 @@ class Peer:
         self._turns = turns
         self._turn = anyio.Lock(fast_acquire=True)
         self._backlog_until_ns = 0
+        self._unawaited = 0
+        self._waits_since_ns = -WAITS_NS
 
     @property
     def takes_turns(self) -> bool:
@@ -150,9 +168,11 @@ class Peer:
         if self._turns is None:
             return
         now_ns = time.monotonic_ns()
-        if not has_waited or self.calls > 1:
+        self._unawaited = 0 if has_waited else self._unawaited + 1
+        if self._unawaited > UNAWAITED_MAX or self.calls > 1:
             self._backlog_until_ns = now_ns + BACKLOG_NS
-        elif now_ns >= self._backlog_until_ns:
+            self._waits_since_ns = now_ns
+        elif now_ns >= max(self._backlog_until_ns, self._waits_since_ns + WAITS_NS):
             self._turns.shares.received(self, now_ns)
 
     def connects_or_leaves(self) -> None:
