@@ -4,7 +4,7 @@ Owns which of them is next, and how much of the loop's time goes to those that d
 connections would have as many turns where another has one, and one that sends without a pause would have a message between any two
 steps of another's call.
 
-The rule. A process has a backlog for ``BACKLOG_NS`` after its next messages were here before the loop had waited for it, more
+The rule. A process has a backlog for ``BACKLOG_NS`` after its next messages were here before the loop had waited for them, more
 than one of its calls was under way, or a connection of it began or ended. A process that waits for each answer before it sends
 the next call has none. While another process is served that has had none for ``WAITS_NS``, one message of all that have one, or
 one part of a large message, is taken in a turn of the loop, and each of them has its turn; when they have used the loop for some
@@ -30,6 +30,8 @@ from typing import Any, TypeVar
 
 import anyio
 import anyio.lowlevel
+
+from aionn.service.load import Load
 
 __all__ = ["Peer", "Peers", "Shares"]
 
@@ -121,24 +123,21 @@ class Peer:
         turns: Of the socket whose other clients are served at the same time; None for a process that is served alone.
 
     Attributes:
-        connections: How many there are.
-        calls: How many of its calls are under way.
+        loads: What is done for it, by connection.
     """
 
     __slots__ = (
         "__weakref__",
         "_backlog_until_ns",
-        "_unawaited",
         "_turn",
         "_turns",
+        "_unawaited",
         "_waits_since_ns",
-        "calls",
-        "connections",
+        "loads",
     )
 
     def __init__(self, turns: _Turns | None = None) -> None:
-        self.connections = 0
-        self.calls = 0
+        self.loads: list[Load] = []
         self._turns = turns
         self._turn = anyio.Lock(fast_acquire=True)
         self._backlog_until_ns = 0
@@ -146,9 +145,14 @@ class Peer:
         self._waits_since_ns = -WAITS_NS
 
     @property
+    def calls(self) -> int:
+        """How many of its calls are under way."""
+        return sum(load.worked_on for load in self.loads)
+
+    @property
     def takes_turns(self) -> bool:
         """Whether its messages wait for ``next_turn``, each: it has several connections, or is to be paced."""
-        return self.connections > 1 or self._is_paced
+        return len(self.loads) > 1 or self._is_paced
 
     @property
     def _is_paced(self) -> bool:
@@ -186,8 +190,7 @@ class Peer:
     def _charge(self, used_ns: int) -> None:
         now_ns = time.monotonic_ns()
         # What it had when the step began counts: a step may be long.
-        has_backlog = self.calls > 1 or now_ns - used_ns < self._backlog_until_ns
-        if self._turns is not None and has_backlog:
+        if self._turns is not None and (now_ns - used_ns < self._backlog_until_ns or self.calls > 1):
             self._turns.shares.used(self, used_ns, now_ns)
 
     async def next_turn(self) -> None:
