@@ -163,6 +163,9 @@ async def serve(
     Returns:
         Whether it went in the middle of something.
     """
+    if peer is None:
+        peer = Peer()
+    peer.connects_or_leaves()
     async with anyio.from_thread.BlockingPortal() as portal, anyio.create_task_group() as tasks:
         session = Session(
             device,
@@ -194,8 +197,7 @@ async def serve(
         try:
             await channel.run()
         finally:
-            if peer is not None:
-                peer.connects_or_leaves()
+            peer.connects_or_leaves()
             was_cut_off = channel.was_cut_off or session.account.taken("executions") > 0
             try:
                 await finish(session.aclose())
@@ -272,7 +274,6 @@ async def listen(
 
             async def serve_one(sock: socket.socket, client: Credentials, place: Place) -> None:
                 peer = peers.of(client.pid)
-                peer.connects_or_leaves()
                 one = serve(
                     device,
                     sock,

@@ -199,7 +199,7 @@ class Channel:
 
     async def run(self) -> None:
         """Reads until the peer goes away or the task is cancelled; then fails every pending call and closes the socket."""
-        self._peer.connections += 1
+        self._peer.loads.append(self._load)
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._outbox.run)
@@ -210,8 +210,7 @@ class Channel:
                     self.close(f"{self._peer_name} is gone")
                 tasks.cancel_scope.cancel()
         finally:
-            self._peer.connections -= 1
-            self._peer.calls -= self._load.worked_on  # Of tasks that were cancelled before they began.
+            self._peer.loads.remove(self._load)
             self.close(f"{self._peer_name} is gone")
             with anyio.CancelScope(shield=True):
                 await drain(self._sock)
@@ -310,7 +309,6 @@ class Channel:
             # Known before its task begins: the peer may have cancelled it by then.
             self._handled[message.id] = handled = _Handled(message.body, large_bytes, inline_bytes)
             self._load.begin(large_bytes, inline_bytes)
-            self._peer.calls += 1
             tasks.start_soon(self._handle, message, handled)
 
     async def _receive(self) -> tuple[bytes, list[int], bool]:
@@ -361,7 +359,6 @@ class Channel:
             if self._handled.get(number) is handled:
                 del self._handled[number]
             self._load.end(handled.large_bytes, handled.inline_bytes)
-            self._peer.calls -= 1
             self._room.set()
         self._answer_with(Reply(number, reply))
 

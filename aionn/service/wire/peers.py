@@ -4,17 +4,17 @@ Owns which of them is next, and how much of the loop's time goes to those that d
 connections would have as many turns where another has one, and one that sends without a pause would have a message between any two
 steps of another's call.
 
-The rule. A process has a backlog for ``BACKLOG_NS`` after its next message arrived before the loop had waited for it, after more
+The rule. A process has a backlog for ``BACKLOG_NS`` after its next messages arrived before the loop had waited for them, after more
 than one of its calls was in progress, or after a connection of it began or ended. A process that waits for each answer before it
-sends the next call has none. While another process without a backlog is served, one message of all that have one, or one part of a
-large message, is taken in a turn of the loop, and each of them has its turn; when they have used the loop for some time, it is
-left to the other processes ``PAUSE`` times as long. Hence all that have a backlog get a share of ``1 / (1 + PAUSE)`` of it
-together. If all have one, none pauses.
+sends the next call has none. While another process is served that has had no backlog for ``WAITS_NS``, one message of all that have
+one, or one part of a large message, is taken in a turn of the loop, and each of them has its turn; when they have used the loop for
+some time, it is left to the other processes ``PAUSE`` times as long. Hence all that have a backlog get a share of
+``1 / (1 + PAUSE)`` of it together. If all have one, none pauses.
 
 Invariants:
 1. While a process has more than one connection, one message of them all, or one part of a large one, is taken in each turn of the
    loop, and its connections take turns in the order in which they came.
-2. No pause is longer than ``PAUSE_NS_MAX``, whatever was used.
+2. A pause ends ``PAUSE_NS_MAX`` after what was used last, or before.
 
 A rejected simpler way: equal shares. A client whose calls take half of the loop by themselves waits for most of another's messages
 then, and the median of its latency doubles.
@@ -30,6 +30,8 @@ from typing import Any, TypeVar
 
 import anyio
 import anyio.lowlevel
+
+from aionn.service.load import Load
 
 __all__ = ["Peer", "Peers", "Shares"]
 
@@ -47,6 +49,13 @@ COMPANY_NS = 100_000_000
 
 BACKLOG_NS = 10_000_000
 """Duration of a backlog. A process that sends several calls together, waits for all of them and begins again always has one."""
+
+WAITS_NS = 1_000_000_000
+"""Time without a backlog after which a process counts as one that waits for its answers. One that sends a few calls together for
+each frame of a camera does not count, and never makes others pause."""
+
+UNAWAITED_MAX = 1
+"""Messages in a row that may arrive before the loop has waited for them: a notice that something was freed, and then a call."""
 
 _T = TypeVar("_T")
 
@@ -75,8 +84,8 @@ class Shares:
         return other is not None and now_ns - other[1] < COMPANY_NS
 
     def used(self, process: object, used_ns: int, now_ns: int) -> None:
-        """A process with a backlog has used the loop."""
-        if self.has_company(process, now_ns):
+        """A process with a backlog has used the loop, until now."""
+        if self.has_company(process, now_ns - used_ns):
             free_ns = max(self._free_ns, now_ns) + PAUSE * used_ns
             self._free_ns = min(free_ns, now_ns + PAUSE_NS_MAX)
 
@@ -114,23 +123,36 @@ class Peer:
         turns: Of the socket whose other clients are served at the same time; None for a process that is served alone.
 
     Attributes:
-        connections: How many there are.
-        calls: How many of its calls are under way.
+        loads: What is done for it, by connection.
     """
 
-    __slots__ = ("__weakref__", "_backlog_until_ns", "_turn", "_turns", "calls", "connections")
+    __slots__ = (
+        "__weakref__",
+        "_backlog_until_ns",
+        "_turn",
+        "_turns",
+        "_unawaited",
+        "_waits_since_ns",
+        "loads",
+    )
 
     def __init__(self, turns: _Turns | None = None) -> None:
-        self.connections = 0
-        self.calls = 0
+        self.loads: list[Load] = []
         self._turns = turns
         self._turn = anyio.Lock(fast_acquire=True)
         self._backlog_until_ns = 0
+        self._unawaited = 0
+        self._waits_since_ns = -WAITS_NS
+
+    @property
+    def calls(self) -> int:
+        """How many of its calls are under way."""
+        return sum(load.worked_on for load in self.loads)
 
     @property
     def takes_turns(self) -> bool:
         """Whether its messages wait for ``next_turn``, each: it has several connections, or is to be paced."""
-        return self.connections > 1 or self._is_paced
+        return len(self.loads) > 1 or self._is_paced
 
     @property
     def _is_paced(self) -> bool:
@@ -150,9 +172,11 @@ class Peer:
         if self._turns is None:
             return
         now_ns = time.monotonic_ns()
-        if not has_waited or self.calls > 1:
+        self._unawaited = 0 if has_waited else self._unawaited + 1
+        if self._unawaited > UNAWAITED_MAX or self.calls > 1:
             self._backlog_until_ns = now_ns + BACKLOG_NS
-        elif now_ns >= self._backlog_until_ns:
+            self._waits_since_ns = now_ns
+        elif now_ns >= max(self._backlog_until_ns, self._waits_since_ns + WAITS_NS):
             self._turns.shares.received(self, now_ns)
 
     def connects_or_leaves(self) -> None:

@@ -85,8 +85,8 @@ def test_process_counts_as_served_for_some_time_after_its_message(shares: Shares
     shares.received("A", 5)
     shares.received("A", 6)
     assert shares.has_company("A", 7)  # B's message is the one before A's two.
-    shares.used("A", MS, COMPANY_NS)
-    assert shares.pause_ns(COMPANY_NS) == 0
+    shares.used("A", MS, COMPANY_NS + MS)
+    assert shares.pause_ns(COMPANY_NS + MS) == 0
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -234,6 +234,39 @@ async def test_processes_that_all_have_a_backlog_do_not_pause(clock: Any) -> Non
     assert clock.slept_ns <= COMPANY_NS + 2 * PAUSE * MS < 2 * (count - 1) * PAUSE * MS
 
 
+async def test_processes_that_send_several_calls_for_each_frame_do_not_pause_each_other(clock: Any) -> None:
+    peers, frames, calls = Peers(), 20, 4
+    async with (
+        connected(peers.of(1), slow(clock, MS)) as (_, one),
+        connected(peers.of(2), slow(clock, MS)) as (_, two),
+    ):
+        for frame in range(frames):
+            for sock in (one, two):
+                for number in range(calls):
+                    sock.send(encode(Call(calls * frame + number, Ping()))[0])
+                for number in range(calls):
+                    await answer(sock, calls * frame + number)
+            if frame == 3:
+                clock.slept_ns = 0  # Both have sent several calls at once by now.
+            clock.now_ns += 33 * MS
+    assert clock.slept_ns == 0
+
+
+async def test_notice_before_a_call_is_no_backlog(clock: Any) -> None:
+    peers = Peers()
+    async with connected(peers.of(1), slow(clock, MS)) as (_, one), connected(peers.of(2)) as (_, two):
+        for number in range(1, 11):
+            one.send(encode(Call(0, CancelCall(99)))[0])
+            await ask(one, number)
+            await ask(two, number)
+    assert clock.slept_ns == 0
+
+
+def test_step_that_takes_longer_than_company_lasts_is_followed_by_a_pause(shares: Shares) -> None:
+    shares.used("A", 2 * COMPANY_NS, 2 * COMPANY_NS)
+    assert shares.pause_ns(2 * COMPANY_NS) == PAUSE_NS_MAX
+
+
 async def test_calls_that_wait_for_their_answers_do_not_pause(clock: Any) -> None:
     peers = Peers()
     async with connected(peers.of(1), slow(clock, MS)) as (_, one), connected(peers.of(2)) as (_, two):
@@ -276,7 +309,7 @@ async def test_calls_that_never_began_are_no_backlog_of_the_other_connections() 
             while channel.received_count < 7:
                 await anyio.lowlevel.checkpoint()
         assert process.calls > 0
-    assert process.calls == 0 and process.connections == 0
+    assert process.calls == 0 and len(process.loads) == 0
 
 
 async def test_new_connections_wait_for_their_turn_beside_clients_that_are_served(clock: Any) -> None:
