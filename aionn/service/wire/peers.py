@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 import anyio
 import anyio.lowlevel
 
-from aionn.service.load import Load
+from aionn.service.wire.load import Load
 
 __all__ = ["Peer", "Peers", "Shares"]
 
@@ -123,7 +123,7 @@ class Peer:
         turns: Of the socket whose other clients are served at the same time; None for a process that is served alone.
 
     Attributes:
-        loads: What is done for it, by connection.
+        loads: The work in progress for it, by connection.
     """
 
     __slots__ = (
@@ -146,12 +146,12 @@ class Peer:
 
     @property
     def calls(self) -> int:
-        """How many of its calls are under way."""
+        """Number of its calls in progress."""
         return sum(load.worked_on for load in self.loads)
 
     @property
     def takes_turns(self) -> bool:
-        """Whether its messages wait for ``next_turn``, each: it has several connections, or is to be paced."""
+        """Whether each of its messages waits for ``next_turn``: it has several connections, or is to be paced."""
         return len(self.loads) > 1 or self._is_paced
 
     @property
