@@ -393,7 +393,7 @@ def test_every_module_is_imported_by_something(package_sources):
     entry_points = {*PACKAGES, "aionn.__main__", "aionn.blocking", "aionn.media"}
     entry_points |= {script.partition(":")[0] for script in scripts}
     # Made for the drivers of others.
-    entry_points |= {"aionn.drivers.skeleton", "aionn.drivers.kit.versioned"}
+    entry_points |= {"aionn.drivers.skeleton", "aionn.drivers.versions"}
     report([f"{path}: nothing imports it" for path in unused_modules(package_sources, entry_points)])
 
 

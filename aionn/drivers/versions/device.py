@@ -20,6 +20,18 @@ from collections.abc import Sequence
 from aionn.drivers.kit.arguments import Arguments, Array, OutputArea
 from aionn.drivers.kit.blocking import BlockingDevice
 from aionn.drivers.kit.prepared import BlockingPreparedModel
+from aionn.drivers.versions.conversion import (
+    HalVersion,
+    OldCapabilities,
+    OldModel,
+    convert_model,
+    convert_status,
+    convert_timing,
+    noncompliant_operations,
+    request_breach,
+    upgrade_capabilities,
+    upgrade_timing,
+)
 from aionn.errors import Error, ErrorStatus, InvalidArgument, error_for_status
 from aionn.hal import (
     NO_TIMING,
@@ -36,18 +48,6 @@ from aionn.hal import (
     Request,
 )
 from aionn.hal.slicing import slice_model
-from aionn.hal.versions import (
-    HalVersion,
-    OldCapabilities,
-    OldModel,
-    convert_model,
-    convert_status,
-    convert_timing,
-    noncompliant_operations,
-    request_breach,
-    upgrade_capabilities,
-    upgrade_timing,
-)
 from aionn.interpreter import RunControl
 from aionn.ops import CONTRACTS, validate_operation
 

@@ -10,7 +10,18 @@ import numpy as np
 import pytest
 
 from aionn.drivers.kit.arguments import Array, OutputArea
-from aionn.drivers.kit.versioned import VersionedDevice, VersionedPreparedModel
+from aionn.drivers.versions.conversion import (
+    CapabilitiesV1_0,
+    CapabilitiesV1_1,
+    CapabilitiesV1_2,
+    HalVersion,
+    ModelV1_0,
+    ModelV1_1,
+    ModelV1_2,
+    OldModel,
+    upgrade_model,
+)
+from aionn.drivers.versions.device import VersionedDevice, VersionedPreparedModel
 from aionn.errors import ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline, ResourceExhausted
 from aionn.hal import (
     NO_TIMING,
@@ -25,17 +36,6 @@ from aionn.hal import (
     OutputShape,
     PerformanceInfo,
     Priority,
-)
-from aionn.hal.versions import (
-    CapabilitiesV1_0,
-    CapabilitiesV1_1,
-    CapabilitiesV1_2,
-    HalVersion,
-    ModelV1_0,
-    ModelV1_1,
-    ModelV1_2,
-    OldModel,
-    upgrade_model,
 )
 from aionn.interpreter import Interpreter, RunControl
 from aionn.models.builder import GraphBuilder

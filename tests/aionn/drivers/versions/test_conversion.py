@@ -6,25 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from aionn.drivers.kit.versioned import operation_levels
-from aionn.errors import ErrorStatus, InvalidArgument, InvalidModel
-from aionn.hal import (
-    NO_PERFORMANCE,
-    BufferToken,
-    Capabilities,
-    Memory,
-    MemoryKind,
-    Model,
-    OperandPerformance,
-    OperandType,
-    OperationType,
-    PerformanceInfo,
-    Request,
-    Timing,
-    uniform_capabilities,
-)
-from aionn.hal.slicing import slice_model
-from aionn.hal.versions import (
+from aionn.drivers.versions.conversion import (
     NO_TIME_US,
     CapabilitiesV1_0,
     CapabilitiesV1_1,
@@ -46,6 +28,24 @@ from aionn.hal.versions import (
     upgrade_model,
     upgrade_timing,
 )
+from aionn.drivers.versions.device import operation_levels
+from aionn.errors import ErrorStatus, InvalidArgument, InvalidModel
+from aionn.hal import (
+    NO_PERFORMANCE,
+    BufferToken,
+    Capabilities,
+    Memory,
+    MemoryKind,
+    Model,
+    OperandPerformance,
+    OperandType,
+    OperationType,
+    PerformanceInfo,
+    Request,
+    Timing,
+    uniform_capabilities,
+)
+from aionn.hal.slicing import slice_model
 from aionn.models.builder import GraphBuilder
 from aionn.validation import check_capabilities, validate_model
 
