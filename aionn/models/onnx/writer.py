@@ -76,6 +76,7 @@ class GraphWriter:
         self._builder = GraphBuilder()
         self._arrays: dict[Value, Array] = {}
         self._steps: list[_Step] = []
+        self._unshaped: dict[Value, Value] = {}  # What a RESHAPE was made of, by its result.
         self._inputs: set[Value] = set()
         self._budget_bytes = CONSTANT_BYTES_MAX
 
@@ -307,7 +308,13 @@ class GraphWriter:
             )
             self._arrays[constant] = array.reshape(dimensions)
             return constant
-        return self.emit(OperationType.RESHAPE, [value, self.int32s(dimensions)])
+        # One RESHAPE does what several would.
+        source = self._unshaped.get(value, value)
+        if source.operand.dimensions == dimensions:
+            return source
+        result = self.emit(OperationType.RESHAPE, [source, self.int32s(dimensions)])
+        self._unshaped[result] = source
+        return result
 
     def transposed(self, value: Value, shape: Shape, permutation: Order) -> Value:
         """The elements with the axes of ``shape`` permuted; ``shape`` may have more axes than the value, and so has the result."""

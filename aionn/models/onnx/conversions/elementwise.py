@@ -15,7 +15,7 @@ from aionn.hal import FusedActivation, OperationType
 from aionn.models.builder import Value
 from aionn.models.onnx.formula import Formula, activated, aligned, expanded
 from aionn.models.onnx.operator import Convert, Operator
-from aionn.models.onnx.tensors import INT32, Inexpressible, Tensor
+from aionn.models.onnx.tensors import INT32, Inexpressible, Tensor, stored_shape
 from aionn.models.onnx.writer import GraphWriter
 
 __all__ = ["arithmetic", "cast", "clip", "compare", "composed", "direct", "divide", "logical", "modulo", "power", "prelu", "relu",
@@ -262,14 +262,16 @@ def _old_broadcast(op: Operator, tensors: list[Tensor], g: GraphWriter) -> list[
     op.integer("broadcast", 0)
     op.ignore("consumed_inputs")
     a, b = tensors
-    axis = op.axis(op.integer("axis", a.rank - b.rank), a.rank) if b.rank < a.rank else 0
-    shape = b.shape + (1,) * (a.rank - axis - b.rank)
-    if b.rank < a.rank and b.shape != shape:
-        b = (
-            g.constant(b.array.reshape(shape))
-            if b.array is not None
-            else g.tensor(g.reshaped(g.form(b), shape), b.dtype, shape)
-        )
+    axis = op.integer("axis", a.rank - b.rank)
+    if b.rank == 0 or b.rank >= a.rank:
+        return [a, b]
+    shape = b.shape + (1,) * (a.rank - op.axis(axis, a.rank) - b.rank)
+    if b.shape == shape:
+        return [a, b]
+    if b.array is not None:
+        b = g.constant(b.array.reshape(shape))
+    else:
+        b = g.tensor(g.reshaped(g.form(b), stored_shape(shape)), b.dtype, shape, limits=b.limits)
     return [a, b]
 
 
