@@ -305,3 +305,18 @@ def eye_like(g: GraphWriter, op: Operator) -> Any:
     g.charge(x.size * 8)
     rows, columns = x.shape
     return g.constant(np.eye(rows, columns, op.integer("k", 0), np.dtype(dtype)))
+
+
+def window(g: GraphWriter, op: Operator) -> Any:
+    """HannWindow, HammingWindow or BlackmanWindow: a constant."""
+    size = int(op.array(0, "the size").reshape(()))
+    if not 0 < size < 1 << 24:
+        op.refuse("size", "a number from 1 to 2**24", size)
+    n = np.arange(size) / max(1, size if op.integer("periodic", 1) else size - 1)
+    shares = {
+        "HannWindow": (0.5, 0.5, 0.0),
+        "HammingWindow": (25 / 46, 21 / 46, 0.0),
+        "BlackmanWindow": (0.42, 0.5, 0.08),
+    }[op.type]
+    values = shares[0] - shares[1] * np.cos(2 * np.pi * n) + shares[2] * np.cos(4 * np.pi * n)
+    return g.constant(values.astype(element_type(op, op.integer("output_datatype", 1))))

@@ -16,6 +16,7 @@ Source: the ONNX IR specification; the contracts in ``aionn.ops``.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,10 +28,10 @@ from aionn.hal import Model, Operand
 from aionn.hal.files import read_regular
 from aionn.models.onnx.constants import DTYPE_NAMES, ConstantReader, UnsupportedType
 from aionn.models.onnx.folding import fold
-from aionn.models.onnx.graph import Graph, Node, inner_nodes, names_within, resolve
+from aionn.models.onnx.graph import Graph, Node, inner_nodes, resolve
 from aionn.models.onnx.operator import Operator
 from aionn.models.onnx.operators import CONVERSIONS
-from aionn.models.onnx.rewriting import fuse_activations
+from aionn.models.onnx.rewriting import fuse_activations, uses_of
 from aionn.models.onnx.schema import (
     AttributeType,
     DataType,
@@ -215,12 +216,14 @@ class _Import:
         self._g = GraphWriter()
         self._values: dict[str, Tensor | None] = {}
         self._failures: dict[str, tuple[int, str]] = {}
+        self._uses: Counter[str] = Counter()
 
     def run(self) -> OnnxModel:
         graph = self._graph
         self._bound.check_names(graph)
         inputs = self._inputs()
         fuse_activations(graph, self._constant)
+        self._uses = uses_of(graph)
         for node in graph.nodes:
             self._node(node, 0)
         outputs = []
@@ -241,8 +244,6 @@ class _Import:
             raise InvalidModel(f"onnx, outputs: the HAL cannot express {e}") from e
         if not model.main.operations:
             raise InvalidModel("onnx: expected a graph with operations, got one in which nothing is computed")
-        used = {name for node in graph.nodes for name in (*node.inputs, *names_within(node))}
-        used.update(info.name for info in graph.outputs)
         return OnnxModel(
             model,
             tuple(
@@ -255,7 +256,7 @@ class _Import:
             ),
             names,
             graph.opsets,
-            tuple(name for name, _ in inputs if name not in used),
+            tuple(name for name, _ in inputs if not self._uses[name]),
         )
 
     def _inputs(self) -> list[tuple[str, Tensor]]:
@@ -346,7 +347,8 @@ class _Import:
     def _converted(self, node: Node, inputs: list[Tensor | None], depth: int) -> Sequence[Tensor]:
         if node.op_type == "If" and not node.domain:
             return self._branch(node, inputs, depth)
-        op = Operator(node, inputs, self._reader)
+        is_sole = bool(node.inputs) and depth == 0 and self._uses[node.inputs[0]] == 1
+        op = Operator(node, inputs, self._reader, is_sole_reader=is_sole)
         folded = fold(self._g, op)
         if folded is not None:
             op.check_attributes()

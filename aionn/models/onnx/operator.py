@@ -29,15 +29,25 @@ class Operator:
         node: As the graph has it.
         inputs: Values; None for one that is left out.
         version: The version of its operator set.
+        activation: Is applied to its first output.
+        is_sole_reader: Whether nobody else reads its first input.
     """
 
-    __slots__ = ("_asked", "_reader", "activation", "inputs", "node", "version")
+    __slots__ = ("_asked", "_reader", "activation", "inputs", "is_sole_reader", "node", "version")
 
-    def __init__(self, node: Node, inputs: Sequence[Tensor | None], reader: ConstantReader) -> None:
+    def __init__(
+        self,
+        node: Node,
+        inputs: Sequence[Tensor | None],
+        reader: ConstantReader,
+        *,
+        is_sole_reader: bool = False,
+    ) -> None:
         self.node = node
         self.inputs = tuple(inputs)
         self.version = node.version
         self.activation: FusedActivation = node.activation
+        self.is_sole_reader = is_sole_reader
         self._reader = reader
         self._asked: set[str] = set()
 
@@ -129,6 +139,11 @@ class Operator:
         """Real numbers, None where they are not given."""
         found = self._attribute(name, AttributeType.FLOATS)
         return None if found is None else [float(number) for number in found.value]
+
+    def texts(self, name: str) -> list[str] | None:
+        """Texts, None where they are not given."""
+        found = self._attribute(name, AttributeType.STRINGS)
+        return None if found is None else [bytes(text).decode("utf-8", "replace") for text in found.value]
 
     def tensor(self, name: str) -> Array | None:
         """A constant, None where it is not given."""

@@ -1,6 +1,7 @@
 """Which ONNX operators are written as HAL operations, and how.
 
-Owns the table. The conversions themselves are in the modules of ``conversions``.
+Owns the table; ``docs/onnx-operators.md`` shows it and a test keeps both equal. The conversions themselves are in the modules of
+``conversions``.
 
 Invariant: an operator means what its specification says for every operator set that ``graph.OPSETS`` allows, or is refused.
 
@@ -16,12 +17,12 @@ import numpy as np
 from aionn.hal import OperationType
 from aionn.models.onnx import folding
 from aionn.models.onnx.conversions import elementwise as ew
-from aionn.models.onnx.conversions import layers, movement, normalization, places, reductions
+from aionn.models.onnx.conversions import layers, movement, normalization, places, recurrent, reductions
 from aionn.models.onnx.operator import Convert, Operator
 from aionn.models.onnx.tensors import Inexpressible, Tensor
 from aionn.models.onnx.writer import GraphWriter
 
-__all__ = ["CONVERSIONS", "Conversion"]
+__all__ = ["CONVERSIONS", "Conversion", "document"]
 
 
 class Conversion(NamedTuple):
@@ -121,6 +122,16 @@ _TABLE: list[Conversion] = [
     Conversion("ConstantOfShape", folding.constant_of_shape, "a constant", 0),
     Conversion("Range", folding.range_, "a constant", 0),
     Conversion("EyeLike", folding.eye_like, "a constant", 0),
+    *(
+        Conversion(f"{name}Window", folding.window, "a constant", 0)
+        for name in ("Hann", "Hamming", "Blackman")
+    ),
+    Conversion(
+        "LSTM", recurrent.lstm, "UNIDIRECTIONAL_SEQUENCE_LSTM for each direction; REVERSE, CONCATENATION", 1
+    ),
+    Conversion(
+        "RNN", recurrent.rnn, "UNIDIRECTIONAL_SEQUENCE_RNN for each direction; REVERSE, CONCATENATION", 1
+    ),
     *(Conversion(name, ew.direct(kind, *others), kind.name, 1) for name, kind, others in _UNARY),
     *(
         Conversion(name, ew.composed(formula, is_wide=wide), how, 1 if how in ("ELU", "PRELU", "DIV") else 2)
@@ -249,3 +260,44 @@ _TABLE: list[Conversion] = [
 
 CONVERSIONS = {conversion.name: conversion for conversion in _TABLE}
 """The table of ONNX's own domain, by name."""
+
+
+def document() -> str:
+    """``docs/onnx-operators.md`` as text."""
+    listed = sorted(_TABLE, key=lambda conversion: conversion.name)
+    rows = "\n".join(f"| {c.name} | {c.how} |" for c in listed)
+    return f"{_HEAD.format(count=len(listed))}\n{rows}\n"
+
+
+_HEAD = """# ONNX operators
+
+`aionn.models.load_onnx` turns an `.onnx` file into a model of HAL operations. This table is made from the importer's own
+(`aionn.models.onnx.operators.document`), and a test keeps both equal. It has {count} operators of ONNX's own domain, for
+operator sets 1 to 28; every other operator and domain is refused.
+
+How to read it:
+
+- Every operation that is written is checked against its contract, so types and ranks are those of the HAL operation that is
+  named; an operator that breaks a contract is refused with the contract's own message.
+- One error lists all operators of a file that cannot be expressed, with their counts. An attribute that is not known is
+  refused too.
+- Tensors: FLOAT, FLOAT16, INT32 and BOOL have HAL types; UINT8 and INT8 are numbers with scale 1 until QuantizeLinear gives
+  them one. Constants of any type can be computed with at import. DOUBLE and the other types are refused as values.
+- INT64: values travel as INT32, so that an application hands in 32-bit numbers. Constants must fit, and arithmetic is written
+  where the bounds of its inputs prove that the result fits; it is refused where they do not.
+- Open extents are given: `load_onnx(path, dimensions={{"batch": 1}})`, or by `input_shapes` where they have no name. Inputs
+  that decide about shapes become constants by `values`.
+- Layout: images lie with their channels last inside of the model, inputs and outputs as the file has them. A transpose is
+  written only where no operator made the order that another one needs.
+- More than four axes: the leading ones are merged in inputs and outputs. An operator on such values is written where
+  neighbouring axes merge to four, or as a GATHER of the flattened value.
+- Whole numbers and truth values, which the HAL moves by few operations, are moved by GATHER, truth values as bytes.
+- Operators whose inputs are constants leave constants. Activations Relu and Clip (0 to 6, -1 to 1) are fused;
+  BatchNormalization goes into the Conv before.
+- If is written where its condition is a constant. Functions of the file are inlined.
+- Results differ from ONNX's in three ways: QuantizeLinear rounds halves away from 0; REDUCE_MAX of nothing but minus infinity
+  is the least finite number, and REDUCE_MIN likewise; CumSum needs finite values.
+- Values without elements are refused, unless they are constants.
+
+| operator | as |
+| --- | --- |"""

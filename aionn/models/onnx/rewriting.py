@@ -16,9 +16,11 @@ from aionn.models.onnx.graph import Graph, Node, names_within
 from aionn.models.onnx.schema import AttributeType
 from aionn.models.onnx.tensors import Array
 
-__all__ = ["fuse_activations"]
+__all__ = ["fuse_activations", "uses_of"]
 
-FUSING = {"Add", "Sub", "Mul", "Div", "Conv", "ConvTranspose", "Gemm", "MatMul", "MaxPool", "AveragePool"}
+FUSING = {
+    "Add", "Sub", "Mul", "Div", "Sum", "Conv", "ConvTranspose", "BatchNormalization", "Gemm", "MatMul", "MaxPool", "AveragePool",
+}  # fmt: skip
 """Operators that apply an activation to their results."""
 
 _RANGES = {
@@ -30,6 +32,13 @@ _RANGES = {
 Constant = Callable[[str], Array | None]
 
 
+def uses_of(graph: Graph) -> Counter[str]:
+    """How often each name is read, by nodes, graphs within them, and as an output."""
+    uses = Counter(name for node in graph.nodes for name in (*node.inputs, *names_within(node)))
+    uses.update(info.name for info in graph.outputs)
+    return uses
+
+
 def fuse_activations(graph: Graph, constant: Constant) -> None:
     """Gives an operator the activation that alone reads its result; the activation becomes an Identity.
 
@@ -37,8 +46,7 @@ def fuse_activations(graph: Graph, constant: Constant) -> None:
         graph: Is changed.
         constant: The array of a name, None for what is no constant.
     """
-    uses = Counter(name for node in graph.nodes for name in (*node.inputs, *names_within(node)))
-    uses.update(info.name for info in graph.outputs)
+    uses = uses_of(graph)
     writers = {node.outputs[0]: node for node in graph.nodes if node.outputs and not node.domain}
     for name, node in writers.items():
         if node.op_type == "Constant" and not node.inputs:

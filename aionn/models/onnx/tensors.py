@@ -14,13 +14,13 @@ Source: "Operand" of the NN HAL; the element types of ONNX.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from aionn.hal import OperandType
+from aionn.hal import FusedActivation, OperandType
 from aionn.models.builder import Value
 
 __all__ = [
@@ -87,9 +87,11 @@ class Tensor:
         order: The order of the axes in the form that was made first: form axis ``i`` is axis ``order[i]``.
         forms: HAL values by the order of their axes.
         limits: Least and largest number that can occur, for whole numbers.
+        rescaled: Where the operator behind it can take them in: writes the value once more, times a factor and plus an offset for
+            each channel, and with an activation. The value itself then falls away, unless somebody else reads it.
     """
 
-    __slots__ = ("array", "dtype", "forms", "limits", "order", "shape")
+    __slots__ = ("array", "dtype", "forms", "limits", "order", "rescaled", "shape")
 
     def __init__(
         self,
@@ -105,6 +107,7 @@ class Tensor:
         self.array = array
         self.order: Order = tuple(range(len(shape))) if order is None else order
         self.forms: dict[Order, Value] = {}
+        self.rescaled: Callable[[Array, Array, FusedActivation], Tensor] | None = None
         self.limits = INT32 if limits is None else limits
         if array is not None and limits is None and array.dtype.kind in "iu":
             self.limits = (int(array.min()), int(array.max())) if array.size else (0, 0)

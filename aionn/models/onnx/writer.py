@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 
 from aionn.errors import Error, InvalidModel
-from aionn.hal import Model, Operand, OperandType, OperationType, operand_dtype
+from aionn.hal import Model, Operand, OperandLifeTime, OperandType, OperationType, operand_dtype
 from aionn.models.builder import GraphBuilder, Value
 from aionn.models.onnx.tensors import (
     INT32,
@@ -42,7 +42,7 @@ from aionn.models.onnx.tensors import (
 from aionn.ops import CONTRACTS, Call, Check
 from aionn.ops import Tensor as Argument
 
-__all__ = ["GraphWriter"]
+__all__ = ["GraphWriter", "Input"]
 
 CONSTANT_BYTES_MAX = 640 << 20
 """What all constants that the import makes may take, besides views of the file. The largest classifiers whose weights a file of
@@ -55,6 +55,7 @@ OPERAND_BYTES_MAX = 2**32 - 1
 """Sizes are unsigned 32-bit numbers on the HAL's wire."""
 
 Input = Value | bool | int | float
+"""An argument of an operation: a number stands for a constant scalar."""
 
 
 class _Step(NamedTuple):
@@ -195,6 +196,10 @@ class GraphWriter:
         self._arrays[value] = array
         return value
 
+    def omitted(self, like: Value) -> Value:
+        """An optional input of a value's type that is left out."""
+        return self._builder.omitted(like.operand.type)
+
     def _argument(self, given: Input) -> Value:
         if isinstance(given, Value):
             return given
@@ -239,11 +244,14 @@ class GraphWriter:
         self._steps.append(_Step(kind, values, outputs, self.source))
         return list(outputs)
 
-    def _arguments(self, values: Sequence[Value]) -> list[Argument]:
-        """Constants, and zeros that take no memory for all else."""
-        found = []
+    def _arguments(self, values: Sequence[Value]) -> list[Argument | None]:
+        """Constants, and zeros that take no memory for all else; None for what is left out."""
+        found: list[Argument | None] = []
         for value in values:
             array, operand = self._arrays.get(value), value.operand
+            if operand.lifetime == OperandLifeTime.NO_VALUE:
+                found.append(None)
+                continue
             is_constant = array is not None
             if array is None:
                 array = np.broadcast_to(np.zeros((), operand_dtype(operand.type)), operand.dimensions)

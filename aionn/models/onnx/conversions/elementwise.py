@@ -367,8 +367,14 @@ def variadic(kind: OperationType, *, is_mean: bool = False) -> Convert:
             raise Inexpressible(f"values of type {first.dtype}")
         all_ = aligned(g, op, tensors)
         total, *rest = all_.formulas()
+        is_fused = len(tensors) == 2 and kind == OperationType.ADD and not is_mean
         for one in rest:
-            total = total._binary(kind, one)
+            if is_fused:
+                total = Formula(g, g.emit(kind, [total.value, one.value, int(op.activation)]))
+            else:
+                total = total._binary(kind, one)
+        if not is_fused:
+            total = Formula(g, activated(g, total.value, op.activation))
         if is_mean and rest:
             total = total / len(tensors)
         lows, highs = [t.limits[0] for t in tensors], [t.limits[1] for t in tensors]

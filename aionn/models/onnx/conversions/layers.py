@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from aionn.hal import OperationType
+from aionn.hal import FusedActivation, OperationType
 from aionn.models.builder import Value
 from aionn.models.onnx.formula import Formula, activated, expanded
 from aionn.models.onnx.operator import Convert, Operator
@@ -147,36 +147,57 @@ def _bias(g: GraphWriter, op: Operator, like: Value, count: int) -> Value:
 
 
 def conv(g: GraphWriter, op: Operator) -> Tensor:
+    """CONV_2D, DEPTHWISE_CONV_2D or GROUPED_CONV_2D; what scales its channels afterwards can go into its constants."""
     x, weights = op.input(0), op.input(1)
     _check_image(op, x)
     groups = op.integer("group", 1)
-    window = Window(op, _kernel(op, weights), x.shape[2:])
     channels, depth = x.shape[1], weights.shape[0]
     if weights.rank != x.rank or groups < 1 or channels != weights.shape[1] * groups or depth % groups:
         op.refuse("weights", f"ones for {channels} channels in {groups} groups", list(weights.shape))
+    bias = op.input(2) if op.has(2) else None
+    if bias is not None and bias.shape != (depth,):
+        op.refuse("input 2 (bias)", [depth], list(bias.shape))
+    result = _convolved(g, op, weights, bias, op.activation)
+    array = weights.array
+    offsets = np.zeros(depth) if bias is None else bias.array
+    if array is None or offsets is None or op.activation:
+        return result
+
+    def rescaled(factor: Array, offset: Array, activation: FusedActivation) -> Tensor:
+        g.charge(array.nbytes)
+        across = factor.reshape(-1, *(1,) * (array.ndim - 1))
+        scaled = g.constant((array * across).astype(array.dtype))
+        moved = g.constant((offsets * factor + offset).astype(array.dtype))
+        return _convolved(g, op, scaled, moved, activation)
+
+    result.rescaled = rescaled
+    return result
+
+
+def _convolved(
+    g: GraphWriter, op: Operator, weights: Tensor, bias: Tensor | None, activation: FusedActivation
+) -> Tensor:
+    x = op.input(0)
+    groups = op.integer("group", 1)
+    window = Window(op, _kernel(op, weights), x.shape[2:])
+    channels, depth = x.shape[1], weights.shape[0]
     value = _padded(g, _image(g, x), window)
-    bias = _bias(g, op, value, depth)
-    filters = _filters(g, weights)
+    offsets = g.like(0.0, value, (depth,)) if bias is None else g.form(bias)
+    is_depthwise = 1 < groups == channels
+    filters = _filters(g, weights, is_depthwise=is_depthwise)
     dilations = [window.dilations[1], window.dilations[0]]
-    act = int(op.activation)
+    tail = [int(activation), False]
     if groups == 1:
-        result = g.emit(
-            OperationType.CONV_2D, [value, filters, bias, *window.arguments(), act, False, *dilations]
-        )
-    elif groups == channels:
-        depthwise = (
-            g.transposed(filters, filters.operand.dimensions, (3, 1, 2, 0)) if weights.array is None else None
-        )
-        if depthwise is None:
-            depthwise = _filters(g, weights, is_depthwise=True)
-        arguments = [*window.arguments(), depth // channels, act, False, *dilations]
-        result = g.emit(OperationType.DEPTHWISE_CONV_2D, [value, depthwise, bias, *arguments])
+        arguments = [*window.arguments(), *tail, *dilations]
+        result = g.emit(OperationType.CONV_2D, [value, filters, offsets, *arguments])
+    elif is_depthwise:
+        arguments = [*window.arguments(), depth // channels, *tail, *dilations]
+        result = g.emit(OperationType.DEPTHWISE_CONV_2D, [value, filters, offsets, *arguments])
     elif dilations == [1, 1]:
-        result = g.emit(
-            OperationType.GROUPED_CONV_2D, [value, filters, bias, *window.arguments(), groups, act, False]
-        )
+        arguments = [*window.arguments(), groups, *tail]
+        result = g.emit(OperationType.GROUPED_CONV_2D, [value, filters, offsets, *arguments])
     else:
-        result = _split_conv(g, [value, filters, bias], groups, [*window.arguments(), act, False, *dilations])
+        result = _split_conv(g, [value, filters, offsets], groups, [*window.arguments(), *tail, *dilations])
     n, h, w, c = result.operand.dimensions
     return _from_image(g, x, result, (n, c, h, w) if x.rank == 4 else (n, c, w))
 

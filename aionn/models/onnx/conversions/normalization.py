@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from aionn.hal import Operand, OperandType, OperationType
-from aionn.models.onnx.formula import Formula, aligned
+from aionn.models.onnx.formula import Formula, activated, aligned
 from aionn.models.onnx.operator import Convert, Operator
 from aionn.models.onnx.tensors import RANK_MAX, Array, Inexpressible, Tensor, ordered, stored_shape
 from aionn.models.onnx.writer import GraphWriter
@@ -40,7 +40,7 @@ def _channels(g: GraphWriter, op: Operator, x: Tensor, position: int) -> Tensor:
 
 
 def batch_normalization(g: GraphWriter, op: Operator) -> Tensor:
-    """MUL and ADD with constants that are made of the four statistics."""
+    """Part of the convolution before, or MUL and ADD with constants that are made of the four statistics."""
     x = op.input(0)
     _need_float(x)
     epsilon = op.real("epsilon", 1e-5)
@@ -60,13 +60,17 @@ def batch_normalization(g: GraphWriter, op: Operator) -> Tensor:
     if all(array is not None for array in arrays):
         scale, bias, mean, variance = (np.asarray(array, np.float64) for array in arrays)
         factor = scale / np.sqrt(variance + epsilon)
+        if x.rescaled is not None and op.is_sole_reader:
+            return x.rescaled(factor.reshape(-1), (bias - mean * factor).reshape(-1), op.activation)
         parts = [g.constant(a.astype(x.numpy_type)) for a in (factor, bias - mean * factor)]
         both = aligned(g, op, [x, *parts])
         f, factors, offsets = both.formulas()
-        return both.tensor(f * factors + offsets, x.dtype)
+        scaled = (f * factors).value
+        return both.tensor(g.emit(OperationType.ADD, [scaled, offsets.value, int(op.activation)]), x.dtype)
     both = aligned(g, op, [x, *parts])
     f, scale_, bias_, mean_, variance_ = both.formulas()
-    return both.tensor((f - mean_) * (scale_ / (variance_ + epsilon).sqrt()) + bias_, x.dtype)
+    total = (f - mean_) * (scale_ / (variance_ + epsilon).sqrt()) + bias_
+    return both.tensor(activated(g, total.value, op.activation), x.dtype)
 
 
 def _normalized(x: Formula, axes: Sequence[int], epsilon: float, *, keeps_mean: bool = False) -> Formula:

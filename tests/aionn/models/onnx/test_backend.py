@@ -57,9 +57,9 @@ def attempt(data, inputs):
     given = dict(zip(names, inputs, strict=True))
     fixes = [
         set(),
-        {n for n in names[1:] if given[n].dtype in (np.int64, np.bool_)},
+        {n for n in names[1:] if given[n].dtype.kind in "ib"},
         set(names[1:]),
-        {n for n in names if given[n].dtype in (np.int64, np.bool_)},
+        {n for n in names if given[n].dtype.kind in "ib"},
     ]
     refusal = None
     for fixed in fixes:

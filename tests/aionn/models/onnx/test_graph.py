@@ -8,6 +8,7 @@ from aionn.errors import InvalidArgument, InvalidModel
 from aionn.hal import OperandType
 from aionn.models.onnx import load_onnx
 from aionn.models.onnx.encoding import attribute, node, tensor
+from aionn.models.onnx.operators import document
 from aionn.models.onnx.schema import Attribute, DataType, FunctionProto, GraphProto, OpsetImport, ValueInfo
 from tests.aionn.models.onnx.building import evaluate, file, info, operations, run
 
@@ -17,6 +18,10 @@ IMAGE = RANDOM.standard_normal((1, 3, 8, 8)).astype(np.float32)
 
 def weights(*shape):
     return RANDOM.standard_normal(shape).astype(np.float32)
+
+
+def test_the_documented_table_is_the_importers(repository):
+    assert (repository / "docs" / "onnx-operators.md").read_text() == document()
 
 
 def test_an_image_is_turned_once_for_a_whole_network():
@@ -82,6 +87,26 @@ def test_activations_are_fused_where_nobody_else_reads():
     assert operations(load_onnx(data)) == ["ADD", "RELU6"]
     (y,) = evaluate(nodes, {"x": IMAGE}, ["y"], constants)
     np.testing.assert_array_equal(y, np.clip(IMAGE + IMAGE, 0, 6))
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_normalisation_goes_into_the_convolution_before(is_read):
+    nodes = [
+        node("Conv", ["x", "w", "c"], ["a"], group=3),
+        node("BatchNormalization", ["a", "s", "b", "m", "v"], ["n"]),
+        node("Relu", ["n"], ["y"]),
+    ]
+    constants = {name: np.abs(weights(6)) for name in "csbmv"} | {"w": weights(6, 1, 3, 3)}
+    outputs = ["y", "a"] if is_read else ["y"]
+    model = load_onnx(file(nodes, [info("x", IMAGE)], outputs, constants))
+    kinds = ["TRANSPOSE", "DEPTHWISE_CONV_2D", "TRANSPOSE"]
+    assert operations(model) == (
+        kinds if not is_read else [*kinds[:2], "MUL", "ADD", "TRANSPOSE", "TRANSPOSE"]
+    )
+    y = run(model, {"x": IMAGE})[0]
+    a = run(load_onnx(file(nodes, [info("x", IMAGE)], ["a"], constants)), {"x": IMAGE})[0]
+    s, b, m, v = (constants[name][:, None, None] for name in "sbmv")
+    np.testing.assert_allclose(y, np.maximum((a - m) / np.sqrt(v + 1e-5) * s + b, 0), rtol=1e-3, atol=1e-4)
 
 
 def test_the_arithmetic_of_shapes_leaves_no_operation():
