@@ -17,7 +17,15 @@ import numpy as np
 from aionn.hal import OperationType
 from aionn.models.onnx import folding
 from aionn.models.onnx.conversions import elementwise as ew
-from aionn.models.onnx.conversions import layers, movement, normalization, places, recurrent, reductions
+from aionn.models.onnx.conversions import (
+    layers,
+    movement,
+    normalization,
+    places,
+    quantization,
+    recurrent,
+    reductions,
+)
 from aionn.models.onnx.operator import Convert, Operator
 from aionn.models.onnx.tensors import Inexpressible, Tensor
 from aionn.models.onnx.writer import GraphWriter
@@ -234,10 +242,16 @@ _TABLE: list[Conversion] = [
     Conversion("Resize", normalization.resize, "RESIZE_BILINEAR; GATHER or FULLY_CONNECTED for each axis", 1),
     Conversion("Upsample", normalization.resize, "as Resize", 1),
     Conversion(
-        "QuantizeLinear", normalization.quantize, "QUANTIZE, of one scale; halves are rounded away from 0", 1
+        "QuantizeLinear",
+        quantization.quantize,
+        "QUANTIZE for one scale; else DIV, ADD, MAXIMUM, MINIMUM, CAST",
+        1,
     ),
     Conversion(
-        "DequantizeLinear", normalization.dequantize, "DEQUANTIZE, or CAST, SUB, MUL; of one scale", 1
+        "DequantizeLinear",
+        quantization.dequantize,
+        "DEQUANTIZE, or CAST, SUB, MUL; constants become floats",
+        1,
     ),
     *(
         Conversion(
@@ -295,8 +309,8 @@ How to read it:
 - Operators whose inputs are constants leave constants. Activations Relu and Clip (0 to 6, -1 to 1) are fused;
   BatchNormalization goes into the Conv before.
 - If is written where its condition is a constant. Functions of the file are inlined.
-- Results differ from ONNX's in three ways: QuantizeLinear rounds halves away from 0; REDUCE_MAX of nothing but minus infinity
-  is the least finite number, and REDUCE_MIN likewise; CumSum needs finite values.
+- Results differ from ONNX's in three ways: QuantizeLinear with one scale rounds halves away from 0; REDUCE_MAX of nothing but
+  minus infinity is the least finite number, and REDUCE_MIN likewise; CumSum needs finite values.
 - Values without elements are refused, unless they are constants.
 
 | operator | as |

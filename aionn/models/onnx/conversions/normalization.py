@@ -1,4 +1,4 @@
-"""Normalisation, softmax, resizing, and the way between floats and 8-bit numbers.
+"""Normalisation, softmax and resizing.
 
 Source: the ONNX operators' specifications.
 """
@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from aionn.hal import Operand, OperandType, OperationType
+from aionn.hal import OperationType
 from aionn.models.onnx.formula import Formula, activated, aligned
 from aionn.models.onnx.operator import Convert, Operator
 from aionn.models.onnx.tensors import RANK_MAX, Array, Inexpressible, Tensor, ordered, stored_shape
 from aionn.models.onnx.writer import GraphWriter
 
-__all__ = ["batch_normalization", "dequantize", "group_normalization", "instance_normalization", "layer_normalization",
-           "lp_normalization", "lrn", "mean_variance_normalization", "quantize", "resize", "rms_normalization",
+__all__ = ["batch_normalization", "group_normalization", "instance_normalization", "layer_normalization",
+           "lp_normalization", "lrn", "mean_variance_normalization", "resize", "rms_normalization",
            "softmax"]  # fmt: skip
 
 LAST = (0, 2, 3, 1)
@@ -263,11 +263,10 @@ def resize(g: GraphWriter, op: Operator) -> Tensor:
     op.ignore("extrapolation_value", "cubic_coeff_a", "exclude_outside")
     if op.integer("antialias", 0):
         raise Inexpressible("smoothing before shrinking (antialias)")
-    if op.text("keep_aspect_ratio_policy", "stretch") != "stretch":
-        raise Inexpressible("a size that keeps the aspect ratio")
     given = op.integers("axes")
     axes = list(range(x.rank)) if given is None else op.axes(given, x.rank)
     scales, sizes = _targets(op, x, axes)
+    op.ignore("keep_aspect_ratio_policy")
     if coordinates == "tf_crop_and_resize" or mode not in ("nearest", "linear"):
         raise Inexpressible(f"mode {mode} {coordinates}")
     result = x
@@ -295,8 +294,16 @@ def _targets(op: Operator, x: Tensor, axes: list[int]) -> tuple[list[float], lis
         wanted = op.numbers(3, "the sizes")
         if len(wanted) != len(axes) or min(wanted, default=1) < 1:
             op.refuse("sizes", f"{len(axes)} extents", wanted)
-        for axis, extent in zip(axes, wanted, strict=True):
-            sizes[axis], scales[axis] = extent, extent / x.shape[axis]
+        policy = op.text("keep_aspect_ratio_policy", "stretch")
+        ratios = [extent / x.shape[axis] for axis, extent in zip(axes, wanted, strict=True)]
+        if policy != "stretch":
+            if policy not in ("not_larger", "not_smaller"):
+                op.refuse("attribute 'keep_aspect_ratio_policy'", "one that is known", policy)
+            ratio = min(ratios) if policy == "not_larger" else max(ratios)
+            ratios = [ratio] * len(axes)
+            wanted = [math.floor(ratio * x.shape[axis] + 0.5) for axis in axes]
+        for axis, extent, ratio in zip(axes, wanted, ratios, strict=True):
+            sizes[axis], scales[axis] = extent, ratio
         return scales, sizes
     if array is None or array.size != len(axes) or not (array > 0).all():
         op.refuse("scales", f"{len(axes)} positive numbers", array)
@@ -383,57 +390,3 @@ def _bilinear(
         return None
     value = g.emit(OperationType.RESIZE_BILINEAR, [g.form(x, LAST), sizes[3], sizes[2], False, *flags])
     return g.tensor(value, x.dtype, tuple(sizes), order=LAST)
-
-
-# 8-bit numbers
-
-
-def _scale(op: Operator, dtype: str) -> tuple[float, int]:
-    """The one scale and zero point."""
-    scale = op.array(1, "the scale")
-    zero = op.array(2, "the zero point") if op.has(2) else np.zeros((), dtype)
-    if scale.size != 1 or zero.size != 1:
-        raise Inexpressible("a scale for each channel or block")
-    number = float(scale.reshape(-1)[0])
-    if not number > 0 or math.isinf(number):
-        op.refuse("scale", "a positive number", number)
-    return number, int(zero.reshape(-1)[0])
-
-
-def quantize(g: GraphWriter, op: Operator) -> Tensor:
-    """QUANTIZE; the result's numbers are the stored ones, whose scale the HAL's operand knows."""
-    x = op.input(0)
-    op.ignore("axis", "saturate", "block_size", "precision", "output_dtype")
-    dtype = op.input(2).dtype if op.has(2) else "uint8"
-    if (
-        x.dtype not in ("float32", "float16")
-        or dtype not in ("uint8", "int8")
-        or op.integer("output_dtype", 0) not in (0, 2, 3)
-    ):
-        raise Inexpressible(f"values of type {x.dtype} to {dtype}")
-    if not op.has(2) and op.integer("output_dtype", 0) == 3:
-        dtype = "int8"
-    scale, zero = _scale(op, dtype)
-    kind = OperandType.TENSOR_QUANT8_ASYMM if dtype == "uint8" else OperandType.TENSOR_QUANT8_ASYMM_SIGNED
-    value = g.emit(OperationType.QUANTIZE, [g.form(x, x.order)], Operand(kind, (), scale, zero))
-    return g.tensor(value, dtype, x.shape, order=x.order)
-
-
-def dequantize(g: GraphWriter, op: Operator) -> Tensor:
-    """DEQUANTIZE where the operand knows this scale, else the stored numbers as floats, shifted and multiplied."""
-    x = op.input(0)
-    op.ignore("axis", "block_size", "output_dtype")
-    if op.input(1).dtype not in ("float32", "float16") or x.dtype not in ("uint8", "int8", "int32"):
-        raise Inexpressible(f"values of type {x.dtype} to {op.input(1).dtype}")
-    dtype = op.input(1).dtype
-    scale, zero = _scale(op, x.dtype)
-    value = g.form(x, x.order)
-    like = g.described(dtype)
-    operand = value.operand
-    if x.dtype != "int32" and (operand.scale, operand.zero_point) == (scale, zero):
-        return g.tensor(g.emit(OperationType.DEQUANTIZE, [value], like), dtype, x.shape, order=x.order)
-    if x.dtype != "int32" and (operand.scale, operand.zero_point) != (1.0, 0):
-        raise Inexpressible("another scale than that of the quantised value")
-    kind = OperationType.DEQUANTIZE if x.dtype == "int8" else OperationType.CAST
-    f = Formula(g, g.emit(kind, [value], like))
-    return g.tensor(((f - zero) * scale).value, dtype, x.shape, order=x.order)

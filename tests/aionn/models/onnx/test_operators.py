@@ -328,6 +328,27 @@ def test_8_bit_numbers_keep_their_scale():
     assert one("DequantizeLinear", {"q": p}, {"s": np.float32(0.5), "z": np.uint8(10)}).tolist() == [0, 1.5]
 
 
+def test_8_bit_weights_with_a_scale_for_each_channel_become_floats():
+    q = RANDOM.integers(-128, 128, (4, 3), np.int8)
+    s = RANDOM.uniform(0.1, 1, 3).astype(np.float32)
+    nodes = [node("DequantizeLinear", ["q", "s"], ["w"], axis=1), node("MatMul", ["x", "w"], ["y"])]
+    constants = {"q": q, "s": s}
+    model = load_onnx(file(nodes, [info("x", MATRIX)], ["y"], constants))
+    assert operations(model) == ["FULLY_CONNECTED"]
+    (y,) = evaluate(nodes, {"x": MATRIX}, ["y"], constants)
+    np.testing.assert_allclose(y, MATRIX @ (q * s), rtol=1e-4, atol=1e-4)
+
+
+def test_8_bit_numbers_have_a_scale_for_each_channel():
+    s, z = np.array([0.5, 1, 2], np.float32), np.array([10, 0, 255], np.uint8)
+    x = np.array([[1.25, 2.5, -4], [1000, -1, 6]], np.float32)
+    nodes = [node("QuantizeLinear", ["x", "s", "z"], ["q"]), node("DequantizeLinear", ["q", "s", "z"], ["y"])]
+    q, y = evaluate(nodes, {"x": x}, ["q", "y"], {"s": s, "z": z})
+    expected = np.clip(np.rint(x / s) + z, 0, 255)
+    np.testing.assert_array_equal(q, expected)
+    np.testing.assert_array_equal(y, (expected - z) * s)
+
+
 def test_quantised_values_are_not_compared_as_plain_numbers():
     nodes = [node("QuantizeLinear", ["x", "s"], ["q"]), node("Max", ["q", "c"], ["y"])]
     data = file(nodes, [info("x", MATRIX)], ["y"], {"s": np.float32(0.5), "c": np.uint8(3)})
