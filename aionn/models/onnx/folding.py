@@ -47,6 +47,9 @@ def fold(g: GraphWriter, op: Operator) -> Array | None:
     if any(a is None for a in arrays) or not arrays or len(arrays) != len(op.inputs):
         return None
     given = [a for a in arrays if a is not None]
+    least, most = ARITIES.get(op.type, (2, 2))
+    if not least <= len(given) <= most:
+        op.refuse("number of inputs", f"{least} to {most}", len(given))
     try:
         shape = np.broadcast_shapes(*(a.shape for a in given)) if op.type not in REDUCED else given[0].shape
     except ValueError:
@@ -176,6 +179,18 @@ def _none() -> Array:
 def _nonzero(op: Operator, arrays: list[Array]) -> Array:
     return np.array(np.nonzero(arrays[0]), np.int64).reshape(arrays[0].ndim, -1)
 
+
+ARITIES = {
+    **dict.fromkeys(
+        ("Abs", "Neg", "Sign", "Floor", "Ceil", "Round", "Sqrt", "Exp", "Log", "Sin", "Cos", "Tanh"), (1, 1)
+    ),
+    **dict.fromkeys(("Reciprocal", "Relu", "Cast", "Not", "NonZero"), (1, 1)),
+    **dict.fromkeys(("ReduceSum", "ReduceProd", "ReduceMax", "ReduceMin", "ReduceMean"), (1, 2)),
+    **dict.fromkeys(("Max", "Min", "Sum"), (1, 1 << 20)),
+    "Clip": (1, 3),
+    "Where": (3, 3),
+}
+"""Least and largest number of inputs; all others have two."""
 
 REDUCED = {"ReduceSum", "ReduceProd", "ReduceMax", "ReduceMin", "ReduceMean", "NonZero"}
 """Operators whose inputs do not broadcast."""

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+import msgspec
+
 from aionn.errors import InvalidModel
 from aionn.hal import FusedActivation
 from aionn.models.onnx.constants import ConstantReader
@@ -50,6 +52,15 @@ class Operator:
         self.is_sole_reader = is_sole_reader
         self._reader = reader
         self._asked: set[str] = set()
+
+    def derived(self, op_type: str, inputs: Sequence[Tensor | None], **attributes: int) -> Operator:
+        """Another operator in the place of this one; the attributes of this one are its own, but for those that are given."""
+        given = {name: Attribute(name, AttributeType.INT, value) for name, value in attributes.items()}
+        node = msgspec.structs.replace(
+            self.node, op_type=op_type, attributes=self.node.attributes | given, outputs=self.node.outputs[:1]
+        )
+        self._asked.update(self.node.attributes)
+        return Operator(node, inputs, self._reader)
 
     @property
     def type(self) -> str:

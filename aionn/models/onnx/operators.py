@@ -16,8 +16,8 @@ import numpy as np
 
 from aionn.hal import OperationType
 from aionn.models.onnx import folding
-from aionn.models.onnx.conversions import elementwise as ew
 from aionn.models.onnx.conversions import (
+    attention,
     layers,
     movement,
     normalization,
@@ -26,6 +26,7 @@ from aionn.models.onnx.conversions import (
     recurrent,
     reductions,
 )
+from aionn.models.onnx.conversions import elementwise as ew
 from aionn.models.onnx.operator import Convert, Operator
 from aionn.models.onnx.tensors import Inexpressible, Tensor
 from aionn.models.onnx.writer import GraphWriter
@@ -253,6 +254,9 @@ _TABLE: list[Conversion] = [
         "DEQUANTIZE, or CAST, SUB, MUL; constants become floats",
         1,
     ),
+    Conversion("RotaryEmbedding", attention.rotary_embedding, "SLICE, MUL, SUB, ADD, CONCATENATION", 2),
+    Conversion("QLinearMatMul", quantization.qlinear_matmul, "DEQUANTIZE or CAST, as MatMul, QUANTIZE", 1),
+    Conversion("QLinearConv", quantization.qlinear_conv, "DEQUANTIZE or CAST, as Conv, QUANTIZE", 1),
     *(
         Conversion(
             name,

@@ -260,14 +260,16 @@ def resize(g: GraphWriter, op: Operator) -> Tensor:
     mode = op.text("mode", "nearest")
     coordinates = op.text("coordinate_transformation_mode", "asymmetric" if is_old else "half_pixel")
     nearest = op.text("nearest_mode", "floor" if is_old else "round_prefer_floor")
-    op.ignore("extrapolation_value", "cubic_coeff_a", "exclude_outside")
+    op.ignore("extrapolation_value")
+    coefficient = op.real("cubic_coeff_a", -0.75)
+    excludes = bool(op.integer("exclude_outside", 0))
     if op.integer("antialias", 0):
         raise Inexpressible("smoothing before shrinking (antialias)")
     given = op.integers("axes")
     axes = list(range(x.rank)) if given is None else op.axes(given, x.rank)
     scales, sizes = _targets(op, x, axes)
     op.ignore("keep_aspect_ratio_policy")
-    if coordinates == "tf_crop_and_resize" or mode not in ("nearest", "linear"):
+    if coordinates == "tf_crop_and_resize" or mode not in ("nearest", "linear", "cubic"):
         raise Inexpressible(f"mode {mode} {coordinates}")
     result = x
     images = _bilinear(g, x, scales, sizes, coordinates) if mode == "linear" else None
@@ -277,7 +279,12 @@ def resize(g: GraphWriter, op: Operator) -> Tensor:
         if sizes[axis] == x.shape[axis] and scales[axis] == 1:
             continue
         places = _coordinates(op, coordinates, sizes[axis], x.shape[axis], scales[axis])
-        result = _resized(g, result, axis, places, mode, nearest)
+        if mode == "nearest":
+            result = _nearest(g, result, axis, places, nearest)
+        else:
+            result = _weighted(
+                g, result, axis, places, coefficient if mode == "cubic" else None, excludes=excludes
+            )
     return result
 
 
@@ -335,33 +342,61 @@ def _coordinates(op: Operator, mode: str, size: int, extent: int, scale: float) 
     op.refuse("attribute 'coordinate_transformation_mode'", "one that is known", mode)
 
 
-def _resized(g: GraphWriter, x: Tensor, axis: int, places: Array, mode: str, nearest: str) -> Tensor:
+def _nearest(g: GraphWriter, x: Tensor, axis: int, places: Array, mode: str) -> Tensor:
+    """The nearest elements along an axis, by GATHER."""
+    extent = x.shape[axis]
+    rounded = {
+        "floor": np.floor(places),
+        "ceil": np.ceil(places),
+        "round_prefer_floor": np.ceil(places - 0.5),
+        "round_prefer_ceil": np.floor(places + 0.5),
+    }.get(mode)
+    if rounded is None:
+        raise Inexpressible(f"nearest mode {mode}")
+    if x.rank > RANK_MAX:
+        raise Inexpressible("more than four axes")
+    indices = np.clip(rounded, 0, extent - 1).astype(np.int32)
+    shape = (*x.shape[:axis], places.size, *x.shape[axis + 1 :])
+    value = g.emit(OperationType.GATHER, [g.form(x, x.order), x.order.index(axis), g.constant_value(indices)])
+    return g.tensor(value, x.dtype, shape, order=x.order, limits=x.limits)
+
+
+def _shares(places: Array, coefficient: float | None) -> list[tuple[int, Array]]:
+    """How much each of the elements around a place counts, by their distance from the one below it: linear, or cubic."""
+    t = places - np.floor(places)
+    if coefficient is None:
+        return [(0, 1 - t), (1, t)]
+    a = coefficient
+
+    def far(s: Array) -> Array:
+        return ((a * s - 5 * a) * s + 8 * a) * s - 4 * a
+
+    def near(s: Array) -> Array:
+        return ((a + 2) * s - (a + 3)) * s * s + 1
+
+    return [(-1, far(t + 1)), (0, near(t)), (1, near(1 - t)), (2, far(2 - t))]
+
+
+def _weighted(
+    g: GraphWriter, x: Tensor, axis: int, places: Array, coefficient: float | None, *, excludes: bool
+) -> Tensor:
+    """Sums of the elements around each place along an axis: a product with a constant matrix."""
     extent, size = x.shape[axis], places.size
-    shape = (*x.shape[:axis], size, *x.shape[axis + 1 :])
-    place = x.order.index(axis)
-    if mode == "nearest":
-        rounded = {
-            "floor": np.floor(places),
-            "ceil": np.ceil(places),
-            "round_prefer_floor": np.ceil(places - 0.5),
-            "round_prefer_ceil": np.floor(places + 0.5),
-        }.get(nearest)
-        if rounded is None:
-            raise Inexpressible(f"nearest mode {nearest}")
-        indices = np.clip(rounded, 0, extent - 1).astype(np.int32)
-        if x.rank > RANK_MAX:
-            raise Inexpressible("more than four axes")
-        value = g.emit(OperationType.GATHER, [g.form(x, x.order), place, g.constant_value(indices)])
-        return g.tensor(value, x.dtype, shape, order=x.order, limits=x.limits)
     _need_float(x)
     g.charge(8 * extent * size)
     below = np.floor(places)
     weights = np.zeros((extent, size))
     columns = np.arange(size)
-    for offset, share in ((0, 1 - (places - below)), (1, places - below)):
-        np.add.at(weights, (np.clip(below + offset, 0, extent - 1).astype(np.int64), columns), share)
+    for offset, share in _shares(places, coefficient):
+        inside = np.clip(below + offset, 0, extent - 1)
+        if excludes:
+            share = np.where(inside == below + offset, share, 0)
+        np.add.at(weights, (inside.astype(np.int64), columns), share)
+    if excludes:
+        weights /= weights.sum(0)
     # The axis goes last, and a product with the shares of its elements gives the new one.
     rest = (*(a for a in x.order if a != axis), axis)
+    shape = (*x.shape[:axis], size, *x.shape[axis + 1 :])
     rows = g.reshaped(g.form(x, rest), (x.size // extent, extent))
     matrix = g.constant_value(np.ascontiguousarray(weights.T.astype(x.numpy_type)))
     value = g.emit(OperationType.FULLY_CONNECTED, [rows, matrix, g.like(0.0, rows, (size,)), 0])

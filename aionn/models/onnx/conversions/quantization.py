@@ -12,13 +12,14 @@ import numpy as np
 
 from aionn.hal import Operand, OperandType, OperationType
 from aionn.models.onnx.conversions.elementwise import round_
+from aionn.models.onnx.conversions.layers import conv, matmul
 from aionn.models.onnx.formula import aligned
 from aionn.models.onnx.operator import Operator
 from aionn.models.onnx.schema import DataType
 from aionn.models.onnx.tensors import Array, Inexpressible, Tensor
 from aionn.models.onnx.writer import GraphWriter
 
-__all__ = ["dequantize", "quantize"]
+__all__ = ["dequantize", "qlinear_conv", "qlinear_matmul", "quantize"]
 
 
 def _parameters(op: Operator, x: Tensor, dtype: str) -> tuple[Array, Array]:
@@ -104,3 +105,35 @@ def dequantize(g: GraphWriter, op: Operator) -> Tensor:
     all_ = aligned(g, op, [floats, g.constant(zero.astype(dtype)), g.constant(scale)])
     f, zeros, scales = all_.formulas()
     return all_.tensor((f - zeros) * scales, dtype)
+
+
+def _floats(g: GraphWriter, op: Operator, first: int, axis: int) -> Tensor:
+    """A value whose scale and zero point are the two inputs behind it, as floats."""
+    three = [op.input(first), op.input(first + 1), op.input(first + 2)]
+    return dequantize(g, op.derived("DequantizeLinear", three, axis=axis, block_size=0))
+
+
+def qlinear_matmul(g: GraphWriter, op: Operator) -> Tensor:
+    """The product of floats between DEQUANTIZE and QUANTIZE: at most one step away from a product of whole numbers."""
+    a, b = _floats(g, op, 0, max(0, op.input(0).rank - 2)), _floats(g, op, 3, max(0, op.input(3).rank - 1))
+    product = _single(g, matmul(g, op.derived("MatMul", [a, b])))
+    return quantize(g, op.derived("QuantizeLinear", [product, op.input(6), op.input(7)]))
+
+
+def qlinear_conv(g: GraphWriter, op: Operator) -> Tensor:
+    """As ``qlinear_matmul``, for a convolution; its bias has the product of both scales."""
+    x, weights = _floats(g, op, 0, 1), _floats(g, op, 3, 0)
+    bias = None
+    if op.has(8):
+        scale = op.array(1, "the scale") * op.array(4, "the scale of the weights")
+        bias = g.constant((op.array(8, "the bias") * scale).astype(np.float32))
+    result = _single(g, conv(g, op.derived("Conv", [x, weights, bias])))
+    return quantize(g, op.derived("QuantizeLinear", [result, op.input(6), op.input(7)]))
+
+
+def _single(g: GraphWriter, x: Tensor) -> Tensor:
+    """A value in float32, in which steps of 8 bits are told apart."""
+    if x.dtype == "float32":
+        return x
+    value = g.emit(OperationType.CAST, [g.form(x, x.order)], g.described("float32"))
+    return g.tensor(value, "float32", x.shape, order=x.order)

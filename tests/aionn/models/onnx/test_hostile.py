@@ -336,6 +336,16 @@ def test_a_model_newer_than_the_table_is_refused():
     refused(file([ADD], [X], ["y"], {"c": np.float32(3)}, opset=99), "newer")
 
 
+def test_operators_of_constants_have_their_number_of_inputs():
+    for inputs in (["c"], ["c", "c", "c"]):
+        refused(
+            file(
+                [node("Pow", inputs, ["h"]), node("Add", ["x", "h"], ["y"])], [X], ["y"], {"c": np.float32(3)}
+            ),
+            "Pow",
+        )
+
+
 def test_unknown_attributes_are_refused():
     refused(file([node("Relu", ["x"], ["y"], leak=0.5)], [X], ["y"]), "attribute leak")
 

@@ -349,6 +349,24 @@ def test_8_bit_numbers_have_a_scale_for_each_channel():
     np.testing.assert_array_equal(y, (expected - z) * s)
 
 
+def test_quantised_products_are_a_step_away_at_most():
+    a, b = RANDOM.integers(0, 256, (3, 4), np.uint8), RANDOM.integers(-128, 128, (4, 5), np.int8)
+    constants = {
+        "as": np.float32(0.02),
+        "az": np.uint8(120),
+        "b": b,
+        "bs": RANDOM.uniform(0.01, 0.02, 5).astype(np.float32),
+        "bz": np.zeros(5, np.int8),
+        "ys": np.float32(0.1),
+        "yz": np.uint8(128),
+    }
+    nodes = [node("QLinearMatMul", ["a", "as", "az", "b", "bs", "bz", "ys", "yz"], ["y"])]
+    (y,) = evaluate(nodes, {"a": a}, ["y"], constants)
+    product = (a.astype(np.int64) - 120) @ b.astype(np.int64) * (0.02 * constants["bs"])
+    expected = np.clip(np.rint(product / 0.1) + 128, 0, 255)
+    assert y.dtype == np.uint8 and np.abs(y - expected).max() <= 1
+
+
 def test_quantised_values_are_not_compared_as_plain_numbers():
     nodes = [node("QuantizeLinear", ["x", "s"], ["q"]), node("Max", ["q", "c"], ["y"])]
     data = file(nodes, [info("x", MATRIX)], ["y"], {"s": np.float32(0.5), "c": np.uint8(3)})
