@@ -458,6 +458,9 @@ def clip(g: GraphWriter, op: Operator) -> Tensor:
             continue
         if bound.size != 1:
             op.refuse(f"input {position + 1}", "one number", list(bound.shape))
+        is_beyond = bound.limits[1] <= x.limits[0] if position == 0 else bound.limits[0] >= x.limits[1]
+        if not x.is_float and is_beyond:
+            continue  # Such as the largest number of 64 bits.
         other = Formula(g, g.reshaped(g.form(bound), (1,)))
         f = f.maximum(other) if position == 0 else f.minimum(other)
         pick = max if position == 0 else min

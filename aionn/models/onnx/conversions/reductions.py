@@ -12,6 +12,7 @@ import numpy as np
 
 from aionn.hal import OperandType, OperationType
 from aionn.models.builder import Value
+from aionn.models.onnx.conversions.elementwise import narrowed
 from aionn.models.onnx.conversions.movement import transposed
 from aionn.models.onnx.formula import Formula
 from aionn.models.onnx.operator import Convert, Operator
@@ -96,18 +97,35 @@ def reduction(
         if axes is None:
             if noop is None:
                 return x
+            if x.dtype == "int64":
+                raise Inexpressible(f"values of type {x.dtype}")
             return g.tensor(noop(Formula(g, g.form(x, x.order))).value, x.dtype, x.shape, order=x.order)
         if x.rank == 0:
             axes = []
         if x.size == 0:
             raise Inexpressible("a reduction of no elements")
+        limits = _limits(op, x, axes)
         value, places = _view(g, x, axes)
         if x.rank == 0:
             places = [0]
         result = reduce(Formula(g, value), places)
-        return _result(g, x, result.value, axes, keeps=keeps, dtype=x.dtype, limits=x.limits)
+        return _result(g, x, result.value, axes, keeps=keeps, dtype=x.dtype, limits=limits)
 
     return convert
+
+
+def _limits(op: Operator, x: Tensor, axes: list[int]) -> tuple[int, int]:
+    """Bounds of a reduction of whole numbers.
+
+    Raises:
+        Inexpressible: It has 64 bits and may not fit 32.
+    """
+    if op.type in ("ReduceMax", "ReduceMin") or x.is_float:
+        return x.limits
+    if x.dtype == "int64" and op.type != "ReduceSum":
+        raise Inexpressible(f"values of type {x.dtype}")
+    count = math.prod(x.shape[axis] for axis in axes)
+    return narrowed(x, (min(x.limits[0], x.limits[0] * count), max(x.limits[1], x.limits[1] * count)))
 
 
 def _by_kind(kind: OperationType) -> Reduce:

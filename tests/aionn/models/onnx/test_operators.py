@@ -106,6 +106,26 @@ def test_arithmetic_on_64_bits_needs_a_proof():
     assert y.dtype == np.int64 and y.tolist() == [4, 0]
 
 
+def test_sums_of_64_bits_need_a_proof():
+    x = np.array([[1, 2]], np.int64)
+    data = file([node("ReduceSum", ["x", "a"], ["y"])], [info("x", x)], ["y"], {"a": np.array([1])})
+    with pytest.raises(InvalidModel, match="may not fit 32 bits"):
+        load_onnx(data)
+    nodes = [
+        node("Clip", ["x", "low", "high"], ["c"]),
+        node("Clip", ["c", "", "most"], ["d"]),
+        node("ReduceSum", ["d", "a"], ["y"]),
+    ]
+    constants = {"low": np.int64(0), "high": np.int64(2**63 - 1), "most": np.int64(1000), "a": np.array([1])}
+    assert evaluate(nodes, {"x": x}, ["y"], constants)[0].tolist() == [[3]]
+
+
+def test_constants_of_64_bits_are_joined():
+    nodes = [node("Concat", ["a", "b"], ["e"], axis=0), node("Slice", ["x", "s", "e"], ["y"])]
+    constants = {"a": np.array([2]), "b": np.array([2**63 - 1]), "s": np.array([0, 1])}
+    np.testing.assert_array_equal(evaluate(nodes, {"x": MATRIX}, ["y"], constants)[0], MATRIX[:2, 1:])
+
+
 def test_comparisons_and_choices():
     a, b = MATRIX, -MATRIX
     nodes = [
