@@ -55,6 +55,8 @@ def fold(g: GraphWriter, op: Operator) -> Array | None:
     except ValueError:
         op.refuse("shapes", "ones that broadcast", " and ".join(str(list(a.shape)) for a in given))
     g.charge(math.prod(shape) * max(a.itemsize for a in given))
+    if op.type == "NonZero":
+        g.charge(math.prod(shape) * 8 * len(shape))
     if op.version < 7 and op.has_attribute("axis") and op.type not in REDUCED:
         return None
     with np.errstate(all="ignore"):

@@ -434,8 +434,9 @@ def gemm(g: GraphWriter, op: Operator) -> Tensor:
     )
     if b.array is not None and is_vector and a.is_float:
         weights = b.array if turns[1] else b.array.T
-        g.charge(weights.nbytes)
-        weights = weights if alpha == 1 else (weights * b.numpy_type.type(alpha))
+        if alpha != 1:
+            g.charge(weights.nbytes)
+            weights = weights * b.numpy_type.type(alpha)
         offsets = np.zeros(columns, b.numpy_type)
         if bias is not None and bias.array is not None:
             offsets = np.broadcast_to(bias.array.reshape(-1) * b.numpy_type.type(beta), (columns,))

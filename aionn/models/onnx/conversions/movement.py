@@ -78,6 +78,8 @@ def _reshaped(g: GraphWriter, x: Tensor, shape: Shape) -> Tensor:
     if x.shape == shape:
         return x
     if x.array is not None:
+        if not x.array.flags.c_contiguous:
+            g.charge(x.array.nbytes)  # A view, such as of one number everywhere, is copied.
         return g.constant(x.array.reshape(shape))
     return g.tensor(g.reshaped(g.form(x), stored_shape(shape)), x.dtype, shape, limits=x.limits)
 

@@ -203,6 +203,18 @@ def test_small_elements_lie_in_int32_data(kind, numbers, expected):
     "nodes",
     [
         [node("ConstantOfShape", ["big"], ["h"]), node("Add", ["x", "h"], ["y"])],
+        [
+            node("ConstantOfShape", ["bigger"], ["h"]),
+            node("Reshape", ["h", "flat"], ["r"]),
+            node("Gather", ["r", "zero"], ["f"]),
+            node("Add", ["x", "f"], ["y"]),
+        ],
+        [
+            node("ConstantOfShape", ["bigger"], ["h"]),
+            node("NonZero", ["h"], ["r"]),
+            node("Cast", ["r"], ["f"], to=1),
+            node("Add", ["x", "f"], ["y"]),
+        ],
         [node("Expand", ["one", "big"], ["h"]), node("Add", ["x", "h"], ["y"])],
         [
             node("Tile", ["vector", "times"], ["h"]),
@@ -232,6 +244,8 @@ def test_small_files_do_not_become_huge(nodes):
     constants = {
         "big": np.array([2**17, 2**16], np.int64),
         "one": np.float32(1),
+        "bigger": np.array([2**15, 2**14], np.int64),
+        "flat": np.array([-1], np.int64),
         "vector": np.ones(1000, np.float32),
         "times": np.array([10**7], np.int64),
         "wide": np.array([0, 2**40], np.int64),
