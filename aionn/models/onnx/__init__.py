@@ -1,0 +1,8 @@
+"""ONNX files: read without the ``onnx`` package, and turned into models of HAL operations."""
+
+from __future__ import annotations
+
+from aionn.models.onnx.encoding import encode_model
+from aionn.models.onnx.load import OnnxArgument, OnnxModel, load_onnx
+
+__all__ = ["OnnxArgument", "OnnxModel", "encode_model", "load_onnx"]
