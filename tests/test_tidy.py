@@ -48,7 +48,7 @@ DRIVER_PARTS = {
 
 LOWEST = {"aionn.errors", "aionn.hal", "fences"}
 MODEL_LAYER = {"aionn.ops", "aionn.models", "aionn.validation", "aionn.interpreter"}
-DRIVER_LAYER = LOWEST | MODEL_LAYER | {"aionn.scheduler", "fmq"}
+DRIVER_LAYER = LOWEST | MODEL_LAYER | {"aionn.realtime", "aionn.scheduler", "fmq"}
 RUNTIME_LAYER = DRIVER_LAYER | {"aionn.burst", "aionn.drivers.registry", "aionn.scheduler", "aionn.service"}
 PRODUCT = RUNTIME_LAYER | {"aionn.runtime", "aionn.media", "aionn.simulation"}
 
@@ -71,31 +71,25 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aionn.service": RUNTIME_LAYER - {"aionn.models", "aionn.ops", "aionn.interpreter", "aionn.service"},
     "aionn.runtime": RUNTIME_LAYER,
     "aionn.media": {"aionn.errors"},
+    "aionn.realtime": {"aionn.errors"},
     "aionn.simulation": LOWEST | {"aionn.models", "aionn.drivers", "aionn.scheduler"},
     "aionn.benchmarking": PRODUCT,
     "aionn.conformance": PRODUCT | {"aionn", "aionn.drivers", "aionn.drivers.*", "aionn.testing"},
     "aionn.testing": PRODUCT | {"aionn", "aionn.drivers", "aionn.drivers.*", "aionn.conformance"},
     "aionn.cli": PRODUCT
-    | {
-        "aionn",
-        "aionn.benchmarking",
-        "aionn.drivers",
-        "aionn.drivers.*",
-        "aionn.testing",
-        "aionn.conformance",
-    },
+    | {"aionn", "aionn.benchmarking", "aionn.drivers", "aionn.drivers.*", "aionn.testing", "aionn.conformance"},
     "aionn.__main__": {"aionn.cli"},
     "aionn.blocking": PRODUCT,
     "aionn": PRODUCT,
 }
 
 HOMES: dict[str, tuple[str, ...]] = {
-    "ai_edge_litert": ("aionn/drivers/litert/",),
-    "tflite_runtime": ("aionn/drivers/litert/",),
+    **dict.fromkeys(("ai_edge_litert", "tflite_runtime"), ("aionn/drivers/litert/",)),
     "tensorflow": (),
     "openvino": ("aionn/drivers/openvino/",),
     "onnxruntime": ("aionn/drivers/onnxruntime/",),
     "av": ("aionn/media/",),
+    "jeepney": ("aionn/realtime/realtimekit.py",),
     "mlperf_loadgen": ("aionn/benchmarking/loadgen.py",),
     "asyncio": (
         "aionn/benchmarking/loadgen.py",
