@@ -77,7 +77,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aionn.conformance": PRODUCT | {"aionn", "aionn.drivers", "aionn.drivers.*", "aionn.testing"},
     "aionn.testing": PRODUCT | {"aionn", "aionn.drivers", "aionn.drivers.*", "aionn.conformance"},
     "aionn.cli": PRODUCT
-    | {"aionn", "aionn.benchmarking", "aionn.drivers", "aionn.drivers.*", "aionn.testing", "aionn.conformance"},
+    | {
+        "aionn",
+        "aionn.benchmarking",
+        "aionn.drivers",
+        "aionn.drivers.*",
+        "aionn.testing",
+        "aionn.conformance",
+    },
     "aionn.__main__": {"aionn.cli"},
     "aionn.blocking": PRODUCT,
     "aionn": PRODUCT,
@@ -401,8 +408,7 @@ def test_every_module_is_imported_by_something(package_sources):
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"].values()
     entry_points = {*PACKAGES, "aionn.__main__", "aionn.blocking", "aionn.media"}
     entry_points |= {script.partition(":")[0] for script in scripts}
-    # Made for the drivers of others.
-    entry_points |= {"aionn.drivers.skeleton", "aionn.drivers.versioned"}
+    entry_points |= {"aionn.drivers.skeleton", "aionn.drivers.versioned"}  # Made for others' drivers.
     report([f"{path}: nothing imports it" for path in unused_modules(package_sources, entry_points)])
 
 

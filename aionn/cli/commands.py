@@ -65,6 +65,11 @@ Show a model's inputs, outputs, operations, operands, sizes, least feature level
     "aionn.cli.env:env": """
 List the environment variables, with what they are set to now; fails if a value makes no sense.
 """,
+    "aionn.cli.doctor:doctor": """
+Say what on this machine is against deadlines, with what to do about it.
+
+Exit code 1 says that deadlines of this length cannot be expected here.
+""",
     "aionn.cli.trace:trace": """
 Look into a trace file, as AIONN_TRACE or aionn.open(trace=...) make them.
 """,

@@ -76,11 +76,12 @@ SET_SCHEDULER = {"x86_64": 144, "aarch64": 119}.get(platform.machine(), 0)
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a child limits and capabilities")
 
 
-def without_sys_nice() -> list[str]:
-    """A command that starts a child of this user without CAP_SYS_NICE."""
+def without_sys_nice(*others: str) -> list[str]:
+    """A command that starts a child of this user without CAP_SYS_NICE and others, such as ``ipc_lock``."""
     if shutil.which("setpriv") is None:
         pytest.skip("setpriv is not installed")
-    return ["setpriv", "--inh-caps=-sys_nice", "--bounding-set=-sys_nice"]
+    names = ",".join(f"-{name}" for name in ("sys_nice", *others))
+    return ["setpriv", f"--inh-caps={names}", f"--bounding-set={names}"]
 
 
 def run_child(
