@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from aionn.realtime.priorities import SchedulingClass
     from aionn.realtime.scheduling import Mode, Scheduling
     from aionn.realtime.threads import ThreadRow, Threads
-    from aionn.realtime.watchdog import Watchdog
+    from aionn.realtime.watchdog import RunLimit, Watchdog
 
 _HOME_BY_NAME = {
     "Collection": "aionn.realtime.collector",
@@ -25,6 +25,7 @@ _HOME_BY_NAME = {
     "PageFaults": "aionn.realtime.memory",
     "PageLocks": "aionn.realtime.memory",
     "Permission": "aionn.realtime.permission",
+    "RunLimit": "aionn.realtime.watchdog",
     "Scheduling": "aionn.realtime.scheduling",
     "SchedulingClass": "aionn.realtime.priorities",
     "ThreadRow": "aionn.realtime.threads",
@@ -39,6 +40,7 @@ __all__ = [
     "PageFaults",
     "PageLocks",
     "Permission",
+    "RunLimit",
     "Scheduling",
     "SchedulingClass",
     "ThreadRow",

@@ -58,7 +58,7 @@ class Lent(msgspec.Struct, frozen=True):
 
 
 class Scheduling:
-    """The threads of this process and what looks after them. May be used from any thread; the calls block for microseconds."""
+    """The threads of this process and what looks after them. May be used from any thread; ``Threads`` says how long calls block."""
 
     def __init__(self, permission: Permission | None, end: WatchdogEnd | None, offer: Offer | None) -> None:
         """Made by ``open`` and ``join``.

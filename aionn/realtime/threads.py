@@ -142,10 +142,13 @@ class Threads:
         self._guard = guard
         self._offer = offer
         self._held: dict[int, _Held] = {}
-        self._lock = threading.Lock()
+        # A handler of a signal may call ``put_back_all`` while this thread is in another call.
+        self._lock = threading.RLock()
 
     def acquire(self, scheduling_class: SchedulingClass, name: str, tid: int | None = None) -> ThreadRow:
         """Grants a thread what this process may give to its class, or another class than before.
+
+        Blocks for some hundred microseconds, by RealtimeKit for a second at most.
 
         Args:
             scheduling_class: How urgent its work is.
@@ -184,7 +187,10 @@ class Threads:
             return self._row(tid, held)
 
     def change(self, tid: int, scheduling_class: SchedulingClass) -> bool:
-        """Another class for a thread that was granted one: two system calls, for the path of an execution.
+        """Another class for a thread that was granted one: a system call of some microseconds, for the path of an execution.
+
+        By RealtimeKit a thread keeps the class that it was acquired with: each raise is a question to another process, which
+        answers a few of them in a minute.
 
         Returns:
             Whether it has that class now. False also for a thread that the watchdog put back: it must be acquired again.
@@ -195,6 +201,8 @@ class Threads:
                 return False
             if held.scheduling_class is scheduling_class and not held.reason:
                 return True
+            if self._offer is not None:
+                return False
             held.scheduling_class = scheduling_class
             try:
                 held.state, held.reason = self._grant(tid, held)
@@ -245,6 +253,11 @@ class Threads:
                 except OSError as e:
                     reason = f"{reason}; {_failed('sched_setscheduler', e)}"
                 held.state, held.reason = State.PUT_BACK, reason
+
+    def put_back_all(self, reason: str) -> None:
+        """Makes every real-time thread ordinary at once and notes why."""
+        for tid in list(self._held):
+            self.put_back(tid, reason)
 
     def table(self) -> list[ThreadRow]:
         """Every thread that was granted something, as the kernel has it now."""
@@ -308,7 +321,7 @@ class Threads:
             return State.REFUSED, "no watchdog looks after real-time threads"
         if not held.is_watched:
             if not self._guard.watch(os.getpid(), tid, held.name):
-                return State.REFUSED, "the watchdog does not run"
+                return State.REFUSED, "the watchdog does not look after it"
             held.is_watched = True
         try:
             os.sched_setscheduler(tid, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(priority))

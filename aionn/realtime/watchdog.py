@@ -4,7 +4,9 @@ It is a process of its own, above all threads that it looks after: a thread in t
 engine or a library in C may hold for as long as it spins. It looks at what the kernel counts: processor time since a thread last
 paused. The processes that it looks after need not do anything, and no clock decides but the kernel's.
 
-Owns this side of it: start, messages, end. The process is ``watching``.
+Owns this side of it: start, messages, end; and the kernel's own limit behind it. The process is ``watching``.
+
+Source: getrlimit(2) and sched(7) for RLIMIT_RTTIME.
 
 When this side ends, in whatever way, the watchdog makes every thread that it still looks after ordinary, and ends.
 """
@@ -12,17 +14,24 @@ When this side ends, in whatever way, the watchdog makes every thread that it st
 from __future__ import annotations
 
 import json
+import resource
+import select
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from aionn.realtime.permission import Permission, Way
 from aionn.realtime.realtimekit import Offer, make_realtime
 from aionn.realtime.watching import MESSAGE_BYTES_MAX, NAME_LENGTH_MAX
 
-__all__ = ["Watchdog", "WatchdogEnd"]
+__all__ = ["RunLimit", "Watchdog", "WatchdogEnd"]
 
 START_S = 10.0
 """How long the process may take until it looks: an interpreter without packages needs 20 ms, on a busy machine a second."""
@@ -30,8 +39,14 @@ START_S = 10.0
 END_S = 2.0
 """How long it may take to end when it is told to, before it is killed."""
 
+ANSWER_S = 1.0
+"""How long it may take to say that it looks after a thread: it runs above everything that asks, and answers in 100 microseconds."""
+
 REPORTS_MAX = 256
 """How many threads that were put back are kept until somebody asks; the oldest are lost first."""
+
+LIMIT_US = 500_000
+"""After the watchdog, which needs 150 ms, and before the kernel throttles all real-time threads at 950 ms of a second."""
 
 
 class WatchdogEnd:
@@ -42,6 +57,7 @@ class WatchdogEnd:
         self._socket = end
         self._socket.setblocking(False)
         self._put_back: list[tuple[int, int, int]] = []
+        self._answer: list[int] | None = None
         self._lock = threading.Lock()
 
     def fileno(self) -> int:
@@ -49,8 +65,25 @@ class WatchdogEnd:
         return self._socket.fileno()
 
     def watch(self, pid: int, tid: int, name: str) -> bool:
-        """Looks after a thread from now on; False where the watchdog has ended, or does not read."""
-        return self._send({"watch": [pid, tid, name[:NAME_LENGTH_MAX]]})
+        """Looks after a thread from now on; False where the watchdog has ended, looks after too many, or does not answer.
+
+        Args:
+            pid: The thread's process.
+            tid: The thread; another connection's is not taken over.
+            name: For the line on standard error.
+        """
+        with self._lock:
+            if not self._receive() or not self._send({"watch": [pid, tid, name[:NAME_LENGTH_MAX]]}):
+                return False
+            poll = select.poll()
+            poll.register(self._socket, select.POLLIN)
+            until_s = time.monotonic() + ANSWER_S
+            self._answer = None
+            while self._answer is None or self._answer[:2] != [pid, tid]:
+                left_s = until_s - time.monotonic()
+                if left_s <= 0 or not poll.poll(1e3 * left_s) or not self._receive():
+                    return False
+            return self._answer[2] == 1
 
     def forget(self, pid: int, tid: int) -> None:
         """Looks after a thread no longer."""
@@ -86,6 +119,8 @@ class WatchdogEnd:
             if not data:
                 return False
             match json.loads(data):
+                case {"watched": [int(), int(), int()] as answer}:
+                    self._answer = answer
                 case {"put_back": [int(pid), int(tid), int(ran_ns)]}:
                     self._put_back = [*self._put_back, (pid, tid, ran_ns)][-REPORTS_MAX:]
         return True
@@ -179,3 +214,65 @@ class Watchdog(WatchdogEnd):
         match json.loads(first):
             case {"failed": str(reason)}:
                 raise PermissionError(f"the watchdog cannot run: {reason}")
+
+
+class RunLimit:
+    """RLIMIT_RTTIME, for the case that the watchdog has died: the soft limit of this process, and afterwards what it was.
+
+    The kernel counts what a real-time thread runs since it last slept, and sends SIGXCPU to its process at the soft limit. In a
+    driver process that ends the process, which is started again. An application puts its threads back instead; that takes the
+    interpreter's lock and the main thread, which is why this stands behind the watchdog and not in its place. The hard limit, at
+    which the kernel kills, stays as it is.
+    """
+
+    def __init__(self, put_back: Callable[[], None] | None, limit_us: int = LIMIT_US) -> None:
+        """Takes what is to be done; nothing is set before ``open``.
+
+        Args:
+            put_back: Called in the main thread when a thread has run for too long; None lets the kernel end the process.
+            limit_us: How long a real-time thread may run without a pause.
+        """
+        self._put_back = put_back
+        self._limit_us = limit_us
+        self._before: tuple[int, Any] | None = None
+
+    def open(self) -> str:
+        """Sets the limit; for an application from the main thread.
+
+        Returns:
+            Why it is not set; empty if it is.
+        """
+        soft, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
+        if 0 <= soft <= self._limit_us or 0 <= hard < self._limit_us:
+            return f"RLIMIT_RTTIME is {soft} us already"
+        handler = signal.getsignal(signal.SIGXCPU)
+        if self._put_back is not None:
+            if threading.current_thread() is not threading.main_thread():
+                return "signals are set in the main thread alone"
+            if handler is not signal.SIG_DFL:
+                return "the program has a handler of SIGXCPU of its own"
+            if resource.getrlimit(resource.RLIMIT_CPU)[0] != resource.RLIM_INFINITY:
+                return "RLIMIT_CPU is set, which ends the program by the same signal"
+            signal.signal(signal.SIGXCPU, self._handle)
+        self._before = soft, handler
+        resource.setrlimit(resource.RLIMIT_RTTIME, (self._limit_us, hard))
+        return ""
+
+    def close(self) -> None:
+        """Sets back what was; for an application from the main thread. May be called again."""
+        if self._before is None:
+            return
+        (soft, handler), self._before = self._before, None
+        _, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
+        # Somebody may have lowered the hard limit meanwhile.
+        most = soft if hard < 0 else hard if soft < 0 else min(soft, hard)
+        resource.setrlimit(resource.RLIMIT_RTTIME, (most, hard))
+        if self._put_back is not None:
+            signal.signal(signal.SIGXCPU, handler)
+
+    def _handle(self, _number: int, _frame: FrameType | None) -> None:
+        assert self._put_back is not None
+        self._put_back()
+        # The kernel moves the soft limit on by a second each time it sends the signal.
+        _, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
+        resource.setrlimit(resource.RLIMIT_RTTIME, (self._limit_us, hard))

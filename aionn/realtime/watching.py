@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import resource
 import select
 import socket
 import sys
@@ -33,6 +34,9 @@ WATCHED_MAX = 4096
 
 OWNERS_MAX = 256
 """Most connections: one for each process that has real-time threads."""
+
+DESCRIPTORS = 2 * WATCHED_MAX + OWNERS_MAX + 16
+"""What all of them need, and Python."""
 
 MESSAGE_BYTES_MAX = 512
 NAME_LENGTH_MAX = 100
@@ -153,6 +157,12 @@ class Watch:
     def _put_back(self, thread: _Thread, ran_ns: int) -> None:
         # Looked after further: its owner may make it a real-time thread again.
         thread.pauses.begin_again()
+        message = json.dumps({"put_back": [thread.pid, thread.tid, ran_ns]}).encode()
+        try:
+            # First, so that whoever sees an ordinary thread can know why.
+            thread.owner.send(message)
+        except OSError:
+            pass  # An owner that does not read asks the kernel what its threads are.
         what = f"aionn: the real-time thread {thread.name!r} ({thread.tid} of process {thread.pid}) ran {ran_ns // 1_000_000} ms"
         try:
             thread.put_back()
@@ -160,11 +170,6 @@ class Watch:
             _write(f"{what} without a pause and cannot be put back: {e.strerror}")
             return
         _write(f"{what} without a pause: it was put back to the ordinary class")
-        message = json.dumps({"put_back": [thread.pid, thread.tid, ran_ns]}).encode()
-        try:
-            thread.owner.send(message)
-        except OSError:
-            pass  # An owner that does not read asks the kernel what its threads are.
 
     def _read(self, owner: socket.socket) -> None:
         for _ in range(MESSAGES_MAX):
@@ -186,19 +191,30 @@ class Watch:
                 case {"watch": [int(pid), int(tid), str(name)]}:
                     self._watch(pid, tid, name, owner)
                 case {"forget": [int(pid), int(tid)]}:
-                    self._forget((pid, tid))
+                    known = self._threads.get((pid, tid))
+                    if known is not None and known.owner is owner:
+                        self._forget((pid, tid))
                 case {"lend": []} if given and len(self._owners) < OWNERS_MAX:
                     self._add_owner(given.pop())
             for unused in given:
                 unused.close()
 
     def _watch(self, pid: int, tid: int, name: str, owner: socket.socket) -> None:
-        self._forget((pid, tid))
-        if len(self._threads) < WATCHED_MAX:
-            try:
-                self._threads[pid, tid] = _Thread(pid, tid, name, owner)
-            except OSError:
-                pass  # It has ended.
+        """Looks after a thread, and says whether it does."""
+        known = self._threads.get((pid, tid))
+        done = False
+        if known is None or known.owner is owner:
+            self._forget((pid, tid))
+            if len(self._threads) < WATCHED_MAX:
+                try:
+                    self._threads[pid, tid] = _Thread(pid, tid, name, owner)
+                    done = True
+                except OSError:
+                    pass  # It has ended, or there are no descriptors left.
+        try:
+            owner.send(json.dumps({"watched": [pid, tid, int(done)]}).encode())
+        except OSError:
+            pass  # It takes no answer for a refusal.
 
     def _forget(self, key: tuple[int, int]) -> None:
         thread = self._threads.pop(key, None)
@@ -238,6 +254,9 @@ def main() -> None:
     first = socket.socket(fileno=int(sys.argv[1]))
     priority = int(sys.argv[2])
     gc.disable()  # Nothing here makes circles of objects.
+    # Two for each thread that is looked after.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, DESCRIPTORS) if most >= 0 else DESCRIPTORS, most))
     try:
         if priority:
             os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(priority))

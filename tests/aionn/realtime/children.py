@@ -1,7 +1,7 @@
 """Child processes whose limits are set before they try something: what they print as JSON comes back.
 
-A child ends for certain: the kernel kills it when it has used its seconds of processor time, or RLIMIT_RTTIME, and the parent when
-it has waited long enough.
+A child ends for certain: the kernel kills it when one of its real-time threads runs for too long without a pause, and the parent
+when it has waited long enough.
 """
 
 from __future__ import annotations
@@ -22,9 +22,6 @@ ROOT = Path(__file__).resolve().parents[3]
 CHILD_S = 60
 """How long a child may take on a busy machine; it works for milliseconds."""
 
-PROCESSOR_S = 10
-"""Seconds of processor time after which the kernel kills a child."""
-
 RTTIME_US = 700_000
 """What a real-time thread of a child may run without a pause before the kernel kills the child."""
 
@@ -33,7 +30,6 @@ UNPRIVILEGED = 77
 
 BEGIN = f"""
 import ctypes, json, os, resource, sys, threading, time
-resource.setrlimit(resource.RLIMIT_CPU, ({PROCESSOR_S}, {PROCESSOR_S}))
 resource.setrlimit(resource.RLIMIT_RTTIME, ({RTTIME_US}, {RTTIME_US}))
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 

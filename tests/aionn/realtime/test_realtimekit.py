@@ -71,15 +71,17 @@ from aionn.realtime.scheduling import Mode, Scheduling
 scheduling = Scheduling.open(Mode.REQUIRED)
 LOW, MEDIUM, HIGH = SchedulingClass
 rows = [scheduling.acquire(c, "test") for c in (HIGH, MEDIUM, LOW, HIGH)]
+changed = scheduling.change(threading.get_native_id(), MEDIUM)
 limits = resource.getrlimit(resource.RLIMIT_RTTIME)
 watchdog = scheduling._end.pid
-say(way=scheduling.permission.way, rows=[[row.state, row.policy, row.priority] for row in rows], limits=limits,
+say(changed=changed, way=scheduling.permission.way, rows=[[row.state, row.policy, row.priority] for row in rows], limits=limits,
     watchdog=[os.sched_getscheduler(watchdog) & ~os.SCHED_RESET_ON_FORK, os.sched_getparam(watchdog).sched_priority],
     left=scheduling.close(), policy=os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK)
 """
     with kit(bus, "grant") as environment:
         found = run_child(code, before=without_sys_nice(), environment=environment)
     assert found["way"] == "RealtimeKit"
+    assert not found["changed"], "no question to another process in the path of an execution"
     assert found["rows"] == [
         ["real time", "SCHED_RR", 10],
         ["real time", "SCHED_RR", 5],

@@ -214,7 +214,7 @@ say(found=found)
 """
     assert run_child(THREADS + code)["found"] == [
         ["refused", "SCHED_OTHER", "no watchdog looks after real-time threads"],
-        ["refused", "SCHED_OTHER", "the watchdog does not run"],
+        ["refused", "SCHED_OTHER", "the watchdog does not look after it"],
     ]
 
 
