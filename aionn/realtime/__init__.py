@@ -1,7 +1,7 @@
 """Real-time scheduling, locked memory, a watchdog over real-time threads, and a check of the machine.
 
-Knows nothing of the runtime or of drivers: they call it. Each part has a pure core, which takes what was read from the system
-as arguments, and a thin shell that reads and sets. Names are imported when first used.
+This package does not import the runtime or the drivers: they call it. Each part has a pure core, which takes the state of the
+system as arguments, and a thin shell that reads and changes that state. Names are imported when first used.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The checks: what on this machine is against deadlines, over the texts of /proc and /sys. Pure.
+"""The checks: settings of this machine that delay frames, found in the texts of /proc and /sys. Pure.
 
-A text that is absent or makes no sense never fails a check: it says that it cannot tell.
+No check fails because a text is absent or cannot be parsed: its finding reports that the setting cannot be read.
 
 Source: the kernel's documentation of sched-rt-group, cgroup-v2, cpufreq, cpuidle, transhuge, proc(5). The delays are orders of
-magnitude: without real-time scheduling those that were measured beside other programs on two processors, otherwise what the
-setting bounds.
+magnitude: without real-time scheduling they were measured while other programs ran on two processors; otherwise they are the bound
+that the setting gives.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ __all__ = ["CHECKS", "Machine", "check"]
 FINE, NOTE, WARNING, SEVERE = Severity
 
 LATE_UNPRIVILEGED_MS = 80.0
-"""The worst frame of a stream beside a dozen busy programs, without any privilege."""
+"""Delay of the latest frame of a stream while a dozen other programs are busy, without any privilege."""
 
 LATE_NICE_MS = 25.0
 """The same with nice -10."""
 
 MEMLOCK_ENOUGH = 256 << 20
-"""Locked memory that holds the pools and arenas of some streams."""
+"""A limit of locked memory that is enough for the pools and arenas of some streams."""
 
 STEAL_NOTED, STEAL_SEVERE = 0.01, 0.05
-"""Shares of time taken by the hypervisor: a hundredth is one late frame in a hundred."""
+"""Shares of time taken by the hypervisor that cause a warning and a severe finding: a hundredth is one late frame in a hundred."""
 
 IDLE_NOTED_US = 100
-"""Exit latency of an idle state from which on it is more than waking costs anyhow."""
+"""Exit latency of an idle state that is reported: lower ones are less than a wake-up takes in any case."""
 
 CLOCKS_IN_REGISTERS = {
     "tsc",
@@ -48,16 +48,16 @@ CLOCKS_IN_REGISTERS = {
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """What was read.
+    """The state of the machine that the checks use.
 
     Attributes:
-        texts: The text of each file by its path; absent ones are missing.
-        processors: Those that this process may run on.
-        permission: What it may do.
-        memlock_bytes: RLIMIT_MEMLOCK, soft; negative for no limit.
-        may_lock: Whether it has CAP_IPC_LOCK.
-        groups: Folders of its cpu groups, its own first.
-        host: Where it runs.
+        texts: The text of each file by its path; absent files have no entry.
+        processors: The processors that this process may run on.
+        permission: The scheduling that this process may use.
+        memlock_bytes: RLIMIT_MEMLOCK, soft; a negative number means no limit.
+        may_lock: Whether this process has CAP_IPC_LOCK.
+        groups: Folders of the cpu groups of this process, its own first.
+        host: The environment that this process runs in.
         engines: Versions of the engines that are installed, by distribution.
     """
 
@@ -71,28 +71,28 @@ class Machine(msgspec.Struct, frozen=True):
     engines: Mapping[str, str]
 
     def text(self, path: str) -> str:
-        """The text of a file without blanks around it; empty for none."""
+        """The text of a file without blanks around it; empty if the file is absent."""
         return self.texts.get(path, "").strip()
 
     def number(self, path: str) -> int | None:
-        """The number in a file; None for none."""
+        """The number in a file; None if the file is absent or holds no number."""
         text = self.text(path)
         return int(text) if re.fullmatch(r"-?\d{1,18}", text) else None
 
 
 def check_permission(machine: Machine) -> Finding:
-    """Whether threads may be put above those of other programs."""
+    """Whether threads may run at a higher priority than those of other programs."""
     found = machine.permission
-    told = str(found).removesuffix(f": {found.remedy}") if found.remedy else str(found)
+    sentence = str(found).removesuffix(f": {found.remedy}") if found.remedy else str(found)
     if found.is_realtime:
-        return Finding("permission", FINE, told)
+        return Finding("permission", FINE, sentence)
     if found.way is Way.NICE:
-        return Finding("permission", WARNING, told, found.remedy, LATE_NICE_MS)
-    return Finding("permission", SEVERE, told, found.remedy, LATE_UNPRIVILEGED_MS)
+        return Finding("permission", WARNING, sentence, found.remedy, LATE_NICE_MS)
+    return Finding("permission", SEVERE, sentence, found.remedy, LATE_UNPRIVILEGED_MS)
 
 
 def check_throttling(machine: Machine) -> Finding:
-    """How much of the time real-time threads may take."""
+    """The share of the time that real-time threads may run."""
     name = "real-time throttling"
     runtime = machine.number("/proc/sys/kernel/sched_rt_runtime_us")
     period = machine.number("/proc/sys/kernel/sched_rt_period_us")
@@ -103,52 +103,58 @@ def check_throttling(machine: Machine) -> Finding:
         return Finding(
             name,
             NOTE,
-            "kernel.sched_rt_runtime_us is -1: only the watchdog keeps a spinning real-time thread from a processor",
+            "kernel.sched_rt_runtime_us is -1: only the watchdog stops a real-time thread that does not yield its processor",
             "sysctl kernel.sched_rt_runtime_us=950000",
         )
     if runtime == 0:
         return Finding(
             name,
             SEVERE,
-            f"{setting}: none at all",
+            f"{setting}: they cannot run",
             "sysctl kernel.sched_rt_runtime_us=950000",
             LATE_UNPRIVILEGED_MS,
         )
     if runtime < 0.9 * period:
         late = (period - runtime) / 1e3
         return Finding(
-            name, WARNING, f"{setting}, and then stop", "sysctl kernel.sched_rt_runtime_us=950000", late
+            name,
+            WARNING,
+            f"{setting}, and then are stopped",
+            "sysctl kernel.sched_rt_runtime_us=950000",
+            late,
         )
     return Finding(name, FINE, setting)
 
 
 def check_group(machine: Machine) -> Finding:
-    """Whether a control group stops this process when it has used its share of the processors."""
+    """Whether a control group stops this process after it has used its share of processor time."""
     name = "cpu group"
     for folder in machine.groups:
         limit = _group_limit(machine, folder)
         if limit is None:
             continue
         quota, period = limit
-        told = f"{folder} may use {quota / period:.3g} processors, {quota / 1e3:g} ms in {period / 1e3:g} ms"
+        sentence = (
+            f"{folder} may use {quota / period:.3g} processors, {quota / 1e3:g} ms in {period / 1e3:g} ms"
+        )
         stopped = re.search(r"^nr_throttled (\d+)$", machine.text(f"{folder}/cpu.stat"), re.MULTILINE)
         times = int(stopped[1]) if stopped else 0
-        told += f", and was stopped {times} times" if times else ""
+        sentence += f", and was stopped {times} times" if times else ""
         return Finding(
             name,
             SEVERE if times else WARNING,
-            told,
+            sentence,
             "raise the limit of the group (docker run --cpus, the pod's limits.cpu, CPUQuota= of the unit) or remove it; "
-            "real-time threads are not stopped by it",
+            "it does not stop real-time threads",
             0.0 if machine.permission.is_realtime else period / 1e3,
         )
     if not machine.groups:
-        return Finding(name, NOTE, "the groups of this process cannot be read")
-    return Finding(name, FINE, "no group limits the processor time of this process")
+        return Finding(name, NOTE, "the control groups of this process cannot be read")
+    return Finding(name, FINE, "no control group limits the processor time of this process")
 
 
 def _group_limit(machine: Machine, folder: str) -> tuple[int, int] | None:
-    """Quota and period in microseconds; None for no limit."""
+    """Quota and period in microseconds; None means no limit."""
     fields = machine.text(f"{folder}/cpu.max").split()
     if len(fields) == 2 and all(re.fullmatch(r"\d{1,18}", field) for field in fields):
         quota, period = map(int, fields)
@@ -159,7 +165,7 @@ def _group_limit(machine: Machine, folder: str) -> tuple[int, int] | None:
 
 
 def check_governor(machine: Machine) -> Finding:
-    """How the frequency of the processors follows their load."""
+    """The rule by which the frequency of the processors follows their load."""
     name = "frequency governor"
     found = {
         (machine.text(f"{folder}/scaling_governor"), machine.text(f"{folder}/scaling_driver"))
@@ -183,7 +189,7 @@ def check_governor(machine: Machine) -> Finding:
 
 
 def check_idle_states(machine: Machine) -> Finding:
-    """How long a processor takes to wake."""
+    """The time that a processor takes to wake."""
     name = "idle states"
     deepest: tuple[int, str] | None = None
     for number in machine.processors:
@@ -193,15 +199,15 @@ def check_idle_states(machine: Machine) -> Finding:
             if latency is not None and machine.text(f"{folder}/disable") != "1":
                 deepest = max(deepest or (0, ""), (latency, machine.text(f"{folder}/name")))
     if deepest is None:
-        return Finding(name, FINE, "the kernel chooses no idle states here")
+        return Finding(name, FINE, "the kernel lists no idle states, as in a virtual machine")
     latency, state_name = deepest
-    told = f"the deepest is {state_name or 'unnamed'}, which takes {latency} us to leave"
+    sentence = f"the deepest is {state_name or 'unnamed'}, which takes {latency} us to leave"
     if latency < IDLE_NOTED_US:
-        return Finding(name, FINE, told)
+        return Finding(name, FINE, sentence)
     return Finding(
         name,
         NOTE if latency < 1000 else WARNING,
-        told,
+        sentence,
         "cpupower idle-set -D 100, or keep a number such as 50 written into the open file /dev/cpu_dma_latency",
         latency / 1e3,
     )
@@ -212,24 +218,26 @@ IDLE_STATES_MAX = 16
 
 
 def check_swap(machine: Machine) -> Finding:
-    """Whether memory can be on a disk when it is needed."""
+    """Whether the kernel may move memory of this process to a disk."""
     if "/proc/swaps" not in machine.texts:
         return Finding("swap", NOTE, "/proc/swaps cannot be read")
     areas = [fields[0] for line in machine.text("/proc/swaps").splitlines()[1:] if (fields := line.split())]
     if not areas:
-        return Finding("swap", FINE, "none: only pages of programs can be taken away, and read again")
-    if all("/zram" in area for area in areas):
         return Finding(
-            "swap", NOTE, "compressed memory: a page that was taken away takes some 10 us", "", 0.1
+            "swap",
+            FINE,
+            "no swap area: the kernel can reclaim only pages of files, such as code, and reads them again",
         )
-    told = f"{', '.join(areas[:4])}: a page that was taken away takes milliseconds to come back"
+    if all("/zram" in area for area in areas):
+        return Finding("swap", NOTE, "compressed memory: reading a swapped page takes some 10 us", "", 0.1)
+    sentence = f"{', '.join(areas[:4])}: reading a swapped page takes milliseconds"
     if machine.may_lock or machine.memlock_bytes < 0:
-        return Finding("swap", NOTE, f"{told}; this process may lock its pages", "sysctl vm.swappiness=1")
-    return Finding("swap", WARNING, told, f"swapoff -a, or {memlock_remedy(machine.host)}", 50.0)
+        return Finding("swap", NOTE, f"{sentence}; this process may lock its pages", "sysctl vm.swappiness=1")
+    return Finding("swap", WARNING, sentence, f"swapoff -a, or {memlock_remedy(machine.host)}", 50.0)
 
 
 def check_overcommit(machine: Machine) -> Finding:
-    """What happens when memory runs out."""
+    """The kernel's behaviour when memory runs out."""
     mode = machine.number("/proc/sys/vm/overcommit_memory")
     match mode:
         case 0 | 2:
@@ -246,18 +254,18 @@ def check_overcommit(machine: Machine) -> Finding:
 
 
 def check_huge_pages(machine: Machine) -> Finding:
-    """Whether a page fault may stop to move memory."""
+    """Whether a page fault may wait while the kernel moves memory."""
     name = "transparent huge pages"
     folder = "/sys/kernel/mm/transparent_hugepage"
     enabled, defrag = (_chosen(machine.text(f"{folder}/{file}")) for file in ("enabled", "defrag"))
     if not enabled:
-        return Finding(name, FINE, "the kernel has none")
-    told = f"enabled: {enabled}, defrag: {defrag or 'unknown'}"
+        return Finding(name, FINE, "the kernel does not use them")
+    sentence = f"enabled: {enabled}, defrag: {defrag or 'unknown'}"
     if enabled == "always" and defrag == "always":
         return Finding(
             name,
             WARNING,
-            f"{told}: a page fault may move memory for milliseconds",
+            f"{sentence}: a page fault may move memory for milliseconds",
             f"echo madvise > {folder}/enabled; echo defer+madvise > {folder}/defrag",
             10.0,
         )
@@ -265,26 +273,28 @@ def check_huge_pages(machine: Machine) -> Finding:
         return Finding(
             name,
             NOTE,
-            f"{told}: khugepaged moves memory of running programs",
+            f"{sentence}: khugepaged moves memory of running programs",
             f"echo madvise > {folder}/enabled",
             1.0,
         )
-    return Finding(name, FINE, told)
+    return Finding(name, FINE, sentence)
 
 
 def check_memlock(machine: Machine) -> Finding:
-    """How much memory may be locked."""
+    """The amount of memory that this process may lock."""
     name = "locked memory"
     if machine.may_lock or machine.memlock_bytes < 0:
-        return Finding(name, FINE, "without limit")
-    told = f"at most {machine.memlock_bytes / (1 << 20):.3g} MiB (RLIMIT_MEMLOCK)"
+        return Finding(name, FINE, "without a limit")
+    sentence = f"at most {machine.memlock_bytes / (1 << 20):.3g} MiB (RLIMIT_MEMLOCK)"
     if machine.memlock_bytes >= MEMLOCK_ENOUGH:
-        return Finding(name, FINE, told)
-    return Finding(name, NOTE, f"{told}: larger pools are touched, not locked", memlock_remedy(machine.host))
+        return Finding(name, FINE, sentence)
+    return Finding(
+        name, NOTE, f"{sentence}: larger pools are touched, not locked", memlock_remedy(machine.host)
+    )
 
 
 def check_clock(machine: Machine) -> Finding:
-    """What reading the clock costs."""
+    """The time that reading the clock takes."""
     folder = "/sys/devices/system/clocksource/clocksource0"
     current = machine.text(f"{folder}/current_clocksource")
     available = machine.text(f"{folder}/available_clocksource").split()
@@ -300,7 +310,7 @@ def check_clock(machine: Machine) -> Finding:
     )
     if "jiffies" in current:
         return Finding(
-            "clock source", SEVERE, f"{current}: time goes on in steps of milliseconds", remedy, 10.0
+            "clock source", SEVERE, f"{current}: time advances in steps of milliseconds", remedy, 10.0
         )
     return Finding(
         "clock source", WARNING, f"{current}: each reading takes a microsecond or more", remedy, 0.1
@@ -308,28 +318,28 @@ def check_clock(machine: Machine) -> Finding:
 
 
 def check_steal(machine: Machine) -> Finding:
-    """How much of the time the hypervisor ran something else."""
+    """The share of the time in which the hypervisor ran something else."""
     share = steal_share("", machine.text("/proc/stat"))
     if share is None:
         return Finding("steal time", NOTE, "/proc/stat cannot be read")
-    told = f"the hypervisor took {100 * share:.2g} % of the time since the start"
+    sentence = f"the hypervisor took {100 * share:.2g} % of the time since the machine started"
     if share < STEAL_NOTED:
-        return Finding("steal time", FINE, told if share else "none")
+        return Finding("steal time", FINE, sentence if share else "none")
     return Finding(
         "steal time",
         SEVERE if share >= STEAL_SEVERE else WARNING,
-        told,
+        sentence,
         "use a machine with processors of its own, or fewer of them on a host that is not oversold",
         50.0 if share >= STEAL_SEVERE else 10.0,
     )
 
 
 def steal_share(earlier: str, later: str) -> float | None:
-    """The share of steal time between two texts of /proc/stat; None where they make no sense.
+    """The share of steal time between two texts of /proc/stat; None if the later text cannot be parsed.
 
     Args:
-        earlier: Empty for the start of the machine.
-        later: After it.
+        earlier: The first text; empty means the start of the machine.
+        later: The second text.
     """
     counts = [_ticks(text) for text in (earlier, later)]
     before, after = counts[0] or [0] * 8, counts[1]
@@ -340,7 +350,7 @@ def steal_share(earlier: str, later: str) -> float | None:
 
 
 def _ticks(text: str) -> list[int] | None:
-    """User, nice, system, idle, iowait, irq, softirq and steal; guests are counted in the first two already."""
+    """User, nice, system, idle, iowait, irq, softirq and steal; the first two include the time of guests."""
     for line in text.splitlines()[:1]:
         fields = line.split()
         if (
@@ -354,32 +364,32 @@ def _ticks(text: str) -> list[int] | None:
 
 
 def check_processors(machine: Machine) -> Finding:
-    """Which processors this process may run on, and whether the kernel spreads threads over them."""
+    """The processors that this process may run on, and whether the kernel distributes threads over them."""
     count = len(machine.processors)
     isolated = numbers_in(machine.text("/sys/devices/system/cpu/isolated"))
     ours = sorted(isolated & set(machine.processors))
-    told = f"{count} may be used, {len(isolated)} of the machine are isolated"
+    sentence = f"this process may use {count}, {len(isolated)} of the machine are isolated"
     if count == 1:
         return Finding(
             "processors",
             WARNING,
-            "1 may be used: the application, the driver and the watchdog take turns on it",
-            "let the process run on two processors or more (taskset, cpuset.cpus)",
+            "this process may use 1: the application, the driver and the watchdog share it",
+            "allow the process two processors or more (taskset, cpuset.cpus)",
             1.0,
         )
     if ours and len(ours) > 1:
         return Finding(
             "processors",
             WARNING,
-            f"{told}, of which this process may use {len(ours)}: the kernel does not spread threads over those",
+            f"{sentence}, of which this process may use {len(ours)}: the kernel does not distribute threads over isolated ones",
             "give the process one isolated processor at most, or use cpuset.cpus.partition=root instead of isolcpus",
             LATE_UNPRIVILEGED_MS,
         )
-    return Finding("processors", FINE, told)
+    return Finding("processors", FINE, sentence)
 
 
 def numbers_in(text: str) -> set[int]:
-    """The numbers of a list such as ``0-3,7``; what makes no sense is left out."""
+    """The numbers of a list such as ``0-3,7``; parts that cannot be parsed are ignored."""
     found: set[int] = set()
     for part in text.split(","):
         if ends := re.fullmatch(r"\s*(\d{1,5})(?:-(\d{1,5}))?\s*", part):
@@ -388,7 +398,7 @@ def numbers_in(text: str) -> set[int]:
 
 
 def check_preemption(machine: Machine) -> Finding:
-    """Whether the kernel leaves a long system call of another program for a real-time thread."""
+    """Whether the kernel interrupts a long system call of another program to run a real-time thread."""
     name = "preemption"
     version = machine.text("/proc/version")
     if "PREEMPT_RT" in version or machine.text("/sys/kernel/realtime") == "1":
@@ -406,7 +416,7 @@ def check_preemption(machine: Machine) -> Finding:
             return Finding(
                 name,
                 NOTE,
-                "voluntary: a long system call of another program delays by a millisecond",
+                "voluntary: a long system call of another program causes a delay of a millisecond",
                 remedy,
                 1.0,
             )
@@ -414,7 +424,7 @@ def check_preemption(machine: Machine) -> Finding:
             return Finding(
                 name,
                 NOTE,
-                "none: a long system call of another program delays by some milliseconds",
+                "none: a long system call of another program causes a delay of some milliseconds",
                 remedy,
                 4.0,
             )
@@ -447,15 +457,15 @@ def _preemption_model(machine: Machine, version: str) -> str:
 LOCK_HOLDERS = {
     "ai-edge-litert": (
         None,
-        "its CompiledModel holds it while a model runs; its Interpreter, which aionn uses, does not",
+        "its CompiledModel holds the interpreter's lock while a model runs (its Interpreter, which aionn uses, does not)",
     ),
-    "onnxruntime": ((1, 12), "before 1.12 it holds it during io binding"),
+    "onnxruntime": ((1, 12), "versions before 1.12 hold the interpreter's lock during io binding"),
 }
-"""Versions of engines that hold the interpreter's lock: those before the first number, or all for None."""
+"""Engines that hold the interpreter's lock: the first version that does not, where None means that all do, and the reason."""
 
 
 def check_engines(machine: Machine) -> Finding:
-    """Which engines keep every other thread of their process from running."""
+    """The installed engines that stop all other threads of their process while they run."""
     notes, warnings = [], []
     for name, version in machine.engines.items():
         before, what = LOCK_HOLDERS.get(name, ((0,), ""))
@@ -464,12 +474,12 @@ def check_engines(machine: Machine) -> Finding:
             notes.append(f"{name} {version}: {what}")
         elif before is not None and found < before:
             warnings.append(f"{name} {version}: {what}")
-    told = "; ".join([*warnings, *notes])
-    if not told:
+    sentence = "; ".join([*warnings, *notes])
+    if not sentence:
         listed = ", ".join(f"{name} {version}" for name, version in machine.engines.items())
         return Finding("engines", FINE, listed or "none is installed")
-    remedy = "keep drivers in processes of their own, which is the default"
-    return Finding("engines", WARNING if warnings else NOTE, f"the interpreter's lock: {told}", remedy)
+    remedy = "run drivers in processes of their own, which is the default"
+    return Finding("engines", WARNING if warnings else NOTE, sentence, remedy)
 
 
 CHECKS: tuple[Callable[[Machine], Finding], ...] = (
@@ -491,7 +501,7 @@ CHECKS: tuple[Callable[[Machine], Finding], ...] = (
 
 
 def check(machine: Machine) -> list[Finding]:
-    """What every check found, in a fixed order."""
+    """The findings of all checks, in the order of ``CHECKS``."""
     return [each(machine) for each in CHECKS]
 
 

@@ -1,8 +1,9 @@
-"""Python's garbage collector kept out of the way of frames: one setting, and afterwards as it was.
+"""A setting of Python's garbage collector that avoids collections during frames, and restores the previous setting.
 
-A full collection looks at every object that may be part of a circle: 10 to 30 ms with a model imported, during which no task runs.
+A full collection visits every object that may be part of a reference cycle: 10 to 30 ms with a model imported, during which no task
+runs.
 
-Source: the documentation of ``gc``: ``freeze`` moves all objects that are there into a generation that is never looked at.
+Source: the documentation of ``gc``: ``freeze`` moves all existing objects into a generation that no collection visits.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ __all__ = ["Collection", "CollectorMode"]
 
 
 class CollectorMode(enum.StrEnum):
-    """What becomes of the collector. ``FROZEN`` looks at what is made afterwards; ``DISABLED`` at nothing unless it is asked."""
+    """The collector's setting. ``FROZEN`` collects only objects made afterwards; ``DISABLED`` collects only when ``collect`` is
+    called."""
 
     ORDINARY = "ordinary"
     FROZEN = "frozen"
@@ -23,7 +25,8 @@ class CollectorMode(enum.StrEnum):
 
 
 class Collection:
-    """The collector's setting. Several may be open in one process: the strictest holds, and the last to close restores."""
+    """A request for a setting. Several may be open in one process: the strictest applies, and the last to close restores the first
+    state."""
 
     _lock = threading.Lock()
     _open: list[Collection] = []  # noqa: RUF012  Of the process, as the collector is.
@@ -31,11 +34,11 @@ class Collection:
     _was_frozen = False
 
     def __init__(self, mode: CollectorMode) -> None:
-        """Takes a setting; it holds from ``open`` on."""
+        """Keeps a setting, which ``open`` applies."""
         self.mode = mode
 
     def open(self) -> None:
-        """Sets it. Call it when everything is made that stays: a collection runs first, then what is left is frozen."""
+        """Applies the setting. Call it after all long-lived objects are made: it collects, then freezes the objects that remain."""
         if self.mode is CollectorMode.ORDINARY:
             return
         with Collection._lock:
@@ -51,11 +54,11 @@ class Collection:
                 gc.disable()
 
     def collect(self) -> int:
-        """Looks at what was made since, for a moment in which nothing is due; the number of objects that were freed."""
+        """Collects the objects made since ``open``, for a moment in which no frame is due. Returns the number of freed objects."""
         return gc.collect()
 
     def close(self) -> None:
-        """Sets back what was: enabled or not, and nothing frozen unless something was frozen before. May be called again."""
+        """Restores the previous state: enabled or not, and unfrozen unless objects were frozen before. May be called again."""
         with Collection._lock:
             if self not in Collection._open:
                 return

@@ -1,4 +1,4 @@
-"""What a check of the machine says, and whether deadlines can be expected by it. Pure."""
+"""Findings of the checks of the machine, and the verdict whether it can keep deadlines. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Distribution", "Finding", "Gaps", "Measured", "Severity", "Verdict",
 
 
 class Severity(enum.StrEnum):
-    """How much a finding is against deadlines."""
+    """The weight of a finding: SEVERE settings make frames miss deadlines, NOTE is for information."""
 
     FINE = "fine"
     NOTE = "note"
@@ -20,14 +20,14 @@ class Severity(enum.StrEnum):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """What one check found.
+    """The result of one check.
 
     Attributes:
-        name: The check's.
-        severity: How much it is against deadlines.
-        sentence: What was found.
-        remedy: What to do; empty for nothing.
-        late_ms: How late a HIGH frame may be because of it on a busy machine: an order of magnitude; 0 for not at all.
+        name: The name of the check.
+        severity: The weight of the finding.
+        sentence: The state that the check found.
+        remedy: The change that improves it; empty if none is needed or known.
+        late_ms: The delay that it may cause a HIGH frame on a busy machine: an order of magnitude; 0 means none.
     """
 
     name: str
@@ -41,8 +41,8 @@ class Distribution(msgspec.Struct, frozen=True):
     """Times in microseconds.
 
     Attributes:
-        count: How many.
-        median_us: Half of them are shorter.
+        count: Number of times.
+        median_us: Half of the times are shorter.
         p99_us: One of a hundred is longer.
         max_us: The longest.
     """
@@ -54,7 +54,7 @@ class Distribution(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, times_ns: Sequence[int]) -> Distribution:
-        """The distribution of times in nanoseconds; zeros where there are none."""
+        """The distribution of times in nanoseconds; all zeros for an empty list."""
         if not times_ns:
             return cls(0, 0.0, 0.0, 0.0)
         ordered = sorted(times_ns)
@@ -69,10 +69,10 @@ class Gaps(msgspec.Struct, frozen=True):
     """Times in which a thread that never waits did not run.
 
     Attributes:
-        count: How many were longer than ``floor_us``.
-        floor_us: What is not counted: interrupts of the kernel's own.
+        count: Number of gaps longer than ``floor_us``.
+        floor_us: Shorter gaps are not counted: the kernel's own interrupts cause them.
         longest_us: The longest.
-        share: Of the time, 0 to 1.
+        share: The share of the measured time that the gaps take, 0 to 1.
     """
 
     count: int
@@ -82,7 +82,7 @@ class Gaps(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, gaps_ns: Sequence[int], floor_us: float, looked_ns: int) -> Gaps:
-        """Gaps in nanoseconds that are longer than the floor, over the time that was looked at."""
+        """The summary of gaps in nanoseconds, all longer than the floor, that occurred within ``looked_ns``."""
         total = sum(gaps_ns)
         return cls(
             len(gaps_ns), floor_us, max(gaps_ns, default=0) / 1e3, total / looked_ns if looked_ns else 0.0
@@ -90,15 +90,15 @@ class Gaps(msgspec.Struct, frozen=True):
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """What was measured.
+    """The measured delays of this machine.
 
     Attributes:
-        seconds: How long in all.
-        scheduling: How the measuring threads ran: ``SCHED_RR``, ``nice`` or ``ordinary``.
-        timers: How late sleeping threads woke, on each processor in turn.
-        wakes: How long a wake from one processor to another took, half of a round trip; None with one processor.
-        gaps: In a thread that never waits: time that the hypervisor or the firmware took, and without SCHED_RR other programs.
-        steal: Share of the time that the hypervisor says it took; None where it does not say.
+        seconds: Length of the measurement.
+        scheduling: Scheduling of the measuring threads: ``SCHED_RR``, ``nice`` or ``ordinary``.
+        timers: Delays of threads that wake from a sleep, on each processor in turn.
+        wakes: Times of a wake-up from one processor to another, half of a round trip; None with one processor.
+        gaps: Gaps in a thread that never waits: time that the hypervisor or the firmware took, and without SCHED_RR other programs.
+        steal: Share of the time that the hypervisor reports as taken; None if it does not report it.
     """
 
     seconds: float
@@ -110,17 +110,17 @@ class Measured(msgspec.Struct, frozen=True):
 
     @property
     def late_ms(self) -> float:
-        """The worst of it, in milliseconds."""
+        """The longest of these delays, in milliseconds."""
         wakes = 0.0 if self.wakes is None else self.wakes.max_us
         return max(self.timers.max_us, wakes, self.gaps.longest_us) / 1e3
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """Whether deadlines of a length can be expected.
+    """The answer to the question whether this machine can keep deadlines of a length.
 
     Attributes:
-        expected: Whether they can.
-        sentence: Why, or why not.
+        expected: Whether it can.
+        sentence: The reason.
     """
 
     expected: bool
@@ -128,27 +128,25 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def judge(findings: Sequence[Finding], deadline_ms: float, measured: Measured | None) -> Verdict:
-    """Whether deadlines of this length can be expected: nothing that was found or measured may last as long.
+    """Decide whether this machine can keep deadlines of this length: no delay that was found or measured may be as long.
 
     Args:
-        findings: Of all checks.
-        deadline_ms: Between a frame and its answer, beyond what the model takes.
-        measured: What was measured; None for nothing.
+        findings: The findings of all checks.
+        deadline_ms: Milliseconds between a frame and its result, beyond the time that the model takes.
+        measured: The measured delays; None if nothing was measured.
     """
     against = [
         f"{finding.name} ({finding.late_ms:g} ms)" for finding in findings if finding.late_ms >= deadline_ms
     ]
     if measured is not None and measured.late_ms >= deadline_ms:
-        against.append(f"what was measured now ({measured.late_ms:.3g} ms)")
+        against.append(f"the longest measured delay ({measured.late_ms:.3g} ms)")
     if against:
         return Verdict(
             False,
-            f"deadlines of {deadline_ms:g} ms cannot be expected on this machine when it is busy: {', '.join(against)}",
+            f"this machine cannot keep deadlines of {deadline_ms:g} ms when it is busy; too long for them: {', '.join(against)}",
         )
     worst = max((finding.late_ms for finding in findings), default=0.0)
-    told = (
-        f"deadlines of {deadline_ms:g} ms can be expected: the largest delay that was found is {worst:g} ms"
-    )
+    sentence = f"this machine can keep deadlines of {deadline_ms:g} ms: the longest delay that its settings cause is {worst:g} ms"
     if measured is not None:
-        told += f", the largest that was measured {measured.late_ms:.3g} ms"
-    return Verdict(True, told)
+        sentence += f", the longest measured delay {measured.late_ms:.3g} ms"
+    return Verdict(True, sentence)

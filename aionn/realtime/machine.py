@@ -1,4 +1,4 @@
-"""Reads what the checks look at: files of /proc and /sys, limits, and versions of engines. Every read is bounded."""
+"""Reads the state that the checks use: files of /proc and /sys, limits, and versions of engines. Every read is bounded."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ GROUP_FILES = ("cpu.max", "cpu.stat", "cpu.cfs_quota_us", "cpu.cfs_period_us")
 ENGINES = ("ai-edge-litert", "tflite-runtime", "onnxruntime", "openvino")
 
 GROUPS_MAX = 32
-"""Most levels of groups: the kernel refuses deeper ones where a controller is on."""
+"""Most levels of groups: the kernel rejects deeper ones where a controller is enabled."""
 
 PROCESSORS_MAX = 256
-"""Most processors that are looked at one by one; on larger machines the first speak for all."""
+"""Most processors that are read one by one; on larger machines the first are taken as typical."""
 
 
 def read_machine(permission: Permission | None = None) -> Machine:
-    """What the checks look at. Blocks for some ten milliseconds.
+    """Read the state of this machine that the checks use. Blocks for some ten milliseconds.
 
     Args:
-        permission: What this process may do, where that is known; None asks.
+        permission: The scheduling that this process may use; None finds it out.
     """
     processors = tuple(sorted(os.sched_getaffinity(0)))
     groups = group_folders(read_text("/proc/self/cgroup"), read_text("/proc/mounts"))
@@ -98,7 +98,7 @@ def group_folders(cgroup: str, mounts: str) -> tuple[str, ...]:
 
 
 def _kernel_config() -> str:
-    """The options that the kernel was built with; empty where nothing says."""
+    """The options that the kernel was built with; empty if no file lists them."""
     try:
         with open("/proc/config.gz", "rb") as file:
             packed = file.read(TEXT_BYTES_MAX)

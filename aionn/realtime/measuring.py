@@ -1,9 +1,9 @@
-"""Measures what deadlines meet: how late timers wake, what a wake across processors costs, and gaps that nobody here caused.
+"""Measures the delays of this machine: late timers, wake-ups across processors, and gaps that this process does not cause.
 
-As cyclictest and hwlatdetect do, in Python: a microsecond or two are the interpreter's own. The threads run as HIGH threads would,
-with the watchdog over them; the thread that never waits pauses every ``SPIN_NS`` for as long.
+The method is that of cyclictest and hwlatdetect, in Python: the interpreter adds a microsecond or two. The threads run with the
+class HIGH, under the watchdog; the thread that never waits pauses for ``SPIN_NS`` after every ``SPIN_NS``.
 
-Blocks for the whole time: not on the thread of an event loop.
+``measure`` blocks for the whole time: do not call it on the thread of an event loop.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from aionn.realtime.scheduling import Mode, Scheduling
 __all__ = ["measure"]
 
 INTERVAL_NS = 1_000_000
-"""How long a timer sleeps: as cyclictest's."""
+"""Length of a timer's sleep: the default of cyclictest."""
 
 SPIN_NS = 10_000_000
-"""How long the thread that never waits runs before it pauses: far below the watchdog's budget."""
+"""Time that the thread that never waits runs before it pauses: far below the watchdog's budget."""
 
 GAP_FLOOR_NS = 100_000
 """The shortest gap that counts: interrupts of the kernel's own are shorter."""
 
 TIMES_MAX = 1_000_000
-"""Most times that are kept of one kind: a quarter of an hour of timers."""
+"""Most samples of one kind that are kept: a quarter of an hour of timers."""
 
 WAKE_S = 1.0
-"""How long one wake across processors may take before measuring goes on without it."""
+"""Longest wait for one wake-up across processors; the measurement continues without the sample."""
 
 
 def measure(seconds: float, permission: Permission) -> Measured:
-    """Measures for some seconds: half of them timers, a quarter wakes, a quarter gaps.
+    """Measure for some seconds: half of them timers, a quarter wake-ups, a quarter gaps.
 
     Args:
-        seconds: In all.
-        permission: What this process may do.
+        seconds: Length of the measurement.
+        permission: The scheduling that this process may use.
     """
     scheduling = Scheduling.open(Mode.IF_PERMITTED, permission=permission)
     collection = Collection(CollectorMode.DISABLED)
@@ -85,7 +85,7 @@ def measure(seconds: float, permission: Permission) -> Measured:
 
 
 def _in_thread(work: Callable[[], None]) -> None:
-    """Runs something in a thread of its own, whose processor and class end with it."""
+    """Runs a function in a thread of its own, so that its processor and class do not change the caller's thread."""
     thread = threading.Thread(target=work, name="aionn-doctor", daemon=True)
     thread.start()
     thread.join()
@@ -102,7 +102,7 @@ def _sleep(processor: int, duration_ns: int, late: list[int]) -> None:
 def _wakes(
     processors: list[int], duration_ns: int, as_high: Callable[[Callable[[], None]], None]
 ) -> list[int]:
-    """Half of the round trips between the first processor and the last."""
+    """Half of the time of each round trip between the first processor and the last, in nanoseconds."""
     there, back = os.eventfd(0, os.EFD_CLOEXEC), os.eventfd(0, os.EFD_CLOEXEC)
     end_ns = time.monotonic_ns() + duration_ns
     found: list[int] = []
@@ -121,7 +121,7 @@ def _wakes(
                     continue
                 os.eventfd_read(back)
                 found.append((time.monotonic_ns() - now_ns) // 2)
-                # Both go to sleep in between, or the wake would find the processor awake.
+                # Both threads sleep between samples; otherwise the wake-up would find the processor awake.
                 select.select((), (), (), INTERVAL_NS / 1e9)
         finally:
             os.eventfd_write(there, OVER)
@@ -140,11 +140,11 @@ def _wakes(
 
 
 OVER = 1 << 32
-"""What is written into the event counter when there are no more questions: more than those can add up to."""
+"""Value written into the event counter to end the answering thread: larger than the sum of all requests."""
 
 
 def _spin(duration_ns: int, gaps: list[int]) -> int:
-    """Notes when the clock jumped; how long it looked."""
+    """Appends the gaps of the clock that exceed ``GAP_FLOOR_NS``. Returns the measured time in nanoseconds."""
     looked_ns = 0
     end_ns = time.monotonic_ns() + duration_ns
     while (begin_ns := time.monotonic_ns()) < end_ns and len(gaps) < TIMES_MAX:

@@ -1,12 +1,12 @@
-"""Memory that does not fault in the middle of a frame: ranges touched and locked, as far as RLIMIT_MEMLOCK goes.
+"""Memory without page faults during frames: ranges are touched, and locked as far as RLIMIT_MEMLOCK permits.
 
 Invariants:
-1. Nothing fails because a limit is too small: the range is touched, works, and the report says what is not locked.
-2. What was locked is unlocked by ``release`` or ``close``; ranges that others locked are not touched.
+1. No call fails because a limit is too small: the range is touched and can be used, and the report lists it as not locked.
+2. ``release`` and ``close`` unlock the ranges that ``keep`` locked, and no range that other code locked.
 
-Facts: locking counts pages, and the kernel counts a page of a process once however often it is locked, but unlocks it at the first
-munlock; so ranges are kept apart by whole pages. A shared page that one process has locked stays in memory for all; each of them
-still has to map it, which touching does.
+Facts: the kernel counts a page once however often a process locks it, and unlocks it at the first munlock. Two ranges may share a
+page, so ranges are recorded as whole pages. A shared page that one process has locked stays in memory for all processes; each of
+them still has to map it, which touching does.
 
 Source: mlock(2), madvise(2) (MADV_POPULATE_WRITE, Linux 5.14), getrusage(2).
 """
@@ -33,7 +33,7 @@ MADV_POPULATE_WRITE = 23
 MCL_CURRENT, MCL_FUTURE, MCL_ONFAULT = 1, 2, 4
 PAGE = mmap.PAGESIZE
 RANGES_MAX = 65_536
-"""Most ranges: the kernel's own limit of mappings (vm.max_map_count) is as large, and a locked range is a mapping of its own."""
+"""Most ranges: about the kernel's limit of mappings (vm.max_map_count), since each locked range is a mapping of its own."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 for _name in ("mlock", "munlock"):
@@ -46,11 +46,11 @@ class LockedRow(msgspec.Struct, frozen=True):
     """A range in the report.
 
     Attributes:
-        name: What it holds.
-        bytes: Its whole pages.
+        name: The contents, for people.
+        bytes: Size of its whole pages.
         is_touched: Whether its pages are mapped.
-        is_locked: Whether they cannot be taken away.
-        reason: Why not; empty if they cannot.
+        is_locked: Whether its pages stay in memory.
+        reason: The reason why it is not locked; empty if it is.
     """
 
     name: str
@@ -64,8 +64,8 @@ class PageFaults(msgspec.Struct, frozen=True):
     """Page faults so far.
 
     Attributes:
-        minor: Answered from memory: some microseconds.
-        major: Waited for a disk: milliseconds.
+        minor: Faults that the kernel resolved in memory: some microseconds each.
+        major: Faults that waited for a disk: milliseconds each.
     """
 
     minor: int
@@ -73,7 +73,7 @@ class PageFaults(msgspec.Struct, frozen=True):
 
     @classmethod
     def now(cls, *, of_thread: bool = False) -> PageFaults:
-        """The counters of this process, or of the thread that calls alone."""
+        """The counters of this process, or of the calling thread alone."""
         usage = resource.getrusage(resource.RUSAGE_THREAD if of_thread else resource.RUSAGE_SELF)
         return cls(usage.ru_minflt, usage.ru_majflt)
 
@@ -87,17 +87,17 @@ def whole_pages(address: int, size: int, page: int = PAGE) -> tuple[int, int]:
     return begin, (address + size + page - 1) // page * page - begin
 
 
-def told_refusal(number: int, limit_bytes: int, locked_bytes: int, size: int) -> str:
-    """Why a range could not be locked.
+def explain_refusal(number: int, limit_bytes: int, locked_bytes: int, size: int) -> str:
+    """The reason why a range could not be locked, as a sentence.
 
     Args:
         number: The errno of mlock.
-        limit_bytes: RLIMIT_MEMLOCK; negative for no limit.
-        locked_bytes: What this process has locked already.
-        size: Of the range.
+        limit_bytes: RLIMIT_MEMLOCK; a negative number means no limit.
+        locked_bytes: Bytes that this process has locked already.
+        size: Bytes of the range.
     """
     if number in (errno.ENOMEM, errno.EPERM, errno.EAGAIN) and 0 <= limit_bytes < locked_bytes + size:
-        return f"RLIMIT_MEMLOCK is {limit_bytes} bytes, {locked_bytes} are locked, {size} more were asked for"
+        return f"RLIMIT_MEMLOCK is {limit_bytes} bytes, {locked_bytes} are locked, {size} more were requested"
     if number == errno.ENOSYS:
         return "a seccomp filter or the sandbox answers mlock with ENOSYS"
     return f"mlock failed with {errno.errorcode.get(number, number)}"
@@ -107,7 +107,7 @@ class PageLocks:
     """The ranges of this process that are kept in memory. May be used from any thread."""
 
     def __init__(self) -> None:
-        """Nothing is kept yet."""
+        """Keeps no range yet."""
         self._rows: dict[tuple[int, int], tuple[LockedRow, Any]] = {}
         self._lock = threading.Lock()
         self._is_everything = False
@@ -116,14 +116,14 @@ class PageLocks:
         """Touches the pages of a buffer and locks them. Blocks for as long as that takes: a millisecond for 10 MB.
 
         Args:
-            buffer: Contiguous, of any kind that offers memory; kept alive until it is released. Its contents do not change.
-            name: What it holds, for the report.
+            buffer: Any contiguous object with the buffer protocol; kept alive until it is released. Its contents do not change.
+            name: The contents, for the report.
 
         Returns:
-            What became of it. No exception where the machine refuses.
+            The row of the report. If the machine does not permit a lock, the row has the reason, and no exception is raised.
 
         Raises:
-            TypeError: It offers no memory, or not in one piece.
+            TypeError: The object has no buffer, or its buffer is not contiguous.
         """
         address, size, keep_alive = _place(buffer)
         begin, length = whole_pages(address, size)
@@ -138,7 +138,7 @@ class PageLocks:
             locked = _locked_bytes()
             number = 0 if _libc.mlock(begin, length) == 0 else ctypes.get_errno()
             reason = (
-                told_refusal(number, resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], locked, length)
+                explain_refusal(number, resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], locked, length)
                 if number
                 else ""
             )
@@ -147,20 +147,20 @@ class PageLocks:
             return row
 
     def release(self, buffer: Any) -> None:
-        """Lets the pages of a buffer go; a buffer that is not kept is left alone."""
+        """Unlocks the pages of a buffer; has no effect on a buffer that is not kept."""
         address, size, _ = _place(buffer)
         key = whole_pages(address, size)
         with self._lock:
             self._release(key)
 
     def keep_everything(self) -> str:
-        """Locks all that this process has mapped and will map, each page when it is first used: code and libraries, too.
+        """Locks all memory that this process has mapped or will map, each page when it is first used, code and libraries included.
 
-        Under memory pressure the kernel takes pages of code first, and reads them from a disk when they are needed again. Only with
-        CAP_IPC_LOCK or without a limit: with one, a later allocation would fail instead.
+        Under memory pressure the kernel reclaims pages of code first, and reads them from a disk when they are needed again. This
+        needs CAP_IPC_LOCK or no limit: under a limit, a later allocation would fail.
 
         Returns:
-            Why not; empty if it is done.
+            The reason why it was not done; empty if it was.
         """
         with self._lock:
             if self._is_everything:
@@ -169,20 +169,20 @@ class PageLocks:
             if soft != resource.RLIM_INFINITY and not _may_lock():
                 return f"RLIMIT_MEMLOCK is {soft} bytes, expected no limit or CAP_IPC_LOCK"
             if _locked_bytes() and not self._rows:
-                # munlockall, which undoes it, would undo what others locked as well.
-                return "something else in this process has locked memory"
+                # ``close`` calls munlockall, which would unlock that memory as well.
+                return "other code in this process has locked memory"
             if _libc.mlockall(MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT):
                 return f"mlockall failed with {errno.errorcode.get(ctypes.get_errno(), 'an error')}"
             self._is_everything = True
             return ""
 
     def report(self) -> list[LockedRow]:
-        """Every range that is kept."""
+        """The rows of all kept ranges."""
         with self._lock:
             return [row for row, _ in self._rows.values()]
 
     def close(self) -> None:
-        """Lets everything go. May be called again."""
+        """Unlocks all kept ranges. May be called again."""
         with self._lock:
             if self._is_everything:
                 _libc.munlockall()
@@ -196,7 +196,7 @@ class PageLocks:
             begin, length = key
             if not self._is_everything:
                 _libc.munlock(begin, length)
-                # A page at the end may belong to a neighbour that is kept as well.
+                # The first or last page may belong to another kept range as well, which must stay locked.
                 for (other, size), (neighbour, _) in self._rows.items():
                     if neighbour.is_locked and other < begin + length and begin < other + size:
                         _libc.mlock(other, size)
@@ -204,13 +204,13 @@ class PageLocks:
 
 
 def _place(buffer: Any) -> tuple[int, int, Any]:
-    """Address and size in bytes of a buffer, and what keeps it where it is."""
+    """Address and size in bytes of a buffer, and an object whose reference prevents the buffer from moving."""
     view = memoryview(buffer)
     if not view.contiguous:
-        raise TypeError("expected memory in one piece, got a buffer with gaps")
+        raise TypeError("expected a contiguous buffer, got one with gaps")
     if not view.nbytes:
         return 0, 0, view
-    # ctypes takes writable memory alone.
+    # numpy gives the address of read-only memory, for which ctypes raises an exception.
     array = np.frombuffer(view.cast("B") if view.ndim != 1 or view.format != "B" else view, np.uint8)
     return int(array.__array_interface__["data"][0]), view.nbytes, array
 
@@ -219,7 +219,7 @@ def _touch(begin: int, length: int, array: Any) -> bool:
     advice = MADV_POPULATE_WRITE if array.flags.writeable else MADV_POPULATE_READ
     if _libc.madvise(begin, length, advice) == 0:
         return True
-    # An older kernel, or pages of which some may only be read. Reading maps a page of shared memory for good.
+    # An older kernel, or a range with read-only pages. Reading a page of shared memory maps it permanently.
     int(array[::PAGE].sum()) + int(array[-1])
     return True
 
@@ -232,7 +232,7 @@ def _may_lock() -> bool:
 
 
 def _locked_bytes() -> int:
-    """What this process has locked, as the kernel counts it."""
+    """The bytes that this process has locked, from the kernel's counter."""
     for line in read_text("/proc/self/status").splitlines():
         if line.startswith("VmLck:"):
             return int(line.split()[1]) * 1024

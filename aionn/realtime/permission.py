@@ -1,11 +1,12 @@
-"""What this process may do for its threads: real-time scheduling, lower nice values, or nothing.
+"""The scheduling that this process may give its threads: real-time scheduling, lower nice values, or none of them.
 
-The order: CAP_SYS_NICE, RLIMIT_RTPRIO, RealtimeKit, RLIMIT_NICE, nothing. What counts is an attempt on a thread of its own, which
-ends at once: limits, capabilities and files say why one failed, but not that the next will succeed.
+The ways, in order: CAP_SYS_NICE, RLIMIT_RTPRIO, RealtimeKit, RLIMIT_NICE. An attempt decides, on a thread of its own that ends
+immediately afterwards: limits, capabilities and files give the reason why an attempt failed, but do not show that the next one will
+succeed.
 
 Invariants:
-1. ``decide`` is pure: facts in, a permission out.
-2. Each way that was tried and refused has a sentence with its cause and the remedy for this kind of machine.
+1. ``decide`` is pure: it takes facts and returns a permission.
+2. Each way that was tried and failed has a sentence with its cause and the remedy for this kind of machine.
 
 Source: sched(7), getrlimit(2), capabilities(7), user_namespaces(7); ``sched_setscheduler`` of the kernel for the causes of EPERM.
 """
@@ -37,21 +38,21 @@ __all__ = [
     "host_here",
     "own_cpu_group",
     "read_facts",
-    "told_refusal",
+    "explain_refusal",
 ]
 
 CAP_SYS_NICE = 23
 CAP_IPC_LOCK = 14
 PRIORITY_MAX = 99
 ATTEMPT_S = 10.0
-"""How long the thread of an attempt may take: it makes a few system calls, but a busy machine may let it wait for seconds."""
+"""Longest wait for the thread of an attempt: it makes a few system calls, but on a busy machine it may wait for seconds."""
 
 INITIAL_NAMESPACE = ["0", "0", "4294967295"]
-"""What /proc/self/uid_map says in the initial user namespace."""
+"""The contents of /proc/self/uid_map in the initial user namespace."""
 
 
 class Way(enum.StrEnum):
-    """By what the process may do more than others; nice values by RLIMIT_NICE, or by CAP_SYS_NICE where only those are left."""
+    """The source of a permission. ``NICE`` comes from RLIMIT_NICE, or from CAP_SYS_NICE where only nice values can be changed."""
 
     CAPABILITY = "CAP_SYS_NICE"
     LIMIT = "RLIMIT_RTPRIO"
@@ -64,9 +65,9 @@ class Refusal(msgspec.Struct, frozen=True):
     """A way that does not work here.
 
     Attributes:
-        way: Which.
-        cause: Why, as a word.
-        sentence: Why, as a sentence.
+        way: The way.
+        cause: The cause, as an enumerator.
+        sentence: The cause, as a sentence.
     """
 
     way: Way
@@ -75,23 +76,23 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What was read and tried.
+    """The state of the process, and the results of the attempts.
 
     Attributes:
-        capabilities: Effective ones, a bit for each.
+        capabilities: Effective capabilities, a bit for each.
         is_initial_namespace: Whether the process is in the initial user namespace.
-        seccomp: 0 for none, 1 for strict, 2 for a filter.
+        seccomp: 0 means no seccomp, 1 strict mode, 2 a filter.
         rtprio_limit: RLIMIT_RTPRIO, soft.
         nice_lowest: Smallest nice value that RLIMIT_NICE permits.
-        rt_budget_us: cpu.rt_runtime_us of the process's group; None where there is no such file.
-        rt_budget_all_us: kernel.sched_rt_runtime_us; None where it cannot be read. -1 is no limit.
+        rt_budget_us: cpu.rt_runtime_us of the process's group; None if there is no such file.
+        rt_budget_all_us: kernel.sched_rt_runtime_us; None if it cannot be read, -1 means no limit.
         is_group_nested: Whether the process is in a group below the root of the hierarchy.
-        rt_errno: What SCHED_RR ended with; 0 for success, None where it was not tried as no priority is permitted.
-        rt_priority: The priority that was tried.
-        realtimekit: What RealtimeKit answered; None where it was not asked.
-        nice_errno: What the nice value ended with; None where it was not tried.
-        nice_tried: The nice value that was tried.
-        host: Where the process runs.
+        rt_errno: The errno of the attempt with SCHED_RR; 0 means success, None that no priority is permitted and nothing was tried.
+        rt_priority: The priority of that attempt.
+        realtimekit: The answer of RealtimeKit; None if it was not asked.
+        nice_errno: The errno of the attempt with a nice value; None if nothing was tried.
+        nice_tried: The nice value of that attempt.
+        host: The environment that the process runs in.
     """
 
     capabilities: int = 0
@@ -111,19 +112,19 @@ class Facts(msgspec.Struct, frozen=True):
 
     @property
     def has_capability(self) -> bool:
-        """Whether CAP_SYS_NICE is effective; in a user namespace of its own the kernel does not look at it."""
+        """Whether CAP_SYS_NICE is effective; the kernel ignores it in a user namespace other than the initial one."""
         return bool(self.capabilities >> CAP_SYS_NICE & 1)
 
 
 class Permission(msgspec.Struct, frozen=True):
-    """What this process may do.
+    """The scheduling that this process may use.
 
     Attributes:
-        way: By what.
-        priorities: Of SCHED_RR; None where real-time scheduling is not permitted.
-        nice_lowest: Smallest nice value permitted where ``way`` is ``NICE``, otherwise 0.
-        refusals: Ways before it that do not work, in their order.
-        remedy: What to do for more, in one sentence; empty where real-time scheduling is permitted.
+        way: The source of the permission.
+        priorities: The priorities of SCHED_RR; None if real-time scheduling is not permitted.
+        nice_lowest: Smallest permitted nice value if ``way`` is ``NICE``, otherwise 0.
+        refusals: The ways before ``way`` that do not work, in order.
+        remedy: The change that permits real-time scheduling, in one sentence; empty if it is permitted.
     """
 
     way: Way
@@ -138,7 +139,7 @@ class Permission(msgspec.Struct, frozen=True):
         return self.priorities is not None
 
     def __str__(self) -> str:
-        """One sentence: what is permitted, or why it is not and what to do."""
+        """One sentence: the permission, or the reason why real-time scheduling is not permitted and the remedy."""
         if self.priorities is not None:
             return f"SCHED_RR at priorities up to {self.priorities.watchdog} by {self.way}"
         what = (
@@ -151,7 +152,7 @@ class Permission(msgspec.Struct, frozen=True):
 
 
 def decide(facts: Facts) -> Permission:
-    """What is permitted, by facts."""
+    """The permission that follows from facts."""
     refusals: list[Refusal] = []
     if facts.rt_errno == 0:
         way = Way.CAPABILITY if facts.has_capability and facts.is_initial_namespace else Way.LIMIT
@@ -174,21 +175,21 @@ def decide(facts: Facts) -> Permission:
         refusals.append(
             Refusal(Way.REALTIMEKIT, facts.realtimekit.cause, f"RealtimeKit: {facts.realtimekit.sentence}")
         )
-    told = remedy(facts.host, direct.cause)
+    advice = remedy(facts.host, direct.cause)
     if facts.nice_errno == 0 and facts.nice_tried < 0:
-        return Permission(Way.NICE, None, facts.nice_tried, tuple(refusals), told)
+        return Permission(Way.NICE, None, facts.nice_tried, tuple(refusals), advice)
     refusals.append(_nice_refusal(facts))
-    return Permission(Way.NONE, None, 0, tuple(refusals), told)
+    return Permission(Way.NONE, None, 0, tuple(refusals), advice)
 
 
 def _refusal(facts: Facts) -> Refusal:
-    """Why SCHED_RR is not permitted directly."""
+    """The reason why SCHED_RR is not permitted without RealtimeKit."""
     if facts.rt_errno in (None, 0):
         if facts.has_capability and not facts.is_initial_namespace:
             return Refusal(
                 Way.CAPABILITY,
                 Cause.NAMESPACE,
-                "CAP_SYS_NICE is held in a user namespace only, where the kernel does not look at it, "
+                "the process has CAP_SYS_NICE only in its own user namespace, where the kernel ignores it, "
                 f"and RLIMIT_RTPRIO is {facts.rtprio_limit}",
             )
         if facts.rtprio_limit:
@@ -201,14 +202,14 @@ def _refusal(facts: Facts) -> Refusal:
             Way.LIMIT, Cause.NOT_PERMITTED, "the process has no CAP_SYS_NICE and RLIMIT_RTPRIO is 0"
         )
     assert facts.rt_errno is not None
-    return told_refusal(facts, facts.rt_errno)
+    return explain_refusal(facts, facts.rt_errno)
 
 
-def told_refusal(facts: Facts, number: int) -> Refusal:
-    """Why SCHED_RR failed although it should be permitted: what EPERM and ENOSYS stand for here.
+def explain_refusal(facts: Facts, number: int) -> Refusal:
+    """The reason why SCHED_RR failed although it should be permitted: the causes of EPERM and ENOSYS on this machine.
 
     Args:
-        facts: What was read.
+        facts: The state of the process.
         number: The errno, not 0.
     """
     way = Way.CAPABILITY if facts.has_capability else Way.LIMIT
@@ -232,11 +233,11 @@ def told_refusal(facts: Facts, number: int) -> Refusal:
         return Refusal(
             way,
             Cause.NAMESPACE,
-            "CAP_SYS_NICE is held in a user namespace only, where the kernel does not look at it, "
+            "the process has CAP_SYS_NICE only in its own user namespace, where the kernel ignores it, "
             f"and RLIMIT_RTPRIO is {facts.rtprio_limit}",
         )
     if not facts.has_capability and not facts.rtprio_limit:
-        # The limit was lowered between reading and trying.
+        # The limit was lowered between the read and the attempt.
         return Refusal(way, Cause.NOT_PERMITTED, "the process has no CAP_SYS_NICE and RLIMIT_RTPRIO is 0")
     if facts.seccomp:
         return Refusal(
@@ -266,17 +267,19 @@ def _nice_refusal(facts: Facts) -> Refusal:
 
 
 def ask(*, with_realtimekit: bool = True) -> Permission:
-    """What this process may do now; limits may change while it runs. Blocks for milliseconds, with RealtimeKit up to its limits.
+    """Find out what this process may do now; limits may change while it runs. Blocks for milliseconds, and up to the time-outs of
+    RealtimeKit if it is asked.
 
     Args:
-        with_realtimekit: Whether RealtimeKit is asked where neither capability nor limit permits. It demands that RLIMIT_RTTIME is
-            lowered for good, to what it allows: a thread that exceeds that is not throttled, its process is killed.
+        with_realtimekit: Whether to ask RealtimeKit if neither the capability nor the limit permits real-time scheduling.
+            RealtimeKit requires that RLIMIT_RTTIME is lowered permanently to its own limit: the kernel kills the process of a
+            thread that exceeds it.
     """
     return decide(read_facts(with_realtimekit=with_realtimekit))
 
 
 def read_facts(*, with_realtimekit: bool = True) -> Facts:
-    """Reads the system and tries, in the order of the ways, until one succeeds. See ``ask``."""
+    """Reads the state of the process and makes attempts, in the order of the ways, until one succeeds. See ``ask``."""
     status = _fields(read_text("/proc/self/status"))
     limit = _limit(resource.RLIMIT_RTPRIO, PRIORITY_MAX)
     group, is_nested = own_cpu_group(read_text("/proc/self/cgroup"), read_text("/proc/mounts"))
@@ -297,7 +300,7 @@ def read_facts(*, with_realtimekit: bool = True) -> Facts:
         number = _attempt(lambda: _set_round_robin(priorities.watchdog))
         facts = msgspec.structs.replace(facts, rt_errno=number, rt_priority=priorities.watchdog)
         if number == errno.EPERM and (lower := priorities_within(limit)) not in (None, priorities):
-            # The capability did not count, the limit may.
+            # The kernel ignores the capability, for example in a user namespace; the limit may still permit a lower priority.
             assert lower is not None
             number = _attempt(lambda: _set_round_robin(lower.watchdog))
             facts = msgspec.structs.replace(facts, rt_errno=number, rt_priority=lower.watchdog)
@@ -325,7 +328,7 @@ def _set_round_robin(priority: int) -> None:
 
 
 def _tried(offer: Offer, priority: int) -> Offer | Unavailable:
-    """An offer, or why it is none."""
+    """The offer if RealtimeKit grants it to a thread of this process, else the reason why not."""
     refused: list[Unavailable] = []
 
     def ask_for_this_thread() -> None:
@@ -340,9 +343,9 @@ def _tried(offer: Offer, priority: int) -> Offer | Unavailable:
 
 
 def _attempt(call: Callable[[], None]) -> int:
-    """The errno of a call in a thread of its own, which ends right after it; 0 for success.
+    """The errno of a call in a thread of its own, which ends immediately afterwards; 0 means success.
 
-    Not in this thread: without CAP_SYS_NICE the kernel lets nobody clear SCHED_RESET_ON_FORK again.
+    The calling thread is not used, since without CAP_SYS_NICE it could not clear SCHED_RESET_ON_FORK again.
     """
     found = [errno.ETIMEDOUT]
 
@@ -386,7 +389,7 @@ def own_cpu_group(cgroup: str, mounts: str) -> tuple[str, bool]:
         mounts: Text of /proc/mounts.
 
     Returns:
-        An empty folder where the controller is not mounted as version 1.
+        An empty folder if the controller is not mounted as version 1.
     """
     points = [
         fields[1]
@@ -406,7 +409,7 @@ def own_cpu_group(cgroup: str, mounts: str) -> tuple[str, bool]:
 
 
 def host_here() -> Host:
-    """Where this process runs."""
+    """The environment that this process runs in."""
     try:
         user = pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:

@@ -1,8 +1,9 @@
-"""Scheduling classes, and the numbers that the kernel takes for them.
+"""Scheduling classes, and the numbers that the kernel uses for them.
 
-Pure. Two scales: priorities of SCHED_RR where real-time scheduling is permitted, nice values where only those are.
+Pure. There are two scales: priorities of SCHED_RR where real-time scheduling is permitted, nice values where only those are
+permitted.
 
-Source: sched(7). Threads of interrupts run at 50 (SCHED_FIFO), RealtimeKit grants 20 at most: all of ours stay below both.
+Source: sched(7). Threads of interrupts run at 50 (SCHED_FIFO), RealtimeKit grants at most 20: all priorities here are below both.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ __all__ = [
 ]
 
 DISTANCE = 5
-"""Between two of our priorities, where the limit leaves room: the user's own threads fit between them."""
+"""Distance between two of these priorities if the limit permits: an application's own threads fit between them."""
 
 PRIORITY_MIN = 3
 """Lowest limit that leaves room for MEDIUM, HIGH and the watchdog above both."""
 
 
 class SchedulingClass(enum.IntEnum):
-    """How urgent the work of a thread is; named as the HAL's priorities are."""
+    """The class of a thread's jobs; the names are those of the HAL's priorities."""
 
     LOW = 0
     MEDIUM = 1
@@ -44,9 +45,9 @@ class Priorities(msgspec.Struct, frozen=True):
     """Priorities of SCHED_RR.
 
     Attributes:
-        medium: Of MEDIUM threads.
-        high: Of HIGH threads, above ``medium``.
-        watchdog: Of the watchdog, above both.
+        medium: The priority of MEDIUM threads.
+        high: The priority of HIGH threads, above ``medium``.
+        watchdog: The priority of the watchdog, above both.
     """
 
     medium: int
@@ -62,10 +63,10 @@ def priorities_within(limit: int) -> Priorities | None:
     """The priorities that fit below a limit, at equal distances.
 
     Args:
-        limit: Highest priority permitted, 0 for none.
+        limit: Highest priority permitted; 0 means none.
 
     Returns:
-        None where fewer than ``PRIORITY_MIN`` are permitted.
+        None if the limit is below ``PRIORITY_MIN``.
     """
     if limit < PRIORITY_MIN:
         return None
@@ -82,5 +83,5 @@ def nice_of(scheduling_class: SchedulingClass, lowest: int) -> int:
     """
     wanted = NICE_BY_CLASS[scheduling_class]
     room = max(0, -lowest)
-    # Where less is permitted the classes still differ: MEDIUM takes two thirds of what HIGH takes.
+    # Under a smaller limit the classes still differ: MEDIUM gets two thirds of the reduction that HIGH gets.
     return max(wanted, -(room if scheduling_class is SchedulingClass.HIGH else 2 * room // 3))

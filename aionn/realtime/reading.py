@@ -7,13 +7,13 @@ import os
 __all__ = ["TEXT_BYTES_MAX", "read_text"]
 
 TEXT_BYTES_MAX = 1 << 18
-"""How much of one file is read: the largest, /proc/mounts of a machine with thousands of containers, says what matters early."""
+"""Bytes read of one file: in the largest, /proc/mounts of a machine with thousands of containers, the needed lines are early."""
 
 
 def read_text(path: str) -> str:
-    """The beginning of a file; empty where there is none or it cannot be read."""
+    """The first ``TEXT_BYTES_MAX`` bytes of a file; empty if it is absent or cannot be read."""
     try:
-        # Not waited for: a pipe in the place of a file would never end.
+        # Without O_NONBLOCK, a pipe in the place of a file would block without end.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError):
         return ""

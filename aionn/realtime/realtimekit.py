@@ -1,7 +1,7 @@
-"""RealtimeKit, which lends real-time scheduling to programs without privileges: desktops run it for sound.
+"""RealtimeKit, a service that grants real-time scheduling to programs without privileges: desktops run it for sound.
 
-The one place that imports jeepney (the extra ``realtimekit``). Every wait has a limit, also the first greeting of a bus that
-accepts connections and never answers, for which jeepney's own connection would wait for ever.
+Only this module imports jeepney (the extra ``realtimekit``). Every wait has a time-out, including the first greeting: jeepney's own
+connection would wait without a limit for a bus that accepts connections and never answers.
 
 Source: the README of RealtimeKit (org.freedesktop.RealtimeKit1); the D-Bus specification.
 """
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 __all__ = ["Offer", "Unavailable", "ask_realtimekit", "make_realtime"]
 
 ANSWER_S = 1.0
-"""How long one exchange with RealtimeKit may take: it answers in a millisecond, and asks polkit, which may have to be started."""
+"""Time-out of one exchange with RealtimeKit: it answers in a millisecond, but may have to start polkit first."""
 
 MESSAGES_MAX = 64
-"""How many other messages are passed over on the way to an answer: a bus sends one signal after the greeting."""
+"""Most other messages that are skipped before an answer: a bus sends one signal after the greeting."""
 
 RTTIME_US_MAX = 200_000
-"""What RLIMIT_RTTIME is set to at most: RealtimeKit's own limit where it says nothing."""
+"""Largest RLIMIT_RTTIME that is set: RealtimeKit's default, used where it publishes no limit."""
 
 NAME = "org.freedesktop.RealtimeKit1"
 OBJECT = "/org/freedesktop/RealtimeKit1"
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """What RealtimeKit grants.
+    """The limits within which RealtimeKit grants real-time scheduling.
 
     Attributes:
         priority_max: Highest priority of SCHED_RR.
-        rttime_us_max: What RLIMIT_RTTIME of the process may be at most.
+        rttime_us_max: Largest RLIMIT_RTTIME that the process may have, in microseconds.
     """
 
     priority_max: int
@@ -48,11 +48,11 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 class Unavailable(msgspec.Struct, frozen=True):
-    """Why RealtimeKit is of no use.
+    """The reason why RealtimeKit cannot be used.
 
     Attributes:
-        cause: As a word.
-        sentence: As a sentence.
+        cause: The cause, as an enumerator.
+        sentence: The cause, as a sentence.
     """
 
     cause: Cause
@@ -64,38 +64,42 @@ class _Failed(Exception):
 
     def __init__(self, cause: Cause, sentence: str) -> None:
         super().__init__(sentence)
-        self.told = Unavailable(cause, sentence)
+        self.reason = Unavailable(cause, sentence)
 
 
 def ask_realtimekit(timeout_s: float = ANSWER_S) -> Offer | Unavailable:
-    """What RealtimeKit grants, or why it does not.
+    """Ask RealtimeKit for its limits.
 
     Args:
-        timeout_s: For the whole exchange.
+        timeout_s: Time-out of the whole exchange.
+
+    Returns:
+        The limits, or the reason why RealtimeKit cannot be used.
     """
     try:
         with _Connection(timeout_s) as bus:
             priority = bus.property("MaxRealtimePriority")
             rttime = bus.property("RTTimeUSecMax")
     except _Failed as e:
-        return e.told
+        return e.reason
     return Offer(priority, min(rttime, RTTIME_US_MAX) if rttime > 0 else RTTIME_US_MAX)
 
 
 def make_realtime(
     offer: Offer, pid: int, tid: int, priority: int, timeout_s: float = ANSWER_S
 ) -> Unavailable | None:
-    """Puts a thread under SCHED_RR with SCHED_RESET_ON_FORK. Lowers RLIMIT_RTTIME of this process first, for good, as demanded.
+    """Schedule a thread under SCHED_RR with SCHED_RESET_ON_FORK. Lowers RLIMIT_RTTIME of this process first, permanently, since
+    RealtimeKit requires it.
 
     Args:
-        offer: What RealtimeKit grants.
+        offer: The limits of RealtimeKit.
         pid: The thread's process: this one, or a child, which has inherited the limit.
         tid: The thread.
         priority: At most ``offer.priority_max``.
-        timeout_s: For the whole exchange.
+        timeout_s: Time-out of the whole exchange.
 
     Returns:
-        None for success.
+        None means success; otherwise the reason for the failure.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
     most = offer.rttime_us_max
@@ -106,12 +110,12 @@ def make_realtime(
         with _Connection(timeout_s) as bus:
             bus.call(NAME, OBJECT, NAME, "MakeThreadRealtimeWithPID", "ttu", (pid, tid, priority))
     except _Failed as e:
-        return e.told
+        return e.reason
     return None
 
 
 class _Connection:
-    """A connection to the system bus that waits until its time is over and no longer."""
+    """A connection to the system bus; all waits together end at the time-out."""
 
     def __init__(self, timeout_s: float) -> None:
         self._until_s = time.monotonic() + timeout_s
@@ -128,7 +132,7 @@ class _Connection:
         try:
             address = get_bus("SYSTEM")
         except (RuntimeError, ValueError, StopIteration) as e:
-            raise _Failed(Cause.ABSENT, f"the address of the system bus makes no sense ({e})") from None
+            raise _Failed(Cause.ABSENT, f"the address of the system bus cannot be parsed ({e})") from None
         try:
             self._socket: socket.socket = prep_socket(address, timeout=timeout_s)
         except TimeoutError:
@@ -136,8 +140,8 @@ class _Connection:
         except OSError as e:
             raise _Failed(Cause.ABSENT, f"no system bus can be reached ({e.strerror or e})") from None
         except Exception as e:
-            # jeepney tells what the bus refuses by exceptions of its own.
-            raise _Failed(Cause.REFUSED, f"the system bus refuses the connection ({e!s:.120})") from None
+            # jeepney raises exceptions of several types when the bus rejects the connection.
+            raise _Failed(Cause.REFUSED, f"the system bus rejects the connection ({e!s:.120})") from None
         self._parser = Parser()
 
     def __enter__(self) -> _Connection:
@@ -152,7 +156,7 @@ class _Connection:
         self._socket.close()
 
     def property(self, name: str) -> int:
-        """A number that RealtimeKit publishes."""
+        """The value of a numeric property of RealtimeKit."""
         body = self.call(NAME, OBJECT, "org.freedesktop.DBus.Properties", "Get", "ss", (NAME, name))
         match body:
             case ((str(), int(value)),):
@@ -169,10 +173,10 @@ class _Connection:
         signature: str | None = None,
         body: tuple[Any, ...] = (),
     ) -> tuple[Any, ...]:
-        """The answer to a call.
+        """The body of the answer to a call.
 
         Raises:
-            _Failed: The bus or RealtimeKit refuses, or does not answer in time.
+            _Failed: The bus or RealtimeKit rejects the call, or does not answer in time.
         """
         from jeepney import DBusAddress, HeaderFields, MessageType, new_method_call
 
@@ -227,4 +231,4 @@ class _Connection:
             return _Failed(Cause.ABSENT, f"it is not installed or cannot be started ({text})")
         if name.endswith((".NoReply", ".Timeout", ".TimedOut")):
             return _Failed(Cause.SLOW, f"it does not answer ({text})")
-        return _Failed(Cause.REFUSED, f"it refuses ({text})")
+        return _Failed(Cause.REFUSED, f"it rejects the request ({text})")

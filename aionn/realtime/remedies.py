@@ -1,6 +1,6 @@
-"""What an administrator does about a refusal, in one sentence for the kind of machine that the process runs on.
+"""Remedies: the change that lets the kernel permit what it rejected, in one sentence for the environment of the process.
 
-Pure: the shell that reads environment and files is in ``permission``.
+Pure: ``permission`` reads the environment and the files.
 
 Source: limits.conf(5), systemd.exec(5), the manuals of docker run and of Kubernetes' securityContext.
 """
@@ -15,14 +15,14 @@ import msgspec
 __all__ = ["Cause", "Host", "HostKind", "host_of", "memlock_remedy", "remedy"]
 
 RTPRIO = 20
-"""The limit that remedies name: all of ours fit below, and RealtimeKit grants as much."""
+"""The limit of the remedies: all priorities that aionn uses are below it, and RealtimeKit grants the same."""
 
 NICE = -15
-"""The nice value that remedies name: what HIGH threads take."""
+"""The nice value of the remedies: that of HIGH threads."""
 
 
 class HostKind(enum.StrEnum):
-    """How the process was started, which says where its limits are set."""
+    """The way in which the process was started, which determines the place where its limits are set."""
 
     LOGIN = "login"
     SYSTEMD_SERVICE = "systemd service"
@@ -33,12 +33,12 @@ class HostKind(enum.StrEnum):
 
 
 class Host(msgspec.Struct, frozen=True):
-    """Where the process runs.
+    """The environment that the process runs in.
 
     Attributes:
-        kind: How it was started.
+        kind: The way in which it was started.
         user: The user's name, or number.
-        unit: The systemd unit; empty for none.
+        unit: The systemd unit; empty for a process outside of a unit.
     """
 
     kind: HostKind = HostKind.LOGIN
@@ -47,7 +47,7 @@ class Host(msgspec.Struct, frozen=True):
 
 
 class Cause(enum.StrEnum):
-    """Why something was refused."""
+    """The cause of a rejection."""
 
     NOT_PERMITTED = "not permitted"
     LIMIT_TOO_LOW = "limit too low"
@@ -62,12 +62,12 @@ class Cause(enum.StrEnum):
 
 
 def host_of(environment: Mapping[str, str], marks: Collection[str], cgroup: str, user: str) -> Host:
-    """How this process was started.
+    """Derive the environment of this process.
 
     Args:
-        environment: Its variables.
-        marks: Of ``/.dockerenv`` and ``/run/.containerenv`` those that exist.
-        cgroup: Text of /proc/self/cgroup; empty where it cannot be read.
+        environment: The variables of the environment.
+        marks: Those of the files ``/.dockerenv`` and ``/run/.containerenv`` that exist.
+        cgroup: Text of /proc/self/cgroup; empty if it cannot be read.
         user: The user's name, or number.
     """
     if "KUBERNETES_SERVICE_HOST" in environment or "kubepods" in cgroup:
@@ -86,26 +86,26 @@ def host_of(environment: Mapping[str, str], marks: Collection[str], cgroup: str,
 
 
 def remedy(host: Host, cause: Cause) -> str:
-    """What to do about a refusal of real-time scheduling."""
+    """The change that permits real-time scheduling, as an imperative sentence."""
     match cause:
         case Cause.NO_BUDGET:
             return _budget_remedy(host)
         case Cause.FILTERED:
             return _filter_remedy(host)
         case Cause.NO_SYSTEM_CALL:
-            return "use a container runtime or sandbox that passes sched_setscheduler on to the Linux kernel"
+            return "use a container runtime or sandbox that forwards sched_setscheduler to the Linux kernel"
         case Cause.NAMESPACE:
             return (
                 "set the limits of the user on the host who starts the container: "
                 f"'{_owner(host)} - rtprio {RTPRIO}' in /etc/security/limits.d/aionn.conf; "
-                "a capability in a user namespace does not count"
+                "the kernel ignores a capability of a user namespace"
             )
         case _:
             return _limit_remedy(host)
 
 
 def memlock_remedy(host: Host) -> str:
-    """What to do about a limit of locked memory that is too low."""
+    """The change that raises the limit of locked memory, as an imperative sentence."""
     match host.kind:
         case HostKind.DOCKER | HostKind.PODMAN:
             return f"start the container with '{host.kind} run --ulimit memlock=-1'"
@@ -173,9 +173,7 @@ def _filter_remedy(host: Host) -> str:
         case HostKind.SYSTEMD_SERVICE | HostKind.SYSTEMD_USER:
             return f"set RestrictRealtime=no in [Service] of {host.unit}, and allow @resources in its SystemCallFilter"
         case HostKind.LOGIN:
-            return (
-                "start the program outside of the sandbox, or allow sched_setscheduler in its seccomp filter"
-            )
+            return "start the program outside the sandbox, or allow sched_setscheduler in its seccomp filter"
 
 
 def _owner(host: Host) -> str:

@@ -1,7 +1,7 @@
-"""What an owner of threads calls: one object for a process, from its setting to the last thread given back.
+"""The object that grants real-time scheduling to the threads of one process, and restores them.
 
-The application makes one by ``Scheduling.open`` and lends a connection to each driver process, which makes its own by
-``Scheduling.join``. Both grant threads by the same calls, and one watchdog looks after all of them.
+The application makes one with ``Scheduling.open`` and passes a connection to each driver process, which makes its own with
+``Scheduling.join``. Both grant threads by the same calls, and one watchdog monitors all of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Lent", "Mode", "Scheduling"]
 
 
 class Mode(enum.StrEnum):
-    """What an application asks for."""
+    """The setting of an application: real time is required, used if the machine permits it, or off."""
 
     REQUIRED = "required"
     IF_PERMITTED = "if_permitted"
@@ -37,7 +37,7 @@ class Mode(enum.StrEnum):
             where: Begins the message of an error.
 
         Raises:
-            InvalidArgument: There is none of that name.
+            InvalidArgument: No mode has that name.
         """
         try:
             return cls(text)  # type: ignore[arg-type]
@@ -46,11 +46,11 @@ class Mode(enum.StrEnum):
 
 
 class Lent(msgspec.Struct, frozen=True):
-    """What a driver process is told beside its connection to the watchdog; a message of plain values.
+    """The message that a driver process gets together with its connection to the watchdog; it holds plain values.
 
     Attributes:
-        permission: The application's, which its children have as well.
-        offer: RealtimeKit's; None where the permission is not by it.
+        permission: The permission of the application, which its children have as well.
+        offer: The limits of RealtimeKit; None if the permission does not come from it.
     """
 
     permission: Permission
@@ -58,15 +58,16 @@ class Lent(msgspec.Struct, frozen=True):
 
 
 class Scheduling:
-    """The threads of this process and what looks after them. May be used from any thread; ``Threads`` says how long calls block."""
+    """The granted threads of this process and their watchdog. May be used from any thread; see ``Threads`` for the time that calls
+    block."""
 
     def __init__(self, permission: Permission | None, end: WatchdogEnd | None, offer: Offer | None) -> None:
         """Made by ``open`` and ``join``.
 
         Args:
-            permission: What this process may do; None for real time that is off.
-            end: The connection to the watchdog; None where no thread may be a real-time thread.
-            offer: RealtimeKit's.
+            permission: The scheduling that this process may use; None means that real time is off.
+            end: The connection to the watchdog; None means that no thread may be a real-time thread.
+            offer: The limits of RealtimeKit; None if the permission does not come from it.
         """
         self.permission = permission
         self._end = end
@@ -75,14 +76,14 @@ class Scheduling:
 
     @classmethod
     def open(cls, mode: Mode, *, permission: Permission | None = None) -> Scheduling:
-        """Asks what is permitted, and starts the watchdog. Blocks: not on the thread of an event loop.
+        """Finds out what is permitted, and starts the watchdog. Blocks: do not call it on the thread of an event loop.
 
         Args:
-            mode: What the application asks for.
-            permission: What is permitted, where that is known; None asks.
+            mode: The setting of the application.
+            permission: The scheduling that this process may use; None finds it out.
 
         Raises:
-            DeviceUnavailable: Real time is required, and this machine does not permit it; with the remedy.
+            DeviceUnavailable: Real time is required, and this machine does not permit it; the message has the remedy.
         """
         if mode is Mode.OFF:
             return cls(None, None, None)
@@ -104,11 +105,11 @@ class Scheduling:
 
     @classmethod
     def join(cls, lent: Lent, end: socket.socket) -> Scheduling:
-        """The driver process's side.
+        """Makes the object of a driver process.
 
         Args:
-            lent: What the application said.
-            end: The connection that it lent; taken over.
+            lent: The message from the application.
+            end: The connection that came with it; this object closes it.
         """
         return cls(lent.permission, WatchdogEnd(end), lent.offer)
 
@@ -118,7 +119,9 @@ class Scheduling:
         return self._end is not None
 
     def lend(self) -> tuple[Lent, socket.socket] | None:
-        """What a driver process needs, to be closed here when it is passed on; None where no thread may be a real-time thread.
+        """Makes the message and the connection for a driver process; None if no thread may be a real-time thread.
+
+        The caller closes the connection after it has been sent.
 
         Raises:
             OSError: The watchdog has ended.
@@ -130,11 +133,11 @@ class Scheduling:
     def acquire(
         self, scheduling_class: SchedulingClass, name: str, tid: int | None = None
     ) -> ThreadRow | None:
-        """See ``Threads.acquire``; None where real time is off."""
+        """See ``Threads.acquire``; None if real time is off."""
         return None if self._threads is None else self._threads.acquire(scheduling_class, name, tid)
 
     def change(self, tid: int, scheduling_class: SchedulingClass) -> bool:
-        """See ``Threads.change``; False where real time is off."""
+        """See ``Threads.change``; False if real time is off."""
         return self._threads is not None and self._threads.change(tid, scheduling_class)
 
     def give_back(self, tid: int | None = None) -> None:
@@ -143,14 +146,14 @@ class Scheduling:
             self._threads.give_back(tid)
 
     def table(self) -> list[ThreadRow]:
-        """See ``Threads.table``; empty where real time is off."""
+        """See ``Threads.table``; empty if real time is off."""
         return [] if self._threads is None else self._threads.table()
 
     def close(self) -> list[str]:
-        """Gives every thread back, then ends the watchdog or the connection to it. Blocks for a moment; may be called again.
+        """Restores every thread, then ends the watchdog or the connection to it. Blocks for a moment; may be called again.
 
         Returns:
-            A line for each thread of which something could not be set back.
+            A line for each thread that could not be restored completely.
         """
         left = [] if self._threads is None else self._threads.close()
         if self._end is not None:

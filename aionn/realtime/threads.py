@@ -1,18 +1,18 @@
-"""Scheduling of single threads: granted by class, told in a table, and given back exactly.
+"""Scheduling of single threads: granted by class, listed in a table, and restored exactly.
 
-A thread is named by its number in the kernel (``threading.get_native_id``), since those of an engine's pool are none of Python's.
+A thread is identified by its number in the kernel (``threading.get_native_id``), since the threads of an engine's pool are unknown
+to Python.
 
 Invariants:
-1. What a thread was before is read before anything is changed, and set again by ``give_back``: policy, priority, nice value, timer
-slack.
-   One exception, which the kernel makes: without CAP_SYS_NICE a process may not clear SCHED_RESET_ON_FORK. The flag stays, and does
-   nothing to an ordinary thread whose nice value is not negative.
-2. No call fails because the machine refuses: the thread stays what it was, and the table says why.
-3. A thread runs under SCHED_RR only while the watchdog knows of it.
+1. The state of a thread (policy, priority, nice value, timer slack) is read before it is changed, and ``give_back`` restores it.
+   The kernel makes one exception: without CAP_SYS_NICE a process may not clear SCHED_RESET_ON_FORK. The flag stays, and has no
+   effect on an ordinary thread whose nice value is not negative.
+2. No call fails because the machine does not permit it: the thread keeps its state, and the table has the reason.
+3. A thread runs under SCHED_RR only while the watchdog monitors it.
 
-Facts about the kernel: SCHED_RESET_ON_FORK counts for new threads as well as for new processes, so that an engine's pool, which its
-first execution may start, has to be granted by itself (see ``threads_here``). From Linux 6.13 on the timer slack of a real-time
-thread is 0 and cannot be set; it is set back after the policy for that reason.
+Facts about the kernel: SCHED_RESET_ON_FORK applies to new threads as well as to new processes, so the threads of an engine's pool,
+which the first execution may start, must be granted one by one (see ``threads_here``). From Linux 6.13 on the timer slack of a
+real-time thread is 0 and cannot be set; for that reason it is restored after the policy.
 
 Source: sched(7), sched_setscheduler(2), prctl(2) for the timer slack, whose file in /proc needs no library call.
 """
@@ -35,10 +35,10 @@ from aionn.realtime.realtimekit import Offer, make_realtime
 __all__ = ["Guard", "State", "ThreadRow", "Threads", "threads_here"]
 
 SLACK_NS = 1
-"""Timer slack of threads that wait: the least, as 0 stands for the default of 50 microseconds."""
+"""Timer slack of granted threads: the least, since 0 means the default of 50 microseconds."""
 
 ROWS_MAX = 4096
-"""Most threads in one table: more than an engine's pool has on the largest machine. What calls in a loop by mistake ends there."""
+"""Most threads in one table: more than an engine's pool has on the largest machine. It bounds calls in an erroneous loop."""
 
 POLICY_NAMES = {
     os.SCHED_OTHER: "SCHED_OTHER",
@@ -51,24 +51,24 @@ POLICY_NAMES = {
 REALTIME = (os.SCHED_FIFO, os.SCHED_RR)
 ORDINARY = os.sched_param(0)
 DEADLINE = 6
-"""SCHED_DEADLINE, which Python 3.11 has no name for."""
+"""SCHED_DEADLINE; Python 3.11 has no name for it."""
 
 
 class Guard(Protocol):
-    """What looks after real-time threads; the watchdog."""
+    """The watchdog's interface: it monitors real-time threads."""
 
     def watch(self, pid: int, tid: int, name: str) -> bool:
-        """Looks after a thread from now on; False where that is impossible."""
+        """Monitors a thread from now on; False means that it cannot."""
 
     def forget(self, pid: int, tid: int) -> None:
-        """Looks after a thread no longer."""
+        """Stops monitoring a thread."""
 
     def take_put_back(self) -> list[tuple[int, int, int]]:
-        """Threads that were put back since the last call: process, thread, and what it ran without a pause in nanoseconds."""
+        """The threads put back since the last call: process, thread, and the nanoseconds that it ran without a pause."""
 
 
 class State(enum.StrEnum):
-    """What became of a thread."""
+    """The state of a thread in the table."""
 
     REALTIME = "real time"
     NICE = "nice"
@@ -83,16 +83,16 @@ class ThreadRow(msgspec.Struct, frozen=True):
     """A thread in the table.
 
     Attributes:
-        tid: Its number.
-        name: What it does, for people.
-        scheduling_class: What was asked for.
-        state: What became of it. ``ORDINARY``: of LOW, or where nothing is permitted. ``OWN``: it had a real-time policy of its own
-            that is at least as urgent, which stays. ``PUT_BACK``: the watchdog saw it run for too long.
-        policy: Of the kernel, now.
-        priority: Of SCHED_RR or SCHED_FIFO, otherwise 0.
+        tid: Its number in the kernel.
+        name: Its purpose, for people.
+        scheduling_class: The requested class.
+        state: Its state. ``ORDINARY``: the class is LOW. ``REFUSED``: the machine does not permit the class. ``OWN``: the thread
+            had a policy of its own that is at least as high, and keeps it. ``PUT_BACK``: it ran for too long and was made ordinary.
+        policy: Its current policy in the kernel.
+        priority: Its priority under SCHED_RR or SCHED_FIFO, otherwise 0.
         nice: Its nice value.
-        slack_ns: Its timer slack; None where it cannot be read.
-        reason: Why it is not what was asked for; empty if it is.
+        slack_ns: Its timer slack; None if it cannot be read.
+        reason: The reason why it does not have the requested class; empty if it has.
     """
 
     tid: int
@@ -107,7 +107,7 @@ class ThreadRow(msgspec.Struct, frozen=True):
 
 
 class _Before(msgspec.Struct, frozen=True):
-    """What a thread was."""
+    """The state of a thread in the kernel."""
 
     policy: int
     priority: int
@@ -117,7 +117,7 @@ class _Before(msgspec.Struct, frozen=True):
 
 
 class _Held(msgspec.Struct):
-    """A thread that was granted something."""
+    """A granted thread, with its state before."""
 
     name: str
     before: _Before
@@ -134,29 +134,29 @@ class Threads:
         """Makes an empty table.
 
         Args:
-            permission: What this process may do.
-            guard: What looks after real-time threads; None lets no thread have SCHED_RR.
-            offer: RealtimeKit's, where ``permission`` is by it.
+            permission: The scheduling that this process may use.
+            guard: The watchdog; None means that no thread gets SCHED_RR.
+            offer: The limits of RealtimeKit; None if ``permission`` does not come from it.
         """
         self.permission = permission
         self._guard = guard
         self._offer = offer
         self._held: dict[int, _Held] = {}
-        # A handler of a signal may call ``put_back_all`` while this thread is in another call.
+        # A signal handler may call ``put_back_all`` while this thread holds the lock.
         self._lock = threading.RLock()
 
     def acquire(self, scheduling_class: SchedulingClass, name: str, tid: int | None = None) -> ThreadRow:
-        """Grants a thread what this process may give to its class, or another class than before.
+        """Grants a thread the scheduling that this process may give to a class; the thread may have another class already.
 
-        Blocks for some hundred microseconds, by RealtimeKit for a second at most.
+        Blocks for some hundred microseconds; with RealtimeKit for at most a second.
 
         Args:
-            scheduling_class: How urgent its work is.
-            name: What it does, for the table and the watchdog's line.
-            tid: The thread; None for the one that calls. Timer slack of another can be set only with CAP_SYS_NICE.
+            scheduling_class: The class of the thread's jobs.
+            name: The thread's purpose, for the table and the watchdog's messages.
+            tid: The thread; None means the calling thread. Setting the timer slack of another thread needs CAP_SYS_NICE.
 
         Returns:
-            What it is now. No exception where the machine refuses.
+            Its row of the table. If the machine does not permit the class, the row has the reason, and no exception is raised.
         """
         tid = threading.get_native_id() if tid is None else tid
         with self._lock:
@@ -176,7 +176,9 @@ class Threads:
                         )
                     held = self._held[tid] = _Held(name, _read(tid), scheduling_class, State.ORDINARY, "")
                 held.name, held.scheduling_class = name, scheduling_class
-                held.is_watched = False  # Told again: the watchdog may be another one by now.
+                held.is_watched = (
+                    False  # So that ``_grant`` registers it again: another connection may have taken it over.
+                )
                 held.state, held.reason = self._grant(tid, held)
                 if scheduling_class is not SchedulingClass.LOW:
                     _set_slack(tid, SLACK_NS)
@@ -187,13 +189,13 @@ class Threads:
             return self._row(tid, held)
 
     def change(self, tid: int, scheduling_class: SchedulingClass) -> bool:
-        """Another class for a thread that was granted one: a system call of some microseconds, for the path of an execution.
+        """Gives a granted thread another class: a system call of some microseconds, for use on the path of an execution.
 
-        By RealtimeKit a thread keeps the class that it was acquired with: each raise is a question to another process, which
-        answers a few of them in a minute.
+        With RealtimeKit a thread keeps the class of ``acquire``: each change would be a call to another process, which answers
+        only a few of them in a minute.
 
         Returns:
-            Whether it has that class now. False also for a thread that the watchdog put back: it must be acquired again.
+            Whether it has that class now. False also for a thread that was put back: it must be acquired again.
         """
         with self._lock:
             held = self._held.get(tid)
@@ -211,13 +213,13 @@ class Threads:
             return not held.reason
 
     def give_back(self, tid: int | None = None) -> str:
-        """Makes a thread what it was before. One that has none, or has ended, is left alone.
+        """Restores the state of a thread. Has no effect on a thread that was not granted a class or has ended.
 
         Args:
-            tid: The thread; None for the one that calls.
+            tid: The thread; None means the calling thread.
 
         Returns:
-            What could not be set back; empty for nothing.
+            The parts that could not be restored; empty if all were.
         """
         tid = threading.get_native_id() if tid is None else tid
         with self._lock:
@@ -228,23 +230,24 @@ class Threads:
                 left = _restore(tid, held.before)
             except ProcessLookupError:
                 left = ""
-            # The watchdog looks until the thread is an ordinary one.
+            # Only now, so that the watchdog monitors the thread for as long as it is a real-time thread.
             if self._guard is not None:
                 self._guard.forget(os.getpid(), tid)
             return left
 
     def close(self) -> list[str]:
-        """Gives all threads back.
+        """Restores all threads.
 
         Returns:
-            A line for each thread of which something could not be set back.
+            A line for each thread that could not be restored completely.
         """
         with self._lock:
             names = {tid: held.name for tid, held in self._held.items()}
         return [f"{name} ({tid}): {left}" for tid, name in names.items() if (left := self.give_back(tid))]
 
     def put_back(self, tid: int, reason: str) -> None:
-        """Makes a real-time thread ordinary at once and notes why; for what notices that a thread does not yield."""
+        """Makes a real-time thread ordinary immediately and records the reason; for code that detects a thread that does not
+        yield."""
         with self._lock:
             held = self._held.get(tid)
             if held is not None and held.state is State.REALTIME:
@@ -255,12 +258,12 @@ class Threads:
                 held.state, held.reason = State.PUT_BACK, reason
 
     def put_back_all(self, reason: str) -> None:
-        """Makes every real-time thread ordinary at once and notes why."""
+        """Makes every real-time thread ordinary immediately and records the reason."""
         for tid in list(self._held):
             self.put_back(tid, reason)
 
     def table(self) -> list[ThreadRow]:
-        """Every thread that was granted something, as the kernel has it now."""
+        """The rows of all granted threads, with their current state in the kernel."""
         with self._lock:
             self._note_put_back()
             return [self._row(tid, held) for tid, held in self._held.items()]
@@ -275,17 +278,17 @@ class Threads:
                 held.reason = f"it ran {ran_ns // 1_000_000} ms without a pause"
 
     def _grant(self, tid: int, held: _Held) -> tuple[State, str]:
-        """Sets what the class is here; the lock is held."""
+        """Applies the requested class; the caller holds the lock."""
         before, wanted = held.before, held.scheduling_class
         policy = before.policy & ~os.SCHED_RESET_ON_FORK
         if policy == DEADLINE:
-            return State.OWN, "it runs under SCHED_DEADLINE, which stays"
+            return State.OWN, "it keeps its own policy SCHED_DEADLINE"
         if wanted is SchedulingClass.LOW:
             return self._grant_low(tid, before)
         if (priorities := self.permission.priorities) is not None:
             priority = priorities.of(wanted)
             if policy in REALTIME and before.priority >= priority:
-                return State.OWN, f"it has {POLICY_NAMES[policy]} {before.priority} of its own, which stays"
+                return State.OWN, f"it keeps its own policy {POLICY_NAMES[policy]} {before.priority}"
             return self._grant_realtime(tid, held, priority)
         if self.permission.way is Way.NICE:
             nice = nice_of(wanted, self.permission.nice_lowest)
@@ -301,12 +304,12 @@ class Threads:
         return State.REFUSED, str(self.permission)
 
     def _grant_low(self, tid: int, before: _Before) -> tuple[State, str]:
-        """LOW is the ordinary class, with the nice value that the thread had before."""
+        """Gives a thread the class LOW: the ordinary policy, with the nice value that the thread had before."""
         policy = before.policy & ~os.SCHED_RESET_ON_FORK
         try:
             if self.permission.priorities is not None or policy in REALTIME:
                 ordinary = os.SCHED_OTHER if policy in REALTIME else policy
-                # The flag stays until the thread is given back: clearing it needs CAP_SYS_NICE.
+                # The flag is kept, since clearing it needs CAP_SYS_NICE.
                 os.sched_setscheduler(tid, ordinary | os.SCHED_RESET_ON_FORK, ORDINARY)
             else:
                 os.setpriority(os.PRIO_PROCESS, tid, before.nice)
@@ -318,10 +321,10 @@ class Threads:
 
     def _grant_realtime(self, tid: int, held: _Held, priority: int) -> tuple[State, str]:
         if self._guard is None:
-            return State.REFUSED, "no watchdog looks after real-time threads"
+            return State.REFUSED, "there is no watchdog to monitor real-time threads"
         if not held.is_watched:
             if not self._guard.watch(os.getpid(), tid, held.name):
-                return State.REFUSED, "the watchdog does not look after it"
+                return State.REFUSED, "the watchdog cannot monitor it"
             held.is_watched = True
         try:
             os.sched_setscheduler(tid, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(priority))
@@ -331,7 +334,7 @@ class Threads:
         except OSError as e:
             reason = _failed("sched_setscheduler", e)
         if self._offer is not None:
-            # RealtimeKit grants a thread, not a process: each raise is asked for.
+            # RealtimeKit grants single threads, not a process, so it is asked for each thread.
             refused = make_realtime(self._offer, os.getpid(), tid, priority)
             if refused is None:
                 return State.REALTIME, ""
@@ -350,8 +353,8 @@ class Threads:
         policy = now.policy & ~os.SCHED_RESET_ON_FORK
         reason = held.reason
         if state is State.REALTIME and policy not in REALTIME:
-            # Somebody else: the watchdog, RealtimeKit's own, an administrator.
-            state, reason = State.PUT_BACK, reason or "something put it back"
+            # Another process changed it: a watchdog, that of RealtimeKit, or an administrator.
+            state, reason = State.PUT_BACK, reason or "another process made it ordinary"
         name = POLICY_NAMES.get(policy, str(policy))
         return ThreadRow(
             tid, held.name, held.scheduling_class, state, name, now.priority, now.nice, now.slack_ns, reason
@@ -359,7 +362,7 @@ class Threads:
 
 
 def threads_here() -> set[int]:
-    """The threads of this process; those that an engine started are the difference between two calls."""
+    """The threads of this process; the difference between two calls gives the threads that an engine started."""
     try:
         return {int(name) for name in os.listdir("/proc/self/task")}
     except OSError:
@@ -367,7 +370,7 @@ def threads_here() -> set[int]:
 
 
 def _read(tid: int) -> _Before:
-    """What a thread is now.
+    """The current state of a thread in the kernel.
 
     Raises:
         ProcessLookupError: It has ended.
@@ -383,9 +386,9 @@ def _read(tid: int) -> _Before:
 
 
 def _restore(tid: int, before: _Before) -> str:
-    """Sets a thread back, and says what could not be."""
+    """Restores a thread. Returns the parts that could not be restored; empty if all were."""
     if _started(tid) != before.started:
-        raise ProcessLookupError(errno.ESRCH, "another thread has its number")
+        raise ProcessLookupError(errno.ESRCH, "its number belongs to another thread now")
     problems = []
     param = os.sched_param(before.priority)
     if (
@@ -414,13 +417,13 @@ def _restore(tid: int, before: _Before) -> str:
 
 
 def _set_ordinary(tid: int) -> None:
-    # With the flag that it has: clearing it needs CAP_SYS_NICE.
+    # The flag is kept, since clearing it needs CAP_SYS_NICE.
     flag = os.sched_getscheduler(tid) & os.SCHED_RESET_ON_FORK
     os.sched_setscheduler(tid, os.SCHED_OTHER | flag, ORDINARY)
 
 
 def _set_slack(tid: int, slack_ns: int) -> bool:
-    """Sets the timer slack of a thread; whether it has it now."""
+    """Sets the timer slack of a thread. Returns whether the thread has it now."""
     path = f"/proc/{tid}/timerslack_ns"
     if read_text(path).strip() == str(slack_ns):
         return True
@@ -438,12 +441,13 @@ def _set_slack(tid: int, slack_ns: int) -> bool:
 
 
 def _started(tid: int) -> str:
-    """When a thread of this process began, in ticks since the machine did; numbers of threads are used again.
+    """The start time of a thread of this process, in ticks since the machine started. It distinguishes threads with the same
+    number, since the kernel uses numbers again.
 
     Raises:
-        ProcessLookupError: There is no such thread here.
+        ProcessLookupError: This process has no such thread.
     """
-    # The name before it may hold blanks and brackets.
+    # The thread's name, an earlier field, may hold blanks and brackets.
     fields = read_text(f"/proc/self/task/{tid}/stat").rpartition(")")[2].split()
     if len(fields) < 20:
         raise ProcessLookupError(errno.ESRCH, f"no thread {tid} in this process")

@@ -1,14 +1,15 @@
 """The watchdog: puts real-time threads that do not yield back to the ordinary class.
 
-It is a process of its own, above all threads that it looks after: a thread in theirs would need the interpreter's lock, which an
-engine or a library in C may hold for as long as it spins. It looks at what the kernel counts: processor time since a thread last
-paused. The processes that it looks after need not do anything, and no clock decides but the kernel's.
+It is a process of its own, with a higher priority than all threads that it monitors: a thread of the monitored process would need
+the interpreter's lock, which an engine or a library in C may hold for as long as it spins. It reads the kernel's counters:
+processor time since a thread last paused. The monitored processes need not do anything, and only the kernel's clock is used.
 
-Owns this side of it: start, messages, end; and the kernel's own limit behind it. The process is ``watching``.
+Owns the application's side: start, messages, end; and RLIMIT_RTTIME, which acts if the watchdog has died. The module ``watching``
+is the process.
 
 Source: getrlimit(2) and sched(7) for RLIMIT_RTTIME.
 
-When this side ends, in whatever way, the watchdog makes every thread that it still looks after ordinary, and ends.
+When this side ends, in whatever way, the watchdog makes every thread that it still monitors ordinary, and ends.
 """
 
 from __future__ import annotations
@@ -34,26 +35,27 @@ from aionn.realtime.watching import MESSAGE_BYTES_MAX, NAME_LENGTH_MAX
 __all__ = ["RunLimit", "Watchdog", "WatchdogEnd"]
 
 START_S = 10.0
-"""How long the process may take until it looks: an interpreter without packages needs 20 ms, on a busy machine a second."""
+"""Longest wait for the process to start: an interpreter without packages needs 20 ms, on a busy machine a second."""
 
 END_S = 2.0
-"""How long it may take to end when it is told to, before it is killed."""
+"""Longest wait for the process to end after its connection was closed, before it is killed."""
 
 ANSWER_S = 1.0
-"""How long it may take to say that it looks after a thread: it runs above everything that asks, and answers in 100 microseconds."""
+"""Longest wait for the answer to ``watch``: the process has a higher priority than its callers, and answers in 100 microseconds."""
 
 REPORTS_MAX = 256
-"""How many threads that were put back are kept until somebody asks; the oldest are lost first."""
+"""Most reports of threads that were put back which are kept until ``take_put_back``; the oldest are discarded first."""
 
 LIMIT_US = 500_000
-"""After the watchdog, which needs 150 ms, and before the kernel throttles all real-time threads at 950 ms of a second."""
+"""Limit in microseconds: later than the watchdog, which needs 150 ms, and before the kernel throttles all real-time threads at 950
+ms of a second."""
 
 
 class WatchdogEnd:
     """A connection to a watchdog, of the process that started it or of another that was lent one."""
 
     def __init__(self, end: socket.socket) -> None:
-        """Takes the connection over."""
+        """Takes the ownership of a connected socket."""
         self._socket = end
         self._socket.setblocking(False)
         self._put_back: list[tuple[int, int, int]] = []
@@ -61,16 +63,16 @@ class WatchdogEnd:
         self._lock = threading.Lock()
 
     def fileno(self) -> int:
-        """A descriptor that is readable when a thread was put back, or the watchdog has ended; -1 when closed."""
+        """A descriptor that is readable when a thread was put back, or the watchdog has ended; -1 if closed."""
         return self._socket.fileno()
 
     def watch(self, pid: int, tid: int, name: str) -> bool:
-        """Looks after a thread from now on; False where the watchdog has ended, looks after too many, or does not answer.
+        """Monitors a thread from now on; False if the watchdog has ended, monitors too many threads, or does not answer.
 
         Args:
             pid: The thread's process.
-            tid: The thread; another connection's is not taken over.
-            name: For the line on standard error.
+            tid: The thread; False if another connection registered it.
+            name: Its name in the message on standard error.
         """
         with self._lock:
             if not self._receive() or not self._send({"watch": [pid, tid, name[:NAME_LENGTH_MAX]]}):
@@ -86,18 +88,18 @@ class WatchdogEnd:
             return self._answer[2] == 1
 
     def forget(self, pid: int, tid: int) -> None:
-        """Looks after a thread no longer."""
+        """Stops monitoring a thread."""
         self._send({"forget": [pid, tid]})
 
     def take_put_back(self) -> list[tuple[int, int, int]]:
-        """Threads that were put back since the last call: process, thread, and what it ran without a pause in nanoseconds."""
+        """The threads put back since the last call: process, thread, and the nanoseconds that it ran without a pause."""
         with self._lock:
             self._receive()
             found, self._put_back = self._put_back, []
             return found
 
     def close(self) -> None:
-        """Ends the connection: the watchdog makes every thread that it looks after on account of it ordinary."""
+        """Ends the connection: the watchdog makes all threads ordinary that were registered on it."""
         self._socket.close()
 
     def _send(self, message: dict[str, list[int | str]]) -> bool:
@@ -108,7 +110,7 @@ class WatchdogEnd:
         return True
 
     def _receive(self) -> bool:
-        """Reads what is there; whether the watchdog is alive."""
+        """Reads the received messages without waiting. Returns whether the watchdog is alive."""
         for _ in range(REPORTS_MAX):
             try:
                 data = self._socket.recv(MESSAGE_BYTES_MAX)
@@ -127,21 +129,21 @@ class WatchdogEnd:
 
 
 class Watchdog(WatchdogEnd):
-    """The watchdog's process. Start it once for a runtime; lend a connection to each driver process."""
+    """The watchdog's process. Start it once for a runtime; pass a connection to each driver process."""
 
     def __init__(self, permission: Permission, offer: Offer | None = None) -> None:
-        """Starts the process, and waits until it looks: some 20 milliseconds, on a thread that is no event loop's.
+        """Starts the process, and waits some 20 milliseconds until it is ready. Do not call it on the thread of an event loop.
 
         Args:
-            permission: What this process may do; the watchdog takes the highest priority of it.
-            offer: RealtimeKit's, where ``permission`` is by it.
+            permission: The scheduling that this process may use; the watchdog gets its highest priority.
+            offer: The limits of RealtimeKit; None if ``permission`` does not come from it.
 
         Raises:
-            OSError: It could not be started, or could not be given its priority.
+            OSError: It could not be started, or could not get its priority.
         """
         priorities = permission.priorities
         if priorities is None:
-            raise PermissionError("without real-time scheduling there is nothing to look after")
+            raise PermissionError("without real-time scheduling there are no threads to monitor")
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         super().__init__(here)
         with there:
@@ -157,11 +159,11 @@ class Watchdog(WatchdogEnd):
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(there.fileno(),),
-                # Ctrl-C in a terminal is for the application, which ends the watchdog last.
+                # Ctrl-C in a terminal must reach only the application, which ends the watchdog last.
                 process_group=0,
             )
         try:
-            self._wait_until_it_looks()
+            self._wait_until_ready()
             if permission.way is Way.REALTIMEKIT:
                 assert offer is not None, "permission by RealtimeKit comes with its offer"
                 refused = make_realtime(offer, self._process.pid, self._process.pid, priorities.watchdog)
@@ -173,16 +175,16 @@ class Watchdog(WatchdogEnd):
 
     @property
     def pid(self) -> int:
-        """The watchdog's process."""
+        """The number of the watchdog's process."""
         return self._process.pid
 
     def is_alive(self) -> bool:
-        """Whether it still looks."""
+        """Whether the watchdog still runs."""
         with self._lock:
             return self._receive() and self._process.poll() is None
 
     def lend(self) -> socket.socket:
-        """A connection for another process of this user, to be passed on and made a ``WatchdogEnd`` there.
+        """Makes a connection for another process of this user, which makes a ``WatchdogEnd`` of it.
 
         Raises:
             OSError: The watchdog has ended.
@@ -193,7 +195,7 @@ class Watchdog(WatchdogEnd):
         return ours
 
     def close(self) -> None:
-        """Ends the process: closing the connection tells it to. Blocks for a moment; may be called again."""
+        """Ends the process by closing its connection. Blocks for a moment; may be called again."""
         super().close()
         try:
             self._process.wait(END_S)
@@ -201,7 +203,7 @@ class Watchdog(WatchdogEnd):
             self._process.kill()
             self._process.wait()
 
-    def _wait_until_it_looks(self) -> None:
+    def _wait_until_ready(self) -> None:
         self._socket.settimeout(START_S)
         try:
             first = self._socket.recv(MESSAGE_BYTES_MAX)
@@ -217,30 +219,30 @@ class Watchdog(WatchdogEnd):
 
 
 class RunLimit:
-    """RLIMIT_RTTIME, for the case that the watchdog has died: the soft limit of this process, and afterwards what it was.
+    """RLIMIT_RTTIME, for the case that the watchdog has died: sets the soft limit of this process, and restores the previous one.
 
-    The kernel counts what a real-time thread runs since it last slept, and sends SIGXCPU to its process at the soft limit. In a
-    driver process that ends the process, which is started again. An application puts its threads back instead; that takes the
-    interpreter's lock and the main thread, which is why this stands behind the watchdog and not in its place. The hard limit, at
-    which the kernel kills, stays as it is.
+    The kernel counts the time that a real-time thread runs since it last slept, and sends SIGXCPU to its process at the soft
+    limit. The signal ends a driver process, which is then started again. An application puts its threads back instead; its handler
+    needs the interpreter's lock and the main thread, so it supplements the watchdog and cannot replace it. The hard limit, at
+    which the kernel kills the process, is not changed.
     """
 
     def __init__(self, put_back: Callable[[], None] | None, limit_us: int = LIMIT_US) -> None:
-        """Takes what is to be done; nothing is set before ``open``.
+        """Keeps the arguments; ``open`` sets the limit.
 
         Args:
-            put_back: Called in the main thread when a thread has run for too long; None lets the kernel end the process.
-            limit_us: How long a real-time thread may run without a pause.
+            put_back: Called in the main thread when a thread has run for too long; None means that the kernel ends the process.
+            limit_us: Microseconds that a real-time thread may run without a pause.
         """
         self._put_back = put_back
         self._limit_us = limit_us
         self._before: tuple[int, Any] | None = None
 
     def open(self) -> str:
-        """Sets the limit; for an application from the main thread.
+        """Sets the limit; an application calls it in the main thread.
 
         Returns:
-            Why it is not set; empty if it is.
+            The reason why it is not set; empty if it is.
         """
         soft, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
         if 0 <= soft <= self._limit_us or 0 <= hard < self._limit_us:
@@ -248,23 +250,23 @@ class RunLimit:
         handler = signal.getsignal(signal.SIGXCPU)
         if self._put_back is not None:
             if threading.current_thread() is not threading.main_thread():
-                return "signals are set in the main thread alone"
+                return "only the main thread can set a signal handler"
             if handler is not signal.SIG_DFL:
-                return "the program has a handler of SIGXCPU of its own"
+                return "the program has its own handler of SIGXCPU"
             if resource.getrlimit(resource.RLIMIT_CPU)[0] != resource.RLIM_INFINITY:
-                return "RLIMIT_CPU is set, which ends the program by the same signal"
+                return "RLIMIT_CPU is set, and the kernel sends the same signal for it"
             signal.signal(signal.SIGXCPU, self._handle)
         self._before = soft, handler
         resource.setrlimit(resource.RLIMIT_RTTIME, (self._limit_us, hard))
         return ""
 
     def close(self) -> None:
-        """Sets back what was; for an application from the main thread. May be called again."""
+        """Restores the previous limit and handler; an application calls it in the main thread. May be called again."""
         if self._before is None:
             return
         (soft, handler), self._before = self._before, None
         _, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
-        # Somebody may have lowered the hard limit meanwhile.
+        # The hard limit may have been lowered since ``open``.
         most = soft if hard < 0 else hard if soft < 0 else min(soft, hard)
         resource.setrlimit(resource.RLIMIT_RTTIME, (most, hard))
         if self._put_back is not None:
@@ -273,6 +275,6 @@ class RunLimit:
     def _handle(self, _number: int, _frame: FrameType | None) -> None:
         assert self._put_back is not None
         self._put_back()
-        # The kernel moves the soft limit on by a second each time it sends the signal.
+        # The kernel raises the soft limit by a second each time it sends the signal.
         _, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
         resource.setrlimit(resource.RLIMIT_RTTIME, (self._limit_us, hard))

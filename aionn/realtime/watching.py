@@ -1,7 +1,7 @@
-"""The watchdog's process: looks at what real-time threads run without a pause, and puts back those that run too long.
+"""The watchdog's process: measures the time that real-time threads run without a pause, and puts back those that run too long.
 
-Run as a file, by an interpreter without packages: it imports nothing but the standard library. The rule is pure (``Pauses``), the
-rest reads and sets.
+An interpreter without packages runs this file: it imports only the standard library. The rule is pure (``Pauses``); the rest reads
+and changes the state of threads.
 
 Source: /proc/PID/task/TID/schedstat (time on a processor in nanoseconds) and status (voluntary_ctxt_switches), proc(5).
 """
@@ -19,61 +19,62 @@ import sys
 __all__ = ["BUDGET_NS", "PERIOD_MS", "Pauses"]
 
 BUDGET_NS = 100_000_000
-"""What a real-time thread may run without a pause. With two periods on top of it a thread is put back within 150 ms: before the
-200 ms that RealtimeKit has a process killed at, and long before the kernel throttles all real-time threads at 950 ms of a
+"""Time that a real-time thread may run without a pause. After at most two more periods, within 150 ms, it is put back: before the
+200 ms after which a process with RealtimeKit is killed, and long before the kernel throttles all real-time threads at 950 ms of a
 second."""
 
 PERIOD_MS = 25
-"""How often it looks while there are threads to look after: forty times a second, some ten microseconds for each thread."""
+"""Period of the checks while threads are monitored: forty checks a second, some ten microseconds for each thread."""
 
 BUSY_NS = PERIOD_MS * 1_000_000 // 4
-"""What a thread must have run since the last look for its pauses to be read, which costs ten times what its time costs."""
+"""Time that a thread must have run since the last check for its pauses to be read: that read takes ten times as long as the
+first."""
 
 WATCHED_MAX = 4096
-"""Most threads that are looked after; more are not taken, and stay without a watchdog."""
+"""Most monitored threads; further ones are rejected, and so do not become real-time threads."""
 
 OWNERS_MAX = 256
 """Most connections: one for each process that has real-time threads."""
 
 DESCRIPTORS = 2 * WATCHED_MAX + OWNERS_MAX + 16
-"""What all of them need, and Python."""
+"""Descriptors needed: two for each thread, one for each connection, and some for Python."""
 
 MESSAGE_BYTES_MAX = 512
 NAME_LENGTH_MAX = 100
-"""How much of a thread's name is kept: a message has 512 bytes, and a character may take four or more."""
+"""Characters kept of a thread's name: a message has 512 bytes, and a character may take four or more."""
 
 MESSAGES_MAX = 256
-"""How many messages of one owner are read before the next look."""
+"""Most messages of one owner that are read before the next check."""
 
 
 class Pauses:
-    """When a thread last paused, in its own processor time."""
+    """The time of a thread's last pause, in its own processor time."""
 
     def __init__(self) -> None:
-        """Nothing is known yet: the first look begins a count."""
+        """Starts without a count; the first check begins one."""
         self._switches = -1
         self._ran_ns = 0
         self._seen_ns = 0
 
     def is_busy(self, ran_ns: int) -> bool:
-        """Whether it ran for a good part of the time since it was asked last, so that its pauses have to be counted.
+        """Whether the thread ran for a large part of the time since the last call, so that its pauses must be counted.
 
         Args:
-            ran_ns: What it has run in all.
+            ran_ns: The processor time of the thread in total.
         """
         grown_ns, self._seen_ns = ran_ns - self._seen_ns, ran_ns
         return grown_ns >= BUSY_NS
 
     def begin_again(self) -> None:
-        """What it ran so far does not count."""
+        """Starts the count again: the time so far is ignored."""
         self._switches = -1
 
     def ran_too_long(self, ran_ns: int, switches: int) -> int:
-        """What it ran without a pause, in nanoseconds, if that is beyond the budget; 0 if not.
+        """The time that the thread ran without a pause, in nanoseconds, if it exceeds the budget; otherwise 0.
 
         Args:
-            ran_ns: What it has run in all.
-            switches: How often it has paused in all.
+            ran_ns: The processor time of the thread in total.
+            switches: The number of its pauses in total.
         """
         if switches != self._switches:
             self._switches, self._ran_ns = switches, ran_ns
@@ -83,7 +84,7 @@ class Pauses:
 
 
 class _Thread:
-    """A thread that is looked after. Its files stay open: another thread that gets its number later is not mistaken for it."""
+    """A monitored thread. Its files stay open, so that another thread that gets its number later is not mistaken for it."""
 
     def __init__(self, pid: int, tid: int, name: str, owner: socket.socket) -> None:
         self.pid, self.tid, self.name, self.owner = pid, tid, name, owner
@@ -104,7 +105,7 @@ class _Thread:
         if not self.pauses.is_busy(ran_ns):
             return 0
         if os.sched_getscheduler(self.tid) & ~os.SCHED_RESET_ON_FORK not in (os.SCHED_RR, os.SCHED_FIFO):
-            # It does LOW work at the moment, for which the kernel is fair.
+            # The thread has the class LOW at the moment: the kernel shares the processor between ordinary threads.
             self.pauses.begin_again()
             return 0
         return self.pauses.ran_too_long(ran_ns, self._switches())
@@ -119,13 +120,13 @@ class _Thread:
 
 
 class Watch:
-    """All threads, and the connections that they were named on."""
+    """All monitored threads, and the connections on which they were registered."""
 
     def __init__(self, first: socket.socket) -> None:
-        """Nothing is looked after yet.
+        """Monitors no thread yet.
 
         Args:
-            first: Connection of the process that started this one; without it nothing is left to do.
+            first: Connection of the process that started this one; the watchdog ends with it.
         """
         self._poll = select.poll()
         self._first = first
@@ -134,7 +135,7 @@ class Watch:
         self._add_owner(first)
 
     def run(self) -> None:
-        """Looks until the first connection ends; then makes every thread ordinary."""
+        """Checks the threads until the first connection ends; then makes every thread ordinary."""
         while self._first.fileno() in self._owners:
             for fd, _ in self._poll.poll(PERIOD_MS if self._threads else None):
                 if fd in self._owners:
@@ -144,7 +145,7 @@ class Watch:
             self._drop_owner(self._owners[fd])
 
     def look(self) -> None:
-        """One look at each thread."""
+        """Checks each thread once."""
         for key, thread in list(self._threads.items()):
             try:
                 ran_ns = thread.ran_too_long()
@@ -155,14 +156,14 @@ class Watch:
                 self._put_back(thread, ran_ns)
 
     def _put_back(self, thread: _Thread, ran_ns: int) -> None:
-        # Looked after further: its owner may make it a real-time thread again.
+        # The thread stays monitored: its owner may make it a real-time thread again.
         thread.pauses.begin_again()
         message = json.dumps({"put_back": [thread.pid, thread.tid, ran_ns]}).encode()
         try:
-            # First, so that whoever sees an ordinary thread can know why.
+            # The owner is notified before the change, so that it has the reason when it finds an ordinary thread.
             thread.owner.send(message)
         except OSError:
-            pass  # An owner that does not read asks the kernel what its threads are.
+            pass  # The owner does not read; it can read the state of its threads from the kernel.
         what = f"aionn: the real-time thread {thread.name!r} ({thread.tid} of process {thread.pid}) ran {ran_ns // 1_000_000} ms"
         try:
             thread.put_back()
@@ -200,7 +201,7 @@ class Watch:
                 unused.close()
 
     def _watch(self, pid: int, tid: int, name: str, owner: socket.socket) -> None:
-        """Looks after a thread, and says whether it does."""
+        """Monitors a thread if it can, and sends the owner the answer."""
         known = self._threads.get((pid, tid))
         done = False
         if known is None or known.owner is owner:
@@ -214,7 +215,7 @@ class Watch:
         try:
             owner.send(json.dumps({"watched": [pid, tid, int(done)]}).encode())
         except OSError:
-            pass  # It takes no answer for a refusal.
+            pass  # The owner takes a missing answer for a rejection.
 
     def _forget(self, key: tuple[int, int]) -> None:
         thread = self._threads.pop(key, None)
@@ -222,13 +223,13 @@ class Watch:
             thread.close()
 
     def _add_owner(self, owner: socket.socket) -> None:
-        # By the socket's own mode: Python 3.11's recv_fds drops its flags.
+        # The socket's mode is set, since recv_fds of Python 3.11 ignores MSG_DONTWAIT.
         owner.setblocking(False)
         self._owners[owner.fileno()] = owner
         self._poll.register(owner, select.POLLIN)
 
     def _drop_owner(self, owner: socket.socket) -> None:
-        """A process has ended, or closed its connection: its threads are nobody's real-time threads any longer."""
+        """Makes the threads of a connection ordinary after its process has closed it or ended."""
         for key, thread in list(self._threads.items()):
             if thread.owner is owner:
                 try:
@@ -250,11 +251,12 @@ def _write(line: str) -> None:
 
 
 def main() -> None:
-    """Begins to look: ``watching.py DESCRIPTOR PRIORITY``; priority 0 leaves that to the process that started this one."""
+    """Runs the watchdog: ``watching.py DESCRIPTOR PRIORITY``; with priority 0 the process that started this one sets the
+    priority."""
     first = socket.socket(fileno=int(sys.argv[1]))
     priority = int(sys.argv[2])
-    gc.disable()  # Nothing here makes circles of objects.
-    # Two for each thread that is looked after.
+    gc.disable()  # This process makes no reference cycles.
+    # Each monitored thread needs two descriptors.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, DESCRIPTORS) if most >= 0 else DESCRIPTORS, most))
     try:

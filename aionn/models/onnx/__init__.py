@@ -1,4 +1,4 @@
-"""ONNX files: read without the ``onnx`` package, and turned into models of HAL operations."""
+"""ONNX files: reads them without the ``onnx`` package, and converts them to models of HAL operations."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The elements of an ONNX file's constants, which may lie in other files.
+"""The elements of an ONNX file's constants, which may be stored in other files.
 
-Owns how elements are encoded, how many there must be, and where other files may lie: in the model's own folder or beneath it.
+Owns the encoding of elements, the check of their number, and the places of other files: the model's own folder and its subfolders.
 
 Invariants:
-1. The number of elements is compared with the number of bytes before anything is allocated.
-2. Another file is opened part by part beneath the folder and no part may be a link, so that no name leads out; only a regular file
-   with one name is read, and never without an end.
+1. The number of elements is compared with the number of bytes before memory is allocated.
+2. The path of another file is opened component by component and no component may be a link, so that no path leaves the folder;
+   only a regular file with one name is read, and only the needed bytes of it.
 
 Source: ``TensorProto`` of ONNX and its page "External Data"; openat(2) on O_NOFOLLOW.
 """
@@ -28,10 +28,10 @@ __all__ = ["DTYPES", "DTYPE_NAMES", "ConstantReader", "UnsupportedType"]
 Array = npt.NDArray[Any]
 
 ELEMENTS_MAX = 1 << 31
-"""A value of the HAL has fewer than 2**32 bytes; more elements could not even be indexed by its INT32 values."""
+"""An operand of the HAL has fewer than 2**32 bytes, and its INT32 values cannot index more elements."""
 
 DENSE_BYTES_MAX = 64 << 20
-"""What sparse constants may take altogether once their zeros are written out."""
+"""Largest sum of the sizes of sparse constants with their zeros, so that a small file cannot exhaust the memory."""
 
 DTYPES = {
     DataType.FLOAT: "<f4",
@@ -48,12 +48,12 @@ DTYPES = {
     DataType.UINT64: "<u8",
     DataType.BFLOAT16: "<u2",
 }
-"""How an element lies in the file. The bits of BFLOAT16 are the upper half of a float32's."""
+"""numpy's type of an element in the file. The bits of BFLOAT16 are the upper half of a float32's."""
 
 DTYPE_NAMES = {
     DataType(number): np.dtype(text).name for number, text in DTYPES.items() if number != DataType.BFLOAT16
 }
-"""numpy's name by element type, for types that numpy has."""
+"""numpy's name by element type, for the types that numpy has."""
 
 _IN_INT32S = {
     DataType.UINT8,
@@ -68,14 +68,15 @@ _IN_INT32S = {
 
 
 class UnsupportedType(Exception):
-    """A constant is of an element type that is not read; the text names the type."""
+    """A constant has an element type that cannot be read; the text is the type's name."""
 
 
 class ConstantReader:
     """Reads the constants of one file.
 
     Args:
-        folder: Where the model lies, beneath which other files may lie; None for a model without a place.
+        folder: The folder of the model, in which other files may be; None if the model is given as bytes, which forbids other
+            files.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
@@ -83,11 +84,11 @@ class ConstantReader:
         self._dense_bytes_left = DENSE_BYTES_MAX
 
     def array(self, proto: TensorProto) -> Array:
-        """A constant; BFLOAT16 becomes float32, which holds all of its values.
+        """The array of a constant; BFLOAT16 becomes float32, which holds all of its values.
 
         Raises:
-            InvalidModel: The elements do not fit type and shape, or cannot be had.
-            UnsupportedType: numpy has no such elements.
+            InvalidModel: The elements do not fit type and shape, or cannot be read.
+            UnsupportedType: numpy has no such element type.
         """
         where = f"onnx, constant {proto.name!r}"
         if proto.data_type not in DTYPES:
@@ -107,7 +108,7 @@ class ConstantReader:
         values = np.frombuffer(raw, dtype)
         if kind == DataType.BFLOAT16:
             values = (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
-        # Equal to the machine's own order on every machine that Linux's small endian ports run on.
+        # The file is little endian; on a little-endian machine this copies nothing.
         whole: Array = values.astype(values.dtype.newbyteorder("="), copy=False).reshape(proto.dims)
         return whole
 
@@ -124,7 +125,7 @@ class ConstantReader:
         }
         sources = [name for name, held in lists.items() if held]
         if len(sources) > 1:
-            raise InvalidModel(f"{where}: expected elements in one place, got {' and '.join(sources)}")
+            raise InvalidModel(f"{where}: expected elements in one field, got {' and '.join(sources)}")
         source = sources[0] if sources else "raw_data"
         if source == "external data":
             return self._external(proto.external or {}, where, size_bytes)
@@ -139,11 +140,11 @@ class ConstantReader:
         return raw
 
     def sparse(self, proto: SparseTensorProto) -> Array:
-        """A sparse constant with its zeros written out.
+        """The array of a sparse constant, with its zeros.
 
         Raises:
-            InvalidModel: Values, places and shape do not fit each other, or it is too large.
-            UnsupportedType: numpy has no such elements.
+            InvalidModel: Values, indices and shape do not fit each other, or it is too large.
+            UnsupportedType: numpy has no such element type.
         """
         where = f"onnx, sparse constant {proto.values.name!r}"
         values, indices = self.array(proto.values), self.array(proto.indices)
@@ -151,25 +152,27 @@ class ConstantReader:
         self._dense_bytes_left -= size * values.dtype.itemsize
         if self._dense_bytes_left < 0:
             raise InvalidModel(
-                f"{where}: expected at most {DENSE_BYTES_MAX} bytes of such constants, got more"
+                f"{where}: expected at most {DENSE_BYTES_MAX} bytes in all sparse constants with their zeros, got more"
             )
         if values.ndim != 1 or indices.dtype != np.int64:
             raise InvalidModel(
-                f"{where}: expected a list of values and INT64 places, got {values.shape}, {indices.dtype}"
+                f"{where}: expected a list of values and INT64 indices, got shape {values.shape} and {indices.dtype}"
             )
         if indices.shape == (values.size, len(proto.dims)) and len(proto.dims) != 1:
             extents = np.array(proto.dims, np.int64)
             if ((indices < 0) | (indices >= extents)).any():
-                raise InvalidModel(f"{where}: expected places inside of {list(proto.dims)}, got others")
+                raise InvalidModel(
+                    f"{where}: expected indices within {list(proto.dims)}, got some outside of it"
+                )
             strides = np.array(
                 [math.prod(proto.dims[axis + 1 :]) for axis in range(len(proto.dims))], np.int64
             )
             indices = indices @ strides
         indices = indices.reshape(-1)
-        if indices.size != values.size or ((indices < 0) | (indices >= size)).any():
-            raise InvalidModel(
-                f"{where}: expected {values.size} places inside of {size} elements, got others"
-            )
+        if indices.size != values.size:
+            raise InvalidModel(f"{where}: expected {values.size} indices, got {indices.size}")
+        if ((indices < 0) | (indices >= size)).any():
+            raise InvalidModel(f"{where}: expected indices within {size} elements, got some outside of them")
         dense = np.zeros(size, values.dtype)
         dense[indices] = values
         return dense.reshape(proto.dims)
@@ -178,7 +181,7 @@ class ConstantReader:
         location = entries.get("location", "")
         if self._folder is None:
             raise InvalidModel(
-                f"{where}: expected elements in the model itself, since it is given as bytes, got another file {location!r}"
+                f"{where}: expected elements in the model itself, since it is given as bytes, got a reference to file {location!r}"
             )
         offset = _number(entries, "offset", where, 0)
         length = _number(entries, "length", where, size_bytes)
@@ -194,7 +197,9 @@ class ConstantReader:
         with open(descriptor, "rb") as file:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
-                raise InvalidModel(f"{where}: expected a regular file with one name, {location!r} is none")
+                raise InvalidModel(
+                    f"{where}: expected a regular file with one name, got {location!r}, which has another type or several links"
+                )
             if offset + length > status.st_size:
                 raise InvalidModel(
                     f"{where}: expected {length} bytes at {offset} of {location!r}, which has {status.st_size}"
@@ -207,7 +212,7 @@ class ConstantReader:
 
 
 def _typed(proto: TensorProto, kind: DataType, source: str, where: str) -> Any:
-    """The bytes of elements that lie in a list of numbers."""
+    """The bytes of elements that are stored in a list of numbers."""
     dtype = np.dtype(DTYPES[kind])
     expected = {
         DataType.FLOAT: "float_data",
@@ -223,7 +228,7 @@ def _typed(proto: TensorProto, kind: DataType, source: str, where: str) -> Any:
     if source == "double_data":
         return proto.doubles
     numbers = {"int32_data": proto.int32s, "int64_data": proto.int64s, "uint64_data": proto.uint64s}[source]
-    assert numbers is not None, "an empty list is no source"
+    assert numbers is not None, "the caller excludes empty lists"
     if kind in (DataType.INT64, DataType.UINT64):
         return numbers.tobytes()
     if kind in (DataType.FLOAT16, DataType.BFLOAT16):
@@ -246,11 +251,11 @@ def _number(entries: dict[str, str], key: str, where: str, default: int) -> int:
 
 
 def _open_beneath(folder: str | os.PathLike[str], location: str) -> int:
-    """Opens a file beneath a folder, following no link.
+    """Opens a file in a folder or its subfolders without following links.
 
     Raises:
-        ValueError: The name leads elsewhere.
-        OSError: A part is missing, or is a link.
+        ValueError: The path may leave the folder.
+        OSError: A component is missing, or is a link.
     """
     parts = location.split("/")
     if not location or "\0" in location or any(part in ("", "..") for part in parts):

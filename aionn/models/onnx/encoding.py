@@ -1,6 +1,6 @@
 """Writes the messages of ONNX.
 
-Owns the way from the structures of ``schema`` to bytes: the inverse of ``schema.read_model``.
+Owns the encoding of the structures of ``schema``: the inverse of ``schema.read_model``.
 
 Source: ``onnx.proto`` of ONNX.
 """
@@ -48,7 +48,7 @@ DATA_TYPES = {
 
 
 def tensor(name: str, value: npt.ArrayLike) -> TensorProto:
-    """A constant with its elements inside of the file."""
+    """A constant whose elements are stored in the file itself."""
     array = np.asarray(value)
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)
     return TensorProto(name, DATA_TYPES[array.dtype.name], array.shape, raw=little.tobytes())

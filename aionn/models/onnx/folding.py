@@ -1,10 +1,11 @@
 """Operators whose inputs are constants, computed by numpy at import: the arithmetic of shapes that exporters leave in a file.
 
-Owns the evaluation, in ONNX's own element types, 64-bit ones included. Operators that only move elements compute constants
-themselves, and what stands in no table here is written as HAL operations, which become constants by their own kernels.
+Owns the evaluation, in ONNX's own element types, 64-bit ones included. The conversions of operators that only move elements compute
+constants themselves. Operators that have no entry in the table here are written as HAL operations, whose kernels compute the
+constants.
 
 Invariants:
-1. Folding gives what the operator's specification says.
+1. A folded result is the one that the operator's specification defines.
 2. The size of a result is charged before it takes memory.
 
 Source: the ONNX operators' specifications.
@@ -39,7 +40,7 @@ Folder = Callable[[Operator, list[Array]], Array]
 
 
 def fold(g: GraphWriter, op: Operator) -> Array | None:
-    """The result where all inputs are constant and the operator is in the table, else None."""
+    """The result if all inputs are constants and the operator is in the table, else None."""
     folder = FOLDERS.get(op.type)
     if folder is None or op.node.domain or not op.inputs:
         return None
@@ -135,7 +136,7 @@ def element_type(op: Operator, number: int) -> str:
     """The name of an element type that an attribute gives by number.
 
     Raises:
-        Inexpressible: numpy has no such elements.
+        Inexpressible: numpy has no such element type.
     """
     name = DTYPE_NAMES.get(DataType(number)) if number in DataType.__members__.values() else None
     if name is None:
@@ -240,7 +241,7 @@ FOLDERS: dict[str, Folder] = {
     "ReduceMean": _reduce(np.mean),
     "NonZero": _nonzero,
 }
-"""What is computed, by operator."""
+"""The function that computes the result, by operator."""
 
 
 # Constants that need no values
@@ -249,7 +250,7 @@ FOLDERS: dict[str, Folder] = {
 def shape_of(g: GraphWriter, op: Operator) -> Any:
     """The shape of a value."""
     shape = op.input(0).shape
-    # Beyond the ends they are clamped, as a slice's.
+    # ``start`` and ``end`` beyond the rank are clamped, as in a slice of Python.
     start = op.integer("start", 0)
     end = op.integer("end", len(shape))
     return g.constant(np.array(shape[start:end], np.int64))
@@ -289,7 +290,7 @@ def _extents(op: Operator, numbers: Sequence[int]) -> tuple[int, ...]:
 
 
 def constant_of_shape(g: GraphWriter, op: Operator) -> Any:
-    """One value everywhere: a view, which takes no memory until it is used."""
+    """An array with one value in all elements: a view, which takes no memory until it is used."""
     shape = _extents(op, op.numbers(0, "the shape"))
     value = op.tensor("value")
     value = np.zeros((), np.float32) if value is None else value
@@ -309,7 +310,7 @@ def range_(g: GraphWriter, op: Operator) -> Any:
         op.refuse("input 2 (step)", "not 0", 0)
     count = max(0, math.ceil((limit.item() - start.item()) / delta.item()))
     g.charge(count * start.itemsize)
-    # Every number is a product, as the sums of numpy's own range drift.
+    # Each number is computed by a product, since repeated sums would accumulate rounding errors.
     return g.constant((start + np.arange(count).astype(start.dtype) * delta).astype(start.dtype))
 
 
@@ -325,7 +326,7 @@ def eye_like(g: GraphWriter, op: Operator) -> Any:
 
 
 def window(g: GraphWriter, op: Operator) -> Any:
-    """HannWindow, HammingWindow or BlackmanWindow: a constant."""
+    """The constant of HannWindow, HammingWindow or BlackmanWindow."""
     size = int(op.array(0, "the size").reshape(()))
     if not 0 < size < 1 << 24:
         op.refuse("size", "a number from 1 to 2**24", size)

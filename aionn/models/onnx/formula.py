@@ -1,6 +1,6 @@
 """HAL operations written as formulas.
 
-Owns the operators of Python's on HAL values and how the values of an elementwise operator are brought to one order of axes.
+Owns Python's operators on HAL values, and the conversion of the values of an elementwise operator to one order of axes.
 
 Source: the contracts in ``aionn.ops``; "Multidirectional Broadcasting" of ONNX.
 """
@@ -22,7 +22,7 @@ __all__ = ["Aligned", "Formula", "activated", "aligned", "broadcast_shape", "exp
 
 
 class Formula:
-    """A HAL value with Python's operators; a number stands for a constant of the same element type."""
+    """A HAL value with Python's operators; a number as the other operand becomes a constant of the same element type."""
 
     __slots__ = ("g", "value")
 
@@ -121,11 +121,11 @@ class Formula:
         return self._compared(OperationType.NOT_EQUAL, other)
 
     def both(self, other: Formula) -> Formula:
-        """Whether both truth values hold."""
+        """The logical AND of both truth values."""
         return Formula(self.g, self.g.emit(OperationType.LOGICAL_AND, [self.value, other.value]))
 
     def where(self, yes: Formula | float, no: Formula | float, like: Formula) -> Formula:
-        """One of two values of ``like``'s type and of this value's shape for each of these truth values."""
+        """For each of these truth values one of two values; the result has ``like``'s type and this value's shape."""
         dimensions = self.value.operand.dimensions
         sides = [
             side.value if isinstance(side, Formula) else self.g.like(side, like.value, dimensions)
@@ -136,7 +136,7 @@ class Formula:
         return Formula(self.g, self.g.emit(OperationType.SELECT, [self.value, *sides], described))
 
     def reduced(self, kind: OperationType, axes: Sequence[int], *, keeps: bool = True) -> Formula:
-        """A reduction along axes of the value."""
+        """A reduction along axes of this value."""
         flag = int(keeps) if kind == OperationType.MEAN else keeps
         return Formula(self.g, self.g.emit(kind, [self.value, self.g.int32s(axes), flag]))
 
@@ -157,10 +157,10 @@ def broadcast_shape(op: Operator, tensors: Sequence[Tensor]) -> Shape:
 
 
 class Aligned:
-    """Values of one operator that can be combined elementwise, and the way back to a tensor.
+    """Values of one operator that can be combined elementwise; ``tensor`` converts their result to a tensor.
 
     Attributes:
-        values: One for each tensor; they broadcast to ``dimensions``.
+        values: A value for each tensor; they broadcast to ``dimensions``.
         dimensions: The HAL's shape of the result.
         shape: ONNX's shape of the result.
         order: The order of the result's axes.
@@ -188,7 +188,8 @@ class Aligned:
 
 
 def aligned(g: GraphWriter, op: Operator, tensors: Sequence[Tensor]) -> Aligned:
-    """Values of tensors that broadcast, in one order of axes: the first that is not ONNX's, as an image's."""
+    """Values of tensors that broadcast, in one order of axes: the first order that differs from ONNX's, such as that of an
+    image."""
     shape = broadcast_shape(op, tensors)
     rank = len(shape)
     order = next(
@@ -214,7 +215,7 @@ def aligned(g: GraphWriter, op: Operator, tensors: Sequence[Tensor]) -> Aligned:
 
 
 def _merged(shape: Shape, fulls: Sequence[Shape]) -> list[list[int]]:
-    """Neighbouring axes that all tensors either have or repeat."""
+    """Groups of neighbouring axes that can be merged: along all axes of a group each tensor has the full extent, or is repeated."""
     groups: list[list[int]] = []
     patterns: list[tuple[bool, ...]] = []
     for axis, extent in enumerate(shape):
@@ -272,7 +273,7 @@ def tiled(g: GraphWriter, value: Value, factors: Sequence[int]) -> Value:
 
 
 def activated(g: GraphWriter, value: Value, activation: FusedActivation) -> Value:
-    """A value with an activation of its own, for operations that fuse none."""
+    """The result of an activation as an operation of its own, after operations that have no fused activation."""
     if activation == FusedActivation.NONE:
         return value
     f = Formula(g, value)

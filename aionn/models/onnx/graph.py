@@ -1,11 +1,11 @@
 """The graph of an ONNX file, resolved: every node with its version, functions inlined, nodes in an order in which they can run.
 
-Owns names, operator sets and functions. Does not know what an operator means.
+Owns names, operator sets and functions, but not the meaning of operators.
 
 Invariants:
 1. Every name is written once, by an input, a constant or a node, and read only after that.
-2. A node's ``version`` is that of its domain's operator set where the node was written: in the model, or in its function.
-3. Functions that unfold to more than ``NODES_MAX`` nodes are refused, and so are those that call themselves.
+2. A node's ``version`` is that of its domain's operator set in the model, or in the function that the node comes from.
+3. Functions that call themselves, or expand to more than ``NODES_MAX`` nodes, are rejected.
 
 Source: "Graphs", "Functions" and "Operator Sets" of the ONNX IR specification.
 """
@@ -38,7 +38,7 @@ NODES_MAX = 200_000
 """Nodes of a graph with its functions inlined. The largest exported language models have some ten thousand."""
 
 CALLS_MAX = 64
-"""Functions within functions. Exporters nest them as deep as modules, about ten."""
+"""Largest depth of calls between functions. Exporters nest them as deep as modules, about ten."""
 
 OPSETS = range(1, 29)
 """Versions of the main operator set that the conversions were written for."""
@@ -51,11 +51,11 @@ class Node(msgspec.Struct, eq=False):
         op_type: The operator's name.
         domain: Its domain, empty for ONNX's own.
         version: The version of the domain's operator set.
-        inputs: Names, empty for one that is left out.
-        outputs: Likewise.
-        attributes: By name.
-        where: What errors call it.
-        activation: Is applied to its first output.
+        inputs: Names; an empty one means an omitted input.
+        outputs: Names; an empty one means an omitted output.
+        attributes: The attributes by name.
+        where: The name of the node in errors.
+        activation: The activation that is applied to its first output.
     """
 
     op_type: str
@@ -77,11 +77,11 @@ class Graph(msgspec.Struct, eq=False):
     """A resolved graph.
 
     Attributes:
-        inputs: Those that a caller supplies: no constants.
-        outputs: What the caller receives.
-        nodes: In an order in which they can run.
-        constants: By name.
-        opsets: Version by domain.
+        inputs: The inputs that a caller supplies; constants that the file lists as inputs are excluded.
+        outputs: The outputs that a caller receives.
+        nodes: The nodes in an order in which they can run.
+        constants: The constants by name.
+        opsets: The version by domain.
     """
 
     inputs: tuple[ValueInfo, ...]
@@ -95,7 +95,7 @@ def resolve(model: ModelProto) -> Graph:
     """The graph of a file.
 
     Raises:
-        InvalidModel: Names, versions or functions are not what the specification demands.
+        InvalidModel: Names, versions or functions break the specification.
     """
     opsets = _opsets(model.opsets, "the model")
     graph = model.graph
@@ -119,9 +119,9 @@ def inner_nodes(graph: GraphProto, node: Node, opsets: Mapping[str, int], outer:
 
     Args:
         graph: The inner graph.
-        node: Whose attribute it is.
-        opsets: Versions by domain.
-        outer: The names that are known around it.
+        node: The node whose attribute the graph is.
+        opsets: The version by domain.
+        outer: The names that are defined outside the graph.
     """
     nodes = [_node(one, i, opsets, f"{node.where}, ") for i, one in enumerate(graph.nodes)]
     own = [*_constants(graph), *(info.name for info in graph.inputs)]
@@ -212,7 +212,7 @@ class _Inliner:
         names.update(dict.fromkeys(function.inputs, ""))
         names.update(zip(function.inputs, node.inputs))
         prefix = f"{self._count}:{function.name}/"
-        # An output that the call leaves out is written nevertheless, under a name that nobody reads.
+        # The function also writes an output that the call omits, under an unused name.
         names.update({inner: outer for inner, outer in zip(function.outputs, node.outputs) if outer})
         given = {one.name: one for one in function.defaults} | node.attributes
         for index, inner in enumerate(function.nodes):
@@ -235,7 +235,7 @@ class _Renaming:
         attributes = []
         for one in proto.attributes:
             if one.reference:
-                # An attribute that the call leaves out is left out here too.
+                # If the call omits the attribute, the node omits it as well.
                 if one.reference in self._given:
                     attributes.append(msgspec.structs.replace(self._given[one.reference], name=one.name))
             elif one.type == AttributeType.GRAPH:
@@ -273,7 +273,7 @@ class _Renaming:
 
 
 def names_within(node: Node) -> Iterator[str]:
-    """The names that graphs within a node mention: everything that they may take from around them."""
+    """The names that graphs within a node read: all values from outside that they may use."""
     pending = list(node.attributes.values())
     while pending:
         one = pending.pop()
@@ -298,10 +298,10 @@ def _reads(node: Node) -> set[str]:
 
 
 def in_order(nodes: Sequence[Node], known: Sequence[str], outputs: Sequence[ValueInfo]) -> list[Node]:
-    """The nodes that the outputs need, sorted; those that are in order keep it.
+    """The nodes that the outputs need, sorted; nodes that are in order already stay in order.
 
     Raises:
-        InvalidModel: A name is written twice, or needed and never written, or nodes need each other.
+        InvalidModel: A name is written twice, or read and never written, or nodes depend on each other in a cycle.
     """
     writer: dict[str, int] = {}
     for name in known:
@@ -348,5 +348,5 @@ def _sorted(sources: dict[int, set[int]], nodes: Sequence[Node]) -> list[int]:
                 heapq.heappush(ready, follower)
     if len(order) != len(sources):
         stuck = nodes[min(set(sources) - set(order))]
-        raise InvalidModel(f"onnx, {stuck.where}: expected nodes that do not need each other, got a circle")
+        raise InvalidModel(f"onnx, {stuck.where}: expected nodes without a cycle of dependencies, got one")
     return order

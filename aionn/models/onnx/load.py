@@ -1,12 +1,11 @@
 """Imports ONNX files: ``load_onnx`` makes a ``hal.Model`` of a file.
 
-Owns the order of the work and what the caller learns beside the model: names, types, where each operation comes from. Reading is in
-``schema`` and ``constants``, names in ``graph``, writing in ``writer``, the meaning of operators in ``operators``.
+Owns the order of the import and the description of the result: names, types, the origin of each operation. ``schema`` and
+``constants`` read the file, ``graph`` resolves names, ``writer`` writes operations, ``operators`` has the table of conversions.
 
 Invariants:
-1. A file either becomes a model whose operations keep their contracts or is refused with one ``InvalidModel``, whatever its bytes
-   are.
-2. When operators cannot be expressed, the one error lists all of them with their counts.
+1. A file either becomes a model whose operations keep their contracts, or is rejected with one ``InvalidModel``, for any bytes.
+2. If the HAL cannot express operators, that error lists all of them with their counts.
 3. The model holds its own copy of the constants; the file is not needed afterwards.
 4. Inputs and outputs have ONNX's order of axes.
 
@@ -25,7 +24,6 @@ import numpy as np
 
 from aionn.errors import InvalidArgument, InvalidModel
 from aionn.hal import Model, Operand
-from aionn.hal.files import read_regular
 from aionn.models.onnx.constants import DTYPE_NAMES, ConstantReader, UnsupportedType
 from aionn.models.onnx.folding import fold
 from aionn.models.onnx.graph import Graph, Node, inner_nodes, resolve
@@ -42,6 +40,7 @@ from aionn.models.onnx.schema import (
 )
 from aionn.models.onnx.tensors import Inexpressible, Tensor
 from aionn.models.onnx.writer import GraphWriter
+from aionn.platform.files import read_regular
 
 __all__ = ["OnnxArgument", "OnnxModel", "load_onnx"]
 
@@ -49,10 +48,10 @@ FILE_BYTES_MAX = (1 << 31) - 1
 """The largest protobuf message: its lengths are 31 bits; larger models keep their constants in other files."""
 
 EXTENT_MAX = (1 << 31) - 1
-"""Extents are INT32 numbers in the HAL's arguments."""
+"""The HAL's arguments hold extents as INT32 numbers."""
 
 DEPTH_MAX = 32
-"""Branches within branches; also the limit of the file's own nesting."""
+"""Largest depth of nested branches, the same as the limit for nested graphs of a file."""
 
 
 class OnnxArgument(msgspec.Struct, frozen=True):
@@ -61,9 +60,9 @@ class OnnxArgument(msgspec.Struct, frozen=True):
     Attributes:
         name: The value's name in the file.
         operand: Its operand in ``model.main``: ``type``, ``dimensions``, ``scale`` and ``zero_point``.
-        dimensions: Its shape in the file with all extents bound; the operand's has no rank 0 and at most four axes, the leading
-            ones merged.
-        dtype: numpy's name of the file's element type: an ``int64`` value travels as TENSOR_INT32.
+        dimensions: Its shape in the file with all extents known. The operand's shape differs for rank 0, which becomes [1], and
+            for more than four axes, of which the leading ones are merged.
+        dtype: numpy's name of the file's element type; an ``int64`` value is passed as TENSOR_INT32.
     """
 
     name: str
@@ -76,11 +75,11 @@ class OnnxModel(msgspec.Struct, frozen=True):
     """An imported file.
 
     Attributes:
-        model: What a device prepares.
-        inputs: In the order of the arguments; constants that the file lists as inputs too are none.
-        outputs: In the order of the results.
+        model: The model of HAL operations.
+        inputs: The inputs in the order of the arguments; constants that the file lists as inputs are excluded.
+        outputs: The outputs in the order of the results.
         operation_names: A name per operation, such as ``CONV_2D of node 3 'conv1' Conv``.
-        opsets: Version by domain, the empty one being ONNX's own.
+        opsets: The version by domain; the empty domain is ONNX's own.
         unused_inputs: Names of inputs that no output depends on.
     """
 
@@ -106,9 +105,9 @@ def load_onnx(
         source: Its path, or its bytes.
         dimensions: Extents by the names that the file gives to open ones, such as ``{"batch": 1}``.
         input_shapes: Shapes by the names of inputs, for open extents without a name.
-        values: Arrays by the names of inputs that are to be constants: shapes, switches. They are no inputs of the model then.
-        external_data: The folder beneath which other files with constants lie; None for the file's own folder, and for no such
-            files where ``source`` is bytes.
+        values: Arrays by the names of inputs that become constants, such as shapes and switches; the model has no such inputs then.
+        external_data: The folder of other files with constants; None means the file's own folder, or no such files if ``source`` is
+            bytes.
 
     Raises:
         InvalidModel: The file is damaged, or has operators that the HAL cannot express; all of these are listed.
@@ -129,14 +128,14 @@ def load_onnx(
 
 
 class _Bindings(msgspec.Struct):
-    """What the caller says of the inputs."""
+    """The extents and values that the caller gives for the inputs."""
 
     dimensions: Mapping[str, int]
     input_shapes: Mapping[str, Sequence[int]]
     values: Mapping[str, Any]
 
     def check_names(self, graph: Graph) -> None:
-        """Demands that every name that was given is one of the file's."""
+        """Checks that the file has every given name."""
         names = {info.name for info in graph.inputs}
         open_ = {extent for info in graph.inputs for extent in info.shape or () if isinstance(extent, str)}
         for what, given, known in (
@@ -165,19 +164,19 @@ class _Bindings(msgspec.Struct):
             )
         extents = []
         for axis, extent in enumerate(info.shape):
-            said = given[axis] if given is not None else None
+            stated = given[axis] if given is not None else None
             if isinstance(extent, str):
-                extent = self.dimensions.get(extent, said if said is not None else extent)
+                extent = self.dimensions.get(extent, stated if stated is not None else extent)
             if extent is None:
-                extent = said
+                extent = stated
             if extent is None or isinstance(extent, str):
                 how = f"dimensions={{{extent!r}: ...}}" if extent else f"input_shapes={{{info.name!r}: ...}}"
                 raise InvalidArgument(
                     f"load_onnx, input {info.name!r}: extent {axis} is open; give it as {how}"
                 )
-            if said not in (None, extent):
+            if stated not in (None, extent):
                 raise InvalidArgument(
-                    f"load_onnx, shape of input {info.name!r}: expected {extent} on axis {axis}, got {said}"
+                    f"load_onnx, shape of input {info.name!r}: expected {extent} on axis {axis}, got {stated}"
                 )
             extents.append(extent)
         return _extents(info.name, extents)
@@ -203,11 +202,11 @@ def _dtype(info: ValueInfo) -> str:
 
 
 class _Missing(Exception):
-    """A value that an operator would have written that cannot be expressed."""
+    """A value is missing, since the operator that writes it cannot be expressed."""
 
 
 class _Import:
-    """One import: values by name, and what could not be expressed."""
+    """One import: values by name, and the operators that cannot be expressed."""
 
     def __init__(self, graph: Graph, reader: ConstantReader, bound: _Bindings) -> None:
         self._graph = graph
@@ -243,7 +242,7 @@ class _Import:
         except Inexpressible as e:
             raise InvalidModel(f"onnx, outputs: the HAL cannot express {e}") from e
         if not model.main.operations:
-            raise InvalidModel("onnx: expected a graph with operations, got one in which nothing is computed")
+            raise InvalidModel("onnx: expected a graph with operations, got one that computes nothing")
         return OnnxModel(
             model,
             tuple(
@@ -292,7 +291,7 @@ class _Import:
     # Values
 
     def _constant(self, name: str) -> Any:
-        """The array of a name that is a constant of the file or an input with a given value, else None."""
+        """The array of a constant of the file or of an input with a given value, else None."""
         if name in self._graph.constants or name in self._bound.values:
             try:
                 tensor = self._value(name)
@@ -334,7 +333,7 @@ class _Import:
                 self._values.setdefault(name, None)
             return
         except (ArithmeticError, LookupError, TypeError, ValueError, AssertionError) as e:
-            # The checks name what can be wrong; should damage find a way past them, it is still the file's fault.
+            # The checks should find every fault of a file; a fault that they miss is reported as the file's as well.
             if isinstance(e, InvalidArgument):
                 raise
             raise InvalidModel(f"onnx, {node.where}: unforeseen contents: {e!r}") from e
@@ -361,7 +360,7 @@ class _Import:
         return [results] if isinstance(results, Tensor) else results
 
     def _branch(self, node: Node, inputs: list[Tensor | None], depth: int) -> list[Tensor]:
-        """The branch of an If whose condition is a constant."""
+        """The outputs of the branch of an If whose condition is a constant."""
         op = Operator(node, inputs, self._reader)
         condition = op.array(0, "the condition")
         if condition.size != 1 or depth >= DEPTH_MAX:
@@ -376,7 +375,7 @@ class _Import:
                 f"no inputs and {len(node.outputs)} outputs",
                 f"{len(graph.inputs)}, {len(graph.outputs)}",
             )
-        # Names of a branch are its own: what is around it comes back afterwards.
+        # The names of a branch are local, so the names from outside are restored afterwards.
         around = dict(self._values)
         known = [*self._values, *self._graph.constants]
         constants = self._graph.constants

@@ -1,7 +1,7 @@
-"""One application of an operator, as its conversion sees it: values, attributes, and the means to refuse.
+"""One application of an operator, as the argument of its conversion: values, attributes, and errors.
 
-Owns the reading of attributes and which of them nobody has asked for: an attribute that a conversion does not know may change what
-the operator means.
+Owns the access to attributes and the list of those that the conversion has not read: an attribute that a conversion does not know
+may change the meaning of the operator.
 
 Source: "Attributes" of the ONNX IR specification.
 """
@@ -28,11 +28,11 @@ class Operator:
     """An application of an operator.
 
     Attributes:
-        node: As the graph has it.
-        inputs: Values; None for one that is left out.
+        node: The node of the graph.
+        inputs: Values; None means an omitted input.
         version: The version of its operator set.
-        activation: Is applied to its first output.
-        is_sole_reader: Whether nobody else reads its first input.
+        activation: The activation that is applied to its first output.
+        is_sole_reader: Whether no other node reads its first input.
     """
 
     __slots__ = ("_asked", "_reader", "activation", "inputs", "is_sole_reader", "node", "version")
@@ -54,7 +54,7 @@ class Operator:
         self._asked: set[str] = set()
 
     def derived(self, op_type: str, inputs: Sequence[Tensor | None], **attributes: int) -> Operator:
-        """Another operator in the place of this one; the attributes of this one are its own, but for those that are given."""
+        """An operator of another type at the place of this one; it has the attributes of this one, and the given attributes."""
         given = {name: Attribute(name, AttributeType.INT, value) for name, value in attributes.items()}
         node = msgspec.structs.replace(
             self.node, op_type=op_type, attributes=self.node.attributes | given, outputs=self.node.outputs[:1]
@@ -67,30 +67,30 @@ class Operator:
         return self.node.op_type
 
     def refuse(self, what: str, expected: object, got: object) -> NoReturn:
-        """Refuses the file: the operator is used against its specification."""
+        """Rejects the file: its use of the operator breaks the specification."""
         raise InvalidModel(f"onnx, {self.node.where}, {what}: expected {expected}, got {got}")
 
     def has(self, position: int) -> bool:
-        """Whether an input is there."""
+        """Whether an input is given."""
         return position < len(self.inputs) and self.inputs[position] is not None
 
     def input(self, position: int) -> Tensor:
-        """An input that must be there."""
+        """A required input."""
         tensor = self.inputs[position] if position < len(self.inputs) else None
         if tensor is None:
             self.refuse(f"input {position}", "a value", "none")
         return tensor
 
     def wants(self, position: int) -> bool:
-        """Whether somebody may read an output."""
+        """Whether the node has an output at this position."""
         return position < len(self.node.outputs) and bool(self.node.outputs[position])
 
     def given(self) -> list[Tensor]:
-        """All inputs, none of which may be left out."""
+        """All inputs, all of which are required."""
         return [self.input(position) for position in range(len(self.inputs))]
 
     def array(self, position: int, what: str) -> Array:
-        """An input that must be constant.
+        """The array of an input that must be constant.
 
         Raises:
             Inexpressible: It is not.
@@ -119,11 +119,11 @@ class Operator:
         return name in self.node.attributes
 
     def ignore(self, *names: str) -> None:
-        """Says that attributes do not change what is written."""
+        """Marks attributes that do not change the written operations."""
         self._asked.update(names)
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """A whole number; None as default demands that it is given."""
+        """A whole number; without a default the attribute is required."""
         found = self._attribute(name, AttributeType.INT)
         if found is None:
             if default is None:
@@ -157,12 +157,12 @@ class Operator:
         return None if found is None else [bytes(text).decode("utf-8", "replace") for text in found.value]
 
     def tensor(self, name: str) -> Array | None:
-        """A constant, None where it is not given."""
+        """The array of a constant, None where it is not given."""
         found = self._attribute(name, AttributeType.TENSOR)
         return None if found is None else self._reader.array(found.value)
 
     def sparse(self, value: SparseTensorProto) -> Array:
-        """The value of a sparse attribute with its zeros written out."""
+        """The array of a sparse attribute, with its zeros."""
         return self._reader.sparse(value)
 
     def raw(self, name: str, kind: AttributeType) -> Any:
@@ -171,23 +171,23 @@ class Operator:
         return None if found is None else found.value
 
     def axis(self, value: int, rank: int, what: str = "axis") -> int:
-        """An axis from 0 to ``rank`` - 1, of one that may count from the end."""
+        """The axis from 0 to ``rank`` - 1 for a number that may count from the end."""
         if not -rank <= value < rank:
             self.refuse(what, f"an axis from {-rank} to {rank - 1}", value)
         return value % rank
 
     def axes(self, values: Sequence[int], rank: int) -> list[int]:
-        """As ``axis``, for several that must differ."""
+        """The same as ``axis`` for several axes, which must differ."""
         axes = [self.axis(value, rank, "axes") for value in values]
         if len(set(axes)) != len(axes):
             self.refuse("axes", "every axis once", list(values))
         return axes
 
     def check_attributes(self) -> None:
-        """Demands that every attribute was asked for.
+        """Checks that the conversion has read every attribute.
 
         Raises:
-            Inexpressible: There is one that the conversion does not know.
+            Inexpressible: The conversion does not know an attribute.
         """
         unknown = sorted(set(self.node.attributes) - self._asked)
         if unknown:
@@ -195,4 +195,4 @@ class Operator:
 
 
 Convert = Callable[[GraphWriter, Operator], Tensor | Sequence[Tensor]]
-"""Writes an operator and gives its outputs."""
+"""Writes the operations of an operator and returns its outputs."""

@@ -1,9 +1,9 @@
-"""Which ONNX operators are written as HAL operations, and how.
+"""The table of the ONNX operators that are converted to HAL operations.
 
-Owns the table; ``docs/onnx-operators.md`` shows it and a test keeps both equal. The conversions themselves are in the modules of
-``conversions``.
+``docs/onnx-operators.md`` is generated from the table, and a test compares both. The modules of ``conversions`` contain the
+conversions.
 
-Invariant: an operator means what its specification says for every operator set that ``graph.OPSETS`` allows, or is refused.
+Invariant: an operator of any operator set in ``graph.OPSETS`` is either written as its specification defines it, or rejected.
 
 Source: "Operator Schemas" of ONNX, operator sets 1 to 28.
 """
@@ -38,10 +38,10 @@ class Conversion(NamedTuple):
     """One operator.
 
     Attributes:
-        name: The operator's.
-        convert: Writes it; gives its outputs.
-        how: The operations that it becomes.
-        tier: 0 vanishes at import, 1 is one operation, 2 several.
+        name: The operator's name.
+        convert: Writes its operations and returns its outputs.
+        how: The operations, for the documentation.
+        tier: 0 if it becomes no operation, 1 if one, 2 if several.
     """
 
     name: str
@@ -107,7 +107,7 @@ _FORMULAS: list[tuple[str, Any, str, bool]] = [
     ("Cosh", ew.hyperbolic_cosine, "EXP, MUL, ADD", True),
     ("Softplus", ew.softplus, "ABS, NEG, EXP, ADD, LOG, MAXIMUM, ADD", True),
     ("Softsign", ew.softsign, "ABS, ADD, DIV", False),
-    ("Mish", ew.mish, "as Softplus, TANH, MUL", True),
+    ("Mish", ew.mish, "the operations of Softplus; TANH, MUL", True),
     ("Swish", ew.swish, "LOGISTIC, MUL", False),
     ("Elu", ew.elu, "ELU", False),
     ("Selu", ew.selu, "ELU, MUL", False),
@@ -117,14 +117,14 @@ _FORMULAS: list[tuple[str, Any, str, bool]] = [
     ("ThresholdedRelu", ew.thresholded_relu, "GREATER, SELECT", False),
     ("Shrink", ew.shrink, "GREATER, LESS, SUB, ADD, SELECT", False),
     ("Sign", ew.sign, "GREATER, LESS, SELECT", False),
-    ("Round", ew.round_, "ABS, ADD, SUB, LESS, SELECT, NEG: the fraction falls off beside 2 ** 23", True),
-    ("Erf", ew.erf, "a quotient of polynomials, true to some 2 ** -23", True),
-    ("Gelu", ew.gelu, "MUL, ADD, and TANH or as Erf", True),
+    ("Round", ew.round_, "ABS, ADD, SUB, LESS, SELECT, NEG", True),
+    ("Erf", ew.erf, "MUL, ADD, DIV of polynomials, with an error of some 2 ** -23", True),
+    ("Gelu", ew.gelu, "MUL, ADD, and TANH or the operations of Erf", True),
 ]
 
 _TABLE: list[Conversion] = [
-    Conversion("Identity", ew.same, "nothing", 0),
-    Conversion("Dropout", _dropout, "nothing", 0),
+    Conversion("Identity", ew.same, "no operation", 0),
+    Conversion("Dropout", _dropout, "no operation", 0),
     Conversion("Shape", folding.shape_of, "a constant", 0),
     Conversion("Size", folding.size_of, "a constant", 0),
     Conversion("Constant", folding.constant, "a constant", 0),
@@ -146,14 +146,14 @@ _TABLE: list[Conversion] = [
         Conversion(name, ew.composed(formula, is_wide=wide), how, 1 if how in ("ELU", "PRELU", "DIV") else 2)
         for name, formula, how, wide in _FORMULAS
     ),
-    Conversion("Relu", ew.relu, "RELU, fused where it follows an operation; MAXIMUM of whole numbers", 1),
+    Conversion("Relu", ew.relu, "RELU, or fused with the operation before; MAXIMUM for whole numbers", 1),
     Conversion("IsNaN", ew.is_nan, "NOT_EQUAL", 2),
     Conversion("IsInf", ew.is_inf, "ABS, EQUAL", 2),
     Conversion("Add", ew.arithmetic(O.ADD), "ADD", 1),
     Conversion("Sub", ew.arithmetic(O.SUB), "SUB", 1),
     Conversion("Mul", ew.arithmetic(O.MUL), "MUL", 1),
-    Conversion("Div", ew.divide, "DIV; corrected for negative whole numbers", 1),
-    Conversion("Mod", ew.modulo, "DIV, MUL, SUB of whole numbers", 2),
+    Conversion("Div", ew.divide, "DIV; MUL, SUB, SELECT, ADD to round negative whole numbers towards 0", 1),
+    Conversion("Mod", ew.modulo, "DIV, MUL, SUB, for whole numbers only", 2),
     Conversion("Pow", ew.power, "POW; CAST of the exponent", 1),
     Conversion("Max", ew.variadic(O.MAXIMUM), "MAXIMUM", 2),
     Conversion("Min", ew.variadic(O.MINIMUM), "MINIMUM", 2),
@@ -167,12 +167,12 @@ _TABLE: list[Conversion] = [
     Conversion("And", ew.logical(O.LOGICAL_AND), "LOGICAL_AND", 1),
     Conversion("Or", ew.logical(O.LOGICAL_OR), "LOGICAL_OR", 1),
     Conversion("Xor", ew.logical(O.NOT_EQUAL), "NOT_EQUAL", 1),
-    Conversion("Where", ew.select, "SELECT; TILE before where shapes differ", 1),
+    Conversion("Where", ew.select, "SELECT; TILE before it if shapes differ", 1),
     Conversion("Clip", ew.clip, "RELU, RELU1, RELU6, or MAXIMUM, MINIMUM", 2),
     Conversion("PRelu", ew.prelu, "PRELU", 1),
-    Conversion("Cast", _cast, "CAST; NOT_EQUAL and SELECT of truth values", 1),
-    Conversion("CastLike", _cast_like, "as Cast", 1),
-    Conversion("BitCast", _bit_cast, "nothing, to the same type", 0),
+    Conversion("Cast", _cast, "CAST; NOT_EQUAL to BOOL, SELECT from BOOL", 1),
+    Conversion("CastLike", _cast_like, "the operations of Cast", 1),
+    Conversion("BitCast", _bit_cast, "no operation, for the same type only", 0),
     Conversion("Reshape", movement.reshape, "RESHAPE", 1),
     Conversion("Flatten", movement.flatten, "RESHAPE", 1),
     Conversion("Squeeze", movement.squeeze, "RESHAPE", 1),
@@ -180,20 +180,28 @@ _TABLE: list[Conversion] = [
     Conversion(
         "Transpose",
         movement.transpose,
-        "TRANSPOSE where no other order of the axes serves; GATHER of whole numbers",
+        "TRANSPOSE if another operator needs the new order of axes; GATHER for INT32, INT64 and BOOL",
         1,
     ),
-    Conversion("Concat", movement.concat, "CONCATENATION; GATHER, SELECT of whole numbers", 1),
+    Conversion("Concat", movement.concat, "CONCATENATION; GATHER, SELECT for INT32 and INT64", 1),
     Conversion("Split", movement.split, "SPLIT, or SLICE for each part", 1),
-    Conversion("Slice", movement.slice_, "SLICE, STRIDED_SLICE; GATHER for steps back", 1),
-    Conversion("Pad", movement.pad, "PAD_V2, MIRROR_PAD; GATHER for other modes, SELECT of whole numbers", 1),
+    Conversion("Slice", movement.slice_, "SLICE, STRIDED_SLICE; GATHER for negative steps", 1),
+    Conversion(
+        "Pad",
+        movement.pad,
+        "PAD_V2, MIRROR_PAD; GATHER for other modes; GATHER, SELECT for INT32 and INT64",
+        1,
+    ),
     Conversion("Tile", movement.tile, "TILE", 1),
     Conversion("Expand", movement.expand, "TILE", 1),
-    Conversion("Gather", places.gather, "GATHER; LESS, ADD, SELECT before where indexes may be negative", 1),
+    Conversion("Gather", places.gather, "GATHER; LESS, ADD, SELECT before it if indexes may be negative", 1),
     Conversion("GatherElements", places.gather_elements, "MUL, ADD of the indexes, GATHER", 2),
-    Conversion("GatherND", places.gather_nd, "GATHER, for constant indexes", 2),
+    Conversion("GatherND", places.gather_nd, "GATHER, for constant indexes only", 2),
     Conversion(
-        "DepthToSpace", places.depth_to_space, "DEPTH_TO_SPACE; GATHER of the channels before for CRD", 1
+        "DepthToSpace",
+        places.depth_to_space,
+        "DEPTH_TO_SPACE; GATHER of the channels before it for mode CRD",
+        1,
     ),
     Conversion("SpaceToDepth", places.space_to_depth, "SPACE_TO_DEPTH", 1),
     Conversion("Trilu", movement.trilu, "SELECT", 2),
@@ -204,7 +212,7 @@ _TABLE: list[Conversion] = [
     Conversion(
         "AveragePool",
         layers.pool(O.AVERAGE_POOL_2D),
-        "AVERAGE_POOL_2D; PAD_V2 before where padding counts",
+        "AVERAGE_POOL_2D; PAD_V2 before it if padding is counted",
         1,
     ),
     Conversion("LpPool", layers.pool(O.L2_POOL_2D), "L2_POOL_2D, MUL", 1),
@@ -212,7 +220,12 @@ _TABLE: list[Conversion] = [
     Conversion("GlobalMaxPool", layers.global_pool(O.REDUCE_MAX), "REDUCE_MAX", 1),
     Conversion("GlobalLpPool", layers.global_pool(O.REDUCE_SUM), "MUL, REDUCE_SUM, SQRT", 1),
     Conversion("Gemm", layers.gemm, "FULLY_CONNECTED, or BATCH_MATMUL, MUL, ADD", 1),
-    Conversion("MatMul", layers.matmul, "FULLY_CONNECTED of a constant matrix, else BATCH_MATMUL", 1),
+    Conversion(
+        "MatMul",
+        layers.matmul,
+        "FULLY_CONNECTED if the second input is a constant matrix, else BATCH_MATMUL",
+        1,
+    ),
     Conversion("BatchNormalization", normalization.batch_normalization, "MUL, ADD", 2),
     Conversion(
         "InstanceNormalization", normalization.instance_normalization, "INSTANCE_NORMALIZATION, MUL, ADD", 2
@@ -241,7 +254,7 @@ _TABLE: list[Conversion] = [
     Conversion("Softmax", normalization.softmax(O.SOFTMAX), "SOFTMAX", 1),
     Conversion("LogSoftmax", normalization.softmax(O.LOG_SOFTMAX), "LOG_SOFTMAX", 1),
     Conversion("Resize", normalization.resize, "RESIZE_BILINEAR; GATHER or FULLY_CONNECTED for each axis", 1),
-    Conversion("Upsample", normalization.resize, "as Resize", 1),
+    Conversion("Upsample", normalization.resize, "the operations of Resize", 1),
     Conversion(
         "QuantizeLinear",
         quantization.quantize,
@@ -255,8 +268,15 @@ _TABLE: list[Conversion] = [
         1,
     ),
     Conversion("RotaryEmbedding", attention.rotary_embedding, "SLICE, MUL, SUB, ADD, CONCATENATION", 2),
-    Conversion("QLinearMatMul", quantization.qlinear_matmul, "DEQUANTIZE or CAST, as MatMul, QUANTIZE", 1),
-    Conversion("QLinearConv", quantization.qlinear_conv, "DEQUANTIZE or CAST, as Conv, QUANTIZE", 1),
+    Conversion(
+        "QLinearMatMul",
+        quantization.qlinear_matmul,
+        "DEQUANTIZE or CAST, the operations of MatMul, QUANTIZE",
+        1,
+    ),
+    Conversion(
+        "QLinearConv", quantization.qlinear_conv, "DEQUANTIZE or CAST, the operations of Conv, QUANTIZE", 1
+    ),
     *(
         Conversion(
             name,
@@ -268,11 +288,11 @@ _TABLE: list[Conversion] = [
     ),
     Conversion("ArgMax", reductions.arg_extremum(O.ARGMAX), "ARGMAX; REVERSE, SUB for the last index", 1),
     Conversion("ArgMin", reductions.arg_extremum(O.ARGMIN), "ARGMIN; REVERSE, SUB for the last index", 1),
-    Conversion("TopK", reductions.top_k, "REVERSE, TOPK_V2, SUB: of equal values the first", 1),
+    Conversion("TopK", reductions.top_k, "REVERSE, TOPK_V2, SUB", 1),
     Conversion("Hardmax", reductions.hardmax, "ARGMAX, EQUAL, SELECT", 2),
     Conversion("OneHot", reductions.one_hot, "EQUAL, SELECT", 2),
     Conversion(
-        "CumSum", reductions.cumulative_sum, "BATCH_MATMUL with a triangle of ones: values must be finite", 2
+        "CumSum", reductions.cumulative_sum, "BATCH_MATMUL with a triangle of ones; values must be finite", 2
     ),
 ]
 
@@ -281,7 +301,7 @@ CONVERSIONS = {conversion.name: conversion for conversion in _TABLE}
 
 
 def document() -> str:
-    """``docs/onnx-operators.md`` as text."""
+    """The text of ``docs/onnx-operators.md``."""
     listed = sorted(_TABLE, key=lambda conversion: conversion.name)
     rows = "\n".join(f"| {c.name} | {c.how} |" for c in listed)
     return f"{_HEAD.format(count=len(listed))}\n{rows}\n"
@@ -289,33 +309,35 @@ def document() -> str:
 
 _HEAD = """# ONNX operators
 
-`aionn.models.load_onnx` turns an `.onnx` file into a model of HAL operations. This table is made from the importer's own
-(`aionn.models.onnx.operators.document`), and a test keeps both equal. It has {count} operators of ONNX's own domain, for
-operator sets 1 to 28; every other operator and domain is refused.
+The importer (`aionn.models.load_onnx`) converts the operators of an `.onnx` file to operations of the HAL. This page is generated
+from the importer's table (`aionn.models.onnx.operators.document`), and a test compares both. The table has {count} operators of
+ONNX's own domain, for operator sets 1 to 28; every other operator and domain is rejected.
 
-How to read it:
+Rules for all operators:
 
-- Every operation that is written is checked against its contract, so types and ranks are those of the HAL operation that is
-  named; an operator that breaks a contract is refused with the contract's own message.
-- One error lists all operators of a file that cannot be expressed, with their counts. An attribute that is not known is
-  refused too.
-- Tensors: FLOAT, FLOAT16, INT32 and BOOL have HAL types; UINT8 and INT8 are numbers with scale 1 until QuantizeLinear gives
-  them one. Constants of any type can be computed with at import. DOUBLE and the other types are refused as values.
-- INT64: values travel as INT32, so that an application hands in 32-bit numbers. Constants must fit, and arithmetic is written
-  where the bounds of its inputs prove that the result fits; it is refused where they do not.
-- Open extents are given: `load_onnx(path, dimensions={{"batch": 1}})`, or by `input_shapes` where they have no name. Inputs
-  that decide about shapes become constants by `values`.
-- Layout: images lie with their channels last inside of the model, inputs and outputs as the file has them. A transpose is
-  written only where no operator made the order that another one needs.
-- More than four axes: the leading ones are merged in inputs and outputs. An operator on such values is written where
-  neighbouring axes merge to four, or as a GATHER of the flattened value.
-- Whole numbers and truth values, which the HAL moves by few operations, are moved by GATHER, truth values as bytes.
-- Operators whose inputs are constants leave constants. Activations Relu and Clip (0 to 6, -1 to 1) are fused;
-  BatchNormalization goes into the Conv before.
-- If is written where its condition is a constant. Functions of the file are inlined.
-- Results differ from ONNX's in three ways: QuantizeLinear with one scale rounds halves away from 0; REDUCE_MAX of nothing but
-  minus infinity is the least finite number, and REDUCE_MIN likewise; CumSum needs finite values.
-- Values without elements are refused, unless they are constants.
+- Every operation is checked against its contract, so the HAL operation in the table determines the types and ranks. An operator
+  that breaks a contract is rejected with the message of the contract.
+- One error lists all operators of a file that cannot be expressed, with their counts. An operator with an unknown attribute is
+  rejected as well.
+- Types: FLOAT, FLOAT16, INT32 and BOOL have HAL types. UINT8 and INT8 become quantised types with scale 1, until QuantizeLinear
+  gives them a scale. The import computes with constants of any type. Values of DOUBLE and of the other types are rejected.
+- INT64: values are INT32 in the model. Constants must fit, and arithmetic is written only if the bounds of its inputs prove that
+the
+  result fits; otherwise the operator is rejected.
+- Open extents are given as `dimensions={{"batch": 1}}`, or as `input_shapes` if they have no name. Inputs that determine shapes
+  are given as `values` and become constants.
+- Layout: inside the model images have their channels last; inputs and outputs have the order of the file. A TRANSPOSE is written
+  only if no operation made the order of axes that another one needs.
+- More than four axes: the leading axes of inputs and outputs are merged. An operator on such values is written if its neighbouring
+  axes can be merged to four, or as a GATHER of the flattened value.
+- INT32, INT64 and BOOL values are moved by GATHER, since few HAL operations accept them; BOOL values are moved as bytes.
+- An operator whose inputs are constants becomes a constant. Relu and Clip (0 to 6, -1 to 1) are fused with the operation before;
+  BatchNormalization is computed into the constants of a Conv before it.
+- If is written if its condition is a constant. The functions of a file are inlined.
+- Results differ from ONNX's in three cases: QuantizeLinear with one scale rounds halves away from 0; REDUCE_MAX and REDUCE_MIN
+return
+  a finite number for infinities only; CumSum needs finite values.
+- Values without elements are rejected, unless they are constants.
 
-| operator | as |
+| operator | HAL operations |
 | --- | --- |"""

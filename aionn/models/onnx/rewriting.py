@@ -1,6 +1,6 @@
-"""Changes of the resolved graph before anything is written: activations go into the operators before them.
+"""Changes of the resolved graph before operations are written: activations are fused with the operators before them.
 
-Invariant: what a changed graph computes is what the file's computes.
+Invariant: the changed graph computes the same results.
 
 Source: the activations of the HAL's operations.
 """
@@ -21,7 +21,7 @@ __all__ = ["fuse_activations", "uses_of"]
 FUSING = {
     "Add", "Sub", "Mul", "Div", "Sum", "Conv", "ConvTranspose", "BatchNormalization", "Gemm", "MatMul", "MaxPool", "AveragePool",
 }  # fmt: skip
-"""Operators that apply an activation to their results."""
+"""Operators whose operations can apply an activation to their results."""
 
 _RANGES = {
     (0.0, math.inf): FusedActivation.RELU,
@@ -33,18 +33,18 @@ Constant = Callable[[str], Array | None]
 
 
 def uses_of(graph: Graph) -> Counter[str]:
-    """How often each name is read, by nodes, graphs within them, and as an output."""
+    """Number of reads of each name, by nodes, by graphs within them, and as an output."""
     uses = Counter(name for node in graph.nodes for name in (*node.inputs, *names_within(node)))
     uses.update(info.name for info in graph.outputs)
     return uses
 
 
 def fuse_activations(graph: Graph, constant: Constant) -> None:
-    """Gives an operator the activation that alone reads its result; the activation becomes an Identity.
+    """Fuse an activation with the operator before it if no other node reads that operator's result; it becomes an Identity.
 
     Args:
-        graph: Is changed.
-        constant: The array of a name, None for what is no constant.
+        graph: The graph to change.
+        constant: Returns the array of a constant by its name, None for other values.
     """
     uses = uses_of(graph)
     writers = {node.outputs[0]: node for node in graph.nodes if node.outputs and not node.domain}

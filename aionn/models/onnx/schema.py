@@ -1,11 +1,11 @@
-"""The messages of ONNX as small structures: what the importer needs of them, no more.
+"""The messages of ONNX as small structures with the fields that the importer needs.
 
-Owns field numbers, limits of counts and nesting, and what a single message must hold. Does not know what an operator means, and
-opens no file.
+Owns field numbers, limits of counts and of nesting, and the rules for a single message. It interprets no operator and opens no
+file.
 
 Invariants:
-1. Fields that are not needed are skipped; a field of which there may be one and which stands twice is refused, but for numbers and
-   texts, where the last one counts.
+1. Fields that are not needed are skipped. A second occurrence of a field that may occur once is rejected, except for numbers and
+   texts, of which the last one is used.
 2. Graphs nest at most ``DEPTH_MAX`` deep.
 3. The elements of tensors stay in the file until ``tensors`` asks for them.
 
@@ -41,13 +41,13 @@ __all__ = [
 ]
 
 DEPTH_MAX = 32
-"""Graphs within graphs. Real models have two or three levels, and Python's own stack takes some hundred."""
+"""Largest depth of nested graphs. Real models have two or three levels, and Python's own stack permits some hundred."""
 
 RANK_MAX = 32
-"""Axes of a tensor: numpy takes 64, real models have at most eight."""
+"""Most axes of a tensor: numpy permits 64, real models have at most eight."""
 
 LIST_MAX = 1 << 20
-"""Numbers of a list that becomes Python objects, such as an attribute's."""
+"""Most numbers of a list that becomes Python objects, such as an attribute's."""
 
 _T = TypeVar("_T")
 
@@ -110,17 +110,17 @@ class TensorProto(msgspec.Struct, frozen=True, eq=False):
     """A constant.
 
     Attributes:
-        name: Of the value.
-        data_type: A ``DataType``, or a number that is none.
+        name: The name of the value.
+        data_type: A ``DataType``, or an unknown number.
         dims: Its shape.
-        raw: The elements in little endian; None where they lie in one of the typed lists.
+        raw: The elements in little endian; None if one of the typed lists holds them.
         floats: ``float_data`` as bytes.
         doubles: ``double_data`` as bytes.
         int32s: ``int32_data``, which holds everything of at most 32 bits.
         int64s: ``int64_data``.
         uint64s: ``uint64_data``, in two's complement.
-        string_count: Number of ``string_data``.
-        external: ``external_data`` where the elements lie in another file, else None.
+        string_count: Number of elements of ``string_data``.
+        external: ``external_data`` if the elements are stored in another file, else None.
     """
 
     name: str = ""
@@ -137,7 +137,7 @@ class TensorProto(msgspec.Struct, frozen=True, eq=False):
 
 
 class SparseTensorProto(msgspec.Struct, frozen=True, eq=False):
-    """A constant that is mostly zero: its other values, their places, its shape. ``values`` has the name."""
+    """A constant of mostly zeros: its other values, their indices, its shape. ``values`` has the name."""
 
     values: TensorProto = TensorProto()
     indices: TensorProto = TensorProto()
@@ -148,10 +148,11 @@ class ValueInfo(msgspec.Struct, frozen=True):
     """The declared type of a value.
 
     Attributes:
-        name: Of the value.
-        data_type: A ``DataType``, 0 where it is not said.
-        shape: Per axis its extent, the name of its extent, or None for neither; None where even the rank is not said.
-        kind: ``tensor``, or what else the value is, such as ``sequence``.
+        name: The name of the value.
+        data_type: A ``DataType``; 0 if it is not declared.
+        shape: For each axis its extent, the name of its extent, or None if neither is declared; None if even the rank is not
+            declared.
+        kind: ``tensor``, or another kind of value such as ``sequence``.
     """
 
     name: str = ""
@@ -165,9 +166,9 @@ class Attribute(msgspec.Struct, frozen=True, eq=False):
 
     Attributes:
         name: Its name.
-        type: An ``AttributeType``, as stated or as the filled field says.
+        type: The declared ``AttributeType``, or that of the present field in files without a declaration.
         value: float, int, bytes, a message, or a tuple of these, by the type.
-        reference: The attribute of the function around it whose value it takes; empty for none.
+        reference: The attribute of the enclosing function that has the value; empty if the attribute has its own value.
     """
 
     name: str = ""
@@ -177,7 +178,7 @@ class Attribute(msgspec.Struct, frozen=True, eq=False):
 
 
 class NodeProto(msgspec.Struct, frozen=True, eq=False):
-    """An application of an operator. An empty name among the inputs or outputs stands for one that is left out."""
+    """An application of an operator. An empty name among the inputs or outputs means an omitted one."""
 
     op_type: str = ""
     inputs: tuple[str, ...] = ()
@@ -208,7 +209,7 @@ class OpsetImport(msgspec.Struct, frozen=True):
 
 
 class FunctionProto(msgspec.Struct, frozen=True, eq=False):
-    """An operator that the file defines itself. ``defaults`` are the attributes that a call may leave out."""
+    """An operator that the file defines itself. ``defaults`` are the attributes that a call may omit."""
 
     name: str = ""
     domain: str = ""
@@ -236,7 +237,7 @@ def read_model(data: bytes) -> ModelProto:
     """The messages of a file.
 
     Raises:
-        InvalidModel: The bytes are no ONNX model, or break a limit.
+        InvalidModel: The bytes are not an ONNX model, or exceed a limit.
     """
     if not data:
         raise InvalidModel("not an ONNX file (it is empty)")
@@ -369,7 +370,7 @@ def _attribute(message: Message, depth: int) -> Attribute:
     kind = AttributeType(stated or 0) if known else AttributeType.UNDEFINED
     others = [other.name for other in found if other != kind]
     if others:
-        message.refuse(f"attribute {name!r} to hold its type {kind.name} alone", ", ".join(others))
+        message.refuse(f"attribute {name!r} with a value of its type {kind.name}", ", ".join(others))
     values = found.get(kind, [])
     if kind in _LISTS:
         return Attribute(name, kind, tuple(values), reference)

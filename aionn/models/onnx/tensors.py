@@ -1,12 +1,12 @@
-"""Values of an ONNX graph on their way into a model of the HAL.
+"""Values of an ONNX graph during its conversion to a model of the HAL.
 
-Owns what is known of a value: its ONNX type and shape, its number where it is a constant, the bounds of whole numbers, and the HAL
-values that hold its elements, each in some order of the axes.
+Owns the description of a value: its ONNX type and shape, its array if it is a constant, the bounds of whole numbers, and its
+forms. A form is a HAL value that holds the elements with the axes in a certain order.
 
 Invariants:
-1. ``shape`` and ``array`` are ONNX's; the order of the axes in memory is a form's matter alone.
-2. A form's value has the shape ``stored_shape`` gives; its elements stand in row-major order of the ordered axes.
-3. Whole numbers of 64 bits are held in 32 bits, and only where ``limits`` prove that they fit.
+1. ``shape`` and ``array`` have ONNX's order of axes; only forms have other orders.
+2. A form's value has the shape that ``stored_shape`` returns; its elements are in row-major order of the ordered axes.
+3. Whole numbers of 64 bits are held in 32 bits, and only if ``limits`` prove that they fit.
 
 Source: "Operand" of the NN HAL; the element types of ONNX.
 """
@@ -59,7 +59,7 @@ OPERAND_TYPES = {
 
 
 class Inexpressible(Exception):
-    """The HAL's operations cannot say an operator; the text says why, without naming it."""
+    """The HAL's operations cannot express an operator; the text gives the reason without the operator's name."""
 
 
 def stored_shape(shape: Sequence[int]) -> Shape:
@@ -83,12 +83,14 @@ class Tensor:
     Attributes:
         dtype: ONNX's element type by numpy's name.
         shape: ONNX's shape.
-        array: The value of a constant, of that type and shape; None for what only an execution tells. Never written.
-        order: The order of the axes in the form that was made first: form axis ``i`` is axis ``order[i]``.
+        array: The value of a constant, of that type and shape; None if the value is known only during an execution. It is never
+            changed.
+        order: The order of the axes in the first form: axis ``i`` of the form is axis ``order[i]``.
         forms: HAL values by the order of their axes.
-        limits: Least and largest number that can occur, for whole numbers.
-        rescaled: Where the operator behind it can take them in: writes the value once more, times a factor and plus an offset for
-            each channel, and with an activation. The value itself then falls away, unless somebody else reads it.
+        limits: Least and largest possible number, for whole numbers.
+        rescaled: Writes the operator of this value again, with a factor and an offset for each channel and an activation; None if
+            the operator has no constants that could contain them. The first value is then not part of the model, unless it is read
+            elsewhere.
     """
 
     __slots__ = ("array", "dtype", "forms", "limits", "order", "rescaled", "shape")
@@ -130,7 +132,7 @@ class Tensor:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the axes stand in ONNX's order."""
+        """Whether the axes of the first form are in ONNX's order."""
         return self.order == tuple(range(len(self.shape)))
 
     @property

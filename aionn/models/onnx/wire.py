@@ -1,13 +1,13 @@
-"""Reads and writes the protobuf wire format; what is read is vouched for by nobody.
+"""Reads and writes the protobuf wire format. The bytes that are read may be damaged or hostile.
 
-Owns fields, varints and packed numbers. Knows no schema: callers name the fields by number.
+Owns fields, varints and packed numbers, without a schema: callers name the fields by number.
 
 Invariants:
-1. Every length is checked against the message around it before it is used; what is wrong is one ``InvalidModel`` that says what, at
-   which byte, expected and got.
-2. Nothing is copied but numbers and texts: bytes are handed out as views of the file.
-3. What becomes a Python object is counted, so that a file of empty messages cannot take many times its size.
-4. Nothing recurses here; a caller that nests messages bounds the depth itself.
+1. Every length is checked against the enclosing message before it is used; an error is one ``InvalidModel`` that names the field,
+   the byte, the expected and the actual value.
+2. Only numbers and texts are copied: bytes are returned as views of the file.
+3. Python objects are counted, so that a file of empty messages cannot take many times its size in memory.
+4. No function recurses; a caller that reads nested messages bounds the depth.
 
 Source: "Encoding" of the protocol buffers documentation.
 """
@@ -39,10 +39,10 @@ _U32 = struct.Struct("<I")
 
 
 class Budget:
-    """What may still be made of one file.
+    """The limit for the objects that are made of one file.
 
     Attributes:
-        objects_left: Python objects.
+        objects_left: Number of Python objects that may still be made.
     """
 
     __slots__ = ("objects_left",)
@@ -54,7 +54,7 @@ class Budget:
         """Counts one object.
 
         Raises:
-            InvalidModel: There are too many.
+            InvalidModel: The file has too many.
         """
         self.objects_left -= 1
         if self.objects_left < 0:
@@ -85,7 +85,7 @@ class Field:
         self._end = end
 
     def refuse(self, expected: str, got: object) -> NoReturn:
-        """Refuses the file because of this field."""
+        """Rejects the file because of this field."""
         raise InvalidModel(
             f"protobuf, {self._message.name}, field {self.number} at byte {self.position}: expected {expected}, got {got}"
         )
@@ -121,7 +121,7 @@ class Field:
         try:
             return str(self.view(), "utf-8")
         except UnicodeDecodeError as e:
-            self.refuse("UTF-8", f"byte {self._start + e.start}, which is none")
+            self.refuse("UTF-8", f"another encoding at byte {self._start + e.start}")
 
     def message(self, name: str) -> Message:
         """A message within the message."""
@@ -164,12 +164,12 @@ class Field:
 
 
 class Message:
-    """A message of a file: iterating gives its fields in their order.
+    """A message of a file: an iteration returns its fields in order.
 
     Attributes:
         data: The whole file.
-        name: What errors call the message.
-        budget: That of the file.
+        name: The name of the message in errors.
+        budget: The limit for the objects of the file.
     """
 
     __slots__ = ("_end", "_start", "budget", "data", "name")
@@ -183,11 +183,11 @@ class Message:
 
     @classmethod
     def of_file(cls, data: bytes, name: str) -> Message:
-        """The message that a whole file is."""
+        """The message that a whole file consists of."""
         return cls(memoryview(data), 0, len(data), name, Budget())
 
     def refuse(self, expected: str, got: object) -> NoReturn:
-        """Refuses the file because of this message."""
+        """Rejects the file because of this message."""
         raise InvalidModel(f"protobuf, {self.name} at byte {self._start}: expected {expected}, got {got}")
 
     def _varint(self, position: int) -> tuple[int, int]:
@@ -232,7 +232,7 @@ class Message:
 
 
 class MessageWriter:
-    """A message under construction: fields are appended in the order of the calls."""
+    """Builds a message: fields are appended in the order of the calls."""
 
     __slots__ = ("_parts",)
 
@@ -276,12 +276,12 @@ class MessageWriter:
         self.view(number, value.encoded())
 
     def integers(self, number: int, values: Sequence[int]) -> None:
-        """A packed list of varints; nothing where it is empty."""
+        """A packed list of varints; writes no field if the list is empty."""
         if values:
             self.view(number, b"".join(map(self._varint, values)))
 
     def floats(self, number: int, values: Sequence[float]) -> None:
-        """A packed list of numbers of 32 bits; nothing where it is empty."""
+        """A packed list of numbers of 32 bits; writes no field if the list is empty."""
         if values:
             self.view(number, struct.pack(f"<{len(values)}f", *values))
 

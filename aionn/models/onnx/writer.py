@@ -1,15 +1,15 @@
 """Writes HAL operations for the operators of an ONNX graph.
 
-Owns constants, the order of axes in memory, the check of every operation against its contract, output shapes, and what becomes a
-constant because all of its inputs are. What an operator becomes is in the modules of ``conversions``.
+Owns constants, the order of axes in memory, the check of every operation against its contract, output shapes, and the computation
+of operations whose inputs are all constant. The modules of ``conversions`` define the operations of each operator.
 
-ONNX keeps images as [batch, channels, height, width], drivers are built for channels last. So a ``Tensor`` has forms with its axes
-in different orders; an operator takes the form that suits it, and only where no operator made that form does a TRANSPOSE stand.
-That is all the layout there is: transposes of the file change the order of a form and cost nothing until another one is needed.
+ONNX keeps images as [batch, channels, height, width], but drivers are built for channels last. So a ``Tensor`` has forms with its
+axes in different orders; a conversion takes the form that its operation needs, and a TRANSPOSE is written only if no operation
+made that form. A Transpose of the file only changes the order of a form; it writes no operation until another form is needed.
 
 Invariants:
-1. An operation that is written keeps its contract; where it would not, the operator counts as ``Inexpressible``.
-2. What nobody uses is not part of the model.
+1. A written operation keeps its contract; if it would not, the operator is ``Inexpressible``.
+2. Unused values and operations are not part of the model.
 3. Constants that are made here are charged to a budget before they take memory.
 
 Source: "Operand" and "Model" of the NN HAL; the contracts in ``aionn.ops``.
@@ -45,8 +45,8 @@ from aionn.ops import Tensor as Argument
 __all__ = ["GraphWriter", "Input"]
 
 CONSTANT_BYTES_MAX = 640 << 20
-"""What all constants that the import makes may take, besides views of the file. The largest classifiers whose weights a file of
-some kilobytes asks for by ConstantOfShape have 574 MB of them."""
+"""Largest sum of the constants that the import makes, besides views of the file. The largest classifiers whose weights a file of
+some kilobytes defines by ConstantOfShape have 574 MB of them."""
 
 OPERATIONS_MAX = 200_000
 """Operations of one model. Large language models have some thousand nodes, of about ten operations each."""
@@ -55,7 +55,7 @@ OPERAND_BYTES_MAX = 2**32 - 1
 """Sizes are unsigned 32-bit numbers on the HAL's wire."""
 
 Input = Value | bool | int | float
-"""An argument of an operation: a number stands for a constant scalar."""
+"""An argument of an operation: a number means a constant scalar."""
 
 
 class _Step(NamedTuple):
@@ -66,10 +66,10 @@ class _Step(NamedTuple):
 
 
 class GraphWriter:
-    """A model under construction.
+    """Builds a model.
 
     Attributes:
-        source: The operator that is being written; goes into the operations' names.
+        source: The operator that is being written; it is part of the operations' names.
     """
 
     def __init__(self) -> None:
@@ -77,33 +77,33 @@ class GraphWriter:
         self._builder = GraphBuilder()
         self._arrays: dict[Value, Array] = {}
         self._steps: list[_Step] = []
-        self._unshaped: dict[Value, Value] = {}  # What a RESHAPE was made of, by its result.
+        self._unshaped: dict[Value, Value] = {}  # The input of a RESHAPE by its result.
         self._inputs: set[Value] = set()
         self._budget_bytes = CONSTANT_BYTES_MAX
 
     def charge(self, size_bytes: int) -> None:
-        """Takes the bytes of a constant from the budget. Call it before they take memory.
+        """Takes the bytes of a constant from the budget. Call it before the constant takes memory.
 
         Raises:
-            InvalidModel: The file asks for more constants than real models do.
+            InvalidModel: The constants that follow from the file exceed the budget.
         """
         if size_bytes > self._budget_bytes:
             raise InvalidModel(
-                f"onnx, {self.source}: expected constants of at most {CONSTANT_BYTES_MAX} bytes to follow from the file, got more"
+                f"onnx, {self.source}: expected at most {CONSTANT_BYTES_MAX} bytes of constants that the import computes, got more"
             )
         self._budget_bytes -= size_bytes
 
     # Tensors
 
     def input(self, dtype: str, shape: Shape) -> Tensor:
-        """The next input of the model, its axes in ONNX's order."""
+        """Adds the next input of the model, with its axes in ONNX's order."""
         operand = self._operand(dtype, stored_shape(shape))
         value = self._builder.input(operand.type, operand.dimensions, scale=operand.scale)
         self._inputs.add(value)
         return self.tensor(value, dtype, shape)
 
     def constant(self, array: Array) -> Tensor:
-        """A constant; it becomes a part of the model only in the forms that are used."""
+        """A constant; the model contains only the forms of it that are used."""
         return Tensor(array.dtype.name, array.shape, array=array)
 
     def tensor(
@@ -115,7 +115,7 @@ class GraphWriter:
         order: Order | None = None,
         limits: tuple[int, int] | None = None,
     ) -> Tensor:
-        """What a written value stands for; a constant where all that it depends on is constant."""
+        """The tensor of a written value; a constant if the operation's inputs are all constant."""
         result = Tensor(dtype, shape, order=order, limits=limits)
         assert value.operand.dimensions == stored_shape(ordered(shape, result.order)), (
             "a form has its tensor's shape"
@@ -126,16 +126,16 @@ class GraphWriter:
             plain = array.reshape(ordered(shape, result.order)).transpose(back).astype(dtype, copy=False)
             result = Tensor(dtype, shape, array=plain, order=order)
             if value.operand.scale not in (0.0, 1.0) or value.operand.zero_point:
-                # Forms of constants are made from plain numbers.
+                # The form is not kept, since forms of constants are made from unquantised numbers.
                 return result
         result.forms[result.order] = value
         return result
 
     def form(self, tensor: Tensor, order: Order | None = None) -> Value:
-        """The HAL value of a tensor with its axes in an order; None for ONNX's.
+        """The HAL value of a tensor with its axes in an order; None means ONNX's.
 
         Raises:
-            Inexpressible: The HAL has no such values, or a constant has numbers that do not fit.
+            Inexpressible: The HAL has no such type, or a constant has numbers that do not fit.
         """
         wanted = tuple(range(tensor.rank)) if order is None else order
         if wanted not in tensor.forms:
@@ -158,7 +158,7 @@ class GraphWriter:
         return Operand(kind, dimensions, scale=1.0 if dtype in ("uint8", "int8") else 0.0)
 
     def constant_value(self, array: Array, dtype: str | None = None) -> Value:
-        """A HAL constant with the elements of an array, of its stored shape."""
+        """A HAL constant with the elements of an array, in its stored shape."""
         operand = self._operand(dtype or array.dtype.name, stored_shape(array.shape))
         target = operand_dtype(operand.type)
         if target == np.int32 and array.dtype != np.int32 and not _fits(array):
@@ -175,7 +175,7 @@ class GraphWriter:
         return self.constant_value(np.array(numbers, np.int32))
 
     def like(self, number: float, value: Value, dimensions: Shape = (1,)) -> Value:
-        """A constant of a value's element type that has one number everywhere."""
+        """A constant of a value's element type with the same number in all elements."""
         dtype = operand_dtype(value.operand.type)
         self.charge(math.prod(dimensions) * dtype.itemsize)
         constant = self._builder.constant(
@@ -185,7 +185,7 @@ class GraphWriter:
         return constant
 
     def scalar(self, number: float, value: Value) -> Value:
-        """A scalar argument of the float type that goes with a tensor."""
+        """A scalar argument of the float type that an operation on this tensor requires."""
         is_half = value.operand.type == OperandType.TENSOR_FLOAT16
         kind = OperandType.FLOAT16 if is_half else OperandType.FLOAT32
         return self._scalar(
@@ -197,7 +197,7 @@ class GraphWriter:
         return value
 
     def omitted(self, like: Value) -> Value:
-        """An optional input of a value's type that is left out."""
+        """An omitted optional input of a value's type."""
         return self._builder.omitted(like.operand.type)
 
     def _argument(self, given: Input) -> Value:
@@ -213,8 +213,8 @@ class GraphWriter:
 
         Args:
             kind: What it computes.
-            inputs: Values; a Python number stands for a scalar.
-            like: Type and quantisation of the output; None takes those of the first input.
+            inputs: Values; a Python number means a scalar.
+            like: Type and quantisation of the output; None means those of the first input.
 
         Raises:
             Inexpressible: The contract forbids it.
@@ -224,7 +224,7 @@ class GraphWriter:
     def emit_all(
         self, kind: OperationType, inputs: Sequence[Input], likes: Sequence[Operand | None]
     ) -> list[Value]:
-        """As ``emit``, for an operation with several outputs."""
+        """The same as ``emit``, for an operation with several outputs."""
         values = tuple(self._argument(given) for given in inputs)
         first = values[0].operand
         templates = [
@@ -245,7 +245,7 @@ class GraphWriter:
         return list(outputs)
 
     def _arguments(self, values: Sequence[Value]) -> list[Argument | None]:
-        """Constants, and zeros that take no memory for all else; None for what is left out."""
+        """The arrays of constants, zeros that take no memory for other values, and None for omitted ones."""
         found: list[Argument | None] = []
         for value in values:
             array, operand = self._arrays.get(value), value.operand
@@ -259,12 +259,12 @@ class GraphWriter:
         return found
 
     def _check(self, kind: OperationType, values: Sequence[Value], outputs: Sequence[Operand]) -> list[Shape]:
-        """Demands that the operation keeps its contract, and gives the outputs' shapes."""
+        """Checks the operation against its contract, and returns the outputs' shapes."""
         by_operand = {id(value.operand): self._arrays.get(value) for value in values}
         operands = [value.operand for value in values]
         contract = CONTRACTS[kind]
         assert contract.shapes is not None, (
-            "operations whose results only computing sizes are not written here"
+            "no conversion writes an operation whose output shapes depend on values"
         )
         try:
             contract.validate(
@@ -316,7 +316,7 @@ class GraphWriter:
             )
             self._arrays[constant] = array.reshape(dimensions)
             return constant
-        # One RESHAPE does what several would.
+        # One RESHAPE replaces several in a row.
         source = self._unshaped.get(value, value)
         if source.operand.dimensions == dimensions:
             return source
@@ -325,9 +325,9 @@ class GraphWriter:
         return result
 
     def transposed(self, value: Value, shape: Shape, permutation: Order) -> Value:
-        """The elements with the axes of ``shape`` permuted; ``shape`` may have more axes than the value, and so has the result."""
+        """The elements with the axes of ``shape`` permuted; ``shape`` and the result may have more axes than the value."""
         target = ordered(shape, permutation)
-        # Axes that stay neighbours move as one, and those of extent 1 do not move anything.
+        # Axes that stay neighbours are merged into one, and axes of extent 1 are ignored, so that fewer axes need a TRANSPOSE.
         long_axes = [axis for axis in permutation if shape[axis] != 1]
         groups: list[list[int]] = []
         for axis in long_axes:
@@ -354,7 +354,7 @@ class GraphWriter:
         return self.reshaped(value, stored_shape(target))
 
     def taken(self, value: Value, places: Array) -> Value:
-        """The elements at places of the flattened value, in the shape of ``places``: any movement of any type."""
+        """The elements at indices of the flattened value, in the shape of ``places``: any movement of elements of any type."""
         if value.operand.type == OperandType.TENSOR_BOOL8 and value not in self._arrays:
             return self.as_truth(self.taken(self.as_bytes(value), places))
         if places.size == 0:
@@ -365,7 +365,7 @@ class GraphWriter:
         return self.emit(OperationType.GATHER, [flat, 0, indices])
 
     def as_bytes(self, value: Value) -> Value:
-        """Truth values as numbers 0 and 1 of 8 bits, which all operations that move elements take."""
+        """Truth values as numbers 0 and 1 of 8 bits, a type that all operations that move elements accept."""
         byte = self._operand("uint8", (1,))
         dimensions = value.operand.dimensions
         return self.selected(value, byte, 1, 0, dimensions)
@@ -384,40 +384,36 @@ class GraphWriter:
         return self.emit(OperationType.SELECT, [condition, *sides], like)
 
     def as_truth(self, value: Value) -> Value:
-        """Whether numbers differ from 0; a NaN does."""
+        """Truth values of numbers: whether they differ from 0, as a NaN does."""
         return self.emit(OperationType.NOT_EQUAL, [value, self.like(0, value)], self.truth)
 
     @property
     def truth(self) -> Operand:
-        """Describes an output of truth values."""
+        """The description of an output of truth values."""
         return Operand(OperandType.TENSOR_BOOL8)
 
     def described(self, dtype: str) -> Operand:
-        """Describes an output of an ONNX type.
+        """The description of an output of an ONNX type.
 
         Raises:
-            Inexpressible: The HAL has no such values.
+            Inexpressible: The HAL has no such type.
         """
         return self._operand(dtype, (1,))
 
     @staticmethod
     def check_plain(value: Value) -> None:
-        """Demands that a value's 8-bit numbers are plain ones, which an operation of several values needs.
+        """Checks that a value's 8-bit numbers are not quantised, which an operation of several values needs.
 
         Raises:
-            Inexpressible: They have another scale or zero point.
+            Inexpressible: They have a scale or zero point.
         """
         if value.operand.zero_point or value.operand.scale not in (0.0, 1.0):
             raise Inexpressible("quantised values as plain numbers")
 
-    def is_constant(self, value: Value) -> bool:
-        """Whether a value is part of the model."""
-        return value in self._arrays
-
     # The whole
 
     def finish(self, outputs: Sequence[Tensor]) -> tuple[Model, tuple[str, ...]]:
-        """The model, its outputs in ONNX's order of axes, and for each operation where it comes from."""
+        """Build the model, with its outputs in ONNX's order of axes, and a name for each operation that states its origin."""
         self.source = "output"
         values: list[Value] = []
         for tensor in outputs:
@@ -438,7 +434,7 @@ class GraphWriter:
         return self._builder.build(values), names
 
     def _copied(self, value: Value) -> Value:
-        """A copy, since outputs must be written by an operation: CAST to the same type."""
+        """A copy made by CAST to the same type, since an operation must write each output."""
         variable = self._builder.variable(
             value.operand.type,
             value.operand.dimensions,

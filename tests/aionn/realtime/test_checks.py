@@ -41,7 +41,7 @@ def test_every_finding_that_is_bad_has_a_remedy() -> None:
 
 CASES: list[tuple[str, dict[str, str | None], Severity, str]] = [
     ("real-time throttling", {"/proc/sys/kernel/sched_rt_runtime_us": "-1"}, NOTE, "is -1"),
-    ("real-time throttling", {"/proc/sys/kernel/sched_rt_runtime_us": "0"}, SEVERE, "none at all"),
+    ("real-time throttling", {"/proc/sys/kernel/sched_rt_runtime_us": "0"}, SEVERE, "they cannot run"),
     (
         "real-time throttling",
         {"/proc/sys/kernel/sched_rt_runtime_us": "500000"},
@@ -66,7 +66,7 @@ CASES: list[tuple[str, dict[str, str | None], Severity, str]] = [
         WARNING,
         "system.slice may use 1 processors",
     ),
-    ("cpu group", {f"{GROUP}/cpu.max": None, f"{GROUP}/cpu.cfs_quota_us": "-1"}, FINE, "no group"),
+    ("cpu group", {f"{GROUP}/cpu.max": None, f"{GROUP}/cpu.cfs_quota_us": "-1"}, FINE, "no control group"),
     (
         "cpu group",
         {
@@ -77,7 +77,7 @@ CASES: list[tuple[str, dict[str, str | None], Severity, str]] = [
         WARNING,
         "0.5 processors",
     ),
-    ("cpu group", {f"{GROUP}/cpu.max": "many few"}, FINE, "no group"),
+    ("cpu group", {f"{GROUP}/cpu.max": "many few"}, FINE, "no control group"),
     (
         "frequency governor",
         {f"{CPU}/cpu1/cpufreq/scaling_governor": "powersave"},
@@ -138,7 +138,7 @@ CASES: list[tuple[str, dict[str, str | None], Severity, str]] = [
         "for milliseconds",
     ),
     ("transparent huge pages", {f"{PAGES}/enabled": "[always] madvise never"}, NOTE, "khugepaged"),
-    ("transparent huge pages", {f"{PAGES}/enabled": None}, FINE, "has none"),
+    ("transparent huge pages", {f"{PAGES}/enabled": None}, FINE, "does not use them"),
     ("clock source", {f"{CLOCK}/current_clocksource": "hpet"}, WARNING, "hpet"),
     ("clock source", {f"{CLOCK}/current_clocksource": "refined-jiffies"}, SEVERE, "steps of milliseconds"),
     ("clock source", {f"{CLOCK}/current_clocksource": "arch_sys_counter"}, FINE, "arch_sys_counter"),
@@ -320,7 +320,7 @@ def test_deadline_that_is_shorter_than_a_delay_cannot_be_expected() -> None:
 def test_what_was_measured_counts_as_well() -> None:
     assert judge(check(GOOD), 10, measured(900)).expected
     late = judge(check(GOOD), 10, measured(12_000))
-    assert not late.expected and "what was measured now (12 ms)" in late.sentence
+    assert not late.expected and "the longest measured delay (12 ms)" in late.sentence
 
 
 def test_distribution_and_gaps_of_times() -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from aionn.cli.commands.doctor import print_findings
+from aionn.realtime.findings import Finding, Severity
 from aionn.realtime.reading import TEXT_BYTES_MAX, read_text
 from tests.aionn.realtime.children import as_root, finished_child, without_sys_nice
 
@@ -36,7 +38,7 @@ def test_report_says_what_is_known_of_this_machine() -> None:
     code, report = doctor("--deadline", "100000")
     assert code == 0 and report["expected"] and report["measured"] is None
     assert len(report["findings"]) == 14
-    assert f"{len(os.sched_getaffinity(0))} may be used" in finding(report, "processors")["sentence"]
+    assert f"this process may use {len(os.sched_getaffinity(0))}" in finding(report, "processors")["sentence"]
     swap = Path("/proc/swaps").read_text().count("\n") > 1
     assert (finding(report, "swap")["severity"] == "fine") is not swap
 
@@ -44,9 +46,25 @@ def test_report_says_what_is_known_of_this_machine() -> None:
 def test_every_check_has_a_line_for_people() -> None:
     ended = finished_child(DOCTOR, arguments=["--deadline", "100000"])
     lines = ended.stdout.splitlines()
-    assert len(lines) == 15
-    assert {line.split()[0] for line in lines[:14]} <= {"fine", "note", "warning", "severe"}
-    assert lines[14].startswith("deadlines of 100000 ms can be expected")
+    findings = [line for line in lines if line.startswith(("fine", "note", "warning", "severe"))]
+    remedies = [line for line in lines if line.lstrip().startswith("remedy: ")]
+    assert len(findings) == 14 and len(lines) == 14 + len(remedies) + 1
+    assert lines[-1].startswith("verdict: this machine can keep deadlines of 100000 ms")
+
+
+def test_findings_are_wrapped_on_a_terminal_and_remedies_are_not(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remedy = "sysctl kernel.sched_rt_runtime_us=950000 " * 4
+    found = [Finding("preemption", Severity.NOTE, "a long sentence " * 12, remedy.strip(), 4.0)]
+    monkeypatch.setenv("COLUMNS", "80")
+    for kind, count in (("1", 5), ("0", 2)):
+        monkeypatch.setenv("TTY_COMPATIBLE", kind)
+        print_findings(found)
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[-1].strip() == f"remedy: {remedy.strip()}" and len(lines) == count
+        assert "(may delay a frame by 4 ms)" in " ".join(" ".join(lines).split())
+        assert kind == "0" or max(map(len, lines[:-1])) <= 80
 
 
 @as_root

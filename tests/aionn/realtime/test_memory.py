@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aionn.realtime.collector import Collection, CollectorMode
-from aionn.realtime.memory import PAGE, PageFaults, PageLocks, told_refusal, whole_pages
+from aionn.realtime.memory import PAGE, PageFaults, PageLocks, explain_refusal, whole_pages
 from tests.aionn.realtime.children import run_child
 
 SIZE = 64 * PAGE
@@ -97,7 +97,7 @@ locks.close()
     found = run_child(code)
     assert found["is_touched"] and not found["is_locked"] and found["value"] == 7
     assert (
-        found["reason"] == f"RLIMIT_MEMLOCK is {limit} bytes, 0 are locked, {32 * PAGE} more were asked for"
+        found["reason"] == f"RLIMIT_MEMLOCK is {limit} bytes, 0 are locked, {32 * PAGE} more were requested"
     )
     assert found["small"] is (limit >= PAGE)
     assert found["everything"] == f"RLIMIT_MEMLOCK is {limit} bytes, expected no limit or CAP_IPC_LOCK"
@@ -125,7 +125,7 @@ def test_what_offers_no_memory_in_one_piece_is_refused() -> None:
     locks = PageLocks()
     with pytest.raises(TypeError):
         locks.keep(7, "number")
-    with pytest.raises(TypeError, match="in one piece"):
+    with pytest.raises(TypeError, match="contiguous"):
         locks.keep(np.zeros((4, 4))[:, ::2], "gaps")
     row = locks.keep(b"", "empty")
     assert (row.is_locked, row.reason) == (False, "it is empty")
@@ -139,9 +139,9 @@ def test_whole_pages_hold_the_range() -> None:
 
 
 def test_refusal_says_limit_or_errno() -> None:
-    assert "RLIMIT_MEMLOCK is 8 bytes" in told_refusal(errno.ENOMEM, 8, 0, 4096)
-    assert told_refusal(errno.ENOMEM, -1, 0, 4096) == "mlock failed with ENOMEM"
-    assert "ENOSYS" in told_refusal(errno.ENOSYS, 8, 0, 4096)
+    assert "RLIMIT_MEMLOCK is 8 bytes" in explain_refusal(errno.ENOMEM, 8, 0, 4096)
+    assert explain_refusal(errno.ENOMEM, -1, 0, 4096) == "mlock failed with ENOMEM"
+    assert "ENOSYS" in explain_refusal(errno.ENOSYS, 8, 0, 4096)
 
 
 # --- The collector --------------------------------------------------------------------------------------------------------

@@ -62,10 +62,10 @@ def test_spinning_driver_process_is_ended_by_the_kernel() -> None:
     ("first", "told"),
     [
         ("resource.setrlimit(resource.RLIMIT_RTTIME, (40_000, 40_000))", "RLIMIT_RTTIME is 40000 us already"),
-        ("signal.signal(signal.SIGXCPU, signal.SIG_IGN)", "the program has a handler of SIGXCPU of its own"),
+        ("signal.signal(signal.SIGXCPU, signal.SIG_IGN)", "the program has its own handler of SIGXCPU"),
         (
             "resource.setrlimit(resource.RLIMIT_CPU, (9, 10))",
-            "RLIMIT_CPU is set, which ends the program by the same signal",
+            "RLIMIT_CPU is set, and the kernel sends the same signal for it",
         ),
     ],
 )
@@ -89,4 +89,4 @@ thread.start()
 thread.join()
 say(found=found)
 """
-    assert run_child(LIMITED + code) == {"found": ["signals are set in the main thread alone"]}
+    assert run_child(LIMITED + code) == {"found": ["only the main thread can set a signal handler"]}

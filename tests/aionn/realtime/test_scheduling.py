@@ -102,4 +102,7 @@ say(state=row.state, reason=row.reason, left=scheduling.close())
 """
     found = run_child(OPEN + code)
     assert "the watchdog over real-time threads cannot be started" in found["told"]
-    assert (found["state"], found["reason"]) == ("refused", "no watchdog looks after real-time threads")
+    assert (found["state"], found["reason"]) == (
+        "refused",
+        "there is no watchdog to monitor real-time threads",
+    )

@@ -213,8 +213,8 @@ found = [[row.state, row.policy, row.reason] for row in (Threads(ask(), guard).a
 say(found=found)
 """
     assert run_child(THREADS + code)["found"] == [
-        ["refused", "SCHED_OTHER", "no watchdog looks after real-time threads"],
-        ["refused", "SCHED_OTHER", "the watchdog does not look after it"],
+        ["refused", "SCHED_OTHER", "there is no watchdog to monitor real-time threads"],
+        ["refused", "SCHED_OTHER", "the watchdog cannot monitor it"],
     ]
 
 

@@ -186,7 +186,7 @@ watchdog.close()
         pytest.skip("prlimit is not installed")
     assert run_child(WATCHDOG + code) == {
         "state": "refused",
-        "reason": "the watchdog does not look after it",
+        "reason": "the watchdog cannot monitor it",
         "policy": "SCHED_OTHER",
     }
 
@@ -220,7 +220,7 @@ for permission in (Permission(Way.LIMIT, Priorities(5, 10, 15)), Permission(Way.
 """
     assert run_child(code, before=without_sys_nice()) == {
         "RLIMIT_RTPRIO": "the watchdog cannot run: sched_setscheduler: Operation not permitted",
-        "none": "without real-time scheduling there is nothing to look after",
+        "none": "without real-time scheduling there are no threads to monitor",
     }
 
 

@@ -1,1 +1,1 @@
-"""How each ONNX operator is written as operations of the HAL, one file for related operators."""
+"""Conversions of ONNX operators to operations of the HAL, one file for related operators."""

@@ -1,4 +1,4 @@
-"""What transformers add to the usual operators.
+"""Operators of transformers that are written as other operators of ONNX.
 
 Source: the ONNX operators' specifications.
 """
@@ -19,7 +19,7 @@ __all__ = ["rotary_embedding"]
 
 
 class _Composition:
-    """Writes an operator as others of ONNX."""
+    """Writes an operator as other operators of ONNX."""
 
     def __init__(self, g: GraphWriter, op: Operator) -> None:
         self._g = g
@@ -43,7 +43,7 @@ class _Composition:
 
 
 def rotary_embedding(g: GraphWriter, op: Operator) -> Tensor:
-    """Pairs of elements of each head turned by the angles of their position."""
+    """Rotates pairs of elements of each head by the angles of their position."""
     given = op.input(0)
     c = _Composition(g, op)
     heads, is_interleaved = op.integer("num_heads", 0), bool(op.integer("interleaved", 0))

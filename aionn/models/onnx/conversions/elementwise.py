@@ -1,4 +1,4 @@
-"""Operators that treat every element alike: functions of one value, arithmetic, comparisons, choices.
+"""Elementwise operators: functions of one value, arithmetic, comparisons, selections.
 
 Each conversion takes the writer and the operator and returns the operator's outputs. Whole numbers of 64 bits are computed in 32
 only where the bounds of the inputs prove that the result fits.
@@ -30,10 +30,10 @@ def need_float(tensor: Tensor) -> None:
 
 
 def narrowed(tensor: Tensor, limits: Limits) -> Limits:
-    """Bounds of a whole number that is computed.
+    """The bounds of a computed whole number.
 
     Raises:
-        Inexpressible: It has 64 bits and may not fit 32.
+        Inexpressible: Its type has 64 bits, and its bounds exceed 32 bits.
     """
     if tensor.dtype != "int64":
         return INT32
@@ -48,7 +48,7 @@ def same(g: GraphWriter, op: Operator) -> Tensor:
 
 
 def direct(kind: OperationType, *others: str) -> Convert:
-    """One operation of one value: of floats, and of the other types that are named."""
+    """One operation with one input: of floats, and of the other given types."""
 
     def convert(g: GraphWriter, op: Operator) -> Tensor:
         x = op.input(0)
@@ -118,8 +118,8 @@ def tangent(x: Formula, op: Operator) -> Formula:
 
 
 def hyperbolic_sine(x: Formula, op: Operator) -> Formula:
-    # Through tanh, as a difference of exponentials loses every digit near 0: sinh(x) = 2 t / (1 - t * t), t = tanh(x / 2).
-    # Beyond 1 that in turn loses digits, so there the difference stands.
+    # Near 0 a difference of exponentials loses all digits, so it is computed from t = tanh(x / 2): sinh(x) = 2 t / (1 - t * t).
+    # Beyond 1 that formula loses digits, so the difference is used.
     t = (x * 0.5).tanh()
     near = 2 * t / (1 - t * t)
     far = x.exp() * 0.5 - (-x).exp() * 0.5
@@ -189,7 +189,7 @@ def sign(x: Formula, op: Operator) -> Formula:
 
 
 def round_(x: Formula, op: Operator) -> Formula:
-    """Halves to even: the fraction falls off beside 2 ** 23, from where on floats are whole."""
+    """Rounds halves to even: adding 2 ** 23, from which on all floats are whole numbers, drops the fraction."""
     size = abs(x)
     rounded = (size + 2.0**23) - 2.0**23
     whole = size.less(2.0**23).where(rounded, size, x)
@@ -203,7 +203,7 @@ _ERF_ABOVE = (
 _ERF_BELOW = (
     -1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03, -7.37332916720468e-03, -1.42647390514189e-02,
 )  # fmt: skip
-"""The error function from -4 to 4 as x * P(x ** 2) / Q(x ** 2): as exact as float32 holds it. Highest powers first."""
+"""Coefficients of the error function from -4 to 4 as x * P(x ** 2) / Q(x ** 2), exact to float32. Highest powers first."""
 
 
 def erf(x: Formula, op: Operator | None = None) -> Formula:
@@ -256,7 +256,7 @@ def is_inf(g: GraphWriter, op: Operator) -> Tensor:
 
 
 def _old_broadcast(op: Operator, tensors: list[Tensor], g: GraphWriter) -> list[Tensor]:
-    """Before version 7 the second value's axes stood beside some axes of the first, as ``axis`` says."""
+    """Reshape the second value for versions before 7, in which the attribute ``axis`` aligned its axes with those of the first."""
     if op.version >= 7:
         return tensors
     op.integer("broadcast", 0)
@@ -303,7 +303,7 @@ def _limits(kind: OperationType, a: Limits, b: Limits) -> Limits:
 
 
 def divide(g: GraphWriter, op: Operator) -> Tensor:
-    """DIV; of whole numbers corrected, since ONNX rounds towards 0 and the HAL down."""
+    """DIV; quotients of whole numbers are corrected, since ONNX rounds towards 0 and the HAL rounds down."""
     a, b = _old_broadcast(op, [op.input(0), op.input(1)], g)
     both = aligned(g, op, [a, b])
     if a.is_float:
@@ -322,14 +322,14 @@ def divide(g: GraphWriter, op: Operator) -> Tensor:
 
 
 def _rounds_up(x: Formula, y: Formula, quotient: Formula) -> Formula:
-    """1 where a quotient that was rounded down is negative and not whole, else 0."""
+    """1 where an exact quotient is negative and not whole, so that rounding down differs from rounding towards 0, else 0."""
     rest = (x - quotient * y).differs(0)
     negative = x.less(0).differs(y.less(0))
     return rest.both(negative).where(1, 0, quotient)
 
 
 def modulo(g: GraphWriter, op: Operator) -> Tensor:
-    """x - floor(x / y) * y of whole numbers, or the rest with the sign of x."""
+    """x - floor(x / y) * y of whole numbers, or the remainder with the sign of x if ``fmod`` is set."""
     a, b = op.input(0), op.input(1)
     is_c = bool(op.integer("fmod", 0))
     if a.dtype not in ("int32", "int64"):
@@ -410,13 +410,13 @@ def logical(kind: OperationType) -> Convert:
 
 
 def select(g: GraphWriter, op: Operator) -> Tensor:
-    """SELECT, whose inputs must have one shape: they are repeated to it first."""
+    """SELECT; its inputs must have the same shape, so they are repeated to it first."""
     condition, yes, no = op.input(0), op.input(1), op.input(2)
     all_ = aligned(g, op, [condition, yes, no])
     values = [expanded(g, t, all_.shape, all_.order) for t in (condition, yes, no)]
     limits = (min(yes.limits[0], no.limits[0]), max(yes.limits[1], no.limits[1]))
     if yes.dtype == "bool":
-        # NOT condition and no, or condition and yes.
+        # SELECT takes no truth values: (condition AND yes) OR (NOT condition AND no) is the same.
         inverse = g.emit(OperationType.LOGICAL_NOT, [values[0]])
         sides = [
             g.emit(OperationType.LOGICAL_AND, [values[0], values[1]]),
@@ -460,7 +460,7 @@ def clip(g: GraphWriter, op: Operator) -> Tensor:
             op.refuse(f"input {position + 1}", "one number", list(bound.shape))
         is_beyond = bound.limits[1] <= x.limits[0] if position == 0 else bound.limits[0] >= x.limits[1]
         if not x.is_float and is_beyond:
-            continue  # Such as the largest number of 64 bits.
+            continue  # A bound beyond the value's own range, such as the largest number of 64 bits, has no effect.
         other = Formula(g, g.reshaped(g.form(bound), (1,)))
         f = f.maximum(other) if position == 0 else f.minimum(other)
         pick = max if position == 0 else min
@@ -473,14 +473,16 @@ ACTIVATIONS = {
     (-1.0, 1.0): OperationType.RELU1,
     (0.0, 6.0): OperationType.RELU6,
 }
-"""Operations that limit to a range."""
+"""Operations that clip to a range, by the range."""
 
 
 def prelu(g: GraphWriter, op: Operator) -> Tensor:
     x, slope = op.input(0), op.input(1)
     need_float(x)
     if op.version < 7 and slope.rank == 1 and slope.size > 1 and x.rank > 1 and slope.array is not None:
-        slope = g.constant(slope.array.reshape(slope.shape + (1,) * (x.rank - 2)))  # One for each channel.
+        slope = g.constant(
+            slope.array.reshape(slope.shape + (1,) * (x.rank - 2))
+        )  # One slope for each channel.
     both = aligned(g, op, [x, slope])
     if both.shape != x.shape:
         op.refuse("slope", f"a shape that broadcasts to {list(x.shape)}", list(slope.shape))
@@ -491,7 +493,7 @@ def prelu(g: GraphWriter, op: Operator) -> Tensor:
 
 
 def cast(g: GraphWriter, op: Operator, target: str, source: Tensor | None = None) -> Tensor:
-    """CAST where the HAL's says what ONNX's says; truth values by NOT_EQUAL and SELECT."""
+    """CAST where the HAL's result equals that of ONNX; NOT_EQUAL to truth values, and SELECT from them."""
     x = op.input(0) if source is None else source
     if x.dtype == target:
         return x
@@ -519,7 +521,7 @@ def cast(g: GraphWriter, op: Operator, target: str, source: Tensor | None = None
 
 
 def _renamed(g: GraphWriter, x: Tensor, target: str) -> Tensor:
-    """The same numbers under another width: both are held in 32 bits."""
+    """The same numbers with another declared width: both widths are held in 32 bits."""
     if x.array is not None:
         return g.constant(x.array.astype(target))
     result = Tensor(target, x.shape, order=x.order, limits=x.limits)

@@ -1,6 +1,6 @@
-"""Convolutions, pools, products of matrices and what resizes images.
+"""Convolutions, pools and products of matrices.
 
-Images lie with their channels last here, whatever the file says; ``writer`` turns them where nobody else has.
+The operations here take images with channels last; ``writer`` transposes an image of which there is no such form.
 
 Source: the ONNX operators' specifications.
 """
@@ -25,16 +25,16 @@ LAST = (0, 2, 3, 1)
 """The order of the axes of an image with channels last."""
 
 GROUPS_MAX = 64
-"""Convolutions that a grouped one with dilation becomes: CONV_2D for each group."""
+"""Most groups of a convolution that is written as a CONV_2D for each group."""
 
 
 class Window:
-    """The spatial attributes of a convolution or pool, two of each: height and width.
+    """The spatial attributes of a convolution or pool, each for height and width.
 
     Attributes:
         kernel: Extents of the window.
-        strides: Steps.
-        dilations: Steps within the window.
+        strides: Distances between windows.
+        dilations: Distances between the elements of a window.
         pads: Top, left, bottom, right.
     """
 
@@ -95,7 +95,7 @@ def _same(
 
 
 def _image(g: GraphWriter, x: Tensor) -> Value:
-    """The form of an image with channels last, for one spatial axis as well."""
+    """The form of an image with channels last; a value with one spatial axis becomes an image of height 1."""
     if x.rank == 4:
         return g.form(x, LAST)
     n, c, w = x.shape
@@ -127,7 +127,7 @@ def _kernel(op: Operator, weights: Tensor) -> list[int]:
 
 
 def _padded(g: GraphWriter, value: Value, window: Window) -> Value:
-    """The image with zeros around it, where the padding is larger than the HAL's windows take it."""
+    """The image; if the HAL's windows do not permit the padding, the image with zeros around it."""
     reach = window.reach
     top, left, bottom, right = window.pads
     if max(top, bottom) < reach[0] and max(left, right) < reach[1]:
@@ -147,7 +147,7 @@ def _bias(g: GraphWriter, op: Operator, like: Value, count: int) -> Value:
 
 
 def conv(g: GraphWriter, op: Operator) -> Tensor:
-    """CONV_2D, DEPTHWISE_CONV_2D or GROUPED_CONV_2D; what scales its channels afterwards can go into its constants."""
+    """CONV_2D, DEPTHWISE_CONV_2D or GROUPED_CONV_2D; its constants can contain a following scale and offset of the channels."""
     x, weights = op.input(0), op.input(1)
     _check_image(op, x)
     groups = op.integer("group", 1)
@@ -203,7 +203,7 @@ def _convolved(
 
 
 def _filters(g: GraphWriter, weights: Tensor, *, is_depthwise: bool = False) -> Value:
-    """[depth out, height, width, depth in], or [1, height, width, depth out] where every channel has its own."""
+    """The filters as [depth out, height, width, depth in], or [1, height, width, depth out] for a depthwise convolution."""
     shape = weights.shape if weights.rank == 4 else (*weights.shape[:2], 1, weights.shape[2])
     order = (1, 2, 3, 0) if is_depthwise else LAST
     if weights.array is not None:
@@ -212,7 +212,7 @@ def _filters(g: GraphWriter, weights: Tensor, *, is_depthwise: bool = False) -> 
 
 
 def _split_conv(g: GraphWriter, values: list[Value], groups: int, arguments: list[int | bool]) -> Value:
-    """A convolution for each group, which GROUPED_CONV_2D cannot say with dilation."""
+    """A convolution for each group, since GROUPED_CONV_2D has no dilation."""
     if groups > GROUPS_MAX:
         raise Inexpressible(f"more than {GROUPS_MAX} groups with dilation")
     value, filters, bias = values
@@ -263,7 +263,7 @@ def conv_transpose(g: GraphWriter, op: Operator) -> Tensor:
 
 
 def _transposed_pads(op: Operator, window: Window, extra: list[int], x: Tensor) -> None:
-    """Sets the padding of a transposed convolution: as given, or so that the output has the shape that is wanted."""
+    """Sets the padding of a transposed convolution: the given padding, or one that results in the requested output shape."""
     given = op.integers("output_shape")
     reach, pads = window.reach, list(window.pads)
     extents = [1] * (4 - x.rank) + list(x.shape[2:])
@@ -277,12 +277,12 @@ def _transposed_pads(op: Operator, window: Window, extra: list[int], x: Tensor) 
     for axis in range(2):
         if wanted is not None:
             total = window.strides[axis] * (extents[axis] - 1) + extra[axis] + reach[axis] - wanted[axis]
-            # The specification halves the total, the larger half at the end unless SAME_UPPER asks for it at the beginning.
+            # The specification divides the total into two halves; SAME_UPPER has the larger one at the other end.
             begin = total - total // 2 if window.mode != "SAME_UPPER" else total // 2
             if given is not None and window.mode not in ("SAME_UPPER", "SAME_LOWER"):
                 begin = total // 2
             pads[axis], pads[axis + 2] = begin, total - begin
-        # Output padding adds outputs at the end.
+        # Output padding adds outputs at the end, which less padding does as well.
         pads[axis + 2] -= extra[axis]
     if min(pads[:2]) < 0:
         raise Inexpressible("padding that adds outputs at the beginning")
@@ -290,7 +290,7 @@ def _transposed_pads(op: Operator, window: Window, extra: list[int], x: Tensor) 
 
 
 def _spread(g: GraphWriter, kernels: Array, window: Window) -> Array:
-    """Kernels with zeros between their elements instead of a dilation."""
+    """The kernels with zeros between their elements, which replace a dilation."""
     if window.dilations == [1, 1]:
         return kernels
     g.charge(math.prod(kernels.shape[:2]) * math.prod(window.reach) * kernels.itemsize)
@@ -371,7 +371,7 @@ def _pooled(
 
 
 def _beyond(extent: int, window: Window, axis: int) -> int:
-    """What padding at the end makes the number of outputs round up; a window that would begin in it is left out."""
+    """The padding at the end that rounds the number of outputs up, without windows that would begin in that padding."""
     k, s = window.kernel[axis], window.strides[axis]
     before, after = window.pads[axis], window.pads[axis + 2]
     count = -(-(extent + before + after - k) // s) + 1
@@ -486,7 +486,7 @@ def matmul(g: GraphWriter, op: Operator) -> Tensor:
 
 
 def _matrices(g: GraphWriter, tensor: Tensor, full: Shape, batch: Shape) -> tuple[Value, bool]:
-    """A form with all batches, and whether its matrices stand transposed."""
+    """A form with all batches, and whether its matrices are transposed."""
     if full[:-2] == batch and tensor.shape == full:
         swapped = (*range(tensor.rank - 2), tensor.rank - 1, tensor.rank - 2)
         if tensor.array is None and tensor.order == swapped:

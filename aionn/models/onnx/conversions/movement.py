@@ -1,7 +1,7 @@
-"""Operators that only move elements: shapes, orders, slices, repetitions, choices by index.
+"""Operators that only move elements: shapes, orders, slices, repetitions, padding.
 
-Every conversion is a movement of the places of the elements, given as a numpy function. A constant is moved by that function; other
-values by the HAL's operation where it takes them, else by GATHER from the flattened value at places that the function has moved.
+Every conversion defines its movement as a numpy function. A constant is moved by that function. Other values are moved by the HAL's
+operation if it accepts them, else by GATHER from the flattened value; its indices are computed by the same function.
 
 Source: the ONNX operators' specifications.
 """
@@ -34,7 +34,8 @@ __all__ = ["center_crop_pad", "concat", "expand", "flatten", "moved", "pad", "re
 
 Move = Callable[[Array], Array]
 MOVED_MAX = 1 << 24
-"""Elements that a GATHER may move one by one: a list of 64 MB of places. Larger movements have an operation of their own."""
+"""Most elements that a GATHER moves one by one: 64 MB of indices. Real models move larger values only by ways that have an
+operation."""
 
 
 def moved(
@@ -44,14 +45,15 @@ def moved(
     move: Move,
     direct: Callable[[], Tensor] | None = None,
 ) -> Tensor:
-    """A movement.
+    """Write a movement of elements.
 
     Args:
-        g: Writes it.
-        x: What is moved.
+        g: The writer.
+        x: The value to move.
         shape: The result's shape.
-        move: The movement of an array of ``x``'s shape.
-        direct: Writes the HAL's operation; raises ``Inexpressible`` where that does not take the value.
+        move: Moves the elements of an array of ``x``'s shape.
+        direct: Writes the HAL's operation; raises ``Inexpressible`` if the operation does not accept the value. None means that
+            there is no such operation.
     """
     if x.array is not None:
         g.charge(math.prod(shape) * x.array.itemsize)
@@ -79,7 +81,7 @@ def _reshaped(g: GraphWriter, x: Tensor, shape: Shape) -> Tensor:
         return x
     if x.array is not None:
         if not x.array.flags.c_contiguous:
-            g.charge(x.array.nbytes)  # A view, such as of one number everywhere, is copied.
+            g.charge(x.array.nbytes)  # A view, such as one number repeated, is copied.
         return g.constant(x.array.reshape(shape))
     return g.tensor(g.reshaped(g.form(x), stored_shape(shape)), x.dtype, shape, limits=x.limits)
 
@@ -112,7 +114,7 @@ def flatten(g: GraphWriter, op: Operator) -> Tensor:
 
 
 def _axes(op: Operator, position: int, first_version: int) -> list[int] | None:
-    """Axes that newer versions take as an input and older ones as an attribute."""
+    """The axes, an input of newer versions and an attribute of older ones; None if they are omitted."""
     if op.version >= first_version:
         return op.numbers(position, "the axes") if op.has(position) else None
     return op.integers("axes")
@@ -139,7 +141,7 @@ def unsqueeze(g: GraphWriter, op: Operator) -> Tensor:
 
 
 def transpose(g: GraphWriter, op: Operator) -> Tensor:
-    """Nothing is written: the axes' order in memory gets another name, until somebody needs another one."""
+    """Rename the order of the axes; an operation is written only when another operation needs a different form."""
     x = op.input(0)
     given = op.integers("perm")
     permutation = tuple(reversed(range(x.rank))) if given is None else tuple(given)
@@ -165,7 +167,7 @@ def transposed(g: GraphWriter, x: Tensor, permutation: Order) -> Tensor:
 
 
 def _view(g: GraphWriter, x: Tensor, axis: int, order: Order) -> tuple[Value, int, Shape]:
-    """A form and where an axis stands in it: of at most ``RANK_MAX`` axes, or merged to [outer, axis, inner]."""
+    """A form, the position of an axis in it, and its shape: at most ``RANK_MAX`` axes, or merged to [outer, axis, inner]."""
     shape = ordered(x.shape, order)
     place = order.index(axis)
     value = g.form(x, order)
@@ -216,7 +218,8 @@ def concat(g: GraphWriter, op: Operator) -> Tensor:
 
 
 def joined(g: GraphWriter, values: list[Value], axis: int) -> Value:
-    """CONCATENATION; of whole numbers, which it does not take, SELECT between values that are stretched to the whole."""
+    """CONCATENATION; for whole numbers, which it does not accept, SELECT between values that are extended to the result's
+    extent."""
     kind = values[0].operand.type
     if kind == OperandType.TENSOR_BOOL8:
         return g.as_truth(joined(g, [g.as_bytes(value) for value in values], axis))
@@ -243,7 +246,7 @@ def joined(g: GraphWriter, values: list[Value], axis: int) -> Value:
 
 
 def sliced(g: GraphWriter, x: Tensor, axis: int, start: int, extent: int) -> Tensor:
-    """Some neighbouring elements along one axis."""
+    """``extent`` neighbouring elements along one axis from ``start`` on."""
     shape = (*x.shape[:axis], extent, *x.shape[axis + 1 :])
     if shape == x.shape:
         return x
@@ -284,7 +287,7 @@ def split(g: GraphWriter, op: Operator) -> list[Tensor]:
         return [_from_view(g, x, part, shape, x.order) for part in parts]
     results, start = [], 0
     for position, size in enumerate(sizes):
-        # A part that nobody reads may be empty.
+        # An omitted output may be empty, which a written value may not be.
         results.append(sliced(g, x, axis, start, size) if op.wants(position) else x)
         start += size
     return results
@@ -338,7 +341,7 @@ def slice_(g: GraphWriter, op: Operator) -> Tensor:
 
 
 def pad(g: GraphWriter, op: Operator) -> Tensor:
-    """PAD_V2, MIRROR_PAD, or the places of repeated elements."""
+    """PAD_V2, MIRROR_PAD, or GATHER of the repeated elements."""
     x = op.input(0)
     mode = op.text("mode", "constant")
     if op.version < 11:
@@ -372,7 +375,7 @@ def pad(g: GraphWriter, op: Operator) -> Tensor:
 
     def direct() -> Tensor:
         if mode != "reflect" or x.rank > RANK_MAX:
-            raise Inexpressible("no operation does so")
+            raise Inexpressible(f"padding of mode {mode}")
         value = g.form(x, x.order)
         table = g.constant_value(np.array([widths[axis] for axis in x.order], np.int32))
         result = g.emit(OperationType.MIRROR_PAD, [value, table, 0])
@@ -470,7 +473,7 @@ def trilu(g: GraphWriter, op: Operator) -> Tensor:
 
 
 def center_crop_pad(g: GraphWriter, op: Operator) -> Tensor:
-    """Slices in the middle, and zeros around it."""
+    """SLICE of the middle where an axis becomes shorter, zeros at both ends where it becomes longer."""
     x = op.input(0)
     wanted = op.numbers(1, "the shape")
     given = op.integers("axes")

@@ -29,7 +29,7 @@ def _need_float(x: Tensor) -> None:
 
 
 def _channels(g: GraphWriter, op: Operator, x: Tensor, position: int) -> Tensor:
-    """One number for each channel in a shape that broadcasts along axis 1."""
+    """An input with a number for each channel, in a shape that broadcasts along axis 1."""
     tensor = op.input(position)
     if tensor.shape != (x.shape[1],):
         op.refuse(f"input {position}", [x.shape[1]], list(tensor.shape))
@@ -40,7 +40,7 @@ def _channels(g: GraphWriter, op: Operator, x: Tensor, position: int) -> Tensor:
 
 
 def batch_normalization(g: GraphWriter, op: Operator) -> Tensor:
-    """Part of the convolution before, or MUL and ADD with constants that are made of the four statistics."""
+    """Constants of the convolution before, or MUL and ADD with constants that are computed from scale, bias, mean and variance."""
     x = op.input(0)
     _need_float(x)
     epsilon = op.real("epsilon", 1e-5)
@@ -80,7 +80,7 @@ def _normalized(x: Formula, axes: Sequence[int], epsilon: float, *, keeps_mean: 
 
 
 def _rows(g: GraphWriter, x: Tensor, axis: int) -> Formula:
-    """The value as rows of all axes from ``axis`` on; of float16 in float32, as the specification computes it."""
+    """The value as rows of all axes from ``axis`` on; float16 becomes float32, in which the specification computes."""
     inner = math.prod(x.shape[axis:])
     f = Formula(g, g.reshaped(g.form(x), (x.size // inner, inner)))
     return f.cast(g.described("float32")) if x.dtype == "float16" else f
@@ -89,7 +89,7 @@ def _rows(g: GraphWriter, x: Tensor, axis: int) -> Formula:
 def _from_rows(
     g: GraphWriter, x: Tensor, rows: Formula, factors: Sequence[Tensor | None], axis: int
 ) -> Tensor:
-    """Rows times the first factor and plus the second, which broadcast to the inner axes."""
+    """The rows multiplied by the first factor plus the second one; both broadcast to the inner axes."""
     inner = x.shape[axis:]
     if x.dtype == "float16":
         rows = rows.cast(g.described("float16"))
@@ -134,7 +134,7 @@ def rms_normalization(g: GraphWriter, op: Operator) -> Tensor:
 
 
 def group_normalization(g: GraphWriter, op: Operator) -> Tensor:
-    """Groups of channels, each normalised; scale and bias for each channel, before version 21 for each group."""
+    """Normalise each group of channels; scale and bias are given for each channel, before version 21 for each group."""
     x = op.input(0)
     _need_float(x)
     groups, epsilon = op.integer("num_groups"), op.real("epsilon", 1e-5)
@@ -211,7 +211,7 @@ def lrn(g: GraphWriter, op: Operator) -> Tensor:
 
 
 def lp_normalization(g: GraphWriter, op: Operator) -> Tensor:
-    """x divided by its norm along an axis; where the norm is 0 the result is 0."""
+    """The value divided by its norm along an axis; the result is 0 where the norm is 0."""
     x = op.input(0)
     _need_float(x)
     axis, p = op.axis(op.integer("axis", -1), x.rank), op.integer("p", 2)
@@ -254,7 +254,8 @@ def softmax(kind: OperationType) -> Convert:
 
 
 def resize(g: GraphWriter, op: Operator) -> Tensor:
-    """RESIZE_BILINEAR of images where it says the same, else for each axis GATHER or a product with a constant matrix."""
+    """RESIZE_BILINEAR of images where its result equals that of ONNX, else for each axis GATHER or a product with a constant
+    matrix."""
     x = op.input(0)
     is_old = op.type == "Upsample" or op.version < 11
     mode = op.text("mode", "nearest")
@@ -322,14 +323,14 @@ def _targets(op: Operator, x: Tensor, axes: list[int]) -> tuple[list[float], lis
 
 
 def _coordinates(op: Operator, mode: str, size: int, extent: int, scale: float) -> Array:
-    """Where each output lies in the input."""
+    """The coordinate in the input of each output."""
     places = np.arange(size, dtype=np.float64)
     if mode == "half_pixel":
         return (places + 0.5) / scale - 0.5
     if mode == "asymmetric":
         return places / scale
     if mode == "align_corners":
-        # The exact length counts, which need not be whole; it is the extent where sizes are given.
+        # The specification uses the exact length, which need not be whole; if sizes are given, it is the new extent.
         length = scale * extent
         return places * ((extent - 1) / (length - 1) if size > 1 else 0)
     if mode == "pytorch_half_pixel":
@@ -362,7 +363,7 @@ def _nearest(g: GraphWriter, x: Tensor, axis: int, places: Array, mode: str) -> 
 
 
 def _shares(places: Array, coefficient: float | None) -> list[tuple[int, Array]]:
-    """How much each of the elements around a place counts, by their distance from the one below it: linear, or cubic."""
+    """The weight of each element around a coordinate, by its offset from the element below: linear, or cubic with a coefficient."""
     t = places - np.floor(places)
     if coefficient is None:
         return [(0, 1 - t), (1, t)]
@@ -380,7 +381,7 @@ def _shares(places: Array, coefficient: float | None) -> list[tuple[int, Array]]
 def _weighted(
     g: GraphWriter, x: Tensor, axis: int, places: Array, coefficient: float | None, *, excludes: bool
 ) -> Tensor:
-    """Sums of the elements around each place along an axis: a product with a constant matrix."""
+    """Weighted sums of the elements around each coordinate along an axis: a product with a constant matrix."""
     extent, size = x.shape[axis], places.size
     _need_float(x)
     g.charge(8 * extent * size)
@@ -394,7 +395,7 @@ def _weighted(
         np.add.at(weights, (inside.astype(np.int64), columns), share)
     if excludes:
         weights /= weights.sum(0)
-    # The axis goes last, and a product with the shares of its elements gives the new one.
+    # With the axis last, a product with the matrix of weights gives the new elements.
     rest = (*(a for a in x.order if a != axis), axis)
     shape = (*x.shape[:axis], size, *x.shape[axis + 1 :])
     rows = g.reshaped(g.form(x, rest), (x.size // extent, extent))
@@ -406,7 +407,7 @@ def _weighted(
 def _bilinear(
     g: GraphWriter, x: Tensor, scales: list[float], sizes: list[int], coordinates: str
 ) -> Tensor | None:
-    """RESIZE_BILINEAR of images, where the HAL means the same places."""
+    """RESIZE_BILINEAR of images if the HAL uses the same coordinates, else None."""
     if x.rank != 4 or not x.is_float or sizes[:2] != list(x.shape[:2]):
         return None
     if any(

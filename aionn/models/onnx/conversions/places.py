@@ -24,7 +24,7 @@ __all__ = ["depth_to_space", "gather", "gather_elements", "gather_nd", "space_to
 
 
 def _whole_indices(g: GraphWriter, op: Operator, indices: Tensor, extent: int) -> Value:
-    """Indexes from 0 on: ONNX counts negative ones from the end."""
+    """The indexes without negative ones, which ONNX counts from the end."""
     if indices.dtype not in ("int32", "int64"):
         op.refuse("indexes", "whole numbers of 32 or 64 bits", indices.dtype)
     if indices.array is not None:
@@ -69,7 +69,7 @@ def gather(g: GraphWriter, op: Operator) -> Tensor:
 
 
 def gather_elements(g: GraphWriter, op: Operator) -> Tensor:
-    """GATHER from the flattened value: an index times its axis's stride, and the place of the rest."""
+    """GATHER from the flattened value, at the index times the stride of its axis plus the offset of the other axes."""
     x, indices = op.input(0), op.input(1)
     axis = op.axis(op.integer("axis", 0), x.rank)
     if indices.rank != x.rank:

@@ -1,7 +1,7 @@
-"""The way between floats and 8-bit numbers.
+"""Conversions between floats and 8-bit numbers.
 
-A value with one scale has a HAL operand that knows it; scales for each channel or block are written as formulas of plain numbers,
-and constants become floats at import.
+A value with one scale becomes a quantised operand; scales for each channel or block are written as formulas of unquantised
+numbers, and constants become floats at import.
 
 Source: QuantizeLinear and DequantizeLinear of ONNX.
 """
@@ -23,7 +23,7 @@ __all__ = ["dequantize", "qlinear_conv", "qlinear_matmul", "quantize"]
 
 
 def _parameters(op: Operator, x: Tensor, dtype: str) -> tuple[Array, Array]:
-    """Scales and zero points, one of each or in shapes that broadcast to the value's."""
+    """Scales and zero points, as single numbers or in shapes that broadcast to the value's."""
     scale = op.array(1, "the scale")
     zero = op.array(2, "the zero point") if op.has(2) else np.zeros(scale.shape, dtype)
     axis, block = op.integer("axis", 1), op.integer("block_size", 0)
@@ -48,7 +48,7 @@ def _parameters(op: Operator, x: Tensor, dtype: str) -> tuple[Array, Array]:
 
 
 def quantize(g: GraphWriter, op: Operator) -> Tensor:
-    """QUANTIZE for one scale; else DIV, rounding, ADD, MAXIMUM, MINIMUM and a cast to plain numbers."""
+    """QUANTIZE for one scale; else DIV, rounding, ADD, MAXIMUM, MINIMUM and a cast to unquantised numbers."""
     x = op.input(0)
     op.ignore("saturate", "precision")
     stated = {0: "", DataType.UINT8: "uint8", DataType.INT8: "int8"}.get(op.integer("output_dtype", 0))
@@ -73,7 +73,7 @@ def quantize(g: GraphWriter, op: Operator) -> Tensor:
 
 
 def dequantize(g: GraphWriter, op: Operator) -> Tensor:
-    """DEQUANTIZE where the operand knows the scale, else the stored numbers as floats, shifted and multiplied."""
+    """DEQUANTIZE if the operand has the scale, else CAST to floats, SUB of the zero point and MUL by the scale."""
     x = op.input(0)
     dtype = op.input(1).dtype
     scale, zero = _parameters(op, x, x.dtype)
@@ -108,20 +108,20 @@ def dequantize(g: GraphWriter, op: Operator) -> Tensor:
 
 
 def _floats(g: GraphWriter, op: Operator, first: int, axis: int) -> Tensor:
-    """A value whose scale and zero point are the two inputs behind it, as floats."""
+    """The floats of an input whose scale and zero point are the next two inputs."""
     three = [op.input(first), op.input(first + 1), op.input(first + 2)]
     return dequantize(g, op.derived("DequantizeLinear", three, axis=axis, block_size=0))
 
 
 def qlinear_matmul(g: GraphWriter, op: Operator) -> Tensor:
-    """The product of floats between DEQUANTIZE and QUANTIZE: at most one step away from a product of whole numbers."""
+    """DEQUANTIZE, a product of floats, and QUANTIZE: its result differs by at most one step from that of whole numbers."""
     a, b = _floats(g, op, 0, max(0, op.input(0).rank - 2)), _floats(g, op, 3, max(0, op.input(3).rank - 1))
     product = _single(g, matmul(g, op.derived("MatMul", [a, b])))
     return quantize(g, op.derived("QuantizeLinear", [product, op.input(6), op.input(7)]))
 
 
 def qlinear_conv(g: GraphWriter, op: Operator) -> Tensor:
-    """As ``qlinear_matmul``, for a convolution; its bias has the product of both scales."""
+    """The same as ``qlinear_matmul`` for a convolution; the scale of its bias is the product of both scales."""
     x, weights = _floats(g, op, 0, 1), _floats(g, op, 3, 0)
     bias = None
     if op.has(8):
@@ -132,7 +132,7 @@ def qlinear_conv(g: GraphWriter, op: Operator) -> Tensor:
 
 
 def _single(g: GraphWriter, x: Tensor) -> Tensor:
-    """A value in float32, in which steps of 8 bits are told apart."""
+    """A value in float32; float16 cannot represent all steps of a product of 8-bit numbers."""
     if x.dtype == "float32":
         return x
     value = g.emit(OperationType.CAST, [g.form(x, x.order)], g.described("float32"))

@@ -1,7 +1,7 @@
 """LSTM and RNN: the HAL's sequence operations, one for each direction.
 
-ONNX keeps the weights of the gates in one tensor, in the order input, output, forget, cell; the HAL takes them apart. Two biases of
-a gate are added. A sequence from its end is reversed before and after.
+ONNX keeps the weights of the gates in one tensor, in the order input, output, forget, cell; the HAL takes a tensor for each gate.
+The two biases of a gate are added. For the direction from the end, the sequence is reversed before and its result afterwards.
 
 Source: the ONNX operators' specifications.
 """
@@ -27,12 +27,12 @@ _RNN_ACTIVATIONS = {"Tanh": TANH, "Relu": RELU, "Sigmoid": SIGMOID}
 
 
 class _Layer:
-    """What both operators have in common.
+    """The inputs and attributes that both operators have.
 
     Attributes:
         x: The sequence, [time, batch, input].
         units: Size of the state.
-        directions: For each whether it runs from the end.
+        directions: For each direction whether it runs from the end.
     """
 
     def __init__(self, g: GraphWriter, op: Operator, gates: int) -> None:
@@ -63,7 +63,7 @@ class _Layer:
         self.gates = gates
 
     def part(self, g: GraphWriter, tensor: Tensor, direction: int, first: int, shape: Shape) -> Tensor:
-        """``shape`` elements of a direction's weights from row ``first`` on."""
+        """The elements of a direction's weights from row ``first`` on, in a shape."""
         row = sliced(g, sliced(g, tensor, 0, direction, 1), 1, first, shape[0])
         if row.array is not None:
             return g.constant(row.array.reshape(shape))
@@ -96,7 +96,7 @@ class _Layer:
         return g.emit(OperationType.REVERSE, [value, g.int32s([0])]) if is_reversed else value
 
     def results(self, g: GraphWriter, runs: Sequence[Sequence[Value]]) -> list[Tensor]:
-        """The outputs of all directions together, in the layout that was asked for."""
+        """The outputs of all directions together, in the requested layout."""
         count, time, batch, units = len(runs), self.time, self.batch, self.units
         outputs = []
         for position, values in enumerate(zip(*runs, strict=True)):
@@ -105,7 +105,7 @@ class _Layer:
                 for index, is_reversed in enumerate(self.directions):
                     if is_reversed:
                         listed[index] = g.emit(OperationType.REVERSE, [listed[index], g.int32s([0])])
-                # [time, batch, units] of each direction becomes [time, direction, batch, units].
+                # ONNX's output is [time, direction, batch, units], the HAL's is [time, batch, units] for each direction.
                 shape: Shape = (time, count, batch, units)
                 parts = [g.reshaped(value, (time, 1, batch, units)) for value in listed]
                 axis = 1
@@ -168,7 +168,7 @@ def lstm(g: GraphWriter, op: Operator) -> list[Tensor]:
         "Tanh",
     ] * len(layer.directions):
         raise Inexpressible("activations other than Sigmoid, Tanh, Tanh")
-    order = [0, 2, 3, 1]  # The HAL's input, forget, cell and output gate among ONNX's.
+    order = [0, 2, 3, 1]  # The positions of the HAL's input, forget, cell and output gate in ONNX's order.
     runs = []
     for direction, is_reversed in enumerate(layer.directions):
         x = layer.sequence(g, is_reversed=is_reversed)

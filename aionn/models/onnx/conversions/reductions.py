@@ -1,4 +1,4 @@
-"""Operators that reduce axes, and those that look for the largest elements.
+"""Operators that reduce axes, and operators that find the largest or smallest elements.
 
 Source: the ONNX operators' specifications.
 """
@@ -26,7 +26,7 @@ FLOAT_MAX = {OperandType.TENSOR_FLOAT32: 3.4028234663852886e38, OperandType.TENS
 
 
 def _view(g: GraphWriter, x: Tensor, axes: list[int]) -> tuple[Value, list[int]]:
-    """A form of at most ``RANK_MAX`` axes, and which of them are to be reduced."""
+    """A form of at most ``RANK_MAX`` axes, and the positions of the axes to reduce."""
     shape, flags = ordered(x.shape, x.order), [axis in axes for axis in x.order]
     value = g.form(x, x.order)
     if x.rank <= RANK_MAX:
@@ -54,7 +54,7 @@ def _result(
     dtype: str,
     limits: tuple[int, int] | None = None,
 ) -> Tensor:
-    """The tensor of a value in which the axes have extent 1."""
+    """The tensor of a reduced value, in which the reduced axes have extent 1; they are removed unless ``keeps``."""
     kept = tuple(1 if axis in axes else extent for axis, extent in enumerate(x.shape))
     if keeps:
         return g.tensor(
@@ -69,7 +69,7 @@ def _result(
 
 
 def _reduced_axes(op: Operator, x: Tensor, first_version: int) -> list[int] | None:
-    """The axes to reduce; None where the operator changes nothing."""
+    """The axes to reduce; None if the operator reduces no axes."""
     if op.version >= first_version:
         given = op.numbers(1, "the axes") if op.has(1) else []
         if not given and op.integer("noop_with_empty_axes", 0):
@@ -85,9 +85,9 @@ def reduction(
     """A reduction of floats.
 
     Args:
-        reduce: Writes it for places of the axes, which it keeps.
-        first_version: From which the axes are an input.
-        noop: What remains of the operator without axes, where its flag says that these are none.
+        reduce: Writes the reduction for positions of axes, which keep extent 1.
+        first_version: The first version in which the axes are an input.
+        noop: Writes the operator if it reduces no axes; None means that its result is then the input.
     """
 
     def convert(g: GraphWriter, op: Operator) -> Tensor:
@@ -115,10 +115,10 @@ def reduction(
 
 
 def _limits(op: Operator, x: Tensor, axes: list[int]) -> tuple[int, int]:
-    """Bounds of a reduction of whole numbers.
+    """The bounds of a reduction of whole numbers.
 
     Raises:
-        Inexpressible: It has 64 bits and may not fit 32.
+        Inexpressible: Its type has 64 bits, and its bounds exceed 32 bits.
     """
     if op.type in ("ReduceMax", "ReduceMin") or x.is_float:
         return x.limits
@@ -149,7 +149,7 @@ def _extremum(x: Formula, kind: OperationType, axes: list[int]) -> Formula:
 
 
 def _of_integers(x: Formula, kind: OperationType, axes: list[int]) -> Formula:
-    """The HAL reduces no whole numbers: the largest is TOPK_V2's first, a sum is a product with ones."""
+    """A reduction of whole numbers by operations that accept them: TOPK_V2 finds the largest, a product with ones is the sum."""
     g, dimensions = x.g, x.value.operand.dimensions
     rest = [axis for axis in range(len(dimensions)) if axis not in axes]
     count = math.prod(dimensions[axis] for axis in axes)
@@ -163,7 +163,7 @@ def _of_integers(x: Formula, kind: OperationType, axes: list[int]) -> Formula:
     elif kind == OperationType.REDUCE_MAX:
         value = g.emit_all(OperationType.TOPK_V2, [rows.value, 1], [None, rows.value.operand])[0]
     elif kind == OperationType.REDUCE_MIN:
-        # -1 - x turns the order around without an overflow.
+        # -1 - x reverses the order without an overflow, unlike -x.
         flipped = (-1) - rows
         value = g.emit_all(OperationType.TOPK_V2, [flipped.value, 1], [None, rows.value.operand])[0]
         value = ((-1) - Formula(g, value)).value
@@ -190,7 +190,7 @@ def _log_sum(x: Formula, axes: list[int]) -> Formula:
 
 def _log_sum_exp(x: Formula, axes: list[int]) -> Formula:
     limit = FLOAT_MAX.get(OperandType(x.value.operand.type), 0.0)
-    # Infinite maxima must not become a NaN in the difference.
+    # The maximum is made finite, since the difference of two infinities is a NaN.
     top = x.reduced(OperationType.REDUCE_MAX, axes).maximum(-limit).minimum(limit)
     return (x - top).exp().reduced(OperationType.REDUCE_SUM, axes).log() + top
 
@@ -207,7 +207,7 @@ REDUCTIONS: dict[str, Reduce] = {
     "ReduceLogSum": _log_sum,
     "ReduceLogSumExp": _log_sum_exp,
 }
-"""What each reduction writes."""
+"""The function that writes a reduction, by operator."""
 
 NOOPS: dict[str, Callable[[Formula], Formula]] = {
     "ReduceL1": lambda x: abs(x),
@@ -215,7 +215,7 @@ NOOPS: dict[str, Callable[[Formula], Formula]] = {
     "ReduceSumSquare": lambda x: x * x,
     "ReduceLogSum": lambda x: x.log(),
 }
-"""What is left of a reduction of no axes, where it is not nothing."""
+"""The function that writes a reduction of no axes, by operator; all other reductions then return their input."""
 
 
 # Extremes
@@ -243,7 +243,7 @@ def arg_extremum(kind: OperationType) -> Convert:
 
 
 def top_k(g: GraphWriter, op: Operator) -> list[Tensor]:
-    """TOPK_V2 of the values from back to front, as of equal ones ONNX takes the first and the HAL the last."""
+    """TOPK_V2 of the reversed values, since ONNX chooses the first of equal values and the HAL the last."""
     x = op.input(0)
     axis = op.axis(op.integer("axis", -1), x.rank)
     largest = bool(op.integer("largest", 1)) if op.version >= 11 else True
@@ -252,7 +252,7 @@ def top_k(g: GraphWriter, op: Operator) -> list[Tensor]:
     count = x.shape[axis]
     if not 0 < k <= count:
         op.refuse("k", f"a number from 1 to {count}", k)
-    # The axis goes last; the order of the others does not matter.
+    # TOPK_V2 searches the last axis; the order of the remaining axes has no effect.
     order = (*(a for a in x.order if a != axis), axis)
     shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
     rows = Formula(g, g.reshaped(g.form(x, order), (x.size // count, count)))

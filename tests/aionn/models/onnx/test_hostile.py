@@ -271,14 +271,14 @@ def test_sparse_constants_do_not_become_huge():
         tensor("c", np.ones(1, np.float32)), tensor("", np.zeros(1, np.int64)), (2**20, 2**20)
     )
     graph = GraphProto((ADD,), (X,), (ValueInfo("y"),), (), (sparse,))
-    refused(encode_model(ModelProto(10, (OpsetImport("", 21),), graph)), "such constants")
+    refused(encode_model(ModelProto(10, (OpsetImport("", 21),), graph)), "sparse constants")
 
 
 def test_sparse_constants_have_places_inside_of_their_shape():
     for places in ([6], [-1], [[0, 3]], [0, 1]):
         sparse = SparseTensorProto(tensor("c", np.ones(1, np.float32)), tensor("", np.array(places)), (2, 3))
         graph = GraphProto((ADD,), (X,), (ValueInfo("y"),), (), (sparse,))
-        refused(encode_model(ModelProto(10, (OpsetImport("", 21),), graph)), "places")
+        refused(encode_model(ModelProto(10, (OpsetImport("", 21),), graph)), "indices")
 
 
 def test_nodes_out_of_order_are_sorted():
@@ -290,7 +290,7 @@ def test_nodes_out_of_order_are_sorted():
 
 def test_circles_are_refused():
     nodes = [node("Add", ["x", "b"], ["a"]), node("Add", ["x", "a"], ["b"]), node("Add", ["a", "b"], ["y"])]
-    refused(file(nodes, [X], ["y"]), "circle")
+    refused(file(nodes, [X], ["y"]), "cycle")
 
 
 def test_names_that_are_written_twice_are_refused():
