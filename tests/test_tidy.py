@@ -29,7 +29,7 @@ BAD_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "base"}
 
 LOWEST = {"aionn.errors", "aionn.hal", "aionn.observability", "aionn.platform", "fences"}
 MODEL_LAYER = {"aionn.ops", "aionn.models", "aionn.validation", "aionn.interpreter"}
-DRIVER_LAYER = LOWEST | MODEL_LAYER | {"aionn.scheduler", "fmq"}
+DRIVER_LAYER = LOWEST | MODEL_LAYER | {"aionn.realtime", "aionn.scheduler", "fmq"}
 RUNTIME_LAYER = DRIVER_LAYER | {"aionn.burst", "aionn.drivers.registry", "aionn.scheduler", "aionn.service"}
 PRODUCT = RUNTIME_LAYER | {"aionn.runtime", "aionn.media", "aionn.simulation"}
 
@@ -56,6 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aionn.service": RUNTIME_LAYER - {"aionn.models", "aionn.ops", "aionn.interpreter", "aionn.service"},
     "aionn.runtime": RUNTIME_LAYER,
     "aionn.media": {"aionn.errors"},
+    "aionn.realtime": {"aionn.errors"},
     "aionn.simulation": LOWEST
     | {"aionn.models", "aionn.drivers.kit", "aionn.drivers.simulated", "aionn.scheduler"},
     "aionn.benchmarking": PRODUCT,
@@ -75,12 +76,12 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 
 HOMES: dict[str, tuple[str, ...]] = {
-    "ai_edge_litert": ("aionn/drivers/litert/",),
-    "tflite_runtime": ("aionn/drivers/litert/",),
+    **dict.fromkeys(("ai_edge_litert", "tflite_runtime"), ("aionn/drivers/litert/",)),
     "tensorflow": (),
     "openvino": ("aionn/drivers/openvino/",),
     "onnxruntime": ("aionn/drivers/onnxruntime/",),
     "av": ("aionn/media/",),
+    "jeepney": ("aionn/realtime/realtimekit.py",),
     "mlperf_loadgen": ("aionn/benchmarking/loadgen.py",),
     "asyncio": (
         "aionn/benchmarking/loadgen.py",

@@ -1,4 +1,4 @@
-"""Where models come from: TensorFlow Lite files and calls to a builder; and how a model's graph is drawn.
+"""Where models come from: TensorFlow Lite and ONNX files, and calls to a builder; and how a model's graph is drawn.
 
 Knows what an operation's contract is, and no rule that takes a whole model: that is ``aionn.validation``'s.
 """
@@ -7,16 +7,20 @@ from __future__ import annotations
 
 from aionn.models.builder import ExtensionCode, GraphBuilder, Value
 from aionn.models.dot import graph_text, write_graph
+from aionn.models.onnx import OnnxArgument, OnnxModel, load_onnx
 from aionn.models.tflite import TfliteArgument, TfliteModel, TfliteSignature, load_tflite
 
 __all__ = [
     "ExtensionCode",
     "GraphBuilder",
+    "OnnxArgument",
+    "OnnxModel",
     "TfliteArgument",
     "TfliteModel",
     "TfliteSignature",
     "Value",
     "graph_text",
+    "load_onnx",
     "load_tflite",
     "write_graph",
 ]

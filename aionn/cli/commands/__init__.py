@@ -65,6 +65,11 @@ Show a model's inputs, outputs, operations, operands, sizes, least feature level
     "aionn.cli.commands.env:env": """
 List the environment variables and their present values; fails if a value is invalid.
 """,
+    "aionn.cli.commands.doctor:doctor": """
+Report the properties of this machine that are against deadlines, with a remedy for each.
+
+Exit code 1 means that deadlines of the given length cannot be expected on this machine.
+""",
     "aionn.cli.commands.trace:trace": """
 Summarise a trace file that AIONN_TRACE or aionn.open(trace=...) wrote.
 """,

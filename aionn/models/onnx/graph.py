@@ -1,0 +1,352 @@
+"""The graph of an ONNX file, resolved: every node with its version, functions inlined, nodes in an order in which they can run.
+
+Owns names, operator sets and functions, but not the meaning of operators.
+
+Invariants:
+1. Every name is written once, by an input, a constant or a node, and read only after that.
+2. A node's ``version`` is that of its domain's operator set in the model, or in the function that the node comes from.
+3. Functions that call themselves, or expand to more than ``NODES_MAX`` nodes, are rejected.
+
+Source: "Graphs", "Functions" and "Operator Sets" of the ONNX IR specification.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from aionn.errors import InvalidModel
+from aionn.hal import FusedActivation
+from aionn.models.onnx.schema import (
+    Attribute,
+    AttributeType,
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    OpsetImport,
+    SparseTensorProto,
+    TensorProto,
+    ValueInfo,
+)
+
+__all__ = ["Graph", "Node", "in_order", "inner_nodes", "names_within", "resolve"]
+
+NODES_MAX = 200_000
+"""Nodes of a graph with its functions inlined. The largest exported language models have some ten thousand."""
+
+CALLS_MAX = 64
+"""Largest depth of calls between functions. Exporters nest them as deep as modules, about ten."""
+
+OPSETS = range(1, 29)
+"""Versions of the main operator set that the conversions were written for."""
+
+
+class Node(msgspec.Struct, eq=False):
+    """A node.
+
+    Attributes:
+        op_type: The operator's name.
+        domain: Its domain, empty for ONNX's own.
+        version: The version of the domain's operator set.
+        inputs: Names; an empty one means an omitted input.
+        outputs: Names; an empty one means an omitted output.
+        attributes: The attributes by name.
+        where: The name of the node in errors.
+        activation: The activation that is applied to its first output.
+    """
+
+    op_type: str
+    domain: str
+    version: int
+    inputs: list[str]
+    outputs: list[str]
+    attributes: dict[str, Attribute]
+    where: str
+    activation: FusedActivation = FusedActivation.NONE
+
+    @property
+    def label(self) -> str:
+        """The operator's name with its domain."""
+        return f"{self.domain}.{self.op_type}" if self.domain else self.op_type
+
+
+class Graph(msgspec.Struct, eq=False):
+    """A resolved graph.
+
+    Attributes:
+        inputs: The inputs that a caller supplies; constants that the file lists as inputs are excluded.
+        outputs: The outputs that a caller receives.
+        nodes: The nodes in an order in which they can run.
+        constants: The constants by name.
+        opsets: The version by domain.
+    """
+
+    inputs: tuple[ValueInfo, ...]
+    outputs: tuple[ValueInfo, ...]
+    nodes: list[Node]
+    constants: dict[str, TensorProto | SparseTensorProto]
+    opsets: dict[str, int]
+
+
+def resolve(model: ModelProto) -> Graph:
+    """The graph of a file.
+
+    Raises:
+        InvalidModel: Names, versions or functions break the specification.
+    """
+    opsets = _opsets(model.opsets, "the model")
+    graph = model.graph
+    constants = _constants(graph)
+    inputs = tuple(info for info in graph.inputs if info.name not in constants)
+    functions: dict[tuple[str, str, str], FunctionProto] = {}
+    for function in model.functions:
+        key = (_domain(function.domain), function.name, function.overload)
+        if key in functions:
+            raise InvalidModel(
+                f"onnx, function {function.name!r}: expected every function once, got it again"
+            )
+        functions[key] = function
+    nodes = _Inliner(functions).run(graph.nodes, opsets)
+    known = [*constants, *(info.name for info in inputs)]
+    return Graph(inputs, graph.outputs, in_order(nodes, known, graph.outputs), constants, opsets)
+
+
+def inner_nodes(graph: GraphProto, node: Node, opsets: Mapping[str, int], outer: Sequence[str]) -> list[Node]:
+    """The nodes of a graph within a node, whose functions are inlined already, in order.
+
+    Args:
+        graph: The inner graph.
+        node: The node whose attribute the graph is.
+        opsets: The version by domain.
+        outer: The names that are defined outside the graph.
+    """
+    nodes = [_node(one, i, opsets, f"{node.where}, ") for i, one in enumerate(graph.nodes)]
+    own = [*_constants(graph), *(info.name for info in graph.inputs)]
+    return in_order(nodes, [*outer, *own], graph.outputs)
+
+
+def _domain(domain: str) -> str:
+    return "" if domain == "ai.onnx" else domain
+
+
+def _opsets(imports: Sequence[OpsetImport], what: str) -> dict[str, int]:
+    versions: dict[str, int] = {}
+    for one in imports:
+        domain = _domain(one.domain)
+        if versions.setdefault(domain, one.version) != one.version:
+            raise InvalidModel(f"onnx, {what}: expected one version of operator set {domain!r}, got two")
+    version = versions.get("")
+    if version is not None and version not in OPSETS:
+        newer = "; the model is newer than this reader" if version > OPSETS[-1] else ""
+        raise InvalidModel(
+            f"onnx, {what}: expected operator set {OPSETS[0]} to {OPSETS[-1]} of ai.onnx, got {version}{newer}"
+        )
+    return versions
+
+
+def _constants(graph: GraphProto) -> dict[str, TensorProto | SparseTensorProto]:
+    constants: dict[str, TensorProto | SparseTensorProto] = {}
+    named: list[tuple[str, TensorProto | SparseTensorProto]] = [(t.name, t) for t in graph.initializers]
+    named += [(sparse.values.name, sparse) for sparse in graph.sparse_initializers]
+    for name, proto in named:
+        if not name or name in constants:
+            raise InvalidModel(f"onnx, constants: expected every name once, got {name!r} again")
+        constants[name] = proto
+    return constants
+
+
+def _node(proto: NodeProto, index: int, opsets: Mapping[str, int], where: str = "") -> Node:
+    domain = _domain(proto.domain)
+    attributes = {one.name: one for one in proto.attributes}
+    name = f" {proto.name!r}" if proto.name else ""
+    label = f"{where}node {index}{name} {proto.op_type}"
+    if len(attributes) != len(proto.attributes):
+        raise InvalidModel(f"onnx, {label}: expected every attribute once")
+    return Node(
+        proto.op_type,
+        domain,
+        opsets.get(domain, 0),
+        list(proto.inputs),
+        list(proto.outputs),
+        attributes,
+        label,
+    )
+
+
+class _Inliner:
+    """Replaces calls of the file's own functions by their nodes."""
+
+    def __init__(self, functions: Mapping[tuple[str, str, str], FunctionProto]) -> None:
+        self._functions = functions
+        self._opsets = {key: _opsets(f.opsets, f"function {f.name!r}") for key, f in functions.items()}
+        self._count = 0
+
+    def run(self, protos: Sequence[NodeProto], opsets: Mapping[str, int]) -> list[Node]:
+        nodes: list[Node] = []
+        for index, proto in enumerate(protos):
+            self._add(nodes, proto, _node(proto, index, opsets), 0)
+        return nodes
+
+    def _add(self, nodes: list[Node], proto: NodeProto, node: Node, depth: int) -> None:
+        self._count += 1
+        if self._count > NODES_MAX:
+            raise InvalidModel(f"onnx: expected at most {NODES_MAX} nodes with functions inlined, got more")
+        key = (node.domain, node.op_type, proto.overload)
+        function = self._functions.get(key)
+        if function is None:
+            nodes.append(node)
+            return
+        if depth >= CALLS_MAX:
+            raise InvalidModel(
+                f"onnx, {node.where}: expected functions that nest at most {CALLS_MAX} deep, got deeper ones"
+            )
+        if len(node.inputs) > len(function.inputs) or len(node.outputs) > len(function.outputs):
+            raise InvalidModel(
+                f"onnx, {node.where}: expected at most {len(function.inputs)} inputs and {len(function.outputs)} outputs, "
+                f"got {len(node.inputs)} and {len(node.outputs)}"
+            )
+        names = {"": ""}
+        names.update(dict.fromkeys(function.inputs, ""))
+        names.update(zip(function.inputs, node.inputs))
+        prefix = f"{self._count}:{function.name}/"
+        # The function also writes an output that the call omits, under an unused name.
+        names.update({inner: outer for inner, outer in zip(function.outputs, node.outputs) if outer})
+        given = {one.name: one for one in function.defaults} | node.attributes
+        for index, inner in enumerate(function.nodes):
+            renamed = _Renaming(names, prefix, given).node(inner)
+            self._add(nodes, renamed, _node(renamed, index, self._opsets[key], f"{node.where}, "), depth + 1)
+
+
+class _Renaming:
+    """Gives a function's nodes the names and attributes of one call."""
+
+    def __init__(self, names: Mapping[str, str], prefix: str, given: Mapping[str, Attribute]) -> None:
+        self._names = names
+        self._prefix = prefix
+        self._given = given
+
+    def _name(self, name: str) -> str:
+        return self._names.get(name, self._prefix + name)
+
+    def node(self, proto: NodeProto) -> NodeProto:
+        attributes = []
+        for one in proto.attributes:
+            if one.reference:
+                # If the call omits the attribute, the node omits it as well.
+                if one.reference in self._given:
+                    attributes.append(msgspec.structs.replace(self._given[one.reference], name=one.name))
+            elif one.type == AttributeType.GRAPH:
+                attributes.append(msgspec.structs.replace(one, value=self._graph(one.value)))
+            elif one.type == AttributeType.GRAPHS:
+                attributes.append(msgspec.structs.replace(one, value=tuple(map(self._graph, one.value))))
+            else:
+                attributes.append(one)
+        return msgspec.structs.replace(
+            proto,
+            inputs=tuple(map(self._name, proto.inputs)),
+            outputs=tuple(map(self._name, proto.outputs)),
+            attributes=tuple(attributes),
+        )
+
+    def _graph(self, graph: GraphProto | None) -> GraphProto:
+        def infos(values: tuple[ValueInfo, ...]) -> tuple[ValueInfo, ...]:
+            return tuple(msgspec.structs.replace(info, name=self._name(info.name)) for info in values)
+
+        graph = graph or GraphProto()
+        return GraphProto(
+            tuple(map(self.node, graph.nodes)),
+            infos(graph.inputs),
+            infos(graph.outputs),
+            tuple(msgspec.structs.replace(t, name=self._name(t.name)) for t in graph.initializers),
+            tuple(
+                msgspec.structs.replace(
+                    s, values=msgspec.structs.replace(s.values, name=self._name(s.values.name))
+                )
+                for s in graph.sparse_initializers
+            ),
+            (),
+            graph.name,
+        )
+
+
+def names_within(node: Node) -> Iterator[str]:
+    """The names that graphs within a node read: all values from outside that they may use."""
+    pending = list(node.attributes.values())
+    while pending:
+        one = pending.pop()
+        graphs = (
+            one.value
+            if one.type == AttributeType.GRAPHS
+            else (one.value,)
+            if one.type == AttributeType.GRAPH
+            else ()
+        )
+        for graph in graphs:
+            if graph is None:
+                continue
+            yield from (info.name for info in graph.outputs)
+            for inner in graph.nodes:
+                yield from inner.inputs
+                pending += inner.attributes
+
+
+def _reads(node: Node) -> set[str]:
+    return {name for name in (*node.inputs, *names_within(node)) if name}
+
+
+def in_order(nodes: Sequence[Node], known: Sequence[str], outputs: Sequence[ValueInfo]) -> list[Node]:
+    """The nodes that the outputs need, sorted; nodes that are in order already stay in order.
+
+    Raises:
+        InvalidModel: A name is written twice, or read and never written, or nodes depend on each other in a cycle.
+    """
+    writer: dict[str, int] = {}
+    for name in known:
+        writer[name] = -1
+    for index, node in enumerate(nodes):
+        for name in filter(None, node.outputs):
+            if name in writer:
+                raise InvalidModel(
+                    f"onnx, {node.where}: expected every name to be written once, got {name!r} again"
+                )
+            writer[name] = index
+    for info in outputs:
+        if info.name not in writer:
+            raise InvalidModel(f"onnx, output {info.name!r}: expected a name that is written, got none")
+    sources: dict[int, set[int]] = {}
+    pending = [writer[info.name] for info in outputs]
+    while pending:
+        index = pending.pop()
+        if index < 0 or index in sources:
+            continue
+        node = nodes[index]
+        for name in node.inputs:
+            if name and name not in writer:
+                raise InvalidModel(f"onnx, {node.where}: expected inputs that are written, got {name!r}")
+        sources[index] = {writer[name] for name in _reads(node) if writer.get(name, -1) >= 0}
+        pending += sources[index]
+    return [nodes[index] for index in _sorted(sources, nodes)]
+
+
+def _sorted(sources: dict[int, set[int]], nodes: Sequence[Node]) -> list[int]:
+    followers: dict[int, list[int]] = {}
+    for index, needed in sources.items():
+        for source in needed:
+            followers.setdefault(source, []).append(index)
+    ready = [index for index, needed in sources.items() if not needed]
+    heapq.heapify(ready)
+    order: list[int] = []
+    while ready:
+        index = heapq.heappop(ready)
+        order.append(index)
+        for follower in followers.get(index, ()):
+            sources[follower].discard(index)
+            if not sources[follower]:
+                heapq.heappush(ready, follower)
+    if len(order) != len(sources):
+        stuck = nodes[min(set(sources) - set(order))]
+        raise InvalidModel(f"onnx, {stuck.where}: expected nodes without a cycle of dependencies, got one")
+    return order

@@ -1,0 +1,404 @@
+"""Imports ONNX files: ``load_onnx`` makes a ``hal.Model`` of a file.
+
+Owns the order of the import and the description of the result: names, types, the origin of each operation. ``schema`` and
+``constants`` read the file, ``graph`` resolves names, ``writer`` writes operations, ``operators`` has the table of conversions.
+
+Invariants:
+1. A file either becomes a model whose operations keep their contracts, or is rejected with one ``InvalidModel``, for any bytes.
+2. If the HAL cannot express operators, that error lists all of them with their counts.
+3. The model holds its own copy of the constants; the file is not needed afterwards.
+4. Inputs and outputs have ONNX's order of axes.
+
+Source: the ONNX IR specification; the contracts in ``aionn.ops``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from aionn.errors import InvalidArgument, InvalidModel
+from aionn.hal import Model, Operand
+from aionn.models.onnx.constants import DTYPE_NAMES, ConstantReader, UnsupportedType
+from aionn.models.onnx.folding import fold
+from aionn.models.onnx.graph import Graph, Node, inner_nodes, resolve
+from aionn.models.onnx.operator import Operator
+from aionn.models.onnx.operators import CONVERSIONS
+from aionn.models.onnx.rewriting import fuse_activations, uses_of
+from aionn.models.onnx.schema import (
+    AttributeType,
+    DataType,
+    GraphProto,
+    SparseTensorProto,
+    ValueInfo,
+    read_model,
+)
+from aionn.models.onnx.tensors import Inexpressible, Tensor
+from aionn.models.onnx.writer import GraphWriter
+from aionn.platform.files import read_regular
+
+__all__ = ["OnnxArgument", "OnnxModel", "load_onnx"]
+
+FILE_BYTES_MAX = (1 << 31) - 1
+"""The largest protobuf message: its lengths are 31 bits; larger models keep their constants in other files."""
+
+EXTENT_MAX = (1 << 31) - 1
+"""The HAL's arguments hold extents as INT32 numbers."""
+
+DEPTH_MAX = 32
+"""Largest depth of nested branches, the same as the limit for nested graphs of a file."""
+
+
+class OnnxArgument(msgspec.Struct, frozen=True):
+    """An input or output of an imported model.
+
+    Attributes:
+        name: The value's name in the file.
+        operand: Its operand in ``model.main``: ``type``, ``dimensions``, ``scale`` and ``zero_point``.
+        dimensions: Its shape in the file with all extents known. The operand's shape differs for rank 0, which becomes [1], and
+            for more than four axes, of which the leading ones are merged.
+        dtype: numpy's name of the file's element type; an ``int64`` value is passed as TENSOR_INT32.
+    """
+
+    name: str
+    operand: Operand
+    dimensions: tuple[int, ...] = ()
+    dtype: str = ""
+
+
+class OnnxModel(msgspec.Struct, frozen=True):
+    """An imported file.
+
+    Attributes:
+        model: The model of HAL operations.
+        inputs: The inputs in the order of the arguments; constants that the file lists as inputs are excluded.
+        outputs: The outputs in the order of the results.
+        operation_names: A name per operation, such as ``CONV_2D of node 3 'conv1' Conv``.
+        opsets: The version by domain; the empty domain is ONNX's own.
+        unused_inputs: Names of inputs that no output depends on.
+    """
+
+    model: Model
+    inputs: tuple[OnnxArgument, ...]
+    outputs: tuple[OnnxArgument, ...]
+    operation_names: tuple[str, ...]
+    opsets: dict[str, int]
+    unused_inputs: tuple[str, ...] = ()
+
+
+def load_onnx(
+    source: str | os.PathLike[str] | bytes | bytearray | memoryview,
+    *,
+    dimensions: Mapping[str, int] | None = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    values: Mapping[str, Any] | None = None,
+    external_data: str | os.PathLike[str] | None = None,
+) -> OnnxModel:
+    """Imports a file.
+
+    Args:
+        source: Its path, or its bytes.
+        dimensions: Extents by the names that the file gives to open ones, such as ``{"batch": 1}``.
+        input_shapes: Shapes by the names of inputs, for open extents without a name.
+        values: Arrays by the names of inputs that become constants, such as shapes and switches; the model has no such inputs then.
+        external_data: The folder of other files with constants; None means the file's own folder, or no such files if ``source`` is
+            bytes.
+
+    Raises:
+        InvalidModel: The file is damaged, or has operators that the HAL cannot express; all of these are listed.
+        InvalidArgument: The path cannot be read, or names no regular file; an extent is open and not given, or does not fit.
+        ResourceExhausted: The file does not fit into memory.
+    """
+    folder = external_data
+    if isinstance(source, bytes | bytearray | memoryview):
+        where, data = "model", bytes(source)
+    else:
+        where, data = f"model {os.fsdecode(source)}", read_regular(source, "model", FILE_BYTES_MAX)
+        folder = folder or os.path.dirname(os.path.abspath(os.fsdecode(source)))
+    bound = _Bindings(dimensions or {}, input_shapes or {}, values or {})
+    try:
+        return _Import(resolve(read_model(data)), ConstantReader(folder), bound).run()
+    except InvalidModel as e:
+        raise InvalidModel(f"{where}: {e}") from e
+
+
+class _Bindings(msgspec.Struct):
+    """The extents and values that the caller gives for the inputs."""
+
+    dimensions: Mapping[str, int]
+    input_shapes: Mapping[str, Sequence[int]]
+    values: Mapping[str, Any]
+
+    def check_names(self, graph: Graph) -> None:
+        """Checks that the file has every given name."""
+        names = {info.name for info in graph.inputs}
+        open_ = {extent for info in graph.inputs for extent in info.shape or () if isinstance(extent, str)}
+        for what, given, known in (
+            ("dimensions", self.dimensions, open_),
+            ("input_shapes", self.input_shapes, names),
+            ("values", self.values, names),
+        ):
+            unknown = sorted(set(given) - known)
+            if unknown:
+                raise InvalidArgument(
+                    f"load_onnx, {what}: expected names among {sorted(known)}, got {unknown}"
+                )
+
+    def shape(self, info: ValueInfo) -> tuple[int, ...]:
+        """The shape of an input with all extents known."""
+        given = self.input_shapes.get(info.name)
+        if info.shape is None:
+            if given is None:
+                raise InvalidArgument(
+                    f"load_onnx, input {info.name!r}: its shape is open; give it in input_shapes"
+                )
+            return _extents(info.name, given)
+        if given is not None and len(given) != len(info.shape):
+            raise InvalidArgument(
+                f"load_onnx, shape of input {info.name!r}: expected {len(info.shape)} extents, got {len(given)}"
+            )
+        extents = []
+        for axis, extent in enumerate(info.shape):
+            stated = given[axis] if given is not None else None
+            if isinstance(extent, str):
+                extent = self.dimensions.get(extent, stated if stated is not None else extent)
+            if extent is None:
+                extent = stated
+            if extent is None or isinstance(extent, str):
+                how = f"dimensions={{{extent!r}: ...}}" if extent else f"input_shapes={{{info.name!r}: ...}}"
+                raise InvalidArgument(
+                    f"load_onnx, input {info.name!r}: extent {axis} is open; give it as {how}"
+                )
+            if stated not in (None, extent):
+                raise InvalidArgument(
+                    f"load_onnx, shape of input {info.name!r}: expected {extent} on axis {axis}, got {stated}"
+                )
+            extents.append(extent)
+        return _extents(info.name, extents)
+
+
+def _extents(name: str, extents: Sequence[int]) -> tuple[int, ...]:
+    shape = tuple(int(extent) for extent in extents)
+    if any(not 0 <= extent <= EXTENT_MAX for extent in shape):
+        raise InvalidArgument(
+            f"load_onnx, shape of input {name!r}: expected extents up to {EXTENT_MAX}, got {list(shape)}"
+        )
+    return shape
+
+
+def _dtype(info: ValueInfo) -> str:
+    if info.kind != "tensor":
+        raise Inexpressible(f"a {info.kind}")
+    known = info.data_type in DataType.__members__.values()
+    name = DTYPE_NAMES.get(DataType(info.data_type)) if known else None
+    if name is None:
+        raise Inexpressible(f"values of type {DataType(info.data_type).name if known else info.data_type}")
+    return name
+
+
+class _Missing(Exception):
+    """A value is missing, since the operator that writes it cannot be expressed."""
+
+
+class _Import:
+    """One import: values by name, and the operators that cannot be expressed."""
+
+    def __init__(self, graph: Graph, reader: ConstantReader, bound: _Bindings) -> None:
+        self._graph = graph
+        self._reader = reader
+        self._bound = bound
+        self._g = GraphWriter()
+        self._values: dict[str, Tensor | None] = {}
+        self._failures: dict[str, tuple[int, str]] = {}
+        self._uses: Counter[str] = Counter()
+
+    def run(self) -> OnnxModel:
+        graph = self._graph
+        self._bound.check_names(graph)
+        inputs = self._inputs()
+        fuse_activations(graph, self._constant)
+        self._uses = uses_of(graph)
+        for node in graph.nodes:
+            self._node(node, 0)
+        outputs = []
+        for info in graph.outputs:
+            try:
+                outputs.append(self._value(info.name))
+            except _Missing:
+                continue
+            except Inexpressible as e:
+                self._fail("output", e)
+        if self._failures:
+            raise InvalidModel(self._complaint())
+        if not outputs:
+            raise InvalidModel("onnx: expected a graph with outputs, got none")
+        try:
+            model, names = self._g.finish(outputs)
+        except Inexpressible as e:
+            raise InvalidModel(f"onnx, outputs: the HAL cannot express {e}") from e
+        if not model.main.operations:
+            raise InvalidModel("onnx: expected a graph with operations, got one that computes nothing")
+        return OnnxModel(
+            model,
+            tuple(
+                OnnxArgument(n, o, t.shape, t.dtype)
+                for (n, t), o in zip(inputs, model.main.inputs, strict=True)
+            ),
+            tuple(
+                OnnxArgument(i.name, o, t.shape, t.dtype)
+                for i, o, t in zip(graph.outputs, model.main.outputs, outputs, strict=True)
+            ),
+            names,
+            graph.opsets,
+            tuple(name for name, _ in inputs if not self._uses[name]),
+        )
+
+    def _inputs(self) -> list[tuple[str, Tensor]]:
+        inputs = []
+        for info in self._graph.inputs:
+            self._g.source = f"input {info.name!r}"
+            try:
+                dtype = _dtype(info)
+                if info.name in self._bound.values:
+                    array = np.asarray(self._bound.values[info.name])
+                    shape = info.shape
+                    fits = shape is None or (
+                        len(shape) == array.ndim
+                        and all(
+                            not isinstance(e, int) or e == s for e, s in zip(shape, array.shape, strict=True)
+                        )
+                    )
+                    if not fits or array.dtype.name != dtype:
+                        raise InvalidArgument(
+                            f"load_onnx, value of input {info.name!r}: expected {dtype} {shape}, got {array.dtype} {array.shape}"
+                        )
+                    self._values[info.name] = self._g.constant(array)
+                    continue
+                tensor = self._g.input(dtype, self._bound.shape(info))
+            except Inexpressible as e:
+                self._fail("input", e)
+                self._values[info.name] = None
+                continue
+            self._values[info.name] = tensor
+            inputs.append((info.name, tensor))
+        return inputs
+
+    # Values
+
+    def _constant(self, name: str) -> Any:
+        """The array of a constant of the file or of an input with a given value, else None."""
+        if name in self._graph.constants or name in self._bound.values:
+            try:
+                tensor = self._value(name)
+            except (_Missing, Inexpressible):
+                return None
+            return tensor.array
+        return None
+
+    def _value(self, name: str) -> Tensor:
+        if name not in self._values:
+            proto = self._graph.constants.get(name)
+            if proto is None:
+                raise _Missing(name)
+            try:
+                array = (
+                    self._reader.sparse(proto)
+                    if isinstance(proto, SparseTensorProto)
+                    else self._reader.array(proto)
+                )
+            except UnsupportedType as e:
+                raise Inexpressible(f"a constant of type {e}") from e
+            self._values[name] = self._g.constant(array)
+        tensor = self._values[name]
+        if tensor is None:
+            raise _Missing(name)
+        return tensor
+
+    # Nodes
+
+    def _node(self, node: Node, depth: int) -> None:
+        self._g.source = node.where
+        try:
+            inputs = [self._value(name) if name else None for name in node.inputs]
+            results = self._converted(node, inputs, depth)
+        except (Inexpressible, _Missing, UnsupportedType) as e:
+            if not isinstance(e, _Missing):
+                self._fail(node.label, e)
+            for name in filter(None, node.outputs):
+                self._values.setdefault(name, None)
+            return
+        except (ArithmeticError, LookupError, TypeError, ValueError, AssertionError) as e:
+            # The checks should find every fault of a file; a fault that they miss is reported as the file's as well.
+            if isinstance(e, InvalidArgument):
+                raise
+            raise InvalidModel(f"onnx, {node.where}: unforeseen contents: {e!r}") from e
+        if len(results) < len(node.outputs) and any(node.outputs[len(results) :]):
+            self._fail(node.label, Inexpressible("an output beyond the first"))
+        for position, name in enumerate(node.outputs):
+            if name:
+                self._values[name] = results[position] if position < len(results) else None
+
+    def _converted(self, node: Node, inputs: list[Tensor | None], depth: int) -> Sequence[Tensor]:
+        if node.op_type == "If" and not node.domain:
+            return self._branch(node, inputs, depth)
+        is_sole = bool(node.inputs) and depth == 0 and self._uses[node.inputs[0]] == 1
+        op = Operator(node, inputs, self._reader, is_sole_reader=is_sole)
+        folded = fold(self._g, op)
+        if folded is not None:
+            op.check_attributes()
+            return [self._g.constant(folded)]
+        conversion = CONVERSIONS.get(node.op_type) if not node.domain else None
+        if conversion is None:
+            raise Inexpressible("no conversion")
+        results = conversion.convert(self._g, op)
+        op.check_attributes()
+        return [results] if isinstance(results, Tensor) else results
+
+    def _branch(self, node: Node, inputs: list[Tensor | None], depth: int) -> list[Tensor]:
+        """The outputs of the branch of an If whose condition is a constant."""
+        op = Operator(node, inputs, self._reader)
+        condition = op.array(0, "the condition")
+        if condition.size != 1 or depth >= DEPTH_MAX:
+            op.refuse("condition", "one truth value", condition.size)
+        graphs = [op.raw(name, AttributeType.GRAPH) for name in ("then_branch", "else_branch")]
+        if not all(isinstance(graph, GraphProto) for graph in graphs):
+            op.refuse("branches", "two graphs", "none")
+        graph: GraphProto = graphs[0] if condition.reshape(-1)[0] else graphs[1]
+        if graph.inputs or len(graph.outputs) < len(node.outputs):
+            op.refuse(
+                "branch",
+                f"no inputs and {len(node.outputs)} outputs",
+                f"{len(graph.inputs)}, {len(graph.outputs)}",
+            )
+        # The names of a branch are local, so the names from outside are restored afterwards.
+        around = dict(self._values)
+        known = [*self._values, *self._graph.constants]
+        constants = self._graph.constants
+        try:
+            self._graph.constants = dict(constants)
+            for proto in graph.initializers:
+                self._graph.constants[proto.name] = proto
+                self._values.pop(proto.name, None)
+            own = {p.name for p in graph.initializers}
+            for inner in inner_nodes(
+                graph, node, self._graph.opsets, [n for n in dict.fromkeys(known) if n not in own]
+            ):
+                self._node(inner, depth + 1)
+            return [self._value(info.name) for info in graph.outputs]
+        finally:
+            self._graph.constants = constants
+            self._values = around
+
+    def _fail(self, name: str, reason: Exception) -> None:
+        count, first = self._failures.get(name, (0, str(reason)))
+        self._failures[name] = count + 1, first
+
+    def _complaint(self) -> str:
+        count = sum(count for count, _ in self._failures.values())
+        listed = "; ".join(f"{n} x {name}: {why}" for name, (n, why) in self._failures.items())
+        return f"onnx: expected operators that the HAL can express, got {count} that it cannot: {listed}"

@@ -1,0 +1,198 @@
+"""One application of an operator, as the argument of its conversion: values, attributes, and errors.
+
+Owns the access to attributes and the list of those that the conversion has not read: an attribute that a conversion does not know
+may change the meaning of the operator.
+
+Source: "Attributes" of the ONNX IR specification.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import msgspec
+
+from aionn.errors import InvalidModel
+from aionn.hal import FusedActivation
+from aionn.models.onnx.constants import ConstantReader
+from aionn.models.onnx.graph import Node
+from aionn.models.onnx.schema import Attribute, AttributeType, SparseTensorProto
+from aionn.models.onnx.tensors import Array, Inexpressible, Tensor
+from aionn.models.onnx.writer import GraphWriter
+
+__all__ = ["Convert", "Operator"]
+
+
+class Operator:
+    """An application of an operator.
+
+    Attributes:
+        node: The node of the graph.
+        inputs: Values; None means an omitted input.
+        version: The version of its operator set.
+        activation: The activation that is applied to its first output.
+        is_sole_reader: Whether no other node reads its first input.
+    """
+
+    __slots__ = ("_asked", "_reader", "activation", "inputs", "is_sole_reader", "node", "version")
+
+    def __init__(
+        self,
+        node: Node,
+        inputs: Sequence[Tensor | None],
+        reader: ConstantReader,
+        *,
+        is_sole_reader: bool = False,
+    ) -> None:
+        self.node = node
+        self.inputs = tuple(inputs)
+        self.version = node.version
+        self.activation: FusedActivation = node.activation
+        self.is_sole_reader = is_sole_reader
+        self._reader = reader
+        self._asked: set[str] = set()
+
+    def derived(self, op_type: str, inputs: Sequence[Tensor | None], **attributes: int) -> Operator:
+        """An operator of another type at the place of this one; it has the attributes of this one, and the given attributes."""
+        given = {name: Attribute(name, AttributeType.INT, value) for name, value in attributes.items()}
+        node = msgspec.structs.replace(
+            self.node, op_type=op_type, attributes=self.node.attributes | given, outputs=self.node.outputs[:1]
+        )
+        self._asked.update(self.node.attributes)
+        return Operator(node, inputs, self._reader)
+
+    @property
+    def type(self) -> str:
+        return self.node.op_type
+
+    def refuse(self, what: str, expected: object, got: object) -> NoReturn:
+        """Rejects the file: its use of the operator breaks the specification."""
+        raise InvalidModel(f"onnx, {self.node.where}, {what}: expected {expected}, got {got}")
+
+    def has(self, position: int) -> bool:
+        """Whether an input is given."""
+        return position < len(self.inputs) and self.inputs[position] is not None
+
+    def input(self, position: int) -> Tensor:
+        """A required input."""
+        tensor = self.inputs[position] if position < len(self.inputs) else None
+        if tensor is None:
+            self.refuse(f"input {position}", "a value", "none")
+        return tensor
+
+    def wants(self, position: int) -> bool:
+        """Whether the node has an output at this position."""
+        return position < len(self.node.outputs) and bool(self.node.outputs[position])
+
+    def given(self) -> list[Tensor]:
+        """All inputs, all of which are required."""
+        return [self.input(position) for position in range(len(self.inputs))]
+
+    def array(self, position: int, what: str) -> Array:
+        """The array of an input that must be constant.
+
+        Raises:
+            Inexpressible: It is not.
+        """
+        array = self.input(position).array
+        if array is None:
+            raise Inexpressible(f"{what} (input {position}) must be a constant")
+        return array
+
+    def numbers(self, position: int, what: str) -> list[int]:
+        """The whole numbers of a constant input, in row-major order."""
+        array = self.array(position, what)
+        if array.dtype.kind not in "iu":
+            self.refuse(f"input {position} ({what})", "whole numbers", array.dtype)
+        return [int(number) for number in array.reshape(-1)]
+
+    def _attribute(self, name: str, kind: AttributeType) -> Attribute | None:
+        self._asked.add(name)
+        found = self.node.attributes.get(name)
+        if found is not None and found.type != kind:
+            self.refuse(f"attribute {name!r}", kind.name, AttributeType(found.type).name)
+        return found
+
+    def has_attribute(self, name: str) -> bool:
+        """Whether an attribute is given."""
+        return name in self.node.attributes
+
+    def ignore(self, *names: str) -> None:
+        """Marks attributes that do not change the written operations."""
+        self._asked.update(names)
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """A whole number; without a default the attribute is required."""
+        found = self._attribute(name, AttributeType.INT)
+        if found is None:
+            if default is None:
+                self.refuse(f"attribute {name!r}", "a whole number", "none")
+            return default
+        return int(found.value)
+
+    def real(self, name: str, default: float) -> float:
+        """A real number."""
+        found = self._attribute(name, AttributeType.FLOAT)
+        return default if found is None else float(found.value)
+
+    def text(self, name: str, default: str) -> str:
+        """A text."""
+        found = self._attribute(name, AttributeType.STRING)
+        return default if found is None else bytes(found.value).decode("utf-8", "replace")
+
+    def integers(self, name: str) -> list[int] | None:
+        """Whole numbers, None where they are not given."""
+        found = self._attribute(name, AttributeType.INTS)
+        return None if found is None else [int(number) for number in found.value]
+
+    def reals(self, name: str) -> list[float] | None:
+        """Real numbers, None where they are not given."""
+        found = self._attribute(name, AttributeType.FLOATS)
+        return None if found is None else [float(number) for number in found.value]
+
+    def texts(self, name: str) -> list[str] | None:
+        """Texts, None where they are not given."""
+        found = self._attribute(name, AttributeType.STRINGS)
+        return None if found is None else [bytes(text).decode("utf-8", "replace") for text in found.value]
+
+    def tensor(self, name: str) -> Array | None:
+        """The array of a constant, None where it is not given."""
+        found = self._attribute(name, AttributeType.TENSOR)
+        return None if found is None else self._reader.array(found.value)
+
+    def sparse(self, value: SparseTensorProto) -> Array:
+        """The array of a sparse attribute, with its zeros."""
+        return self._reader.sparse(value)
+
+    def raw(self, name: str, kind: AttributeType) -> Any:
+        """The value of an attribute of a kind that has no method of its own; None where it is not given."""
+        found = self._attribute(name, kind)
+        return None if found is None else found.value
+
+    def axis(self, value: int, rank: int, what: str = "axis") -> int:
+        """The axis from 0 to ``rank`` - 1 for a number that may count from the end."""
+        if not -rank <= value < rank:
+            self.refuse(what, f"an axis from {-rank} to {rank - 1}", value)
+        return value % rank
+
+    def axes(self, values: Sequence[int], rank: int) -> list[int]:
+        """The same as ``axis`` for several axes, which must differ."""
+        axes = [self.axis(value, rank, "axes") for value in values]
+        if len(set(axes)) != len(axes):
+            self.refuse("axes", "every axis once", list(values))
+        return axes
+
+    def check_attributes(self) -> None:
+        """Checks that the conversion has read every attribute.
+
+        Raises:
+            Inexpressible: The conversion does not know an attribute.
+        """
+        unknown = sorted(set(self.node.attributes) - self._asked)
+        if unknown:
+            raise Inexpressible(f"attribute {', '.join(unknown)}")
+
+
+Convert = Callable[[GraphWriter, Operator], Tensor | Sequence[Tensor]]
+"""Writes the operations of an operator and returns its outputs."""

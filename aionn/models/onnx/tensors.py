@@ -1,0 +1,140 @@
+"""Values of an ONNX graph during its conversion to a model of the HAL.
+
+Owns the description of a value: its ONNX type and shape, its array if it is a constant, the bounds of whole numbers, and its
+forms. A form is a HAL value that holds the elements with the axes in a certain order.
+
+Invariants:
+1. ``shape`` and ``array`` have ONNX's order of axes; only forms have other orders.
+2. A form's value has the shape that ``stored_shape`` returns; its elements are in row-major order of the ordered axes.
+3. Whole numbers of 64 bits are held in 32 bits, and only if ``limits`` prove that they fit.
+
+Source: "Operand" of the NN HAL; the element types of ONNX.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aionn.hal import FusedActivation, OperandType
+from aionn.models.builder import Value
+
+__all__ = [
+    "INT32",
+    "OPERAND_TYPES",
+    "RANK_MAX",
+    "Array",
+    "Inexpressible",
+    "Order",
+    "Shape",
+    "Tensor",
+    "ordered",
+    "stored_shape",
+]
+
+Array = npt.NDArray[Any]
+Shape = tuple[int, ...]
+Order = tuple[int, ...]
+
+RANK_MAX = 4
+"""Most axes that the HAL's operations take."""
+
+INT32 = (-(2**31), 2**31 - 1)
+"""The least and the largest number of TENSOR_INT32."""
+
+OPERAND_TYPES = {
+    "float32": OperandType.TENSOR_FLOAT32,
+    "float16": OperandType.TENSOR_FLOAT16,
+    "int32": OperandType.TENSOR_INT32,
+    "int64": OperandType.TENSOR_INT32,
+    "bool": OperandType.TENSOR_BOOL8,
+    "uint8": OperandType.TENSOR_QUANT8_ASYMM,
+    "int8": OperandType.TENSOR_QUANT8_ASYMM_SIGNED,
+}
+"""The HAL's type by the name of ONNX's. Plain numbers of 8 bits have scale 1 and zero point 0."""
+
+
+class Inexpressible(Exception):
+    """The HAL's operations cannot express an operator; the text gives the reason without the operator's name."""
+
+
+def stored_shape(shape: Sequence[int]) -> Shape:
+    """The shape of a HAL value: [1] for rank 0, and the leading axes merged where there are more than ``RANK_MAX``."""
+    if not shape:
+        return (1,)
+    if len(shape) <= RANK_MAX:
+        return tuple(shape)
+    cut = len(shape) - RANK_MAX + 1
+    return (math.prod(shape[:cut]), *shape[cut:])
+
+
+def ordered(shape: Sequence[int], order: Order) -> Shape:
+    """A shape with its axes in an order: axis ``i`` of the result is axis ``order[i]``."""
+    return tuple(shape[axis] for axis in order)
+
+
+class Tensor:
+    """A value.
+
+    Attributes:
+        dtype: ONNX's element type by numpy's name.
+        shape: ONNX's shape.
+        array: The value of a constant, of that type and shape; None if the value is known only during an execution. It is never
+            changed.
+        order: The order of the axes in the first form: axis ``i`` of the form is axis ``order[i]``.
+        forms: HAL values by the order of their axes.
+        limits: Least and largest possible number, for whole numbers.
+        rescaled: Writes the operator of this value again, with a factor and an offset for each channel and an activation; None if
+            the operator has no constants that could contain them. The first value is then not part of the model, unless it is read
+            elsewhere.
+    """
+
+    __slots__ = ("array", "dtype", "forms", "limits", "order", "rescaled", "shape")
+
+    def __init__(
+        self,
+        dtype: str,
+        shape: Shape,
+        *,
+        array: Array | None = None,
+        order: Order | None = None,
+        limits: tuple[int, int] | None = None,
+    ) -> None:
+        self.dtype = dtype
+        self.shape = shape
+        self.array = array
+        self.order: Order = tuple(range(len(shape))) if order is None else order
+        self.forms: dict[Order, Value] = {}
+        self.rescaled: Callable[[Array, Array, FusedActivation], Tensor] | None = None
+        self.limits = INT32 if limits is None else limits
+        if array is not None and limits is None and array.dtype.kind in "iu":
+            self.limits = (int(array.min()), int(array.max())) if array.size else (0, 0)
+
+    def __repr__(self) -> str:
+        constant = "" if self.array is None else " constant"
+        return f"<Tensor {self.dtype} {list(self.shape)} {list(self.order)}{constant}>"
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype in ("float32", "float16")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the axes of the first form are in ONNX's order."""
+        return self.order == tuple(range(len(self.shape)))
+
+    @property
+    def numpy_type(self) -> np.dtype[Any]:
+        return np.dtype(self.dtype)

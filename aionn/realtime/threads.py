@@ -1,0 +1,458 @@
+"""Scheduling of single threads: granted by class, listed in a table, and restored exactly.
+
+A thread is identified by its number in the kernel (``threading.get_native_id``), since the threads of an engine's pool are unknown
+to Python.
+
+Invariants:
+1. The state of a thread (policy, priority, nice value, timer slack) is read before it is changed, and ``give_back`` restores it.
+   The kernel makes one exception: without CAP_SYS_NICE a process may not clear SCHED_RESET_ON_FORK. The flag stays, and has no
+   effect on an ordinary thread whose nice value is not negative.
+2. No call fails because the machine does not permit it: the thread keeps its state, and the table has the reason.
+3. A thread runs under SCHED_RR only while the watchdog monitors it.
+
+Facts about the kernel: SCHED_RESET_ON_FORK applies to new threads as well as to new processes, so the threads of an engine's pool,
+which the first execution may start, must be granted one by one (see ``threads_here``). From Linux 6.13 on the timer slack of a
+real-time thread is 0 and cannot be set; for that reason it is restored after the policy.
+
+Source: sched(7), sched_setscheduler(2), prctl(2) for the timer slack, whose file in /proc needs no library call.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import os
+import threading
+from typing import Protocol
+
+import msgspec
+
+from aionn.realtime.permission import Permission, Way
+from aionn.realtime.priorities import SchedulingClass, nice_of
+from aionn.realtime.reading import read_text
+from aionn.realtime.realtimekit import Offer, make_realtime
+
+__all__ = ["Guard", "State", "ThreadRow", "Threads", "threads_here"]
+
+SLACK_NS = 1
+"""Timer slack of granted threads: the least, since 0 means the default of 50 microseconds."""
+
+ROWS_MAX = 4096
+"""Most threads in one table: more than an engine's pool has on the largest machine. It bounds calls in an erroneous loop."""
+
+POLICY_NAMES = {
+    os.SCHED_OTHER: "SCHED_OTHER",
+    os.SCHED_FIFO: "SCHED_FIFO",
+    os.SCHED_RR: "SCHED_RR",
+    os.SCHED_BATCH: "SCHED_BATCH",
+    os.SCHED_IDLE: "SCHED_IDLE",
+    6: "SCHED_DEADLINE",
+}
+REALTIME = (os.SCHED_FIFO, os.SCHED_RR)
+ORDINARY = os.sched_param(0)
+DEADLINE = 6
+"""SCHED_DEADLINE; Python 3.11 has no name for it."""
+
+
+class Guard(Protocol):
+    """The watchdog's interface: it monitors real-time threads."""
+
+    def watch(self, pid: int, tid: int, name: str) -> bool:
+        """Monitors a thread from now on; False means that it cannot."""
+
+    def forget(self, pid: int, tid: int) -> None:
+        """Stops monitoring a thread."""
+
+    def take_put_back(self) -> list[tuple[int, int, int]]:
+        """The threads put back since the last call: process, thread, and the nanoseconds that it ran without a pause."""
+
+
+class State(enum.StrEnum):
+    """The state of a thread in the table."""
+
+    REALTIME = "real time"
+    NICE = "nice"
+    ORDINARY = "ordinary"
+    REFUSED = "refused"
+    OWN = "its own"
+    PUT_BACK = "put back"
+    GONE = "gone"
+
+
+class ThreadRow(msgspec.Struct, frozen=True):
+    """A thread in the table.
+
+    Attributes:
+        tid: Its number in the kernel.
+        name: Its purpose, for people.
+        scheduling_class: The requested class.
+        state: Its state. ``ORDINARY``: the class is LOW. ``REFUSED``: the machine does not permit the class. ``OWN``: the thread
+            had a policy of its own that is at least as high, and keeps it. ``PUT_BACK``: it ran for too long and was made ordinary.
+        policy: Its current policy in the kernel.
+        priority: Its priority under SCHED_RR or SCHED_FIFO, otherwise 0.
+        nice: Its nice value.
+        slack_ns: Its timer slack; None if it cannot be read.
+        reason: The reason why it does not have the requested class; empty if it has.
+    """
+
+    tid: int
+    name: str
+    scheduling_class: SchedulingClass
+    state: State
+    policy: str
+    priority: int
+    nice: int
+    slack_ns: int | None
+    reason: str = ""
+
+
+class _Before(msgspec.Struct, frozen=True):
+    """The state of a thread in the kernel."""
+
+    policy: int
+    priority: int
+    nice: int
+    slack_ns: int | None
+    started: str
+
+
+class _Held(msgspec.Struct):
+    """A granted thread, with its state before."""
+
+    name: str
+    before: _Before
+    scheduling_class: SchedulingClass
+    state: State
+    reason: str
+    is_watched: bool = False
+
+
+class Threads:
+    """The threads of this process that were granted a class. May be used from any thread."""
+
+    def __init__(self, permission: Permission, guard: Guard | None, offer: Offer | None = None) -> None:
+        """Makes an empty table.
+
+        Args:
+            permission: The scheduling that this process may use.
+            guard: The watchdog; None means that no thread gets SCHED_RR.
+            offer: The limits of RealtimeKit; None if ``permission`` does not come from it.
+        """
+        self.permission = permission
+        self._guard = guard
+        self._offer = offer
+        self._held: dict[int, _Held] = {}
+        # A signal handler may call ``put_back_all`` while this thread holds the lock.
+        self._lock = threading.RLock()
+
+    def acquire(self, scheduling_class: SchedulingClass, name: str, tid: int | None = None) -> ThreadRow:
+        """Grants a thread the scheduling that this process may give to a class; the thread may have another class already.
+
+        Blocks for some hundred microseconds; with RealtimeKit for at most a second.
+
+        Args:
+            scheduling_class: The class of the thread's jobs.
+            name: The thread's purpose, for the table and the watchdog's messages.
+            tid: The thread; None means the calling thread. Setting the timer slack of another thread needs CAP_SYS_NICE.
+
+        Returns:
+            Its row of the table. If the machine does not permit the class, the row has the reason, and no exception is raised.
+        """
+        tid = threading.get_native_id() if tid is None else tid
+        with self._lock:
+            held = self._held.get(tid)
+            try:
+                if held is None or held.before.started != _started(tid):
+                    if held is None and len(self._held) >= ROWS_MAX:
+                        return self._row(
+                            tid,
+                            _Held(
+                                name,
+                                _read(tid),
+                                scheduling_class,
+                                State.REFUSED,
+                                f"the table holds {ROWS_MAX} threads",
+                            ),
+                        )
+                    held = self._held[tid] = _Held(name, _read(tid), scheduling_class, State.ORDINARY, "")
+                held.name, held.scheduling_class = name, scheduling_class
+                held.is_watched = (
+                    False  # So that ``_grant`` registers it again: another connection may have taken it over.
+                )
+                held.state, held.reason = self._grant(tid, held)
+                if scheduling_class is not SchedulingClass.LOW:
+                    _set_slack(tid, SLACK_NS)
+            except ProcessLookupError:
+                self._held.pop(tid, None)
+                before = _Before(os.SCHED_OTHER, 0, 0, None, "")
+                held = _Held(name, before, scheduling_class, State.GONE, "the thread has ended")
+            return self._row(tid, held)
+
+    def change(self, tid: int, scheduling_class: SchedulingClass) -> bool:
+        """Gives a granted thread another class: a system call of some microseconds, for use on the path of an execution.
+
+        With RealtimeKit a thread keeps the class of ``acquire``: each change would be a call to another process, which answers
+        only a few of them in a minute.
+
+        Returns:
+            Whether it has that class now. False also for a thread that was put back: it must be acquired again.
+        """
+        with self._lock:
+            held = self._held.get(tid)
+            if held is None or held.state is State.PUT_BACK:
+                return False
+            if held.scheduling_class is scheduling_class and not held.reason:
+                return True
+            if self._offer is not None:
+                return False
+            held.scheduling_class = scheduling_class
+            try:
+                held.state, held.reason = self._grant(tid, held)
+            except ProcessLookupError:
+                held.state, held.reason = State.GONE, "the thread has ended"
+            return not held.reason
+
+    def give_back(self, tid: int | None = None) -> str:
+        """Restores the state of a thread. Has no effect on a thread that was not granted a class or has ended.
+
+        Args:
+            tid: The thread; None means the calling thread.
+
+        Returns:
+            The parts that could not be restored; empty if all were.
+        """
+        tid = threading.get_native_id() if tid is None else tid
+        with self._lock:
+            held = self._held.pop(tid, None)
+            if held is None:
+                return ""
+            try:
+                left = _restore(tid, held.before)
+            except ProcessLookupError:
+                left = ""
+            # Only now, so that the watchdog monitors the thread for as long as it is a real-time thread.
+            if self._guard is not None:
+                self._guard.forget(os.getpid(), tid)
+            return left
+
+    def close(self) -> list[str]:
+        """Restores all threads.
+
+        Returns:
+            A line for each thread that could not be restored completely.
+        """
+        with self._lock:
+            names = {tid: held.name for tid, held in self._held.items()}
+        return [f"{name} ({tid}): {left}" for tid, name in names.items() if (left := self.give_back(tid))]
+
+    def put_back(self, tid: int, reason: str) -> None:
+        """Makes a real-time thread ordinary immediately and records the reason; for code that detects a thread that does not
+        yield."""
+        with self._lock:
+            held = self._held.get(tid)
+            if held is not None and held.state is State.REALTIME:
+                try:
+                    _set_ordinary(tid)
+                except OSError as e:
+                    reason = f"{reason}; {_failed('sched_setscheduler', e)}"
+                held.state, held.reason = State.PUT_BACK, reason
+
+    def put_back_all(self, reason: str) -> None:
+        """Makes every real-time thread ordinary immediately and records the reason."""
+        for tid in list(self._held):
+            self.put_back(tid, reason)
+
+    def table(self) -> list[ThreadRow]:
+        """The rows of all granted threads, with their current state in the kernel."""
+        with self._lock:
+            self._note_put_back()
+            return [self._row(tid, held) for tid, held in self._held.items()]
+
+    def _note_put_back(self) -> None:
+        if self._guard is None:
+            return
+        for pid, tid, ran_ns in self._guard.take_put_back():
+            held = self._held.get(tid) if pid == os.getpid() else None
+            if held is not None:
+                held.state = State.PUT_BACK
+                held.reason = f"it ran {ran_ns // 1_000_000} ms without a pause"
+
+    def _grant(self, tid: int, held: _Held) -> tuple[State, str]:
+        """Applies the requested class; the caller holds the lock."""
+        before, wanted = held.before, held.scheduling_class
+        policy = before.policy & ~os.SCHED_RESET_ON_FORK
+        if policy == DEADLINE:
+            return State.OWN, "it keeps its own policy SCHED_DEADLINE"
+        if wanted is SchedulingClass.LOW:
+            return self._grant_low(tid, before)
+        if (priorities := self.permission.priorities) is not None:
+            priority = priorities.of(wanted)
+            if policy in REALTIME and before.priority >= priority:
+                return State.OWN, f"it keeps its own policy {POLICY_NAMES[policy]} {before.priority}"
+            return self._grant_realtime(tid, held, priority)
+        if self.permission.way is Way.NICE:
+            nice = nice_of(wanted, self.permission.nice_lowest)
+            if before.nice <= nice or policy in REALTIME:
+                return State.OWN, ""
+            try:
+                os.setpriority(os.PRIO_PROCESS, tid, nice)
+            except ProcessLookupError:
+                raise
+            except OSError as e:
+                return State.REFUSED, _failed("setpriority", e)
+            return State.NICE, ""
+        return State.REFUSED, str(self.permission)
+
+    def _grant_low(self, tid: int, before: _Before) -> tuple[State, str]:
+        """Gives a thread the class LOW: the ordinary policy, with the nice value that the thread had before."""
+        policy = before.policy & ~os.SCHED_RESET_ON_FORK
+        try:
+            if self.permission.priorities is not None or policy in REALTIME:
+                ordinary = os.SCHED_OTHER if policy in REALTIME else policy
+                # The flag is kept, since clearing it needs CAP_SYS_NICE.
+                os.sched_setscheduler(tid, ordinary | os.SCHED_RESET_ON_FORK, ORDINARY)
+            else:
+                os.setpriority(os.PRIO_PROCESS, tid, before.nice)
+        except ProcessLookupError:
+            raise
+        except OSError as e:
+            return State.REFUSED, _failed("setting the ordinary class", e)
+        return State.ORDINARY, ""
+
+    def _grant_realtime(self, tid: int, held: _Held, priority: int) -> tuple[State, str]:
+        if self._guard is None:
+            return State.REFUSED, "there is no watchdog to monitor real-time threads"
+        if not held.is_watched:
+            if not self._guard.watch(os.getpid(), tid, held.name):
+                return State.REFUSED, "the watchdog cannot monitor it"
+            held.is_watched = True
+        try:
+            os.sched_setscheduler(tid, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(priority))
+            return State.REALTIME, ""
+        except ProcessLookupError:
+            raise
+        except OSError as e:
+            reason = _failed("sched_setscheduler", e)
+        if self._offer is not None:
+            # RealtimeKit grants single threads, not a process, so it is asked for each thread.
+            refused = make_realtime(self._offer, os.getpid(), tid, priority)
+            if refused is None:
+                return State.REALTIME, ""
+            reason = f"RealtimeKit: {refused.sentence}"
+        return State.REFUSED, reason
+
+    @staticmethod
+    def _row(tid: int, held: _Held) -> ThreadRow:
+        state = held.state
+        try:
+            if _started(tid) != held.before.started:
+                raise ProcessLookupError
+            now = _read(tid)
+        except ProcessLookupError:
+            now, state = held.before, State.GONE
+        policy = now.policy & ~os.SCHED_RESET_ON_FORK
+        reason = held.reason
+        if state is State.REALTIME and policy not in REALTIME:
+            # Another process changed it: a watchdog, that of RealtimeKit, or an administrator.
+            state, reason = State.PUT_BACK, reason or "another process made it ordinary"
+        name = POLICY_NAMES.get(policy, str(policy))
+        return ThreadRow(
+            tid, held.name, held.scheduling_class, state, name, now.priority, now.nice, now.slack_ns, reason
+        )
+
+
+def threads_here() -> set[int]:
+    """The threads of this process; the difference between two calls gives the threads that an engine started."""
+    try:
+        return {int(name) for name in os.listdir("/proc/self/task")}
+    except OSError:
+        return {threading.get_native_id()}
+
+
+def _read(tid: int) -> _Before:
+    """The current state of a thread in the kernel.
+
+    Raises:
+        ProcessLookupError: It has ended.
+    """
+    slack = read_text(f"/proc/{tid}/timerslack_ns").strip()
+    return _Before(
+        os.sched_getscheduler(tid),
+        os.sched_getparam(tid).sched_priority,
+        os.getpriority(os.PRIO_PROCESS, tid),
+        int(slack) if slack.isdecimal() else None,
+        _started(tid),
+    )
+
+
+def _restore(tid: int, before: _Before) -> str:
+    """Restores a thread. Returns the parts that could not be restored; empty if all were."""
+    if _started(tid) != before.started:
+        raise ProcessLookupError(errno.ESRCH, "its number belongs to another thread now")
+    problems = []
+    param = os.sched_param(before.priority)
+    if (
+        os.sched_getscheduler(tid) != before.policy
+        or os.sched_getparam(tid).sched_priority != before.priority
+    ):
+        try:
+            os.sched_setscheduler(tid, before.policy, param)
+        except PermissionError:
+            try:
+                os.sched_setscheduler(tid, before.policy | os.SCHED_RESET_ON_FORK, param)
+            except ProcessLookupError:
+                raise
+            except OSError as e:
+                problems.append(_failed("sched_setscheduler", e))
+    if os.getpriority(os.PRIO_PROCESS, tid) != before.nice:
+        try:
+            os.setpriority(os.PRIO_PROCESS, tid, before.nice)
+        except ProcessLookupError:
+            raise
+        except OSError as e:
+            problems.append(_failed("setpriority", e))
+    if before.slack_ns and not _set_slack(tid, before.slack_ns):
+        problems.append("its timer slack can be set only by itself or with CAP_SYS_NICE")
+    return "; ".join(problems)
+
+
+def _set_ordinary(tid: int) -> None:
+    # The flag is kept, since clearing it needs CAP_SYS_NICE.
+    flag = os.sched_getscheduler(tid) & os.SCHED_RESET_ON_FORK
+    os.sched_setscheduler(tid, os.SCHED_OTHER | flag, ORDINARY)
+
+
+def _set_slack(tid: int, slack_ns: int) -> bool:
+    """Sets the timer slack of a thread. Returns whether the thread has it now."""
+    path = f"/proc/{tid}/timerslack_ns"
+    if read_text(path).strip() == str(slack_ns):
+        return True
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        os.write(fd, str(slack_ns).encode())
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def _started(tid: int) -> str:
+    """The start time of a thread of this process, in ticks since the machine started. It distinguishes threads with the same
+    number, since the kernel uses numbers again.
+
+    Raises:
+        ProcessLookupError: This process has no such thread.
+    """
+    # The thread's name, an earlier field, may hold blanks and brackets.
+    fields = read_text(f"/proc/self/task/{tid}/stat").rpartition(")")[2].split()
+    if len(fields) < 20:
+        raise ProcessLookupError(errno.ESRCH, f"no thread {tid} in this process")
+    return fields[19]
+
+
+def _failed(call: str, error: OSError) -> str:
+    return f"{call} failed with {errno.errorcode.get(error.errno or 0, str(error.errno))}"

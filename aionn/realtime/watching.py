@@ -1,0 +1,273 @@
+"""The watchdog's process: measures the time that real-time threads run without a pause, and puts back those that run too long.
+
+An interpreter without packages runs this file: it imports only the standard library. The rule is pure (``Pauses``); the rest reads
+and changes the state of threads.
+
+Source: /proc/PID/task/TID/schedstat (time on a processor in nanoseconds) and status (voluntary_ctxt_switches), proc(5).
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+import select
+import socket
+import sys
+
+__all__ = ["BUDGET_NS", "PERIOD_MS", "Pauses"]
+
+BUDGET_NS = 100_000_000
+"""Time that a real-time thread may run without a pause. After at most two more periods, within 150 ms, it is put back: before the
+200 ms after which a process with RealtimeKit is killed, and long before the kernel throttles all real-time threads at 950 ms of a
+second."""
+
+PERIOD_MS = 25
+"""Period of the checks while threads are monitored: forty checks a second, some ten microseconds for each thread."""
+
+BUSY_NS = PERIOD_MS * 1_000_000 // 4
+"""Time that a thread must have run since the last check for its pauses to be read: that read takes ten times as long as the
+first."""
+
+WATCHED_MAX = 4096
+"""Most monitored threads; further ones are rejected, and so do not become real-time threads."""
+
+OWNERS_MAX = 256
+"""Most connections: one for each process that has real-time threads."""
+
+DESCRIPTORS = 2 * WATCHED_MAX + OWNERS_MAX + 16
+"""Descriptors needed: two for each thread, one for each connection, and some for Python."""
+
+MESSAGE_BYTES_MAX = 512
+NAME_LENGTH_MAX = 100
+"""Characters kept of a thread's name: a message has 512 bytes, and a character may take four or more."""
+
+MESSAGES_MAX = 256
+"""Most messages of one owner that are read before the next check."""
+
+
+class Pauses:
+    """The time of a thread's last pause, in its own processor time."""
+
+    def __init__(self) -> None:
+        """Starts without a count; the first check begins one."""
+        self._switches = -1
+        self._ran_ns = 0
+        self._seen_ns = 0
+
+    def is_busy(self, ran_ns: int) -> bool:
+        """Whether the thread ran for a large part of the time since the last call, so that its pauses must be counted.
+
+        Args:
+            ran_ns: The processor time of the thread in total.
+        """
+        grown_ns, self._seen_ns = ran_ns - self._seen_ns, ran_ns
+        return grown_ns >= BUSY_NS
+
+    def begin_again(self) -> None:
+        """Starts the count again: the time so far is ignored."""
+        self._switches = -1
+
+    def ran_too_long(self, ran_ns: int, switches: int) -> int:
+        """The time that the thread ran without a pause, in nanoseconds, if it exceeds the budget; otherwise 0.
+
+        Args:
+            ran_ns: The processor time of the thread in total.
+            switches: The number of its pauses in total.
+        """
+        if switches != self._switches:
+            self._switches, self._ran_ns = switches, ran_ns
+            return 0
+        ran_ns -= self._ran_ns
+        return ran_ns if ran_ns >= BUDGET_NS else 0
+
+
+class _Thread:
+    """A monitored thread. Its files stay open, so that another thread that gets its number later is not mistaken for it."""
+
+    def __init__(self, pid: int, tid: int, name: str, owner: socket.socket) -> None:
+        self.pid, self.tid, self.name, self.owner = pid, tid, name, owner
+        self.pauses = Pauses()
+        self._times = os.open(f"/proc/{pid}/task/{tid}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._status = os.open(f"/proc/{pid}/task/{tid}/status", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            os.close(self._times)
+            raise
+
+    def close(self) -> None:
+        os.close(self._times)
+        os.close(self._status)
+
+    def ran_too_long(self) -> int:
+        ran_ns = int(os.pread(self._times, 128, 0).split()[0])
+        if not self.pauses.is_busy(ran_ns):
+            return 0
+        if os.sched_getscheduler(self.tid) & ~os.SCHED_RESET_ON_FORK not in (os.SCHED_RR, os.SCHED_FIFO):
+            # The thread has the class LOW at the moment: the kernel shares the processor between ordinary threads.
+            self.pauses.begin_again()
+            return 0
+        return self.pauses.ran_too_long(ran_ns, self._switches())
+
+    def put_back(self) -> None:
+        os.sched_setscheduler(self.tid, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
+
+    def _switches(self) -> int:
+        text = os.pread(self._status, 8192, 0)
+        _, _, rest = text.partition(b"\nvoluntary_ctxt_switches:")
+        return int(rest.split(None, 1)[0])
+
+
+class Watch:
+    """All monitored threads, and the connections on which they were registered."""
+
+    def __init__(self, first: socket.socket) -> None:
+        """Monitors no thread yet.
+
+        Args:
+            first: Connection of the process that started this one; the watchdog ends with it.
+        """
+        self._poll = select.poll()
+        self._first = first
+        self._owners: dict[int, socket.socket] = {}
+        self._threads: dict[tuple[int, int], _Thread] = {}
+        self._add_owner(first)
+
+    def run(self) -> None:
+        """Checks the threads until the first connection ends; then makes every thread ordinary."""
+        while self._first.fileno() in self._owners:
+            for fd, _ in self._poll.poll(PERIOD_MS if self._threads else None):
+                if fd in self._owners:
+                    self._read(self._owners[fd])
+            self.look()
+        for fd in list(self._owners):
+            self._drop_owner(self._owners[fd])
+
+    def look(self) -> None:
+        """Checks each thread once."""
+        for key, thread in list(self._threads.items()):
+            try:
+                ran_ns = thread.ran_too_long()
+            except (OSError, ValueError, IndexError):
+                self._forget(key)  # It has ended.
+                continue
+            if ran_ns:
+                self._put_back(thread, ran_ns)
+
+    def _put_back(self, thread: _Thread, ran_ns: int) -> None:
+        # The thread stays monitored: its owner may make it a real-time thread again.
+        thread.pauses.begin_again()
+        message = json.dumps({"put_back": [thread.pid, thread.tid, ran_ns]}).encode()
+        try:
+            # The owner is notified before the change, so that it has the reason when it finds an ordinary thread.
+            thread.owner.send(message)
+        except OSError:
+            pass  # The owner does not read; it can read the state of its threads from the kernel.
+        what = f"aionn: the real-time thread {thread.name!r} ({thread.tid} of process {thread.pid}) ran {ran_ns // 1_000_000} ms"
+        try:
+            thread.put_back()
+        except OSError as e:
+            _write(f"{what} without a pause and cannot be put back: {e.strerror}")
+            return
+        _write(f"{what} without a pause: it was put back to the ordinary class")
+
+    def _read(self, owner: socket.socket) -> None:
+        for _ in range(MESSAGES_MAX):
+            try:
+                data, descriptors, _, _ = socket.recv_fds(owner, MESSAGE_BYTES_MAX, 1)
+            except BlockingIOError:
+                return
+            except OSError:
+                data, descriptors = b"", []
+            given = [socket.socket(fileno=fd) for fd in descriptors]
+            if not data:
+                self._drop_owner(owner)
+                return
+            try:
+                message = json.loads(data)
+            except ValueError:
+                message = None
+            match message:
+                case {"watch": [int(pid), int(tid), str(name)]}:
+                    self._watch(pid, tid, name, owner)
+                case {"forget": [int(pid), int(tid)]}:
+                    known = self._threads.get((pid, tid))
+                    if known is not None and known.owner is owner:
+                        self._forget((pid, tid))
+                case {"lend": []} if given and len(self._owners) < OWNERS_MAX:
+                    self._add_owner(given.pop())
+            for unused in given:
+                unused.close()
+
+    def _watch(self, pid: int, tid: int, name: str, owner: socket.socket) -> None:
+        """Monitors a thread if it can, and sends the owner the answer."""
+        known = self._threads.get((pid, tid))
+        done = False
+        if known is None or known.owner is owner:
+            self._forget((pid, tid))
+            if len(self._threads) < WATCHED_MAX:
+                try:
+                    self._threads[pid, tid] = _Thread(pid, tid, name, owner)
+                    done = True
+                except OSError:
+                    pass  # It has ended, or there are no descriptors left.
+        try:
+            owner.send(json.dumps({"watched": [pid, tid, int(done)]}).encode())
+        except OSError:
+            pass  # The owner takes a missing answer for a rejection.
+
+    def _forget(self, key: tuple[int, int]) -> None:
+        thread = self._threads.pop(key, None)
+        if thread is not None:
+            thread.close()
+
+    def _add_owner(self, owner: socket.socket) -> None:
+        # The socket's mode is set, since recv_fds of Python 3.11 ignores MSG_DONTWAIT.
+        owner.setblocking(False)
+        self._owners[owner.fileno()] = owner
+        self._poll.register(owner, select.POLLIN)
+
+    def _drop_owner(self, owner: socket.socket) -> None:
+        """Makes the threads of a connection ordinary after its process has closed it or ended."""
+        for key, thread in list(self._threads.items()):
+            if thread.owner is owner:
+                try:
+                    thread.put_back()
+                except OSError:
+                    pass
+                self._forget(key)
+        self._poll.unregister(owner)
+        del self._owners[owner.fileno()]
+        if owner is not self._first:
+            owner.close()
+
+
+def _write(line: str) -> None:
+    try:
+        os.write(2, f"{line}\n".encode())
+    except OSError:
+        pass
+
+
+def main() -> None:
+    """Runs the watchdog: ``watching.py DESCRIPTOR PRIORITY``; with priority 0 the process that started this one sets the
+    priority."""
+    first = socket.socket(fileno=int(sys.argv[1]))
+    priority = int(sys.argv[2])
+    gc.disable()  # This process makes no reference cycles.
+    # Each monitored thread needs two descriptors.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, DESCRIPTORS) if most >= 0 else DESCRIPTORS, most))
+    try:
+        if priority:
+            os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(priority))
+    except OSError as e:
+        first.send(json.dumps({"failed": f"sched_setscheduler: {e.strerror}"}).encode())
+        return
+    first.send(b'{"looks": []}')
+    Watch(first).run()
+
+
+if __name__ == "__main__":
+    main()

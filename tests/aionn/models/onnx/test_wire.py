@@ -1,0 +1,126 @@
+"""The wire format: what is written is read, and what is damaged is refused."""
+
+import random
+
+import numpy as np
+import pytest
+
+from aionn.errors import InvalidModel
+from aionn.models.onnx.wire import Budget, Message, MessageWriter
+
+
+def fields(data: bytes) -> list:
+    return list(Message.of_file(data, "Test"))
+
+
+@pytest.mark.parametrize("value", [0, 1, 127, 128, 300, 2**31 - 1, -1, -(2**63), 2**63 - 1])
+def test_integers_come_back(value):
+    w = MessageWriter()
+    w.integer(3, value)
+    (field,) = fields(w.encoded())
+    assert field.number == 3 and field.integer() == value
+
+
+def test_packed_and_single_numbers_come_back():
+    numbers = [0, 5, -1, 2**40, -(2**63)]
+    w = MessageWriter()
+    w.integers(1, numbers)
+    w.integer(1, 7)
+    w.floats(2, [1.5, -2.25])
+    w.float32(2, 0.5)
+    found = fields(w.encoded())
+    assert np.concatenate([f.integers() for f in found if f.number == 1]).tolist() == [*numbers, 7]
+    assert np.frombuffer(b"".join(f.fixed(4) for f in found if f.number == 2), "<f4").tolist() == [
+        1.5,
+        -2.25,
+        0.5,
+    ]
+
+
+def test_messages_and_texts_come_back():
+    inner, outer = MessageWriter(), MessageWriter()
+    inner.text(1, "größer")
+    outer.message(4, inner)
+    (field,) = fields(outer.encoded())
+    (text,) = field.message("Inner")
+    assert text.text() == "größer"
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"\x08", "a varint that ends"),
+        (b"\x08" + b"\xff" * 11, "a varint that ends"),
+        (b"\x0a\x05abc", "at most 3 bytes"),
+        (b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", "at most 0 bytes"),
+        (b"\x0d\x00", "at most 1 bytes"),
+        (b"\x09\x00", "at most 1 bytes"),
+        (b"\x00\x00", "field numbers from 1"),
+        (b"\x0b", "a known wire type"),
+        (b"\x0f", "a known wire type"),
+    ],
+)
+def test_damage_is_refused(data, why):
+    with pytest.raises(InvalidModel, match=why):
+        fields(data)
+
+
+def test_values_of_another_wire_type_are_refused():
+    w = MessageWriter()
+    w.integer(1, 3)
+    (field,) = fields(w.encoded())
+    for read in (field.text, field.view, field.float32, lambda: field.fixed(8), lambda: field.message("M")):
+        with pytest.raises(InvalidModel, match="expected"):
+            read()
+
+
+def test_texts_that_are_no_utf8_are_refused():
+    w = MessageWriter()
+    w.view(1, b"a\xff")
+    (field,) = fields(w.encoded())
+    with pytest.raises(InvalidModel, match="UTF-8"):
+        field.text()
+
+
+@pytest.mark.parametrize("packed", [b"\x80", b"\x01\x80", b"\xff" * 10 + b"\x01"])
+def test_packed_varints_that_do_not_end_are_refused(packed):
+    w = MessageWriter()
+    w.view(1, packed)
+    (field,) = fields(w.encoded())
+    with pytest.raises(InvalidModel, match="varints"):
+        field.integers()
+
+
+def test_packed_lists_of_odd_length_are_refused():
+    w = MessageWriter()
+    w.view(1, b"12345")
+    (field,) = fields(w.encoded())
+    with pytest.raises(InvalidModel, match="multiple of 4"):
+        field.fixed(4)
+
+
+def test_objects_are_counted():
+    budget = Budget()
+    budget.objects_left = 3
+    w = MessageWriter()
+    for _ in range(4):
+        w.text(1, "")
+    data = memoryview(w.encoded())
+    with pytest.raises(InvalidModel, match="messages and texts"):
+        for field in Message(data, 0, len(data), "Test", budget):
+            field.text()
+
+
+def test_random_bytes_are_read_or_refused():
+    source = random.Random(5)
+    for _ in range(2000):
+        data = source.randbytes(source.randrange(40))
+        try:
+            for field in fields(data):
+                for read in (field.integers, field.text, lambda f=field: list(f.message("Inner"))):
+                    try:
+                        read()
+                    except InvalidModel:
+                        pass
+        except InvalidModel:
+            pass

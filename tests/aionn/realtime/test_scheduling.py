@@ -1,0 +1,108 @@
+"""One object from the setting to the last thread given back, in two processes; real child processes."""
+
+from __future__ import annotations
+
+import pytest
+
+from aionn.errors import InvalidArgument
+from aionn.realtime import Mode, Scheduling, SchedulingClass
+from tests.aionn.realtime.children import as_root, run_child
+
+
+def test_off_grants_nothing_and_starts_nothing() -> None:
+    scheduling = Scheduling.open(Mode.OFF)
+    assert not scheduling.is_realtime and scheduling.permission is None
+    assert scheduling.acquire(SchedulingClass.HIGH, "test") is None
+    assert not scheduling.change(1, SchedulingClass.LOW)
+    assert scheduling.lend() is None and scheduling.table() == [] and scheduling.close() == []
+
+
+@pytest.mark.parametrize("text", ["", "on", "REQUIRED", None, 1, []])
+def test_mode_of_another_name_is_refused(text: object) -> None:
+    with pytest.raises(InvalidArgument, match="realtime: expected one of required, if_permitted, off, got"):
+        Mode.parse(text, "realtime")
+
+
+OPEN = """
+from aionn.errors import DeviceUnavailable
+from aionn.realtime import Mode, Scheduling, SchedulingClass
+HIGH = SchedulingClass.HIGH
+"""
+
+
+def test_required_without_permission_is_refused_in_a_sentence_with_the_remedy() -> None:
+    code = """
+drop()
+try:
+    Scheduling.open(Mode.REQUIRED)
+except DeviceUnavailable as e:
+    say(told=str(e))
+scheduling = Scheduling.open(Mode.IF_PERMITTED)
+say(state=scheduling.acquire(HIGH, "test").state, lent=scheduling.lend(), left=scheduling.close())
+"""
+    found = run_child(OPEN + code)
+    assert found["told"].startswith(
+        "real time is required: no real-time scheduling (the process has no CAP_SYS_NICE"
+    )
+    assert (
+        "rtprio" in found["told"]
+        or "SYS_NICE to securityContext" in found["told"]
+        or "LimitRTPRIO" in found["told"]
+    )
+    assert "\n" not in found["told"]
+    assert (found["state"], found["lent"], found["left"]) == ("refused", None, [])
+
+
+@as_root
+def test_driver_process_joins_by_a_lent_connection() -> None:
+    code = """
+import msgspec, subprocess
+from aionn.realtime.scheduling import Lent
+DRIVER = '''
+import json, os, socket, sys
+import msgspec
+from aionn.realtime import Scheduling, SchedulingClass
+from aionn.realtime.scheduling import Lent
+lent = msgspec.msgpack.decode(bytes.fromhex(sys.argv[1]), type=Lent)
+scheduling = Scheduling.join(lent, socket.socket(fileno=int(sys.argv[2])))
+row = scheduling.acquire(SchedulingClass.MEDIUM, "worker")
+none = scheduling.lend()
+left = scheduling.close()
+print(json.dumps([row.state, row.priority, none, left, os.sched_getscheduler(0)]))
+'''
+scheduling = Scheduling.open(Mode.IF_PERMITTED)
+lent, end = scheduling.lend()
+words = msgspec.msgpack.encode(lent).hex()
+command = [sys.executable, "-c", DRIVER, words, str(end.fileno())]
+ended = subprocess.run(command, pass_fds=[end.fileno()], capture_output=True, text=True)
+end.close()
+assert ended.returncode == 0, ended.stderr
+say(driver=json.loads(ended.stdout), is_realtime=scheduling.is_realtime, left=scheduling.close(), again=scheduling.close())
+"""
+    assert run_child(OPEN + code) == {
+        "driver": ["real time", 5, None, [], 0],
+        "is_realtime": True,
+        "left": [],
+        "again": [],
+    }
+
+
+@as_root
+def test_real_time_that_cannot_be_watched_is_no_real_time() -> None:
+    code = """
+from aionn.realtime import watchdog
+watchdog.sys.executable = "/nonexistent/python"
+try:
+    Scheduling.open(Mode.REQUIRED)
+except DeviceUnavailable as e:
+    say(told=str(e))
+scheduling = Scheduling.open(Mode.IF_PERMITTED)
+row = scheduling.acquire(HIGH, "test")
+say(state=row.state, reason=row.reason, left=scheduling.close())
+"""
+    found = run_child(OPEN + code)
+    assert "the watchdog over real-time threads cannot be started" in found["told"]
+    assert (found["state"], found["reason"]) == (
+        "refused",
+        "there is no watchdog to monitor real-time threads",
+    )
