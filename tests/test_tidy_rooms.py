@@ -31,7 +31,6 @@ KNOTTED: dict[str, str] = {
         ),
         "a stream takes and leaves the slots of its burst, which ends it",
     ),
-    **dict.fromkeys(("fmq.aio", "fmq.queue"), "a queue offers asynchronous methods, which work on queues"),
 }
 """``module: reason`` for modules that import each other in a circle; imports for types alone count."""
 
