@@ -29,6 +29,9 @@ WATCHDOG_LONG_S = 3600
 SETTLE_S_MAX = 2.0
 """How long what is left may take to go: a thread that was told to end needs a moment to be scheduled."""
 
+READINGS_MAX = 16
+"""Readings of the kernel's list of children until two agree."""
+
 os.environ["AIONN_SPARE_PROCESSES"] = "0"
 """A spare process comes by itself once a device has served for a while: tests that want one ask for it."""
 
@@ -111,6 +114,16 @@ def _descriptors() -> Iterator[str]:
 
 
 def _children() -> set[int]:
+    # While another child is reaped, or the thread that started it ends, the kernel's list can miss one.
+    before, now = None, _listed_children()
+    for _ in range(READINGS_MAX):
+        before, now = now, _listed_children()
+        if now == before:
+            break
+    return now
+
+
+def _listed_children() -> set[int]:
     pids: set[int] = set()
     for task in os.listdir("/proc/self/task"):
         try:
