@@ -18,14 +18,14 @@ Works on asyncio's own loops and uvloop. Calls that need not wait do not yield t
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from typing import TYPE_CHECKING
 
-from fmq._native import HEADER_BYTES, MESSAGE_ALIGNMENT, Watch
+from fmq._native import HEADER_BYTES, MESSAGE_ALIGNMENT
 from fmq.errors import ClosedQueue, InvalidArgument
 from fmq.event_flag import EventFlag
 from fmq.queue import MessageQueue
+from fmq.watch import LoopWatch
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -45,60 +45,7 @@ __all__ = [
 ]
 
 
-class _Watch(Watch):
-    """One side of one endpoint on one loop: what the loop watches, and what the task that waits awaits.
-
-    It is the awaited object itself, in the protocol a Task has for objects other than a Future; `_native.c` has the reason.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, fd: int, reader: bool) -> None:
-        super().__init__(loop, fd, reader)
-        self.loop = loop
-        self.thread = threading.get_ident()
-        loop.add_reader(self.poll_fd, self._readable)
-
-    def cancel(self, msg: object = None) -> bool:
-        """For the Task: whether there was a wait to cancel; nothing has been taken by it."""
-        return self._fail(asyncio.CancelledError() if msg is None else asyncio.CancelledError(msg))
-
-    def _fail(self, error: BaseException) -> bool:
-        taken = self._take(error)
-        if taken is None:
-            return False
-        callback, context, queue = taken
-        queue._disarm(self.reader)
-        self.loop.call_soon(callback, self, context=context)
-        return True
-
-    def stop(self, fd: int) -> None:
-        """Lets go of the eventfd and closes it, in the loop's thread; a waiting task raises ClosedQueue."""
-        try:
-            running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
-        except RuntimeError:
-            running = None
-        if running is self.loop or not self.loop.is_running():
-            self._detach(fd)
-        else:
-            try:
-                self.loop.call_soon_threadsafe(self._detach, fd)
-            except RuntimeError:  # closed between the question and the call
-                self._leave()
-                os.close(fd)
-
-    def _detach(self, fd: int) -> None:
-        self.leave()
-        if not self.loop.is_closed():
-            self._fail(ClosedQueue("queue: the endpoint was closed while a task waited"))
-        os.close(fd)
-
-    def leave(self) -> None:
-        """Lets go of the eventfd, and of the slices' timer."""
-        if not self.loop.is_closed():
-            self.loop.remove_reader(self.poll_fd)
-        self._leave()
-
-
-def _watch(queue: MessageQueue, reader: bool) -> _Watch:
+def _watch(queue: MessageQueue, reader: bool) -> LoopWatch:
     watch = queue._watches.get(reader)
     # Not get_running_loop(), which makes a system call on Python 3.11: a loop that runs in this thread is this one.
     if watch is not None and watch.thread == threading.get_ident() and watch.loop.is_running():
@@ -115,7 +62,7 @@ def _watch(queue: MessageQueue, reader: bool) -> _Watch:
         )
     if watch is not None:
         watch.leave()
-    made = _Watch(asyncio.get_running_loop(), queue.fds[index], reader)
+    made = LoopWatch(asyncio.get_running_loop(), queue.fds[index], reader)
     queue._watches[reader] = made
     return made
 

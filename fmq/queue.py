@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
     from typing_extensions import Buffer
 
-    from fmq.aio import _Watch
+    from fmq.watch import LoopWatch
 
 __all__ = ["MessageQueue"]
 
@@ -71,7 +71,7 @@ class MessageQueue(Ring):
     dtype: numpy.dtype[Any] | None
 
     _process: int = 0
-    _watches: dict[bool, _Watch]
+    _watches: dict[bool, LoopWatch]
     _event_flag: EventFlag | None = None
     _flag_piece: memoryview | None = None
     _open_write: Transaction | None = None

@@ -9,11 +9,12 @@ from __future__ import annotations
 import faulthandler
 import gc
 import os
+import re
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,9 @@ WATCHDOG_LONG_S = 3600
 
 SETTLE_S_MAX = 2.0
 """How long what is left may take to go: a thread that was told to end needs a moment to be scheduled."""
+
+READINGS_MAX = 16
+"""Readings of the kernel's list of children until two agree."""
 
 os.environ["AIONN_SPARE_PROCESSES"] = "0"
 """A spare process comes by itself once a device has served for a while: tests that want one ask for it."""
@@ -60,17 +64,42 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     for item in items:
         if item.get_closest_marker("long"):
-            item.add_marker(pytest.mark.skip(reason="long form: run with --long"))
+            item.add_marker(pytest.mark.skip(reason=LONG_FORM))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Each reason to skip once, instead of once for each file; ``-rs`` names the files."""
+    """Each reason to skip once, with the remedy, instead of once for each file; ``-rs`` names the files."""
     skipped = terminalreporter.stats.get("skipped", [])
     if skipped and not terminalreporter.hasopt("s"):
         terminalreporter.section("skipped")
-        reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
-        for reason, count in reasons.most_common():
-            terminalreporter.write_line(f"{count} x {reason}")
+        for line in grouped_skips(report.longrepr[2] for report in skipped):
+            terminalreporter.write_line(line)
+
+
+LONG_FORM = "long form: run with --long"
+REMEDIES = {
+    "LiteRT|ai.edge.litert": "LiteRT is not installed: pip install -e '.[litert]'",
+    "PyAV": "PyAV is not installed: pip install -e '.[media]'",
+    "uvloop": "uvloop is not installed: pip install -e '.[uvloop]'",
+    "LoadGen|mlperf_loadgen": "MLPerf LoadGen is not installed: pip install -e '.[loadgen]'",
+    "scipy": "scipy is not installed: pip install --group test",
+    "(shared|conformance) (conformance )?(data|models) are not": (
+        "the public models and conformance data, which the repository does not contain, are not in ../shared"
+    ),
+    "Chromium": "Chromium is not on the PATH: install a package such as chromium",
+    "newer Python": "gcc or a newer Python with its headers is missing: install gcc and a package such as python3.13-dev",
+    "no C compiler": "there is no C compiler: install a package such as gcc",
+}
+"""Reasons to skip, as patterns, and what the summary says instead: the reason and what a newcomer can do."""
+
+
+def grouped_skips(reasons: Iterable[str]) -> list[str]:
+    """One line for each reason, with the number of tests, the most frequent one first."""
+    counts: Counter[str] = Counter()
+    for reason in reasons:
+        lines = [line for pattern, line in REMEDIES.items() if re.search(pattern, reason)]
+        counts[lines[0] if lines else reason.removeprefix("Skipped: ")] += 1
+    return [f"{count} x {line}" for line, count in counts.most_common()]
 
 
 class Belongings:
@@ -111,6 +140,16 @@ def _descriptors() -> Iterator[str]:
 
 
 def _children() -> set[int]:
+    # While another child is reaped, or the thread that started it ends, the kernel's list can miss one.
+    before, now = None, _listed_children()
+    for _ in range(READINGS_MAX):
+        before, now = now, _listed_children()
+        if now == before:
+            break
+    return now
+
+
+def _listed_children() -> set[int]:
     pids: set[int] = set()
     for task in os.listdir("/proc/self/task"):
         try:

@@ -144,7 +144,7 @@ def check(kind: str, options: argparse.Namespace) -> bool:
             fine = run(folder, [*tests, *(["--long"] if options.long else [])], before=before, **preload)
         if kind != "thread":
             operations = FUZZ_OPERATIONS if options.fuzz is None else options.fuzz
-            fuzzer = ["tests/fmq/fuzzer.py", str(options.seed), str(operations)]
+            fuzzer = ["tests/fmq/faults/fuzzer.py", str(options.seed), str(operations)]
             fine = run(folder, fuzzer, before=before, **preload) and fine
         return fine
 

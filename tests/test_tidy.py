@@ -94,6 +94,7 @@ HOMES: dict[str, tuple[str, ...]] = {
         "aionn/testing/clock.py",
         "fences/waiting.py",
         "fmq/aio.py",
+        "fmq/watch.py",
     ),
     "pytest": ("aionn/testing/pytest_plugin.py", "aionn/conformance/pytest_suite.py"),
 }

@@ -10,9 +10,7 @@ import pytest
 from tests.test_tidy import PACKAGES, excused, imports_of, module_name, parse, read, report
 
 FILES_PER_FOLDER_MAX = 16
-FULL_FOLDERS: dict[str, str] = {
-    "tests/fmq": "what tests share waits for a folder of its own",
-}
+FULL_FOLDERS: dict[str, str] = {}
 """``folder: reason`` for folders that hold more files."""
 
 KNOTTED: dict[str, str] = {
@@ -31,7 +29,6 @@ KNOTTED: dict[str, str] = {
         ),
         "a stream takes and leaves the slots of its burst, which ends it",
     ),
-    **dict.fromkeys(("fmq.aio", "fmq.queue"), "a queue offers asynchronous methods, which work on queues"),
 }
 """``module: reason`` for modules that import each other in a circle; imports for types alone count."""
 

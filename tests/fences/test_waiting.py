@@ -216,12 +216,10 @@ def test_waiters_of_a_loop_wake_in_one_call(run):
 
 
 class Registrations:
-    """Counts what a loop is asked to watch."""
+    """Counts what a loop is asked to watch; of the loops, only asyncio's own lets its methods be replaced."""
 
     def __init__(self, loop, monkeypatch):
         self.now, self.ever = set(), []
-        if not isinstance(loop, asyncio.SelectorEventLoop):
-            pytest.skip("only asyncio's own loop lets its methods be replaced")
         add, remove = loop.add_reader, loop.remove_reader
 
         def add_reader(number, *rest):
@@ -237,7 +235,7 @@ class Registrations:
         monkeypatch.setattr(loop, "remove_reader", remove_reader)
 
 
-def test_one_registration_however_many_wait(run, monkeypatch):
+def test_one_registration_however_many_wait(monkeypatch):
     async def main():
         registrations = Registrations(asyncio.get_running_loop(), monkeypatch)
         source, fence = exported()
@@ -251,10 +249,10 @@ def test_one_registration_however_many_wait(run, monkeypatch):
         assert registrations.now == set() and len(registrations.ever) == 1
         source.close()
 
-    run(main())
+    asyncio.run(main())
 
 
-def test_last_cancelled_waiter_takes_the_registration_away(run, monkeypatch):
+def test_last_cancelled_waiter_takes_the_registration_away(monkeypatch):
     async def main():
         registrations = Registrations(asyncio.get_running_loop(), monkeypatch)
         source, fence = exported()
@@ -270,10 +268,10 @@ def test_last_cancelled_waiter_takes_the_registration_away(run, monkeypatch):
         fence.close()
         source.close()
 
-    run(main())
+    asyncio.run(main())
 
 
-def test_own_exported_fence_is_not_watched(run, monkeypatch):
+def test_own_exported_fence_is_not_watched(monkeypatch):
     async def main():
         registrations = Registrations(asyncio.get_running_loop(), monkeypatch)
         fence = SyncFence()
@@ -283,7 +281,7 @@ def test_own_exported_fence_is_not_watched(run, monkeypatch):
         assert registrations.ever == []
         fence.close()
 
-    run(main())
+    asyncio.run(main())
 
 
 def test_imported_fence_that_finished_unnoticed_does_not_yield(run):

@@ -175,9 +175,9 @@ def parked() -> Callable[[fmq.MessageQueue], None]:
     return wait
 
 
-def beside(name: str) -> ModuleType:
-    """A module of this folder, which is no package."""
-    spec = importlib.util.spec_from_file_location(f"fmq_{name}", HERE / f"{name}.py")
+def module_of(folder: str, name: str) -> ModuleType:
+    """A module of one of the folders here, which are not packages."""
+    spec = importlib.util.spec_from_file_location(f"fmq_{name}", HERE / folder / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -188,14 +188,14 @@ def beside(name: str) -> ModuleType:
 @pytest.fixture(scope="session")
 def protocol() -> ModuleType:
     """The model of the protocol, and the explorer it imports."""
-    beside("interleavings")
-    return beside("protocol_model")
+    module_of("protocol", "interleavings")
+    return module_of("protocol", "protocol_model")
 
 
 @pytest.fixture(scope="session")
 def fuzzer() -> ModuleType:
     """Random descriptors, calls and corruption."""
-    return beside("fuzzer")
+    return module_of("faults", "fuzzer")
 
 
 @pytest.fixture

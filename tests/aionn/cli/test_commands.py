@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import os
@@ -268,7 +269,8 @@ def test_interrupted_command_ends_its_driver_process(example_data: Path) -> None
     while not drivers and time.monotonic() < end_s and process.poll() is None:
         # The worker thread that started it may be the parent on paper: look at every task.
         for task in Path(f"/proc/{process.pid}/task").iterdir():
-            drivers += [int(p) for p in (task / "children").read_text().split()]
+            with contextlib.suppress(OSError):  # The task has ended.
+                drivers += [int(p) for p in (task / "children").read_text().split()]
         time.sleep(0.01)
     assert drivers, children
     driver = os.pidfd_open(drivers[0])

@@ -9,7 +9,6 @@ import asyncio
 import gc
 import warnings
 from collections.abc import Coroutine
-from pathlib import Path
 from typing import Any
 
 import anyio.lowlevel
@@ -19,14 +18,11 @@ import aionn
 from aionn.hal import OperationType
 from aionn.runtime.background import Background
 from aionn.service.client.supervisor import DriverProcess
+from aionn.testing.cancellation import child_processes
 from aionn.testing.models import chain
 
 TURNS_MAX = 60
 """More turns than opening and closing take in this process."""
-
-
-def _children() -> set[str]:
-    return {pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
 
 
 def _run_and_collect(main: Coroutine[Any, Any, None]) -> None:
@@ -63,19 +59,19 @@ async def test_native_cancellation_in_any_turn_leaves_no_task(count: int) -> Non
 
 
 async def test_native_cancellation_in_every_turn_of_closing_leaves_no_process() -> None:
-    before, tasks = _children(), asyncio.all_tasks()
+    before, tasks = child_processes(), asyncio.all_tasks()
     runtime = aionn.open(drivers=["reference"])
     await runtime.__aenter__()
     async with await runtime.compile(chain([OperationType.RELU], (2,))) as net, net.burst():
         closing = asyncio.create_task(runtime.aclose())
         await asyncio.sleep(0)
         await _cancel_until_done(closing)
-    assert _children() == before
+    assert child_processes() == before
     assert asyncio.all_tasks() == tasks
 
 
 async def test_native_cancellation_in_every_turn_of_a_start_leaves_no_process() -> None:
-    before = _children()
+    before = child_processes()
 
     async def start() -> None:
         await DriverProcess.start("reference", "reference")
@@ -84,43 +80,43 @@ async def test_native_cancellation_in_every_turn_of_a_start_leaves_no_process() 
     await asyncio.sleep(0)
     await _cancel_until_done(task)
     assert task.cancelled()
-    assert _children() == before
+    assert child_processes() == before
 
 
 def test_runtime_that_nobody_closed_ends_with_the_loop() -> None:
-    before = _children()
+    before = child_processes()
 
     async def main() -> None:
         runtime = await aionn.open(drivers=["reference"]).__aenter__()
         await runtime.device("reference").status()
 
     asyncio.run(main())
-    assert _children() == before
+    assert child_processes() == before
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 4])
 def test_loop_that_ends_during_a_start_leaves_no_process(turns: int) -> None:
     # asyncio.run cancels every task at its end, also those that have not begun.
-    before = _children()
+    before = child_processes()
 
     async def main() -> None:
         runtime = await aionn.open(drivers=["reference"]).__aenter__()
         starting = asyncio.create_task(runtime.device("reference").status())
-        while _children() == before:
+        while child_processes() == before:
             await asyncio.sleep(0)
         for _ in range(turns):
             await asyncio.sleep(0)
         assert not starting.done()
 
     _run_and_collect(main())
-    assert _children() == before
+    assert child_processes() == before
 
 
 @pytest.mark.parametrize("turns", range(8))
 def test_loop_that_ends_while_a_connection_begins_leaves_no_process(
     monkeypatch: pytest.MonkeyPatch, turns: int
 ) -> None:
-    before, make, has_process = _children(), DriverProcess.__init__, False
+    before, make, has_process = child_processes(), DriverProcess.__init__, False
 
     def making(self: DriverProcess, *arguments: Any) -> None:
         nonlocal has_process
@@ -139,7 +135,7 @@ def test_loop_that_ends_while_a_connection_begins_leaves_no_process(
         assert not starting.done()
 
     _run_and_collect(main())
-    assert _children() == before
+    assert child_processes() == before
 
 
 async def test_fault_in_a_task_of_the_runtimes_own_is_raised_by_its_closing() -> None:

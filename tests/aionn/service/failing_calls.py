@@ -8,7 +8,6 @@ undisturbed, must succeed.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import faulthandler
 import functools
@@ -32,6 +31,7 @@ from conftest import Sum, sum_model
 from aionn.errors import Error, ErrorStatus, ResourceExhausted
 from aionn.hal import BufferDesc, BufferRole, Memory
 from aionn.service.client.device import RemoteDevice
+from aionn.testing.cancellation import child_processes
 from fences import FenceError, SyncFence
 
 _KINDS = (
@@ -182,7 +182,7 @@ class Lives:
         return []
 
     def _footprint(self) -> list[int]:
-        return [*_process_footprint("self"), threading.active_count(), len(_children())]
+        return [*_process_footprint("self"), threading.active_count(), len(child_processes())]
 
     def _server_footprint(self) -> list[int]:
         return [] if self._server is None else _process_footprint(str(self._server))
@@ -198,14 +198,6 @@ def descriptors() -> list[str]:
 def _process_footprint(pid: str) -> list[int]:
     maps = Path(f"/proc/{pid}/maps").read_text()
     return [len(os.listdir(f"/proc/{pid}/fd")), maps.count("/memfd:")]
-
-
-def _children() -> list[str]:
-    pids: list[str] = []
-    for task in os.listdir("/proc/self/task"):
-        with contextlib.suppress(FileNotFoundError):  # A thread that has just ended.
-            pids += Path(f"/proc/self/task/{task}/children").read_text().split()
-    return pids
 
 
 def main() -> None:

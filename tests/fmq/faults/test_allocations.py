@@ -22,7 +22,7 @@ def test_any_failing_allocation_leaves_no_descriptor_and_no_mapping() -> None:
         pytest.skip("this Python comes without the hook that lets allocations fail")
     done = subprocess.run(
         [sys.executable, str(HERE / "failing_allocations.py")],
-        env={**os.environ, "PYTHONPATH": str(HERE.parents[1])},
+        env={**os.environ, "PYTHONPATH": str(HERE.parents[2])},
         capture_output=True,
         text=True,
         timeout=60,

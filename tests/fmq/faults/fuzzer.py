@@ -7,7 +7,7 @@ memory of its own or not, one writer and up to five readers, waits of 100 micros
 In some sessions a second process overwrites the words and the data at full rate, during calls too; a failure in one of those may
 need several runs to come again. Everything else depends on the seed alone.
 
-Run as a script for longer: `python tests/fmq/fuzzer.py SEED OPERATIONS`; under a sanitizer:
+Run as a script for longer: `python tests/fmq/faults/fuzzer.py SEED OPERATIONS`; under a sanitizer:
 `python tests/sanitizers.py --fuzz OPERATIONS`.
 """
 

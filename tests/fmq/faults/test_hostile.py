@@ -20,7 +20,7 @@ from fmq import _native
 
 Make = Callable[..., fmq.MessageQueue]
 SECOND_NS = 1_000_000_000
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 # Fuzzing
