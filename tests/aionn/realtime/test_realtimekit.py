@@ -99,7 +99,7 @@ say(changed=changed, way=scheduling.permission.way, rows=[[row.state, row.policy
 @pytest.mark.parametrize(
     ("how", "cause", "words"),
     [
-        ("refuse", "refused", "RealtimeKit: it refuses (not today)"),
+        ("refuse", "refused", "RealtimeKit: it rejects the request (not today)"),
         ("silent", "slow", "RealtimeKit: no answer within 1 s"),
         ("low", "limit too low", "RealtimeKit grants priorities up to 2, expected at least 3"),
         ("nonsense", "failed", "MaxRealtimePriority: expected a number"),
