@@ -272,16 +272,18 @@ def upgrade_model(model: OldModel) -> Model:
                 old.zero_point,
                 old.lifetime,
                 old.location,
-                getattr(old, "channel_quant", None),
-                getattr(old, "extension_data", None),
+                old.channel_quant if isinstance(old, OperandV1_2) else None,
+                old.extension_data if isinstance(old, OperandV1_2) else None,
             )
         )
     return Model(
         Subgraph(tuple(operands), model.operations, model.input_indexes, model.output_indexes),
         operand_values=model.operand_values,
         pools=model.pools,
-        relax_computation_float32_to_float16=getattr(model, "relax_computation_float32_to_float16", False),
-        extension_name_to_prefix=getattr(model, "extension_name_to_prefix", ()),
+        relax_computation_float32_to_float16=(
+            isinstance(model, ModelV1_1) and model.relax_computation_float32_to_float16
+        ),
+        extension_name_to_prefix=model.extension_name_to_prefix if isinstance(model, ModelV1_2) else (),
     )
 
 
