@@ -30,10 +30,11 @@ from aionn.hal import (
     operand_type_name,
     operation_type_name,
 )
+from aionn.hal.slicing import Slice
 from aionn.platform.real_work import real_work
 from aionn.runtime.devices import RuntimeDevice
+from aionn.runtime.placement.levels import expressible_part, operation_levels
 from aionn.runtime.placement.planning import load_model
-from aionn.runtime.placement.slicing import Slice, operation_levels, slice_model
 from aionn.validation import validate_model
 
 __all__ = [
@@ -177,7 +178,9 @@ async def ask_support(
         level = validate_model(loaded)
         levels = operation_levels(loaded)
         return [
-            everything if level <= device.feature_level else slice_model(loaded, levels, device.feature_level)
+            everything
+            if level <= device.feature_level
+            else expressible_part(loaded, levels, device.feature_level)
             for device in devices
         ]
 
@@ -188,7 +191,7 @@ async def ask_support(
         supported, error = [False] * len(loaded.main.operations), ""
         try:
             told = () if question is None else await device.hal.supported_operations(question.model)
-            shown = () if question is None else question.operations
+            shown = () if question is None else question.operation_indexes
             if len(told) != len(shown):
                 error = f"{len(shown)} operations, but {len(told)} answers"
             else:

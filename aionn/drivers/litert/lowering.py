@@ -26,7 +26,6 @@ from aionn.drivers.litert.patterns import find_patterns
 from aionn.hal import (
     Model,
     Operand,
-    OperandLifeTime,
     OperandType,
     Operation,
     OperationType,
@@ -35,6 +34,7 @@ from aionn.hal import (
     is_scalar_type,
     operation_type_name,
 )
+from aionn.hal.slicing import cut_model, read_from_outside
 
 __all__ = ["RULES", "Lowered", "Unsupported", "lower", "single_operation_model"]
 
@@ -80,22 +80,8 @@ def lower(model: Model) -> Lowered:
 
 def single_operation_model(model: Model, index: int) -> Model:
     """The model of one operation of the main subgraph, with its inputs and outputs as the model's."""
-    operation = model.main.operations[index]
-    carried = (
-        OperandLifeTime.SUBGRAPH_INPUT,
-        OperandLifeTime.TEMPORARY_VARIABLE,
-        OperandLifeTime.SUBGRAPH_OUTPUT,
-    )
-    operands = list(model.main.operands)
-    inputs = []
-    for i in dict.fromkeys(operation.inputs):
-        if operands[i].lifetime in carried:
-            operands[i] = msgspec.structs.replace(operands[i], lifetime=OperandLifeTime.SUBGRAPH_INPUT)
-            inputs.append(i)
-    for i in operation.outputs:
-        operands[i] = msgspec.structs.replace(operands[i], lifetime=OperandLifeTime.SUBGRAPH_OUTPUT)
-    main = Subgraph(tuple(operands), (operation,), tuple(inputs), tuple(operation.outputs))
-    return msgspec.structs.replace(model, main=main)
+    outputs = model.main.operations[index].outputs
+    return cut_model(model, (index,), read_from_outside(model.main, (index,)), outputs)
 
 
 class _Lowering:

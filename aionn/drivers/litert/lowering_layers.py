@@ -8,93 +8,50 @@ Source: the contracts in ``aionn.ops``; TensorFlow Lite's kernels for what they 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from aionn.drivers.litert.flatbuffer_writer import Quantization, Unsupported
 from aionn.drivers.litert.graph import Graph, Value
 from aionn.drivers.litert.lowering_elementwise import reshaped
-from aionn.hal import OperandType, Operation, OperationType, Padding
+from aionn.hal import Operation, OperationType, Padding
+from aionn.hal.windows import Window, read_window, same_padding, window_arguments
 
 __all__ = ["RULES"]
 
 Rule = Callable[[Graph, Operation], None]
 
-SAME, VALID = 0, 1
-"""The schema's numbers."""
+
+def window(g: Graph, op: Operation) -> Window:
+    """The window arguments of an operation; they must be constant."""
+    types = [g.operand(op, i).type for i in range(len(op.inputs))]
+    return read_window(window_arguments(op.type, types), lambda i: g.scalar(op, i))
 
 
-class Window(NamedTuple):
-    """The arguments of a sliding window.
-
-    Attributes:
-        scheme: SAME or VALID, or None where the padding is explicit.
-        explicit: Left, right, top, bottom.
-        strides: Along width and height.
-        extra: The arguments between strides and activation: window width and height, multiplier or groups.
-        activation: The fused activation's number, the HAL's and the schema's.
-        is_nchw: The layout.
-        dilations: Along width and height.
-    """
-
-    scheme: int | None
-    explicit: tuple[int, int, int, int]
-    strides: tuple[int, int]
-    extra: tuple[int, ...]
-    activation: int
-    is_nchw: bool
-    dilations: tuple[int, int]
-
-
-def window(g: Graph, op: Operation, start: int, extra_count: int, *, is_explicit: bool) -> Window:
-    """Reads the arguments from input ``start`` on."""
-    at = start
-    scheme: int | None = None
-    explicit = (0, 0, 0, 0)
-    if is_explicit:
-        left, right, top, bottom = (g.scalar(op, at + i) for i in range(4))
-        explicit = (left, right, top, bottom)
-        at += 4
-    else:
-        scheme = {Padding.SAME: SAME, Padding.VALID: VALID}[g.scalar(op, at)]
-        at += 1
-    numbers = [g.scalar(op, at + i) for i in range(3 + extra_count)]
-    at += len(numbers)
-    return Window(
-        scheme,
-        explicit,
-        (numbers[0], numbers[1]),
-        tuple(numbers[2:-1]),
-        numbers[-1],
-        bool(g.optional(op, at, False)),
-        (g.optional(op, at + 1, 1), g.optional(op, at + 2, 1)),
-    )
-
-
-def _is_explicit(g: Graph, op: Operation, start: int, extra_count: int) -> bool:
-    """Whether padding is explicit: then an INT32 is at the place of the layout flag."""
-    position = start + 4 + extra_count
-    return len(op.inputs) >= start + 7 + extra_count and g.operand(op, position).type == OperandType.INT32
-
-
-def _same_padding(extent: int, size: int, stride: int) -> tuple[int, int]:
-    total = max((-(-extent // stride) - 1) * stride + size - extent, 0)
-    return total // 2, total - total // 2
-
-
-def scheme_of(g: Graph, data: Value, w: Window, size: tuple[int, int]) -> int | None:
-    """SAME or VALID for a window of ``size`` (width, height) over an NHWC image; None where neither is what is asked for."""
+def scheme_of(g: Graph, data: Value, w: Window, size: tuple[int, int]) -> Padding | None:
+    """SAME or VALID for a window of ``size`` (width, height) over an NHWC image; None if the padding is neither."""
     if w.scheme is not None:
         return w.scheme
     left, right, top, bottom = w.explicit
     if not any(w.explicit):
-        return VALID
+        return Padding.VALID
     _, height, width, _ = g.known(data)
-    wide, high = ((s - 1) * d + 1 for s, d in zip(size, w.dilations, strict=True))
-    across = _same_padding(width, wide, w.strides[0])
-    down = _same_padding(height, high, w.strides[1])
-    return SAME if (across, down) == ((left, right), (top, bottom)) else None
+    across = same_padding(width, size[0], w.strides[0], w.dilations[0])
+    down = same_padding(height, size[1], w.strides[1], w.dilations[1])
+    return Padding.SAME if (across, down) == ((left, right), (top, bottom)) else None
+
+
+def _options(w: Window, scheme: Padding, *, has_dilation: bool = False) -> dict[str, int]:
+    """The window's fields of an operator's options. The schema counts the padding schemes from 0."""
+    fields = {
+        "padding": scheme - 1,
+        "strideW": w.strides[0],
+        "strideH": w.strides[1],
+        "fusedActivationFunction": w.activation,
+    }
+    if has_dilation:
+        fields |= {"dilationWFactor": w.dilations[0], "dilationHFactor": w.dilations[1]}
+    return fields
 
 
 def padded(g: Graph, data: Value, explicit: Sequence[int], fill: Value | None = None) -> Value:
@@ -154,12 +111,12 @@ def bias_of(g: Graph, op: Operation, data: Value, filter_: Value) -> Value:
 
 def conv_2d(g: Graph, op: Operation) -> None:
     """CONV_2D."""
-    _dense(g, op, window(g, op, 3, 0, is_explicit=_is_explicit(g, op, 3, 0)), groups=1)
+    _dense(g, op, window(g, op), groups=1)
 
 
 def grouped_conv_2d(g: Graph, op: Operation) -> None:
     """CONV_2D with fewer filter channels; where LiteRT's kernels have no groups, one CONV_2D per group."""
-    w = window(g, op, 3, 1, is_explicit=len(op.inputs) == 12)
+    w = window(g, op)
     _dense(g, op, w, groups=w.extra[0])
 
 
@@ -171,13 +128,11 @@ def _dense(g: Graph, op: Operation, w: Window, groups: int) -> None:
         size = (g.known(filter_)[2], g.known(filter_)[1])
         scheme = scheme_of(g, image, w, size)
         if scheme is None:
-            image, scheme = padded(g, image, w.explicit), VALID
+            image, scheme = padded(g, image, w.explicit), Padding.VALID
 
         def conv(data: Value, weights: Value, biases: Value, target: Value) -> None:
             g.emit(
-                "CONV_2D", [data, weights, biases], target, "Conv2DOptions",
-                padding=scheme, strideW=w.strides[0], strideH=w.strides[1],
-                fusedActivationFunction=w.activation, dilationWFactor=w.dilations[0], dilationHFactor=w.dilations[1],
+                "CONV_2D", [data, weights, biases], target, "Conv2DOptions", **_options(w, scheme, has_dilation=True)
             )  # fmt: skip
 
         def whole(data: Value, weights: Value, target: Value) -> None:
@@ -237,7 +192,7 @@ def _split(g: Graph, value: Value, axis: int, count: int) -> list[Value]:
 
 def depthwise_conv_2d(g: Graph, op: Operation) -> None:
     """DEPTHWISE_CONV_2D."""
-    w = window(g, op, 3, 1, is_explicit=_is_explicit(g, op, 3, 1))
+    w = window(g, op)
     filter_ = g.input(op, 1)
     bias = bias_of(g, op, g.input(op, 0), filter_)
 
@@ -245,13 +200,12 @@ def depthwise_conv_2d(g: Graph, op: Operation) -> None:
         size = (g.known(filter_)[2], g.known(filter_)[1])
         scheme = scheme_of(g, image, w, size)
         if scheme is None:
-            image, scheme = padded(g, image, w.explicit), VALID
+            image, scheme = padded(g, image, w.explicit), Padding.VALID
 
         def conv(data: Value, weights: Value, target: Value) -> None:
             g.emit(
                 "DEPTHWISE_CONV_2D", [data, weights, bias], target, "DepthwiseConv2DOptions",
-                padding=scheme, strideW=w.strides[0], strideH=w.strides[1], depthMultiplier=w.extra[0],
-                fusedActivationFunction=w.activation, dilationWFactor=w.dilations[0], dilationHFactor=w.dilations[1],
+                depthMultiplier=w.extra[0], **_options(w, scheme, has_dilation=True),
             )  # fmt: skip
 
         weighted(g, image, filter_, out, conv)
@@ -261,11 +215,10 @@ def depthwise_conv_2d(g: Graph, op: Operation) -> None:
 
 def transpose_conv_2d(g: Graph, op: Operation) -> None:
     """TRANSPOSE_CONV; explicit padding is cut off a larger result."""
-    is_explicit = len(op.inputs) == 11
-    w = window(g, op, 3 if is_explicit else 4, 0, is_explicit=is_explicit)
+    w = window(g, op)
     filter_ = g.input(op, 1)
     bias = bias_of(g, op, g.input(op, 0), filter_)
-    shape = None if is_explicit else g.integers(op, 3)
+    shape = None if w.scheme is None else g.integers(op, 3)
 
     def write(image: Value, out: Value) -> None:
         n, height, width, _ = g.known(image)
@@ -273,8 +226,7 @@ def transpose_conv_2d(g: Graph, op: Operation) -> None:
         full = (n, (height - 1) * w.strides[1] + high, (width - 1) * w.strides[0] + wide, depth)
         left, right, top, bottom = w.explicit
         wanted = (n, full[1] - top - bottom, full[2] - left - right, depth)
-        scheme = w.scheme
-        if scheme == SAME:
+        if w.scheme == Padding.SAME:
             assert shape is not None
             # The shape is in the operation's layout.
             wanted = (n, shape[2], shape[3], depth) if w.is_nchw else (n, shape[1], shape[2], depth)
@@ -285,8 +237,7 @@ def transpose_conv_2d(g: Graph, op: Operation) -> None:
             result = target if raw == wanted else g.like(target, raw)
             g.emit(
                 "TRANSPOSE_CONV", [g.int32s(raw), weights, data, bias], result, "TransposeConvOptions",
-                padding=VALID if scheme is None else scheme, strideW=w.strides[0], strideH=w.strides[1],
-                fusedActivationFunction=w.activation,
+                **_options(w, w.scheme or Padding.VALID),
             )  # fmt: skip
             if result is not target:
                 g.emit("SLICE", [result, g.int32s(before), g.int32s(wanted)], target, "SliceOptions")
@@ -300,7 +251,7 @@ def pool(name: str) -> Rule:
     """AVERAGE_POOL_2D, MAX_POOL_2D, L2_POOL_2D."""
 
     def rule(g: Graph, op: Operation) -> None:
-        w = window(g, op, 1, 2, is_explicit=len(op.inputs) >= 10)
+        w = window(g, op)
         size = (w.extra[0], w.extra[1])
 
         def write(image: Value, out: Value) -> None:
@@ -312,10 +263,10 @@ def pool(name: str) -> Rule:
                 kind = np.dtype(image.dtype)
                 lowest = np.finfo(kind).min if kind.kind == "f" else np.iinfo(kind).min
                 fill = g.constant(np.asarray(lowest, dtype=kind), image.quantization)
-                image, scheme = padded(g, image, w.explicit, fill), VALID
+                image, scheme = padded(g, image, w.explicit, fill), Padding.VALID
             g.emit(
-                name, [image], out, "Pool2DOptions", padding=scheme, strideW=w.strides[0], strideH=w.strides[1],
-                filterWidth=size[0], filterHeight=size[1], fusedActivationFunction=w.activation,
+                name, [image], out, "Pool2DOptions",
+                filterWidth=size[0], filterHeight=size[1], **_options(w, scheme),
             )  # fmt: skip
 
         g.in_nhwc(w.is_nchw, g.input(op, 0), g.output(op), write)

@@ -176,9 +176,10 @@ class VersionedDevice(BlockingDevice):
     def supports(self, model: Model) -> Sequence[bool]:
         """See ``BlockingDevice``."""
         breaches = noncompliant_operations(model, self.hal_version, operation_levels(model))
-        part = slice_model(model, breaches)
-        answer = [False] * len(model.main.operations)
-        if part.model is None:
+        count = len(model.main.operations)
+        part = slice_model(model, [i for i in range(count) if i not in breaches])
+        answer = [False] * count
+        if part is None:
             return answer
         # A cut may have opened an interface that the version cannot express: then nothing is certain, and so nothing is supported.
         if noncompliant_operations(part.model, self.hal_version, operation_levels(part.model)):

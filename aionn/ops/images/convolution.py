@@ -18,11 +18,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from aionn.hal import OperandType, OperationType, operand_dtype
+from aionn.hal.windows import WindowArguments, window_arguments
 from aionn.ops.numerics.axes import bounded_shape
 from aionn.ops.numerics.geometry import (
     BLOCK_ELEMENTS,
     Axis,
-    WindowArguments,
     blocks,
     check_window,
     check_working_bytes,
@@ -30,7 +30,6 @@ from aionn.ops.numerics.geometry import (
     laid_out,
     pad_image,
     transposed_axes,
-    window_arguments,
     window_axes,
 )
 from aionn.ops.numerics.weighted_sums import (
@@ -120,32 +119,21 @@ def _check_ranks(check: Check, filter_depth_axis: int, bias_axis: int) -> None:
 # CONV_2D and GROUPED_CONV_2D
 
 
-def _is_explicit(types: Sequence[int], start: int, extras: int) -> bool:
-    """Whether padding is explicit: then an INT32 is at the place of the layout flag."""
-    return len(types) >= start + 7 + extras and types[start + 4 + extras] == OperandType.INT32
+def _arguments(call: Call, operation: OperationType) -> WindowArguments:
+    return window_arguments(operation, [-1 if tensor is None else tensor.type for tensor in call.inputs])
 
 
-def _conv_arguments(types: Sequence[int], extras: int) -> WindowArguments:
-    explicit = _is_explicit(types, 3, extras)
-    beyond = len(types) - (7 + extras + (3 if explicit else 0))
-    return window_arguments(3, extras, is_explicit=explicit, has_layout=beyond >= 1, has_dilation=beyond >= 3)
-
-
-def _grouped_arguments(count: int) -> WindowArguments:
-    return window_arguments(3, 1, is_explicit=count == 12, has_layout=True, has_dilation=False)
-
-
-def _types(call: Call) -> list[int]:
-    return [tensor.type if tensor is not None else -1 for tensor in call.inputs]
+def _checked_arguments(check: Check, *, may_crop: bool = False) -> WindowArguments:
+    arguments = window_arguments(check.operation_type, [operand.type for operand in check.inputs])
+    _check_all_used(check, arguments)
+    check_window(check, arguments, may_crop=may_crop)
+    return arguments
 
 
 def _validate_conv_2d(check: Check) -> None:
     check.counts((7, 8, 10, 11, 13))
     check_weighted(check, channel_dim=0)
-    types = [operand.type for operand in check.inputs]
-    arguments = _conv_arguments(types, 0)
-    _check_all_used(check, arguments)
-    check_window(check, arguments)
+    arguments = _checked_arguments(check)
     _check_ranks(check, 3, 0)
     _check_depths(check, arguments, 1)
 
@@ -154,8 +142,7 @@ def _validate_grouped_conv_2d(check: Check) -> None:
     check.counts((9, 12))
     check.needs(3)
     check_weighted(check, channel_dim=0)
-    arguments = _grouped_arguments(len(check.inputs))
-    check_window(check, arguments)
+    arguments = _checked_arguments(check)
     _check_ranks(check, 3, 0)
     groups = check.constant(arguments.extra[0])
     if groups is not None:
@@ -189,11 +176,11 @@ def _depth_axis(check: Check, arguments: WindowArguments) -> int | None:
 
 
 def _plan_conv_2d(call: Call) -> _Plan:
-    return _plan_dense(call, _conv_arguments(_types(call), 0), groups=1)
+    return _plan_dense(call, _arguments(call, OperationType.CONV_2D), groups=1)
 
 
 def _plan_grouped_conv_2d(call: Call) -> _Plan:
-    arguments = _grouped_arguments(len(call.inputs))
+    arguments = _arguments(call, OperationType.GROUPED_CONV_2D)
     groups = call.scalar(arguments.extra[0])
     if groups < 1:
         call.refuse(f"input {arguments.extra[0]}: expected at least 1 group, got {groups}")
@@ -300,9 +287,7 @@ def _finish(plan: _Plan, sums: Array, target: Array) -> None:
 def _validate_depthwise_conv_2d(check: Check) -> None:
     check.counts((8, 9, 11, 12, 14))
     check_weighted(check, channel_dim=3)
-    arguments = _conv_arguments([operand.type for operand in check.inputs], 1)
-    _check_all_used(check, arguments)
-    check_window(check, arguments)
+    arguments = _checked_arguments(check)
     _check_ranks(check, 3, 3)
     check.extent("input 1", check.inputs[1], 0, 1)
     multiplier = check.constant(arguments.extra[0])
@@ -317,7 +302,7 @@ def _validate_depthwise_conv_2d(check: Check) -> None:
 def _plan_depthwise(call: Call) -> _Plan:
     """Filter [1, height, width, depth out] as one row per tap, repeated for several pixels."""
     data, weights = call.tensor(0), call.tensor(1)
-    arguments = _conv_arguments(_types(call), 1)
+    arguments = _arguments(call, OperationType.DEPTHWISE_CONV_2D)
     is_nchw = _flag(call, arguments.is_nchw)
     batch, height, width, depth = image_shape(data.array, is_nchw)
     multiplier = call.scalar(arguments.extra[0])
@@ -386,21 +371,12 @@ def _convolve_depthwise(image: Array, out: Array, plan: _Plan) -> None:
 # TRANSPOSE_CONV_2D
 
 
-def _transpose_arguments(count: int) -> WindowArguments:
-    # The implicit form has the output's shape before the padding scheme.
-    explicit = count == 11
-    return window_arguments(
-        3 if explicit else 4, 0, is_explicit=explicit, has_layout=True, has_dilation=False
-    )
-
-
 def _validate_transpose_conv_2d(check: Check) -> None:
     check.counts((9, 11))
     check.needs(3)
     check_weighted(check, channel_dim=0)
-    arguments = _transpose_arguments(len(check.inputs))
     # The padding behind may be negative here.
-    check_window(check, arguments, may_crop=True)
+    arguments = _checked_arguments(check, may_crop=True)
     if len(check.inputs) == 9:
         check.input_type(3, (OperandType.TENSOR_INT32,))
         check.input_rank(3, 1)
@@ -412,7 +388,7 @@ def _validate_transpose_conv_2d(check: Check) -> None:
 def _plan_transpose(call: Call) -> _Plan:
     """Filter [depth out, height, width, depth in] as [depth in, taps times depth out]."""
     data, weights = call.tensor(0), call.tensor(1)
-    arguments = _transpose_arguments(len(call.inputs))
+    arguments = _arguments(call, OperationType.TRANSPOSE_CONV_2D)
     is_nchw = _flag(call, arguments.is_nchw)
     batch, height, width, depth = image_shape(data.array, is_nchw)
     _check_filter(call, f"expected rank 4 with {depth} on axis 3", 4)

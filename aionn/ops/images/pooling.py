@@ -17,15 +17,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from aionn.hal import OperandType, OperationType, operand_dtype
+from aionn.hal.windows import WindowArguments, window_arguments
 from aionn.ops.numerics.axes import bounded_shape
 from aionn.ops.numerics.fixed_point import activation_range, float_activation
 from aionn.ops.numerics.geometry import (
     Axis,
-    WindowArguments,
     check_window,
     image_shape,
     laid_out,
-    window_arguments,
     window_axes,
 )
 from aionn.ops.numerics.weighted_sums import DATA_LEVELS, QUANT8
@@ -44,8 +43,8 @@ class _Pooled:
 
 
 def _arguments(count: int) -> WindowArguments:
-    # The window's width and height are between strides and activation.
-    return window_arguments(1, 2, is_explicit=count >= 10, has_layout=count in (8, 11), has_dilation=False)
+    # The three operations have the same forms, and the number of inputs alone selects one.
+    return window_arguments(OperationType.MAX_POOL_2D, (OperandType.INT32,) * count)
 
 
 def _validate(check: Check, levels: dict[OperandType, int]) -> None:

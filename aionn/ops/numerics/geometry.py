@@ -1,7 +1,7 @@
 """The places of windows over an image: padding, stride and dilation, shared by convolution and pooling.
 
-Owns the layout of their arguments, their checks, the resulting extents, and the padding, channels-last layout and blocks of images.
-Computes no operation.
+Owns the checks of their arguments (``aionn.hal.windows`` has the places of these), the resulting extents, and the padding,
+channels-last layout and blocks of images. Computes no operation.
 
 Invariants:
 1. Images inside of a kernel are [batch, height, width, depth], whatever the layout of the operand.
@@ -21,12 +21,12 @@ import numpy.typing as npt
 
 from aionn.errors import InvalidArgument, ResourceExhausted
 from aionn.hal import FusedActivation, OperandType, Padding
+from aionn.hal.windows import WindowArguments, same_padding
 from aionn.ops.signature import Array, Call, Check, Shape
 
 __all__ = [
     "BLOCK_ELEMENTS",
     "Axis",
-    "WindowArguments",
     "blocks",
     "check_activation",
     "check_window",
@@ -34,9 +34,7 @@ __all__ = [
     "image_shape",
     "laid_out",
     "pad_image",
-    "same_padding",
     "transposed_axes",
-    "window_arguments",
     "window_axes",
 ]
 
@@ -48,57 +46,6 @@ WORKING_BYTES_MAX = 1 << 28
 
 WORKING_RATIO_MAX = 8
 """Multiple of the bytes of its image or output that a kernel may use beyond ``WORKING_BYTES_MAX``."""
-
-
-@dataclass(frozen=True, slots=True)
-class WindowArguments:
-    """The input index of each of an operation's window arguments.
-
-    Attributes:
-        padding: One index (implicit scheme), or four: left, right, top, bottom.
-        stride: Width, height.
-        extra: The operation's own INT32 arguments between strides and activation.
-        activation: The fused activation.
-        is_nchw: The layout flag, or None without one: then the layout is NHWC.
-        dilation: Width, height; or None without them: then 1, 1.
-    """
-
-    padding: tuple[int, ...]
-    stride: tuple[int, int]
-    extra: tuple[int, ...]
-    activation: int
-    is_nchw: int | None
-    dilation: tuple[int, int] | None
-
-    @property
-    def indexes(self) -> tuple[int, ...]:
-        """All of them."""
-        layout = () if self.is_nchw is None else (self.is_nchw,)
-        return (*self.padding, *self.stride, *self.extra, self.activation, *layout, *(self.dilation or ()))
-
-
-def window_arguments(
-    start: int, extras: int, *, is_explicit: bool, has_layout: bool, has_dilation: bool
-) -> WindowArguments:
-    """The arguments in the spec's order: padding, strides, ``extras`` arguments, activation, layout, dilations.
-
-    Args:
-        start: Index of the first.
-        extras: Number of arguments between strides and activation.
-        is_explicit: Whether padding is given as four numbers.
-        has_layout: Whether there is a layout flag.
-        has_dilation: Whether there are dilations; they come after a layout flag.
-    """
-    after = start + (4 if is_explicit else 1)
-    activation = after + 2 + extras
-    return WindowArguments(
-        padding=tuple(range(start, after)),
-        stride=(after, after + 1),
-        extra=tuple(range(after + 2, activation)),
-        activation=activation,
-        is_nchw=activation + 1 if has_layout else None,
-        dilation=(activation + 2, activation + 3) if has_dilation else None,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +84,6 @@ class Axis:
         """Number of taps of each output inside the image, padding not counted. Meant for a dilation of 1."""
         starts = np.arange(self.count) * self.stride - self.before
         return np.minimum(starts + self.window, self.extent) - np.maximum(starts, 0)
-
-
-def same_padding(extent: int, window: int, stride: int, dilation: int = 1) -> tuple[int, int]:
-    """Padding before and after an axis so that there are ``ceil(extent / stride)`` outputs; the odd pixel goes behind."""
-    count = -(-extent // stride)
-    needed = max((count - 1) * stride + (window - 1) * dilation + 1 - extent, 0)
-    return needed // 2, needed - needed // 2
 
 
 def check_activation(check: Check, index: int) -> None:

@@ -30,6 +30,7 @@ from aionn.hal import (
     Subgraph,
     operation_type_name,
 )
+from aionn.hal.slicing import without_unused
 from aionn.runtime.placement.partition import (
     CONTROL_FLOW,
     Candidate,
@@ -38,7 +39,6 @@ from aionn.runtime.placement.partition import (
     choose_devices,
     is_unknown,
     make_steps,
-    without_unused,
 )
 
 __all__ = ["INTERPRETER", "Division", "divide", "open_references", "referenced_by", "subgraph_model"]

@@ -15,15 +15,13 @@ device and then to the earlier one, ready queues drained from the last device to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from aionn.errors import GeneralFailure, InvalidArgument
 from aionn.hal import (
-    EXTENSION_TYPE_MIN,
     Capabilities,
-    DataLocation,
     ExecutionPreference,
     FeatureLevel,
     Model,
@@ -36,6 +34,7 @@ from aionn.hal import (
     dimensions_are_known,
     operation_type_name,
 )
+from aionn.hal.slicing import cut_model, read_from_outside, read_outside
 
 __all__ = [
     "CONTROL_FLOW",
@@ -43,14 +42,12 @@ __all__ = [
     "Choice",
     "Step",
     "choose_devices",
-    "cut",
     "has_unknown_sizes",
     "is_unknown",
     "make_steps",
     "needs_reference",
     "referenced_subgraphs",
     "step_model",
-    "without_unused",
 ]
 
 
@@ -272,37 +269,13 @@ def make_steps(model: Model, choices: Sequence[Choice]) -> tuple[Step, ...]:
                 break
         groups.append((device, group))
     return tuple(
-        cut(model, position, device, groups, is_interpreted=device in interpreted)
-        for position, (device, _) in enumerate(groups)
+        _step(model.main, device, operations, is_interpreted=device in interpreted)
+        for device, operations in groups
     )
 
 
-def cut(
-    model: Model,
-    position: int,
-    device: int,
-    groups: Sequence[tuple[int, list[int]]],
-    *,
-    is_interpreted: bool = False,
-) -> Step:
-    """The step of one of the groups that the operations were put into.
-
-    Raises:
-        GeneralFailure: It would have no input or no output, which no driver can be given.
-    """
-    main = model.main
-    operations = groups[position][1]
-    written = {index for i in operations for index in main.operations[i].outputs}
-    read = {index for i in operations for index in main.operations[i].inputs}
-    read_elsewhere = {
-        index
-        for other, (_, group) in enumerate(groups)
-        if other != position
-        for i in group
-        for index in main.operations[i].inputs
-    }
-    inputs = tuple(sorted(i for i in read - written if main.operands[i].lifetime in _HELD))
-    outputs = tuple(sorted(i for i in written if i in read_elsewhere or i in main.output_indexes))
+def _step(main: Subgraph, device: int, operations: Sequence[int], *, is_interpreted: bool) -> Step:
+    inputs, outputs = read_from_outside(main, operations), read_outside(main, operations)
     if not (inputs and outputs) and not is_interpreted:
         names = ", ".join(operation_type_name(main.operations[i].type) for i in operations)
         raise GeneralFailure(
@@ -312,87 +285,5 @@ def cut(
 
 
 def step_model(model: Model, step: Step) -> Model:
-    """The model for a step's device: its inputs and outputs are those of the step, in the step's order.
-
-    Constants stay where they are: the step shares the whole model's memory.
-    """
-    main = model.main
-    used: dict[int, int] = {}
-    extensions = tuple(
-        entry for entry in model.extension_name_to_prefix if _uses(main, step.operations, entry.prefix)
-    )
-    for index in (*step.inputs, *step.outputs):
-        used.setdefault(index, len(used))
-    for i in step.operations:
-        for index in (*main.operations[i].inputs, *main.operations[i].outputs):
-            used.setdefault(index, len(used))
-    lifetimes: Mapping[int, OperandLifeTime] = {
-        **dict.fromkeys(step.inputs, OperandLifeTime.SUBGRAPH_INPUT),
-        **dict.fromkeys(step.outputs, OperandLifeTime.SUBGRAPH_OUTPUT),
-    }
-    operands = tuple(_step_operand(main.operands[index], lifetimes.get(index)) for index in used)
-    operations = tuple(
-        Operation(
-            main.operations[i].type,
-            tuple(used[index] for index in main.operations[i].inputs),
-            tuple(used[index] for index in main.operations[i].outputs),
-        )
-        for i in step.operations
-    )
-    subgraph = Subgraph(
-        operands, operations, tuple(used[i] for i in step.inputs), tuple(used[i] for i in step.outputs)
-    )
-    part = without_unused(msgspec.structs.replace(model, main=subgraph))
-    return part if part.referenced else msgspec.structs.replace(part, extension_name_to_prefix=extensions)
-
-
-def without_unused(model: Model) -> Model:
-    """The model without subgraphs that nothing refers to: a device must not be refused for what it will not run."""
-    needed: set[int] = set()
-    found = _references(model.main)
-    while found:
-        needed |= found
-        found = set().union(*(_references(model.referenced[index]) for index in found)) - needed
-    if len(needed) == len(model.referenced):
-        return model
-    place = {old: new for new, old in enumerate(sorted(needed))}
-    main, *referenced = (
-        _renumbered(subgraph, place) for subgraph in (model.main, *(model.referenced[i] for i in place))
-    )
-    return msgspec.structs.replace(model, main=main, referenced=tuple(referenced))
-
-
-def _references(subgraph: Subgraph) -> set[int]:
-    return {o.location.offset for o in subgraph.operands if o.lifetime == OperandLifeTime.SUBGRAPH}
-
-
-def _renumbered(subgraph: Subgraph, place: Mapping[int, int]) -> Subgraph:
-    if not _references(subgraph):
-        return subgraph
-    operands = tuple(
-        msgspec.structs.replace(o, location=DataLocation(0, place[o.location.offset], 0))
-        if o.lifetime == OperandLifeTime.SUBGRAPH
-        else o
-        for o in subgraph.operands
-    )
-    return msgspec.structs.replace(subgraph, operands=operands)
-
-
-def _uses(main: Subgraph, operations: Sequence[int], prefix: int) -> bool:
-    """Whether operations use an extension, by their own types or their operands'."""
-    codes = [main.operations[i].type for i in operations]
-    codes += [
-        main.operands[index].type
-        for i in operations
-        for index in (*main.operations[i].inputs, *main.operations[i].outputs)
-    ]
-    return any(code // EXTENSION_TYPE_MIN == prefix for code in codes)
-
-
-def _step_operand(operand: Operand, lifetime: OperandLifeTime | None) -> Operand:
-    # The number of operations that read an operand changes with the cut; drivers of the HIDL kind count anew, so nothing is claimed
-    # here.
-    if lifetime is None:
-        return msgspec.structs.replace(operand, consumer_count=None)
-    # Only values change their lifetime, and those have no location: see aionn.validation.
-    return msgspec.structs.replace(operand, lifetime=lifetime, consumer_count=None)
+    """The model for a step's device: its inputs and outputs are those of the step, in the step's order."""
+    return cut_model(model, step.operations, step.inputs, step.outputs)

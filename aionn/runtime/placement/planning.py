@@ -34,6 +34,7 @@ from aionn.hal import (
     check_abilities,
     operation_type_name,
 )
+from aionn.hal.slicing import Slice
 from aionn.models.tflite import load_tflite
 from aionn.observability.tracing import section
 from aionn.platform.loops import finish_all
@@ -52,9 +53,9 @@ from aionn.runtime.placement.division import (
     subgraph_model,
 )
 from aionn.runtime.placement.fallback import Fallback, driver_error
+from aionn.runtime.placement.levels import expressed_at, expressible_part, operation_levels
 from aionn.runtime.placement.partition import Candidate, Step, step_model
 from aionn.runtime.placement.plan import Placement, Plan
-from aionn.runtime.placement.slicing import Slice, expressed_at, operation_levels, slice_model
 from aionn.validation import validate_model
 
 __all__ = ["LoadedModel", "PlanOptions", "keep_plan", "load_model", "make_plan", "restore_plan"]
@@ -423,7 +424,7 @@ def _questions(model: Model, levels: Sequence[int]) -> tuple[int, list[Slice | N
     everything = tuple(range(len(model.main.operations)))
     needed = operation_levels(model) if level > min(levels) else ()
     return level, [
-        Slice(model, everything) if level <= own else slice_model(model, needed, own) for own in levels
+        Slice(model, everything) if level <= own else expressible_part(model, needed, own) for own in levels
     ]
 
 
@@ -438,11 +439,11 @@ async def _ask(
             try:
                 with section("LI_PC", f"ask {device.name}"):
                     answer = await device.hal.supported_operations(question.model)
-                if len(answer) != len(question.operations):
+                if len(answer) != len(question.operation_indexes):
                     raise GeneralFailure(
-                        f"{device.name}: {len(question.operations)} operations, but {len(answer)} answers about support"
+                        f"{device.name}: {len(question.operation_indexes)} operations, but {len(answer)} answers about support"
                     )
-                for operation, is_supported in zip(question.operations, answer, strict=True):
+                for operation, is_supported in zip(question.operation_indexes, answer, strict=True):
                     supported[operation] = bool(is_supported)
             except Exception as e:
                 _logger.warning("%s is left out: asked what it supports, it failed: %s", device.name, e)

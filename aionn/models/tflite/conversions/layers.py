@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from aionn.hal import ChannelQuant, FusedActivation, Operand, OperandType, OperationType, Padding
+from aionn.hal.windows import Window, window_values
 from aionn.models.tflite.graph import (
     OPERAND_RANK_MAX,
     Convert,
@@ -29,6 +30,7 @@ from aionn.models.tflite.graph import (
 )
 from aionn.models.tflite.rounding import MeanFilter, mean_filter, plain_filter
 from aionn.models.tflite.schema import ActivationFunctionType, TensorType, TfliteOperator
+from aionn.models.tflite.tables import OPTIONS
 
 __all__ = [
     "average_pool_2d",
@@ -43,7 +45,9 @@ __all__ = [
     "reduce_sum",
     "reduction_axes",
     "requantize_to",
+    "slide",
     "transpose_conv",
+    "window_of",
     "with_activation",
 ]
 
@@ -55,12 +59,50 @@ UNITS_MAX = 64
 """Most units that become operations of their own; a larger layer becomes one convolution, whose results may be one step apart."""
 
 
-def _padding(g: SubgraphWriter, op: TfliteOperator, table: str) -> int:
+def window_of(g: SubgraphWriter, op: TfliteOperator, table: str, extra: Sequence[int] = ()) -> Window:
+    """The window of an operator's options, without an activation; a kind of options that has no dilations has 1, 1."""
     # The file counts SAME and VALID from 0, the HAL from 1.
     code = op.integer(table, "padding") + 1
     if code not in tuple(Padding):
         g.refuse(op, "padding", "0 (SAME) or 1 (VALID)", code - 1)
-    return code
+    has_dilation = "dilation_w_factor" in OPTIONS[table][1]
+    return Window(
+        scheme=Padding(code),
+        strides=(op.integer(table, "stride_w"), op.integer(table, "stride_h")),
+        extra=tuple(extra),
+        dilations=(op.integer(table, "dilation_w_factor"), op.integer(table, "dilation_h_factor"))
+        if has_dilation
+        else (1, 1),
+    )
+
+
+def slide(
+    g: SubgraphWriter,
+    op: TfliteOperator,
+    table: str,
+    kind: OperationType,
+    inputs: Sequence[int],
+    window: Window,
+    output: int,
+) -> None:
+    """Writes a HAL operation with its window arguments and the operator's fused activation.
+
+    Args:
+        g: Where to.
+        op: Has the activation among its options.
+        table: Its kind of options.
+        kind: The HAL's operation.
+        inputs: The operands before the window arguments.
+        window: The values of these.
+        output: Where the activated result goes.
+    """
+
+    def emit(target: int, activation: int) -> None:
+        values = window_values(kind, window._replace(activation=activation))
+        arguments = [g.boolean(v) if isinstance(v, bool) else g.int32(v) for v in values]
+        g.emit(kind, [*inputs, *arguments], [target])
+
+    with_activation(g, op, table, output, emit)
 
 
 def with_activation(
@@ -138,22 +180,14 @@ def conv_2d(g: SubgraphWriter, op: TfliteOperator) -> None:
     in_shape, filter_shape = g.dimensions(data), g.dimensions(filter_)
     _check_rank(g, op, 4, data, filter_)
     bias = _bias(g, op, 2, data, filter_, filter_shape[0])
-    strides = [g.int32(op.integer(table, "stride_w")), g.int32(op.integer(table, "stride_h"))]
-    padding = g.int32(_padding(g, op, table))
-    dilations = [op.integer(table, "dilation_w_factor"), op.integer(table, "dilation_h_factor")]
+    window = window_of(g, op, table)
+    kind = OperationType.CONV_2D
     groups = in_shape[3] // filter_shape[3] if in_shape[3] and filter_shape[3] else 1
-
-    def emit(output: int, activation: int) -> None:
-        inputs = [data, filter_, bias, padding, *strides]
-        if groups > 1:
-            if dilations != [1, 1]:
-                raise Inexpressible("a grouped convolution with dilation")
-            inputs += [g.int32(groups), g.int32(activation), g.boolean(False)]
-            g.emit(OperationType.GROUPED_CONV_2D, inputs, [output])
-            return
-        g.emit(OperationType.CONV_2D, [*inputs, g.int32(activation), *_dilation(g, dilations)], [output])
-
-    with_activation(g, op, table, g.output(op), emit)
+    if groups > 1:
+        if window.dilations != (1, 1):
+            raise Inexpressible("a grouped convolution with dilation")
+        kind, window = OperationType.GROUPED_CONV_2D, window._replace(extra=(groups,))
+    slide(g, op, table, kind, [data, filter_, bias], window, g.output(op))
 
 
 def depthwise_conv_2d(g: SubgraphWriter, op: TfliteOperator) -> None:
@@ -167,20 +201,8 @@ def depthwise_conv_2d(g: SubgraphWriter, op: TfliteOperator) -> None:
     if not depth_in or depth_out % depth_in:
         g.refuse(op, "input 1", f"a multiple of {depth_in} channels", f"shape {list(g.dimensions(filter_))}")
     bias = _bias(g, op, 2, data, filter_, depth_out)
-    strides = [g.int32(op.integer(table, "stride_w")), g.int32(op.integer(table, "stride_h"))]
-    inputs = [data, filter_, bias, g.int32(_padding(g, op, table)), *strides, g.int32(depth_out // depth_in)]
-    dilations = [op.integer(table, "dilation_w_factor"), op.integer(table, "dilation_h_factor")]
-
-    def emit(output: int, activation: int) -> None:
-        arguments = [*inputs, g.int32(activation), *_dilation(g, dilations)]
-        g.emit(OperationType.DEPTHWISE_CONV_2D, arguments, [output])
-
-    with_activation(g, op, table, g.output(op), emit)
-
-
-def _dilation(g: SubgraphWriter, dilations: Sequence[int]) -> list[int]:
-    """The trailing arguments, which only a dilated convolution needs: data layout NHWC, and the factors."""
-    return [] if list(dilations) == [1, 1] else [g.boolean(False), *map(g.int32, dilations)]
+    window = window_of(g, op, table, (depth_out // depth_in,))
+    slide(g, op, table, OperationType.DEPTHWISE_CONV_2D, [data, filter_, bias], window, g.output(op))
 
 
 def _check_channel_axis(g: SubgraphWriter, filter_: int, axis: int) -> None:
@@ -206,14 +228,8 @@ def transpose_conv(g: SubgraphWriter, op: TfliteOperator) -> None:
     if not is_known(tuple(shape)):
         shape = g.integers_of(op, 0, "output shape")
     bias = _bias(g, op, 3, data, filter_, g.dimensions(filter_)[0])
-    padding = g.int32(_padding(g, op, table))
-    strides = [g.int32(op.integer(table, "stride_w")), g.int32(op.integer(table, "stride_h"))]
-
-    def emit(target: int, activation: int) -> None:
-        inputs = [data, filter_, bias, g.int32s(shape), padding, *strides]
-        g.emit(OperationType.TRANSPOSE_CONV_2D, [*inputs, g.int32(activation), g.boolean(False)], [target])
-
-    with_activation(g, op, table, output, emit)
+    inputs = [data, filter_, bias, g.int32s(shape)]
+    slide(g, op, table, OperationType.TRANSPOSE_CONV_2D, inputs, window_of(g, op, table), output)
 
 
 def pool_2d(kind: OperationType) -> Convert:
@@ -221,14 +237,9 @@ def pool_2d(kind: OperationType) -> Convert:
 
     def convert(g: SubgraphWriter, op: TfliteOperator) -> None:
         table = "Pool2DOptions"
-        names = ("stride_w", "stride_h", "filter_width", "filter_height")
-        inputs = [g.input(op, 0), g.int32(_padding(g, op, table))]
-        inputs += [g.int32(op.integer(table, name)) for name in names]
-
-        def emit(output: int, activation: int) -> None:
-            g.emit(kind, [*inputs, g.int32(activation)], [output])
-
-        with_activation(g, op, table, g.output(op), emit)
+        size = [op.integer(table, name) for name in ("filter_width", "filter_height")]
+        window = window_of(g, op, table, size)
+        slide(g, op, table, kind, [g.input(op, 0)], window, g.output(op))
 
     return convert
 

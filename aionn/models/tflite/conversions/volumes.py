@@ -13,7 +13,8 @@ import math
 import numpy as np
 
 from aionn.hal import OperandType, OperationType, Padding
-from aionn.models.tflite.conversions.layers import with_activation
+from aionn.hal.windows import same_padding
+from aionn.models.tflite.conversions.layers import slide, window_of
 from aionn.models.tflite.graph import Inexpressible, Shape, SubgraphWriter, is_known, stored_shape
 from aionn.models.tflite.schema import TfliteOperator
 
@@ -39,11 +40,11 @@ def conv_3d(g: SubgraphWriter, op: TfliteOperator) -> None:
     shape, taps = data.dimensions, weights.shape
     if not is_known(shape) or taps[3] != shape[4] or not 0 < taps[0] <= TAPS_MAX or 0 in taps:
         raise Inexpressible(f"shape {list(shape)} with filters of shape {list(taps)}")
-    padding = op.integer(_TABLE, "padding") + 1
+    window = window_of(g, op, _TABLE)
     numbers = [op.integer(_TABLE, name) for name in ("stride_d", "dilation_d_factor")]
-    if padding not in tuple(Padding) or min(numbers) < 1:
-        g.refuse(op, "options", "a padding, strides and dilations of at least 1", [padding - 1, *numbers])
-    rows, depth = _taps(g, op, shape, taps[0], padding == Padding.SAME)
+    if min(numbers) < 1:
+        g.refuse(op, "options", "strides and dilations of at least 1", numbers)
+    rows, depth = _taps(g, op, shape, taps[0], window.scheme == Padding.SAME)
     joined = g.temporary(OperandType.TENSOR_FLOAT32, (*g.dimensions(rows[0])[:3], taps[0] * taps[3]))
     if len(rows) == 1:
         joined = rows[0]
@@ -55,21 +56,12 @@ def conv_3d(g: SubgraphWriter, op: TfliteOperator) -> None:
     kernel = g.constant(OperandType.TENSOR_FLOAT32, flat)
     has_bias = g.has(op, 2)
     bias = g.input(op, 2) if has_bias else g.zeros(OperandType.TENSOR_FLOAT32, (taps[4],))
-    names = ("stride_w", "stride_h")
-    arguments = [joined, kernel, bias, g.int32(padding), *(g.int32(op.integer(_TABLE, n)) for n in names)]
-    dilations = [g.int32(op.integer(_TABLE, f"dilation_{axis}_factor")) for axis in "wh"]
     output = g.output(op)
     result = g.output_tensor(op).dimensions
     if len(result) != 5 or not is_known(result) or result[:2] != (shape[0], depth):
         raise Inexpressible(f"a result of shape {list(result)} with {depth} slices")
     assert g.dimensions(output) == stored_shape(result), "the leading axes are merged"
-
-    def emit(target: int, activation: int) -> None:
-        g.emit(
-            OperationType.CONV_2D, [*arguments, g.int32(activation), g.boolean(False), *dilations], [target]
-        )
-
-    with_activation(g, op, _TABLE, output, emit)
+    slide(g, op, _TABLE, OperationType.CONV_2D, [joined, kernel, bias], window, output)
 
 
 def _taps(
@@ -79,17 +71,17 @@ def _taps(
     stride, dilation = (op.integer(_TABLE, name) for name in ("stride_d", "dilation_d_factor"))
     batches, extent, *rest = shape
     reach = (count - 1) * dilation + 1
-    depth = -(-extent // stride) if is_same else (extent - reach) // stride + 1
+    before, after = same_padding(extent, count, stride, dilation) if is_same else (0, 0)
+    missing = before + after
+    depth = (missing + extent - reach) // stride + 1
     if depth < 1:
         g.refuse(op, "input 1 (filters)", f"a depth within {extent} slices", reach)
-    missing = max((depth - 1) * stride + reach - extent, 0) if is_same else 0
-    before = missing // 2
     g.model.check_budget(8 * batches * depth)
     rows = g.input(op, 0)
     if missing:
         apart = g.reshaped(rows, (batches, extent, math.prod(rest)))
         padded = g.like(apart, (batches, extent + missing, math.prod(rest)))
-        paddings = g.int32s(np.array([[0, 0], [before, missing - before], [0, 0]]))
+        paddings = g.int32s(np.array([[0, 0], [before, after], [0, 0]]))
         g.emit(OperationType.PAD, [apart, paddings], [padded])
         rows = g.reshaped(padded, (batches * (extent + missing), *rest))
     firsts = np.arange(batches)[:, None] * (extent + missing) + np.arange(depth) * stride

@@ -9,39 +9,20 @@ import pytest
 
 from aionn.errors import InvalidArgument
 from aionn.hal import Operand, OperandType
+from aionn.hal.windows import WindowArguments
 from aionn.ops import Call, Tensor
 from aionn.ops.numerics import geometry
-from aionn.ops.numerics.geometry import Axis, blocks, pad_image, same_padding, window_arguments, window_axes
+from aionn.ops.numerics.geometry import Axis, blocks, pad_image, window_axes
 
 SCALAR = Operand(OperandType.INT32)
 
 
 def axes(values: list[int], *, extents: tuple[int, int], window: tuple[int, int], dilations: bool = False):
-    arguments = window_arguments(
+    arguments = WindowArguments.consecutive(
         0, 0, is_explicit=len(values) >= 7, has_layout=dilations, has_dilation=dilations
     )
     call = Call([Tensor(SCALAR, np.int32(value)) for value in values], [])
     return window_axes(call, arguments, *extents, *window)
-
-
-@pytest.mark.parametrize("stride", [1, 2, 3, 5])
-@pytest.mark.parametrize("dilation", [1, 2])
-def test_same_padding_gives_one_output_per_stride(stride: int, dilation: int) -> None:
-    for extent, window in itertools.product(range(1, 12), range(1, 6)):
-        before, after = same_padding(extent, window, stride, dilation)
-        span = (window - 1) * dilation + 1
-        assert 0 <= after - before <= 1
-        assert (before + extent + after - span) // stride + 1 == -(-extent // stride)
-
-
-def test_window_arguments_stand_in_the_order_of_the_spec() -> None:
-    implicit = window_arguments(3, 0, is_explicit=False, has_layout=True, has_dilation=True)
-    assert (implicit.padding, implicit.stride, implicit.activation) == ((3,), (4, 5), 6)
-    assert (implicit.is_nchw, implicit.dilation) == (7, (8, 9))
-    explicit = window_arguments(3, 1, is_explicit=True, has_layout=True, has_dilation=True)
-    assert (explicit.padding, explicit.stride, explicit.extra) == ((3, 4, 5, 6), (7, 8), (9,))
-    assert (explicit.activation, explicit.is_nchw, explicit.dilation) == (10, 11, (12, 13))
-    assert explicit.indexes == tuple(range(3, 14))
 
 
 def test_explicit_padding_comes_left_right_top_bottom() -> None:
@@ -64,7 +45,7 @@ def test_explicit_padding_comes_left_right_top_bottom() -> None:
 )
 def test_illegal_windows_are_refused_with_the_place(values: list[int], message: str) -> None:
     dilations = len(values) == 7 and values[0] == 2
-    arguments = window_arguments(
+    arguments = WindowArguments.consecutive(
         0, 0, is_explicit=len(values) == 7 and not dilations, has_layout=dilations, has_dilation=dilations
     )
     call = Call([Tensor(SCALAR, np.int32(value)) for value in values], [])

@@ -16,14 +16,14 @@ import pytest
 TABLE = """
 PartitioningTest
     SimpleModel: partition one_device_gives_one_step
-    SimpleModel: slicing ready_operations_of_a_device_join_its_step
-    SliceModel: slicing slice_has_what_the_level_can_express
-    SliceModel: slicing slice_makes_inputs_and_outputs_of_what_was_cut
-    SliceModelToEmpty: slicing nothing_is_left_of_a_model_above_the_level
+    SimpleModel: levels ready_operations_of_a_device_join_its_step
+    SliceModel: levels slice_has_what_the_level_can_express
+    SliceModel: levels slice_makes_inputs_and_outputs_of_what_was_cut
+    SliceModelToEmpty: levels nothing_is_left_of_a_model_above_the_level
     Cpu: partition_plans what_only_the_reference_device_does_stands_between_two_steps_of_a_device
     SetPartitioning: partition_plans failing_partition_by_mode
-    ModelOutputAsStepModelInput: slicing output_that_a_later_step_reads_is_the_callers_as_well
-    OemOperations: slicing oem_operation_goes_to_who_knows_it_or_nobody
+    ModelOutputAsStepModelInput: levels output_that_a_later_step_reads_is_the_callers_as_well
+    OemOperations: levels oem_operation_goes_to_who_knows_it_or_nobody
     RelaxedFP: partition relaxed_models_use_the_relaxed_entries
     Perf: partition_plans score_is_of_the_first_inputs_type
     ZeroInputStepModel: partition_plans step_that_no_driver_can_be_given_puts_the_whole_model_on_the_reference_device

@@ -12,11 +12,9 @@ Source: ``MetaModel`` of the NN HAL's common code.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import msgspec
 
-from aionn.errors import GeneralFailure
 from aionn.hal import (
     EXTENSION_OPERATION_MIN,
     OPERAND_TYPE_PROPERTIES,
@@ -29,22 +27,11 @@ from aionn.hal import (
     Subgraph,
     is_extension_operand_type,
 )
+from aionn.hal.slicing import Slice, slice_model
 from aionn.ops import validate_operation
-from aionn.runtime.placement.partition import cut, is_unknown, referenced_subgraphs, step_model
+from aionn.runtime.placement.partition import is_unknown, referenced_subgraphs
 
-__all__ = ["Slice", "expressed_at", "operation_levels", "slice_model"]
-
-
-class Slice(NamedTuple):
-    """A part of a model that a device may see.
-
-    Attributes:
-        model: The part, a model of its own.
-        operations: Which operations of the whole model it has, in its order.
-    """
-
-    model: Model
-    operations: tuple[int, ...]
+__all__ = ["expressed_at", "expressible_part", "operation_levels"]
 
 
 def operation_levels(model: Model) -> tuple[int, ...]:
@@ -84,22 +71,13 @@ def expressed_at(model: Model, level: int) -> Model:
     return model
 
 
-def slice_model(model: Model, levels: Sequence[int], level: int) -> Slice | None:
+def expressible_part(model: Model, levels: Sequence[int], level: int) -> Slice | None:
     """The part that a device of a level can be queried about; None if that is nothing.
-
-    Inputs and outputs of operations that were taken out become outputs and inputs of the slice.
 
     Args:
         model: The whole model.
         levels: From ``operation_levels``.
         level: The device's.
     """
-    kept = [index for index, needed in enumerate(levels) if needed <= level]
-    if not kept:
-        return None
-    rest = [index for index, needed in enumerate(levels) if needed > level]
-    try:
-        step = cut(model, 0, 0, [(0, kept), (1, rest)])
-    except GeneralFailure:
-        return None
-    return Slice(expressed_at(step_model(model, step), level), tuple(kept))
+    part = slice_model(model, [index for index, needed in enumerate(levels) if needed <= level])
+    return None if part is None else part._replace(model=expressed_at(part.model, level))

@@ -29,8 +29,8 @@ from aionn.hal import (
     Subgraph,
     uniform_capabilities,
 )
+from aionn.runtime.placement.levels import expressed_at, expressible_part, operation_levels
 from aionn.runtime.placement.partition import Candidate, Step, choose_devices, make_steps, step_model
-from aionn.runtime.placement.slicing import expressed_at, operation_levels, slice_model
 from aionn.testing.models import chain
 from aionn.validation import validate_model
 
@@ -82,15 +82,15 @@ def test_level_of_an_operation_is_the_least_that_can_express_it() -> None:
     ("level", "kept"), [(1, (0, 4)), (2, (0, 4)), (3, (0, 1, 3, 4)), (4, (0, 1, 2, 3, 4))]
 )
 def test_slice_has_what_the_level_can_express(level: int, kept: tuple[int, ...]) -> None:
-    part = slice_model(LEVELS, operation_levels(LEVELS), level)
-    assert part is not None and part.operations == kept
+    part = expressible_part(LEVELS, operation_levels(LEVELS), level)
+    assert part is not None and part.operation_indexes == kept
     assert validate_model(part.model) <= level
     types = [operation.type for operation in part.model.main.operations]
     assert types == [LEVELS.main.operations[i].type for i in kept]
 
 
 def test_slice_makes_inputs_and_outputs_of_what_was_cut() -> None:
-    part = slice_model(LEVELS, operation_levels(LEVELS), 1)
+    part = expressible_part(LEVELS, operation_levels(LEVELS), 1)
     assert part is not None
     assert len(part.model.main.input_indexes) == 2  # the model's, and what RSQRT would have written
     assert len(part.model.main.output_indexes) == 2
@@ -98,7 +98,7 @@ def test_slice_makes_inputs_and_outputs_of_what_was_cut() -> None:
 
 def test_nothing_is_left_of_a_model_above_the_level() -> None:
     model = chain([Op.HARD_SWISH])
-    assert slice_model(model, operation_levels(model), 3) is None
+    assert expressible_part(model, operation_levels(model), 3) is None
 
 
 def test_value_of_unknown_size_needs_level_3() -> None:
