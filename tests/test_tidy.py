@@ -32,7 +32,7 @@ LOWEST = {"aionn.errors", "aionn.hal", "aionn.observability", "aionn.platform", 
 MODEL_LAYER = {"aionn.ops", "aionn.models", "aionn.validation", "aionn.interpreter"}
 DRIVER_LAYER = LOWEST | MODEL_LAYER | {"aionn.realtime", "aionn.scheduler", "fmq"}
 RUNTIME_LAYER = DRIVER_LAYER | {"aionn.burst", "aionn.drivers.registry", "aionn.scheduler", "aionn.service"}
-PRODUCT = RUNTIME_LAYER | {"aionn.runtime", "aionn.media", "aionn.simulation"}
+PRODUCT = RUNTIME_LAYER | {"aionn.reports", "aionn.runtime", "aionn.media", "aionn.simulation"}
 
 # Each row speaks for what is below it, and a unit may always import itself.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -55,11 +55,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"aionn.drivers.kit", "aionn.drivers.reference", "aionn.drivers.registry"},
     "aionn.scheduler": LOWEST,
     "aionn.service": RUNTIME_LAYER - {"aionn.models", "aionn.ops", "aionn.interpreter", "aionn.service"},
-    "aionn.runtime": RUNTIME_LAYER,
+    "aionn.reports": {"aionn.errors"},
+    "aionn.runtime": RUNTIME_LAYER | {"aionn.reports"},
     "aionn.media": {"aionn.errors"},
     "aionn.realtime": {"aionn.errors"},
     "aionn.simulation": LOWEST
-    | {"aionn.models", "aionn.drivers.kit", "aionn.drivers.simulated", "aionn.scheduler"},
+    | {"aionn.models", "aionn.drivers.kit", "aionn.drivers.simulated", "aionn.reports", "aionn.scheduler"},
     "aionn.benchmarking": PRODUCT,
     "aionn.conformance": PRODUCT | {"aionn", "aionn.drivers.*", "aionn.testing"},
     "aionn.testing": PRODUCT | {"aionn", "aionn.drivers.*", "aionn.conformance"},

@@ -1,103 +1,92 @@
 """The report as one HTML page that needs nothing else: tables, and histograms as inline SVG.
 
-Owns the page. Colours go with words, so that the page can be read without them; it follows the reader's light or dark setting.
+Owns what the page shows; ``aionn.reports`` has the frame, the style and the plots. Colours go with words, so that the page can be
+read without them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from html import escape
-
 from aionn.benchmarking.bench import BenchmarkReport, DeviceReport
 from aionn.benchmarking.figures import Spread, figure_text
 from aionn.benchmarking.loadgen import LOAD_HEADS, load_cells
+from aionn.reports.colours import device_roles
+from aionn.reports.columns import counted
+from aionn.reports.html_page import Html, document, element, joined, marked, swatch, table
+from aionn.reports.plots import Bar, bars, histogram
 
 __all__ = ["render_page"]
 
-WIDTH, HEIGHT, LEFT, BELOW = 460, 150, 36, 22
+SHARES_SHOWN = 12
+"""Types of operations that are drawn, the largest first: all others together are a few percent."""
 
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1b1f24; --soft: #667; --line: #d5d8dd; --bar: #2b6cb0; --paper: #fff; --good: #1a7f4b;
-  --bad: #b3261e; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e8eb; --soft: #9aa3ad; --line: #3a4048; --bar: #6ea8e0; --paper: #15181c;
-  --good: #5fc28c; --bad: #f08a80; } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 2rem auto; max-width: 62rem;
-  padding: 0 1rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; } h3 { font-size: 1rem; margin: 0 0 .3rem; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; }
-th, td { padding: .25rem .8rem .25rem 0; border-bottom: 1px solid var(--line); text-align: right; }
-th:first-child, td:first-child { text-align: left; } caption { text-align: left; color: var(--soft); }
-.better { color: var(--good); } .worse, .failure { color: var(--bad); } .plots { display: flex; flex-wrap: wrap; gap: 1.5rem; }
-.wide + .wide, .wide + .plots { margin-top: 1.2rem; }
-svg { max-width: 100%; height: auto; } svg text { fill: var(--soft); font-size: 11px; } svg rect { fill: var(--bar); }
-svg line { stroke: var(--line); } p.note { color: var(--soft); }
-"""
+FAILURES_SHOWN = 10
+
+_KINDS = {"better": "good", "same": "soft", "worse": "bad"}
+"""The colour of each verdict."""
 
 
 def render_page(report: BenchmarkReport) -> str:
     """The whole page."""
-    name = escape(report.model)
     against = (
-        f"compared with {escape(report.baseline)}"
+        f"compared with {report.baseline}"
         if report.baseline
         else "without a baseline: LiteRT is not installed"
     )
-    body = [
-        f"<h1>{name}</h1>",
-        f'<p class="note">{len(report.devices)} device(s), {against}.</p>',
-        _overview(report),
-    ]
-    body += [_device(device) for device in report.devices]
-    body.append(
-        '<p class="note">A quantile is reported if at least five samples are beyond it. Histograms end at the 99th percentile; '
-        "values beyond count in the last bar.</p>"
-    )
-    return (
-        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{name}: benchmark</title>\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">\n'
-        f"<style>{_STYLE}</style>\n</head>\n<body>\n" + "\n".join(body) + "\n</body>\n</html>\n"
+    roles = device_roles(device.device for device in report.devices)
+    return document(
+        report.model,
+        element("p", f"{counted(len(report.devices), 'device')}, {against}.", class_="soft"),
+        _overview(report, roles),
+        *(_device(device, roles[device.device]) for device in report.devices),
+        element(
+            "p",
+            "A quantile is reported if at least five samples are beyond it. Histograms end at the 99th percentile; "
+            "values beyond count in the last bar.",
+            class_="soft",
+        ),
+        title=f"{report.model}: benchmark",
     )
 
 
-def _overview(report: BenchmarkReport) -> str:
+def _overview(report: BenchmarkReport, roles: dict[str, str]) -> Html:
     heads = ("device", "path", "p50 ms", "p90 ms", "p99 ms", "mean ms", "per s", "against the baseline")
-    rows = []
+    rows: list[tuple[object, ...]] = []
     for device in report.devices:
+        name = swatch(roles[device.device], device.device)
         if device.failure is not None:
-            failure = f'<td colspan="7" class="failure">{escape(device.failure)}</td>'
-            rows.append(f"<tr><td>{escape(device.device)}</td>{failure}</tr>")
+            rows.append((name, marked(device.failure, "bad")))
             continue
         for index, (path, spread) in enumerate(device.latency_ms.items()):
-            cells = [
-                device.device,
-                path,
-                *(figure_text(v, 3) for v in (spread.p50, spread.p90, spread.p99, spread.mean)),
-            ]
-            cells.append(figure_text(device.throughput, 1) if path == "burst" else "")
-            told = device.compared or ""
-            mark = f'<td class="{told}">{told}</td>' if index == 0 else "<td></td>"
-            rows.append(f"<tr>{_cells(cells)}{mark}</tr>")
-    return _table("Latency and throughput", heads, rows)
+            figures = (figure_text(v, 3) for v in (spread.p50, spread.p90, spread.p99, spread.mean))
+            rate = figure_text(device.throughput, 1) if path == "burst" else ""
+            rows.append((name, path, *figures, rate, _verdict(device.compared) if index == 0 else ""))
+    return table(heads, rows, caption="Latency and throughput")
 
 
-def _table(caption: str, heads: Sequence[str], rows: Sequence[str]) -> str:
-    """A table of rows that are HTML already."""
-    head = "".join(f"<th>{text}</th>" for text in heads)
-    return (
-        f'<div class="wide"><table><caption>{caption}</caption><tr>{head}</tr>{"".join(rows)}</table></div>'
+def _verdict(verdict: str | None) -> object:
+    return "" if verdict is None else marked(verdict, _KINDS.get(verdict, "soft"))
+
+
+def _device(device: DeviceReport, role: str) -> Html:
+    head = joined(
+        element("h2", swatch(role, device.device)),
+        element("p", f"driver version {device.version}", class_="soft"),
+    )
+    if device.failure is not None:
+        return joined(head, element("p", marked(device.failure, "bad")))
+    caption = "LoadGen; latency counts from when a query was due"
+    load = table(LOAD_HEADS, [load_cells(found) for found in device.load.values()], caption=caption)
+    plots = [_histogram(device.device, path, spread, role) for path, spread in device.latency_ms.items()]
+    return joined(
+        head,
+        table((), _facts(device)),
+        load if device.load else None,
+        element("div", *plots, _shares(device, role), class_="plots"),
     )
 
 
-def _cells(values: Sequence[object]) -> str:
-    return "".join(f"<td>{escape(str(value))}</td>" for value in values)
-
-
-def _device(device: DeviceReport) -> str:
-    title = f"<h2>{escape(device.device)}</h2><p class='note'>driver version {escape(device.version)}</p>"
-    if device.failure is not None:
-        return title + f'<p class="failure">{escape(device.failure)}</p>'
-    facts = []
+def _facts(device: DeviceReport) -> list[tuple[str, object]]:
+    facts: list[tuple[str, object]] = []
     compiled = device.compile_ms
     if compiled is not None:
         facts.append(("compilation", f"{compiled.fresh.mean:.1f} ms"))
@@ -117,63 +106,36 @@ def _device(device: DeviceReport) -> str:
     if device.evaluation is not None:
         for name, value in device.evaluation.values.items():
             facts.append((f"right answers: {name}", f"{value:.4g}"))
-        told = device.judged
-        if told is not None:
-            facts.append(("right answers against the baseline", f'<span class="{told}">{told}</span>'))
-        for failure in device.evaluation.failures[:10]:
-            facts.append(("beyond a limit", f'<span class="failure">{escape(failure)}</span>'))
-    rows = "".join(f"<tr><td>{name}</td><td>{value}</td></tr>" for name, value in facts)
-    plots = "".join(_histogram(device.device, path, spread) for path, spread in device.latency_ms.items())
-    tables = f'<div class="wide"><table>{rows}</table></div>{_load(device)}'
-    return f'{title}{tables}<div class="plots">{plots}{_shares(device)}</div>'
+        if device.judged is not None:
+            facts.append(("right answers against the baseline", _verdict(device.judged)))
+        for failure in device.evaluation.failures[:FAILURES_SHOWN]:
+            facts.append(("beyond a limit", marked(failure, "bad")))
+    return facts
 
 
-def _load(device: DeviceReport) -> str:
-    if not device.load:
-        return ""
-    rows = [f"<tr>{_cells(load_cells(report))}</tr>" for report in device.load.values()]
-    return _table("LoadGen; latency counts from when a query was due", LOAD_HEADS, rows)
-
-
-def _shares(device: DeviceReport) -> str:
-    """A bar for each type of operation, the largest first."""
+def _shares(device: DeviceReport, role: str) -> Html | None:
+    """A bar for each type of operation, the largest first; the largest one is as wide as the plot."""
     if not device.shares:
-        return ""
-    shown, step, left = device.shares[:12], 18, 190
-    high = step * len(shown)
-    parts = []
-    for index, share in enumerate(shown):
-        y, width = index * step, (WIDTH - left - 60) * share.share / shown[0].share
-        name = escape(f"{share.operation} x{share.count}")
-        parts.append(f'<text x="{left - 6}" y="{y + 13}" text-anchor="end">{name}</text>')
-        parts.append(f'<rect x="{left}" y="{y + 3}" width="{max(width, 1):.1f}" height="{step - 6}"/>')
-        parts.append(f'<text x="{left + max(width, 1) + 4:.1f}" y="{y + 13}">{share.share:.1%}</text>')
-    words = escape(f"Share of each type of operation on {device.device}")
-    return (
-        '<figure style="margin:0"><h3>operations</h3>'
-        f'<svg role="img" aria-label="{words}" viewBox="0 0 {WIDTH} {high}" width="{WIDTH}" height="{high}">{"".join(parts)}</svg>'
-        "</figure>"
-    )
+        return None
+    shown = device.shares[:SHARES_SHOWN]
+    rows = [
+        Bar(
+            f"{s.operation} x{s.count}",
+            f"{s.share:.1%}",
+            [(s.share / (shown[0].share or 1.0), role, f"{s.operation}: {s.share:.1%}")],
+        )
+        for s in shown
+    ]
+    title = f"Share of each type of operation on {device.device}"
+    return element("figure", element("h3", "operations"), bars(title, rows))
 
 
-def _histogram(device: str, path: str, spread: Spread) -> str:
-    """Bars over milliseconds; the axes show least, limit and the fullest bar."""
-    most = max(spread.histogram)
-    step = (WIDTH - LEFT) / len(spread.histogram)
-    bars = []
-    for index, count in enumerate(spread.histogram):
-        high = (HEIGHT - BELOW - 10) * count / most
-        x, y = LEFT + index * step, HEIGHT - BELOW - high
-        bars.append(f'<rect x="{x:.1f}" y="{y:.1f}" width="{step - 1:.1f}" height="{high:.1f}"/>')
-    base = HEIGHT - BELOW
-    words = escape(
-        f"Histogram of {spread.count} latencies of {device} through {path}: mean {spread.mean:.3f} ms"
-    )
-    return (
-        f'<figure style="margin:0"><h3>{escape(path)}</h3>'
-        f'<svg role="img" aria-label="{words}" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}">'
-        f'<line x1="{LEFT}" y1="{base}" x2="{WIDTH}" y2="{base}"/>{"".join(bars)}'
-        f'<text x="{LEFT}" y="{HEIGHT - 6}">{spread.min:.3f} ms</text>'
-        f'<text x="{WIDTH}" y="{HEIGHT - 6}" text-anchor="end">{spread.limit:.3f} ms</text>'
-        f'<text x="{LEFT - 4}" y="14" text-anchor="end">{most}</text></svg></figure>'
+def _histogram(device: str, path: str, spread: Spread, role: str) -> Html:
+    title = f"Histogram of {spread.count} latencies of {device} through {path}: mean {spread.mean:.3f} ms"
+    ends = f"{counted(spread.count, 'execution')}, {spread.min:.3f} ms to {spread.limit:.3f} ms"
+    return element(
+        "figure",
+        element("h3", path),
+        histogram(title, spread.histogram, spread.min, spread.limit, unit="ms", role=role),
+        element("figcaption", ends),
     )

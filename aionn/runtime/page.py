@@ -1,19 +1,18 @@
 """A compilation as one self-contained HTML page: the graph as SVG, each device's operations in a colour of their own.
 
-Owns the layout: operations in rows, one below those whose results they read. ``aionn.models.dot`` has the graph's labels.
-
-Invariants:
-1. The page loads nothing from anywhere, and every text in it is escaped.
-2. Equal compilations give equal pages.
+Owns the layout: operations in rows, one below those whose results they read. ``aionn.models.dot`` has the graph's labels,
+``aionn.reports`` the frame, the style and the colours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
 from aionn.errors import InvalidArgument
 from aionn.hal import Model, Operand, operand_type_name
+from aionn.reports.colours import device_roles
+from aionn.reports.columns import counted
+from aionn.reports.html_page import Html, document, element, key, scrolled, table
 from aionn.runtime.placement.plan import Placement, Plan
 
 __all__ = ["compilation_page"]
@@ -28,16 +27,6 @@ _BULGE_MIN, _BULGE_PER_ROW, _BULGE_MAX = 18, 6, 54
 
 _LETTERS_MAX = 36
 """The text that a box is wide enough for."""
-
-_COLOURS = ("#4477aa", "#cc6677", "#228833", "#997700", "#aa3377", "#117788", "#555555", "#884400")
-"""Dark enough for white text, and distinguishable for colour-blind readers; devices beyond them repeat."""
-
-_STYLE = """body{font:14px sans-serif;margin:1.5em}svg text{font:11px sans-serif;fill:#fff;pointer-events:none}
-.sheet{display:flex;flex-wrap:wrap;gap:2em;align-items:flex-start}
-.key span{display:inline-block;padding:.2em .6em;margin-right:.6em;color:#fff;border-radius:4px}
-path{fill:none;stroke:#999}table{border-collapse:collapse;margin-top:1em;max-width:44em}
-td,th{padding:.15em .7em;text-align:left;vertical-align:top}td:nth-child(4){white-space:nowrap}
-tr:nth-child(even){background:#f4f4f4}"""
 
 
 def compilation_page(plan: Plan, *, title: str = "compilation") -> str:
@@ -55,48 +44,52 @@ def compilation_page(plan: Plan, *, title: str = "compilation") -> str:
     if count > OPERATIONS_MAX:
         raise InvalidArgument(f"page: expected at most {OPERATIONS_MAX} operations, got {count}")
     # An IF or WHILE that is interpreted has a colour too, beside those of the devices that its subgraphs go to.
-    placed_on = dict.fromkeys(
-        (*(device.name for device in plan.devices), *(p.device for p in plan.placement))
-    )
-    colours = {device: _COLOURS[index % len(_COLOURS)] for index, device in enumerate(placed_on)}
+    roles = device_roles((*(device.name for device in plan.devices), *(p.device for p in plan.placement)))
     numbers = {p.operation: p for p in plan.placement if not p.subgraph}
-    key = "".join(
-        f'<span style="background:{colour}">{escape(device)}: '
-        f"{_counted(sum(p.device == device for p in plan.placement), 'operation')}</span>"
-        for device, colour in colours.items()
-    )
-    rows = "".join(
-        f"<tr><td>{p.subgraph or 'main'}</td><td>{p.operation}</td><td>{escape(p.type)}</td>"
-        f"<td>{escape(p.device)}</td><td>{escape(p.reason)}</td></tr>"
-        for p in plan.placement
-    )
-    return (
-        f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f"<style>{_STYLE}</style></head><body><h1>{escape(title)}</h1>"
-        f'<p>{_counted(count, "operation")} in {_counted(len(plan.steps), "step")}</p><p class="key">{key}</p>'
-        f'<div class="sheet">{_drawing(model, numbers, colours)}'
-        f"<table><tr><th>subgraph</th><th>operation</th><th>type</th><th>device</th>"
-        f"<th>why there</th></tr>{rows}</table></div></body></html>\n"
+    entries = [
+        (role, f"{device}: {counted(sum(p.device == device for p in plan.placement), 'operation')}")
+        for device, role in roles.items()
+    ]
+    rows = [(f"{p.subgraph or 'main'}.{p.operation}", p.type, p.device, p.reason) for p in plan.placement]
+    heads = ("operation", "type", "device", "why there")
+    return document(
+        title,
+        element("p", f"{counted(count, 'operation')} in {counted(len(plan.steps), 'step')}"),
+        key(entries),
+        element(
+            "div",
+            scrolled("graph of the operations", _drawing(model, numbers, roles)),
+            table(heads, rows, text=("why there",)),
+            class_="beside",
+        ),
     )
 
 
-def _drawing(model: Model, placed: dict[int, Placement], colours: dict[str, str]) -> str:
+def _drawing(model: Model, placed: dict[int, Placement], roles: dict[str, str]) -> Html:
     places = _places(model)
     width = 2 * _MARGIN + _BULGE_MAX + max(x + _BOX_WIDTH for x, _ in places)
     height = 2 * _MARGIN + max(y + _BOX_HEIGHT for _, y in places)
-    shapes = [*_lines(model, places)]
+    shapes = _lines(model, places)
     for index, (x, y) in enumerate(places):
         placement = placed[index]
         results = ", ".join(_described(model.main.operands[i]) for i in model.main.operations[index].outputs)
-        told = escape(f"{index}: {placement.type} on {placement.device}, {placement.reason}; gives {results}")
+        title = f"{index}: {placement.type} on {placement.device}, {placement.reason}; gives {results}"
+        left, upper = x + _MARGIN, y + _MARGIN
+        fill = f"var(--{roles[placement.device]})"
         shapes.append(
-            f'<g><title>{told}</title><rect x="{x + _MARGIN}" y="{y + _MARGIN}" width="{_BOX_WIDTH}" '
-            f'height="{_BOX_HEIGHT}" rx="4" fill="{colours[placement.device]}"/>'
-            f'<text x="{x + _MARGIN + 6}" y="{y + _MARGIN + 15}">{index}: {escape(_fitting(placement.type))}</text>'
-            f'<text x="{x + _MARGIN + 6}" y="{y + _MARGIN + 30}">{escape(_fitting(results))}</text></g>'
+            element(
+                "g",
+                element("title", title),
+                element("rect", x=left, y=upper, width=_BOX_WIDTH, height=_BOX_HEIGHT, rx=4, fill=fill),
+                element(
+                    "text", f"{index}: {_fitting(placement.type)}", x=left + 6, y=upper + 15, class_="box"
+                ),
+                element("text", _fitting(results), x=left + 6, y=upper + 30, class_="box"),
+            )
         )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}">{"".join(shapes)}</svg>'
+    title = f"{counted(len(places), 'operation')}, each below those whose results it reads"
+    return element(
+        "svg", element("title", title), *shapes, role="img", aria_label=title, width=width, height=height
     )
 
 
@@ -107,10 +100,6 @@ def _described(operand: Operand) -> str:
 
 def _fitting(text: str) -> str:
     return text if len(text) <= _LETTERS_MAX else text[: _LETTERS_MAX - 1] + "…"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _places(model: Model) -> list[tuple[int, int]]:
@@ -127,7 +116,7 @@ def _places(model: Model) -> list[tuple[int, int]]:
     return places
 
 
-def _lines(model: Model, places: Sequence[tuple[int, int]]) -> list[str]:
+def _lines(model: Model, places: Sequence[tuple[int, int]]) -> list[Html]:
     writer = {i: index for index, operation in enumerate(model.main.operations) for i in operation.outputs}
     lines = []
     for index, operation in enumerate(model.main.operations):
@@ -139,10 +128,10 @@ def _lines(model: Model, places: Sequence[tuple[int, int]]) -> list[str]:
                     # Straight down it would be hidden behind what it passes.
                     x, bulge = x0 + _MARGIN + _BOX_WIDTH, min(_BULGE_MAX, _BULGE_MIN + _BULGE_PER_ROW * rows)
                     ay, by = (y + _MARGIN + _BOX_HEIGHT // 2 for y in (y0, y1))
-                    lines.append(f'<path d="M{x} {ay}C{x + bulge} {ay} {x + bulge} {by} {x} {by}"/>')
+                    lines.append(element("path", d=f"M{x} {ay}C{x + bulge} {ay} {x + bulge} {by} {x} {by}"))
                     continue
                 ax, ay = x0 + _MARGIN + _BOX_WIDTH // 2, y0 + _MARGIN + _BOX_HEIGHT
                 bx, by = x1 + _MARGIN + _BOX_WIDTH // 2, y1 + _MARGIN
                 middle = (ay + by) // 2
-                lines.append(f'<path d="M{ax} {ay}C{ax} {middle} {bx} {middle} {bx} {by}"/>')
+                lines.append(element("path", d=f"M{ax} {ay}C{ax} {middle} {bx} {middle} {bx} {by}"))
     return lines

@@ -1,4 +1,4 @@
-"""A page in headless Chromium: its console output, and the visible parts of its plots.
+"""A page in headless Chromium: its console output, the visible parts of its plots, and what a reader could not read.
 
 Owns one Chromium process and the words of its DevTools protocol that a test of a page needs, over a pair of pipes: no port, no
 further package. Refuses to click and type; a test of an application needs a real driver for that.
@@ -20,13 +20,13 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-__all__ = ["BrowserError", "SeenPage", "find_browser", "see_page"]
+__all__ = ["BrowserError", "SeenPage", "Window", "find_browser", "see_page", "see_windows"]
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 OPTIONS = (
@@ -48,14 +48,63 @@ _LOOK = """
   const seen = element => { const r = element.getBoundingClientRect(); return r.width >= 1 && r.height >= 1; };
   const plots = [...document.querySelectorAll('svg, canvas')].filter(seen);
   const marks = svg => [...svg.querySelectorAll('rect, path, circle, line, polyline')].filter(seen).length;
+  const cut = [], crossing = [], pale = [], broken = [], width = document.documentElement.clientWidth;
+  const rgb = text => (text.match(/[0-9.]+/g) || [0, 0, 0, 0]).map(Number);
+  const light = ([r, g, b]) => [r, g, b].reduce((sum, value, i) => { const v = value / 255;
+    return sum + [.2126, .7152, .0722][i] * (v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4); }, 0);
+  const paper = element => {
+    for (let e = element; e; e = e.parentElement) {
+      const box = e.tagName === 'g' && e.querySelector(':scope > rect');
+      const colour = rgb(getComputedStyle(box || e)[box ? 'fill' : 'backgroundColor']);
+      if (colour.length < 4 || colour[3] > 0) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const node = texts.currentNode, parent = node.parentElement, style = getComputedStyle(parent);
+    if (!node.data.trim() || !parent.checkVisibility() || parent.tagName === 'title') continue;
+    const isDrawn = parent instanceof SVGElement, ink = rgb(isDrawn ? style.fill : style.color);
+    const [a, b] = [light(ink), light(paper(parent))].sort((x, y) => y - x), got = (a + .05) / (b + .05);
+    if (got < 4.5) pale.push(`${node.data.trim()}: ${got.toFixed(2)}`);
+    const range = document.createRange();
+    for (const word of node.data.matchAll(/[^\\s/.-]+/g)) {
+      range.setStart(node, word.index); range.setEnd(node, word.index + word[0].length);
+      const boxes = [...range.getClientRects()];
+      if (word[0].length <= 36 && new Set(boxes.map(box => Math.round(box.top))).size > 1) broken.push(word[0]);
+      const isScrolled = parent.closest('.scrolled');
+      if (!isScrolled && boxes.some(box => box.left < -.5 || box.right > width + .5)) cut.push(word[0]);
+    }
+  }
+  for (const plot of plots) {
+    const labels = [...plot.querySelectorAll(':scope > text, :scope > g > text')].map(e => [e, e.getBoundingClientRect()]);
+    labels.forEach(([e, r], i) => labels.slice(0, i).forEach(([other, o]) => {
+      if (r.left < o.right - 1 && o.left < r.right - 1 && r.top < o.bottom - 3 && o.top < r.bottom - 3)
+        crossing.push(`${other.textContent} and ${e.textContent}`);
+    }));
+  }
   return JSON.stringify({
     title: document.title,
     text: document.body.innerText,
     plots: plots.map(marks),
     width: document.documentElement.scrollWidth,
+    cut, crossing, pale, broken,
+    paper: paper(document.body),
   });
 })()
 """
+
+
+class Window(NamedTuple):
+    """A window: its size in pixels, and whether its reader wants a dark page."""
+
+    width: int = 1200
+    height: int = 900
+    is_dark: bool = False
+
+
+WINDOW = Window()
+"""The window of a desktop, light."""
 
 
 class BrowserError(Exception):
@@ -69,7 +118,12 @@ class SeenPage(msgspec.Struct, frozen=True):
         title: Of the document.
         text: As a reader sees it.
         plots: Of each visible plot, how many marks (bars, lines, points) are visible in it.
-        width: How wide the page is in pixels, in a window 1,200 wide: more than that must be scrolled sideways.
+        width: How wide the page is in pixels: more than the window must be scrolled sideways.
+        paper: Red, green and blue of the page's background.
+        cut: Words that reach beyond the window, and are not in a box that is scrolled by itself.
+        crossing: Pairs of labels of a drawing that overlap.
+        pale: Texts whose contrast with what is behind them is below 4.5, and that contrast.
+        broken: Words of at most 36 letters that are broken across lines; a hyphen, a slash and a full stop end a word.
         requests: Addresses that it fetched, beside itself.
         console: Errors and warnings on its console, and exceptions that were not caught.
     """
@@ -78,6 +132,11 @@ class SeenPage(msgspec.Struct, frozen=True):
     text: str
     plots: list[int]
     width: int
+    paper: list[float] = []
+    cut: list[str] = []
+    crossing: list[str] = []
+    pale: list[str] = []
+    broken: list[str] = []
     requests: list[str] = []
     console: list[str] = []
 
@@ -87,8 +146,22 @@ def find_browser() -> str | None:
     return next((found for name in NAMES if (found := shutil.which(name))), None)
 
 
-def see_page(path: Path, *, timeout_s: float = 60.0, browser: str | None = None) -> SeenPage:
+def see_page(
+    path: Path, window: Window = WINDOW, *, timeout_s: float = 60.0, browser: str | None = None
+) -> SeenPage:
     """Opens a file in Chromium and looks at it.
+
+    Raises:
+        BrowserError: There is no browser, it died, or it did not answer in time.
+    """
+    (page,) = see_windows(path, [window], timeout_s=timeout_s, browser=browser)
+    return page
+
+
+def see_windows(
+    path: Path, windows: Sequence[Window], *, timeout_s: float = 60.0, browser: str | None = None
+) -> list[SeenPage]:
+    """Opens a file in one Chromium, in one window after the other, and looks at it in each.
 
     Raises:
         BrowserError: There is no browser, it died, or it did not answer in time.
@@ -97,19 +170,30 @@ def see_page(path: Path, *, timeout_s: float = 60.0, browser: str | None = None)
     if program is None:
         raise BrowserError(f"expected one of {', '.join(NAMES)} on PATH, got none")
     with _started(program, timeout_s) as talk:
-        target = talk.ask("Target.createTarget", url="about:blank")["targetId"]
-        session = talk.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            talk.ask(f"{domain}.enable", session=session)
-        address = path.resolve().as_uri()
-        talk.ask("Page.navigate", session=session, url=address)
-        talk.wait_for("Page.loadEventFired")
-        found = talk.ask("Runtime.evaluate", session=session, expression=_LOOK, returnByValue=True)
-        if "exceptionDetails" in found:
-            raise BrowserError(f"{path}: cannot be looked at: {found['exceptionDetails']}")
-        page = msgspec.json.decode(found["result"]["value"], type=SeenPage)
-        requests = [name for name in talk.requests() if name != address and not name.startswith("data:")]
-        return msgspec.structs.replace(page, requests=requests, console=talk.complaints())
+        return [_look(talk, path, window) for window in windows]
+
+
+def _look(talk: _Talk, path: Path, window: Window) -> SeenPage:
+    target = talk.ask("Target.createTarget", url="about:blank")["targetId"]
+    session = talk.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+    for domain in ("Page", "Runtime", "Log", "Network"):
+        talk.ask(f"{domain}.enable", session=session)
+    size = {"width": window.width, "height": window.height, "deviceScaleFactor": 1, "mobile": False}
+    talk.ask("Emulation.setDeviceMetricsOverride", session=session, **size)
+    setting = {"name": "prefers-color-scheme", "value": "dark" if window.is_dark else "light"}
+    talk.ask("Emulation.setEmulatedMedia", session=session, features=[setting])
+    talk.forget_events()
+    address = path.resolve().as_uri()
+    talk.ask("Page.navigate", session=session, url=address)
+    talk.wait_for("Page.loadEventFired")
+    found = talk.ask("Runtime.evaluate", session=session, expression=_LOOK, returnByValue=True)
+    if "exceptionDetails" in found:
+        raise BrowserError(f"{path}: cannot be looked at: {found['exceptionDetails']}")
+    page = msgspec.json.decode(found["result"]["value"], type=SeenPage)
+    requests = [name for name in talk.requests() if name != address and not name.startswith("data:")]
+    seen = msgspec.structs.replace(page, requests=requests, console=talk.complaints())
+    talk.ask("Target.closeTarget", targetId=target)
+    return seen
 
 
 class _Talk:
@@ -144,6 +228,10 @@ class _Talk:
     def wait_for(self, event: str) -> None:
         while not any(found.get("method") == event for found in self._events):
             self._events.append(self._receive(event))
+
+    def forget_events(self) -> None:
+        """Leaves the events of an earlier page out of what is reported of the next one."""
+        self._events.clear()
 
     def requests(self) -> list[str]:
         return [

@@ -129,7 +129,7 @@ def test_page_has_a_plot_per_device_and_path_and_needs_no_network() -> None:
     assert "&lt;b&gt;odd&lt;/b&gt;" in page
     assert "<b>odd" not in page
     assert "broken &amp; gone" in page
-    assert '<td class="worse">worse</td>' in page
+    assert '<td data-head="against the baseline"><span class="bad">worse</span></td>' in page
     assert "812.5" in page
     assert "123.4" in page
     assert "top-1 is &lt;low&gt;" in page

@@ -18,7 +18,6 @@ from aionn.testing.models import chain
 from tests.support.split import SplitDevice
 
 Values = npt.NDArray[np.float32]
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 async def test_page_is_self_contained_and_coloured_by_device(example_data: Path) -> None:
@@ -27,10 +26,10 @@ async def test_page_is_self_contained_and_coloured_by_device(example_data: Path)
         net = await runtime.compile(example_data / "shapes_int8.tflite")
         page = net.page(title="<shapes> & more")
     assert "<h1>&lt;shapes&gt; &amp; more</h1>" in page
-    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+    assert "http" not in page
     drawing = page[page.index("<svg") : page.index("</svg>") + 6]
     svg = ElementTree.fromstring(drawing)
-    boxes = list(svg.iter("{http://www.w3.org/2000/svg}rect"))
+    boxes = list(svg.iter("rect"))
     assert len(boxes) == len(net.placement)
     assert len({box.get("fill") for box in boxes}) == len(net.devices) > 1
     corners = {(box.get("x"), box.get("y")) for box in boxes}
@@ -104,9 +103,8 @@ async def test_line_that_passes_other_operations_keeps_beside_them() -> None:
     async with aionn.open(devices=[ReferenceDevice("a")]) as runtime:
         page = (await runtime.compile(model)).page()
     svg = ElementTree.fromstring(page[page.index("<svg") : page.index("</svg>") + 6])
-    space = "{http://www.w3.org/2000/svg}"
-    edge = max(int(r.get("x", 0)) + int(r.get("width", 0)) for r in svg.iter(f"{space}rect"))
-    starts = [int(p.get("d", "")[1:].split()[0]) for p in svg.iter(f"{space}path")]
+    edge = max(int(r.get("x", 0)) + int(r.get("width", 0)) for r in svg.iter("rect"))
+    starts = [int(p.get("d", "")[1:].split()[0]) for p in svg.iter("path")]
     assert sorted(starts)[-1] == edge and starts.count(edge) == 1 and len(starts) == 3
     assert int(svg.get("width", 0)) > edge
     assert "3 operations in 1 step<" in page
@@ -119,7 +117,7 @@ def drawn(page: str) -> ElementTree.Element:
 def boxes_of(svg: ElementTree.Element) -> list[tuple[int, int, int, int]]:
     """Left, upper, right and lower edge of each operation's box."""
     found = []
-    for box in svg.iter(f"{SVG}rect"):
+    for box in svg.iter("rect"):
         x, y, width, height = (int(box.get(name, 0)) for name in ("x", "y", "width", "height"))
         found.append((x, y, x + width, y + height))
     return found
@@ -142,7 +140,7 @@ async def test_lines_go_from_what_writes_to_what_reads_and_no_box_meets_another(
             assert left > other_right or other_left > right or upper > other_lower or other_upper > lower
     middles = [(left + right) // 2 for left, _, right, _ in boxes]
     ends = set()
-    for path in svg.iter(f"{SVG}path"):
+    for path in svg.iter("path"):
         numbers = [int(number) for number in path.get("d", "").removeprefix("M").replace("C", " ").split()]
         ends.add((*numbers[:2], *numbers[-2:]))
         assert numbers[1] <= min(numbers[3::2]) and max(numbers[1::2]) == numbers[-1], "it does not turn back"
@@ -162,7 +160,7 @@ async def test_long_descriptions_are_cut_to_the_width_of_a_box() -> None:
     graph.operation(OperationType.SPLIT, [x, 0, 4], parts)
     async with aionn.open(devices=[ReferenceDevice("a")]) as runtime:
         page = (await runtime.compile(graph.build(parts))).page()
-    texts = [text.text for text in drawn(page).iter(f"{SVG}text")]
+    texts = [text.text for text in drawn(page).iter("text")]
     assert texts == ["0: SPLIT", "2 FLOAT32, 2 FLOAT32, 2 FLOAT32, 2 …"]
 
 
@@ -173,4 +171,4 @@ async def test_description_that_just_fits_a_box_is_whole() -> None:
     graph.operation(OperationType.SPLIT, [x, 0, 2], parts)
     async with aionn.open(devices=[ReferenceDevice("a")]) as runtime:
         page = (await runtime.compile(graph.build(parts))).page()
-    assert [text.text for text in drawn(page).iter(f"{SVG}text")][1] == "100x10x10 FLOAT32, 100x10x10 FLOAT32"
+    assert [text.text for text in drawn(page).iter("text")][1] == "100x10x10 FLOAT32, 100x10x10 FLOAT32"
