@@ -41,8 +41,8 @@ _KINDS = (
 KINDS = _KINDS.split()
 """As in failing_calls.c."""
 
-LIFE_S_MAX = 15.0
-LEFT_S_MAX = 5.0
+LIFE_S_MAX = 30.0
+LEFT_S_MAX = 20.0
 NUMBERS_MAX = 500
 """No life makes so many calls of a kind."""
 
