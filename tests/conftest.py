@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,6 +66,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("long"):
             item.add_marker(pytest.mark.skip(reason=LONG_FORM))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Gives each of several workers a share of neighbours, so that one of them sets up what the tests of a module share.
+
+    The default hands out tests in turn: each worker would start the module's driver process, and read its data.
+    """
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log) if config.getoption("dist") == "load" else None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -197,6 +209,17 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
 
 
+OBJECTS_MAX = 20_000
+"""Objects that live long and that a collection looks at: some milliseconds, and some tests collect hundreds of times."""
+
+
+def _freeze_what_stays() -> None:
+    """Takes what modules leave, such as what they have imported and cached, away from the collections of later tests."""
+    if len(gc.get_objects(generation=2)) > OBJECTS_MAX:
+        gc.collect()
+        gc.freeze()
+
+
 _held = pytest.StashKey[Belongings]()
 """What was held after the test before: nothing of ours runs between two tests, and looking costs milliseconds."""
 
@@ -250,6 +273,8 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     # pytest keeps the fixtures' values until the test is reported; what they hold counts as given back here.
     getattr(item, "funcargs", {}).clear()
     item.session.stash[_held], left = _left_over(item.session.stash[_held])
+    if nextitem is not None and nextitem.path != item.path:
+        _freeze_what_stays()
     if left:
         pytest.fail("left behind: " + "; ".join(left), pytrace=False)
     return result

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import fnmatch
 import importlib
-import importlib.metadata
 import os
 import re
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from aionn.errors import DeviceUnavailable, InvalidArgument
 from aionn.hal import Device, DeviceInfo
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
 
 __all__ = [
     "BUILT_IN",
@@ -90,9 +92,16 @@ ON_REQUEST = ("simulated",)
 """Drivers that are used when they are named, and never because they are there. A simulated device is named after its profile."""
 
 
+def _entry_points() -> EntryPoints:
+    # Imported here: a process of one of our own drivers does not need it, and starts by a twentieth earlier.
+    from importlib.metadata import entry_points
+
+    return entry_points(group=ENTRY_POINT_GROUP)
+
+
 def driver_names() -> tuple[str, ...]:
     """The drivers that are used where none is named: those of others first, the reference driver last."""
-    others = {e.name for e in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)} - BUILT_IN.keys()
+    others = {entry.name for entry in _entry_points()} - BUILT_IN.keys()
     own = (name for name in BUILT_IN if name != "reference" and name not in ON_REQUEST)
     return (*sorted(others), *own, "reference")
 
@@ -112,11 +121,11 @@ def load_factory(name: str) -> DriverFactory:
     elif ":" in name:
         target = name
     else:
-        found = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP, name=name)
+        found = [entry.value for entry in _entry_points() if entry.name == name]
         if not found:
             known = ", ".join((*driver_names(), *ON_REQUEST))
             raise InvalidArgument(f"driver {name!r}: expected one of {known}")
-        target = next(iter(found)).value
+        target = found[0]
     module_name, _, attribute = target.partition(":")
     try:
         factory = getattr(importlib.import_module(module_name), attribute)

@@ -91,8 +91,12 @@ def test_drawn_samples_give_the_peers_answers(example_data: Path, name: str) -> 
     compare(*answers(example_data / f"{name}.tflite", drawn(name.split("_")[0])))
 
 
+UINT8 = [pytest.param(name, marks=pytest.mark.long) for name in MODELS if name.endswith("uint8")]
+"""Their kernels are those of the int8 models, which are in the ordinary run."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*(name for name in MODELS if not name.endswith("uint8")), *UINT8])
 def test_every_sample_of_the_test_set_gives_the_peers_answer(shared: Path, name: str) -> None:
     folder = shared / "models"
     real = whole_set(folder, name.split("_")[0])

@@ -66,7 +66,6 @@ threading.Thread(target=tell(lambda: list(results))).start()
 }
 
 END = {
-    "end": ("", 0),
     "sys.exit": ("sys.exit(3)", 3),
     "exception": ("raise ValueError('of the application')", 1),
     "SIGTERM": ("os.kill(os.getpid(), signal.SIGTERM); signal.pause()", -signal.SIGTERM),

@@ -362,7 +362,7 @@ class FencesAgainstModel(RuleBasedStateMachine):
 
 
 FencesAgainstModel.TestCase.settings = settings(
-    max_examples=150,
+    max_examples=100,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,
@@ -385,7 +385,7 @@ except ImportError:
 else:
     FencesAgainstModelOnUvloop.loop_factories = (uvloop.new_event_loop, asyncio.new_event_loop)
     FencesAgainstModelOnUvloop.TestCase.settings = settings(
-        FencesAgainstModel.TestCase.settings, max_examples=50
+        FencesAgainstModel.TestCase.settings, max_examples=30
     )
     TestFencesAgainstModelOnUvloop = FencesAgainstModelOnUvloop.TestCase
 

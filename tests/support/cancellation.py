@@ -39,8 +39,8 @@ async def cancelled_natively(work: Coroutine[Any, Any, Any] | asyncio.Task[Any],
 
 
 READINGS_MAX = 16
-"""Readings of the kernel's list of children until two agree: a process that starts and reaps others all the time must not hold its
-reader without a limit, and no test changes its children during each of so many."""
+"""Readings of the kernel's list of children until two agree: a process that starts and reaps others all the time must not make its
+reader wait without a limit, and no test changes its children during each of so many."""
 
 
 def child_processes() -> set[int]:

@@ -47,14 +47,29 @@ def digits(example_data: Path) -> Path:
     return example_data / "digits_float.tflite"
 
 
+@pytest.fixture
+def answer_here(aionn_here: Command) -> Callable[..., Any]:
+    """What a command prints as JSON, in this process."""
+
+    def run(*arguments: str | Path) -> Any:
+        finished = aionn_here(*arguments, "--json")
+        assert (finished.returncode, finished.stderr) == (0, "")
+        (line,) = finished.stdout.splitlines()
+        return json.loads(line)
+
+    return run
+
+
 def test_devices_lists_the_reference_device_last() -> None:
     report = answer("devices")
     last = report["devices"][-1]
     assert (last["name"], last["type"], last["status"]) == ("reference", "cpu", "available")
 
 
-def test_inspect_counts_operations_and_asks_devices(example_data: Path) -> None:
-    report = answer("inspect", example_data / "shapes_int8.tflite")
+def test_inspect_counts_operations_and_asks_devices(
+    example_data: Path, answer_here: Callable[..., Any]
+) -> None:
+    report = answer_here("inspect", example_data / "shapes_int8.tflite")
     assert report["operations"]["DEPTHWISE_CONV_2D"] == 5
     assert report["feature_level"] == 4
     # The last layer has a scale for each of its five units: it becomes five operations, and one that joins them.
@@ -72,10 +87,10 @@ def test_run_is_reproducible_by_seed(digits: Path, aionn_here: Command) -> None:
     assert first == again != other
 
 
-def test_run_reads_and_writes_arrays(digits: Path, tmp_path: Path) -> None:
+def test_run_reads_and_writes_arrays(digits: Path, tmp_path: Path, answer_here: Callable[..., Any]) -> None:
     given = np.full((1, 49, 40, 1), np.log(1e-6), np.float32)
     np.save(tmp_path / "in.npy", given)
-    report = answer(
+    report = answer_here(
         "run", digits, "--input", tmp_path / "in.npy", "--output", tmp_path / "out.npz", "--count", "3"
     )
     assert report["executions"] == 3
@@ -84,7 +99,9 @@ def test_run_reads_and_writes_arrays(digits: Path, tmp_path: Path) -> None:
         assert int(written["output0"].argmax()) == report["outputs"][0]["largest"][0]["index"] == 0
 
 
-def test_stream_counts_every_item(example_data: Path, tmp_path: Path, digits: Path) -> None:
+def test_stream_counts_every_item(
+    example_data: Path, tmp_path: Path, digits: Path, answer_here: Callable[..., Any]
+) -> None:
     import wave
 
     with (
@@ -93,7 +110,7 @@ def test_stream_counts_every_item(example_data: Path, tmp_path: Path, digits: Pa
     ):
         short.setparams(whole.getparams())
         short.writeframes(whole.readframes(2 * whole.getframerate()))
-    report = answer(
+    report = answer_here(
         "stream", digits, "--audio", tmp_path / "short.wav", "--keep", "all", "--deadline-ms", "5000"
     )
     assert report["items"] == report["on_time"] + report["late"] + report["dropped"] == 11

@@ -203,7 +203,7 @@ def author(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aionn_here: Command)
     return run
 
 
-@pytest.mark.parametrize("isolation", ["process", "in_process"])
+@pytest.mark.parametrize("isolation", [pytest.param("process", marks=pytest.mark.long), "in_process"])
 def test_driver_that_is_only_a_module_gets_a_legal_name_and_all_reports(
     author: Command, tmp_path: Path, isolation: str
 ) -> None:
@@ -223,7 +223,7 @@ def test_driver_that_is_only_a_module_gets_a_legal_name_and_all_reports(
     ("target", "words"),
     [
         ("refuses", "makes no device: OSError: not plugged in"),
-        ("ends", "makes no device: SystemExit: 3"),
+        pytest.param("ends", "makes no device: SystemExit: 3", marks=pytest.mark.long),
         ("absent", "has no attribute 'absent'"),
     ],
 )

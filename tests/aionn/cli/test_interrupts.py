@@ -74,8 +74,8 @@ def test_any_import_can_be_interrupted(number: int, times: int) -> None:
     assert (ended.returncode, ended.stderr) == (130, "aionn: interrupted\n")
 
 
-@pytest.mark.parametrize("times", [1, 2])
-@pytest.mark.parametrize("command", ["devices", "run", "inspect"])
+@pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("command", ["devices", "run", pytest.param("inspect", marks=pytest.mark.long)])
 def test_command_is_interrupted_while_it_starts_a_driver_process(
     command: str, times: int, example_data: Path
 ) -> None:

@@ -23,8 +23,8 @@ from aionn.simulation.baselines import policy_named
 from aionn.simulation.engine import Engine, prepare
 from aionn.simulation.report import page as simulation_page
 from aionn.simulation.workload import read_workload
-from aionn.testing.browser import SeenPage, Window, find_browser, see_windows
-from aionn.testing.split import SplitDevice
+from tests.support.browser import SeenPage, Window, find_browser, see_windows
+from tests.support.split import SplitDevice
 
 WIDTHS = (360, 800, 1400)
 WINDOWS = [Window(width, is_dark=is_dark) for width in WIDTHS for is_dark in (False, True)]

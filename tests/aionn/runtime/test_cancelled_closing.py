@@ -18,8 +18,8 @@ import aionn
 from aionn.hal import OperationType
 from aionn.runtime.background import Background
 from aionn.service.client.supervisor import DriverProcess
-from aionn.testing.cancellation import child_processes
 from aionn.testing.models import chain
+from tests.support.cancellation import child_processes
 
 TURNS_MAX = 60
 """More turns than opening and closing take in this process."""

@@ -1,8 +1,9 @@
 """Video every 33 ms and audio every 10 ms at HIGH beside a LOW flood on the reference device, in real time; and what was decided
-there, decided again in virtual time from the recorded arrivals and durations.
+there, decided again in virtual time from the recorded arrivals and durations. Periods are longer where the machine is busy.
 """
 
 import contextlib
+import statistics
 from pathlib import Path
 
 import anyio
@@ -17,8 +18,19 @@ from aionn.scheduler.work import Preempt, Start
 from aionn.testing.clock import run
 
 MODEL = Path(__file__).parents[3] / "examples" / "data" / "shapes_int8.tflite"
-SECONDS = 2.0
+AUDIO, VIDEO = 100, 30
+"""Windows and frames: those of a second."""
+
 FLOODS = 4
+
+MEASURED = 9
+"""Executions before the streams begin, whose median is the device's speed at that moment."""
+
+EXECUTIONS_PER_WINDOW = 6
+"""Of so many executions that the device could do in 10 ms, one is a window's; it does more on a machine that does nothing else."""
+
+SLOWER_MAX = 8.0
+"""So many times the scenario may be stretched: then it takes eight seconds."""
 
 
 class Recorder(Dispatcher):
@@ -89,9 +101,15 @@ async def play():
         device = runtime.devices[0]
         net = await runtime.compile(MODEL)
         inputs = [np.zeros(spec.dimensions, spec.dtype) for spec in net.inputs]
-        await net.execute(inputs)
+        took_s = []
+        for _ in range(MEASURED):
+            began_s = anyio.current_time()
+            await net.execute(inputs)
+            took_s.append(anyio.current_time() - began_s)
+        # On a machine that is busy with others everything takes longer by about as much: periods, deadlines and executions.
+        window_s = min(max(0.01, EXECUTIONS_PER_WINDOW * statistics.median(took_s)), 0.01 * SLOWER_MAX)
         device.dispatcher = Recorder(now_ns)
-        end_s = anyio.current_time() + SECONDS
+        end_s = anyio.current_time() + AUDIO * window_s
 
         async def one(name, deadline_s, priority):
             try:
@@ -100,19 +118,19 @@ async def play():
             except MissedDeadline:
                 counts[name][1] += 1
 
-        async def periodic(tasks, name, period_s):
-            begin_s = anyio.current_time()
-            for number in range(round(SECONDS / period_s)):
+        async def periodic(tasks, name, count):
+            begin_s, period_s = anyio.current_time(), AUDIO * window_s / count
+            for number in range(count):
                 await anyio.sleep(max(0.0, begin_s + number * period_s - anyio.current_time()))
                 tasks.start_soon(one, name, period_s, "high")
 
         async def flood():
             while anyio.current_time() < end_s:
-                await one("flood", 1.0, "low")
+                await one("flood", AUDIO * window_s, "low")
 
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(periodic, tasks, "video", 1 / 30)
-            tasks.start_soon(periodic, tasks, "audio", 0.01)
+            tasks.start_soon(periodic, tasks, "video", VIDEO)
+            tasks.start_soon(periodic, tasks, "audio", AUDIO)
             for _ in range(FLOODS):
                 tasks.start_soon(flood)
         return counts, device.dispatcher
@@ -147,8 +165,8 @@ def test_high_keeps_its_deadlines_low_goes_on_and_virtual_time_decides_the_same(
     counts, record = anyio.run(play)
     kept = counts["video"][0] + counts["audio"][0]
     lost = counts["video"][1] + counts["audio"][1]
-    assert kept + lost == round(SECONDS * 30) + round(SECONDS * 100)
-    # A wide bound, since the machine may be busy with others; benchmarks/scheduler.py asks for 1 % on one that is not.
+    assert kept + lost == VIDEO + AUDIO
+    # A wide bound, since how busy the machine is changes; benchmarks/scheduler.py asks for 1 % on one that is not.
     assert kept >= 0.1 * (kept + lost), counts
     assert counts["flood"][0] >= 1, "LOW starves"
     priorities = [about["priority"] for _, what, about in record.events if what == "enter"]

@@ -76,18 +76,19 @@ class Stage(NamedTuple):
     folder: Path
 
 
-@pytest.fixture
-def stage(library: Path, tmp_path: Path, repository: Path) -> Stage:
-    plan = tmp_path / "plan"
+@pytest.fixture(scope="module")
+def stage(library: Path, tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Stage:
+    folder = tmp_path_factory.mktemp("stage")
+    plan = folder / "plan"
     plan.write_bytes(bytes(64))
     path = os.pathsep.join(filter(None, (str(repository), str(HERE), os.environ.get("PYTHONPATH"))))
     more = {"LD_PRELOAD": str(library), "FAILING_CALLS_PLAN": str(plan), "PYTHONPATH": path}
-    return Stage({**os.environ, **more}, plan, tmp_path)
+    return Stage({**os.environ, **more}, plan, folder)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server(stage: Stage) -> Iterator[tuple[int, Path]]:
-    """A driver process that outlives the lives of its clients, whatever fails in it."""
+    """A driver process that outlives the lives of the clients of all tests, whatever fails in it."""
     path, log = stage.folder / "device.sock", stage.folder / "server.log"
     command = [sys.executable, "-m", "aionn", "serve", "reference", "--socket", str(path), "--quiet"]
     with (
@@ -155,18 +156,20 @@ def test_shortage_in_the_driver_process_is_an_error_and_passes(
     assert outcomes["driver:accept:EMFILE"] == {"success": 1}  # The client waits in the backlog.
 
 
-@pytest.mark.parametrize("role", ["client", "driver"])
-def test_interrupted_calls_are_made_again(stage: Stage, server: tuple[int, Path], role: str) -> None:
-    faults = [f"{role}:recvmsg:EINTR", f"{role}:sendmsg:EAGAIN", f"{role}:sendmsg:EINTR"]
+def test_interrupted_calls_are_made_again(stage: Stage, server: tuple[int, Path]) -> None:
+    interruptions = ("recvmsg:EINTR", "sendmsg:EAGAIN", "sendmsg:EINTR")
+    faults = [*of("client", interruptions), *of("driver", interruptions)]
     outcomes = lives(stage, server, faults, step=12)
     assert all(set(outcomes[fault]) == {"success"} for fault in faults)
-    assert outcomes[faults[0]]["success"] >= 2
+    for role in ("client", "driver"):
+        assert outcomes[f"{role}:recvmsg:EINTR"]["success"] >= 2
 
 
-@pytest.mark.parametrize("role", ["client", "driver"])
-def test_connection_that_fails_ends_alone(stage: Stage, server: tuple[int, Path], role: str) -> None:
-    outcomes = lives(stage, server, of(role, TRAFFIC), step=15)
-    assert sum(sum(counts.values()) for counts in outcomes.values()) >= 4
+def test_connection_that_fails_ends_alone(stage: Stage, server: tuple[int, Path]) -> None:
+    outcomes = lives(stage, server, [*of("client", TRAFFIC), *of("driver", TRAFFIC)], step=15)
+    for role in ("client", "driver"):
+        ended = [counts for fault, counts in outcomes.items() if fault.startswith(role)]
+        assert sum(sum(counts.values()) for counts in ended) >= 4
 
 
 def test_too_many_descriptors_under_way_are_refused_and_pass(stage: Stage, server: tuple[int, Path]) -> None:

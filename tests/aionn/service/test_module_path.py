@@ -78,11 +78,12 @@ def test_namesakes_are_executed_where_the_folder_is_on_the_path(folder: Folder) 
     assert {"argparse.py.executed", "linecache.py.executed"} & set(folder.executed())
 
 
+BENCH = ["bench", MODEL, "--device", "reference", "--count", "2", "--compilations", "1", "--samples", "1"]
 ENTRIES = [
     ["run", MODEL, "--device", "reference"],
-    ["devices"],
-    ["env"],
-    ["bench", MODEL, "--device", "reference", "--count", "2", "--compilations", "1", "--samples", "1"],
+    pytest.param(["devices"], marks=pytest.mark.long, id="devices"),
+    pytest.param(["env"], marks=pytest.mark.long, id="env"),
+    pytest.param(BENCH, marks=pytest.mark.long, id="bench"),
     ["conformance", "reference", "--suite", "vts", "-k", "slots"],
     ["stress", "--device", "reference", "--test", "parallel_inference", "--minutes", "0.01"],
 ]

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from aionn.testing import cancellation
-from aionn.testing.cancellation import READINGS_MAX, child_processes
+from tests.support.cancellation import READINGS_MAX, child_processes
 
 
 def test_child_process_is_seen_until_it_is_reaped() -> None:

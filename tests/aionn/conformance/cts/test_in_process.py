@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 from pathlib import Path
@@ -28,6 +29,7 @@ def as_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", os.environ.get("OPENBLAS_NUM_THREADS", str(os.cpu_count())))
 
 
+@functools.lru_cache(maxsize=1)
 def sample(shared: Path, count: int | None) -> list[CtsTest]:
     if not (shared / "cts").is_dir():
         pytest.skip("the conformance data are not beside the repository")

@@ -25,7 +25,7 @@ from aionn.hal import (
 
 DATA = Path(__file__).resolve().parents[4].parent / "shared" / "cts"
 T = OperandType
-STEP = 4
+STEP = 12
 """Of the tests of a file, the first and every so many-th after it."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -25,15 +26,16 @@ from aionn.errors import (
 from tests.support.split import SPLIT, PickyDevice, SplitDevice, split_devices
 from tests.support.split_run import Tally, run_one, run_split
 
-SHARE = 12
+SHARE = 16
 """One conformance test in so many is in the ordinary run, with those of several operations drawn more often."""
 
 
 @pytest.fixture(scope="module")
-def data(shared: Path) -> Path:
+def data(shared: Path) -> Iterator[Path]:
     if not (shared / "cts").is_dir():
         pytest.skip("the conformance data are not beside the repository")
-    return shared / "cts"
+    yield shared / "cts"
+    all_tests.cache_clear()  # They are many, and no other module needs them.
 
 
 @functools.cache
@@ -53,8 +55,8 @@ def draw(data: Path, seed: int) -> list[CtsTest]:
 @pytest.mark.parametrize("seed", [1])
 async def test_share_of_the_data_passes_on_a_split_device(data: Path, seed: int) -> None:
     tally = await run_split(draw(data, seed), seed)
-    assert tally.tests > 200
-    assert tally.cut > 60
+    assert tally.tests > 150
+    assert tally.cut > 45
     assert tally.interpreted > 0
 
 
@@ -67,7 +69,7 @@ async def test_all_data_pass_on_a_split_device(data: Path, seed: int) -> None:
     assert tally.interpreted > 100
 
 
-FAILING_SHARE = 3
+FAILING_SHARE = 4
 """Of the draw of a seed, one test in so many is run with a device that fails."""
 
 
@@ -83,8 +85,8 @@ async def test_share_of_the_data_passes_with_a_device_that_fails(
     # The last one is slow and frugal: only who wants that is sent there.
     preference = "low_power" if index == 2 else "fast_single_answer"
     tally = await run_split(tests, seed, devices=devices, preference=preference)
-    assert tally.tests > 60
-    assert (tally.fallen_back > 20) == (fail_at == "run")
+    assert tally.tests > 30
+    assert (tally.fallen_back > 10) == (fail_at == "run")
 
 
 @pytest.mark.parametrize("after", [1, 7])
@@ -100,7 +102,7 @@ async def test_share_of_the_data_passes_with_a_device_that_dies_midway(data: Pat
 
     devices = [PickyDevice("mortal", fail=dies), *split_devices(6)]
     tally = await run_split(draw(data, 6)[::FAILING_SHARE], 6, devices=devices)
-    assert calls > after and tally.fallen_back > 20
+    assert calls > after and tally.fallen_back > 10
 
 
 EXPECTED_REFUSALS = ("no device can be given an empty value", "has no inputs", "has no outputs")

@@ -54,7 +54,10 @@ def silence() -> np.ndarray:
     return np.full((1, 49, 40, 1), np.log(1e-6), dtype=np.float32)
 
 
-@pytest.mark.parametrize("name", ["-h", "--fd", "-1", "--spare", "a b=c"])
+@pytest.mark.parametrize(
+    "name",
+    ["-h", "--spare", *(pytest.param(name, marks=pytest.mark.long) for name in ("--fd", "-1", "a b=c"))],
+)
 async def test_name_of_a_device_may_look_like_an_option(background: Background, name: str) -> None:
     device = RemoteDevice("reference", name, background.tasks)
     try:

@@ -79,7 +79,7 @@ def test_nothing_is_reported_where_nothing_was_suppressed(
 
 def test_flood_is_reported_once_in_a_while(noisy: StandardError, caplog: pytest.LogCaptureFixture) -> None:
     for turn in range(1000):
-        take(noisy, b"x\n" * 32_000, now_s=turn * REPORT_S / 100)
+        take(noisy, b"x\n" * 8_000, now_s=turn * REPORT_S / 100)
     reports = sum("suppressed" in line for line in said(caplog))
     assert 9 <= reports <= 11
     assert len(said(caplog)) <= LINES_BURST + LINES_PER_S * 10 * REPORT_S + reports

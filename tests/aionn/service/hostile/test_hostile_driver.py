@@ -67,11 +67,14 @@ SILENT = {"reads_nothing_after_preparing", "answers_pings_alone", "stops_itself"
 
 
 ATTACKS = sorted(driver.ATTACKS)
-SAMPLE = 5
-"""Of so many attacks from which no more is expected than from all, the ordinary run takes one, whatever others there are."""
+SAMPLE = 15
+"""Of so many attacks from which no more is expected than from all, the ordinary run takes one, whatever others there are; and of
+those that leave calls unanswered, which wait for several limits, the one that seems to live."""
 
 
 def is_sampled(attack: str) -> bool:
+    if attack in SILENT:
+        return attack == "answers_pings_alone"
     return attack in EXPECTED or zlib.crc32(attack.encode()) % SAMPLE == 0
 
 

@@ -18,7 +18,7 @@ import pytest
 HERE = Path(__file__).parent
 ATTACK_S = 0.3
 ATTACK_LONG_S = 20.0
-SAMPLE = 3
+SAMPLE = 6
 """Of the attacks of a family the ordinary run takes the first, and every so many-th after it."""
 
 END_S_MAX = 2.0
@@ -105,9 +105,10 @@ class Scene:
         return wrong
 
 
-@pytest.fixture
-def scene(peer: tuple[Path, Path], tmp_path: Path) -> Iterator[Scene]:
-    server = stage.Server(tmp_path)
+@pytest.fixture(scope="module")
+def scene(peer: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    """One server for all attacks: what one leaves, the next ones would meet."""
+    server = stage.Server(tmp_path_factory.mktemp("scene"))
     took_s = 0.0
     try:
         with contextlib.closing(stage.WellBehaved(server.path)) as client:
@@ -136,7 +137,14 @@ def test_client_is_served_beside_a_long_attack(scene: Scene, attack: str) -> Non
     assert scene.wrong_beside(attack, ATTACK_LONG_S, 1) == []
 
 
-@pytest.mark.parametrize("attack", ["nothing_is_read", "rewriting_queues", "many_connections_stay"])
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "nothing_is_read",
+        pytest.param("rewriting_queues", marks=pytest.mark.long),
+        pytest.param("many_connections_stay", marks=pytest.mark.long),
+    ],
+)
 def test_server_ends_in_the_middle_of_an_attack(peer: tuple[Path, Path], tmp_path: Path, attack: str) -> None:
     server = stage.Server(tmp_path)
     with contextlib.closing(stage.WellBehaved(server.path)) as client:
