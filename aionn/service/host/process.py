@@ -174,6 +174,7 @@ async def serve(
             quotas=quotas or Quotas(),
             progress=progress or Progress(None),
             on_hello=on_hello,
+            pace=peer.pace,
         )
         channel = Channel(
             sock,

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 import anyio
 import anyio.abc
 import anyio.from_thread
+import anyio.lowlevel
 import anyio.to_thread
 
 from aionn.errors import Error, ErrorStatus, InvalidArgument, ResourceExhausted
@@ -41,6 +42,7 @@ from aionn.hal import (
     check_abilities,
 )
 from aionn.hal.callers import client_of_call
+from aionn.hal.pieces import pace_of_call
 from aionn.platform.loops import finish
 from aionn.service.host.bursts import Bursts
 from aionn.service.host.settling import Settling
@@ -109,6 +111,12 @@ NUMBER_BYTES = 40
 COUNTED_ON_LOOP_MAX = 1000
 """Operands and operations that are counted in the event loop, some 0.2 ms; the largest models take 0.2 s."""
 
+COUNTED_BESIDE_MAX = 1
+"""Models of all clients that are counted concurrently on threads. They would only share the interpreter's lock, and an execution
+would wait for all of them each time that it needs it."""
+
+_countings: anyio.lowlevel.RunVar[anyio.CapacityLimiter] = anyio.lowlevel.RunVar("aionn-countings")
+
 
 class _Prepared(NamedTuple):
     model: PreparedModel
@@ -135,6 +143,7 @@ class Session:
         quotas: What the client may take.
         progress: Is notified of the work that the device does.
         on_hello: Called when the client has sent Hello.
+        pace: Makes the ``pace_of_call`` of a call; None for a client beside which no others are served.
 
     Attributes:
         greeted: Set when the client has sent Hello, or never will.
@@ -150,6 +159,7 @@ class Session:
         quotas: Quotas,
         progress: Progress,
         on_hello: Callable[[], None] | None = None,
+        pace: Callable[[], Callable[[], None]] | None = None,
     ) -> None:
         self._device = device
         self._portal = portal
@@ -160,6 +170,7 @@ class Session:
         self.greeted = anyio.Event()
         self.closed = anyio.Event()
         self._on_hello = on_hello
+        self._pace = pace
         self._handles = itertools.count(1)
         self._prepared: dict[int, _Prepared] = {}
         self._buffers: dict[int, _Buffer] = {}
@@ -175,6 +186,7 @@ class Session:
         if not self.greeted.is_set() and not isinstance(body, Hello):
             raise InvalidArgument(f"service: expected Hello first, got {type(body).__name__}")
         client_of_call.set(self)  # Each call has a task of its own.
+        pace_of_call.set(None if self._pace is None else self._pace())
         match body:
             case Hello():
                 return self._hello(body)
@@ -527,7 +539,11 @@ async def _model_bytes(model: Model) -> int:
     graphs = (model.main, *model.referenced)
     if sum(len(graph.operands) + len(graph.operations) for graph in graphs) <= COUNTED_ON_LOOP_MAX:
         return constant_bytes + _structure_bytes(graphs)
-    return constant_bytes + await anyio.to_thread.run_sync(_structure_bytes, graphs)
+    limiter = _countings.get(None)
+    if limiter is None:
+        limiter = anyio.CapacityLimiter(COUNTED_BESIDE_MAX)
+        _countings.set(limiter)
+    return constant_bytes + await anyio.to_thread.run_sync(_structure_bytes, graphs, limiter=limiter)
 
 
 def _structure_bytes(graphs: Sequence[Subgraph]) -> int:
