@@ -1,8 +1,8 @@
 """Work for a call that takes long in the interpreter, in short pieces: other work goes first between two of them.
 
-Owns the two words alone. The service sets how it paces the work for a client, a driver that works on a thread of its own applies
-that, and work with a loop over a model's operands or operations declares its pieces. Threads of a process share the interpreter's
-lock, so that an execution of another client waits several times for a thread that never sleeps.
+Owns the two hooks alone. The service sets the pace of the work for a client, a driver that works on a thread of its own applies it,
+and work with a loop over a model's operands or operations declares its pieces. Threads of a process share the interpreter's lock,
+so that an execution of another client waits several times for a thread that never sleeps.
 """
 
 from __future__ import annotations

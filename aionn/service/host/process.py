@@ -174,7 +174,7 @@ async def serve(
             quotas=quotas or Quotas(),
             progress=progress or Progress(None),
             on_hello=on_hello,
-            pace=peer.pace,
+            peer=peer,
         )
         channel = Channel(
             sock,
@@ -201,11 +201,15 @@ async def serve(
             peer.connects_or_leaves()
             was_cut_off = channel.was_cut_off or session.account.taken("executions") > 0
             try:
-                await finish(session.aclose())
+                await finish(_close(session, peer))
             finally:
                 channel.release()
                 tasks.cancel_scope.cancel()
     return was_cut_off
+
+
+async def _close(session: Session, peer: Peer) -> None:
+    await peer.charged(session.aclose())
 
 
 async def _rest(session: Session, idle_s: float) -> None:

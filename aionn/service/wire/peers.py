@@ -9,9 +9,9 @@ than one of its calls was in progress, or after a connection of it began or ende
 sends the next call has none. While another process is served that has had no backlog for ``WAITS_NS``, one message of all that have
 one, or one part of a large message, is taken in a turn of the loop, and each of them has its turn; when they have used the loop for
 some time, it is left to the other processes ``PAUSE`` times as long. Hence all that have a backlog get a share of
-``1 / (1 + PAUSE)`` of it together. If all have one, none pauses. A thread that checks or prepares models for a process with a backlog
-sleeps by the same rule between short pieces of its work: it holds the lock of the interpreter, for which the loop and the threads of
-executions wait each time that they continue.
+``1 / (1 + PAUSE)`` of it together. If all have one, none pauses. A thread that checks or prepares models for a process with a
+backlog sleeps by the same rule between short pieces of its work: it holds the lock of the interpreter, for which the loop and the
+threads of executions wait each time that they continue.
 
 Invariants:
 1. While a process has more than one connection, one message of them all, or one part of a large one, is taken in each turn of the
@@ -186,15 +186,15 @@ class Peer:
             self._turns.shares.received(self, now_ns)
 
     def pause_after_ns(self, used_ns: int, now_ns: int) -> int:
-        """How long a thread that has used the interpreter for this process, for so long until now, leaves it to the others."""
+        """The pause of a thread that has used the interpreter for this process for so long, until now; 0 for none."""
         turns = self._turns
         if turns is None or not self._has_backlog(now_ns) or not turns.shares.has_company(self, now_ns):
             return 0
         return min(PAUSE * used_ns, PAUSE_NS_MAX)
 
-    def pace(self) -> Pace:
-        """For one call's work on a thread: to be called between short pieces of it."""
-        return Pace(self)
+    def pace(self) -> Pace | None:
+        """For one call's work on a thread: to be called between short pieces of it. None for a process that is served alone."""
+        return None if self._turns is None else Pace(self)
 
     def _has_backlog(self, now_ns: int) -> bool:
         return self.calls > 1 or now_ns < self._backlog_until_ns
