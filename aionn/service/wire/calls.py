@@ -13,9 +13,26 @@ import anyio
 
 from aionn.errors import Error, ErrorStatus, GeneralFailure, InvalidArgument, error_for_status
 from aionn.service.wire.large import InMemory, in_memory
-from aionn.service.wire.protocol import CallBody, Failed, Reply, ReplyBody, read_envelope
+from aionn.service.wire.protocol import CallBody, Failed, GetMemories, Reply, ReplyBody, read_envelope
+from aionn.service.wire.repetition import RecallMemories
 
-__all__ = ["Handled", "Pending", "Refusal", "answer_to", "error_of", "too_many_under_way"]
+__all__ = ["Handled", "Pending", "Refusal", "answer_to", "descriptors_max", "error_of", "too_many_under_way"]
+
+
+REPLY_DESCRIPTORS_MAX = 8
+"""Descriptors that may come with a reply, beside one for each memory that was asked for: a fence, or a memory that the reply is in.
+Each takes some 40 microseconds of the event loop."""
+
+
+def descriptors_max(body: CallBody) -> int:
+    """Limit of the descriptors that come with the answer to a call."""
+    match body:
+        case GetMemories():
+            return REPLY_DESCRIPTORS_MAX + len(body.slots)
+        case RecallMemories():
+            return REPLY_DESCRIPTORS_MAX + len(body.identifiers)
+        case _:
+            return REPLY_DESCRIPTORS_MAX
 
 
 class Pending:
@@ -25,11 +42,13 @@ class Pending:
         over: Set when the answer is here, or the peer is gone.
         reply: The answer; None until then, and where the peer is gone.
         on_over: Called when it is over; keeps until then what must stay as long as the peer works on it.
+        descriptors_max: Limit of the descriptors that come with the answer.
     """
 
-    __slots__ = ("on_over", "over", "reply")
+    __slots__ = ("descriptors_max", "on_over", "over", "reply")
 
-    def __init__(self) -> None:
+    def __init__(self, descriptors_max: int = REPLY_DESCRIPTORS_MAX) -> None:
+        self.descriptors_max = descriptors_max
         self.over = anyio.Event()
         self.reply: ReplyBody | None = None
         self.on_over: Callable[[], None] | None = None

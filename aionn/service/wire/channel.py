@@ -38,12 +38,22 @@ from aionn.errors import (
     DeadObject,
     Error,
     GeneralFailure,
+    InvalidArgument,
     ResourceExhausted,
     status_of,
     words_of,
 )
 from aionn.platform.loops import Home
-from aionn.service.wire.calls import Handled, Pending, Refusal, answer_to, error_of, too_many_under_way
+from aionn.service.wire.calls import (
+    REPLY_DESCRIPTORS_MAX,
+    Handled,
+    Pending,
+    Refusal,
+    answer_to,
+    descriptors_max,
+    error_of,
+    too_many_under_way,
+)
 from aionn.service.wire.handles import close_all
 from aionn.service.wire.large import check_answered, in_memory, read_parts
 from aionn.service.wire.load import Load
@@ -84,6 +94,9 @@ TURN_WEIGHT = 8
 
 TURN_WEIGHT_BYTES = 1 << 10
 """A message counts as one more for each so many bytes."""
+
+TURN_WEIGHT_DESCRIPTORS = 4
+"""A message counts as one more for each so many descriptors, each of which is looked at and closed."""
 
 STRUCTURE_WEIGHT = 8
 """The weight of a byte of a large message's parts: the objects of operands and operations take some ten times as much."""
@@ -231,7 +244,7 @@ class Channel:
                 return
             message: Message | Refusal | None
             try:
-                await self._take_turn(payload)
+                await self._take_turn(payload, fds)
                 message, size_bytes = await self._decoded(payload, fds, is_short)
             except (GeneralFailure, ResourceExhausted) as e:
                 failed = answer_to(payload, Failed(e.status, shortened(f"{e} (process {os.getpid()})")))
@@ -250,13 +263,13 @@ class Channel:
             del message  # Its memories are not kept until the next one comes.
             self._outbox.wake()
 
-    async def _take_turn(self, payload: bytes) -> None:
+    async def _take_turn(self, payload: bytes, fds: list[int]) -> None:
         """Lets other tasks go first when this connection has had its turn."""
         self._peer.received(has_waited=self._has_waited)
         if self._turn_left <= 0 or self._peer.takes_turns:
             await self._peer.next_turn()
             self._turn_left = TURN_WEIGHT
-        self._turn_left -= 1 + len(payload) // TURN_WEIGHT_BYTES
+        self._turn_left -= 1 + len(payload) // TURN_WEIGHT_BYTES + len(fds) // TURN_WEIGHT_DESCRIPTORS
 
     async def _decoded(self, payload: bytes, fds: list[int], is_short: bool) -> tuple[Message | None, int]:
         """A message, None for one without a waiter; and its size, if it is in memory of its own."""
@@ -266,12 +279,16 @@ class Channel:
         if self._answered is not None and (fds or stands_for is not None):
             check_answered(payload, stands_for, self._answered)
         if stands_for is None:
-            if len(payload) > SMALL_BYTES_MAX and self._is_unexpected(read_envelope(payload)):
-                return None, 0
+            if len(payload) > SMALL_BYTES_MAX or len(fds) > REPLY_DESCRIPTORS_MAX:
+                envelope = read_envelope(payload)
+                if self._is_unexpected(envelope):
+                    return None, 0
+                self._check_descriptors(envelope, fds)
             message = decode_inline(payload, fds, sealed_only=self._sealed_only, account=self._account)
             return message, 0
         if self._is_unexpected((stands_for.is_call, stands_for.id)):
             return None, 0
+        self._check_descriptors((stands_for.is_call, stands_for.id), fds)
         size_bytes = STRUCTURE_WEIGHT * stands_for.size_bytes + stands_for.values_bytes
         await self._wait_for_room(lambda: self._load.has_room_for_large(size_bytes))
         structure, values = await _in_thread(read_parts, stands_for, fds)
@@ -293,6 +310,14 @@ class Channel:
     def _is_unexpected(self, envelope: tuple[bool, int] | None) -> bool:
         """Whether a message is a reply without a waiter: its descriptors are released unread."""
         return envelope is not None and not envelope[0] and envelope[1] not in self._pending
+
+    def _check_descriptors(self, envelope: tuple[bool, int] | None, fds: list[int]) -> None:
+        """Refuses a reply with more descriptors than can be of use, before each of them takes its time."""
+        if len(fds) <= REPLY_DESCRIPTORS_MAX or envelope is None or envelope[0]:
+            return
+        limit = self._pending[envelope[1]].descriptors_max
+        if len(fds) > limit:
+            raise InvalidArgument(f"reply: expected at most {limit} descriptors, got {len(fds)}")
 
     async def _wait_for_room(self, has_room: Callable[[], bool]) -> None:
         while not has_room() and self._why_dead is None:
@@ -460,7 +485,7 @@ class Channel:
         self._home.check(self._peer_name)
         call_id = self._next_id
         self._next_id += 1
-        pending = self._pending[call_id] = Pending()
+        pending = self._pending[call_id] = Pending(descriptors_max(body))
         is_left = False
         try:
             outgoing = await self._call_outgoing(Call(call_id, body), pending)
