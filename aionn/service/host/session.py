@@ -529,7 +529,7 @@ class Session:
         for place, each in enumerate(objects, 1):
             free(each)
             if place % FREED_PER_TURN == 0:
-                await self._peer.next_turn()
+                await self._peer.next_turn_of_leaving()
 
 
 def _find(table: dict[int, _T], handle: int, what: str) -> _T:

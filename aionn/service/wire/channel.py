@@ -202,16 +202,15 @@ class Channel:
                     self.close(f"{self._peer_name} is gone")
                 await self._cancel_all_handled()
                 while self._pending:
-                    await self._peer.next_turn()  # They end in a task of their own.
+                    await self._peer.next_turn_of_leaving()  # They end in a task of their own.
                 tasks.cancel_scope.cancel()
         finally:
             self._is_running = False
-            self._peer.connects_or_leaves()
             self._peer.loads.remove(self._load)
             self.close(f"{self._peer_name} is gone")
             self._fail_calls(len(self._pending))
             with anyio.CancelScope(shield=True):
-                await drain(self._sock, self._peer.next_turn)
+                await drain(self._sock, self._peer.next_turn_of_leaving)
 
     async def _end_calls(self) -> None:
         """Fails the pending calls when the connection has ended, a few in each turn of the loop; all of them if it is cancelled."""
@@ -219,7 +218,7 @@ class Channel:
             await self._over.wait()
             while self._pending:
                 self._fail_calls(TURN_WEIGHT)
-                await self._peer.next_turn()
+                await self._peer.next_turn_of_leaving()
         finally:
             self._fail_calls(len(self._pending))
 
@@ -232,7 +231,7 @@ class Channel:
         for place, handled in enumerate(list(self._handled.values()), 1):
             handled.scope.cancel()
             if place % TURN_WEIGHT == 0:
-                await self._peer.next_turn()
+                await self._peer.next_turn_of_leaving()
 
     async def _read_all(self, tasks: anyio.abc.TaskGroup) -> None:
         while self._why_dead is None:

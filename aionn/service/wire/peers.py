@@ -223,6 +223,11 @@ class Peer:
             else:
                 await anyio.lowlevel.checkpoint()
 
+    async def next_turn_of_leaving(self) -> None:
+        """As ``next_turn``, for the end of a connection: that is a backlog however long it takes."""
+        self.connects_or_leaves()
+        await self.next_turn()
+
 
 class Pace:
     """Pauses of a thread that works for a process. Of one thread at a time.

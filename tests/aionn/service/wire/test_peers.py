@@ -611,3 +611,25 @@ async def test_unread_messages_of_an_ended_connection_are_taken_in_turns_of_the_
     channel.release()
     theirs.close()
     assert taken >= 20
+
+
+async def test_end_of_a_connection_pauses_after_its_backlog_is_over(clock: Any) -> None:
+    """A pause may be longer than a backlog lasts, and what is left to free is more than one step."""
+    peers = Peers()
+    leaving, other = peers.of(1), peers.of(2)
+
+    async def free() -> None:
+        clock.now_ns += MS
+
+    leaving.connects_or_leaves()
+    await leaving.charged(free())
+    clock.now_ns = 3 * BACKLOG_NS
+    for round in range(1, 4):
+        other.received(has_waited=True)
+        leaving.connects_or_leaves()
+        await leaving.charged(free())
+        leaving._backlog_until_ns = clock.now_ns
+        await leaving.next_turn()
+        assert clock.slept_ns == (round - 1) * PAUSE * MS
+        await leaving.next_turn_of_leaving()
+        assert clock.slept_ns == round * PAUSE * MS
