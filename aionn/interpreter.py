@@ -34,6 +34,7 @@ from aionn.hal import (
     is_extension_operand_type,
     operation_type_name,
 )
+from aionn.hal.pieces import between_pieces
 from aionn.ops import CONTRACTS, PRODUCTS, Array, Call, Tensor
 from aionn.ops.numerics.blas import one_thread
 from aionn.ops.signature import Shape, ShapeFunction
@@ -183,13 +184,17 @@ class _Plan:
 
     def __init__(self, model: Model, subgraph: Subgraph) -> None:
         self.subgraph = subgraph
-        self.values: list[Tensor | None] = [
-            Tensor(operand, constant_array(model, operand), is_constant=True)
-            if operand.is_constant and not is_extension_operand_type(operand.type)
-            else None
-            for operand in subgraph.operands
-        ]
-        self.steps = [_Step(subgraph, operation) for operation in subgraph.operations]
+        self.values: list[Tensor | None] = []
+        for operand in subgraph.operands:
+            if operand.is_constant and not is_extension_operand_type(operand.type):
+                self.values.append(Tensor(operand, constant_array(model, operand), is_constant=True))
+                between_pieces()
+            else:
+                self.values.append(None)
+        self.steps: list[_Step] = []
+        for operation in subgraph.operations:
+            self.steps.append(_Step(subgraph, operation))
+            between_pieces()
         last_use: dict[int, _Step] = {}
         for step in self.steps:
             for index in (*step.operation.inputs, *step.operation.outputs):

@@ -38,6 +38,7 @@ from aionn.hal import (
     operand_type_name,
     operation_type_name,
 )
+from aionn.hal.pieces import between_pieces
 from aionn.ops import validate_operation
 from aionn.validation.control_flow import check_acyclic, check_control_flow
 from aionn.validation.names import is_extension_name
@@ -167,6 +168,7 @@ def _check_operands(model: Model, subgraph: Subgraph, where: str) -> int:
         _check_quantization(operand, place)
         _check_parameters(operand, place)
         _check_location(model, operand, place)
+        between_pieces()
     return level
 
 
@@ -324,6 +326,7 @@ def _check_operations(model: Model, subgraph: Subgraph, where: str) -> int:
             _check_omitted(subgraph, operation, f"{place} ({name})")
         if operation.type in (OperationType.IF, OperationType.WHILE):
             check_control_flow(model, subgraph, operation, f"{place} ({name})")
+        between_pieces()
     return level
 
 
@@ -383,6 +386,7 @@ def _check_order(subgraph: Subgraph, where: str) -> None:
             if written[index]:
                 _refuse(place, f"output {number}", "an operand that is written once", f"operand {index}")
             written[index] = True
+        between_pieces()
     for index, is_written in enumerate(written):
         if not is_written:
             _refuse(where, f"operand {index}", "to be written by an operation", "no writer")

@@ -14,10 +14,11 @@ Source: obligations in ``aionn.hal.device``; the NN HAL's sample driver for the 
 from __future__ import annotations
 
 import abc
+import contextvars
 import logging
 import threading
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import anyio
 
@@ -27,7 +28,7 @@ from aionn.drivers.kit.checked import CheckedDevice
 from aionn.drivers.kit.fenced import Alarm
 from aionn.drivers.kit.gate import SlotGate, run_on_gate
 from aionn.drivers.kit.prepared import BlockingPreparedModel, DirectBurst
-from aionn.errors import InvalidArgument, MissedDeadline, ResourceExhausted
+from aionn.errors import GeneralFailure, InvalidArgument, MissedDeadline, ResourceExhausted
 from aionn.hal import (
     CacheFiles,
     DeviceInfo,
@@ -36,6 +37,7 @@ from aionn.hal import (
     PreparedModel,
     Priority,
 )
+from aionn.hal.pieces import pace_of_call, pausing
 from aionn.observability.tracing import section
 from aionn.platform.loops import finish
 from aionn.platform.real_work import real_work
@@ -51,6 +53,7 @@ machine that has no room for a thread.
 """
 
 _logger = logging.getLogger("aionn.driver")
+_T = TypeVar("_T")
 
 
 class BlockingDevice(CheckedDevice):
@@ -102,9 +105,7 @@ class BlockingDevice(CheckedDevice):
     async def supported_operations(self, model: Model) -> tuple[bool, ...]:
         """See ``Device``."""
         # Not HIGH, although it is quick as a rule: a client that queries without end would keep the slots from all other clients.
-        return await run_on_gate(
-            self.preparing, Priority.MEDIUM, None, lambda _: self._checked_support(model)
-        )
+        return await self._in_pieces(Priority.MEDIUM, None, lambda: self._checked_support(model))
 
     async def prepare_model(
         self,
@@ -119,7 +120,7 @@ class BlockingDevice(CheckedDevice):
         preference, priority = self._check_terms(preference, priority, deadline_ns, "prepare_model")
         held = self._held(cache)
 
-        def prepare(_: Callable[[], bool]) -> BlockingPreparedModel:
+        def prepare() -> BlockingPreparedModel:
             with section("LD_PC", f"prepare on {self.info.name}"):
                 prepared = self._checked_prepare(model, preference, priority, deadline_ns)
                 if held is not None:
@@ -128,7 +129,25 @@ class BlockingDevice(CheckedDevice):
             _logger.debug("%s: prepared %d operations, %s, priority %s", *told)
             return prepared
 
-        return await run_on_gate(self.preparing, priority, deadline_ns, prepare)
+        return await self._in_pieces(priority, deadline_ns, prepare)
+
+    async def _in_pieces(self, priority: Priority, deadline_ns: int | None, call: Callable[[], _T]) -> _T:
+        """Runs work on a model where models are prepared. It ends between two pieces when the caller is cancelled."""
+        context = contextvars.copy_context()
+        # Work that sleeps on a device's slot would hold up the executions that it sleeps for.
+        pace = pace_of_call.get() if self.prepares_beside else None
+
+        def run(is_cancelled: Callable[[], bool]) -> _T:
+            def pause() -> None:
+                if is_cancelled():
+                    raise GeneralFailure(f"{self.preparing}: the caller cancelled the call")
+                if pace is not None:
+                    pace()
+
+            context.run(pausing, pause)
+            return context.run(call)
+
+        return await run_on_gate(self.preparing, priority, deadline_ns, run)
 
     def _checked_prepare(
         self, model: Model, preference: ExecutionPreference, priority: Priority, deadline_ns: int | None
@@ -149,8 +168,8 @@ class BlockingDevice(CheckedDevice):
             ExecutionPreference.FAST_SINGLE_ANSWER, priority, deadline_ns, "prepare_model_from_cache"
         )
         held = self._held_to_load(cache)
-        return await run_on_gate(
-            self.preparing, priority, deadline_ns, lambda _: self._restore(held, priority, deadline_ns)
+        return await self._in_pieces(
+            priority, deadline_ns, lambda: self._restore(held, priority, deadline_ns)
         )
 
     def _restore(self, held: HeldFiles, priority: Priority, deadline_ns: int | None) -> BlockingPreparedModel:

@@ -31,6 +31,7 @@ from aionn.hal import (
     is_extension_operand_type,
     operand_dtype,
 )
+from aionn.hal.pieces import between_pieces
 from aionn.ops import CONTRACTS, Call, Tensor
 
 __all__ = ["FOLDED_BYTES_MAX", "Folded", "fold"]
@@ -71,6 +72,7 @@ def fold(model: Model, subgraph: Subgraph, *, with_outputs: bool) -> Folded:
         if results is not None:
             values.update(zip(operation.outputs, results, strict=True))
             operations.add(position)
+        between_pieces()
     return Folded(values, frozenset(operations))
 
 

@@ -34,6 +34,7 @@ from aionn.hal import (
     is_scalar_type,
     operation_type_name,
 )
+from aionn.hal.pieces import between_pieces
 from aionn.hal.slicing import cut_model, read_from_outside
 
 __all__ = ["RULES", "Lowered", "Unsupported", "lower", "single_operation_model"]
@@ -164,6 +165,7 @@ class _Lowering:
                     self._operation(g, operation)
             except Unsupported as e:
                 raise Unsupported(f"{operation_type_name(operation.type)}: {e}") from e
+            between_pieces()
 
     def _operation(self, g: Graph, operation: Operation) -> None:
         if operation.type == OperationType.IF:

@@ -3,9 +3,10 @@
 Owns the places and their clients. Refuses to own sockets and time, which the host reports.
 
 The rule. The kernel identifies the process and the user of a connection (SO_PEERCRED); a client's own claims do not count. A
-newcomer is served if its process, its user and all clients together stay within their limits. At a limit, the client that has
-waited longest without sending Hello loses its place, of those that the limit counts; if all have sent it, the new one is rejected.
-So silent connections exclude no client, and one user cannot take all places.
+newcomer is served if its process, its user and all clients together stay within their limits; processes of another PID namespace
+have no number, and are limited by their user alone. At a limit, the client that has waited longest without sending Hello loses its
+place, of those that the limit counts; if all have sent it, the new one is rejected. So silent connections exclude no client, and
+one user cannot take all places.
 
 Invariant: no limit is ever exceeded.
 """
@@ -22,10 +23,14 @@ import msgspec
 
 from aionn.errors import InvalidArgument, ResourceExhausted
 
-__all__ = ["Admission", "ClientLimits", "Credentials", "Place"]
+__all__ = ["FOREIGN_PID", "Admission", "ClientLimits", "Credentials", "Place"]
 
 REPORT_S = 1.0
 """Refusals are reported at most this often: a client that connects in a loop must not fill the log."""
+
+FOREIGN_PID = 0
+"""The kernel's number for every process of a PID namespace that is not below this process's own: it identifies none. Source:
+pid_namespaces(7)."""
 
 _CREDENTIALS = struct.Struct("3i")
 
@@ -34,7 +39,7 @@ class Credentials(NamedTuple):
     """The peer of a connection; as the kernel recorded it when the client connected.
 
     Attributes:
-        pid: The process.
+        pid: The process; ``FOREIGN_PID`` for one of a namespace that this process does not see.
         uid: Its user.
     """
 
@@ -120,13 +125,14 @@ class Admission:
             ResourceExhausted: There is no free place; names the limit.
         """
         limits = self._limits
-        self._make_room(
-            f"{limits.clients_per_process} connections of process {client.pid}",
-            "--clients-per-process",
-            self._of_process[client.pid],
-            limits.clients_per_process,
-            lambda place: place.client.pid == client.pid,
-        )
+        if client.pid != FOREIGN_PID:
+            self._make_room(
+                f"{limits.clients_per_process} connections of process {client.pid}",
+                "--clients-per-process",
+                self._of_process[client.pid],
+                limits.clients_per_process,
+                lambda place: place.client.pid == client.pid,
+            )
         self._make_room(
             f"{limits.clients_per_user} connections of user {client.uid}",
             "--clients-per-user",

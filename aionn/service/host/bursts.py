@@ -11,7 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -26,6 +26,7 @@ from aionn.hal import ExecutionResult, Memory, PreparedModel, Request
 from aionn.platform.loops import finish, wait_from_thread
 from aionn.service.progress import Progress
 from aionn.service.wire.channel import Channel
+from aionn.service.wire.peers import Peer
 from aionn.service.wire.protocol import BurstEnded, ConfigureBurst, GetMemories, GetMemoriesReply
 from aionn.service.wire.quotas import Account
 from aionn.service.wire.sizes import shortened
@@ -67,14 +68,16 @@ class Bursts:
         portal: Runs coroutines for their threads.
         account: The client's.
         progress: Is notified of the work that the device does.
+        peer: The client's process: their questions count as its use of the loop.
     """
 
     def __init__(
-        self, portal: anyio.from_thread.BlockingPortal, account: Account, progress: Progress
+        self, portal: anyio.from_thread.BlockingPortal, account: Account, progress: Progress, peer: Peer
     ) -> None:
         self._portal = portal
         self._account = account
         self._progress = progress
+        self._peer = peer
         self._handles = itertools.count(1)
         self._bursts: dict[int, _Burst] = {}
 
@@ -161,10 +164,12 @@ class Bursts:
 
         return None, by_loop
 
-    def _from_thread(self, ask: Callable[[], Awaitable[_T]]) -> _T:
+    def _from_thread(self, ask: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         """Awaits in the event loop, for the thread of a burst."""
         return wait_from_thread(
-            self._portal, ask, "burst: the connection ended before the event loop had answered"
+            self._portal,
+            lambda: self._peer.charged(ask()),
+            "burst: the connection ended before the event loop had answered",
         )
 
     async def _ask_for_memories(

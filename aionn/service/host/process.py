@@ -47,7 +47,7 @@ from aionn.observability.log_tags import choose_tags
 from aionn.observability.tracing import TRACE_VARIABLE, start_tracing
 from aionn.platform.loops import finish
 from aionn.platform.threads import start_thread
-from aionn.service.host.admission import Admission, ClientLimits, Credentials, Place
+from aionn.service.host.admission import FOREIGN_PID, Admission, ClientLimits, Credentials, Place
 from aionn.service.host.session import Session
 from aionn.service.progress import Progress
 from aionn.service.wire.channel import Channel
@@ -174,6 +174,7 @@ async def serve(
             quotas=quotas or Quotas(),
             progress=progress or Progress(None),
             on_hello=on_hello,
+            peer=peer,
         )
         channel = Channel(
             sock,
@@ -200,11 +201,15 @@ async def serve(
             peer.connects_or_leaves()
             was_cut_off = channel.was_cut_off or session.account.taken("executions") > 0
             try:
-                await finish(session.aclose())
+                await finish(_close(session, peer))
             finally:
                 channel.release()
                 tasks.cancel_scope.cancel()
     return was_cut_off
+
+
+async def _close(session: Session, peer: Peer) -> None:
+    await peer.charged(session.aclose())
 
 
 async def _rest(session: Session, idle_s: float) -> None:
@@ -273,7 +278,8 @@ async def listen(
             tasks.start_soon(cut_off.collect)
 
             async def serve_one(sock: socket.socket, client: Credentials, place: Place) -> None:
-                peer = peers.of(client.pid)
+                # A process without a number: each of its connections counts as one.
+                peer = peers.of(place if client.pid == FOREIGN_PID else client.pid)
                 one = serve(
                     device,
                     sock,

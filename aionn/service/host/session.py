@@ -15,13 +15,14 @@ from __future__ import annotations
 import itertools
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple, TypeVar
 
 import anyio
 import anyio.abc
 import anyio.from_thread
+import anyio.lowlevel
 import anyio.to_thread
 
 from aionn.errors import Error, ErrorStatus, InvalidArgument, ResourceExhausted
@@ -41,12 +42,14 @@ from aionn.hal import (
     check_abilities,
 )
 from aionn.hal.callers import client_of_call
+from aionn.hal.pieces import pace_of_call
 from aionn.platform.loops import finish
 from aionn.service.host.bursts import Bursts
 from aionn.service.host.settling import Settling
 from aionn.service.progress import Progress
 from aionn.service.wire.channel import Channel
 from aionn.service.wire.handles import CacheOnWire, RequestOnWire
+from aionn.service.wire.peers import Peer
 from aionn.service.wire.protocol import (
     PROTOCOL_VERSION,
     Allocate,
@@ -106,8 +109,18 @@ OBJECT_BYTES = 256
 NUMBER_BYTES = 40
 """Memory of an extent, a scale or an index in a list: a CPython object of 28 or 32 bytes, and the reference to it."""
 
+FREED_PER_TURN = 8
+"""Objects of a client that has gone that are freed before other tasks of the loop get their turn. A fence or a fenced execution
+takes some tens of microseconds, and a client may have thousands."""
+
 COUNTED_ON_LOOP_MAX = 1000
 """Operands and operations that are counted in the event loop, some 0.2 ms; the largest models take 0.2 s."""
+
+COUNTED_BESIDE_MAX = 1
+"""Models of all clients that are counted concurrently on threads. They would only share the interpreter's lock, and an execution
+would wait for all of them each time that it needs it."""
+
+_countings: anyio.lowlevel.RunVar[anyio.CapacityLimiter] = anyio.lowlevel.RunVar("aionn-countings")
 
 
 class _Prepared(NamedTuple):
@@ -135,6 +148,7 @@ class Session:
         quotas: What the client may take.
         progress: Is notified of the work that the device does.
         on_hello: Called when the client has sent Hello.
+        peer: The client's process, beside which others may be served; None for one that is alone.
 
     Attributes:
         greeted: Set when the client has sent Hello, or never will.
@@ -150,6 +164,7 @@ class Session:
         quotas: Quotas,
         progress: Progress,
         on_hello: Callable[[], None] | None = None,
+        peer: Peer | None = None,
     ) -> None:
         self._device = device
         self._portal = portal
@@ -160,10 +175,11 @@ class Session:
         self.greeted = anyio.Event()
         self.closed = anyio.Event()
         self._on_hello = on_hello
+        self._peer = Peer() if peer is None else peer
         self._handles = itertools.count(1)
         self._prepared: dict[int, _Prepared] = {}
         self._buffers: dict[int, _Buffer] = {}
-        self._bursts = Bursts(portal, self.account, progress)
+        self._bursts = Bursts(portal, self.account, progress, self._peer)
         self._fenced: dict[int, FencedExecution] = {}
         # Only its client could finish them: while they are pending, each keeps a descriptor and an execution.
         self._awaited: weakref.WeakSet[SyncFence] = weakref.WeakSet()
@@ -175,6 +191,7 @@ class Session:
         if not self.greeted.is_set() and not isinstance(body, Hello):
             raise InvalidArgument(f"service: expected Hello first, got {type(body).__name__}")
         client_of_call.set(self)  # Each call has a task of its own.
+        pace_of_call.set(self._peer.pace())
         match body:
             case Hello():
                 return self._hello(body)
@@ -494,11 +511,10 @@ class Session:
         """Frees everything that the client made, and abandons what it left running."""
         self.greeted.set()
         self.closed.set()
-        for owned in self._prepared.values():
-            owned.model.abandon()
-        for fence in list(self._awaited):
-            fence.close()  # The launch has no waiter any more: it fails and ends.
-        self._fenced.clear()
+        await self._in_turns(list(self._prepared.values()), lambda owned: owned.model.abandon())
+        # The launch has no waiter any more: it fails and ends.
+        await self._in_turns(list(self._awaited), SyncFence.close)
+        await self._in_turns(list(self._fenced), self._fenced.pop)
         self._memories.clear()
         # In reverse: bursts first. An object that cannot be freed, by a fault of the driver, does not keep the rest.
         async with AsyncExitStack() as stack:
@@ -507,6 +523,13 @@ class Session:
             for handle in self._buffers:
                 stack.push_async_callback(self._free_buffer, handle)
             stack.push_async_callback(self._bursts.aclose)
+
+    async def _in_turns(self, objects: Iterable[_T], free: Callable[[_T], object]) -> None:
+        """Frees what a client may have many of, a few in each turn of the loop."""
+        for place, each in enumerate(objects, 1):
+            free(each)
+            if place % FREED_PER_TURN == 0:
+                await self._peer.next_turn_of_leaving()
 
 
 def _find(table: dict[int, _T], handle: int, what: str) -> _T:
@@ -527,7 +550,11 @@ async def _model_bytes(model: Model) -> int:
     graphs = (model.main, *model.referenced)
     if sum(len(graph.operands) + len(graph.operations) for graph in graphs) <= COUNTED_ON_LOOP_MAX:
         return constant_bytes + _structure_bytes(graphs)
-    return constant_bytes + await anyio.to_thread.run_sync(_structure_bytes, graphs)
+    limiter = _countings.get(None)
+    if limiter is None:
+        limiter = anyio.CapacityLimiter(COUNTED_BESIDE_MAX)
+        _countings.set(limiter)
+    return constant_bytes + await anyio.to_thread.run_sync(_structure_bytes, graphs, limiter=limiter)
 
 
 def _structure_bytes(graphs: Sequence[Subgraph]) -> int:

@@ -10,11 +10,13 @@ Invariants:
    the socket.
 3. Other tasks of the loop get their turn after ``TURN_WEIGHT`` of the peer's messages; after each message where the peer
    has other connections as well, or does not wait for its answers while other processes are served (``peers``).
-4. Descriptors that come with a message are closed when it was handled or refused.
-5. A message whose descriptors cannot be taken because none is left here is answered with RESOURCE_EXHAUSTED, one whose memories
+4. Where the connection ends, no turn of the loop ends more than ``TURN_WEIGHT`` of its calls in either direction, and their number
+   does not matter to other tasks.
+5. Descriptors that come with a message are closed when it was handled or refused.
+6. A message whose descriptors cannot be taken because none is left here is answered with RESOURCE_EXHAUSTED, one whose memories
    cannot be used with GENERAL_FAILURE, and the connection continues; one that was cut off for another reason, or is not a message,
    ends the connection.
-6. No descriptor that the peer sends, read or not, makes a closing wait.
+7. No descriptor that the peer sends, read or not, makes a closing wait.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ import os
 import socket
 import traceback
 from collections.abc import Awaitable, Callable, Generator, Set
-from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar
+from itertools import islice
+from typing import Any, TypeVar
 
 import anyio
 import anyio.abc
@@ -35,17 +37,25 @@ import anyio.to_thread
 from aionn.errors import (
     DeadObject,
     Error,
-    ErrorStatus,
     GeneralFailure,
     InvalidArgument,
     ResourceExhausted,
-    error_for_status,
     status_of,
     words_of,
 )
 from aionn.platform.loops import Home
+from aionn.service.wire.calls import (
+    REPLY_DESCRIPTORS_MAX,
+    Handled,
+    Pending,
+    Refusal,
+    answer_to,
+    descriptors_max,
+    error_of,
+    too_many_under_way,
+)
 from aionn.service.wire.handles import close_all
-from aionn.service.wire.large import InMemory, check_answered, in_memory, read_parts
+from aionn.service.wire.large import check_answered, in_memory, read_parts
 from aionn.service.wire.load import Load
 from aionn.service.wire.outbox import Outbox, Outgoing
 from aionn.service.wire.peers import Peer
@@ -85,6 +95,9 @@ TURN_WEIGHT = 8
 TURN_WEIGHT_BYTES = 1 << 10
 """A message counts as one more for each so many bytes."""
 
+TURN_WEIGHT_DESCRIPTORS = 4
+"""A message counts as one more for each so many descriptors, each of which is looked at and closed."""
+
 STRUCTURE_WEIGHT = 8
 """The weight of a byte of a large message's parts: the objects of operands and operations take some ten times as much."""
 
@@ -100,31 +113,6 @@ Handler = Callable[[CallBody, "Channel"], Awaitable[ReplyBody]]
 
 SettleOf = Callable[[CallBody], Callable[[], Awaitable[None]] | None]
 """The wait after a call of the peer was cancelled and before it is answered; None for one that must not be cancelled."""
-
-
-class Pending:
-    """A call that the peer has not answered yet.
-
-    Attributes:
-        over: Set when the answer is here, or the peer is gone.
-        reply: The answer; None until then, and where the peer is gone.
-        on_over: Called when it is over; keeps until then what must stay as long as the peer works on it.
-    """
-
-    __slots__ = ("on_over", "over", "reply")
-
-    def __init__(self) -> None:
-        self.over = anyio.Event()
-        self.reply: ReplyBody | None = None
-        self.on_over: Callable[[], None] | None = None
-
-    def finish(self, reply: ReplyBody | None) -> None:
-        """Wakes who waits for it."""
-        self.reply = reply
-        self.over.set()
-        on_over, self.on_over = self.on_over, None
-        if on_over is not None:
-            on_over()
 
 
 class Channel:
@@ -172,13 +160,15 @@ class Channel:
         self._peer = Peer() if peer is None else peer
         self._answered = answered
         self._pending: dict[int, Pending] = {}
-        self._handled: dict[int, _Handled] = {}
+        self._handled: dict[int, Handled] = {}
         self._why_dead: str | None = None
         self._outbox = Outbox(sock, lambda why: self.close(f"{peer_name} is gone: {why}"))
         self._turn_left = TURN_WEIGHT
         self._has_waited = True
         self._load = Load()
         self._room = anyio.Event()
+        self._is_running = False
+        self._over = anyio.Event()
         self.received_count = 0
         self.was_cut_off = False
 
@@ -200,20 +190,48 @@ class Channel:
     async def run(self) -> None:
         """Reads until the peer goes away or the task is cancelled; then fails every pending call and closes the socket."""
         self._peer.loads.append(self._load)
+        self._is_running = True
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._outbox.run)
+                tasks.start_soon(self._end_calls)
                 try:
                     await self._read_all(tasks)
                 finally:
                     # Before the handlers are waited for: one may wait, shielded, for what only an answer of the peer can end.
                     self.close(f"{self._peer_name} is gone")
+                await self._cancel_all_handled()
+                while self._pending:
+                    await self._peer.next_turn_of_leaving()  # They end in a task of their own.
                 tasks.cancel_scope.cancel()
         finally:
+            self._is_running = False
             self._peer.loads.remove(self._load)
             self.close(f"{self._peer_name} is gone")
+            self._fail_calls(len(self._pending))
             with anyio.CancelScope(shield=True):
-                await drain(self._sock)
+                await drain(self._sock, self._peer.next_turn_of_leaving)
+
+    async def _end_calls(self) -> None:
+        """Fails the pending calls when the connection has ended, a few in each turn of the loop; all of them if it is cancelled."""
+        try:
+            await self._over.wait()
+            while self._pending:
+                self._fail_calls(TURN_WEIGHT)
+                await self._peer.next_turn_of_leaving()
+        finally:
+            self._fail_calls(len(self._pending))
+
+    def _fail_calls(self, count: int) -> None:
+        for number in list(islice(self._pending, count)):
+            self._pending.pop(number).finish(None)
+
+    async def _cancel_all_handled(self) -> None:
+        """Cancels the calls of the peer, a few in each turn of the loop: each continues in the next one."""
+        for place, handled in enumerate(list(self._handled.values()), 1):
+            handled.scope.cancel()
+            if place % TURN_WEIGHT == 0:
+                await self._peer.next_turn_of_leaving()
 
     async def _read_all(self, tasks: anyio.abc.TaskGroup) -> None:
         while self._why_dead is None:
@@ -223,12 +241,12 @@ class Channel:
                 return
             if not payload:
                 return
-            message: Message | _Refusal | None
+            message: Message | Refusal | None
             try:
-                await self._take_turn(payload)
+                await self._take_turn(payload, fds)
                 message, size_bytes = await self._decoded(payload, fds, is_short)
             except (GeneralFailure, ResourceExhausted) as e:
-                failed = _answer_to(payload, Failed(e.status, shortened(f"{e} (process {os.getpid()})")))
+                failed = answer_to(payload, Failed(e.status, shortened(f"{e} (process {os.getpid()})")))
                 if failed is None:
                     self.close(f"a message of {self._peer_name} cannot be taken: {e}")
                     return
@@ -244,13 +262,13 @@ class Channel:
             del message  # Its memories are not kept until the next one comes.
             self._outbox.wake()
 
-    async def _take_turn(self, payload: bytes) -> None:
+    async def _take_turn(self, payload: bytes, fds: list[int]) -> None:
         """Lets other tasks go first when this connection has had its turn."""
         self._peer.received(has_waited=self._has_waited)
         if self._turn_left <= 0 or self._peer.takes_turns:
             await self._peer.next_turn()
             self._turn_left = TURN_WEIGHT
-        self._turn_left -= 1 + len(payload) // TURN_WEIGHT_BYTES
+        self._turn_left -= 1 + len(payload) // TURN_WEIGHT_BYTES + len(fds) // TURN_WEIGHT_DESCRIPTORS
 
     async def _decoded(self, payload: bytes, fds: list[int], is_short: bool) -> tuple[Message | None, int]:
         """A message, None for one without a waiter; and its size, if it is in memory of its own."""
@@ -260,12 +278,16 @@ class Channel:
         if self._answered is not None and (fds or stands_for is not None):
             check_answered(payload, stands_for, self._answered)
         if stands_for is None:
-            if len(payload) > SMALL_BYTES_MAX and self._is_unexpected(read_envelope(payload)):
-                return None, 0
+            if len(payload) > SMALL_BYTES_MAX or len(fds) > REPLY_DESCRIPTORS_MAX:
+                envelope = read_envelope(payload)
+                if self._is_unexpected(envelope):
+                    return None, 0
+                self._check_descriptors(envelope, fds)
             message = decode_inline(payload, fds, sealed_only=self._sealed_only, account=self._account)
             return message, 0
         if self._is_unexpected((stands_for.is_call, stands_for.id)):
             return None, 0
+        self._check_descriptors((stands_for.is_call, stands_for.id), fds)
         size_bytes = STRUCTURE_WEIGHT * stands_for.size_bytes + stands_for.values_bytes
         await self._wait_for_room(lambda: self._load.has_room_for_large(size_bytes))
         structure, values = await _in_thread(read_parts, stands_for, fds)
@@ -288,17 +310,25 @@ class Channel:
         """Whether a message is a reply without a waiter: its descriptors are released unread."""
         return envelope is not None and not envelope[0] and envelope[1] not in self._pending
 
+    def _check_descriptors(self, envelope: tuple[bool, int] | None, fds: list[int]) -> None:
+        """Refuses a reply with more descriptors than can be of use, before each of them takes its time."""
+        if len(fds) <= REPLY_DESCRIPTORS_MAX or envelope is None or envelope[0]:
+            return
+        limit = self._pending[envelope[1]].descriptors_max
+        if len(fds) > limit:
+            raise InvalidArgument(f"reply: expected at most {limit} descriptors, got {len(fds)}")
+
     async def _wait_for_room(self, has_room: Callable[[], bool]) -> None:
         while not has_room() and self._why_dead is None:
             self._room = anyio.Event()
             await self._room.wait()
 
     async def _take(
-        self, message: Message | _Refusal, large_bytes: int, inline_bytes: int, tasks: anyio.abc.TaskGroup
+        self, message: Message | Refusal, large_bytes: int, inline_bytes: int, tasks: anyio.abc.TaskGroup
     ) -> None:
         if isinstance(message, Reply):
             self._resolve(message)
-        elif isinstance(message, _Refusal):
+        elif isinstance(message, Refusal):
             await self._wait_for_room(self._load.has_room)
             self._answer_with(message.reply)
         elif isinstance(message.body, CancelCall):
@@ -307,7 +337,7 @@ class Channel:
             await self._wait_for_room(self._load.has_room)
             self._turn_left = 0  # Its task begins in this turn.
             # Known before its task begins: the peer may have cancelled it by then.
-            self._handled[message.id] = handled = _Handled(message.body, large_bytes, inline_bytes)
+            self._handled[message.id] = handled = Handled(message.body, large_bytes, inline_bytes)
             self._load.begin(large_bytes, inline_bytes)
             tasks.start_soon(self._handle, message, handled)
 
@@ -341,17 +371,22 @@ class Channel:
             return payload, fds, True
         return payload, fds, False
 
-    async def _handle(self, call: Call, handled: _Handled) -> None:
+    async def _handle(self, call: Call, handled: Handled) -> None:
         number = call.id
         try:
             reply: ReplyBody
             with handled.scope:
-                reply = await self._peer.charged(self._answer(call))
+                try:
+                    reply = await self._peer.charged(self._answer(call))
+                except anyio.get_cancelled_exc_class() as e:
+                    # The event loop's own frames keep this error in a cycle, and its frames what the call was about: memories,
+                    # fences.
+                    traceback.clear_frames(e.__traceback__)
+                    raise
             if handled.scope.cancelled_caught:
                 reply = await self._settled(handled)
         except anyio.get_cancelled_exc_class() as e:
             self.was_cut_off = True
-            # The event loop's own frames keep this error in a cycle, and its frames what the call was about: memories, fences.
             traceback.clear_frames(e.__traceback__)
             del call, handled.body
             raise
@@ -381,7 +416,7 @@ class Channel:
             self._load.owe(-outgoing.size_bytes)
             self._room.set()
             if why is not None:
-                self._answer_with(Reply(reply.id, _too_many_under_way()))
+                self._answer_with(Reply(reply.id, too_many_under_way()))
 
         outgoing.on_over = over
         try:
@@ -409,7 +444,7 @@ class Channel:
                 return
         handled.scope.cancel()
 
-    async def _settled(self, handled: _Handled) -> ReplyBody:
+    async def _settled(self, handled: Handled) -> ReplyBody:
         """The answer to a call that was cancelled, when nothing of it runs any more."""
         try:
             if handled.settle is not None:
@@ -449,7 +484,7 @@ class Channel:
         self._home.check(self._peer_name)
         call_id = self._next_id
         self._next_id += 1
-        pending = self._pending[call_id] = Pending()
+        pending = self._pending[call_id] = Pending(descriptors_max(body))
         is_left = False
         try:
             outgoing = await self._call_outgoing(Call(call_id, body), pending)
@@ -474,7 +509,7 @@ class Channel:
         if reply is None:
             raise DeadObject(self._why_dead or f"{self._peer_name} is gone")
         if isinstance(reply, Failed):
-            raise _error_of(reply)
+            raise error_of(reply)
         if not isinstance(reply, expected):
             self._give_back(reply)
             self.close(f"{self._peer_name} answered {type(body).__name__} with {type(reply).__name__}")
@@ -488,7 +523,7 @@ class Channel:
     async def _call_outgoing(self, call: Call, pending: Pending) -> Outgoing:
         def over(why: OSError | None) -> None:
             if why is not None:
-                pending.finish(_too_many_under_way())
+                pending.finish(too_many_under_way())
 
         if has_large_model(call):
             return _outgoing(await _in_thread(encode, call), over)
@@ -509,9 +544,9 @@ class Channel:
         self.was_cut_off |= self._load.owed > 0
         self._outbox.close()
         self._room.set()
-        pending, self._pending = self._pending, {}
-        for call in pending.values():
-            call.finish(None)
+        self._over.set()
+        if not self._is_running:
+            self._fail_calls(len(self._pending))
         try:
             # Wakes the reading task, which may not be the caller.
             self._sock.shutdown(socket.SHUT_RDWR)
@@ -524,47 +559,11 @@ class Channel:
         close_unread(self._sock)
 
 
-class _Handled:
-    """A call of the peer that is worked on."""
-
-    __slots__ = ("body", "inline_bytes", "large_bytes", "scope", "settle")
-
-    def __init__(self, body: CallBody, large_bytes: int, inline_bytes: int) -> None:
-        self.body = body
-        self.large_bytes = large_bytes
-        self.inline_bytes = inline_bytes
-        self.scope = anyio.CancelScope()
-        self.settle: Callable[[], Awaitable[None]] | None = None
-
-
-class _Refusal(NamedTuple):
-    """Stands for a call that could not be taken: its answer."""
-
-    reply: Reply
-
-
-def _answer_to(payload: bytes, failed: Failed) -> Reply | _Refusal | None:
-    """The handling of a message whose descriptors are lost: a call is rejected, a reply is taken for a failure."""
-    stands_for: InMemory | None = None
-    with suppress(InvalidArgument):
-        stands_for = in_memory(payload)
-    envelope = read_envelope(payload) if stands_for is None else (stands_for.is_call, stands_for.id)
-    if envelope is None:
-        return None
-    is_call, number = envelope
-    return _Refusal(Reply(number, failed)) if is_call else Reply(number, failed)
-
-
 def _outgoing(
     encoded: tuple[bytes, list[int], list[Any]], on_over: Callable[[OSError | None], None] | None = None
 ) -> Outgoing:
     payload, fds, keep = encoded
     return Outgoing(payload, fds, keep, on_over)
-
-
-def _too_many_under_way() -> Failed:
-    status = ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
-    return Failed(status, "message: too many descriptors are under way between processes")
 
 
 async def _in_thread(call: Callable[..., _R], *arguments: Any) -> _R:
@@ -579,10 +578,3 @@ async def _in_thread(call: Callable[..., _R], *arguments: Any) -> _R:
         return await anyio.to_thread.run_sync(call, *arguments, limiter=limiter)
     except RuntimeError as e:
         raise ResourceExhausted(f"message: no thread is left to copy it: {e}", transient=True) from e
-
-
-def _error_of(failed: Failed) -> Error:
-    try:
-        return error_for_status(failed.status, failed.message)
-    except ValueError:
-        return GeneralFailure(f"the peer answered a failure with status NONE: {failed.message}")

@@ -9,7 +9,9 @@ than one of its calls was in progress, or after a connection of it began or ende
 sends the next call has none. While another process is served that has had no backlog for ``WAITS_NS``, one message of all that have
 one, or one part of a large message, is taken in a turn of the loop, and each of them has its turn; when they have used the loop for
 some time, it is left to the other processes ``PAUSE`` times as long. Hence all that have a backlog get a share of
-``1 / (1 + PAUSE)`` of it together. If all have one, none pauses.
+``1 / (1 + PAUSE)`` of it together. If all have one, none pauses. A thread that checks or prepares models for a process with a
+backlog sleeps by the same rule between short pieces of its work: it holds the lock of the interpreter, for which the loop and the
+threads of executions wait each time that they continue.
 
 Invariants:
 1. While a process has more than one connection, one message of them all, or one part of a large one, is taken in each turn of the
@@ -33,7 +35,7 @@ import anyio.lowlevel
 
 from aionn.service.wire.load import Load
 
-__all__ = ["Peer", "Peers", "Shares"]
+__all__ = ["Pace", "Peer", "Peers", "Shares"]
 
 PAUSE = 4
 """Time for which the loop is left to the other processes, as a multiple of its use by processes with a backlog."""
@@ -56,6 +58,10 @@ each frame of a camera does not count, and never makes others pause."""
 
 UNAWAITED_MAX = 1
 """Messages in a row that may arrive before the loop has waited for them: a notice that something was freed, and then a call."""
+
+PIECE_NS = 250_000
+"""Time of the interpreter that a thread uses for a process between two pauses: with the pause, as long as two executions of a small
+model. The delay of an execution that meets a piece is no longer than the piece."""
 
 _T = TypeVar("_T")
 
@@ -161,7 +167,7 @@ class Peer:
         if turns is None:
             return False
         now_ns = time.monotonic_ns()
-        return now_ns < self._backlog_until_ns and turns.shares.has_company(self, now_ns)
+        return self._has_backlog(now_ns) and turns.shares.has_company(self, now_ns)
 
     def received(self, *, has_waited: bool) -> None:
         """A message was received.
@@ -179,6 +185,20 @@ class Peer:
         elif now_ns >= max(self._backlog_until_ns, self._waits_since_ns + WAITS_NS):
             self._turns.shares.received(self, now_ns)
 
+    def pause_after_ns(self, used_ns: int, now_ns: int) -> int:
+        """The pause of a thread that has used the interpreter for this process for so long, until now; 0 for none."""
+        turns = self._turns
+        if turns is None or not self._has_backlog(now_ns) or not turns.shares.has_company(self, now_ns):
+            return 0
+        return min(PAUSE * used_ns, PAUSE_NS_MAX)
+
+    def pace(self) -> Pace | None:
+        """For one call's work on a thread: to be called between short pieces of it. None for a process that is served alone."""
+        return None if self._turns is None else Pace(self)
+
+    def _has_backlog(self, now_ns: int) -> bool:
+        return self.calls > 1 or now_ns < self._backlog_until_ns
+
     def connects_or_leaves(self) -> None:
         """A connection begins or ends."""
         self._backlog_until_ns = time.monotonic_ns() + BACKLOG_NS
@@ -190,8 +210,7 @@ class Peer:
     def _charge(self, used_ns: int) -> None:
         now_ns = time.monotonic_ns()
         # The backlog at the beginning of the step counts, since a step may be long.
-        has_backlog = self.calls > 1 or now_ns - used_ns < self._backlog_until_ns
-        if self._turns is not None and has_backlog:
+        if self._turns is not None and self._has_backlog(now_ns - used_ns):
             self._turns.shares.used(self, used_ns, now_ns)
 
     async def next_turn(self) -> None:
@@ -203,6 +222,36 @@ class Peer:
                 await self._turns.next()
             else:
                 await anyio.lowlevel.checkpoint()
+
+    async def next_turn_of_leaving(self) -> None:
+        """As ``next_turn``, for the end of a connection: that is a backlog however long it takes."""
+        self.connects_or_leaves()
+        await self.next_turn()
+
+
+class Pace:
+    """Pauses of a thread that works for a process. Of one thread at a time.
+
+    Args:
+        peer: The process.
+    """
+
+    __slots__ = ("_before_ns", "_peer")
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+        self._before_ns: int | None = None
+
+    def __call__(self) -> None:
+        """Sleeps if the thread has used the interpreter for ``PIECE_NS`` since the last time, and others are to go first."""
+        now_ns = time.thread_time_ns()
+        if self._before_ns is None or now_ns < self._before_ns:
+            self._before_ns = now_ns  # On a thread of its own, or on another one than before.
+        elif now_ns - self._before_ns >= PIECE_NS:
+            pause_ns = self._peer.pause_after_ns(now_ns - self._before_ns, time.monotonic_ns())
+            if pause_ns:
+                time.sleep(pause_ns / 1e9)
+            self._before_ns = time.thread_time_ns()
 
 
 class Peers:

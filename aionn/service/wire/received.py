@@ -20,9 +20,7 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Iterable, Sequence
-
-import anyio.lowlevel
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from aionn.service.wire.handles import close_all
 from fences.descriptor import NAME_PREFIX
@@ -103,10 +101,15 @@ def payload_of(sock: socket.socket, bytes_max: int) -> bytes:
     return payload
 
 
-async def drain(sock: socket.socket) -> None:
-    """Takes the unread messages from a socket that is shut down, and closes its descriptors; others have turns in between."""
+async def drain(sock: socket.socket, next_turn: Callable[[], Awaitable[None]]) -> None:
+    """Takes the unread messages from a socket that is shut down, and closes its descriptors.
+
+    Args:
+        sock: The socket.
+        next_turn: Awaited after each message; others have turns in it.
+    """
     while _take_unread(sock):
-        await anyio.lowlevel.checkpoint()
+        await next_turn()
 
 
 def close_unread(sock: socket.socket) -> None:

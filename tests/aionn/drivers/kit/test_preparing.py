@@ -15,6 +15,7 @@ from aionn.drivers.reference import INFO, ReferenceDevice
 from aionn.errors import DeviceUnavailable, MissedDeadline
 from aionn.hal import OutputShape, Priority
 from aionn.hal.callers import client_of_call
+from aionn.hal.pieces import pace_of_call
 from aionn.testing import models
 
 WAIT_S = 10.0
@@ -198,3 +199,74 @@ def test_closing_waits_for_what_is_prepared_and_refuses_more():
         assert not [name for name in names if name.startswith("aionn-reference")]
 
     anyio.run(main)
+
+
+@pytest.mark.parametrize(("kind", "looks"), [(ReferenceDevice, 4), (LitertDevice, 5)])
+def test_work_on_a_model_is_paced_on_a_thread_of_the_device_between_any_two_operations(kind, looks):
+    """Validation and preparation look at each operation several times: between two looks there is a piece's end."""
+    if kind is LitertDevice:
+        pytest.importorskip("ai_edge_litert")
+    threads = []
+
+    def pieces_of(operations):
+        async def main():
+            async with kind() as device:
+                pace_of_call.set(lambda: threads.append(threading.current_thread().name))
+                await device.prepare_model(models.identity((4,), operations=operations))
+
+        threads.clear()
+        anyio.run(main)
+        return len(threads)
+
+    # An operand and an operation more, which are checked; its place in the order is checked; it becomes a step, or is folded or not
+    # and lowered.
+    assert pieces_of(20) - pieces_of(10) >= 10 * looks
+    assert len(set(threads)) == 1 and threads[0].endswith("-preparing")
+
+
+def test_work_that_takes_a_slot_is_not_paced():
+    """It would keep the slot from the executions that it sleeps for."""
+
+    class OnSlots(ReferenceDevice):
+        prepares_beside = False
+
+    paced = []
+
+    async def main():
+        async with OnSlots() as device:
+            pace_of_call.set(lambda: paced.append(True))
+            await device.prepare_model(MODEL)
+
+    anyio.run(main)
+    assert not paced
+
+
+@pytest.mark.parametrize("kind", [ReferenceDevice, LitertDevice])
+def test_work_on_a_model_ends_with_the_piece_in_which_its_caller_is_cancelled(kind):
+    if kind is LitertDevice:
+        pytest.importorskip("ai_edge_litert")
+    entered, may_continue = threading.Event(), threading.Event()
+    pieces = []
+
+    def pace():
+        pieces.append(True)
+        if len(pieces) == 3:
+            entered.set()
+            assert may_continue.wait(WAIT_S)
+
+    async def main():
+        async with kind() as device:
+            async with anyio.create_task_group() as tasks:
+
+                async def prepare():
+                    pace_of_call.set(pace)
+                    await device.prepare_model(models.identity((4,), operations=50))
+
+                tasks.start_soon(prepare)
+                assert await anyio.to_thread.run_sync(entered.wait, WAIT_S)
+                tasks.cancel_scope.cancel()
+            may_continue.set()
+            assert await device.supported_operations(MODEL) == (True,)  # After it, on the same thread.
+
+    anyio.run(main)
+    assert len(pieces) == 3

@@ -14,7 +14,8 @@ import pytest
 
 from aionn.errors import DeviceUnavailable, InvalidArgument, ResourceExhausted
 from aionn.service.host import admission
-from aionn.service.host.admission import Admission, ClientLimits, Credentials
+from aionn.service.host.admission import FOREIGN_PID, Admission, ClientLimits, Credentials
+from aionn.service.wire.peers import Peers
 from aionn.service.wire.protocol import PROTOCOL_VERSION, Failed, GetStatus, Hello, HelloReply, Reply, decode
 
 ENDED_S_MAX = 10.0
@@ -44,6 +45,36 @@ def test_each_limit_refuses_the_client_that_exceeds_it_and_names_it() -> None:
     own.leave(places[0])
     own.admit(Credentials(1, 10))
     assert len(own) == 5
+
+
+def test_processes_of_another_namespace_are_limited_by_their_user_alone() -> None:
+    """They all have the number 0: one of them would take the places of the others."""
+    own = Admission(ClientLimits(clients=9, clients_per_user=4, clients_per_process=2))
+    for uid in (10, 10, 10, 10, 11, 11, 11):
+        own.greeted(own.admit(Credentials(FOREIGN_PID, uid)))
+    with pytest.raises(ResourceExhausted, match="serves 4 connections of user 10 already"):
+        own.admit(Credentials(FOREIGN_PID, 10))
+    own.admit(Credentials(FOREIGN_PID, 11))
+
+
+async def test_connections_of_another_namespace_do_not_count_as_one_process(
+    served: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes: list[object] = []
+    of = Peers.of
+
+    def noting(self: Peers, process: Any) -> Any:
+        processes.append(process)
+        return of(self, process)
+
+    monkeypatch.setattr(Peers, "of", noting)
+    monkeypatch.setattr(Credentials, "of", lambda sock: Credentials(FOREIGN_PID, os.getuid()))
+    clients = [served.client() for _ in range(3)]
+    for client in clients:
+        await client.status()
+    assert len(processes) == len(set(processes)) == 3
+    for client in clients:
+        await client.aclose()
 
 
 def test_silent_client_that_the_limit_counts_gives_up_its_place() -> None:

@@ -7,17 +7,17 @@ import random
 import socket
 import types
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
 
-from aionn.errors import InvalidArgument
+from aionn.errors import DeadObject, InvalidArgument
 from aionn.service.client.device import RemoteDevice
 from aionn.service.wire import peers as peers_module
-from aionn.service.wire.channel import Channel
+from aionn.service.wire.channel import TURN_WEIGHT, Channel
 from aionn.service.wire.handles import RequestOnWire
 from aionn.service.wire.peers import (
     BACKLOG_NS,
@@ -398,3 +398,135 @@ def test_message_with_more_fences_is_refused_before_they_are_taken(small: Any) -
     assert len(os.listdir("/proc/self/fd")) == before
     for fence in fences:
         fence.close()
+
+
+class Turns:
+    """Counts the turns of the loop, and of what there was in each of them."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.of: list[int] = []
+
+    async def count(self) -> None:
+        while True:
+            self.number += 1
+            await anyio.lowlevel.checkpoint()
+
+    def note(self) -> None:
+        self.of.append(self.number)
+
+    @property
+    def most(self) -> int:
+        return max(self.of.count(number) for number in set(self.of))
+
+
+CALLS = 300
+
+
+@pytest.mark.parametrize("who", ["peer", "us"])
+async def test_calls_end_a_few_in_each_turn_of_the_loop_when_the_connection_ends(who: str) -> None:
+    """Those of the peer that are in progress, and those that the peer has not answered."""
+    turns = Turns()
+
+    async def never(body: Any, channel: Channel) -> Done:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            turns.note()
+        return Done()
+
+    async def call(channel: Channel) -> None:
+        with pytest.raises(DeadObject):
+            await channel.tell(Ping())
+        turns.note()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(turns.count)
+        async with connected(Peer(), never) as (channel, sock), anyio.create_task_group() as calls:
+            number = 0
+            with anyio.fail_after(WAIT_S_MAX):
+                while channel.load[0] < CALLS if who == "peer" else channel.pending_count < CALLS:
+                    if who == "us":
+                        calls.start_soon(call, channel)
+                    else:
+                        with suppress(BlockingIOError):
+                            number += 1
+                            sock.send(encode(Call(number, Ping()))[0])
+                    await anyio.lowlevel.checkpoint()
+            sock.shutdown(socket.SHUT_RDWR)
+            with anyio.fail_after(WAIT_S_MAX):
+                while len(turns.of) < CALLS:
+                    await anyio.lowlevel.checkpoint()
+            assert channel.pending_count == 0 and channel.load[0] == 0
+        tasks.cancel_scope.cancel()
+    assert len(turns.of) >= CALLS and turns.most <= TURN_WEIGHT
+
+
+async def test_pending_calls_fail_together_when_the_reading_task_is_cancelled() -> None:
+    """A call that waits without end would keep its caller, and the server from ending."""
+    async with connected(Peer()) as (channel, _), anyio.create_task_group() as calls:
+        failed: list[Any] = []
+
+        async def call() -> None:
+            with pytest.raises(DeadObject) as e:
+                await channel.tell(Ping())
+            failed.append(e.value)
+
+        for _ in range(50):
+            calls.start_soon(call)
+        while channel.pending_count < 50:
+            await anyio.lowlevel.checkpoint()
+        channel.close("the end")
+        with pytest.raises(DeadObject, match="the end"):
+            await channel.tell(Ping())
+    assert len(failed) == 50 and {str(e) for e in failed} == {str(failed[0])}
+
+
+async def test_unread_messages_of_an_ended_connection_are_taken_in_turns_of_the_process(clock: Any) -> None:
+    peers = Peers()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.setblocking(False)
+    process, other = peers.of(1), peers.of(2)
+    channel = Channel(ours, done, peer_name="the peer", peer=process)
+    taken = 0
+    next_turn = process.next_turn
+
+    async def noting() -> None:
+        nonlocal taken
+        taken += 1
+        assert process.takes_turns
+        await next_turn()
+
+    for number in range(20):
+        theirs.send(encode(Call(number, Ping()))[0])
+    channel.close("the end")
+    other.received(has_waited=True)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Peer, "next_turn", lambda self: noting())
+        with anyio.fail_after(WAIT_S_MAX):
+            await channel.run()
+    channel.release()
+    theirs.close()
+    assert taken >= 20
+
+
+async def test_end_of_a_connection_pauses_after_its_backlog_is_over(clock: Any) -> None:
+    """A pause may be longer than a backlog lasts, and what is left to free is more than one step."""
+    peers = Peers()
+    leaving, other = peers.of(1), peers.of(2)
+
+    async def free() -> None:
+        clock.now_ns += MS
+
+    leaving.connects_or_leaves()
+    await leaving.charged(free())
+    clock.now_ns = 3 * BACKLOG_NS
+    for round in range(1, 4):
+        other.received(has_waited=True)
+        leaving.connects_or_leaves()
+        await leaving.charged(free())
+        leaving._backlog_until_ns = clock.now_ns
+        await leaving.next_turn()
+        assert clock.slept_ns == (round - 1) * PAUSE * MS
+        await leaving.next_turn_of_leaving()
+        assert clock.slept_ns == round * PAUSE * MS

@@ -7,15 +7,29 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
 
+from aionn.errors import DeadObject, Error, GeneralFailure
+from aionn.hal import Memory
+from aionn.service.wire.calls import REPLY_DESCRIPTORS_MAX
 from aionn.service.wire.channel import Channel
-from aionn.service.wire.protocol import Done, Reply, encode
+from aionn.service.wire.protocol import (
+    Done,
+    Failed,
+    GetMemories,
+    GetMemoriesReply,
+    Ping,
+    Reply,
+    decode,
+    encode,
+)
 from aionn.service.wire.received import close_unread, have_strange_sockets
+from aionn.service.wire.repetition import RecallMemories
 from fences import SyncFence
 
 LINGER_S = 20
@@ -172,3 +186,73 @@ async def test_unread_descriptors_are_closed_with_turns_for_others(
         tasks.cancel_scope.cancel()
     assert turns >= count
     channel.release()
+
+
+async def _answered(body: Any, expected: Any, reply: Any, *, number: int | None = None) -> tuple[Any, int]:
+    """What a call returns or raises, and how many memories were imported, where the peer answers so."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    imported, from_fd = 0, Memory.from_fd
+
+    def counting(*arguments: Any, **named: Any) -> Memory:
+        nonlocal imported
+        imported += 1
+        return from_fd(*arguments, **named)
+
+    async def never(body: Any, channel: Channel) -> Done:
+        raise AssertionError
+
+    channel = Channel(ours, never, peer_name="the peer")
+    outcome: Any = None
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Memory, "from_fd", counting)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(channel.run)
+
+            async def ask() -> None:
+                nonlocal outcome
+                try:
+                    outcome = await channel.call(body, expected)
+                except Error as e:
+                    outcome = e
+
+            async with anyio.create_task_group() as asking:
+                asking.start_soon(ask)
+                await anyio.wait_readable(theirs)
+                call = decode(theirs.recv(1 << 16), [])
+                payload, fds, keep = encode(Reply(call.id if number is None else number, reply))
+                socket.send_fds(theirs, [payload], fds)
+                if number is not None:
+                    theirs.send(encode(Reply(call.id, Failed(GeneralFailure().status, "")))[0])
+                del keep
+            tasks.cancel_scope.cancel()
+    channel.release()
+    theirs.close()
+    return outcome, imported
+
+
+MEMORIES = 100
+
+
+@pytest.mark.parametrize("more", [0, REPLY_DESCRIPTORS_MAX, REPLY_DESCRIPTORS_MAX + 1])
+@pytest.mark.parametrize("kind", [GetMemories, RecallMemories])
+async def test_reply_with_more_descriptors_than_were_asked_for_ends_the_connection_unread(
+    kind: Any, more: int
+) -> None:
+    asked = tuple(range(MEMORIES))
+    body = GetMemories(1, asked) if kind is GetMemories else RecallMemories(asked)
+    with closing(Memory.create(4096)) as memory:
+        reply = GetMemoriesReply((memory,) * (MEMORIES + more))
+        outcome, imported = await _answered(body, GetMemoriesReply, reply)
+    if more <= REPLY_DESCRIPTORS_MAX:
+        assert len(outcome.memories) == imported == MEMORIES + more
+    else:
+        assert isinstance(outcome, DeadObject) and "descriptors" in str(outcome) and imported == 0
+
+
+async def test_reply_that_nothing_waits_for_is_not_read_if_it_has_many_descriptors() -> None:
+    with closing(Memory.create(4096)) as memory:
+        for count in (REPLY_DESCRIPTORS_MAX, REPLY_DESCRIPTORS_MAX + 1):
+            reply = GetMemoriesReply((memory,) * count)
+            outcome, imported = await _answered(Ping(), Done, reply, number=99)
+            assert isinstance(outcome, GeneralFailure)
+            assert imported == (count if count <= REPLY_DESCRIPTORS_MAX else 0)
