@@ -18,7 +18,6 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Hashable
-from typing import Any
 
 from aionn.errors import ResourceExhausted
 from aionn.hal import Priority
@@ -113,6 +112,7 @@ class SharedSlots:
         self._room = self._policy.make_queue(self._lanes)
         self._estimates = Estimates()
         self._numbers = itertools.count()
+        self._works: dict[int, Work] = {}  # All that are in the room.
         self._shown: dict[tuple[Hashable, Priority], list[Claim]] = {}
         self._behind: dict[tuple[Hashable, Priority], list[tuple[int, int, Claim]]] = {}
         self._behind_count = 0
@@ -161,7 +161,7 @@ class SharedSlots:
         if claim.slot is not None:
             return
         if work is not None and work.state is WorkState.WAITING:
-            self._room.remove(work)
+            self._take_out(work)
             work.state = WorkState.ENDED
             self._unshow(claim)
             self._decide(self._now())
@@ -220,6 +220,7 @@ class SharedSlots:
         work.least_ns = (1,)
         work.state = WorkState.WAITING
         self._room.add(work, now_ns)
+        self._works[work.number] = work
         self._decide(now_ns)
 
     # --- What the policy sees -----------------------------------------------------------------------------------------------------
@@ -254,7 +255,7 @@ class SharedSlots:
             last = max(shown, key=_urgency)
             if _urgency(claim) < _urgency(last):
                 assert last._work is not None, "a claim that is shown has a job"
-                self._room.remove(last._work)
+                self._take_out(last._work)
                 shown.remove(last)
                 last._work = None
                 claim, last = last, claim
@@ -267,11 +268,16 @@ class SharedSlots:
     def _show(self, claim: Claim, now_ns: int) -> None:
         work = self._work_of(claim, now_ns)
         if self._room.add(work, now_ns) is None:
+            self._works[work.number] = work
             self._shown.setdefault((claim.owner, claim.priority), []).append(claim)
             return
         # Its deadline has come: a started job checks that first.
         work.state = WorkState.ENDED
         claim.start()
+
+    def _take_out(self, work: Work) -> None:
+        self._room.remove(work)
+        del self._works[work.number]
 
     def _unshow(self, claim: Claim) -> None:
         """One leaves the room: the next of its owner and class is shown."""
@@ -306,7 +312,7 @@ class SharedSlots:
                     # It looks at its deadline itself, at its next boundary.
                     action.work.state = WorkState.ENDED
                 else:
-                    self._room.remove(action.work)
+                    self._take_out(action.work)
                     action.work.state = WorkState.ENDED
                     self._unshow(action.work.item)
                     action.work.item.start()
@@ -317,16 +323,13 @@ class SharedSlots:
     def _start_first(self, now_ns: int) -> bool:
         """Starts the first that waits, whatever is expected of it: no event may come that would have it decided on again."""
         lane = next(lane for lane in self._lanes if lane.work is None)
-        works = [claim._work for shown in self._shown.values() for claim in shown]
-        first = min((work for work in works if work is not None), key=lambda work: work.key, default=None)
-        if first is None:
-            return False
-        self._start(first, lane, now_ns)
+        # Of all that are in the room, not only of those shown: a job that gave way is in the room alone.
+        self._start(min(self._works.values(), key=lambda work: work.key), lane, now_ns)
         return True
 
     def _start(self, work: Work, lane: Lane, now_ns: int) -> None:
         claim: Claim = work.item
-        self._room.remove(work)
+        self._take_out(work)
         work.state = WorkState.RUNNING
         lane.work = work
         lane.ends_ns = now_ns + work.durations_ns[0]
@@ -362,8 +365,7 @@ class SharedSlots:
                 else repr(lane.work)
             )
             lines.append(f"slot {lane.index}: {held}")
-        works: list[Any] = [claim._work for shown in self._shown.values() for claim in shown]
-        lines += [self._room.explain(work, now_ns) for work in works]
+        lines += [self._room.explain(work, now_ns) for work in self._works.values()]
         lines += [f"{self._behind_count} more wait behind others of their clients"]
         return "\n".join(lines)
 

@@ -127,6 +127,23 @@ def test_high_asks_for_the_slot_and_what_gave_way_goes_on():
     assert traced.count(Preempt) == 1
 
 
+def test_preempted_job_continues_though_less_time_is_left_than_it_is_expected_to_take():
+    bench = Bench(can_preempt=True)
+    for number in range(5):
+        learnt = bench.enter(f"learnt{number}", LOW, model="m")
+        other = bench.enter(f"other{number}", LOW)
+        bench.now_ns += 1000
+        bench.slots.give_back(learnt)
+        bench.slots.give_back(other)
+    low = bench.enter("low", LOW, bench.now_ns + 5000, model="m")
+    high = bench.enter("high", HIGH)
+    bench.slots.give_way(low)
+    assert "LOW" in bench.slots.explain(), "a preempted job is listed among the waiting ones"
+    bench.now_ns += 4500  # It is expected to need another 1000 ns, and no other job or event will come.
+    bench.slots.give_back(high)
+    assert low.slot == 0 and bench.slots.waiting_count == 0
+
+
 def test_device_that_cannot_stop_is_not_asked():
     bench = Bench()
     low = bench.enter("low", LOW)
