@@ -11,6 +11,7 @@ Invariants:
 2. Every claim that entered is started exactly once, unless it left before: with a slot, or without one when its time is over.
 3. No claim overtakes by being on another path: while one waits, every other one is decided on.
 4. At most ``waiting_max`` claims wait.
+5. A holder gives way only while the job that needs its slot waits; a preemption whose job got another slot, or left, is withdrawn.
 """
 
 from __future__ import annotations
@@ -108,6 +109,7 @@ class SharedSlots:
         self._trace = trace
         self._lanes = [Lane(index, 0, can_preempt=can_preempt) for index in range(slot_count)]
         self._holders: list[Claim | None] = [None] * slot_count
+        self._preempted_for: list[Work | None] = [None] * slot_count
         self._policy = PlanPolicy(waiting_max=waiting_max)
         self._room = self._policy.make_queue(self._lanes)
         self._estimates = Estimates()
@@ -186,6 +188,7 @@ class SharedSlots:
         self._holders[slot] = None
         lane.work = None
         lane.is_stopping = False
+        self._preempted_for[slot] = None
         if work is None:
             return  # No job has waited since.
         now_ns = self._now()
@@ -216,6 +219,7 @@ class SharedSlots:
         self._holders[slot] = None
         lane.work = None
         lane.is_stopping = False
+        self._preempted_for[slot] = None
         work.durations_ns = (max(1, lane.ends_ns - now_ns),)
         work.least_ns = (1,)
         work.state = WorkState.WAITING
@@ -300,6 +304,7 @@ class SharedSlots:
         has_started = True
         while has_started:
             has_started = False
+            self._withdraw_preemptions()
             for action in self._policy.decide(now_ns, self._room, self._lanes):
                 if self._trace is not None:
                     self._trace(now_ns, action)
@@ -307,7 +312,7 @@ class SharedSlots:
                     self._start(action.work, action.lane, now_ns)
                     has_started = True  # Others are shown now, and slots may be left.
                 elif isinstance(action, Preempt):
-                    self._ask_back(action.lane)
+                    self._ask_back(action.lane, action.by)
                 elif action.work.state is WorkState.RUNNING:
                     # It looks at its deadline itself, at its next boundary.
                     action.work.state = WorkState.ENDED
@@ -341,12 +346,22 @@ class SharedSlots:
         self._unshow(claim)
         claim.start()
 
-    def _ask_back(self, lane: Lane) -> None:
+    def _ask_back(self, lane: Lane, by: Work) -> None:
         assert lane.work is not None, "only work that runs is interrupted"
         claim: Claim = lane.work.item
         lane.is_stopping = True
+        self._preempted_for[lane.index] = by
         claim.is_wanted_back = True
         claim.interrupt()
+
+    def _withdraw_preemptions(self) -> None:
+        """Lets holders continue whose slots are not needed any more, since the job that needed one got another slot, or left."""
+        for lane, by, claim in zip(self._lanes, self._preempted_for, self._holders, strict=True):
+            # The policy is asked afterwards, and preempts again where another job needs the slot.
+            if by is not None and by.state is not WorkState.WAITING:
+                self._preempted_for[lane.index] = None
+                if claim is not None and lane.is_stopping:
+                    lane.is_stopping = claim.is_wanted_back = False
 
     def statistics(self) -> WaitingRoomStatistics:
         """Counts of what had to wait."""

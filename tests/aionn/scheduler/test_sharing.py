@@ -144,6 +144,24 @@ def test_preempted_job_continues_though_less_time_is_left_than_it_is_expected_to
     assert low.slot == 0 and bench.slots.waiting_count == 0
 
 
+@pytest.mark.parametrize("how", ["started elsewhere", "cancelled"])
+def test_preemption_is_withdrawn_when_its_job_waits_no_more(how):
+    bench = Bench(2, can_preempt=True)
+    holders = [bench.enter(name, LOW, owner=name) for name in "ab"]
+    high = bench.enter("high", HIGH)
+    (asked,) = [claim for claim in holders if claim.is_wanted_back]
+    (other,) = [claim for claim in holders if claim is not asked]
+    if how == "cancelled":
+        bench.slots.leave(high)
+    else:
+        bench.slots.give_back(other)
+        assert high.slot is not None
+    assert not asked.is_wanted_back
+    if how == "cancelled":
+        bench.enter("second", HIGH)
+        assert asked.is_wanted_back != other.is_wanted_back, "another job preempts one again"
+
+
 def test_device_that_cannot_stop_is_not_asked():
     bench = Bench()
     low = bench.enter("low", LOW)
