@@ -152,6 +152,10 @@ class SharedSlots:
                 f"{self._name}: {self._waiting_max} executions wait already", transient=True
             )
         now_ns = self._now()
+        if claim._key <= now_ns:
+            # Before it takes a place: it would send another claim behind, and then show none of its group.
+            claim.start()
+            return
         self._see_holders()
         claim._number = next(self._numbers)
         self._show_or_store(claim, now_ns)

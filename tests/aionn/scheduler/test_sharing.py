@@ -100,6 +100,17 @@ def test_expired_work_is_started_without_a_slot_to_tell_of_it():
     assert bench.run_all() == ["holder", "expired", "soon", "later"]
 
 
+def test_expired_claim_does_not_hide_another_of_its_client():
+    bench = Bench()
+    holder = bench.enter("holder", deadline_ns=10**6)
+    waiting = bench.enter("waiting", deadline_ns=1000)
+    bench.now_ns = 100
+    bench.enter("expired", deadline_ns=50)
+    assert bench.log[-1] == ("expired", None)
+    bench.slots.give_back(holder)
+    assert waiting.slot == 0
+
+
 def test_work_gets_its_slot_though_less_time_is_left_than_it_is_expected_to_take():
     bench = Bench()
     bench.now_ns = 1
