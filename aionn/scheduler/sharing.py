@@ -1,10 +1,9 @@
-"""One device's slots for several clients: the policy's decisions, and turns among clients whose work is equal.
+"""One device's slots for several clients: a policy's decisions, and turns among clients whose jobs are equal.
 
-Owns who of several clients is seen by the policy. Each owner shows as many jobs of a class as the device has slots, the most urgent
-ones; the rest wait behind them. So a flood of one client delays another client's job of the same class by one job, not by all of
-them, and a HIGH job of any client is considered immediately. Pure: no thread, no lock, no waiting; its shell,
-``aionn.drivers.kit.gate`` for threads, makes one call at a time.
-Drivers on an event loop do not use it: ``aionn.drivers.kit.turns`` has an order of its own.
+Owns the only queue of a driver process: its shells, ``aionn.drivers.kit.gate`` for threads and ``aionn.drivers.kit.loop_gate`` for
+tasks, sleep and wake, and make one call at a time. Each owner shows the policy as many jobs of a class as the device has slots, the
+most urgent ones; the rest wait behind them. So a flood of one client delays another client's job of the same class by one job, not
+by all of them, and a HIGH job of any client is considered immediately. Pure: no thread, no lock, no waiting.
 
 Invariants:
 1. No more than ``slot_count`` claims hold a slot concurrently.
@@ -24,7 +23,8 @@ from aionn.errors import ResourceExhausted
 from aionn.hal import Priority
 from aionn.scheduler.estimates import Estimates
 from aionn.scheduler.policy import PlanPolicy
-from aionn.scheduler.queue import WAITING_MAX, WaitingRoomStatistics
+from aionn.scheduler.queue import WAITING_MAX
+from aionn.scheduler.ready_queue import Policy
 from aionn.scheduler.work import NEVER_NS, Action, Lane, Preempt, Start, Work, WorkState
 
 __all__ = ["Claim", "SharedSlots"]
@@ -45,6 +45,7 @@ class Claim:
     """
 
     __slots__ = (
+        "_is_behind",
         "_key",
         "_number",
         "_since_ns",
@@ -70,6 +71,7 @@ class Claim:
         self.is_wanted_back = False
         self.slot: int | None = None
         self._key = NEVER_NS if deadline_ns is None else deadline_ns
+        self._is_behind = False
         self._number = 0
         self._since_ns = 0
         self._work: Work | None = None
@@ -81,6 +83,43 @@ class Claim:
         """Called when its slot is wanted back. Must be quick."""
 
 
+class _Behind:
+    """Claims of one client and class that wait behind the shown ones, the most urgent first.
+
+    A claim that leaves is dropped when it comes to the front, or together with the others that left once these are more than half. So
+    the time to cancel claims grows with their number, not with its square.
+    """
+
+    __slots__ = ("_count", "_heap")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, Claim]] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def push(self, claim: Claim) -> None:
+        claim._is_behind = True
+        heapq.heappush(self._heap, (*_urgency(claim), claim))
+        self._count += 1
+
+    def pop(self) -> Claim:
+        claim = heapq.heappop(self._heap)[2]
+        while not claim._is_behind:
+            claim = heapq.heappop(self._heap)[2]
+        claim._is_behind = False
+        self._count -= 1
+        return claim
+
+    def discard(self, claim: Claim) -> None:
+        claim._is_behind = False
+        self._count -= 1
+        if 2 * self._count < len(self._heap):
+            self._heap = [entry for entry in self._heap if entry[2]._is_behind]
+            heapq.heapify(self._heap)
+
+
 class SharedSlots:
     """See the module.
 
@@ -90,6 +129,7 @@ class SharedSlots:
         now: The clock of the deadlines.
         can_preempt: Whether holders give way at boundaries.
         waiting_max: Most that may wait.
+        policy: The order of the claims that are shown to it; None for the policy that plans, as in the application.
         trace: Called with the time and every action.
     """
 
@@ -101,6 +141,7 @@ class SharedSlots:
         now: Callable[[], int],
         can_preempt: bool = False,
         waiting_max: int = WAITING_MAX,
+        policy: Policy | None = None,
         trace: Callable[[int, Action], None] | None = None,
     ) -> None:
         self._name = name
@@ -110,19 +151,19 @@ class SharedSlots:
         self._lanes = [Lane(index, 0, can_preempt=can_preempt) for index in range(slot_count)]
         self._holders: list[Claim | None] = [None] * slot_count
         self._preempted_for: list[Work | None] = [None] * slot_count
-        self._policy = PlanPolicy(waiting_max=waiting_max)
-        self._room = self._policy.make_queue(self._lanes)
+        self._policy: Policy = PlanPolicy(waiting_max=waiting_max) if policy is None else policy
+        self._queue = self._policy.make_queue(self._lanes)
         self._estimates = Estimates()
         self._numbers = itertools.count()
-        self._works: dict[int, Work] = {}  # All that are in the room.
+        self._works: dict[int, Work] = {}  # All that are in the queue.
         self._shown: dict[tuple[Hashable, Priority], list[Claim]] = {}
-        self._behind: dict[tuple[Hashable, Priority], list[tuple[int, int, Claim]]] = {}
+        self._behind: dict[tuple[Hashable, Priority], _Behind] = {}
         self._behind_count = 0
 
     @property
     def waiting_count(self) -> int:
         """Number of waiting claims."""
-        return len(self._room) + self._behind_count
+        return len(self._works) + self._behind_count
 
     @property
     def held_count(self) -> int:
@@ -131,7 +172,7 @@ class SharedSlots:
 
     def take_at_once(self, claim: Claim) -> bool:
         """Gives a claim a slot if one is free and no claim waits; False otherwise. ``start`` is not called."""
-        if self._room.lane_of or self._behind_count or None not in self._holders:
+        if self._works or self._behind_count or None not in self._holders:
             return False
         claim.slot = self._holders.index(None)
         self._holders[claim.slot] = claim
@@ -171,15 +212,9 @@ class SharedSlots:
             work.state = WorkState.ENDED
             self._unshow(claim)
             self._decide(self._now())
-        elif work is None:
-            behind = self._behind.get((claim.owner, claim.priority), [])
-            for index, entry in enumerate(behind):
-                if entry[2] is claim:
-                    behind[index] = behind[-1]
-                    behind.pop()
-                    heapq.heapify(behind)
-                    self._behind_count -= 1
-                    return
+        elif claim._is_behind:
+            self._behind[claim.owner, claim.priority].discard(claim)
+            self._behind_count -= 1
 
     def give_back(self, claim: Claim) -> None:
         """Gives a slot back; one that was started without any is ignored."""
@@ -199,7 +234,7 @@ class SharedSlots:
         work.state = WorkState.ENDED
         if claim.model is not None and claim._since_ns:
             self._estimates.observe(claim.model, max(0, now_ns - claim._since_ns))
-        if self._room.lane_of or self._behind_count:
+        if self._works or self._behind_count:
             self._decide(now_ns)
 
     def forget(self, model: Hashable) -> None:
@@ -227,16 +262,22 @@ class SharedSlots:
         work.durations_ns = (max(1, lane.ends_ns - now_ns),)
         work.least_ns = (1,)
         work.state = WorkState.WAITING
-        self._room.add(work, now_ns)
+        self._queue.add(work, now_ns)
         self._works[work.number] = work
         self._decide(now_ns)
 
     # --- What the policy sees -----------------------------------------------------------------------------------------------------
 
     def _see_holders(self) -> None:
-        """Makes jobs of the claims that took their slots while none waited."""
-        for lane, claim in zip(self._lanes, self._holders, strict=True):
-            if claim is not None and claim._work is None:
+        """Makes jobs of the claims that took their slots while none waited, in the order in which they did."""
+        held = [
+            (claim._since_ns, lane.index, claim)
+            for lane, claim in zip(self._lanes, self._holders, strict=True)
+            if claim
+        ]
+        for _, index, claim in sorted(held, key=lambda entry: entry[:2]):
+            if claim._work is None:
+                lane = self._lanes[index]
                 work = self._work_of(claim, claim._since_ns)
                 work.state = WorkState.RUNNING
                 work.has_run = True
@@ -268,14 +309,14 @@ class SharedSlots:
                 last._work = None
                 claim, last = last, claim
                 self._show(last, now_ns)
-            heapq.heappush(self._behind.setdefault(group, []), (*_urgency(claim), claim))
+            self._behind.setdefault(group, _Behind()).push(claim)
             self._behind_count += 1
             return
         self._show(claim, now_ns)
 
     def _show(self, claim: Claim, now_ns: int) -> None:
         work = self._work_of(claim, now_ns)
-        if self._room.add(work, now_ns) is None:
+        if self._queue.add(work, now_ns) is None:
             self._works[work.number] = work
             self._shown.setdefault((claim.owner, claim.priority), []).append(claim)
             return
@@ -284,11 +325,11 @@ class SharedSlots:
         claim.start()
 
     def _take_out(self, work: Work) -> None:
-        self._room.remove(work)
+        self._queue.remove(work)
         del self._works[work.number]
 
     def _unshow(self, claim: Claim) -> None:
-        """One leaves the room: the next of its owner and class is shown."""
+        """One leaves the queue: the next of its owner and class is shown."""
         group = (claim.owner, claim.priority)
         shown = self._shown.get(group)
         if shown is None or claim not in shown:
@@ -298,7 +339,7 @@ class SharedSlots:
         now_ns = self._now()
         while behind and len(shown) < len(self._lanes):
             self._behind_count -= 1
-            self._show(heapq.heappop(behind)[2], now_ns)
+            self._show(behind.pop(), now_ns)
         if not behind:
             self._behind.pop(group, None)
             if not shown:
@@ -309,7 +350,7 @@ class SharedSlots:
         while has_started:
             has_started = False
             self._withdraw_preemptions()
-            for action in self._policy.decide(now_ns, self._room, self._lanes):
+            for action in self._policy.decide(now_ns, self._queue, self._lanes):
                 if self._trace is not None:
                     self._trace(now_ns, action)
                 if isinstance(action, Start):
@@ -326,13 +367,13 @@ class SharedSlots:
                     self._unshow(action.work.item)
                     action.work.item.start()
                     has_started = True
-            if not has_started and self._room.lane_of and None in self._holders:
+            if not has_started and self._works and None in self._holders:
                 has_started = self._start_first(now_ns)
 
     def _start_first(self, now_ns: int) -> bool:
         """Starts the first that waits, whatever is expected of it: no event may come that would have it decided on again."""
         lane = next(lane for lane in self._lanes if lane.work is None)
-        # Of all that are in the room, not only of those shown: a job that gave way is in the room alone.
+        # Of all that are in the queue, not only of those shown: a job that gave way is in the queue alone.
         self._start(min(self._works.values(), key=lambda work: work.key), lane, now_ns)
         return True
 
@@ -366,27 +407,6 @@ class SharedSlots:
                 self._preempted_for[lane.index] = None
                 if claim is not None and lane.is_stopping:
                     lane.is_stopping = claim.is_wanted_back = False
-
-    def statistics(self) -> WaitingRoomStatistics:
-        """Counts of what had to wait."""
-        return self._room.statistics()
-
-    def explain(self) -> str:
-        """The jobs that hold the slots and those that wait, in lines of text."""
-        now_ns = self._now()
-        lines = []
-        for lane, claim in zip(self._lanes, self._holders, strict=True):
-            held = (
-                "free"
-                if claim is None
-                else Priority(claim.priority).name
-                if lane.work is None
-                else repr(lane.work)
-            )
-            lines.append(f"slot {lane.index}: {held}")
-        lines += [self._room.explain(work, now_ns) for work in self._works.values()]
-        lines += [f"{self._behind_count} more wait behind others of their clients"]
-        return "\n".join(lines)
 
 
 def _urgency(claim: Claim) -> tuple[int, int]:

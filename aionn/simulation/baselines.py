@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from aionn.errors import InvalidArgument
 from aionn.hal import Priority
 from aionn.scheduler.policy import PlanPolicy
+from aionn.scheduler.ready_queue import Policy
 from aionn.scheduler.work import NEVER_NS, Abort, Action, Lane, Preempt, Reason, Start, Work
-from aionn.simulation.engine import Policy
 
 __all__ = ["POLICIES", "BacklogPolicy", "policy_named"]
 

@@ -14,8 +14,9 @@ from typing import Any
 
 from aionn.hal import Priority
 from aionn.scheduler.queue import AGE_NS
+from aionn.scheduler.ready_queue import Policy
 from aionn.scheduler.work import Abort, Action, Lane, Preempt, WorkState
-from aionn.simulation.engine import Engine, Event, Outcome, Policy, Scenario, lanes_of
+from aionn.simulation.engine import Engine, Event, Outcome, Scenario, lanes_of
 from aionn.simulation.workload import PRIORITIES
 
 __all__ = ["OVERTAKEN_MAX", "Watched", "breaches"]

@@ -17,7 +17,6 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol
 
 import msgspec
 
@@ -33,11 +32,12 @@ from aionn.drivers.simulated.profiles import (
 from aionn.errors import InvalidArgument
 from aionn.hal import CancelCapability, Priority
 from aionn.scheduler.estimates import Estimates
-from aionn.scheduler.work import NEVER_NS, Abort, Action, Lane, Preempt, Reason, Start, Work, WorkState
+from aionn.scheduler.ready_queue import Policy
+from aionn.scheduler.work import NEVER_NS, Abort, Lane, Preempt, Start, Work, WorkState
 from aionn.simulation.core import Core
 from aionn.simulation.workload import PRIORITIES, Arrival, Workload, devices_of, durations_of, generate
 
-__all__ = ["Engine", "Event", "Outcome", "Policy", "Queue", "Scenario", "lanes_of", "prepare"]
+__all__ = ["Engine", "Event", "Outcome", "Scenario", "lanes_of", "prepare"]
 
 RESTART_NS = 20_000_000
 """Time for which a device that died or hung is unavailable: the order of a driver process's start."""
@@ -67,35 +67,6 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
 Event = tuple[int, str, int, int]
 """``(at_ns, kind, number of the work or -1, lane or -1)``; kinds: arrive, start, ask (to stop), stop, end, abort, fault,
 lost (by a fault), up, and the outcomes."""
-
-
-class Queue(Protocol):
-    """The waiting jobs, in the policy's form."""
-
-    def add(self, work: Work, now_ns: int) -> Reason | None:
-        """Admits a job; returns the reason for a rejection."""
-        ...
-
-    def remove(self, work: Work) -> None:
-        """Lets a waiting work go."""
-        ...
-
-    def next_wake_ns(self) -> int:
-        """When something may have to be decided though nothing happens; ``NEVER_NS`` for never."""
-        ...
-
-    def __len__(self) -> int: ...
-
-
-class Policy(Protocol):
-    """The lanes of jobs: a function of the time, the waiting jobs and the lanes."""
-
-    @property
-    def name(self) -> str: ...
-
-    def make_queue(self, lanes: Sequence[Lane]) -> Queue: ...
-
-    def decide(self, now_ns: int, queue: Any, lanes: Sequence[Lane]) -> list[Action]: ...
 
 
 class Scenario(msgspec.Struct, frozen=True):

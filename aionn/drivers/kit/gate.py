@@ -1,12 +1,13 @@
-"""The order of jobs on a device's slots inside its driver: the scheduler's policy, for the threads of the driver process.
+"""A device's slots for the threads of its driver: the counterpart of ``loop_gate``, which serves tasks.
 
-Owns the slots' lock and the threads that run work. A burst's listener thread takes a slot and runs on itself; other work is run by
-the gate's own threads. All of them wait in one queue, whichever client they work for; ``aionn.scheduler.sharing`` orders it.
+Owns the slots' lock, the sleeping and waking of threads, and the threads that run jobs. A burst's listener thread takes a slot and
+runs on itself; other jobs are run by the gate's own threads. All of them wait in one queue, whichever client they work for:
+``aionn.scheduler.sharing`` orders it by the policy of the application.
 
 Invariants:
 1. No more than ``slot_count`` jobs run concurrently.
 2. A slot that becomes free goes to the first in the order; no job overtakes by being on another path.
-3. The queue is bounded: more than ``WAITING_MAX`` entries are refused with RESOURCE_EXHAUSTED.
+3. The queue is bounded: more than ``scheduler.queue.WAITING_MAX`` jobs are rejected with RESOURCE_EXHAUSTED.
 4. Work that gives way keeps its thread, which sleeps until its turn has come again; others run on threads of their own.
 
 The queue of the runtime's dispatcher orders the work of one application; this one orders what several clients sent.
@@ -27,11 +28,10 @@ from aionn.hal.callers import client_of_call
 from aionn.interpreter import RunControl
 from aionn.platform.real_work import real_work
 from aionn.platform.threads import start_thread
-from aionn.scheduler.queue import WAITING_MAX, WaitingRoomStatistics
 from aionn.scheduler.sharing import Claim, SharedSlots
 from fences import SyncFence
 
-__all__ = ["WAITING_MAX", "GateControl", "SlotGate", "run_on_gate"]
+__all__ = ["GateControl", "SlotGate", "run_on_gate"]
 
 _T = TypeVar("_T")
 
@@ -127,16 +127,6 @@ class SlotGate:
     def waiting_count(self) -> int:
         """Number of jobs that wait for a slot."""
         return self._slots.waiting_count
-
-    def statistics(self) -> WaitingRoomStatistics:
-        """Counts of what had to wait."""
-        with self._lock:
-            return self._slots.statistics()
-
-    def explain(self) -> str:
-        """The jobs that hold the slots and those that wait, in lines of text."""
-        with self._lock:
-            return self._slots.explain()
 
     def forget(self, model: Hashable) -> None:
         """Drops what was learnt of a model that never comes again."""

@@ -11,10 +11,11 @@ from aionn.scheduler.work import NEVER_NS, Abort, Lane, Start, Work, WorkState
 class Table:
     """Lanes with a waiting room, and the least shell that applies decisions."""
 
-    def __init__(self, lanes=1, devices=None, **settings):
+    def __init__(self, lanes=1, devices=None, policy=None, **settings):
         devices = devices or list(range(lanes))
         self.lanes = [Lane(index, device) for index, device in enumerate(devices)]
-        self.room = WaitingRoom(self.lanes, **settings)
+        self.room = WaitingRoom(self.lanes, **settings) if policy is None else policy.make_queue(self.lanes)
+        self._decide = decide if policy is None else policy.decide
         self.now = 0
         self.number = 0
 
@@ -37,7 +38,7 @@ class Table:
 
     def decide(self, now=None):
         self.now = self.now if now is None else now
-        actions = decide(self.now, self.room, self.lanes)
+        actions = self._decide(self.now, self.room, self.lanes)
         for action in actions:
             if isinstance(action, Start):
                 self.room.remove(action.work)

@@ -1,0 +1,104 @@
+"""The plain policy: priority, then earliest deadline, then arrival, and no plan.
+
+Owns that order. Simulated devices use it: the planning policy of the application is judged on them, so they must not plan
+themselves, and a device whose driver is simple behaves like this.
+
+Invariants:
+1. A free lane runs the first job in the order, whatever its duration; no job is rejected before its deadline.
+2. A job preempts only jobs of a lower priority: the lowest first, and of those the latest. Each waiting job preempts at most one.
+
+Source: what drivers of the NN HAL do with priority and deadline; earliest deadline first within a class (Jackson 1955).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from aionn.hal import Priority
+from aionn.scheduler.plan import Key
+from aionn.scheduler.work import NEVER_NS, Abort, Action, Lane, Preempt, Reason, Start, Work, WorkState
+
+__all__ = ["PlainPolicy", "PlainQueue"]
+
+
+class PlainQueue:
+    """Waiting jobs in order."""
+
+    def __init__(self) -> None:
+        self._ordered: list[tuple[Key, Work]] = []
+
+    def __len__(self) -> int:
+        return len(self._ordered)
+
+    def __iter__(self) -> Iterator[Work]:
+        return (work for _, work in self._ordered)
+
+    def add(self, work: Work, now_ns: int) -> Reason | None:
+        """See ``ReadyQueue``."""
+        if not work.has_run and work.deadline_ns <= now_ns:
+            return Reason.EXPIRED
+        insort(self._ordered, (work.key, work))
+        return None
+
+    def remove(self, work: Work) -> None:
+        """See ``ReadyQueue``."""
+        position = bisect_left(self._ordered, (work.key,))
+        assert self._ordered[position][1] is work, "the queue has each waiting job once"
+        del self._ordered[position]
+
+    def next_wake_ns(self) -> int:
+        """Never: the first in the order changes only when a job comes or ends."""
+        return NEVER_NS
+
+    def expired(self, now_ns: int) -> list[Work]:
+        """The jobs whose deadline has come: the first ones of each class."""
+        found: list[Work] = []
+        for priority in sorted(Priority, reverse=True):
+            for position in range(bisect_left(self._ordered, ((-priority,),)), len(self._ordered)):
+                work = self._ordered[position][1]
+                if work.rank != priority or work.deadline_ns > now_ns:
+                    break
+                found.append(work)
+        return found
+
+
+class PlainPolicy:
+    """See the module."""
+
+    name = "plain"
+
+    def make_queue(self, lanes: Sequence[Lane]) -> PlainQueue:
+        """See ``Policy``."""
+        return PlainQueue()
+
+    def decide(self, now_ns: int, queue: PlainQueue, lanes: Sequence[Lane]) -> list[Action]:
+        """See ``Policy``."""
+        expired = queue.expired(now_ns)
+        actions: list[Action] = [Abort(work, Reason.EXPIRED) for work in expired]
+        # No more jobs than lanes can start or preempt.
+        first = list(islice((work for work in queue if work.deadline_ns > now_ns), len(lanes)))
+        free = [lane for lane in lanes if lane.work is None and lane.is_up]
+        actions += [Start(work, lane) for work, lane in zip(first, free, strict=False)]
+        actions += _preemptions(first[len(free) :], lanes)
+        return actions
+
+
+def _preemptions(waiting: Sequence[Work], lanes: Sequence[Lane]) -> list[Preempt]:
+    """The lanes that stop for the first of the waiting jobs."""
+    running = [
+        (lane.work.rank, -lane.work.number, lane)
+        for lane in lanes
+        if lane.work is not None and lane.can_preempt and lane.work.state is WorkState.RUNNING
+    ]
+    victims = sorted((victim for victim in running if not victim[2].is_stopping), key=lambda v: v[:2])
+    # Each lane that stops already does so for one of the first jobs: only the rest may stop others.
+    rest = waiting[len(running) - len(victims) :]
+    actions: list[Preempt] = []
+    for work, (rank, _, lane) in zip(rest, victims, strict=False):
+        # The waiting jobs have falling ranks and the victims rising ones: no later pair fits where this one does not.
+        if rank >= work.rank:
+            break
+        actions.append(Preempt(lane, work))
+    return actions

@@ -1,0 +1,51 @@
+"""The interface between shells and policies: the queue of the jobs that wait, and the function that decides about them.
+
+Owns what every policy has in common, so that a shell or the simulator can run any of them. ``aionn.scheduler.policy`` plans ahead,
+``aionn.scheduler.plain`` keeps an order.
+
+Invariants:
+1. Neither a queue nor a policy reads a clock or waits; the same calls give the same decisions.
+2. A policy has no state of its own; its queues have all of it. So one policy serves any number of devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from aionn.scheduler.work import Action, Lane, Reason, Work
+
+__all__ = ["Policy", "ReadyQueue"]
+
+
+class ReadyQueue(Protocol):
+    """The waiting jobs, in the policy's form."""
+
+    def add(self, work: Work, now_ns: int) -> Reason | None:
+        """Admits a job; returns the reason for a rejection. A job that has run is never rejected."""
+        ...
+
+    def remove(self, work: Work) -> None:
+        """Removes a waiting job, which starts or leaves."""
+        ...
+
+    def next_wake_ns(self) -> int:
+        """When something may have to be decided though nothing happens; ``NEVER_NS`` for never."""
+        ...
+
+    def __len__(self) -> int: ...
+
+
+class Policy(Protocol):
+    """The lanes of jobs: a function of the time, the waiting jobs and the lanes."""
+
+    @property
+    def name(self) -> str: ...
+
+    def make_queue(self, lanes: Sequence[Lane]) -> ReadyQueue:
+        """An empty queue for lanes."""
+        ...
+
+    def decide(self, now_ns: int, queue: Any, lanes: Sequence[Lane]) -> list[Action]:
+        """The actions to take now, in the order in which they are to be applied. The caller removes started and aborted jobs."""
+        ...
