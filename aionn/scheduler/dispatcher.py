@@ -229,32 +229,6 @@ class Dispatcher:
             if work.state is WorkState.WAITING:
                 self._decide(max(self._now(), limit_ns))
 
-    async def acquire(
-        self,
-        *,
-        priority: Priority,
-        deadline_ns: int | None,
-        model: Hashable = None,
-        declared_ns: int | None = None,
-        urgent_ns: int | None = None,
-    ) -> Work:
-        """Waits for a slot: ``enter`` and ``turn`` in one. Returns what ``release`` takes.
-
-        Raises:
-            MissedDeadline: See ``enter`` and ``turn``.
-            ResourceExhausted: Too many wait.
-            InvalidArgument: See ``enter``.
-        """
-        work = self.enter(
-            priority=priority,
-            deadline_ns=deadline_ns,
-            model=model,
-            declared_ns=declared_ns,
-            urgent_ns=urgent_ns,
-        )
-        await self.turn(work)
-        return work
-
     def leave(self, work: Work) -> None:
         """Cancels the request of ``enter``, whether it waits or has its slot. Idempotent."""
         if self._lane_of(work) is not None or work.number in self._interrupted:

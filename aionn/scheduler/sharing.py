@@ -86,8 +86,8 @@ class Claim:
 class _Behind:
     """Claims of one client and class that wait behind the shown ones, the most urgent first.
 
-    A claim that leaves is dropped when it comes to the front, or together with the others that left once these are more than half. So
-    the time to cancel claims grows with their number, not with its square.
+    Claims that have left stay here until they come to the front or outnumber the rest, so that cancelling many claims takes a time
+    in proportion to their number.
     """
 
     __slots__ = ("_count", "_heap")

@@ -81,5 +81,12 @@ class Table:
             found.append(self.end().number)
 
 
+async def acquire(dispatcher, **terms):
+    """Waits for a slot of a dispatcher; returns what ``release`` takes."""
+    work = dispatcher.enter(**terms)
+    await dispatcher.turn(work)
+    return work
+
+
 def starts(actions):
     return [(a.work.number, a.lane.index) for a in actions if isinstance(a, Start)]

@@ -12,6 +12,7 @@ from aionn.observability.tracing import start_tracing, stop_tracing
 from aionn.scheduler.dispatcher import INTERRUPTED_MAX, PROBE_EVERY, Dispatcher
 from aionn.scheduler.estimates import SURE_COUNT
 from aionn.scheduler.work import NEVER_NS, Abort, Preempt, Start, WorkState
+from tests.aionn.scheduler.table import acquire
 
 LOW, MEDIUM, HIGH = Priority.LOW, Priority.MEDIUM, Priority.HIGH
 
@@ -26,7 +27,7 @@ def dispatcher():
 
 
 async def hold(dispatcher, order, name, *, priority=MEDIUM, deadline_ns=None):
-    work = await dispatcher.acquire(priority=priority, deadline_ns=deadline_ns)
+    work = await acquire(dispatcher, priority=priority, deadline_ns=deadline_ns)
     order.append(name)
     await anyio.lowlevel.checkpoint()
     dispatcher.release(work)
@@ -34,7 +35,7 @@ async def hold(dispatcher, order, name, *, priority=MEDIUM, deadline_ns=None):
 
 async def test_slots_go_by_priority_then_deadline(dispatcher):
     order = []
-    first = await dispatcher.acquire(priority=LOW, deadline_ns=None)
+    first = await acquire(dispatcher, priority=LOW, deadline_ns=None)
     far = now_ns() + 10**12
     async with anyio.create_task_group() as tasks:
         for name, priority, deadline in (
@@ -54,17 +55,17 @@ async def test_slots_go_by_priority_then_deadline(dispatcher):
 
 
 async def test_slot_is_held_until_it_is_released(dispatcher):
-    first = await dispatcher.acquire(priority=LOW, deadline_ns=None)
+    first = await acquire(dispatcher, priority=LOW, deadline_ns=None)
     with anyio.move_on_after(0.02) as scope:
-        await dispatcher.acquire(priority=HIGH, deadline_ns=None)
+        await acquire(dispatcher, priority=HIGH, deadline_ns=None)
     assert scope.cancelled_caught
     dispatcher.release(first)
-    dispatcher.release(await dispatcher.acquire(priority=LOW, deadline_ns=None))
+    dispatcher.release(await acquire(dispatcher, priority=LOW, deadline_ns=None))
     assert dispatcher.statistics().waiting == 0
 
 
 async def test_release_of_a_slot_that_is_not_held_is_refused(dispatcher):
-    work = await dispatcher.acquire(priority=LOW, deadline_ns=None)
+    work = await acquire(dispatcher, priority=LOW, deadline_ns=None)
     dispatcher.release(work)
     waiting = [dispatcher.enter(priority=LOW, deadline_ns=None) for _ in range(2)][1]
     for not_held in (work, waiting):
@@ -74,14 +75,14 @@ async def test_release_of_a_slot_that_is_not_held_is_refused(dispatcher):
 
 async def test_past_deadline_is_a_persistent_miss(dispatcher):
     with pytest.raises(MissedDeadline) as caught:
-        await dispatcher.acquire(priority=HIGH, deadline_ns=now_ns())
+        await acquire(dispatcher, priority=HIGH, deadline_ns=now_ns())
     assert not caught.value.transient
 
 
 async def test_waiter_is_told_when_its_deadline_comes(dispatcher):
-    holder = await dispatcher.acquire(priority=LOW, deadline_ns=None)
+    holder = await acquire(dispatcher, priority=LOW, deadline_ns=None)
     with pytest.raises(MissedDeadline) as caught:
-        await dispatcher.acquire(priority=HIGH, deadline_ns=now_ns() + 5_000_000)
+        await acquire(dispatcher, priority=HIGH, deadline_ns=now_ns() + 5_000_000)
     assert caught.value.transient
     dispatcher.release(holder)
 
@@ -89,7 +90,7 @@ async def test_waiter_is_told_when_its_deadline_comes(dispatcher):
 async def learn(dispatcher, clock, *durations_ns, model="m"):
     """Lets executions of a model take their time."""
     for duration_ns in durations_ns:
-        work = await dispatcher.acquire(priority=HIGH, deadline_ns=None, model=model)
+        work = await acquire(dispatcher, priority=HIGH, deadline_ns=None, model=model)
         clock[0] += duration_ns
         dispatcher.release(work)
 
@@ -117,7 +118,7 @@ async def test_declared_duration_is_believed_before_anything_ran():
 async def test_duration_that_cannot_be_makes_nothing_late_that_has_no_deadline(declared_ns):
     now_ns = 10**18
     dispatcher = Dispatcher(1, now=lambda: now_ns)
-    first = await dispatcher.acquire(priority=HIGH, deadline_ns=None, model="m", declared_ns=declared_ns)
+    first = await acquire(dispatcher, priority=HIGH, deadline_ns=None, model="m", declared_ns=declared_ns)
     second = dispatcher.enter(priority=HIGH, deadline_ns=None, model="n", declared_ns=declared_ns)
     assert 0 < dispatcher.least_ns("m", declared_ns) <= 86_400 * 10**9
     dispatcher.release(first)
@@ -130,7 +131,7 @@ async def test_one_slow_execution_turns_nobody_away():
     dispatcher = Dispatcher(1, now=lambda: clock[0])
     await learn(dispatcher, clock, 100_000, 1000, 1000, 1000, 90_000)
     for _ in range(3):
-        work = await dispatcher.acquire(priority=HIGH, deadline_ns=clock[0] + 1500, model="m")
+        work = await acquire(dispatcher, priority=HIGH, deadline_ns=clock[0] + 1500, model="m")
         dispatcher.release(work)
 
 
@@ -141,25 +142,25 @@ async def test_estimate_is_put_to_the_test_now_and_then():
     refused = 0
     while not dispatcher.counts()["probed"]:
         try:
-            work = await dispatcher.acquire(priority=HIGH, deadline_ns=clock[0] + 2000, model="m")
+            work = await acquire(dispatcher, priority=HIGH, deadline_ns=clock[0] + 2000, model="m")
         except MissedDeadline:
             refused += 1
     clock[0] += 1000
     dispatcher.release(work)
     assert refused == PROBE_EVERY - 1
-    dispatcher.release(await dispatcher.acquire(priority=HIGH, deadline_ns=clock[0] + 2000, model="m"))
+    dispatcher.release(await acquire(dispatcher, priority=HIGH, deadline_ns=clock[0] + 2000, model="m"))
 
 
 async def test_execution_that_was_broken_off_took_at_least_so_long():
     clock = [0]
     dispatcher = Dispatcher(1, now=lambda: clock[0])
     for _ in range(4):
-        work = await dispatcher.acquire(priority=HIGH, deadline_ns=clock[0] + 1000, model="m")
+        work = await acquire(dispatcher, priority=HIGH, deadline_ns=clock[0] + 1000, model="m")
         clock[0] += 1010
         dispatcher.release(work, outcome="late")
     with pytest.raises(MissedDeadline, match="would need 1010 ns"):
         dispatcher.enter(priority=HIGH, deadline_ns=clock[0] + 1000, model="m")
-    work = await dispatcher.acquire(priority=HIGH, deadline_ns=None, model="m")
+    work = await acquire(dispatcher, priority=HIGH, deadline_ns=None, model="m")
     clock[0] += 1
     dispatcher.release(work, outcome="failed")
     assert dispatcher.least_ns("m") == 1010, "how long a failure takes says nothing"
@@ -169,7 +170,7 @@ async def test_waiter_is_told_before_its_deadline_when_it_cannot_be_kept():
     clock = [0]
     dispatcher = Dispatcher(1, now=lambda: clock[0])
     await learn(dispatcher, clock, *[1000] * 4)
-    holder = await dispatcher.acquire(priority=HIGH, deadline_ns=None)
+    holder = await acquire(dispatcher, priority=HIGH, deadline_ns=None)
     waiting = dispatcher.enter(priority=HIGH, deadline_ns=clock[0] + 1500, model="m")
     clock[0] += 501
     other = dispatcher.enter(priority=LOW, deadline_ns=None)
@@ -184,13 +185,13 @@ async def test_waiter_is_told_before_its_deadline_when_it_cannot_be_kept():
 async def test_waiter_is_told_at_the_last_moment_at_which_it_could_start():
     dispatcher = Dispatcher(1, now=now_ns)
     for _ in range(SURE_COUNT):
-        work = await dispatcher.acquire(priority=HIGH, deadline_ns=None, model="m")
+        work = await acquire(dispatcher, priority=HIGH, deadline_ns=None, model="m")
         await anyio.sleep(1)
         dispatcher.release(work)
-    holder = await dispatcher.acquire(priority=HIGH, deadline_ns=None)
+    holder = await acquire(dispatcher, priority=HIGH, deadline_ns=None)
     started_ns = now_ns()
     with pytest.raises(MissedDeadline, match="cannot end in time any more") as caught:
-        await dispatcher.acquire(priority=HIGH, deadline_ns=started_ns + 3 * 10**9, model="m")
+        await acquire(dispatcher, priority=HIGH, deadline_ns=started_ns + 3 * 10**9, model="m")
     assert caught.value.transient
     assert 0 < now_ns() - started_ns - 2 * 10**9 < 1000
     dispatcher.release(holder)
@@ -237,7 +238,7 @@ async def test_time_beside_what_it_interrupts_counts_at_most():
 
     async def interrupt(duration_ns, **outcome):
         low = dispatcher.enter(priority=LOW, deadline_ns=None, model="low")
-        high = await dispatcher.acquire(priority=HIGH, deadline_ns=None, model="m")
+        high = await acquire(dispatcher, priority=HIGH, deadline_ns=None, model="m")
         clock[0] += duration_ns
         dispatcher.release(high, **outcome)
         dispatcher.release(low)
@@ -280,9 +281,9 @@ async def test_more_urgent_work_is_sent_beside_what_it_interrupts():
     dispatcher = Dispatcher(
         1, now=now_ns, can_preempt=True, trace=lambda at_ns, action: traced.append(action)
     )
-    low = await dispatcher.acquire(priority=LOW, deadline_ns=None)
+    low = await acquire(dispatcher, priority=LOW, deadline_ns=None)
     with anyio.fail_after(1):
-        high = await dispatcher.acquire(priority=HIGH, deadline_ns=None)
+        high = await acquire(dispatcher, priority=HIGH, deadline_ns=None)
     assert "interrupted at the device: <Work 0" in dispatcher.explain()
     medium = dispatcher.enter(priority=MEDIUM, deadline_ns=None)
     dispatcher.release(high)
@@ -297,12 +298,12 @@ async def test_more_urgent_work_is_sent_beside_what_it_interrupts():
 
 async def test_interrupted_work_may_end_first():
     dispatcher = Dispatcher(1, now=now_ns, can_preempt=True)
-    low = await dispatcher.acquire(priority=LOW, deadline_ns=None)
-    high = await dispatcher.acquire(priority=HIGH, deadline_ns=None)
+    low = await acquire(dispatcher, priority=LOW, deadline_ns=None)
+    high = await acquire(dispatcher, priority=HIGH, deadline_ns=None)
     dispatcher.release(low)
     assert high.state is WorkState.RUNNING
     dispatcher.release(high)
-    dispatcher.release(await dispatcher.acquire(priority=LOW, deadline_ns=None))
+    dispatcher.release(await acquire(dispatcher, priority=LOW, deadline_ns=None))
 
 
 async def test_few_stand_interrupted_at_once():
@@ -323,7 +324,7 @@ async def test_few_stand_interrupted_at_once():
 
 async def test_device_that_cannot_stop_is_sent_nothing_more():
     dispatcher = Dispatcher(1, now=now_ns)
-    low = await dispatcher.acquire(priority=LOW, deadline_ns=None)
+    low = await acquire(dispatcher, priority=LOW, deadline_ns=None)
     high = dispatcher.enter(priority=HIGH, deadline_ns=None)
     assert high.state is WorkState.WAITING
     dispatcher.release(low)
@@ -333,7 +334,7 @@ async def test_device_that_cannot_stop_is_sent_nothing_more():
 async def test_work_that_overran_keeps_its_slot_and_is_told_once():
     clock, traced = [0], []
     dispatcher = Dispatcher(1, now=lambda: clock[0], trace=lambda at_ns, action: traced.append(action))
-    late = await dispatcher.acquire(priority=HIGH, deadline_ns=100)
+    late = await acquire(dispatcher, priority=HIGH, deadline_ns=100)
     clock[0] = 200
     others = [dispatcher.enter(priority=HIGH, deadline_ns=None) for _ in range(3)]
     assert all(work.state is WorkState.WAITING for work in others)
@@ -362,14 +363,14 @@ async def test_work_is_hastened_while_it_waits_and_while_it_runs():
 
 async def test_cancelled_waiter_leaves_and_a_cancelled_holder_keeps():
     dispatcher = Dispatcher(1, now=now_ns)
-    holder = await dispatcher.acquire(priority=LOW, deadline_ns=None)
+    holder = await acquire(dispatcher, priority=LOW, deadline_ns=None)
     order = []
     async with anyio.create_task_group() as tasks:
         with anyio.CancelScope() as scope:
             tasks.start_soon(hold, dispatcher, order, "second")
             await anyio.wait_all_tasks_blocked()
             scope.cancel()
-            await dispatcher.acquire(priority=HIGH, deadline_ns=None)
+            await acquire(dispatcher, priority=HIGH, deadline_ns=None)
         assert dispatcher.statistics().waiting == 1
         dispatcher.release(holder)
     assert order == ["second"]
@@ -377,11 +378,11 @@ async def test_cancelled_waiter_leaves_and_a_cancelled_holder_keeps():
 
 async def test_turn_that_comes_with_the_cancellation_is_given_back():
     dispatcher = Dispatcher(1, now=now_ns)
-    holder = await dispatcher.acquire(priority=LOW, deadline_ns=None)
+    holder = await acquire(dispatcher, priority=LOW, deadline_ns=None)
 
     async def wait(scope):
         with scope:
-            dispatcher.release(await dispatcher.acquire(priority=HIGH, deadline_ns=None))
+            dispatcher.release(await acquire(dispatcher, priority=HIGH, deadline_ns=None))
 
     async with anyio.create_task_group() as tasks:
         scope = anyio.CancelScope()
@@ -389,18 +390,18 @@ async def test_turn_that_comes_with_the_cancellation_is_given_back():
         await anyio.wait_all_tasks_blocked()
         scope.cancel()
         dispatcher.release(holder)
-    dispatcher.release(await dispatcher.acquire(priority=LOW, deadline_ns=None))
+    dispatcher.release(await acquire(dispatcher, priority=LOW, deadline_ns=None))
 
 
 async def test_full_room_refuses_or_displaces():
     dispatcher = Dispatcher(1, now=now_ns, waiting_max=1)
-    await dispatcher.acquire(priority=LOW, deadline_ns=None)
+    await acquire(dispatcher, priority=LOW, deadline_ns=None)
     dispatcher.enter(priority=LOW, deadline_ns=None)
     with pytest.raises(ResourceExhausted) as caught:
         dispatcher.enter(priority=HIGH, deadline_ns=None)
     assert caught.value.transient
     dispatcher = Dispatcher(1, now=now_ns, waiting_max=1, on_full="displace")
-    await dispatcher.acquire(priority=LOW, deadline_ns=None)
+    await acquire(dispatcher, priority=LOW, deadline_ns=None)
     lesser = dispatcher.enter(priority=LOW, deadline_ns=None)
     dispatcher.enter(priority=HIGH, deadline_ns=None)
     with pytest.raises(ResourceExhausted):
@@ -413,7 +414,7 @@ async def test_unknown_priority_is_refused(dispatcher):
 
 
 async def test_priority_changes_while_waiting(dispatcher):
-    holder = await dispatcher.acquire(priority=LOW, deadline_ns=None)
+    holder = await acquire(dispatcher, priority=LOW, deadline_ns=None)
     first = dispatcher.enter(priority=MEDIUM, deadline_ns=None)
     second = dispatcher.enter(priority=LOW, deadline_ns=None)
     assert dispatcher.change_priority(second, HIGH)
@@ -428,7 +429,7 @@ async def test_priority_changes_while_waiting(dispatcher):
 async def test_every_action_is_traced():
     traced = []
     dispatcher = Dispatcher(2, now=now_ns, trace=lambda at_ns, action: traced.append(action))
-    works = [await dispatcher.acquire(priority=LOW, deadline_ns=None) for _ in range(2)]
+    works = [await acquire(dispatcher, priority=LOW, deadline_ns=None) for _ in range(2)]
     assert [action.work for action in traced if isinstance(action, Start)] == works
     for work in works:
         dispatcher.release(work)
@@ -472,7 +473,7 @@ def test_what_starts_at_once_is_what_deciding_would_start(monkeypatch, lane_coun
 
 async def test_forgotten_model_leaves_neither_durations_nor_refusals(dispatcher):
     for _ in range(SURE_COUNT):
-        work = await dispatcher.acquire(priority=MEDIUM, deadline_ns=None, model="a")
+        work = await acquire(dispatcher, priority=MEDIUM, deadline_ns=None, model="a")
         await anyio.sleep(0.001)
         dispatcher.release(work)
     with pytest.raises(MissedDeadline):

@@ -7,6 +7,7 @@ from aionn.hal import Priority
 from aionn.scheduler.dispatcher import Dispatcher
 from aionn.scheduler.work import Start
 from aionn.testing.clock import run
+from tests.aionn.scheduler.table import acquire
 
 MS = 1_000_000
 SECONDS = 2.0
@@ -32,7 +33,7 @@ class Scenario:
     async def request(self, name, priority, duration_ms, deadline_ms):
         deadline_ns = now_ns() + int(deadline_ms * MS)
         try:
-            work = await self.dispatcher.acquire(priority=priority, deadline_ns=deadline_ns, model=name)
+            work = await acquire(self.dispatcher, priority=priority, deadline_ns=deadline_ns, model=name)
         except MissedDeadline:
             self.lost[name] += 1
             return
