@@ -29,8 +29,8 @@ import numpy as np
 import aionn
 from aionn.hal import Priority
 from aionn.scheduler.estimates import Estimates
+from aionn.scheduler.job import Action, Lane
 from aionn.scheduler.policy import PlanPolicy
-from aionn.scheduler.work import Action, Lane
 from aionn.simulation.baselines import POLICIES
 from aionn.simulation.bound import fluid_rate, on_time_bound, requests_of, total_bound
 from aionn.simulation.checkers import Watched

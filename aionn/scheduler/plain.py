@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from aionn.hal import Priority
+from aionn.scheduler.job import NEVER_NS, Abort, Action, Job, JobState, Lane, Preempt, Reason, Start
 from aionn.scheduler.plan import Key
-from aionn.scheduler.work import NEVER_NS, Abort, Action, Lane, Preempt, Reason, Start, Work, WorkState
 
 __all__ = ["PlainPolicy", "PlainQueue"]
 
@@ -27,40 +27,40 @@ class PlainQueue:
     """Waiting jobs in order."""
 
     def __init__(self) -> None:
-        self._ordered: list[tuple[Key, Work]] = []
+        self._ordered: list[tuple[Key, Job]] = []
 
     def __len__(self) -> int:
         return len(self._ordered)
 
-    def __iter__(self) -> Iterator[Work]:
-        return (work for _, work in self._ordered)
+    def __iter__(self) -> Iterator[Job]:
+        return (job for _, job in self._ordered)
 
-    def add(self, work: Work, now_ns: int) -> Reason | None:
+    def add(self, job: Job, now_ns: int) -> Reason | None:
         """See ``ReadyQueue``."""
-        if not work.has_run and work.deadline_ns <= now_ns:
+        if not job.has_run and job.deadline_ns <= now_ns:
             return Reason.EXPIRED
-        insort(self._ordered, (work.key, work))
+        insort(self._ordered, (job.key, job))
         return None
 
-    def remove(self, work: Work) -> None:
+    def remove(self, job: Job) -> None:
         """See ``ReadyQueue``."""
-        position = bisect_left(self._ordered, (work.key,))
-        assert self._ordered[position][1] is work, "the queue has each waiting job once"
+        position = bisect_left(self._ordered, (job.key,))
+        assert self._ordered[position][1] is job, "the queue has each waiting job once"
         del self._ordered[position]
 
     def next_wake_ns(self) -> int:
         """Never: the first in the order changes only when a job comes or ends."""
         return NEVER_NS
 
-    def expired(self, now_ns: int) -> list[Work]:
+    def expired(self, now_ns: int) -> list[Job]:
         """The jobs whose deadline has come: the first ones of each class."""
-        found: list[Work] = []
+        found: list[Job] = []
         for priority in sorted(Priority, reverse=True):
             for position in range(bisect_left(self._ordered, ((-priority,),)), len(self._ordered)):
-                work = self._ordered[position][1]
-                if work.rank != priority or work.deadline_ns > now_ns:
+                job = self._ordered[position][1]
+                if job.rank != priority or job.deadline_ns > now_ns:
                     break
-                found.append(work)
+                found.append(job)
         return found
 
 
@@ -76,29 +76,29 @@ class PlainPolicy:
     def decide(self, now_ns: int, queue: PlainQueue, lanes: Sequence[Lane]) -> list[Action]:
         """See ``Policy``."""
         expired = queue.expired(now_ns)
-        actions: list[Action] = [Abort(work, Reason.EXPIRED) for work in expired]
+        actions: list[Action] = [Abort(job, Reason.EXPIRED) for job in expired]
         # No more jobs than lanes can start or preempt.
-        first = list(islice((work for work in queue if work.deadline_ns > now_ns), len(lanes)))
-        free = [lane for lane in lanes if lane.work is None and lane.is_up]
-        actions += [Start(work, lane) for work, lane in zip(first, free, strict=False)]
+        first = list(islice((job for job in queue if job.deadline_ns > now_ns), len(lanes)))
+        free = [lane for lane in lanes if lane.job is None and lane.is_up]
+        actions += [Start(job, lane) for job, lane in zip(first, free, strict=False)]
         actions += _preemptions(first[len(free) :], lanes)
         return actions
 
 
-def _preemptions(waiting: Sequence[Work], lanes: Sequence[Lane]) -> list[Preempt]:
+def _preemptions(waiting: Sequence[Job], lanes: Sequence[Lane]) -> list[Preempt]:
     """The lanes that stop for the first of the waiting jobs."""
     running = [
-        (lane.work.rank, -lane.work.number, lane)
+        (lane.job.rank, -lane.job.number, lane)
         for lane in lanes
-        if lane.work is not None and lane.can_preempt and lane.work.state is WorkState.RUNNING
+        if lane.job is not None and lane.can_preempt and lane.job.state is JobState.RUNNING
     ]
     victims = sorted((victim for victim in running if not victim[2].is_stopping), key=lambda v: v[:2])
     # Each lane that stops already does so for one of the first jobs: only the rest may stop others.
     rest = waiting[len(running) - len(victims) :]
     actions: list[Preempt] = []
-    for work, (rank, _, lane) in zip(rest, victims, strict=False):
+    for job, (rank, _, lane) in zip(rest, victims, strict=False):
         # The waiting jobs have falling ranks and the victims rising ones: no later pair fits where this one does not.
-        if rank >= work.rank:
+        if rank >= job.rank:
             break
-        actions.append(Preempt(lane, work))
+        actions.append(Preempt(lane, job))
     return actions

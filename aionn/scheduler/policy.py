@@ -16,8 +16,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
+from aionn.scheduler.job import NEVER_NS, Abort, Action, Job, JobState, Lane, Preempt, Reason, Start
 from aionn.scheduler.queue import HIGH, WaitingRoom
-from aionn.scheduler.work import NEVER_NS, Abort, Action, Lane, Preempt, Reason, Start, Work, WorkState
 
 __all__ = ["PlanPolicy", "decide", "start_at_once"]
 
@@ -34,13 +34,13 @@ def decide(now_ns: int, room: WaitingRoom, lanes: Sequence[Lane]) -> list[Action
         lanes: All lanes; those that are down get nothing.
 
     Returns:
-        Actions in the order in which they are to be applied. The caller takes started and aborted works out of the room.
+        Actions in the order in which they are to be applied. The caller takes started and aborted jobs out of the room.
     """
     actions: list[Action] = []
     if not room.lane_of:
         for lane in lanes:
-            running = lane.work
-            if running is not None and running.deadline_ns <= now_ns and running.state is WorkState.RUNNING:
+            running = lane.job
+            if running is not None and running.deadline_ns <= now_ns and running.state is JobState.RUNNING:
                 actions.append(Abort(running, Reason.OVERRAN))
         return actions
     if len(room.lane_of) == 1:
@@ -48,9 +48,9 @@ def decide(now_ns: int, room: WaitingRoom, lanes: Sequence[Lane]) -> list[Action
         if sole is not None:
             return [sole]
     gone: set[int] = set()
-    for work, reason in room.too_late(now_ns):
-        actions.append(Abort(work, reason))
-        gone.add(work.number)
+    for job, reason in room.too_late(now_ns):
+        actions.append(Abort(job, reason))
+        gone.add(job.number)
     room.age(now_ns)
     if room.standby:
         room.retry(now_ns)
@@ -58,18 +58,18 @@ def decide(now_ns: int, room: WaitingRoom, lanes: Sequence[Lane]) -> list[Action
     busy: list[Lane] = []
     plans = room.plans
     for lane in lanes:
-        if lane.work is not None:
+        if lane.job is not None:
             busy.append(lane)
-        elif lane.is_up and not (plans[lane.index].works and _start(now_ns, room, lane, gone, actions)):
+        elif lane.is_up and not (plans[lane.index].jobs and _start(now_ns, room, lane, gone, actions)):
             idle.append(lane)
     # After the starts: what could not start in time on its lane may be planned anew on one that is busy.
     for lane in busy:
-        running = lane.work
-        if running is None or running.state is not WorkState.RUNNING:
+        running = lane.job
+        if running is None or running.state is not JobState.RUNNING:
             continue
         if running.deadline_ns <= now_ns:
             actions.append(Abort(running, Reason.OVERRAN))
-        elif plans[lane.index].works and not lane.is_stopping and lane.can_preempt:
+        elif plans[lane.index].jobs and not lane.is_stopping and lane.can_preempt:
             _preempt(now_ns, room, lane, running, gone, actions)
     if idle and len(gone) < len(room.lane_of):
         for lane in idle:
@@ -89,20 +89,20 @@ def _start_sole(now_ns: int, room: WaitingRoom, lanes: Sequence[Lane]) -> Start 
         return None
     for index in room.lane_of.values():
         lane = lanes[index]
-        if index < 0 or lane.work is not None or not lane.is_up:
+        if index < 0 or lane.job is not None or not lane.is_up:
             return None
-        work = room.plans[index].works[0]
-        if now_ns + work.durations_ns[lane.device] > work.deadline_ns:
+        job = room.plans[index].jobs[0]
+        if now_ns + job.durations_ns[lane.device] > job.deadline_ns:
             return None
     for other in lanes:
-        running = other.work
+        running = other.job
         if running is not None and running.deadline_ns <= now_ns:
             return None
-    room.started(work, lane, now_ns, "the first in its plan starts, on lane")
-    return Start(work, lane)
+    room.started(job, lane, now_ns, "the first in its plan starts, on lane")
+    return Start(job, lane)
 
 
-def start_at_once(now_ns: int, room: WaitingRoom, lanes: Sequence[Lane], work: Work) -> Start | None:
+def start_at_once(now_ns: int, room: WaitingRoom, lanes: Sequence[Lane], job: Job) -> Start | None:
     """The result of adding a job to the room and deciding, if no job waits and a lane is free, in a third of the time.
 
     For lanes of one device. None, and nothing has happened, where there is more to decide.
@@ -111,45 +111,45 @@ def start_at_once(now_ns: int, room: WaitingRoom, lanes: Sequence[Lane], work: W
         return None
     free: Lane | None = None
     for lane in lanes:
-        if lane.work is None:
+        if lane.job is None:
             if free is None and lane.is_up:
                 free = lane
-        elif lane.work.deadline_ns <= now_ns:
+        elif lane.job.deadline_ns <= now_ns:
             return None
-    if free is None or now_ns + work.durations_ns[free.device] > work.deadline_ns:
+    if free is None or now_ns + job.durations_ns[free.device] > job.deadline_ns:
         return None
-    room.pass_through(work, free, now_ns)
-    return Start(work, free)
+    room.pass_through(job, free, now_ns)
+    return Start(job, free)
 
 
 def _start(now_ns: int, room: WaitingRoom, lane: Lane, gone: set[int], actions: list[Action]) -> bool:
-    for work in room.plans[lane.index].works[:]:
-        if work.number in gone:
+    for job in room.plans[lane.index].jobs[:]:
+        if job.number in gone:
             continue
-        if now_ns + work.durations_ns[lane.device] > work.deadline_ns:
+        if now_ns + job.durations_ns[lane.device] > job.deadline_ns:
             # Those before it took longer than expected: it leaves this plan for another, or goes to standby.
-            if room.is_planned_on(work, lane):
-                room.replan(work, now_ns)
+            if room.is_planned_on(job, lane):
+                room.replan(job, now_ns)
             continue
-        if not room.is_planned_on(work, lane):
+        if not room.is_planned_on(job, lane):
             continue
         why = "the first in its plan starts, on lane"
-        if work.rank < HIGH:
-            other = _more_urgent(now_ns, room, lane, gone, work)
+        if job.rank < HIGH:
+            other = _more_urgent(now_ns, room, lane, gone, job)
             if other is not None:
-                work, why = other, "started on a free lane that ends it sooner than its own, lane"
-        room.started(work, lane, now_ns, why)
-        gone.add(work.number)
-        actions.append(Start(work, lane))
+                job, why = other, "started on a free lane that ends it sooner than its own, lane"
+        room.started(job, lane, now_ns, why)
+        gone.add(job.number)
+        actions.append(Start(job, lane))
         return True
     return False
 
 
 def _preempt(
-    now_ns: int, room: WaitingRoom, lane: Lane, running: Work, gone: set[int], actions: list[Action]
+    now_ns: int, room: WaitingRoom, lane: Lane, running: Job, gone: set[int], actions: list[Action]
 ) -> None:
     plan = room.plans[lane.index]
-    first = next((work for work in plan.works if work.number not in gone), None)
+    first = next((job for job in plan.jobs if job.number not in gone), None)
     if first is None or not first.key < running.key:
         return
     if not first.rank == HIGH > running.rank:
@@ -157,62 +157,62 @@ def _preempt(
         ahead_count = bisect_left(plan.keys, running.key)
         if not plan.is_late_between(ahead_count, now_ns, max(now_ns, lane.ends_ns)):
             return
-    room.note(running, now_ns, "interrupted for work", first.number)
+    room.note(running, now_ns, "interrupted for job", first.number)
     actions.append(Preempt(lane, first))
 
 
-def _more_urgent(now_ns: int, room: WaitingRoom, lane: Lane, gone: set[int], than: Work) -> Work | None:
-    """HIGH or overdue work that waits for another lane though this free one ends it sooner; it goes before a lane's own."""
+def _more_urgent(now_ns: int, room: WaitingRoom, lane: Lane, gone: set[int], than: Job) -> Job | None:
+    """A HIGH or overdue job that waits for another lane though this free one ends it sooner; it goes before a lane's own."""
     limit_ns = now_ns - room.age_ns
-    best: Work | None = None
+    best: Job | None = None
     for other in room.lanes:
         keys = room.plans[other.index].keys
         if not keys or other is lane or not (keys[0] < than.key):
             continue
         if keys[0][0] != -HIGH and keys[0][1] >= limit_ns:
             continue
-        for work in _candidates(now_ns, room, lane, other, gone):
-            if not work.key < than.key or (work.rank < HIGH and work.urgent_ns >= limit_ns):
+        for job in _candidates(now_ns, room, lane, other, gone):
+            if not job.key < than.key or (job.rank < HIGH and job.urgent_ns >= limit_ns):
                 break
-            if best is None or work.key < best.key:
-                best = work
+            if best is None or job.key < best.key:
+                best = job
             break
     return best
 
 
-def _help(now_ns: int, room: WaitingRoom, lane: Lane, gone: set[int]) -> Work | None:
+def _help(now_ns: int, room: WaitingRoom, lane: Lane, gone: set[int]) -> Job | None:
     """A job planned on another lane that this free one would end sooner; of several the one with the least additional cost."""
-    best: Work | None = None
+    best: Job | None = None
     least = 0.0
     for other in room.lanes:
-        if other is lane or not room.plans[other.index].works:
+        if other is lane or not room.plans[other.index].jobs:
             continue
-        for work in _candidates(now_ns, room, lane, other, gone):
-            ratio = work.durations_ns[lane.device] / work.durations_ns[other.device]
+        for job in _candidates(now_ns, room, lane, other, gone):
+            ratio = job.durations_ns[lane.device] / job.durations_ns[other.device]
             if best is None or ratio < least:
-                best, least = work, ratio
+                best, least = job, ratio
     return best
 
 
-def _candidates(now_ns: int, room: WaitingRoom, lane: Lane, other: Lane, gone: set[int]) -> Iterator[Work]:
-    """Works of another lane's plan that a free lane ends in time and sooner, in their order; the first few alone are looked at."""
+def _candidates(now_ns: int, room: WaitingRoom, lane: Lane, other: Lane, gone: set[int]) -> Iterator[Job]:
+    """Jobs of another lane's plan that a free lane ends in time and sooner, in their order; the first few alone are looked at."""
     plan = room.plans[other.index]
-    is_busy = other.work is not None or not other.is_up
-    turns_ns = max(now_ns, other.ends_ns) if other.work is not None else now_ns
+    is_busy = other.job is not None or not other.is_up
+    turns_ns = max(now_ns, other.ends_ns) if other.job is not None else now_ns
     for position in range(0 if is_busy else 1, min(HELP_MAX, len(plan))):
-        work = plan.works[position]
-        ends_ns = now_ns + work.durations_ns[lane.device]
-        if work.durations_ns[lane.device] == NEVER_NS or work.number in gone or ends_ns > work.deadline_ns:
+        job = plan.jobs[position]
+        ends_ns = now_ns + job.durations_ns[lane.device]
+        if job.durations_ns[lane.device] == NEVER_NS or job.number in gone or ends_ns > job.deadline_ns:
             continue
         if not other.is_up or ends_ns <= turns_ns + plan.before_ns(position + 1):
-            yield work
+            yield job
 
 
 class PlanPolicy:
     """``decide`` with a room, as shells take it.
 
     Args:
-        waiting_max: Most works that may wait; None for the room's own bound.
+        waiting_max: Most jobs that may wait; None for the room's own bound.
         on_full: ``refuse`` or ``displace``, as for ``WaitingRoom``.
     """
 

@@ -1,17 +1,17 @@
 """The jobs that wait for several lanes: each planned on one of them, or on standby until there is room.
 
-Owns the choice of a lane by expected finish and by the harm done to others, the giving way of lesser works, early abort, ageing,
+Owns the choice of a lane by expected finish and by the harm done to others, the giving way of lesser jobs, early abort, ageing,
 the bound on what may wait, and the reasons of every decision. Pure: no clock, no waiting; the same calls give the same plans.
 
 Invariants:
 1. A waiting job is in exactly one plan, or on standby.
-2. With exact durations every planned work ends in time, unless a later arrival of a higher class takes its place.
+2. With exact durations every planned job ends in time, unless a later arrival of a higher class takes its place.
 3. A job whose deadline no lane could meet, even idle, is rejected immediately; expired jobs are rejected before anything is sorted.
 4. A job that has run is preempted by one of its own class only on its lane, and only if its remaining part is far longer than that
    job and than its completed part.
-5. A LOW work goes before a MEDIUM one only where it would be lost otherwise, and all MEDIUM ones still end in time; never before
+5. A LOW job goes before a MEDIUM one only where it would be lost otherwise, and all MEDIUM ones still end in time; never before
 one without a deadline, and it interrupts none. Nothing goes before HIGH.
-6. Nothing waits longer than ``age_ns`` behind works that came later, but behind HIGH ones.
+6. Nothing waits longer than ``age_ns`` behind jobs that came later, but behind HIGH ones.
 
 Source: Moore and Hodgson 1968 (rejecting the longest saves the most), with classes; early abort as in deadline-aware serving
 systems.
@@ -28,13 +28,13 @@ import msgspec
 
 from aionn.errors import InvalidArgument
 from aionn.hal import Priority
+from aionn.scheduler.job import NEVER_NS, Job, JobState, Lane, Reason
 from aionn.scheduler.plan import PLAN_MAX, Key, LanePlan
-from aionn.scheduler.work import NEVER_NS, Lane, Reason, Work, WorkState
 
 __all__ = ["AGE_NS", "WAITING_MAX", "WaitingRoom", "WaitingRoomStatistics"]
 
 WAITING_MAX = 1 << 17
-"""Most works that may wait: a flood of 10^5 executions still fits, at some 500 bytes each."""
+"""Most jobs that may wait: a flood of 10^5 executions still fits, at some 500 bytes each."""
 
 AGE_NS = 2_000_000_000
 """Wait after which a job goes ahead of the MEDIUM ones that came later."""
@@ -47,15 +47,15 @@ RETRIES_MAX = 4
 
 LONG_RATIO = 2
 """Multiple of a job's duration from which a running job of its class is aborted for it, where only one of both can end in
-time and less than half is done. At 1, or whatever is done, more device time is lost to works that never end."""
+time and less than half is done. At 1, or whatever is done, more device time is lost to jobs that never end."""
 
 NOTES_MAX = 256
-"""Of how many works the last decision is remembered: most of those that an explanation is asked for wait, or
+"""Of how many jobs the last decision is remembered: most of those that an explanation is asked for wait, or
 have just ended. Some 0.1 MB."""
 
 HIGH = int(Priority.HIGH)
 _PREEMPTS = 1 << 62
-"""Added to a lane's cost where work of a lower class would be interrupted: any other lane is better."""
+"""Added to a lane's cost where a job of a lower class would be interrupted: any other lane is better."""
 
 Place = tuple[int, bool, int, int, bool]
 """``(end, whether no other job becomes late, position in the plan, duration, whether it interrupts what runs)``."""
@@ -95,13 +95,13 @@ class WaitingRoomStatistics(msgspec.Struct, frozen=True):
 
 
 class WaitingRoom:
-    """Works that wait for lanes.
+    """Jobs that wait for lanes.
 
     Args:
         lanes: All lanes of all devices.
-        waiting_max: Most works that may wait.
-        on_full: ``refuse`` turns a new work away; ``displace`` rejects the last in the order, if the new one goes before it.
-        age_ns: After how long a waiting work goes ahead.
+        waiting_max: Most jobs that may wait.
+        on_full: ``refuse`` turns a new job away; ``displace`` rejects the last in the order, if the new one goes before it.
+        age_ns: After how long a waiting job goes ahead.
 
     Attributes:
         lanes: As given.
@@ -127,13 +127,13 @@ class WaitingRoom:
             raise InvalidArgument(f"waiting room: on_full must be refuse or displace, got {on_full!r}")
         self.lanes = lanes
         self.plans = [LanePlan() for _ in lanes]
-        self.standby: list[tuple[Key, Work]] = []
-        self.displaced: list[Work] = []
+        self.standby: list[tuple[Key, Job]] = []
+        self.displaced: list[Job] = []
         self.is_stirred = False
         self.lane_of: dict[int, int] = {}
-        self._latest: list[tuple[int, int, Work]] = []
-        # Works come in the order of time, so they come of age in that order.
-        self._ages: deque[tuple[int, Work]] = deque()
+        self._latest: list[tuple[int, int, Job]] = []
+        # Jobs come in the order of time, so they come of age in that order.
+        self._ages: deque[tuple[int, Job]] = deque()
         self._waiting_max = waiting_max
         self._on_full = on_full
         self.age_ns = age_ns
@@ -148,140 +148,140 @@ class WaitingRoom:
 
     # --- In and out ---
 
-    def add(self, work: Work, now_ns: int) -> Reason | None:
+    def add(self, job: Job, now_ns: int) -> Reason | None:
         """Admits a job and plans it; returns the reason for a rejection. A job that comes back from a lane is never rejected."""
-        if not work.has_run:
+        if not job.has_run:
             self._counts["entered"] += 1
-            reason = self._turns_away(work, now_ns)
+            reason = self._turns_away(job, now_ns)
             if reason is not None:
                 self._counts["refused"] += 1
-                self.note(work, now_ns, f"refused: {reason.value}")
+                self.note(job, now_ns, f"refused: {reason.value}")
                 return reason
-            self._ages.append((work.arrival_ns + self.age_ns, work))
-        if work.deadline_ns != NEVER_NS:
-            heappush(self._latest, (work.deadline_ns - work.shortest_ns, work.number, work))
-        self._place(work, now_ns, may_displace=True)
+            self._ages.append((job.arrival_ns + self.age_ns, job))
+        if job.deadline_ns != NEVER_NS:
+            heappush(self._latest, (job.deadline_ns - job.shortest_ns, job.number, job))
+        self._place(job, now_ns, may_displace=True)
         return None
 
-    def pass_through(self, work: Work, lane: Lane, now_ns: int) -> None:
+    def pass_through(self, job: Job, lane: Lane, now_ns: int) -> None:
         """Counts a job that starts on arrival, without a wait."""
         self._counts["entered"] += 1
-        self._ages.append((work.arrival_ns + self.age_ns, work))
-        self.started(work, lane, now_ns, "the first in its plan starts, on lane")
+        self._ages.append((job.arrival_ns + self.age_ns, job))
+        self.started(job, lane, now_ns, "the first in its plan starts, on lane")
 
-    def _turns_away(self, work: Work, now_ns: int) -> Reason | None:
-        if work.deadline_ns <= now_ns:
+    def _turns_away(self, job: Job, now_ns: int) -> Reason | None:
+        if job.deadline_ns <= now_ns:
             return Reason.EXPIRED
-        if now_ns + work.shortest_ns > work.deadline_ns:
+        if now_ns + job.shortest_ns > job.deadline_ns:
             return Reason.IMPOSSIBLE
         if len(self.lane_of) < self._waiting_max:
             return None
         last = self._last()
-        if self._on_full == "refuse" or last is None or last.key < work.key:
+        if self._on_full == "refuse" or last is None or last.key < job.key:
             return Reason.FULL
         self.displaced.append(last)
         self._take(last)
         return None
 
-    def _last(self) -> Work | None:
+    def _last(self) -> Job | None:
         # A plan's last job is not always the lowest: one that was let ahead may be before it.
-        ends = [work for plan in self.plans for work in plan.works if not work.has_run]
+        ends = [job for plan in self.plans for job in plan.jobs if not job.has_run]
         if self.standby and not self.standby[-1][1].has_run:
             ends.append(self.standby[-1][1])
-        return max(ends, key=lambda work: _key_in(work, work.rank), default=None)
+        return max(ends, key=lambda job: _key_in(job, job.rank), default=None)
 
-    def remove(self, work: Work) -> None:
+    def remove(self, job: Job) -> None:
         """Removes a waiting job, to a lane or permanently. One that was removed already is ignored."""
-        if work.number in self.lane_of:
-            index = self.lane_of[work.number]
+        if job.number in self.lane_of:
+            index = self.lane_of[job.number]
             # A planned start of the first changes nothing for the rest; anything else makes room.
-            if index < 0 or self.plans[index].works[0] is not work or self.lanes[index].work is not None:
+            if index < 0 or self.plans[index].jobs[0] is not job or self.lanes[index].job is not None:
                 self.is_stirred = True
-            self._take(work)
+            self._take(job)
 
-    def _take(self, work: Work) -> None:
-        index = self.lane_of.pop(work.number)
+    def _take(self, job: Job) -> None:
+        index = self.lane_of.pop(job.number)
         if index >= 0:
-            self.plans[index].remove(work)
-            if work.key[0] != -work.rank:
-                work.key = _key_in(work, work.rank)
+            self.plans[index].remove(job)
+            if job.key[0] != -job.rank:
+                job.key = _key_in(job, job.rank)
         else:
-            del self.standby[bisect_left(self.standby, (work.key,))]
+            del self.standby[bisect_left(self.standby, (job.key,))]
 
-    def sort_into(self, work: Work, now_ns: int, *, rank: int, urgent_ns: int) -> None:
-        """Gives a waiting work another place in the order."""
-        self._take(work)
-        work.sort_into(rank, urgent_ns)
-        self._place(work, now_ns, may_displace=True)
+    def sort_into(self, job: Job, now_ns: int, *, rank: int, urgent_ns: int) -> None:
+        """Gives a waiting job another place in the order."""
+        self._take(job)
+        job.sort_into(rank, urgent_ns)
+        self._place(job, now_ns, may_displace=True)
 
-    def is_planned_on(self, work: Work, lane: Lane) -> bool:
+    def is_planned_on(self, job: Job, lane: Lane) -> bool:
         """Whether a job waits in a lane's plan."""
-        return self.lane_of.get(work.number) == lane.index
+        return self.lane_of.get(job.number) == lane.index
 
-    def replan(self, work: Work, now_ns: int) -> None:
-        """Plans a waiting work anew: what it was planned behind took longer than expected."""
-        self._take(work)
-        self._place(work, now_ns, may_displace=True)
+    def replan(self, job: Job, now_ns: int) -> None:
+        """Plans a waiting job anew: what it was planned behind took longer than expected."""
+        self._take(job)
+        self._place(job, now_ns, may_displace=True)
 
-    def change_priority(self, work: Work, priority: Priority, now_ns: int) -> bool:
+    def change_priority(self, job: Job, priority: Priority, now_ns: int) -> bool:
         """Changes the class of a waiting job; False if it does not wait any more."""
-        if work.number not in self.lane_of:
+        if job.number not in self.lane_of:
             return False
-        work.priority = priority
-        self.sort_into(work, now_ns, rank=int(priority), urgent_ns=work.urgent_ns)
-        self.note(work, now_ns, f"priority changed to {priority.name}")
+        job.priority = priority
+        self.sort_into(job, now_ns, rank=int(priority), urgent_ns=job.urgent_ns)
+        self.note(job, now_ns, f"priority changed to {priority.name}")
         return True
 
     # --- What time brings ---
 
-    def too_late(self, now_ns: int) -> list[tuple[Work, Reason]]:
+    def too_late(self, now_ns: int) -> list[tuple[Job, Reason]]:
         """Those that wait and cannot end in time any more on any lane; and those displaced because too many wait."""
         latest = self._latest
         if not self.displaced and (not latest or latest[0][0] >= now_ns):
             return []
-        found = [(work, Reason.FULL) for work in self.displaced]
+        found = [(job, Reason.FULL) for job in self.displaced]
         self.displaced.clear()
         seen: set[int] = set()  # A job that was displaced and came back is listed here twice.
-        while latest and (latest[0][0] < now_ns or latest[0][2].state is not WorkState.WAITING):
-            work = heappop(latest)[2]
-            if work.number in seen:
+        while latest and (latest[0][0] < now_ns or latest[0][2].state is not JobState.WAITING):
+            job = heappop(latest)[2]
+            if job.number in seen:
                 continue
-            seen.add(work.number)
-            if work.number in self.lane_of and now_ns + work.shortest_ns > work.deadline_ns:
-                found.append((work, Reason.EXPIRED if work.deadline_ns <= now_ns else Reason.TOO_LATE))
-        for work, reason in found:
+            seen.add(job.number)
+            if job.number in self.lane_of and now_ns + job.shortest_ns > job.deadline_ns:
+                found.append((job, Reason.EXPIRED if job.deadline_ns <= now_ns else Reason.TOO_LATE))
+        for job, reason in found:
             self._given_up[reason.name] = self._given_up.get(reason.name, 0) + 1
-            self.note(work, now_ns, f"aborted: {reason.value}")
+            self.note(job, now_ns, f"aborted: {reason.value}")
         return found
 
     def is_due(self, now_ns: int) -> bool:
         """Whether ``too_late`` or ``age`` have something to do."""
         ages = self._ages
-        while ages and ages[0][1].state is WorkState.ENDED:
+        while ages and ages[0][1].state is JobState.ENDED:
             ages.popleft()
         latest = self._latest
-        while latest and latest[0][0] < now_ns and latest[0][2].state is not WorkState.WAITING:
+        while latest and latest[0][0] < now_ns and latest[0][2].state is not JobState.WAITING:
             heappop(latest)
         return bool(self.displaced or (latest and latest[0][0] < now_ns) or (ages and ages[0][0] <= now_ns))
 
     def age(self, now_ns: int) -> None:
         """Lets those that waited long go ahead of what came later, but for HIGH."""
         ages = self._ages
-        while ages and (ages[0][0] <= now_ns or ages[0][1].state is WorkState.ENDED):
-            work = ages.popleft()[1]
+        while ages and (ages[0][0] <= now_ns or ages[0][1].state is JobState.ENDED):
+            job = ages.popleft()[1]
             # As urgent as if it should have ended when it came: before everything of its class that came later.
-            rank, urgent_ns = max(work.rank, HIGH - 1), min(work.urgent_ns, work.arrival_ns)
-            if work.state is WorkState.RUNNING:
-                work.sort_into(rank, urgent_ns)
-            elif work.number in self.lane_of and work.rank < HIGH:
+            rank, urgent_ns = max(job.rank, HIGH - 1), min(job.urgent_ns, job.arrival_ns)
+            if job.state is JobState.RUNNING:
+                job.sort_into(rank, urgent_ns)
+            elif job.number in self.lane_of and job.rank < HIGH:
                 self._counts["aged"] += 1
-                self.sort_into(work, now_ns, rank=rank, urgent_ns=urgent_ns)
-                self.note(work, now_ns, "goes ahead because of its age")
+                self.sort_into(job, now_ns, rank=rank, urgent_ns=urgent_ns)
+                self.note(job, now_ns, "goes ahead because of its age")
 
     def next_wake_ns(self) -> int:
         """When something may have to be decided though nothing happens; ``NEVER_NS`` for never."""
         latest = self._latest
-        while latest and latest[0][2].state is not WorkState.WAITING:
+        while latest and latest[0][2].state is not JobState.WAITING:
             heappop(latest)
         return latest[0][0] + 1 if latest else NEVER_NS
 
@@ -292,40 +292,40 @@ class WaitingRoom:
         if not self.is_stirred and all(len(plan) > PLAN_MAX // 2 for plan in self.plans):
             return
         self.is_stirred = False
-        for key, work in self.standby[:RETRIES_MAX]:
-            self._hope(work, now_ns)
-            lane, place = self._find_place(work, now_ns)
+        for key, job in self.standby[:RETRIES_MAX]:
+            self._hope(job, now_ns)
+            lane, place = self._find_place(job, now_ns)
             if lane is not None and place is not None:
                 del self.standby[bisect_left(self.standby, (key,))]
                 self._counts["retried"] += 1
-                self._plan(work, lane, place)
+                self._plan(job, lane, place)
 
     # --- Where ---
 
-    def place_on(self, work: Work, lane: Lane, now_ns: int) -> Place | None:
+    def place_on(self, job: Job, lane: Lane, now_ns: int) -> Place | None:
         """The result of planning a job on a lane; None where it could not end in time, or not run."""
-        duration_ns = work.durations_ns[lane.device]
+        duration_ns = job.durations_ns[lane.device]
         if duration_ns == NEVER_NS or not lane.is_up:
             return None
         plan = self.plans[lane.index]
         count = len(plan.keys)
-        running = lane.work
-        position = bisect_left(plan.keys, work.key) if count else 0
+        running = lane.job
+        position = bisect_left(plan.keys, job.key) if count else 0
         before_ns = plan.before_ns(position)
         turns_ns = rest_ns = now_ns
         interrupts = False
         is_harmless = True
-        if running is not None and running.state is not WorkState.ENDED:
+        if running is not None and running.state is not JobState.ENDED:
             rest_ns = lane.ends_ns if lane.ends_ns > now_ns else now_ns
             turns_ns = rest_ns
-            if work.key < running.key and lane.can_preempt:
-                must = work.rank == HIGH > running.rank
-                if must or lane.is_stopping or rest_ns + before_ns + duration_ns > work.deadline_ns:
+            if job.key < running.key and lane.can_preempt:
+                must = job.rank == HIGH > running.rank
+                if must or lane.is_stopping or rest_ns + before_ns + duration_ns > job.deadline_ns:
                     turns_ns = now_ns
                     interrupts = not lane.is_stopping
                     is_harmless = running.deadline_ns - rest_ns >= before_ns + duration_ns
         end_ns = turns_ns + before_ns + duration_ns
-        if end_ns > work.deadline_ns:
+        if end_ns > job.deadline_ns:
             return None
         if is_harmless and position < count:
             urgent = self._urgent_count(lane, plan)
@@ -340,47 +340,47 @@ class WaitingRoom:
 
     def _urgent_count(self, lane: Lane, plan: LanePlan) -> int:
         """Number of the plan's first jobs that preempt the running one: the HIGH ones, if it is of a lower class."""
-        running = lane.work
+        running = lane.job
         if running is None or running.rank == HIGH or not lane.can_preempt or plan.keys[0][0] != -HIGH:
             return 0
         return bisect_left(plan.keys, (1 - HIGH,))
 
-    def _find_place(self, work: Work, now_ns: int) -> tuple[Lane | None, Place | None]:
-        """The best place in the order; for a LOW work that finds none, one among the MEDIUM works that have time to spare."""
-        lane, place = self._best_place(work, now_ns)
-        if lane is not None or work.rank >= HIGH - 1 or work.deadline_ns == NEVER_NS:
+    def _find_place(self, job: Job, now_ns: int) -> tuple[Lane | None, Place | None]:
+        """The best place in the order; for a LOW job that finds none, one among the MEDIUM jobs that have time to spare."""
+        lane, place = self._best_place(job, now_ns)
+        if lane is not None or job.rank >= HIGH - 1 or job.deadline_ns == NEVER_NS:
             return lane, place
-        work.key = _key_in(work, HIGH - 1)
-        lane, place = self._best_place(work, now_ns)
+        job.key = _key_in(job, HIGH - 1)
+        lane, place = self._best_place(job, now_ns)
         if lane is not None and place is not None:
-            running = lane.work
+            running = lane.job
             waits = any(
-                other.rank > work.rank and other.deadline_ns == NEVER_NS
-                for other in self.plans[lane.index].works[place[2] :]
+                other.rank > job.rank and other.deadline_ns == NEVER_NS
+                for other in self.plans[lane.index].jobs[place[2] :]
             )
-            if not waits and not (place[4] and running is not None and running.rank > work.rank):
-                self.note(work, now_ns, "goes before MEDIUM work that has time to spare, on lane", lane.index)
+            if not waits and not (place[4] and running is not None and running.rank > job.rank):
+                self.note(job, now_ns, "goes before MEDIUM jobs that have time to spare, on lane", lane.index)
                 return lane, place
-        work.key = _key_in(work, work.rank)
+        job.key = _key_in(job, job.rank)
         return None, None
 
-    def _best_place(self, work: Work, now_ns: int) -> tuple[Lane | None, Place | None]:
+    def _best_place(self, job: Job, now_ns: int) -> tuple[Lane | None, Place | None]:
         """The lane that ends a job first without making another late, preferably one that preempts nothing."""
         best: tuple[Lane | None, Place | None] = (None, None)
         least = NEVER_NS
         for lane in self.lanes:
             keys = self.plans[lane.index].keys
-            if not keys and lane.work is None:
+            if not keys and lane.job is None:
                 # A free lane with nothing planned, the usual case: the result of place_on, in half the time.
-                duration_ns = work.durations_ns[lane.device]
+                duration_ns = job.durations_ns[lane.device]
                 end_ns = now_ns + duration_ns
-                if lane.is_up and duration_ns != NEVER_NS and end_ns < least and end_ns <= work.deadline_ns:
+                if lane.is_up and duration_ns != NEVER_NS and end_ns < least and end_ns <= job.deadline_ns:
                     least = end_ns
                     best = (lane, (end_ns, True, 0, duration_ns, False))
                 continue
-            if len(keys) >= PLAN_MAX and keys[-1] < work.key:
+            if len(keys) >= PLAN_MAX and keys[-1] < job.key:
                 continue
-            place = self.place_on(work, lane, now_ns)
+            place = self.place_on(job, lane, now_ns)
             if place is not None and place[1]:
                 cost = place[0] + _PREEMPTS if place[4] else place[0]
                 if cost < least:
@@ -388,48 +388,48 @@ class WaitingRoom:
                     best = (lane, place)
         return best
 
-    def _plan(self, work: Work, lane: Lane, place: Place) -> None:
+    def _plan(self, job: Job, lane: Lane, place: Place) -> None:
         plan = self.plans[lane.index]
-        plan.insert(place[2], work, place[3])
-        self.lane_of[work.number] = lane.index
+        plan.insert(place[2], job, place[3])
+        self.lane_of[job.number] = lane.index
         if len(plan.keys) > PLAN_MAX:
-            last = plan.works[-1]
+            last = plan.jobs[-1]
             plan.remove(last)
             self._stand_by(last)
 
-    def _stand_by(self, work: Work) -> None:
-        self.lane_of[work.number] = -1
-        work.key = _key_in(work, work.rank)
-        insort(self.standby, (work.key, work))
+    def _stand_by(self, job: Job) -> None:
+        self.lane_of[job.number] = -1
+        job.key = _key_in(job, job.rank)
+        insort(self.standby, (job.key, job))
 
-    def _place(self, work: Work, now_ns: int, *, may_displace: bool) -> None:
-        self._hope(work, now_ns)
-        lane, place = self._find_place(work, now_ns)
+    def _place(self, job: Job, now_ns: int, *, may_displace: bool) -> None:
+        self._hope(job, now_ns)
+        lane, place = self._find_place(job, now_ns)
         if lane is not None and place is not None:
-            self._plan(work, lane, place)
-        elif not may_displace or self._is_crowded(work) or not self._displace(work, now_ns):
-            self._stand_by(work)
+            self._plan(job, lane, place)
+        elif not may_displace or self._is_crowded(job) or not self._displace(job, now_ns):
+            self._stand_by(job)
 
-    def _hope(self, work: Work, now_ns: int) -> None:
+    def _hope(self, job: Job, now_ns: int) -> None:
         """Plans a job with its shortest duration if the expected one is too long: an idle device loses nothing by trying."""
-        if work.least_ns is not None and now_ns + min(work.durations_ns) > work.deadline_ns:
-            work.durations_ns, work.least_ns = work.least_ns, None
+        if job.least_ns is not None and now_ns + min(job.durations_ns) > job.deadline_ns:
+            job.durations_ns, job.least_ns = job.least_ns, None
 
-    def _is_crowded(self, work: Work) -> bool:
+    def _is_crowded(self, job: Job) -> bool:
         """Whether a job comes after all jobs that some lane plans ahead: then it waits for its turn to be planned."""
-        return any(len(plan) >= PLAN_MAX and plan.keys[-1] < work.key for plan in self.plans)
+        return any(len(plan) >= PLAN_MAX and plan.keys[-1] < job.key for plan in self.plans)
 
     # --- Who gives way ---
 
-    def _displace(self, work: Work, now_ns: int) -> bool:
+    def _displace(self, job: Job, now_ns: int) -> bool:
         """Plans a job at the cost of other jobs: one moves to another lane, a longer or lower one loses its plan, or several lower
         ones do. Returns whether it did.
         """
-        best: tuple[Price, Lane, Work | None, Lane | None] | None = None
+        best: tuple[Price, Lane, Job | None, Lane | None] | None = None
         for lane in self.lanes:
-            if now_ns + work.durations_ns[lane.device] > work.deadline_ns or not lane.is_up:
+            if now_ns + job.durations_ns[lane.device] > job.deadline_ns or not lane.is_up:
                 continue
-            for option in self._options(work, lane, now_ns):
+            for option in self._options(job, lane, now_ns):
                 if best is None or option[0] < best[0]:
                     best = option
         if best is None:
@@ -438,33 +438,33 @@ class WaitingRoom:
         if victim is not None:
             self._take(victim)
             self._counts["moved" if other is not None else "displaced"] += 1
-        place = self.place_on(work, lane, now_ns)
+        place = self.place_on(job, lane, now_ns)
         assert place is not None, "the option was found a moment ago"
-        self._plan(work, lane, place)
+        self._plan(job, lane, place)
         if victim is not None:
-            self.note(victim, now_ns, "gave way to work", work.number)
+            self.note(victim, now_ns, "gave way to job", job.number)
             self._place(victim, now_ns, may_displace=False)
         else:
             self._repair(lane, now_ns, place[2] + 1 if place[4] else 0)
         return True
 
     def _options(
-        self, work: Work, lane: Lane, now_ns: int
-    ) -> list[tuple[Price, Lane, Work | None, Lane | None]]:
+        self, job: Job, lane: Lane, now_ns: int
+    ) -> list[tuple[Price, Lane, Job | None, Lane | None]]:
         """The jobs of one lane that could be displaced, each with its price."""
-        found: list[tuple[Price, Lane, Work | None, Lane | None]] = []
+        found: list[tuple[Price, Lane, Job | None, Lane | None]] = []
         plan = self.plans[lane.index]
-        duration_ns = work.durations_ns[lane.device]
-        for victim in plan.works[:VICTIMS_MAX]:
+        duration_ns = job.durations_ns[lane.device]
+        for victim in plan.jobs[:VICTIMS_MAX]:
             saved_ns = victim.durations_ns[lane.device]
-            is_lesser = victim.rank < work.rank or (
-                victim.rank == work.rank and not victim.has_run and saved_ns > duration_ns
+            is_lesser = victim.rank < job.rank or (
+                victim.rank == job.rank and not victim.has_run and saved_ns > duration_ns
             )
             other = self._elsewhere(victim, lane, now_ns)
             if other is None and not is_lesser:
                 continue
             plan.remove(victim)
-            place = self.place_on(work, lane, now_ns)
+            place = self.place_on(job, lane, now_ns)
             plan.insert(bisect_left(plan.keys, victim.key), victim, saved_ns)
             if place is None or not place[1]:
                 continue
@@ -474,42 +474,42 @@ class WaitingRoom:
             elif is_lesser:
                 count = 1000 if victim.has_run else 1
                 found.append(((1, victim.rank, 0, count, duration_ns - saved_ns), lane, victim, None))
-        price = self._force_price(work, lane, now_ns)
+        price = self._force_price(job, lane, now_ns)
         if price is not None:
             found.append((price, lane, None, None))
         return found
 
-    def _elsewhere(self, work: Work, lane: Lane, now_ns: int) -> Lane | None:
+    def _elsewhere(self, job: Job, lane: Lane, now_ns: int) -> Lane | None:
         """The lane that ends a job soonest without making another late."""
         best, best_ns = None, NEVER_NS
         for other in self.lanes:
             if other is not lane and len(self.plans[other.index]) < PLAN_MAX:
-                place = self.place_on(work, other, now_ns)
+                place = self.place_on(job, other, now_ns)
                 if place is not None and place[1] and place[0] < best_ns:
                     best, best_ns = other, place[0]
         return best
 
-    def _force_price(self, work: Work, lane: Lane, now_ns: int) -> Price | None:
+    def _force_price(self, job: Job, lane: Lane, now_ns: int) -> Price | None:
         """The cost of placing a job on a lane if others become late; None if one of its own class or above would."""
-        place = self.place_on(work, lane, now_ns)
+        place = self.place_on(job, lane, now_ns)
         if place is None:
             return None
         duration_ns = place[3]
         plan = self.plans[lane.index]
-        running = lane.work if lane.work is not None and lane.work.state is not WorkState.ENDED else None
+        running = lane.job if lane.job is not None and lane.job.state is not JobState.ENDED else None
         rest_ns = max(now_ns, lane.ends_ns) if running is not None else now_ns
         losses = highest = 0
         for position in range(place[2], len(plan)):
             if plan.slack_ns(position, position + 1) - duration_ns < rest_ns:
-                if plan.works[position].rank >= work.rank:
+                if plan.jobs[position].rank >= job.rank:
                     return None
                 losses += 1
-                highest = max(highest, plan.works[position].rank)
+                highest = max(highest, plan.jobs[position].rank)
         started = 0
         if running is not None and place[4] and running.deadline_ns - rest_ns < duration_ns:
-            if running.rank > work.rank:
+            if running.rank > job.rank:
                 return None
-            if running.rank == work.rank:
+            if running.rank == job.rank:
                 left_ns = rest_ns - now_ns
                 done_ns = running.durations_ns[lane.device] - left_ns
                 if left_ns < max(done_ns, LONG_RATIO * duration_ns):
@@ -519,56 +519,56 @@ class WaitingRoom:
         return 1, highest, int(losses + started > 1), started * 1000 + losses, duration_ns
 
     def _repair(self, lane: Lane, now_ns: int, urgent_count: int) -> None:
-        """Takes works out of a lane's plan until the rest ends in time: of the least class up to the late one, the longest.
+        """Takes jobs out of a lane's plan until the rest ends in time: of the least class up to the late one, the longest.
 
         The first ``urgent_count`` interrupt what runs.
         """
         plan = self.plans[lane.index]
-        running = lane.work if lane.work is not None and lane.work.state is not WorkState.ENDED else None
+        running = lane.job if lane.job is not None and lane.job.state is not JobState.ENDED else None
         rest_ns = max(now_ns, lane.ends_ns) if running is not None else now_ns
         out = []
-        while plan.works:
+        while plan.jobs:
             late = plan.first_late(max(urgent_count, self._urgent_count(lane, plan)), now_ns, rest_ns)
             if late < 0:
                 break
-            least = plan.works[late].rank
-            candidates = [p for p in range(late + 1) if plan.works[p].rank == least]
-            position = min(candidates, key=lambda p: (plan.works[p].has_run, -plan.duration_ns(p), p))
-            victim = plan.works[position]
+            least = plan.jobs[late].rank
+            candidates = [p for p in range(late + 1) if plan.jobs[p].rank == least]
+            position = min(candidates, key=lambda p: (plan.jobs[p].has_run, -plan.duration_ns(p), p))
+            victim = plan.jobs[position]
             urgent_count -= position < urgent_count
             self._take(victim)
             self._counts["displaced"] += 1
-            self.note(victim, now_ns, "gave way to works of a higher class")
+            self.note(victim, now_ns, "gave way to jobs of a higher class")
             out.append(victim)
         for victim in out:
             self._place(victim, now_ns, may_displace=False)
 
     # --- Why ---
 
-    def started(self, work: Work, lane: Lane, now_ns: int, why: str) -> None:
+    def started(self, job: Job, lane: Lane, now_ns: int, why: str) -> None:
         """Remembers a start."""
         self._counts["started"] += 1
-        self.note(work, now_ns, why, lane.index)
+        self.note(job, now_ns, why, lane.index)
 
-    def note(self, work: Work, now_ns: int, text: str, number: int = -1) -> None:
+    def note(self, job: Job, now_ns: int, text: str, number: int = -1) -> None:
         """Stores the last decision about a job; the number of a lane or of another job is part of the text."""
         notes = self._notes
-        notes[work.number] = (now_ns, text, number)
+        notes[job.number] = (now_ns, text, number)
         if len(notes) > NOTES_MAX:
             notes.popitem(last=False)
 
-    def explain(self, work: Work, now_ns: int) -> str:
+    def explain(self, job: Job, now_ns: int) -> str:
         """The state of a job with the reason, in some lines: its place in the order, the result on each lane, the last decision."""
-        lines = [repr(work)]
-        index = self.lane_of.get(work.number)
+        lines = [repr(job)]
+        index = self.lane_of.get(job.number)
         if index is not None:
-            ahead = sum(key < work.key for plan in self.plans for key in plan.keys)
-            ahead += bisect_left(self.standby, (work.key,))
+            ahead = sum(key < job.key for plan in self.plans for key in plan.keys)
+            ahead += bisect_left(self.standby, (job.key,))
             lines.append(f"{ahead} of {len(self)} go before it; " + _where(index))
             for lane in self.lanes:
-                place = self.place_on(work, lane, now_ns)
+                place = self.place_on(job, lane, now_ns)
                 lines.append(f"lane {lane.index} (device {lane.device}): {_told(place, now_ns)}")
-        noted = self._notes.get(work.number)
+        noted = self._notes.get(job.number)
         if noted is not None:
             lines.append(f"at {noted[0]} ns: {noted[1]}" + (f" {noted[2]}" if noted[2] >= 0 else ""))
         return "\n".join(lines)
@@ -583,8 +583,8 @@ class WaitingRoom:
         )
 
 
-def _key_in(work: Work, rank: int) -> Key:
-    return (-rank, work.urgent_ns, work.number)
+def _key_in(job: Job, rank: int) -> Key:
+    return (-rank, job.urgent_ns, job.number)
 
 
 def _where(index: int) -> str:

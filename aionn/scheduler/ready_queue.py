@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from aionn.scheduler.work import Action, Lane, Reason, Work
+from aionn.scheduler.job import Action, Job, Lane, Reason
 
 __all__ = ["Policy", "ReadyQueue"]
 
@@ -21,11 +21,11 @@ __all__ = ["Policy", "ReadyQueue"]
 class ReadyQueue(Protocol):
     """The waiting jobs, in the policy's form."""
 
-    def add(self, work: Work, now_ns: int) -> Reason | None:
+    def add(self, job: Job, now_ns: int) -> Reason | None:
         """Admits a job; returns the reason for a rejection. A job that has run is never rejected."""
         ...
 
-    def remove(self, work: Work) -> None:
+    def remove(self, job: Job) -> None:
         """Removes a waiting job, which starts or leaves."""
         ...
 

@@ -22,16 +22,16 @@ from collections.abc import Callable, Hashable
 from aionn.errors import ResourceExhausted
 from aionn.hal import Priority
 from aionn.scheduler.estimates import Estimates
+from aionn.scheduler.job import NEVER_NS, Action, Job, JobState, Lane, Preempt, Start
 from aionn.scheduler.policy import PlanPolicy
 from aionn.scheduler.queue import WAITING_MAX
 from aionn.scheduler.ready_queue import Policy
-from aionn.scheduler.work import NEVER_NS, Action, Lane, Preempt, Start, Work, WorkState
 
 __all__ = ["Claim", "SharedSlots"]
 
 
 class Claim:
-    """One piece of work that wants a slot.
+    """One job that wants a slot.
 
     Args:
         priority: Its class.
@@ -40,7 +40,7 @@ class Claim:
         model: What its duration is learnt by; None to learn nothing.
 
     Attributes:
-        is_wanted_back: Whether its slot is wanted for more urgent work: give way at the next boundary.
+        is_wanted_back: Whether its slot is wanted for more urgent job: give way at the next boundary.
         slot: Which slot it holds; None means no slot.
     """
 
@@ -49,7 +49,7 @@ class Claim:
         "_key",
         "_number",
         "_since_ns",
-        "_work",
+        "_job",
         "is_wanted_back",
         "model",
         "owner",
@@ -74,7 +74,7 @@ class Claim:
         self._is_behind = False
         self._number = 0
         self._since_ns = 0
-        self._work: Work | None = None
+        self._job: Job | None = None
 
     def start(self) -> None:
         """Called when its turn has come: with a slot, or, where its deadline came first, without one. Must be quick."""
@@ -150,12 +150,12 @@ class SharedSlots:
         self._trace = trace
         self._lanes = [Lane(index, 0, can_preempt=can_preempt) for index in range(slot_count)]
         self._holders: list[Claim | None] = [None] * slot_count
-        self._preempted_for: list[Work | None] = [None] * slot_count
+        self._preempted_for: list[Job | None] = [None] * slot_count
         self._policy: Policy = PlanPolicy(waiting_max=waiting_max) if policy is None else policy
         self._queue = self._policy.make_queue(self._lanes)
         self._estimates = Estimates()
         self._numbers = itertools.count()
-        self._works: dict[int, Work] = {}  # All that are in the queue.
+        self._jobs: dict[int, Job] = {}  # All that are in the queue.
         self._shown: dict[tuple[Hashable, Priority], list[Claim]] = {}
         self._behind: dict[tuple[Hashable, Priority], _Behind] = {}
         self._behind_count = 0
@@ -163,7 +163,7 @@ class SharedSlots:
     @property
     def waiting_count(self) -> int:
         """Number of waiting claims."""
-        return len(self._works) + self._behind_count
+        return len(self._jobs) + self._behind_count
 
     @property
     def held_count(self) -> int:
@@ -172,7 +172,7 @@ class SharedSlots:
 
     def take_at_once(self, claim: Claim) -> bool:
         """Gives a claim a slot if one is free and no claim waits; False otherwise. ``start`` is not called."""
-        if self._works or self._behind_count or None not in self._holders:
+        if self._jobs or self._behind_count or None not in self._holders:
             return False
         claim.slot = self._holders.index(None)
         self._holders[claim.slot] = claim
@@ -204,12 +204,12 @@ class SharedSlots:
 
     def leave(self, claim: Claim) -> None:
         """Cancels a waiting claim; it will not be started. Others are ignored."""
-        work = claim._work
+        job = claim._job
         if claim.slot is not None:
             return
-        if work is not None and work.state is WorkState.WAITING:
-            self._take_out(work)
-            work.state = WorkState.ENDED
+        if job is not None and job.state is JobState.WAITING:
+            self._take_out(job)
+            job.state = JobState.ENDED
             self._unshow(claim)
             self._decide(self._now())
         elif claim._is_behind:
@@ -218,23 +218,23 @@ class SharedSlots:
 
     def give_back(self, claim: Claim) -> None:
         """Gives a slot back; one that was started without any is ignored."""
-        slot, work = claim.slot, claim._work
+        slot, job = claim.slot, claim._job
         if slot is None:
             return
         claim.slot = None
         claim.is_wanted_back = False
         lane = self._lanes[slot]
         self._holders[slot] = None
-        lane.work = None
+        lane.job = None
         lane.is_stopping = False
         self._preempted_for[slot] = None
-        if work is None:
+        if job is None:
             return  # No job has waited since.
         now_ns = self._now()
-        work.state = WorkState.ENDED
+        job.state = JobState.ENDED
         if claim.model is not None and claim._since_ns:
             self._estimates.observe(claim.model, max(0, now_ns - claim._since_ns))
-        if self._works or self._behind_count:
+        if self._jobs or self._behind_count:
             self._decide(now_ns)
 
     def forget(self, model: Hashable) -> None:
@@ -248,22 +248,22 @@ class SharedSlots:
 
     def give_way(self, claim: Claim) -> None:
         """Lets the more urgent one have the slot; the claim is started again when its turn comes."""
-        slot, work = claim.slot, claim._work
-        assert slot is not None and work is not None, "only a holder whose slot is wanted back gives way"
+        slot, job = claim.slot, claim._job
+        assert slot is not None and job is not None, "only a holder whose slot is wanted back gives way"
         now_ns = self._now()
         lane = self._lanes[slot]
         claim.slot = None
         claim.is_wanted_back = False
         claim._since_ns = 0  # A timing in pieces does not give the whole duration.
         self._holders[slot] = None
-        lane.work = None
+        lane.job = None
         lane.is_stopping = False
         self._preempted_for[slot] = None
-        work.durations_ns = (max(1, lane.ends_ns - now_ns),)
-        work.least_ns = (1,)
-        work.state = WorkState.WAITING
-        self._queue.add(work, now_ns)
-        self._works[work.number] = work
+        job.durations_ns = (max(1, lane.ends_ns - now_ns),)
+        job.least_ns = (1,)
+        job.state = JobState.WAITING
+        self._queue.add(job, now_ns)
+        self._jobs[job.number] = job
         self._decide(now_ns)
 
     # --- What the policy sees -----------------------------------------------------------------------------------------------------
@@ -276,17 +276,17 @@ class SharedSlots:
             if claim
         ]
         for _, index, claim in sorted(held, key=lambda entry: entry[:2]):
-            if claim._work is None:
+            if claim._job is None:
                 lane = self._lanes[index]
-                work = self._work_of(claim, claim._since_ns)
-                work.state = WorkState.RUNNING
-                work.has_run = True
-                lane.work = work
-                lane.ends_ns = claim._since_ns + work.durations_ns[0]
+                job = self._job_of(claim, claim._since_ns)
+                job.state = JobState.RUNNING
+                job.has_run = True
+                lane.job = job
+                lane.ends_ns = claim._since_ns + job.durations_ns[0]
 
-    def _work_of(self, claim: Claim, now_ns: int) -> Work:
+    def _job_of(self, claim: Claim, now_ns: int) -> Job:
         expected_ns = 1 if claim.model is None else self._estimates.duration_ns(claim.model, 1)
-        claim._work = Work(
+        claim._job = Job(
             next(self._numbers),
             priority=claim.priority,
             deadline_ns=claim._key,
@@ -295,7 +295,7 @@ class SharedSlots:
             least_ns=(1,),
             item=claim,
         )
-        return claim._work
+        return claim._job
 
     def _show_or_store(self, claim: Claim, now_ns: int) -> None:
         group = (claim.owner, claim.priority)
@@ -303,10 +303,10 @@ class SharedSlots:
         if len(shown) >= len(self._lanes):
             last = max(shown, key=_urgency)
             if _urgency(claim) < _urgency(last):
-                assert last._work is not None, "a claim that is shown has a job"
-                self._take_out(last._work)
+                assert last._job is not None, "a claim that is shown has a job"
+                self._take_out(last._job)
                 shown.remove(last)
-                last._work = None
+                last._job = None
                 claim, last = last, claim
                 self._show(last, now_ns)
             self._behind.setdefault(group, _Behind()).push(claim)
@@ -315,18 +315,18 @@ class SharedSlots:
         self._show(claim, now_ns)
 
     def _show(self, claim: Claim, now_ns: int) -> None:
-        work = self._work_of(claim, now_ns)
-        if self._queue.add(work, now_ns) is None:
-            self._works[work.number] = work
+        job = self._job_of(claim, now_ns)
+        if self._queue.add(job, now_ns) is None:
+            self._jobs[job.number] = job
             self._shown.setdefault((claim.owner, claim.priority), []).append(claim)
             return
         # Its deadline has come: a started job checks that first.
-        work.state = WorkState.ENDED
+        job.state = JobState.ENDED
         claim.start()
 
-    def _take_out(self, work: Work) -> None:
-        self._queue.remove(work)
-        del self._works[work.number]
+    def _take_out(self, job: Job) -> None:
+        self._queue.remove(job)
+        del self._jobs[job.number]
 
     def _unshow(self, claim: Claim) -> None:
         """One leaves the queue: the next of its owner and class is shown."""
@@ -354,46 +354,46 @@ class SharedSlots:
                 if self._trace is not None:
                     self._trace(now_ns, action)
                 if isinstance(action, Start):
-                    self._start(action.work, action.lane, now_ns)
+                    self._start(action.job, action.lane, now_ns)
                     has_started = True  # Others are shown now, and slots may be left.
                 elif isinstance(action, Preempt):
                     self._ask_back(action.lane, action.by)
-                elif action.work.state is WorkState.RUNNING:
+                elif action.job.state is JobState.RUNNING:
                     # It looks at its deadline itself, at its next boundary.
-                    action.work.state = WorkState.ENDED
+                    action.job.state = JobState.ENDED
                 else:
-                    self._take_out(action.work)
-                    action.work.state = WorkState.ENDED
-                    self._unshow(action.work.item)
-                    action.work.item.start()
+                    self._take_out(action.job)
+                    action.job.state = JobState.ENDED
+                    self._unshow(action.job.item)
+                    action.job.item.start()
                     has_started = True
-            if not has_started and self._works and None in self._holders:
+            if not has_started and self._jobs and None in self._holders:
                 has_started = self._start_first(now_ns)
 
     def _start_first(self, now_ns: int) -> bool:
         """Starts the first that waits, whatever is expected of it: no event may come that would have it decided on again."""
-        lane = next(lane for lane in self._lanes if lane.work is None)
+        lane = next(lane for lane in self._lanes if lane.job is None)
         # Of all that are in the queue, not only of those shown: a job that gave way is in the queue alone.
-        self._start(min(self._works.values(), key=lambda work: work.key), lane, now_ns)
+        self._start(min(self._jobs.values(), key=lambda job: job.key), lane, now_ns)
         return True
 
-    def _start(self, work: Work, lane: Lane, now_ns: int) -> None:
-        claim: Claim = work.item
-        self._take_out(work)
-        work.state = WorkState.RUNNING
-        lane.work = work
-        lane.ends_ns = now_ns + work.durations_ns[0]
+    def _start(self, job: Job, lane: Lane, now_ns: int) -> None:
+        claim: Claim = job.item
+        self._take_out(job)
+        job.state = JobState.RUNNING
+        lane.job = job
+        lane.ends_ns = now_ns + job.durations_ns[0]
         self._holders[lane.index] = claim
         claim.slot = lane.index
-        if not work.has_run:
+        if not job.has_run:
             claim._since_ns = now_ns
-        work.has_run = True
+        job.has_run = True
         self._unshow(claim)
         claim.start()
 
-    def _ask_back(self, lane: Lane, by: Work) -> None:
-        assert lane.work is not None, "only work that runs is interrupted"
-        claim: Claim = lane.work.item
+    def _ask_back(self, lane: Lane, by: Job) -> None:
+        assert lane.job is not None, "only a job that runs is interrupted"
+        claim: Claim = lane.job.item
         lane.is_stopping = True
         self._preempted_for[lane.index] = by
         claim.is_wanted_back = True
@@ -403,7 +403,7 @@ class SharedSlots:
         """Lets holders continue whose slots are not needed any more, since the job that needed one got another slot, or left."""
         for lane, by, claim in zip(self._lanes, self._preempted_for, self._holders, strict=True):
             # The policy is asked afterwards, and preempts again where another job needs the slot.
-            if by is not None and by.state is not WorkState.WAITING:
+            if by is not None and by.state is not JobState.WAITING:
                 self._preempted_for[lane.index] = None
                 if claim is not None and lane.is_stopping:
                     lane.is_stopping = claim.is_wanted_back = False

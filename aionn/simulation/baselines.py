@@ -16,9 +16,9 @@ from collections.abc import Sequence
 
 from aionn.errors import InvalidArgument
 from aionn.hal import Priority
+from aionn.scheduler.job import NEVER_NS, Abort, Action, Job, Lane, Preempt, Reason, Start
 from aionn.scheduler.policy import PlanPolicy
 from aionn.scheduler.ready_queue import Policy
-from aionn.scheduler.work import NEVER_NS, Abort, Action, Lane, Preempt, Reason, Start, Work
 
 __all__ = ["POLICIES", "BacklogPolicy", "policy_named"]
 
@@ -31,39 +31,39 @@ class LaneQueues:
     def __init__(self, policy: BacklogPolicy, lanes: Sequence[Lane]) -> None:
         self._policy = policy
         self._lanes = lanes
-        self.ordered: list[list[tuple[_Key, Work]]] = [[] for _ in lanes]
+        self.ordered: list[list[tuple[_Key, Job]]] = [[] for _ in lanes]
         self._lane_of: dict[int, int] = {}
 
     def __len__(self) -> int:
         return sum(len(queue) for queue in self.ordered)
 
-    def add(self, work: Work, now_ns: int) -> Reason | None:
+    def add(self, job: Job, now_ns: int) -> Reason | None:
         """Puts a job into the queue of the lane that would end it first."""
-        index = self._lane_of.get(work.number)
+        index = self._lane_of.get(job.number)
         if index is None:
-            index, ends_ns = self._least_backlog(work, now_ns)
-            if self._policy.plans and ends_ns > work.deadline_ns:
+            index, ends_ns = self._least_backlog(job, now_ns)
+            if self._policy.plans and ends_ns > job.deadline_ns:
                 return Reason.TOO_LATE
-            self._lane_of[work.number] = index
-        insort(self.ordered[index], (self._policy.key(work), work))
+            self._lane_of[job.number] = index
+        insort(self.ordered[index], (self._policy.key(job), job))
         return None
 
-    def _least_backlog(self, work: Work, now_ns: int) -> tuple[int, int]:
+    def _least_backlog(self, job: Job, now_ns: int) -> tuple[int, int]:
         best, best_ns = -1, NEVER_NS + 1
         for lane in self._lanes:
-            duration_ns = work.durations_ns[lane.device]
+            duration_ns = job.durations_ns[lane.device]
             if duration_ns == NEVER_NS:
                 continue
-            ends_ns = max(now_ns, lane.ends_ns if lane.work is not None else 0) + duration_ns
+            ends_ns = max(now_ns, lane.ends_ns if lane.job is not None else 0) + duration_ns
             ends_ns += sum(w.durations_ns[lane.device] for _, w in self.ordered[lane.index])
             if ends_ns < best_ns:
                 best, best_ns = lane.index, ends_ns
         return best, best_ns
 
-    def remove(self, work: Work) -> None:
+    def remove(self, job: Job) -> None:
         """Takes a job out of its queue."""
-        queue = self.ordered[self._lane_of[work.number]]
-        del queue[bisect_left(queue, (self._policy.key(work), work))]
+        queue = self.ordered[self._lane_of[job.number]]
+        del queue[bisect_left(queue, (self._policy.key(job), job))]
 
     def next_wake_ns(self) -> int:
         """Never: these policies decide when something happens."""
@@ -102,15 +102,15 @@ class BacklogPolicy:
         self._aborts = aborts
         self._preempts = preempts
 
-    def key(self, work: Work) -> _Key:
+    def key(self, job: Job) -> _Key:
         """The order: the least goes first."""
-        rank = -work.priority if self._by_priority else 0
+        rank = -job.priority if self._by_priority else 0
         if self._high_first:
-            rank = -int(work.priority == Priority.HIGH)
+            rank = -int(job.priority == Priority.HIGH)
         return (
             rank,
-            work.urgent_ns if self._by_deadline else 0,
-            work.number,
+            job.urgent_ns if self._by_deadline else 0,
+            job.number,
         )
 
     def make_queue(self, lanes: Sequence[Lane]) -> LaneQueues:
@@ -124,23 +124,23 @@ class BacklogPolicy:
             waiting = queue.ordered[lane.index]
             if not waiting or not lane.is_up:
                 continue
-            if lane.work is None:
-                for _, work in waiting:
-                    reason = self._gives_up(work, lane, now_ns)
+            if lane.job is None:
+                for _, job in waiting:
+                    reason = self._gives_up(job, lane, now_ns)
                     if reason is None:
-                        actions.append(Start(work, lane))
+                        actions.append(Start(job, lane))
                         break
-                    actions.append(Abort(work, reason))
+                    actions.append(Abort(job, reason))
             elif self._preempts and lane.can_preempt and not lane.is_stopping:
-                key, work = waiting[0]
-                if key < self.key(lane.work) and self._gives_up(work, lane, now_ns) is None:
-                    actions.append(Preempt(lane, work))
+                key, job = waiting[0]
+                if key < self.key(lane.job) and self._gives_up(job, lane, now_ns) is None:
+                    actions.append(Preempt(lane, job))
         return actions
 
-    def _gives_up(self, work: Work, lane: Lane, now_ns: int) -> Reason | None:
-        if self._aborts == "timeout" and now_ns > work.deadline_ns:
+    def _gives_up(self, job: Job, lane: Lane, now_ns: int) -> Reason | None:
+        if self._aborts == "timeout" and now_ns > job.deadline_ns:
             return Reason.EXPIRED
-        if self._aborts == "early" and now_ns + work.durations_ns[lane.device] > work.deadline_ns:
+        if self._aborts == "early" and now_ns + job.durations_ns[lane.device] > job.deadline_ns:
             return Reason.TOO_LATE
         return None
 

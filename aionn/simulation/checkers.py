@@ -1,10 +1,10 @@
 """The invariants of every run, for all policies, workloads and faults: checked on the record of events alone.
 
-Owns the rules and the search for breaches; knows nothing of how policies or the engine work. A checker returns sentences, one a
+Owns the rules and the search for breaches; knows nothing of how policies or the engine function. A checker returns sentences, one a
 breach.
 
 Source: the scheduler's obligations: exclusive slots, one answer per request, no answer after a miss was reported, conservation of
-work, bounded priority inversion, no starvation.
+job, bounded priority inversion, no starvation.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from aionn.hal import Priority
+from aionn.scheduler.job import Abort, Action, JobState, Lane, Preempt
 from aionn.scheduler.queue import AGE_NS
 from aionn.scheduler.ready_queue import Policy
-from aionn.scheduler.work import Abort, Action, Lane, Preempt, WorkState
 from aionn.simulation.engine import Engine, Event, Outcome, Scenario, lanes_of
 from aionn.simulation.workload import PRIORITIES
 
@@ -57,16 +57,16 @@ def _slots(scenario: Scenario, events: Sequence[Event]) -> list[str]:
                 found.append(f"{at_ns} ns: lane {lane} starts {number} while {running[lane]} runs there")
             if number in on_lane:
                 found.append(
-                    f"{at_ns} ns: work {number} starts on lane {lane} while it runs on {on_lane[number]}"
+                    f"{at_ns} ns: job {number} starts on lane {lane} while it runs on {on_lane[number]}"
                 )
             stream = scenario.arrivals[number].stream_index
             if scenario.durations_ns[stream][devices[lane]] is None:
-                found.append(f"{at_ns} ns: work {number} starts on lane {lane}, which cannot run it")
+                found.append(f"{at_ns} ns: job {number} starts on lane {lane}, which cannot run it")
             running[lane] = number
             on_lane[number] = lane
         elif kind in ("stop", "end", "lost"):
             if running.pop(lane, None) != number:
-                found.append(f"{at_ns} ns: work {number} leaves lane {lane}, where it does not run")
+                found.append(f"{at_ns} ns: job {number} leaves lane {lane}, where it does not run")
             on_lane.pop(number, None)
     return found
 
@@ -151,7 +151,7 @@ def _boundaries(scenario: Scenario, events: Sequence[Event]) -> list[str]:
 
 
 def _starvation(scenario: Scenario, events: Sequence[Event]) -> list[str]:
-    """A job that has waited long is not overtaken without end by later ones; HIGH work, and what HIGH work follows, excepted."""
+    """A job that has waited long is not overtaken without end by later ones; HIGH jobs, and what HIGH jobs follow, excepted."""
     high = _high_streams(scenario)
     devices = [lane.device for lane in lanes_of(scenario.devices)]
     waiting: dict[int, int] = {}
@@ -194,7 +194,7 @@ def _high_streams(scenario: Scenario) -> set[int]:
 
 
 class Watched:
-    """A policy whose every decision is checked: HIGH work planned on a lane waits for one operation of lower work there at most.
+    """A policy whose every decision is checked: a HIGH job planned on a lane waits for one operation of a lower job there at most.
 
     Args:
         policy: One whose queue has ``plans``.
@@ -219,19 +219,19 @@ class Watched:
         actions = self._policy.decide(now_ns, queue, lanes)
         self.decisions += 1
         asked = {action.lane.index for action in actions if isinstance(action, Preempt)}
-        gone = {action.work.number for action in actions if not isinstance(action, Preempt)}
-        aborted = {action.work.number for action in actions if isinstance(action, Abort)}
+        gone = {action.job.number for action in actions if not isinstance(action, Preempt)}
+        aborted = {action.job.number for action in actions if isinstance(action, Abort)}
         for lane in lanes:
-            running = lane.work
+            running = lane.job
             if running is None or not lane.can_preempt or running.rank == Priority.HIGH:
                 continue
-            if lane.is_stopping or lane.index in asked or running.state is WorkState.ENDED:
+            if lane.is_stopping or lane.index in asked or running.state is JobState.ENDED:
                 continue
             if running.number in aborted:
                 continue
-            for work in queue.plans[lane.index].works:
-                if work.rank == Priority.HIGH and work.number not in gone:
+            for job in queue.plans[lane.index].jobs:
+                if job.rank == Priority.HIGH and job.number not in gone:
                     self.breaches.append(
-                        f"{now_ns} ns: HIGH work {work.number} waits behind {running!r} on lane {lane.index}"
+                        f"{now_ns} ns: HIGH job {job.number} waits behind {running!r} on lane {lane.index}"
                     )
         return actions

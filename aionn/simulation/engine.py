@@ -1,6 +1,6 @@
 """The simulator at scale: arrivals, lanes and faults on a heap of callbacks, around any policy.
 
-Owns what really happens: when operations end, where running work can stop, what faults do, and the record of events. Refuses to own
+Owns what really happens: when operations end, where running jobs can stop, what faults do, and the record of events. Refuses to own
 decisions: it asks the policy and applies its actions. Boundaries between operations are lazy: one is an event only when a
 job waits for it.
 
@@ -32,8 +32,8 @@ from aionn.drivers.simulated.profiles import (
 from aionn.errors import InvalidArgument
 from aionn.hal import CancelCapability, Priority
 from aionn.scheduler.estimates import Estimates
+from aionn.scheduler.job import NEVER_NS, Abort, Job, JobState, Lane, Preempt, Start
 from aionn.scheduler.ready_queue import Policy
-from aionn.scheduler.work import NEVER_NS, Abort, Lane, Preempt, Start, Work, WorkState
 from aionn.simulation.core import Core
 from aionn.simulation.workload import PRIORITIES, Arrival, Workload, devices_of, durations_of, generate
 
@@ -43,7 +43,7 @@ RESTART_NS = 20_000_000
 """Time for which a device that died or hung is unavailable: the order of a driver process's start."""
 
 HANG_TIMEOUT_NS = 250_000_000
-"""After how long without an answer a device counts as hung where its work has no deadline."""
+"""After how long without an answer a device counts as hung where its job has no deadline."""
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -65,7 +65,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 Event = tuple[int, str, int, int]
-"""``(at_ns, kind, number of the work or -1, lane or -1)``; kinds: arrive, start, ask (to stop), stop, end, abort, fault,
+"""``(at_ns, kind, number of the job or -1, lane or -1)``; kinds: arrive, start, ask (to stop), stop, end, abort, fault,
 lost (by a fault), up, and the outcomes."""
 
 
@@ -133,7 +133,7 @@ class Engine:
         outcomes: One per request, None until it has ended.
         events: The record.
         busy_ns: Device time used, per lane.
-        wasted_ns: Device time of work that did not end on time.
+        wasted_ns: Device time of jobs that did not end on time.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class Engine:
         priority, urgent_ns = self._priorities[stream], None
         if self._urgency and number in self._urgency:
             priority, urgent_ns = self._urgency[number]
-        work = Work(
+        job = Job(
             number,
             priority=priority,
             deadline_ns=arrival.deadline_ns,
@@ -227,9 +227,9 @@ class Engine:
             urgent_ns=urgent_ns,
             item=stream,
         )
-        reason = self.queue.add(work, now_ns)
+        reason = self.queue.add(job, now_ns)
         if reason is not None:
-            work.state = WorkState.ENDED
+            job.state = JobState.ENDED
             self._tell(number, "refused", -1, reason.value)
             return
         self._decide()
@@ -247,7 +247,7 @@ class Engine:
     def _decide(self) -> None:
         for action in self._ask_policy(self.core.now_ns, self.queue, self.lanes):
             if type(action) is Start:
-                self._start(action.work, action.lane)
+                self._start(action.job, action.lane)
             elif type(action) is Preempt:
                 self._ask_to_stop(action.lane)
             elif type(action) is Abort:
@@ -264,41 +264,41 @@ class Engine:
             self._decide()
 
     def _abort(self, action: Abort) -> None:
-        work = action.work
-        if work.state is WorkState.ENDED:
+        job = action.job
+        if job.state is JobState.ENDED:
             return
         if self._record:
-            self.events.append((self.core.now_ns, "abort", work.number, -1))
-        if work.state is WorkState.WAITING:
-            self.queue.remove(work)
-            self._leave(work)
+            self.events.append((self.core.now_ns, "abort", job.number, -1))
+        if job.state is JobState.WAITING:
+            self.queue.remove(job)
+            self._leave(job)
         else:
-            self._ask_to_stop(next(lane for lane in self.lanes if lane.work is work))
-        work.state = WorkState.ENDED
-        self._tell(work.number, "aborted", -1, action.reason.value)
+            self._ask_to_stop(next(lane for lane in self.lanes if lane.job is job))
+        job.state = JobState.ENDED
+        self._tell(job.number, "aborted", -1, action.reason.value)
 
     # --- Running ---
 
-    def _start(self, work: Work, lane: Lane) -> None:
-        assert lane.work is None and lane.is_up, "a lane runs one job at a time"
-        assert work.state is WorkState.WAITING, "only what waits can start"
+    def _start(self, job: Job, lane: Lane) -> None:
+        assert lane.job is None and lane.is_up, "a lane runs one job at a time"
+        assert job.state is JobState.WAITING, "only what waits can start"
         now_ns = self.core.now_ns
-        self.queue.remove(work)
+        self.queue.remove(job)
         run = self._runs[lane.index]
         device = lane.device
-        prefix = self._prefixes[work.item][device]
+        prefix = self._prefixes[job.item][device]
         assert prefix is not None, "the device can run the model"
-        done = self._done.get(work.number, 0) if work.device == device else 0
-        work.device = device
-        work.state = WorkState.RUNNING
-        work.has_run = True
-        lane.work = work
-        lane.ends_ns = now_ns + work.durations_ns[device]
+        done = self._done.get(job.number, 0) if job.device == device else 0
+        job.device = device
+        job.state = JobState.RUNNING
+        job.has_run = True
+        lane.job = job
+        lane.ends_ns = now_ns + job.durations_ns[device]
         lane.is_stopping = False
         run.epoch += 1
         run.started_ns = now_ns
         if self._record:
-            self.events.append((now_ns, "start", work.number, lane.index))
+            self.events.append((now_ns, "start", job.number, lane.index))
         if self._is_plain[device]:
             run.first = 0
             run.ends = prefix
@@ -306,15 +306,15 @@ class Engine:
             end_ns = run.origin_ns + prefix[-1]
             self.core.at(end_ns, self._end, (lane, run.epoch))
         else:
-            end_ns = self._start_uncertain(work, lane, run, done)
-        if end_ns > work.deadline_ns:
-            self.core.at(work.deadline_ns, self._deadline, (lane, run.epoch))
+            end_ns = self._start_uncertain(job, lane, run, done)
+        if end_ns > job.deadline_ns:
+            self.core.at(job.deadline_ns, self._deadline, (lane, run.epoch))
 
-    def _start_uncertain(self, work: Work, lane: Lane, run: _Run, done: int) -> int:
+    def _start_uncertain(self, job: Job, lane: Lane, run: _Run, done: int) -> int:
         """Starts on a device with noise, faults or a rising clock; returns when it really ends, ``NEVER_NS`` where it does not."""
         now_ns = self.core.now_ns
         profile = self.scenario.devices[lane.device]
-        durations = self.scenario.durations_ns[work.item][lane.device]
+        durations = self.scenario.durations_ns[job.item][lane.device]
         assert durations is not None, "the device can run the model"
         draw = next(self._draws[lane.device])
         share = 1.0
@@ -334,18 +334,18 @@ class Engine:
 
     def _deadline(self, run: tuple[Lane, int]) -> None:
         lane, epoch = run
-        if self._runs[lane.index].epoch == epoch and lane.work is not None:
+        if self._runs[lane.index].epoch == epoch and lane.job is not None:
             self._decide()
 
     def _ask_to_stop(self, lane: Lane) -> None:
         if lane.is_stopping or not lane.can_preempt:
             return
-        assert lane.work is not None, "only what runs can be asked to stop"
+        assert lane.job is not None, "only what runs can be asked to stop"
         lane.is_stopping = True
         run = self._runs[lane.index]
         now_ns = self.core.now_ns
         if self._record:
-            self.events.append((now_ns, "ask", lane.work.number, lane.index))
+            self.events.append((now_ns, "ask", lane.job.number, lane.index))
         index = bisect_left(run.ends, now_ns - run.origin_ns)
         if index < len(run.ends) - 1 and (stops_ns := run.origin_ns + run.ends[index]) < run.struck_ns:
             self.core.at(stops_ns, self._stop, (lane, run.epoch, index))
@@ -354,90 +354,88 @@ class Engine:
         """A lane reached the boundary that it was asked to stop at."""
         lane, epoch, index = what
         run = self._runs[lane.index]
-        if run.epoch != epoch or lane.work is None:
+        if run.epoch != epoch or lane.job is None:
             return
-        work = self._free(lane)
+        job = self._free(lane)
         now_ns = self.core.now_ns
         if self._record:
-            self.events.append((now_ns, "stop", work.number, lane.index))
-        if work.state is WorkState.ENDED:
-            self._leave(work)
+            self.events.append((now_ns, "stop", job.number, lane.index))
+        if job.state is JobState.ENDED:
+            self._leave(job)
         else:
-            prefix = self._prefixes[work.item][lane.device]
+            prefix = self._prefixes[job.item][lane.device]
             assert prefix is not None
             done = run.first + index + 1
-            self._done[work.number] = done
-            durations = list(
-                self._expected[work.item] if self._estimates is None else self._learnt(work.item)
-            )
+            self._done[job.number] = done
+            durations = list(self._expected[job.item] if self._estimates is None else self._learnt(job.item))
             rest = prefix[-1] - prefix[done - 1]
             whole = durations[lane.device]
             durations[lane.device] = rest if self._estimates is None else max(1, whole * rest // prefix[-1])
-            work.durations_ns = durations
-            work.shortest_ns = min(durations)
-            work.state = WorkState.WAITING
-            reason = self.queue.add(work, now_ns)
-            assert reason is None, "work that ran is never refused"
+            job.durations_ns = durations
+            job.shortest_ns = min(durations)
+            job.state = JobState.WAITING
+            reason = self.queue.add(job, now_ns)
+            assert reason is None, "a job that ran is never rejected"
         self._decide()
 
-    def _free(self, lane: Lane) -> Work:
-        work = lane.work
-        assert work is not None
+    def _free(self, lane: Lane) -> Job:
+        job = lane.job
+        assert job is not None
         run = self._runs[lane.index]
         used_ns = self.core.now_ns - run.started_ns
         self.busy_ns[lane.index] += used_ns
-        if work.number in self._used_ns:
-            used_ns += self._used_ns[work.number]
-        self._used_ns[work.number] = used_ns
-        lane.work = None
+        if job.number in self._used_ns:
+            used_ns += self._used_ns[job.number]
+        self._used_ns[job.number] = used_ns
+        lane.job = None
         lane.is_stopping = False
         run.struck_ns = NEVER_NS
-        return work
+        return job
 
-    def _leave(self, work: Work) -> None:
+    def _leave(self, job: Job) -> None:
         """A job that did not end on time has left its lane: its device time is lost."""
-        self.wasted_ns += self._used_ns.pop(work.number, 0)
-        self._done.pop(work.number, None)
+        self.wasted_ns += self._used_ns.pop(job.number, 0)
+        self._done.pop(job.number, None)
 
     def _end(self, what: tuple[Lane, int]) -> None:
         lane, epoch = what
         run = self._runs[lane.index]
-        if run.epoch != epoch or lane.work is None:
+        if run.epoch != epoch or lane.job is None:
             return  # It was stopped, or the device answers a second time.
-        work = self._free(lane)
+        job = self._free(lane)
         now_ns = self.core.now_ns
         if self._record:
-            self.events.append((now_ns, "end", work.number, lane.index))
+            self.events.append((now_ns, "end", job.number, lane.index))
         if self._answers_twice:
             self.core.after(1, self._end, what)
-        if self._estimates is not None and not self._done.get(work.number):
-            self._estimates.observe((self._models[work.item], lane.device), now_ns - run.started_ns)
-        is_on_time = now_ns <= work.deadline_ns
-        if work.state is not WorkState.ENDED:
-            work.state = WorkState.ENDED
+        if self._estimates is not None and not self._done.get(job.number):
+            self._estimates.observe((self._models[job.item], lane.device), now_ns - run.started_ns)
+        is_on_time = now_ns <= job.deadline_ns
+        if job.state is not JobState.ENDED:
+            job.state = JobState.ENDED
             self._tell(
-                work.number, "on_time" if is_on_time else "late", lane.device, "" if is_on_time else "late"
+                job.number, "on_time" if is_on_time else "late", lane.device, "" if is_on_time else "late"
             )
         else:
             is_on_time = False
         if is_on_time:
             if self._done:
-                self._done.pop(work.number, None)
-            self._used_ns.pop(work.number, None)
+                self._done.pop(job.number, None)
+            self._used_ns.pop(job.number, None)
         else:
-            self._leave(work)
+            self._leave(job)
         if len(self.queue):
-            # Nothing else can be decided here: running work past its deadline has an event of its own.
+            # Nothing else can be decided here: a running job past its deadline has an event of its own.
             self._decide()
 
     # --- Faults ---
 
     def _strike(self, what: tuple[Lane, int, Fault]) -> None:
         lane, epoch, fault = what
-        if self._runs[lane.index].epoch != epoch or lane.work is None:
+        if self._runs[lane.index].epoch != epoch or lane.job is None:
             return
         if self._record:
-            self.events.append((self.core.now_ns, "fault", lane.work.number, lane.index))
+            self.events.append((self.core.now_ns, "fault", lane.job.number, lane.index))
         if fault is Fault.HANG:
             # It does not answer any more; the supervisor ends the device after a while.
             self.core.after(HANG_TIMEOUT_NS, self._die, (lane, epoch))
@@ -448,21 +446,21 @@ class Engine:
             self._decide()
 
     def _fail(self, lane: Lane, why: str) -> None:
-        work = self._free(lane)
+        job = self._free(lane)
         if self._record:
-            self.events.append((self.core.now_ns, "lost", work.number, lane.index))
-        if work.state is not WorkState.ENDED:
-            work.state = WorkState.ENDED
-            self._tell(work.number, "failed", lane.device, why)
-        self._leave(work)
+            self.events.append((self.core.now_ns, "lost", job.number, lane.index))
+        if job.state is not JobState.ENDED:
+            job.state = JobState.ENDED
+            self._tell(job.number, "failed", lane.device, why)
+        self._leave(job)
 
     def _die(self, what: tuple[Lane, int]) -> None:
         lane, epoch = what
-        if self._runs[lane.index].epoch != epoch or lane.work is None:
+        if self._runs[lane.index].epoch != epoch or lane.job is None:
             return
         for other in self.lanes:
             if other.device == lane.device:
-                if other.work is not None:
+                if other.job is not None:
                     self._fail(other, "the device died")
                 other.is_up = False
                 self._clocks[other.index] = None

@@ -1,6 +1,6 @@
 """The results of a run: counts by priority, latencies, use of the devices; as a record and as a page.
 
-Owns the figures and the page that shows them. The page is one file: drawings are SVG inside of it, it loads nothing, and works
+Owns the figures and the page that shows them. The page is one file: drawings are SVG inside of it, it loads nothing, and functions
 without a network.
 """
 
@@ -85,7 +85,7 @@ class Report(msgspec.Struct, frozen=True):
         events: How many the simulation took.
         classes: By priority, HIGH first.
         devices: In the workload's order.
-        wasted_share: Device time of work that did not end on time, over all device time used.
+        wasted_share: Device time of jobs that did not end on time, over all device time used.
         reasons: How many were not on time, by reason.
         digest: SHA-256 of the record of events.
     """
@@ -115,7 +115,7 @@ def report_of(engine: Engine) -> Report:
     for index, device in enumerate(scenario.devices):
         busy_s = sum(engine.busy_ns[lane.index] for lane in engine.lanes if lane.device == index) / 1e9
         share = busy_s / (span_s * device.slots) if span_s else 0.0
-        # Slots share the device: it draws in proportion to how many of them work.
+        # Slots share the device: it draws in proportion to how many of them are busy.
         energy_j = (
             device.power.idle_w * span_s + (device.power.busy_w - device.power.idle_w) * busy_s / device.slots
         )
@@ -181,7 +181,7 @@ td:first-child, th:first-child {{ text-align: left; }} tr + tr {{ border-top: 1p
 svg text {{ font: 12px sans-serif; }}
 </style></head><body>
 <h1>{title}</h1>
-<p>{report.simulated_s:.3f} s simulated in {report.events} events; {100 * report.wasted_share:.2f} % of the device time went to work
+<p>{report.simulated_s:.3f} s simulated in {report.events} events; {100 * report.wasted_share:.2f} % of the device time went to jobs
 that did not end on time.</p>
 <h2>On time, by priority</h2>{_counts(report)}
 <table><tr><th>priority</th><th>requests</th><th>on time</th><th>late</th><th>aborted</th><th>refused</th><th>failed</th>

@@ -3,9 +3,9 @@
 import pytest
 
 from aionn.scheduler import policy as policy_module
+from aionn.scheduler.job import Preempt, Start
 from aionn.scheduler.policy import PlanPolicy
 from aionn.scheduler.queue import WaitingRoom
-from aionn.scheduler.work import Preempt, Start
 from aionn.simulation.checkers import Watched, breaches
 from aionn.simulation.engine import Engine, prepare
 from aionn.simulation.workload import workload_from_text
@@ -82,8 +82,8 @@ class NeverInterrupts(PlanPolicy):
 
 
 class RoomThatForgets(WaitingRoom):
-    def add(self, work, now_ns):
-        return None if work.has_run else super().add(work, now_ns)
+    def add(self, job, now_ns):
+        return None if job.has_run else super().add(job, now_ns)
 
 
 class RoomWithoutAge(WaitingRoom):
@@ -92,16 +92,16 @@ class RoomWithoutAge(WaitingRoom):
 
 
 class RoomThatKeepsTheExpired(WaitingRoom):
-    """Expired work looks most urgent, as where what is left is clamped to zero."""
+    """An expired job looks most urgent, as where what is left is clamped to zero."""
 
-    def place_on(self, work, lane, now_ns):
-        place = super().place_on(work, lane, now_ns)
-        duration_ns = work.durations_ns[lane.device]
+    def place_on(self, job, lane, now_ns):
+        place = super().place_on(job, lane, now_ns)
+        duration_ns = job.durations_ns[lane.device]
         if place is None and duration_ns < 1 << 62:
             return (
                 now_ns + duration_ns,
                 True,
-                0 if not self.plans[lane.index].works else len(self.plans[lane.index]),
+                0 if not self.plans[lane.index].jobs else len(self.plans[lane.index]),
                 duration_ns,
                 False,
             )
@@ -113,8 +113,8 @@ class StartsAnywhere(PlanPolicy):
 
     def decide(self, now_ns, queue, lanes):
         actions = super().decide(now_ns, queue, lanes)
-        free = [lane for lane in lanes if lane.work is None]
-        return [Start(a.work, free.pop()) if isinstance(a, Start) else a for a in actions]
+        free = [lane for lane in lanes if lane.job is None]
+        return [Start(a.job, free.pop()) if isinstance(a, Start) else a for a in actions]
 
 
 class WithRoom(PlanPolicy):
@@ -136,10 +136,10 @@ def test_start_on_a_busy_lane_is_caught():
 
 
 def test_missing_interruption_is_caught():
-    assert any("HIGH work" in breach for breach in caught(NeverInterrupts()))
+    assert any("HIGH job" in breach for breach in caught(NeverInterrupts()))
 
 
-def test_forgotten_work_is_caught():
+def test_forgotten_job_is_caught():
     assert any("has an outcome" in breach for breach in caught(WithRoom(RoomThatForgets)))
 
 
@@ -149,14 +149,14 @@ def test_missing_ageing_is_caught():
 
 def test_plans_that_cannot_be_kept_are_caught(monkeypatch):
     # The decision starts what its plan says, late or not.
-    monkeypatch.setattr(policy_module.WaitingRoom, "replan", lambda self, work, now_ns: None)
+    monkeypatch.setattr(policy_module.WaitingRoom, "replan", lambda self, job, now_ns: None)
     original = policy_module._start
 
     def start(now_ns, room, lane, gone, actions):
-        for work in room.plans[lane.index].works:
-            if work.number not in gone:
-                gone.add(work.number)
-                actions.append(Start(work, lane))
+        for job in room.plans[lane.index].jobs:
+            if job.number not in gone:
+                gone.add(job.number)
+                actions.append(Start(job, lane))
                 return True
         return original(now_ns, room, lane, gone, actions)
 
@@ -164,6 +164,6 @@ def test_plans_that_cannot_be_kept_are_caught(monkeypatch):
     assert any("past its deadline" in breach for breach in caught(WithRoom(RoomThatKeepsTheExpired)))
 
 
-def test_work_on_a_device_that_cannot_run_it_is_caught():
+def test_job_on_a_device_that_cannot_run_it_is_caught():
     text = TEXT.replace('model = "embed-int8"', 'model = "classify-float16"')
     assert any("can run" in breach for breach in caught(StartsAnywhere(), text))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from aionn.hal import Priority
+from aionn.scheduler.job import NEVER_NS, Abort, Job, JobState, Lane, Start
 from aionn.scheduler.policy import decide
 from aionn.scheduler.queue import WaitingRoom
-from aionn.scheduler.work import NEVER_NS, Abort, Lane, Start, Work, WorkState
 
 
 class Table:
@@ -19,8 +19,8 @@ class Table:
         self.now = 0
         self.number = 0
 
-    def work(self, *durations, priority=Priority.MEDIUM, deadline=None, urgent=None):
-        work = Work(
+    def job(self, *durations, priority=Priority.MEDIUM, deadline=None, urgent=None):
+        job = Job(
             self.number,
             priority=priority,
             deadline_ns=deadline,
@@ -29,64 +29,64 @@ class Table:
             urgent_ns=urgent,
         )
         self.number += 1
-        return work
+        return job
 
     def add(self, *durations, **settings):
-        work = self.work(*durations, **settings)
-        assert self.room.add(work, self.now) is None
-        return work
+        job = self.job(*durations, **settings)
+        assert self.room.add(job, self.now) is None
+        return job
 
     def decide(self, now=None):
         self.now = self.now if now is None else now
         actions = self._decide(self.now, self.room, self.lanes)
         for action in actions:
             if isinstance(action, Start):
-                self.room.remove(action.work)
-                action.work.state = WorkState.RUNNING
-                action.work.has_run = True
-                action.work.device = action.lane.device
-                action.lane.work = action.work
-                action.lane.ends_ns = self.now + action.work.durations_ns[action.lane.device]
+                self.room.remove(action.job)
+                action.job.state = JobState.RUNNING
+                action.job.has_run = True
+                action.job.device = action.lane.device
+                action.lane.job = action.job
+                action.lane.ends_ns = self.now + action.job.durations_ns[action.lane.device]
             elif isinstance(action, Abort):
-                self.room.remove(action.work)
-                action.work.state = WorkState.ENDED
+                self.room.remove(action.job)
+                action.job.state = JobState.ENDED
             else:
                 action.lane.is_stopping = True
         return actions
 
     def end(self, lane=0, now=None):
         self.now = self.lanes[lane].ends_ns if now is None else now
-        work = self.lanes[lane].work
-        work.state = WorkState.ENDED
-        self.lanes[lane].work = None
+        job = self.lanes[lane].job
+        job.state = JobState.ENDED
+        self.lanes[lane].job = None
         self.lanes[lane].is_stopping = False
-        return work
+        return job
 
     def give_way(self, lane):
         """What runs stops at once, and goes on with what is left of it when its turn comes again."""
-        work = lane.work
-        lane.work, lane.is_stopping, work.state = None, False, WorkState.WAITING
-        left = [NEVER_NS] * len(work.durations_ns)
+        job = lane.job
+        lane.job, lane.is_stopping, job.state = None, False, JobState.WAITING
+        left = [NEVER_NS] * len(job.durations_ns)
         left[lane.device] = lane.ends_ns - self.now
-        work.durations_ns, work.shortest_ns = left, left[lane.device]
-        self.room.add(work, self.now)
+        job.durations_ns, job.shortest_ns = left, left[lane.device]
+        self.room.add(job, self.now)
 
     def order(self):
         """Numbers in the order in which one lane runs them."""
         found = []
         while True:
             self.decide()
-            if self.lanes[0].work is None:
+            if self.lanes[0].job is None:
                 return found
             found.append(self.end().number)
 
 
 async def acquire(dispatcher, **terms):
     """Waits for a slot of a dispatcher; returns what ``release`` takes."""
-    work = dispatcher.enter(**terms)
-    await dispatcher.turn(work)
-    return work
+    job = dispatcher.enter(**terms)
+    await dispatcher.turn(job)
+    return job
 
 
 def starts(actions):
-    return [(a.work.number, a.lane.index) for a in actions if isinstance(a, Start)]
+    return [(a.job.number, a.lane.index) for a in actions if isinstance(a, Start)]

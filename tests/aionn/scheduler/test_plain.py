@@ -5,8 +5,8 @@ import random
 import pytest
 
 from aionn.hal import Priority
+from aionn.scheduler.job import Abort, Preempt, Reason, Start
 from aionn.scheduler.plain import PlainPolicy
-from aionn.scheduler.work import Abort, Preempt, Reason, Start
 from tests.aionn.scheduler.table import Table, starts
 
 LOW, MEDIUM, HIGH = Priority.LOW, Priority.MEDIUM, Priority.HIGH
@@ -37,7 +37,7 @@ def test_expired_job_is_aborted_and_the_next_one_starts():
     table = table_of()
     late, other = table.add(10, priority=HIGH, deadline=100), table.add(10, priority=LOW)
     assert table.decide(100) == [Abort(late, Reason.EXPIRED), Start(other, table.lanes[0])]
-    assert table.room.add(table.work(10, deadline=100), 100) is Reason.EXPIRED
+    assert table.room.add(table.job(10, deadline=100), 100) is Reason.EXPIRED
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
@@ -49,11 +49,11 @@ def test_each_waiting_job_preempts_one_lower_job_the_lowest_and_latest_first(cou
     found = []
     for _ in range(count):
         table.add(10, priority=HIGH)
-        found += [action.lane.work.number for action in table.decide() if isinstance(action, Preempt)]
+        found += [action.lane.job.number for action in table.decide() if isinstance(action, Preempt)]
     # Those that run, lowest and latest first; the HIGH one is never among them.
-    lane_of = {lane.work.number: lane.index for lane in table.lanes}
+    lane_of = {lane.job.number: lane.index for lane in table.lanes}
     assert len(found) == len(set(found)) == min(count, 3)
-    assert [table.lanes[lane_of[number]].work.rank for number in found] == [LOW, LOW, MEDIUM][:count]
+    assert [table.lanes[lane_of[number]].job.rank for number in found] == [LOW, LOW, MEDIUM][:count]
     assert found[:2] == sorted(found[:2], reverse=True)
 
 
@@ -82,14 +82,14 @@ def test_every_start_is_the_first_of_a_sorted_list(seed):
     for now in range(300):
         deadline = source.choice((None, now + source.randrange(1, 50)))
         waiting.append(table.add(10, priority=source.choice(list(Priority)), deadline=deadline))
-        if source.random() < 0.3 and table.lanes[0].work is not None:
+        if source.random() < 0.3 and table.lanes[0].job is not None:
             table.end(0, now)
         for action in table.decide(now):
             if isinstance(action, Abort):
-                assert action.work.deadline_ns <= now
-                waiting.remove(action.work)
+                assert action.job.deadline_ns <= now
+                waiting.remove(action.job)
             elif isinstance(action, Start):
-                waiting.sort(key=lambda work: (-work.priority, work.deadline_ns, work.number))
-                assert waiting.pop(0) is action.work
-        assert all(work.deadline_ns > now for work in waiting)
+                waiting.sort(key=lambda job: (-job.priority, job.deadline_ns, job.number))
+                assert waiting.pop(0) is action.job
+        assert all(job.deadline_ns > now for job in waiting)
     assert len(table.room) == len(waiting)

@@ -6,10 +6,10 @@ import pytest
 
 from aionn.errors import ResourceExhausted
 from aionn.hal import Priority
+from aionn.scheduler.job import Preempt
 from aionn.scheduler.plain import PlainPolicy
 from aionn.scheduler.policy import PlanPolicy
 from aionn.scheduler.sharing import Claim, SharedSlots
-from aionn.scheduler.work import Preempt
 
 LOW, MEDIUM, HIGH = Priority.LOW, Priority.MEDIUM, Priority.HIGH
 POLICIES = [pytest.param(policy, id=policy.name) for policy in (PlanPolicy(), PlainPolicy())]
@@ -94,7 +94,7 @@ def test_clients_take_turns_among_equals(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_expired_work_is_started_without_a_slot_to_tell_of_it(policy):
+def test_expired_job_is_started_without_a_slot_to_tell_of_it(policy):
     bench = Bench(policy=policy)
     bench.enter("holder")
     bench.now_ns = 100
@@ -118,7 +118,7 @@ def test_expired_claim_does_not_hide_another_of_its_client():
     assert waiting.slot == 0
 
 
-def test_work_gets_its_slot_though_less_time_is_left_than_it_is_expected_to_take():
+def test_job_gets_its_slot_though_less_time_is_left_than_it_is_expected_to_take():
     bench = Bench()
     bench.now_ns = 1
     holder = bench.enter("holder", model="m")

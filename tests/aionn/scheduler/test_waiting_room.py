@@ -7,8 +7,8 @@ import random
 import pytest
 
 from aionn.hal import Priority
+from aionn.scheduler.job import NEVER_NS, Abort, JobState, Preempt
 from aionn.scheduler.plan import PLAN_MAX
-from aionn.scheduler.work import NEVER_NS, Abort, Preempt, WorkState
 from tests.aionn.scheduler.table import Table, starts
 
 LOW, MEDIUM, HIGH = Priority.LOW, Priority.MEDIUM, Priority.HIGH
@@ -34,24 +34,24 @@ def test_place_interrupts_a_lower_class_for_high_and_others_only_to_be_in_time(
     table = Table()
     table.add(100, priority=running)
     table.decide()
-    work = table.work(10, priority=priority, deadline=deadline)
-    assert table.room.place_on(work, table.lanes[0], 0) == place
+    job = table.job(10, priority=priority, deadline=deadline)
+    assert table.room.place_on(job, table.lanes[0], 0) == place
 
 
 def test_full_plan_takes_what_goes_before_its_last_and_the_last_stands_by():
     table = Table()
     table.add(10)
     table.decide()
-    works = [table.add(10, deadline=100_000 + number) for number in range(PLAN_MAX)]
+    jobs = [table.add(10, deadline=100_000 + number) for number in range(PLAN_MAX)]
     assert table.room.standby == []
-    work = table.add(10, deadline=100_000 + PLAN_MAX // 2)
-    assert table.room.is_planned_on(work, table.lanes[0])
-    assert [waiting for _, waiting in table.room.standby] == [works[-1]]
+    job = table.add(10, deadline=100_000 + PLAN_MAX // 2)
+    assert table.room.is_planned_on(job, table.lanes[0])
+    assert [waiting for _, waiting in table.room.standby] == [jobs[-1]]
     later = table.add(10, deadline=200_000)
-    assert [waiting for _, waiting in table.room.standby] == [works[-1], later]
+    assert [waiting for _, waiting in table.room.standby] == [jobs[-1], later]
     table.end()
     half = PLAN_MAX // 2 + 1
-    assert table.order() == [w.number for w in (*works[:half], work, *works[half:], later)]
+    assert table.order() == [w.number for w in (*jobs[:half], job, *jobs[half:], later)]
 
 
 def test_full_plan_takes_what_ends_there_sooner_than_elsewhere():
@@ -59,9 +59,9 @@ def test_full_plan_takes_what_ends_there_sooner_than_elsewhere():
     for durations in ((10, NEVER_NS), (NEVER_NS, 50_000)):
         table.add(*durations, priority=HIGH)
     table.decide()
-    works = [table.add(10, NEVER_NS, deadline=100_000 + number) for number in range(PLAN_MAX)]
-    work = table.add(10, 10, deadline=works[PLAN_MAX // 2].deadline_ns)
-    assert table.room.is_planned_on(work, table.lanes[0])
+    jobs = [table.add(10, NEVER_NS, deadline=100_000 + number) for number in range(PLAN_MAX)]
+    job = table.add(10, 10, deadline=jobs[PLAN_MAX // 2].deadline_ns)
+    assert table.room.is_planned_on(job, table.lanes[0])
 
 
 def test_high_is_planned_before_another_that_what_runs_stops_for():
@@ -71,7 +71,7 @@ def test_high_is_planned_before_another_that_what_runs_stops_for():
     first = table.add(10, priority=HIGH, deadline=50)
     assert table.decide() == [Preempt(table.lanes[0], first)]
     second = table.add(10, priority=HIGH, deadline=30)
-    assert [table.room.is_planned_on(work, table.lanes[0]) for work in (first, second)] == [True, True]
+    assert [table.room.is_planned_on(job, table.lanes[0]) for job in (first, second)] == [True, True]
 
 
 def test_shorter_equals_do_not_give_way_to_a_longer_one():
@@ -79,12 +79,12 @@ def test_shorter_equals_do_not_give_way_to_a_longer_one():
     shorts = [table.add(20, deadline=185) for _ in range(4)]
     long = table.add(50, deadline=180)
     table.end()
-    assert table.order() == [work.number for work in shorts]
-    assert long.state is WorkState.ENDED
+    assert table.order() == [job.number for job in shorts]
+    assert long.state is JobState.ENDED
 
 
 def held(lanes=1):
-    """A table whose lanes, all of one device, run HIGH works that end at 100."""
+    """A table whose lanes, all of one device, run HIGH jobs that end at 100."""
     table = Table(devices=[0] * lanes)
     assert [table.add(100, priority=HIGH) for _ in range(lanes)] and len(table.decide()) == lanes
     return table
@@ -101,8 +101,8 @@ def test_what_loses_its_place_is_of_the_least_class_wherever_that_waits(lowest):
     lows = [table.add(*durations[lowest], priority=LOW, deadline=90 + number) for number in range(2)]
     high = table.add(60, 60, priority=HIGH, deadline=90)
     assert table.room.is_planned_on(high, table.lanes[lowest])
-    assert [table.room.lane_of[work.number] for work in lows] == [-1, -1]
-    assert [table.room.lane_of[work.number] for work in mediums] == [1 - lowest] * 2
+    assert [table.room.lane_of[job.number] for job in lows] == [-1, -1]
+    assert [table.room.lane_of[job.number] for job in mediums] == [1 - lowest] * 2
 
 
 def test_what_waits_gives_way_rather_than_what_runs():
@@ -118,7 +118,7 @@ def test_what_waits_gives_way_rather_than_what_runs():
 
 def test_what_never_ran_gives_way_rather_than_what_did():
     table = held()
-    returned = table.work(30, priority=LOW, deadline=160)
+    returned = table.job(30, priority=LOW, deadline=160)
     returned.has_run = True
     assert table.room.add(returned, 0) is None
     fresh = table.add(30, priority=LOW, deadline=161)
@@ -127,28 +127,28 @@ def test_what_never_ran_gives_way_rather_than_what_did():
     assert table.room.lane_of[fresh.number] == -1
 
 
-def test_work_with_just_enough_time_has_lesser_ones_give_way():
+def test_job_with_just_enough_time_has_lesser_ones_give_way():
     table = held()
     low = table.add(30, priority=LOW, deadline=130)
-    work = table.add(30, deadline=130)
-    assert table.room.is_planned_on(work, table.lanes[0])
+    job = table.add(30, deadline=130)
+    assert table.room.is_planned_on(job, table.lanes[0])
     assert table.room.lane_of[low.number] == -1
     table = Table()
     table.add(30, priority=LOW, deadline=30)
-    work = table.add(30, deadline=30)
-    assert starts(table.decide()) == [(work.number, 0)]
+    job = table.add(30, deadline=30)
+    assert starts(table.decide()) == [(job.number, 0)]
 
 
 def test_free_lane_helps_others_in_their_order():
     table = held(lanes=2)
-    works = [table.add(10) for _ in range(6)]
+    jobs = [table.add(10) for _ in range(6)]
     order = []
     table.end(lane=1, now=5)
-    for _ in works:
+    for _ in jobs:
         order += [number for number, _ in starts(table.decide())]
         table.end(lane=1)
-    own = [work.number for work in works if work.number in order[:3]]
-    assert order == [*own, *(work.number for work in works if work.number not in own)]
+    own = [job.number for job in jobs if job.number in order[:3]]
+    assert order == [*own, *(job.number for job in jobs if job.number not in own)]
 
 
 def test_free_lane_helps_a_busy_one_where_it_ends_sooner_though_it_is_slower():
@@ -157,13 +157,13 @@ def test_free_lane_helps_a_busy_one_where_it_ends_sooner_though_it_is_slower():
         table.add(100, NEVER_NS, priority=HIGH)
         table.add(NEVER_NS, 1000, priority=HIGH)
         table.decide()
-        work = table.add(10, helped_ns)
+        job = table.add(10, helped_ns)
         table.end(lane=1, now=5)
-        assert starts(table.decide()) == [(work.number, 1)] * helps
+        assert starts(table.decide()) == [(job.number, 1)] * helps
 
 
 @pytest.mark.parametrize(("deadline", "goes_on"), [(140, True), (139, False)])
-def test_interrupted_work_goes_on_while_what_is_left_of_it_can_end_in_time(deadline, goes_on):
+def test_interrupted_job_goes_on_while_what_is_left_of_it_can_end_in_time(deadline, goes_on):
     table = Table()
     low = table.add(100, priority=LOW, deadline=deadline)
     table.decide()
@@ -175,7 +175,7 @@ def test_interrupted_work_goes_on_while_what_is_left_of_it_can_end_in_time(deadl
     assert table.end() is high
     assert table.now == 50
     table.decide()
-    assert low.state is (WorkState.RUNNING if goes_on else WorkState.ENDED)
+    assert low.state is (JobState.RUNNING if goes_on else JobState.ENDED)
 
 
 def test_low_goes_before_no_medium_without_a_deadline_whatever_else_waits():
@@ -198,7 +198,7 @@ def test_low_that_went_ahead_runs_as_low():
     assert table.decide() == [Preempt(table.lanes[0], medium)]
 
 
-def test_works_that_are_planned_anew_on_a_free_lane_keep_their_order():
+def test_jobs_that_are_planned_anew_on_a_free_lane_keep_their_order():
     table = Table(devices=[0, 1])
     table.add(1000, NEVER_NS, priority=HIGH)
     table.add(NEVER_NS, 50, priority=HIGH)
@@ -207,36 +207,36 @@ def test_works_that_are_planned_anew_on_a_free_lane_keep_their_order():
     table.end(lane=0, now=160)
     table.end(lane=1, now=160)
     assert (starts(table.decide()) + starts(table.decide()))[:1] == [(first.number, 0)]
-    assert second.state is WorkState.WAITING
+    assert second.state is JobState.WAITING
 
 
 def test_explain_counts_those_that_go_before_wherever_they_wait():
     table = Table(devices=[0, 1])
-    assert "waits" not in table.room.explain(table.work(10, 10), 0)
+    assert "waits" not in table.room.explain(table.job(10, 10), 0)
     table.add(10, 10)
     table.add(10, 10)
     table.decide()
-    works = [table.add(10, NEVER_NS, deadline=1000 + number) for number in range(PLAN_MAX)]
-    works += [table.add(NEVER_NS, 10, deadline=2000), table.add(10, NEVER_NS, deadline=3000)]
-    count = len(works)
-    assert f"0 of {count} go before it; planned on lane 0" in table.room.explain(works[0], 0)
-    text = table.room.explain(works[-1], 0)
+    jobs = [table.add(10, NEVER_NS, deadline=1000 + number) for number in range(PLAN_MAX)]
+    jobs += [table.add(NEVER_NS, 10, deadline=2000), table.add(10, NEVER_NS, deadline=3000)]
+    count = len(jobs)
+    assert f"0 of {count} go before it; planned on lane 0" in table.room.explain(jobs[0], 0)
+    text = table.room.explain(jobs[-1], 0)
     assert f"{count - 1} of {count} go before it; it is on standby, no lane has room for it" in text
     assert "lane 1 (device 1): could not end in time, or cannot run it" in text
 
 
 def late(table):
-    """Works that their plan would end too late, counted anew from what runs."""
+    """Jobs that their plan would end too late, counted anew from what runs."""
     found = []
     for lane, plan in zip(table.lanes, table.room.plans, strict=True):
-        passed, running = 0, lane.work
+        passed, running = 0, lane.job
         rest = table.now if running is None else max(table.now, lane.ends_ns)
-        assert [work.key for work in plan.works] == plan.keys == sorted(plan.keys)
-        for work in plan.works:
-            passed += work.durations_ns[lane.device]
-            interrupts = running is not None and lane.can_preempt and work.rank == HIGH > running.rank
-            if (table.now if interrupts else rest) + passed > work.deadline_ns:
-                found.append(work)
+        assert [job.key for job in plan.jobs] == plan.keys == sorted(plan.keys)
+        for job in plan.jobs:
+            passed += job.durations_ns[lane.device]
+            interrupts = running is not None and lane.can_preempt and job.rank == HIGH > running.rank
+            if (table.now if interrupts else rest) + passed > job.deadline_ns:
+                found.append(job)
     return found
 
 
@@ -248,35 +248,35 @@ def test_whatever_comes_what_is_planned_ends_in_time_and_no_lane_idles(devices, 
     table = Table(devices=devices)
     for lane in table.lanes:
         lane.can_preempt = can_preempt
-    works, given_up = [], []
+    jobs, given_up = [], []
     for _ in range(150):
-        ends = [lane.ends_ns for lane in table.lanes if lane.work is not None]
+        ends = [lane.ends_ns for lane in table.lanes if lane.job is not None]
         table.now = min([table.now + source.choice((0, 3, 20)), *ends])
         for lane in table.lanes:
-            if lane.work is not None and lane.ends_ns <= table.now:
+            if lane.job is not None and lane.ends_ns <= table.now:
                 assert table.end(lane.index, table.now).deadline_ns >= table.now
         if source.random() < 0.5:
             durations = [source.randrange(1, 60 * len(devices)) for _ in range(max(devices) + 1)]
             deadline = None if source.random() < 0.3 else table.now + source.randrange(20, 300)
-            work = table.work(*durations, priority=source.choice(list(Priority)), deadline=deadline)
+            job = table.job(*durations, priority=source.choice(list(Priority)), deadline=deadline)
             late_before = late(table)
-            if table.room.add(work, table.now) is None:
-                works.append(work)
+            if table.room.add(job, table.now) is None:
+                jobs.append(job)
             # Where a lane can be interrupted, what cannot wait counts as late until that is decided.
             assert can_preempt or set(late(table)) <= set(late_before)
         while actions := table.decide():
             for action in actions:
                 if isinstance(action, Abort):
-                    given_up.append(action.work)
-                    assert table.now + min(action.work.durations_ns) > action.work.deadline_ns
+                    given_up.append(action.job)
+                    assert table.now + min(action.job.durations_ns) > action.job.deadline_ns
                 elif isinstance(action, Preempt):
-                    work = action.lane.work
-                    assert work.rank < action.by.rank or work.key > action.by.key
+                    job = action.lane.job
+                    assert job.rank < action.by.rank or job.key > action.by.key
                     table.give_way(action.lane)
-        # A free lane may start HIGH work of another's plan before its own.
+        # A free lane may start a HIGH job of another's plan before its own.
         assert len(devices) > 1 or late(table) == []
-        waiting = [work for work in works if work.state is WorkState.WAITING]
-        assert {work.number for work in waiting} == set(table.room.lane_of)
-        if len(set(devices)) == 1 and any(lane.work is None for lane in table.lanes):
+        waiting = [job for job in jobs if job.state is JobState.WAITING]
+        assert {job.number for job in waiting} == set(table.room.lane_of)
+        if len(set(devices)) == 1 and any(lane.job is None for lane in table.lanes):
             assert waiting == [], "a lane idles while somebody waits"
     assert given_up and table.room.statistics().displaced

@@ -1,4 +1,4 @@
-"""The words of scheduling: a piece of work, a lane that runs it, and the actions that a decision consists of.
+"""The words of scheduling: a job, a lane that runs it, and the actions that a decision consists of.
 
 Owns the records that policies read and shells keep: they are plain data without behaviour, so that a policy can be a function of
 them.
@@ -20,13 +20,13 @@ import msgspec
 
 from aionn.hal import TIME_MAX_NS, Priority
 
-__all__ = ["NEVER_NS", "Abort", "Action", "Lane", "Preempt", "Reason", "Start", "Work", "WorkState"]
+__all__ = ["NEVER_NS", "Abort", "Action", "Lane", "Preempt", "Reason", "Start", "Job", "JobState"]
 
 NEVER_NS = TIME_MAX_NS
-"""A duration on a device that cannot run the work, and a deadline that does not come."""
+"""A duration on a device that cannot run the job, and a deadline that does not come."""
 
 
-class WorkState(enum.Enum):
+class JobState(enum.Enum):
     """The state of a job."""
 
     WAITING = "waiting"
@@ -46,7 +46,7 @@ class Reason(enum.Enum):
     CANCELLED = "cancelled by the caller"
 
 
-class Work:
+class Job:
     """One execution, as a policy sees it.
 
     Attributes:
@@ -108,7 +108,7 @@ class Work:
         self.rank = int(priority)
         self.key = (-self.rank, self.urgent_ns, number)
         self.device = -1
-        self.state = WorkState.WAITING
+        self.state = JobState.WAITING
         self.has_run = False
         self.item = item
 
@@ -120,7 +120,7 @@ class Work:
 
     def __repr__(self) -> str:
         deadline = "none" if self.deadline_ns == NEVER_NS else f"{self.deadline_ns} ns"
-        return f"<Work {self.number}: {self.priority.name}, deadline {deadline}, {self.state.value}>"
+        return f"<Job {self.number}: {self.priority.name}, deadline {deadline}, {self.state.value}>"
 
 
 class Lane:
@@ -129,47 +129,47 @@ class Lane:
     Attributes:
         index: Its number among all lanes.
         device: Index of its device.
-        work: What runs; None when free.
-        ends_ns: When the running work is expected to end.
-        is_stopping: Whether the running work was asked to stop at its next boundary.
-        can_preempt: Whether the device can interrupt work between operations.
+        job: What runs; None when free.
+        ends_ns: When the running job is expected to end.
+        is_stopping: Whether the running job was asked to stop at its next boundary.
+        can_preempt: Whether the device can interrupt jobs between operations.
         is_up: Whether the device lives.
     """
 
-    __slots__ = ("can_preempt", "device", "ends_ns", "index", "is_stopping", "is_up", "work")
+    __slots__ = ("can_preempt", "device", "ends_ns", "index", "is_stopping", "is_up", "job")
 
     def __init__(self, index: int, device: int, *, can_preempt: bool = True) -> None:
         self.index = index
         self.device = device
-        self.work: Work | None = None
+        self.job: Job | None = None
         self.ends_ns = 0
         self.is_stopping = False
         self.can_preempt = can_preempt
         self.is_up = True
 
     def __repr__(self) -> str:
-        runs = "down" if not self.is_up else "free" if self.work is None else f"runs {self.work!r}"
+        runs = "down" if not self.is_up else "free" if self.job is None else f"runs {self.job!r}"
         return f"<Lane {self.index} of device {self.device}: {runs}>"
 
 
 class Start(msgspec.Struct, frozen=True, gc=False):
-    """Run a waiting work on a free lane."""
+    """Run a waiting job on a free lane."""
 
-    work: Work
+    job: Job
     lane: Lane
 
 
 class Preempt(msgspec.Struct, frozen=True, gc=False):
-    """Stop a lane's work at its next boundary, for another's sake; what is left of it waits again."""
+    """Stop a lane's job at its next boundary, for another's sake; what is left of it waits again."""
 
     lane: Lane
-    by: Work
+    by: Job
 
 
 class Abort(msgspec.Struct, frozen=True, gc=False):
     """Abort a job, running or not; a running one leaves its lane at the next boundary."""
 
-    work: Work
+    job: Job
     reason: Reason
 
 
