@@ -29,7 +29,7 @@ import numpy as np
 import aionn
 from aionn.hal import Priority
 from aionn.scheduler.estimates import Estimates
-from aionn.scheduler.job import Action, Lane
+from aionn.scheduler.job import Action, DeviceSlot
 from aionn.scheduler.policy import PlanPolicy
 from aionn.simulation.baselines import POLICIES
 from aionn.simulation.bound import fluid_rate, on_time_bound, requests_of, total_bound
@@ -280,9 +280,9 @@ class Timed:
         self.costs_ns: list[int] = []
         self._add_ns = 0
 
-    def make_queue(self, lanes: Sequence[Lane]) -> Any:
+    def make_queue(self, slots: Sequence[DeviceSlot]) -> Any:
         """The policy's queue, its ``add`` timed."""
-        self.queue = self._policy.make_queue(lanes)
+        self.queue = self._policy.make_queue(slots)
         add = self.queue.add
 
         def timed_add(*arguments: Any) -> Any:
@@ -295,11 +295,11 @@ class Timed:
         self.queue.add = timed_add
         return self.queue
 
-    def decide(self, now_ns: int, queue: Any, lanes: Sequence[Lane]) -> list[Action]:
+    def decide(self, now_ns: int, queue: Any, slots: Sequence[DeviceSlot]) -> list[Action]:
         """The policy's decision, timed together with the ``add`` before it."""
         waiting = len(queue)
         start_ns = time.thread_time_ns()
-        actions = self._policy.decide(now_ns, queue, lanes)
+        actions = self._policy.decide(now_ns, queue, slots)
         if waiting >= 1000:
             self.costs_ns.append(time.thread_time_ns() - start_ns + self._add_ns)
         self._add_ns = 0

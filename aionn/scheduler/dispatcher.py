@@ -27,9 +27,9 @@ from aionn.scheduler.job import (
     NEVER_NS,
     Abort,
     Action,
+    DeviceSlot,
     Job,
     JobState,
-    Lane,
     Preempt,
     Reason,
     Start,
@@ -100,9 +100,9 @@ class Dispatcher:
     ) -> None:
         self._now = now
         self._can_preempt = can_preempt
-        self._lanes = [Lane(index, 0, can_preempt=can_preempt) for index in range(slot_count)]
+        self._slots = [DeviceSlot(index, 0, can_preempt=can_preempt) for index in range(slot_count)]
         self._policy = PlanPolicy(waiting_max=waiting_max, on_full=on_full)
-        self._room = self._policy.make_queue(self._lanes)
+        self._room = self._policy.make_queue(self._slots)
         self._estimates = Estimates() if estimates is None else estimates
         self._trace = trace
         self._numbers = itertools.count()
@@ -155,7 +155,7 @@ class Dispatcher:
             urgent_ns=urgent_ns,
             item=_Turn(model),
         )
-        start = start_at_once(now_ns, self._room, self._lanes, job)
+        start = start_at_once(now_ns, self._room, self._slots, job)
         if start is not None:
             self._jobs[job.number] = job
             self._apply(start, now_ns)
@@ -231,7 +231,7 @@ class Dispatcher:
 
     def leave(self, job: Job) -> None:
         """Cancels the request of ``enter``, whether it waits or has its slot. Idempotent."""
-        if self._lane_of(job) is not None or job.number in self._interrupted:
+        if self._slot_of(job) is not None or job.number in self._interrupted:
             self.release(job, outcome="failed")
         elif job.state is JobState.WAITING:
             self._room.note(job, self._now(), "cancelled by its caller")
@@ -258,10 +258,10 @@ class Dispatcher:
             InvalidArgument: It has no slot, or gave it back already.
         """
         now_ns = self._now()
-        lane = self._lane_of(job)
-        if lane is not None:
+        slot = self._slot_of(job)
+        if slot is not None:
             self._learn(job, now_ns, outcome)
-            lane.job = None
+            slot.job = None
         elif self._interrupted.pop(job.number, None) is None:
             raise InvalidArgument("scheduler: a slot was given back that is not held")
         else:
@@ -283,10 +283,10 @@ class Dispatcher:
             limit = "at_least"
         self._estimates.observe(turn.model, max(0, now_ns - turn.started_ns), limit=limit)
 
-    def _lane_of(self, job: Job) -> Lane | None:
-        for lane in self._lanes:
-            if lane.job is job:
-                return lane
+    def _slot_of(self, job: Job) -> DeviceSlot | None:
+        for slot in self._slots:
+            if slot.job is job:
+                return slot
         return None
 
     def change_priority(self, job: Job, priority: Priority) -> bool:
@@ -318,19 +318,19 @@ class Dispatcher:
         self._decide(now_ns)
 
     def _decide(self, now_ns: int) -> None:
-        if not self._room.lane_of and all(lane.job is None for lane in self._lanes):
+        if not self._room.slot_of and all(slot.job is None for slot in self._slots):
             return
         has_looked_again = False
-        for _ in range(2 + INTERRUPTED_MAX * len(self._lanes)):
+        for _ in range(2 + INTERRUPTED_MAX * len(self._slots)):
             has_interrupted = False
             if self._can_preempt:
-                may_interrupt = len(self._interrupted) < INTERRUPTED_MAX * len(self._lanes)
-                for lane in self._lanes:
-                    lane.can_preempt = may_interrupt
-            for action in self._policy.decide(now_ns, self._room, self._lanes):
+                may_interrupt = len(self._interrupted) < INTERRUPTED_MAX * len(self._slots)
+                for slot in self._slots:
+                    slot.can_preempt = may_interrupt
+            for action in self._policy.decide(now_ns, self._room, self._slots):
                 self._apply(action, now_ns)
                 has_interrupted = has_interrupted or isinstance(action, Preempt)
-            is_idle = bool(self._room.lane_of) and any(lane.job is None for lane in self._lanes)
+            is_idle = bool(self._room.slot_of) and any(slot.job is None for slot in self._slots)
             if not has_interrupted and (not is_idle or has_looked_again):
                 return
             # Again: there is a free slot for the one that it was taken for, or for what was planned anew just now.
@@ -343,41 +343,41 @@ class Dispatcher:
             with section("LR_PE", f"scheduler: {_told(action)}"):
                 pass  # A moment, and no stretch.
         if isinstance(action, Start):
-            self._start(action.job, action.lane, now_ns)
+            self._start(action.job, action.slot, now_ns)
         elif isinstance(action, Preempt):
-            self._interrupt(action.lane, now_ns)
+            self._interrupt(action.slot, now_ns)
         else:
             self._abort(action)
 
-    def _start(self, job: Job, lane: Lane, now_ns: int) -> None:
+    def _start(self, job: Job, slot: DeviceSlot, now_ns: int) -> None:
         turn: _Turn = job.item
         self._room.remove(job)
         job.state = JobState.RUNNING
-        lane.job = job
-        lane.ends_ns = now_ns + job.durations_ns[0]
+        slot.job = job
+        slot.ends_ns = now_ns + job.durations_ns[0]
         if self._interrupted.pop(job.number, None) is not None:
-            self._taken.discard(lane.index)
+            self._taken.discard(slot.index)
             return  # Its task waits for the device, which continues with it.
         job.has_run = True
         job.device = 0
         turn.started_ns = now_ns
-        turn.is_interrupting = lane.index in self._taken
-        self._taken.discard(lane.index)
+        turn.is_interrupting = slot.index in self._taken
+        self._taken.discard(slot.index)
         turn.wake()
 
-    def _interrupt(self, lane: Lane, now_ns: int) -> None:
+    def _interrupt(self, slot: DeviceSlot, now_ns: int) -> None:
         """Yields the slot to another job: the device notices that job's arrival, and this job waits at the device."""
-        job = lane.job
+        job = slot.job
         assert job is not None, "only a job that runs is interrupted"
         self._counts["preempted"] += 1
-        lane.job = None
+        slot.job = None
         job.state = JobState.WAITING
         job.item.is_disturbed = True
-        job.durations_ns = (max(1, lane.ends_ns - now_ns),)
+        job.durations_ns = (max(1, slot.ends_ns - now_ns),)
         job.least_ns = (1,)  # Only the device knows the progress.
         job.shortest_ns = 1
         self._interrupted[job.number] = job
-        self._taken.add(lane.index)
+        self._taken.add(slot.index)
         self._room.add(job, now_ns)
 
     def _abort(self, action: Abort) -> None:
@@ -417,7 +417,7 @@ class Dispatcher:
         now_ns = self._now()
         if job is not None:
             return self._room.explain(job, now_ns)
-        lines = [f"slot {lane.index}: {lane.job or 'free'}" for lane in self._lanes]
+        lines = [f"slot {slot.index}: {slot.job or 'free'}" for slot in self._slots]
         lines += [f"interrupted at the device: {job}" for job in self._interrupted.values()]
         waiting = [w for w in self._jobs.values() if w.state is JobState.WAITING]
         waiting.sort(key=lambda w: w.key)
@@ -433,9 +433,9 @@ def _believed(declared_ns: int | None) -> int:
 def _told(action: Action) -> str:
     match action:
         case Start():
-            return f"start {action.job} on slot {action.lane.index}"
+            return f"start {action.job} on slot {action.slot.index}"
         case Preempt():
-            return f"preempt {action.lane.job} for {action.by}"
+            return f"preempt {action.slot.job} for {action.by}"
         case Abort():
             return f"abort {action.job}: {action.reason.value}"
 

@@ -1,11 +1,11 @@
-"""The words of scheduling: a job, a lane that runs it, and the actions that a decision consists of.
+"""The words of scheduling: a job, a device slot that runs it, and the actions that a decision consists of.
 
 Owns the records that policies read and shells keep: they are plain data without behaviour, so that a policy can be a function of
 them.
 
 Invariants:
 1. A job is in one state at a time: waiting, running, or ended; only a shell changes it, by applying actions.
-2. A lane runs one job at a time. A device of n slots has n lanes.
+2. A slot runs one job at a time. A device has one or several.
 
 Source: the lifecycle of an execution in the NN HAL 1.3 (priority, deadline, missed deadlines transient and persistent).
 """
@@ -20,7 +20,7 @@ import msgspec
 
 from aionn.hal import TIME_MAX_NS, Priority
 
-__all__ = ["NEVER_NS", "Abort", "Action", "Lane", "Preempt", "Reason", "Start", "Job", "JobState"]
+__all__ = ["NEVER_NS", "Abort", "Action", "DeviceSlot", "Preempt", "Reason", "Start", "Job", "JobState"]
 
 NEVER_NS = TIME_MAX_NS
 """A duration on a device that cannot run the job, and a deadline that does not come."""
@@ -123,11 +123,11 @@ class Job:
         return f"<Job {self.number}: {self.priority.name}, deadline {deadline}, {self.state.value}>"
 
 
-class Lane:
+class DeviceSlot:
     """One slot of a device.
 
     Attributes:
-        index: Its number among all lanes.
+        index: Its number among all slots.
         device: Index of its device.
         job: What runs; None when free.
         ends_ns: When the running job is expected to end.
@@ -149,25 +149,25 @@ class Lane:
 
     def __repr__(self) -> str:
         runs = "down" if not self.is_up else "free" if self.job is None else f"runs {self.job!r}"
-        return f"<Lane {self.index} of device {self.device}: {runs}>"
+        return f"<DeviceSlot {self.index} of device {self.device}: {runs}>"
 
 
 class Start(msgspec.Struct, frozen=True, gc=False):
-    """Run a waiting job on a free lane."""
+    """Run a waiting job on a free slot."""
 
     job: Job
-    lane: Lane
+    slot: DeviceSlot
 
 
 class Preempt(msgspec.Struct, frozen=True, gc=False):
-    """Stop a lane's job at its next boundary, for another's sake; what is left of it waits again."""
+    """Stop a slot's job at its next boundary, for another's sake; what is left of it waits again."""
 
-    lane: Lane
+    slot: DeviceSlot
     by: Job
 
 
 class Abort(msgspec.Struct, frozen=True, gc=False):
-    """Abort a job, running or not; a running one leaves its lane at the next boundary."""
+    """Abort a job, running or not; a running one leaves its slot at the next boundary."""
 
     job: Job
     reason: Reason

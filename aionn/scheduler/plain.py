@@ -4,7 +4,7 @@ Owns that order. Simulated devices use it: the planning policy of the applicatio
 themselves, and a device whose driver is simple behaves like this.
 
 Invariants:
-1. A free lane runs the first job in the order, whatever its duration; no job is rejected before its deadline.
+1. A free slot runs the first job in the order, whatever its duration; no job is rejected before its deadline.
 2. A job preempts only jobs of a lower priority: the lowest first, and of those the latest. Each waiting job preempts at most one.
 
 Source: what drivers of the NN HAL do with priority and deadline; earliest deadline first within a class (Jackson 1955).
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from aionn.hal import Priority
-from aionn.scheduler.job import NEVER_NS, Abort, Action, Job, JobState, Lane, Preempt, Reason, Start
+from aionn.scheduler.job import NEVER_NS, Abort, Action, DeviceSlot, Job, JobState, Preempt, Reason, Start
 from aionn.scheduler.plan import Key
 
 __all__ = ["PlainPolicy", "PlainQueue"]
@@ -69,36 +69,36 @@ class PlainPolicy:
 
     name = "plain"
 
-    def make_queue(self, lanes: Sequence[Lane]) -> PlainQueue:
+    def make_queue(self, slots: Sequence[DeviceSlot]) -> PlainQueue:
         """See ``Policy``."""
         return PlainQueue()
 
-    def decide(self, now_ns: int, queue: PlainQueue, lanes: Sequence[Lane]) -> list[Action]:
+    def decide(self, now_ns: int, queue: PlainQueue, slots: Sequence[DeviceSlot]) -> list[Action]:
         """See ``Policy``."""
         expired = queue.expired(now_ns)
         actions: list[Action] = [Abort(job, Reason.EXPIRED) for job in expired]
-        # No more jobs than lanes can start or preempt.
-        first = list(islice((job for job in queue if job.deadline_ns > now_ns), len(lanes)))
-        free = [lane for lane in lanes if lane.job is None and lane.is_up]
-        actions += [Start(job, lane) for job, lane in zip(first, free, strict=False)]
-        actions += _preemptions(first[len(free) :], lanes)
+        # No more jobs than slots can start or preempt.
+        first = list(islice((job for job in queue if job.deadline_ns > now_ns), len(slots)))
+        free = [slot for slot in slots if slot.job is None and slot.is_up]
+        actions += [Start(job, slot) for job, slot in zip(first, free, strict=False)]
+        actions += _preemptions(first[len(free) :], slots)
         return actions
 
 
-def _preemptions(waiting: Sequence[Job], lanes: Sequence[Lane]) -> list[Preempt]:
-    """The lanes that stop for the first of the waiting jobs."""
+def _preemptions(waiting: Sequence[Job], slots: Sequence[DeviceSlot]) -> list[Preempt]:
+    """The slots that stop for the first of the waiting jobs."""
     running = [
-        (lane.job.rank, -lane.job.number, lane)
-        for lane in lanes
-        if lane.job is not None and lane.can_preempt and lane.job.state is JobState.RUNNING
+        (slot.job.rank, -slot.job.number, slot)
+        for slot in slots
+        if slot.job is not None and slot.can_preempt and slot.job.state is JobState.RUNNING
     ]
     victims = sorted((victim for victim in running if not victim[2].is_stopping), key=lambda v: v[:2])
-    # Each lane that stops already does so for one of the first jobs: only the rest may stop others.
+    # Each slot that stops already does so for one of the first jobs: only the rest may stop others.
     rest = waiting[len(running) - len(victims) :]
     actions: list[Preempt] = []
-    for job, (rank, _, lane) in zip(rest, victims, strict=False):
+    for job, (rank, _, slot) in zip(rest, victims, strict=False):
         # The waiting jobs have falling ranks and the victims rising ones: no later pair fits where this one does not.
         if rank >= job.rank:
             break
-        actions.append(Preempt(lane, job))
+        actions.append(Preempt(slot, job))
     return actions

@@ -1,14 +1,14 @@
-"""The plan of one lane: which jobs it will run in which order, and how much later each may become.
+"""The plan of one slot: which jobs it will run in which order, and how much later each may become.
 
 Owns the sums that make a query cheap: when would a job end that is placed here, and would it make another one late? Times are
-relative to the moment at which the lane turns to the first of the plan, so that nothing is rewritten when that moment moves.
+relative to the moment at which the slot turns to the first of the plan, so that nothing is rewritten when that moment moves.
 
 Invariants:
 1. Jobs are in the order of their keys.
-2. ``slack_ns(i)`` is the latest moment at which the lane may turn to the plan's first job so that job i still ends in time.
+2. ``slack_ns(i)`` is the latest moment at which the slot may turn to the plan's first job so that job i still ends in time.
 3. A plan holds at most ``PLAN_MAX`` jobs, so every question costs a bounded time.
 
-Source: earliest deadline first is optimal on one lane for jobs that are all there (Jackson 1955); slack as Moore and Hodgson 1968.
+Source: earliest deadline first is optimal on one slot for jobs that are all there (Jackson 1955); slack as Moore and Hodgson 1968.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from bisect import bisect_left
 
 from aionn.scheduler.job import Job
 
-__all__ = ["PLAN_MAX", "LanePlan"]
+__all__ = ["PLAN_MAX", "SlotPlan"]
 
 PLAN_MAX = 48
-"""Most jobs that a lane plans ahead: enough for those that compete for the same time, and some microseconds to look through."""
+"""Most jobs that a slot plans ahead: enough for those that compete for the same time, and some microseconds to look through."""
 
 Key = tuple[int, int, int]
 
 
-class LanePlan:
+class SlotPlan:
     """Jobs in order, with running sums.
 
     Attributes:
@@ -50,7 +50,7 @@ class LanePlan:
         return self._sums[position - 1] - self._offset if position else 0
 
     def duration_ns(self, position: int) -> int:
-        """The duration of a job on this lane."""
+        """The duration of a job on this slot."""
         return self._sums[position] - (self._sums[position - 1] if position else self._offset)
 
     def slack_ns(self, first: int, last: int) -> int:
@@ -62,7 +62,7 @@ class LanePlan:
 
         Args:
             urgent_count: How many of the first jobs interrupt what runs.
-            urgent_ns: When the lane turns to those.
+            urgent_ns: When the slot turns to those.
             rest_ns: The time at which it would begin the other jobs without the preempting ones.
         """
         for position, slack_ns in enumerate(self._slacks):
@@ -71,7 +71,7 @@ class LanePlan:
         return -1
 
     def is_late_between(self, count: int, sooner_ns: int, later_ns: int) -> bool:
-        """Whether one of the first ``count`` jobs ends in time if the lane turns to them sooner, but not if it does later."""
+        """Whether one of the first ``count`` jobs ends in time if the slot turns to them sooner, but not if it does later."""
         offset = self._offset
         return any(sooner_ns <= slack_ns + offset < later_ns for slack_ns in self._slacks[:count])
 

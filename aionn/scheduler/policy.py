@@ -1,4 +1,4 @@
-"""The next jobs of each lane, and the early rejections: a function of the time, the waiting jobs, and the lanes.
+"""The next jobs of each slot, and the early rejections: a function of the time, the waiting jobs, and the slots.
 
 Owns the decision. Refuses to own its execution: the shells (the event loop's dispatcher, the simulator) apply the actions, each
 in its own time. Nothing here reads a clock or waits, so the same code decides in real and in virtual time.
@@ -6,7 +6,7 @@ in its own time. Nothing here reads a clock or waits, so the same code decides i
 Invariants:
 1. Expired jobs are rejected before anything is ordered; a job that runs past its deadline is aborted.
 2. HIGH interrupts lower classes at the next boundary; MEDIUM and equals interrupt only where they would be late otherwise.
-3. A free lane runs the first job of its plan, or one of another lane that it would end sooner.
+3. A free slot runs the first job of its plan, or one of another slot that it would end sooner.
 
 Source: earliest deadline first within a class is optimal if all deadlines are feasible; priorities after the NN HAL 1.3.
 """
@@ -16,35 +16,35 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
-from aionn.scheduler.job import NEVER_NS, Abort, Action, Job, JobState, Lane, Preempt, Reason, Start
+from aionn.scheduler.job import NEVER_NS, Abort, Action, DeviceSlot, Job, JobState, Preempt, Reason, Start
 from aionn.scheduler.queue import HIGH, WaitingRoom
 
 __all__ = ["PlanPolicy", "decide", "start_at_once"]
 
 HELP_MAX = 8
-"""Number of jobs of a lane that a free lane examines."""
+"""Number of jobs of a slot that a free slot examines."""
 
 
-def decide(now_ns: int, room: WaitingRoom, lanes: Sequence[Lane]) -> list[Action]:
+def decide(now_ns: int, room: WaitingRoom, slots: Sequence[DeviceSlot]) -> list[Action]:
     """The actions to take now.
 
     Args:
         now_ns: The time.
         room: What waits.
-        lanes: All lanes; those that are down get nothing.
+        slots: All slots; those that are down get nothing.
 
     Returns:
         Actions in the order in which they are to be applied. The caller takes started and aborted jobs out of the room.
     """
     actions: list[Action] = []
-    if not room.lane_of:
-        for lane in lanes:
-            running = lane.job
+    if not room.slot_of:
+        for slot in slots:
+            running = slot.job
             if running is not None and running.deadline_ns <= now_ns and running.state is JobState.RUNNING:
                 actions.append(Abort(running, Reason.OVERRAN))
         return actions
-    if len(room.lane_of) == 1:
-        sole = _start_sole(now_ns, room, lanes)
+    if len(room.slot_of) == 1:
+        sole = _start_sole(now_ns, room, slots)
         if sole is not None:
             return [sole]
     gone: set[int] = set()
@@ -54,67 +54,67 @@ def decide(now_ns: int, room: WaitingRoom, lanes: Sequence[Lane]) -> list[Action
     room.age(now_ns)
     if room.standby:
         room.retry(now_ns)
-    idle: list[Lane] = []
-    busy: list[Lane] = []
+    idle: list[DeviceSlot] = []
+    busy: list[DeviceSlot] = []
     plans = room.plans
-    for lane in lanes:
-        if lane.job is not None:
-            busy.append(lane)
-        elif lane.is_up and not (plans[lane.index].jobs and _start(now_ns, room, lane, gone, actions)):
-            idle.append(lane)
-    # After the starts: what could not start in time on its lane may be planned anew on one that is busy.
-    for lane in busy:
-        running = lane.job
+    for slot in slots:
+        if slot.job is not None:
+            busy.append(slot)
+        elif slot.is_up and not (plans[slot.index].jobs and _start(now_ns, room, slot, gone, actions)):
+            idle.append(slot)
+    # After the starts: what could not start in time on its slot may be planned anew on one that is busy.
+    for slot in busy:
+        running = slot.job
         if running is None or running.state is not JobState.RUNNING:
             continue
         if running.deadline_ns <= now_ns:
             actions.append(Abort(running, Reason.OVERRAN))
-        elif plans[lane.index].jobs and not lane.is_stopping and lane.can_preempt:
-            _preempt(now_ns, room, lane, running, gone, actions)
-    if idle and len(gone) < len(room.lane_of):
-        for lane in idle:
-            helped = _help(now_ns, room, lane, gone)
+        elif plans[slot.index].jobs and not slot.is_stopping and slot.can_preempt:
+            _preempt(now_ns, room, slot, running, gone, actions)
+    if idle and len(gone) < len(room.slot_of):
+        for slot in idle:
+            helped = _help(now_ns, room, slot, gone)
             if helped is not None:
                 room.started(
-                    helped, lane, now_ns, "started on a free lane that ends it sooner than its own, lane"
+                    helped, slot, now_ns, "started on a free slot that ends it sooner than its own, slot"
                 )
                 gone.add(helped.number)
-                actions.append(Start(helped, lane))
+                actions.append(Start(helped, slot))
     return actions
 
 
-def _start_sole(now_ns: int, room: WaitingRoom, lanes: Sequence[Lane]) -> Start | None:
-    """The usual case, in a third of the time: a single job waits, and its lane is free. None where there is more to decide."""
+def _start_sole(now_ns: int, room: WaitingRoom, slots: Sequence[DeviceSlot]) -> Start | None:
+    """The usual case, in a third of the time: a single job waits, and its slot is free. None where there is more to decide."""
     if room.is_due(now_ns):
         return None
-    for index in room.lane_of.values():
-        lane = lanes[index]
-        if index < 0 or lane.job is not None or not lane.is_up:
+    for index in room.slot_of.values():
+        slot = slots[index]
+        if index < 0 or slot.job is not None or not slot.is_up:
             return None
         job = room.plans[index].jobs[0]
-        if now_ns + job.durations_ns[lane.device] > job.deadline_ns:
+        if now_ns + job.durations_ns[slot.device] > job.deadline_ns:
             return None
-    for other in lanes:
+    for other in slots:
         running = other.job
         if running is not None and running.deadline_ns <= now_ns:
             return None
-    room.started(job, lane, now_ns, "the first in its plan starts, on lane")
-    return Start(job, lane)
+    room.started(job, slot, now_ns, "the first in its plan starts, on slot")
+    return Start(job, slot)
 
 
-def start_at_once(now_ns: int, room: WaitingRoom, lanes: Sequence[Lane], job: Job) -> Start | None:
-    """The result of adding a job to the room and deciding, if no job waits and a lane is free, in a third of the time.
+def start_at_once(now_ns: int, room: WaitingRoom, slots: Sequence[DeviceSlot], job: Job) -> Start | None:
+    """The result of adding a job to the room and deciding, if no job waits and a slot is free, in a third of the time.
 
-    For lanes of one device. None, and nothing has happened, where there is more to decide.
+    For slots of one device. None, and nothing has happened, where there is more to decide.
     """
-    if room.lane_of or room.is_due(now_ns):
+    if room.slot_of or room.is_due(now_ns):
         return None
-    free: Lane | None = None
-    for lane in lanes:
-        if lane.job is None:
-            if free is None and lane.is_up:
-                free = lane
-        elif lane.job.deadline_ns <= now_ns:
+    free: DeviceSlot | None = None
+    for slot in slots:
+        if slot.job is None:
+            if free is None and slot.is_up:
+                free = slot
+        elif slot.job.deadline_ns <= now_ns:
             return None
     if free is None or now_ns + job.durations_ns[free.device] > job.deadline_ns:
         return None
@@ -122,56 +122,56 @@ def start_at_once(now_ns: int, room: WaitingRoom, lanes: Sequence[Lane], job: Jo
     return Start(job, free)
 
 
-def _start(now_ns: int, room: WaitingRoom, lane: Lane, gone: set[int], actions: list[Action]) -> bool:
-    for job in room.plans[lane.index].jobs[:]:
+def _start(now_ns: int, room: WaitingRoom, slot: DeviceSlot, gone: set[int], actions: list[Action]) -> bool:
+    for job in room.plans[slot.index].jobs[:]:
         if job.number in gone:
             continue
-        if now_ns + job.durations_ns[lane.device] > job.deadline_ns:
+        if now_ns + job.durations_ns[slot.device] > job.deadline_ns:
             # Those before it took longer than expected: it leaves this plan for another, or goes to standby.
-            if room.is_planned_on(job, lane):
+            if room.is_planned_on(job, slot):
                 room.replan(job, now_ns)
             continue
-        if not room.is_planned_on(job, lane):
+        if not room.is_planned_on(job, slot):
             continue
-        why = "the first in its plan starts, on lane"
+        why = "the first in its plan starts, on slot"
         if job.rank < HIGH:
-            other = _more_urgent(now_ns, room, lane, gone, job)
+            other = _more_urgent(now_ns, room, slot, gone, job)
             if other is not None:
-                job, why = other, "started on a free lane that ends it sooner than its own, lane"
-        room.started(job, lane, now_ns, why)
+                job, why = other, "started on a free slot that ends it sooner than its own, slot"
+        room.started(job, slot, now_ns, why)
         gone.add(job.number)
-        actions.append(Start(job, lane))
+        actions.append(Start(job, slot))
         return True
     return False
 
 
 def _preempt(
-    now_ns: int, room: WaitingRoom, lane: Lane, running: Job, gone: set[int], actions: list[Action]
+    now_ns: int, room: WaitingRoom, slot: DeviceSlot, running: Job, gone: set[int], actions: list[Action]
 ) -> None:
-    plan = room.plans[lane.index]
+    plan = room.plans[slot.index]
     first = next((job for job in plan.jobs if job.number not in gone), None)
     if first is None or not first.key < running.key:
         return
     if not first.rank == HIGH > running.rank:
         # Any of those that go before what runs may be the one that cannot wait for it, not the first alone.
         ahead_count = bisect_left(plan.keys, running.key)
-        if not plan.is_late_between(ahead_count, now_ns, max(now_ns, lane.ends_ns)):
+        if not plan.is_late_between(ahead_count, now_ns, max(now_ns, slot.ends_ns)):
             return
     room.note(running, now_ns, "interrupted for job", first.number)
-    actions.append(Preempt(lane, first))
+    actions.append(Preempt(slot, first))
 
 
-def _more_urgent(now_ns: int, room: WaitingRoom, lane: Lane, gone: set[int], than: Job) -> Job | None:
-    """A HIGH or overdue job that waits for another lane though this free one ends it sooner; it goes before a lane's own."""
+def _more_urgent(now_ns: int, room: WaitingRoom, slot: DeviceSlot, gone: set[int], than: Job) -> Job | None:
+    """A HIGH or overdue job that waits for another slot though this free one ends it sooner; it goes before a slot's own."""
     limit_ns = now_ns - room.age_ns
     best: Job | None = None
-    for other in room.lanes:
+    for other in room.slots:
         keys = room.plans[other.index].keys
-        if not keys or other is lane or not (keys[0] < than.key):
+        if not keys or other is slot or not (keys[0] < than.key):
             continue
         if keys[0][0] != -HIGH and keys[0][1] >= limit_ns:
             continue
-        for job in _candidates(now_ns, room, lane, other, gone):
+        for job in _candidates(now_ns, room, slot, other, gone):
             if not job.key < than.key or (job.rank < HIGH and job.urgent_ns >= limit_ns):
                 break
             if best is None or job.key < best.key:
@@ -180,29 +180,31 @@ def _more_urgent(now_ns: int, room: WaitingRoom, lane: Lane, gone: set[int], tha
     return best
 
 
-def _help(now_ns: int, room: WaitingRoom, lane: Lane, gone: set[int]) -> Job | None:
-    """A job planned on another lane that this free one would end sooner; of several the one with the least additional cost."""
+def _help(now_ns: int, room: WaitingRoom, slot: DeviceSlot, gone: set[int]) -> Job | None:
+    """A job planned on another slot that this free one would end sooner; of several the one with the least additional cost."""
     best: Job | None = None
     least = 0.0
-    for other in room.lanes:
-        if other is lane or not room.plans[other.index].jobs:
+    for other in room.slots:
+        if other is slot or not room.plans[other.index].jobs:
             continue
-        for job in _candidates(now_ns, room, lane, other, gone):
-            ratio = job.durations_ns[lane.device] / job.durations_ns[other.device]
+        for job in _candidates(now_ns, room, slot, other, gone):
+            ratio = job.durations_ns[slot.device] / job.durations_ns[other.device]
             if best is None or ratio < least:
                 best, least = job, ratio
     return best
 
 
-def _candidates(now_ns: int, room: WaitingRoom, lane: Lane, other: Lane, gone: set[int]) -> Iterator[Job]:
-    """Jobs of another lane's plan that a free lane ends in time and sooner, in their order; the first few alone are looked at."""
+def _candidates(
+    now_ns: int, room: WaitingRoom, slot: DeviceSlot, other: DeviceSlot, gone: set[int]
+) -> Iterator[Job]:
+    """Jobs of another slot's plan that a free slot ends in time and sooner, in their order; the first few alone are looked at."""
     plan = room.plans[other.index]
     is_busy = other.job is not None or not other.is_up
     turns_ns = max(now_ns, other.ends_ns) if other.job is not None else now_ns
     for position in range(0 if is_busy else 1, min(HELP_MAX, len(plan))):
         job = plan.jobs[position]
-        ends_ns = now_ns + job.durations_ns[lane.device]
-        if job.durations_ns[lane.device] == NEVER_NS or job.number in gone or ends_ns > job.deadline_ns:
+        ends_ns = now_ns + job.durations_ns[slot.device]
+        if job.durations_ns[slot.device] == NEVER_NS or job.number in gone or ends_ns > job.deadline_ns:
             continue
         if not other.is_up or ends_ns <= turns_ns + plan.before_ns(position + 1):
             yield job
@@ -222,10 +224,10 @@ class PlanPolicy:
         self._waiting_max = waiting_max
         self._on_full = on_full
 
-    def make_queue(self, lanes: Sequence[Lane]) -> WaitingRoom:
-        """An empty waiting room for lanes."""
+    def make_queue(self, slots: Sequence[DeviceSlot]) -> WaitingRoom:
+        """An empty waiting room for slots."""
         if self._waiting_max is None:
-            return WaitingRoom(lanes, on_full=self._on_full)
-        return WaitingRoom(lanes, waiting_max=self._waiting_max, on_full=self._on_full)
+            return WaitingRoom(slots, on_full=self._on_full)
+        return WaitingRoom(slots, waiting_max=self._waiting_max, on_full=self._on_full)
 
     decide = staticmethod(decide)

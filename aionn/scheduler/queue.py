@@ -1,13 +1,13 @@
-"""The jobs that wait for several lanes: each planned on one of them, or on standby until there is room.
+"""The jobs that wait for several slots: each planned on one of them, or on standby until there is room.
 
-Owns the choice of a lane by expected finish and by the harm done to others, the giving way of lesser jobs, early abort, ageing,
+Owns the choice of a slot by expected finish and by the harm done to others, the giving way of lesser jobs, early abort, ageing,
 the bound on what may wait, and the reasons of every decision. Pure: no clock, no waiting; the same calls give the same plans.
 
 Invariants:
 1. A waiting job is in exactly one plan, or on standby.
 2. With exact durations every planned job ends in time, unless a later arrival of a higher class takes its place.
-3. A job whose deadline no lane could meet, even idle, is rejected immediately; expired jobs are rejected before anything is sorted.
-4. A job that has run is preempted by one of its own class only on its lane, and only if its remaining part is far longer than that
+3. A job whose deadline no slot could meet, even idle, is rejected immediately; expired jobs are rejected before anything is sorted.
+4. A job that has run is preempted by one of its own class only on its slot, and only if its remaining part is far longer than that
    job and than its completed part.
 5. A LOW job goes before a MEDIUM one only where it would be lost otherwise, and all MEDIUM ones still end in time; never before
 one without a deadline, and it interrupts none. Nothing goes before HIGH.
@@ -28,8 +28,8 @@ import msgspec
 
 from aionn.errors import InvalidArgument
 from aionn.hal import Priority
-from aionn.scheduler.job import NEVER_NS, Job, JobState, Lane, Reason
-from aionn.scheduler.plan import PLAN_MAX, Key, LanePlan
+from aionn.scheduler.job import NEVER_NS, DeviceSlot, Job, JobState, Reason
+from aionn.scheduler.plan import PLAN_MAX, Key, SlotPlan
 
 __all__ = ["AGE_NS", "WAITING_MAX", "WaitingRoom", "WaitingRoomStatistics"]
 
@@ -40,7 +40,7 @@ AGE_NS = 2_000_000_000
 """Wait after which a job goes ahead of the MEDIUM ones that came later."""
 
 VICTIMS_MAX = 16
-"""Number of jobs of a lane that are tried for displacement before another lane."""
+"""Number of jobs of a slot that are tried for displacement before another slot."""
 
 RETRIES_MAX = 4
 """Number of jobs on standby that are tried at one decision."""
@@ -55,7 +55,7 @@ have just ended. Some 0.1 MB."""
 
 HIGH = int(Priority.HIGH)
 _PREEMPTS = 1 << 62
-"""Added to a lane's cost where a job of a lower class would be interrupted: any other lane is better."""
+"""Added to a slot's cost where a job of a lower class would be interrupted: any other slot is better."""
 
 Place = tuple[int, bool, int, int, bool]
 """``(end, whether no other job becomes late, position in the plan, duration, whether it interrupts what runs)``."""
@@ -71,11 +71,11 @@ class WaitingRoomStatistics(msgspec.Struct, frozen=True):
 
     Attributes:
         waiting: How many wait now.
-        planned: How many of them are planned on a lane.
+        planned: How many of them are planned on a slot.
         entered: How many came.
         refused: Number of those that were rejected on arrival.
         started: Starts, after an interruption counted again.
-        moved: How many changed their lane for another's sake.
+        moved: How many changed their slot for another's sake.
         displaced: How many lost their plan to another.
         retried: Number of jobs that were planned after standby.
         aged: How many went ahead because of their age.
@@ -95,19 +95,19 @@ class WaitingRoomStatistics(msgspec.Struct, frozen=True):
 
 
 class WaitingRoom:
-    """Jobs that wait for lanes.
+    """Jobs that wait for slots.
 
     Args:
-        lanes: All lanes of all devices.
+        slots: All slots of all devices.
         waiting_max: Most jobs that may wait.
         on_full: ``refuse`` turns a new job away; ``displace`` rejects the last in the order, if the new one goes before it.
         age_ns: After how long a waiting job goes ahead.
 
     Attributes:
-        lanes: As given.
-        plans: One per lane.
+        slots: As given.
+        plans: One per slot.
         standby: Those without a plan, in order.
-        lane_of: The index of the lane that each waiting job is planned on, by its number; -1 for standby.
+        slot_of: The index of the slot that each waiting job is planned on, by its number; -1 for standby.
         displaced: Jobs that lost their place because too many wait, until ``too_late`` returns them.
         age_ns: As given.
         is_stirred: Whether there may be room for a job on standby.
@@ -115,7 +115,7 @@ class WaitingRoom:
 
     def __init__(
         self,
-        lanes: Sequence[Lane],
+        slots: Sequence[DeviceSlot],
         *,
         waiting_max: int = WAITING_MAX,
         on_full: str = "refuse",
@@ -125,12 +125,12 @@ class WaitingRoom:
             raise InvalidArgument(f"waiting room: waiting_max must be at least 1, got {waiting_max}")
         if on_full not in ("refuse", "displace"):
             raise InvalidArgument(f"waiting room: on_full must be refuse or displace, got {on_full!r}")
-        self.lanes = lanes
-        self.plans = [LanePlan() for _ in lanes]
+        self.slots = slots
+        self.plans = [SlotPlan() for _ in slots]
         self.standby: list[tuple[Key, Job]] = []
         self.displaced: list[Job] = []
         self.is_stirred = False
-        self.lane_of: dict[int, int] = {}
+        self.slot_of: dict[int, int] = {}
         self._latest: list[tuple[int, int, Job]] = []
         # Jobs come in the order of time, so they come of age in that order.
         self._ages: deque[tuple[int, Job]] = deque()
@@ -144,12 +144,12 @@ class WaitingRoom:
         self._given_up: dict[str, int] = {}
 
     def __len__(self) -> int:
-        return len(self.lane_of)
+        return len(self.slot_of)
 
     # --- In and out ---
 
     def add(self, job: Job, now_ns: int) -> Reason | None:
-        """Admits a job and plans it; returns the reason for a rejection. A job that comes back from a lane is never rejected."""
+        """Admits a job and plans it; returns the reason for a rejection. A job that comes back from a slot is never rejected."""
         if not job.has_run:
             self._counts["entered"] += 1
             reason = self._turns_away(job, now_ns)
@@ -163,18 +163,18 @@ class WaitingRoom:
         self._place(job, now_ns, may_displace=True)
         return None
 
-    def pass_through(self, job: Job, lane: Lane, now_ns: int) -> None:
+    def pass_through(self, job: Job, slot: DeviceSlot, now_ns: int) -> None:
         """Counts a job that starts on arrival, without a wait."""
         self._counts["entered"] += 1
         self._ages.append((job.arrival_ns + self.age_ns, job))
-        self.started(job, lane, now_ns, "the first in its plan starts, on lane")
+        self.started(job, slot, now_ns, "the first in its plan starts, on slot")
 
     def _turns_away(self, job: Job, now_ns: int) -> Reason | None:
         if job.deadline_ns <= now_ns:
             return Reason.EXPIRED
         if now_ns + job.shortest_ns > job.deadline_ns:
             return Reason.IMPOSSIBLE
-        if len(self.lane_of) < self._waiting_max:
+        if len(self.slot_of) < self._waiting_max:
             return None
         last = self._last()
         if self._on_full == "refuse" or last is None or last.key < job.key:
@@ -191,16 +191,16 @@ class WaitingRoom:
         return max(ends, key=lambda job: _key_in(job, job.rank), default=None)
 
     def remove(self, job: Job) -> None:
-        """Removes a waiting job, to a lane or permanently. One that was removed already is ignored."""
-        if job.number in self.lane_of:
-            index = self.lane_of[job.number]
+        """Removes a waiting job, to a slot or permanently. One that was removed already is ignored."""
+        if job.number in self.slot_of:
+            index = self.slot_of[job.number]
             # A planned start of the first changes nothing for the rest; anything else makes room.
-            if index < 0 or self.plans[index].jobs[0] is not job or self.lanes[index].job is not None:
+            if index < 0 or self.plans[index].jobs[0] is not job or self.slots[index].job is not None:
                 self.is_stirred = True
             self._take(job)
 
     def _take(self, job: Job) -> None:
-        index = self.lane_of.pop(job.number)
+        index = self.slot_of.pop(job.number)
         if index >= 0:
             self.plans[index].remove(job)
             if job.key[0] != -job.rank:
@@ -214,9 +214,9 @@ class WaitingRoom:
         job.sort_into(rank, urgent_ns)
         self._place(job, now_ns, may_displace=True)
 
-    def is_planned_on(self, job: Job, lane: Lane) -> bool:
-        """Whether a job waits in a lane's plan."""
-        return self.lane_of.get(job.number) == lane.index
+    def is_planned_on(self, job: Job, slot: DeviceSlot) -> bool:
+        """Whether a job waits in a slot's plan."""
+        return self.slot_of.get(job.number) == slot.index
 
     def replan(self, job: Job, now_ns: int) -> None:
         """Plans a waiting job anew: what it was planned behind took longer than expected."""
@@ -225,7 +225,7 @@ class WaitingRoom:
 
     def change_priority(self, job: Job, priority: Priority, now_ns: int) -> bool:
         """Changes the class of a waiting job; False if it does not wait any more."""
-        if job.number not in self.lane_of:
+        if job.number not in self.slot_of:
             return False
         job.priority = priority
         self.sort_into(job, now_ns, rank=int(priority), urgent_ns=job.urgent_ns)
@@ -235,7 +235,7 @@ class WaitingRoom:
     # --- What time brings ---
 
     def too_late(self, now_ns: int) -> list[tuple[Job, Reason]]:
-        """Those that wait and cannot end in time any more on any lane; and those displaced because too many wait."""
+        """Those that wait and cannot end in time any more on any slot; and those displaced because too many wait."""
         latest = self._latest
         if not self.displaced and (not latest or latest[0][0] >= now_ns):
             return []
@@ -247,7 +247,7 @@ class WaitingRoom:
             if job.number in seen:
                 continue
             seen.add(job.number)
-            if job.number in self.lane_of and now_ns + job.shortest_ns > job.deadline_ns:
+            if job.number in self.slot_of and now_ns + job.shortest_ns > job.deadline_ns:
                 found.append((job, Reason.EXPIRED if job.deadline_ns <= now_ns else Reason.TOO_LATE))
         for job, reason in found:
             self._given_up[reason.name] = self._given_up.get(reason.name, 0) + 1
@@ -273,7 +273,7 @@ class WaitingRoom:
             rank, urgent_ns = max(job.rank, HIGH - 1), min(job.urgent_ns, job.arrival_ns)
             if job.state is JobState.RUNNING:
                 job.sort_into(rank, urgent_ns)
-            elif job.number in self.lane_of and job.rank < HIGH:
+            elif job.number in self.slot_of and job.rank < HIGH:
                 self._counts["aged"] += 1
                 self.sort_into(job, now_ns, rank=rank, urgent_ns=urgent_ns)
                 self.note(job, now_ns, "goes ahead because of its age")
@@ -294,41 +294,41 @@ class WaitingRoom:
         self.is_stirred = False
         for key, job in self.standby[:RETRIES_MAX]:
             self._hope(job, now_ns)
-            lane, place = self._find_place(job, now_ns)
-            if lane is not None and place is not None:
+            slot, place = self._find_place(job, now_ns)
+            if slot is not None and place is not None:
                 del self.standby[bisect_left(self.standby, (key,))]
                 self._counts["retried"] += 1
-                self._plan(job, lane, place)
+                self._plan(job, slot, place)
 
     # --- Where ---
 
-    def place_on(self, job: Job, lane: Lane, now_ns: int) -> Place | None:
-        """The result of planning a job on a lane; None where it could not end in time, or not run."""
-        duration_ns = job.durations_ns[lane.device]
-        if duration_ns == NEVER_NS or not lane.is_up:
+    def place_on(self, job: Job, slot: DeviceSlot, now_ns: int) -> Place | None:
+        """The result of planning a job on a slot; None where it could not end in time, or not run."""
+        duration_ns = job.durations_ns[slot.device]
+        if duration_ns == NEVER_NS or not slot.is_up:
             return None
-        plan = self.plans[lane.index]
+        plan = self.plans[slot.index]
         count = len(plan.keys)
-        running = lane.job
+        running = slot.job
         position = bisect_left(plan.keys, job.key) if count else 0
         before_ns = plan.before_ns(position)
         turns_ns = rest_ns = now_ns
         interrupts = False
         is_harmless = True
         if running is not None and running.state is not JobState.ENDED:
-            rest_ns = lane.ends_ns if lane.ends_ns > now_ns else now_ns
+            rest_ns = slot.ends_ns if slot.ends_ns > now_ns else now_ns
             turns_ns = rest_ns
-            if job.key < running.key and lane.can_preempt:
+            if job.key < running.key and slot.can_preempt:
                 must = job.rank == HIGH > running.rank
-                if must or lane.is_stopping or rest_ns + before_ns + duration_ns > job.deadline_ns:
+                if must or slot.is_stopping or rest_ns + before_ns + duration_ns > job.deadline_ns:
                     turns_ns = now_ns
-                    interrupts = not lane.is_stopping
+                    interrupts = not slot.is_stopping
                     is_harmless = running.deadline_ns - rest_ns >= before_ns + duration_ns
         end_ns = turns_ns + before_ns + duration_ns
         if end_ns > job.deadline_ns:
             return None
         if is_harmless and position < count:
-            urgent = self._urgent_count(lane, plan)
+            urgent = self._urgent_count(slot, plan)
             if position < urgent:
                 is_harmless = plan.slack_ns(position, urgent) - duration_ns >= now_ns
                 position_rest = urgent
@@ -338,75 +338,75 @@ class WaitingRoom:
                 is_harmless = plan.slack_ns(position_rest, count) - duration_ns >= rest_ns
         return end_ns, is_harmless, position, duration_ns, interrupts
 
-    def _urgent_count(self, lane: Lane, plan: LanePlan) -> int:
+    def _urgent_count(self, slot: DeviceSlot, plan: SlotPlan) -> int:
         """Number of the plan's first jobs that preempt the running one: the HIGH ones, if it is of a lower class."""
-        running = lane.job
-        if running is None or running.rank == HIGH or not lane.can_preempt or plan.keys[0][0] != -HIGH:
+        running = slot.job
+        if running is None or running.rank == HIGH or not slot.can_preempt or plan.keys[0][0] != -HIGH:
             return 0
         return bisect_left(plan.keys, (1 - HIGH,))
 
-    def _find_place(self, job: Job, now_ns: int) -> tuple[Lane | None, Place | None]:
+    def _find_place(self, job: Job, now_ns: int) -> tuple[DeviceSlot | None, Place | None]:
         """The best place in the order; for a LOW job that finds none, one among the MEDIUM jobs that have time to spare."""
-        lane, place = self._best_place(job, now_ns)
-        if lane is not None or job.rank >= HIGH - 1 or job.deadline_ns == NEVER_NS:
-            return lane, place
+        slot, place = self._best_place(job, now_ns)
+        if slot is not None or job.rank >= HIGH - 1 or job.deadline_ns == NEVER_NS:
+            return slot, place
         job.key = _key_in(job, HIGH - 1)
-        lane, place = self._best_place(job, now_ns)
-        if lane is not None and place is not None:
-            running = lane.job
+        slot, place = self._best_place(job, now_ns)
+        if slot is not None and place is not None:
+            running = slot.job
             waits = any(
                 other.rank > job.rank and other.deadline_ns == NEVER_NS
-                for other in self.plans[lane.index].jobs[place[2] :]
+                for other in self.plans[slot.index].jobs[place[2] :]
             )
             if not waits and not (place[4] and running is not None and running.rank > job.rank):
-                self.note(job, now_ns, "goes before MEDIUM jobs that have time to spare, on lane", lane.index)
-                return lane, place
+                self.note(job, now_ns, "goes before MEDIUM jobs that have time to spare, on slot", slot.index)
+                return slot, place
         job.key = _key_in(job, job.rank)
         return None, None
 
-    def _best_place(self, job: Job, now_ns: int) -> tuple[Lane | None, Place | None]:
-        """The lane that ends a job first without making another late, preferably one that preempts nothing."""
-        best: tuple[Lane | None, Place | None] = (None, None)
+    def _best_place(self, job: Job, now_ns: int) -> tuple[DeviceSlot | None, Place | None]:
+        """The slot that ends a job first without making another late, preferably one that preempts nothing."""
+        best: tuple[DeviceSlot | None, Place | None] = (None, None)
         least = NEVER_NS
-        for lane in self.lanes:
-            keys = self.plans[lane.index].keys
-            if not keys and lane.job is None:
-                # A free lane with nothing planned, the usual case: the result of place_on, in half the time.
-                duration_ns = job.durations_ns[lane.device]
+        for slot in self.slots:
+            keys = self.plans[slot.index].keys
+            if not keys and slot.job is None:
+                # A free slot with nothing planned, the usual case: the result of place_on, in half the time.
+                duration_ns = job.durations_ns[slot.device]
                 end_ns = now_ns + duration_ns
-                if lane.is_up and duration_ns != NEVER_NS and end_ns < least and end_ns <= job.deadline_ns:
+                if slot.is_up and duration_ns != NEVER_NS and end_ns < least and end_ns <= job.deadline_ns:
                     least = end_ns
-                    best = (lane, (end_ns, True, 0, duration_ns, False))
+                    best = (slot, (end_ns, True, 0, duration_ns, False))
                 continue
             if len(keys) >= PLAN_MAX and keys[-1] < job.key:
                 continue
-            place = self.place_on(job, lane, now_ns)
+            place = self.place_on(job, slot, now_ns)
             if place is not None and place[1]:
                 cost = place[0] + _PREEMPTS if place[4] else place[0]
                 if cost < least:
                     least = cost
-                    best = (lane, place)
+                    best = (slot, place)
         return best
 
-    def _plan(self, job: Job, lane: Lane, place: Place) -> None:
-        plan = self.plans[lane.index]
+    def _plan(self, job: Job, slot: DeviceSlot, place: Place) -> None:
+        plan = self.plans[slot.index]
         plan.insert(place[2], job, place[3])
-        self.lane_of[job.number] = lane.index
+        self.slot_of[job.number] = slot.index
         if len(plan.keys) > PLAN_MAX:
             last = plan.jobs[-1]
             plan.remove(last)
             self._stand_by(last)
 
     def _stand_by(self, job: Job) -> None:
-        self.lane_of[job.number] = -1
+        self.slot_of[job.number] = -1
         job.key = _key_in(job, job.rank)
         insort(self.standby, (job.key, job))
 
     def _place(self, job: Job, now_ns: int, *, may_displace: bool) -> None:
         self._hope(job, now_ns)
-        lane, place = self._find_place(job, now_ns)
-        if lane is not None and place is not None:
-            self._plan(job, lane, place)
+        slot, place = self._find_place(job, now_ns)
+        if slot is not None and place is not None:
+            self._plan(job, slot, place)
         elif not may_displace or self._is_crowded(job) or not self._displace(job, now_ns):
             self._stand_by(job)
 
@@ -416,88 +416,88 @@ class WaitingRoom:
             job.durations_ns, job.least_ns = job.least_ns, None
 
     def _is_crowded(self, job: Job) -> bool:
-        """Whether a job comes after all jobs that some lane plans ahead: then it waits for its turn to be planned."""
+        """Whether a job comes after all jobs that some slot plans ahead: then it waits for its turn to be planned."""
         return any(len(plan) >= PLAN_MAX and plan.keys[-1] < job.key for plan in self.plans)
 
     # --- Who gives way ---
 
     def _displace(self, job: Job, now_ns: int) -> bool:
-        """Plans a job at the cost of other jobs: one moves to another lane, a longer or lower one loses its plan, or several lower
+        """Plans a job at the cost of other jobs: one moves to another slot, a longer or lower one loses its plan, or several lower
         ones do. Returns whether it did.
         """
-        best: tuple[Price, Lane, Job | None, Lane | None] | None = None
-        for lane in self.lanes:
-            if now_ns + job.durations_ns[lane.device] > job.deadline_ns or not lane.is_up:
+        best: tuple[Price, DeviceSlot, Job | None, DeviceSlot | None] | None = None
+        for slot in self.slots:
+            if now_ns + job.durations_ns[slot.device] > job.deadline_ns or not slot.is_up:
                 continue
-            for option in self._options(job, lane, now_ns):
+            for option in self._options(job, slot, now_ns):
                 if best is None or option[0] < best[0]:
                     best = option
         if best is None:
             return False
-        _, lane, victim, other = best
+        _, slot, victim, other = best
         if victim is not None:
             self._take(victim)
             self._counts["moved" if other is not None else "displaced"] += 1
-        place = self.place_on(job, lane, now_ns)
+        place = self.place_on(job, slot, now_ns)
         assert place is not None, "the option was found a moment ago"
-        self._plan(job, lane, place)
+        self._plan(job, slot, place)
         if victim is not None:
             self.note(victim, now_ns, "gave way to job", job.number)
             self._place(victim, now_ns, may_displace=False)
         else:
-            self._repair(lane, now_ns, place[2] + 1 if place[4] else 0)
+            self._repair(slot, now_ns, place[2] + 1 if place[4] else 0)
         return True
 
     def _options(
-        self, job: Job, lane: Lane, now_ns: int
-    ) -> list[tuple[Price, Lane, Job | None, Lane | None]]:
-        """The jobs of one lane that could be displaced, each with its price."""
-        found: list[tuple[Price, Lane, Job | None, Lane | None]] = []
-        plan = self.plans[lane.index]
-        duration_ns = job.durations_ns[lane.device]
+        self, job: Job, slot: DeviceSlot, now_ns: int
+    ) -> list[tuple[Price, DeviceSlot, Job | None, DeviceSlot | None]]:
+        """The jobs of one slot that could be displaced, each with its price."""
+        found: list[tuple[Price, DeviceSlot, Job | None, DeviceSlot | None]] = []
+        plan = self.plans[slot.index]
+        duration_ns = job.durations_ns[slot.device]
         for victim in plan.jobs[:VICTIMS_MAX]:
-            saved_ns = victim.durations_ns[lane.device]
+            saved_ns = victim.durations_ns[slot.device]
             is_lesser = victim.rank < job.rank or (
                 victim.rank == job.rank and not victim.has_run and saved_ns > duration_ns
             )
-            other = self._elsewhere(victim, lane, now_ns)
+            other = self._elsewhere(victim, slot, now_ns)
             if other is None and not is_lesser:
                 continue
             plan.remove(victim)
-            place = self.place_on(job, lane, now_ns)
+            place = self.place_on(job, slot, now_ns)
             plan.insert(bisect_left(plan.keys, victim.key), victim, saved_ns)
             if place is None or not place[1]:
                 continue
             if other is not None:
                 extra_ns = victim.durations_ns[other.device] - saved_ns
-                found.append(((0, 0, 0, 0, duration_ns + extra_ns), lane, victim, other))
+                found.append(((0, 0, 0, 0, duration_ns + extra_ns), slot, victim, other))
             elif is_lesser:
                 count = 1000 if victim.has_run else 1
-                found.append(((1, victim.rank, 0, count, duration_ns - saved_ns), lane, victim, None))
-        price = self._force_price(job, lane, now_ns)
+                found.append(((1, victim.rank, 0, count, duration_ns - saved_ns), slot, victim, None))
+        price = self._force_price(job, slot, now_ns)
         if price is not None:
-            found.append((price, lane, None, None))
+            found.append((price, slot, None, None))
         return found
 
-    def _elsewhere(self, job: Job, lane: Lane, now_ns: int) -> Lane | None:
-        """The lane that ends a job soonest without making another late."""
+    def _elsewhere(self, job: Job, slot: DeviceSlot, now_ns: int) -> DeviceSlot | None:
+        """The slot that ends a job soonest without making another late."""
         best, best_ns = None, NEVER_NS
-        for other in self.lanes:
-            if other is not lane and len(self.plans[other.index]) < PLAN_MAX:
+        for other in self.slots:
+            if other is not slot and len(self.plans[other.index]) < PLAN_MAX:
                 place = self.place_on(job, other, now_ns)
                 if place is not None and place[1] and place[0] < best_ns:
                     best, best_ns = other, place[0]
         return best
 
-    def _force_price(self, job: Job, lane: Lane, now_ns: int) -> Price | None:
-        """The cost of placing a job on a lane if others become late; None if one of its own class or above would."""
-        place = self.place_on(job, lane, now_ns)
+    def _force_price(self, job: Job, slot: DeviceSlot, now_ns: int) -> Price | None:
+        """The cost of placing a job on a slot if others become late; None if one of its own class or above would."""
+        place = self.place_on(job, slot, now_ns)
         if place is None:
             return None
         duration_ns = place[3]
-        plan = self.plans[lane.index]
-        running = lane.job if lane.job is not None and lane.job.state is not JobState.ENDED else None
-        rest_ns = max(now_ns, lane.ends_ns) if running is not None else now_ns
+        plan = self.plans[slot.index]
+        running = slot.job if slot.job is not None and slot.job.state is not JobState.ENDED else None
+        rest_ns = max(now_ns, slot.ends_ns) if running is not None else now_ns
         losses = highest = 0
         for position in range(place[2], len(plan)):
             if plan.slack_ns(position, position + 1) - duration_ns < rest_ns:
@@ -511,24 +511,24 @@ class WaitingRoom:
                 return None
             if running.rank == job.rank:
                 left_ns = rest_ns - now_ns
-                done_ns = running.durations_ns[lane.device] - left_ns
+                done_ns = running.durations_ns[slot.device] - left_ns
                 if left_ns < max(done_ns, LONG_RATIO * duration_ns):
                     return None
             started = 1
             highest = max(highest, running.rank)
         return 1, highest, int(losses + started > 1), started * 1000 + losses, duration_ns
 
-    def _repair(self, lane: Lane, now_ns: int, urgent_count: int) -> None:
-        """Takes jobs out of a lane's plan until the rest ends in time: of the least class up to the late one, the longest.
+    def _repair(self, slot: DeviceSlot, now_ns: int, urgent_count: int) -> None:
+        """Takes jobs out of a slot's plan until the rest ends in time: of the least class up to the late one, the longest.
 
         The first ``urgent_count`` interrupt what runs.
         """
-        plan = self.plans[lane.index]
-        running = lane.job if lane.job is not None and lane.job.state is not JobState.ENDED else None
-        rest_ns = max(now_ns, lane.ends_ns) if running is not None else now_ns
+        plan = self.plans[slot.index]
+        running = slot.job if slot.job is not None and slot.job.state is not JobState.ENDED else None
+        rest_ns = max(now_ns, slot.ends_ns) if running is not None else now_ns
         out = []
         while plan.jobs:
-            late = plan.first_late(max(urgent_count, self._urgent_count(lane, plan)), now_ns, rest_ns)
+            late = plan.first_late(max(urgent_count, self._urgent_count(slot, plan)), now_ns, rest_ns)
             if late < 0:
                 break
             least = plan.jobs[late].rank
@@ -545,29 +545,29 @@ class WaitingRoom:
 
     # --- Why ---
 
-    def started(self, job: Job, lane: Lane, now_ns: int, why: str) -> None:
+    def started(self, job: Job, slot: DeviceSlot, now_ns: int, why: str) -> None:
         """Remembers a start."""
         self._counts["started"] += 1
-        self.note(job, now_ns, why, lane.index)
+        self.note(job, now_ns, why, slot.index)
 
     def note(self, job: Job, now_ns: int, text: str, number: int = -1) -> None:
-        """Stores the last decision about a job; the number of a lane or of another job is part of the text."""
+        """Stores the last decision about a job; the number of a slot or of another job is part of the text."""
         notes = self._notes
         notes[job.number] = (now_ns, text, number)
         if len(notes) > NOTES_MAX:
             notes.popitem(last=False)
 
     def explain(self, job: Job, now_ns: int) -> str:
-        """The state of a job with the reason, in some lines: its place in the order, the result on each lane, the last decision."""
+        """The state of a job with the reason, in some lines: its place in the order, the result on each slot, the last decision."""
         lines = [repr(job)]
-        index = self.lane_of.get(job.number)
+        index = self.slot_of.get(job.number)
         if index is not None:
             ahead = sum(key < job.key for plan in self.plans for key in plan.keys)
             ahead += bisect_left(self.standby, (job.key,))
             lines.append(f"{ahead} of {len(self)} go before it; " + _where(index))
-            for lane in self.lanes:
-                place = self.place_on(job, lane, now_ns)
-                lines.append(f"lane {lane.index} (device {lane.device}): {_told(place, now_ns)}")
+            for slot in self.slots:
+                place = self.place_on(job, slot, now_ns)
+                lines.append(f"slot {slot.index} (device {slot.device}): {_told(place, now_ns)}")
         noted = self._notes.get(job.number)
         if noted is not None:
             lines.append(f"at {noted[0]} ns: {noted[1]}" + (f" {noted[2]}" if noted[2] >= 0 else ""))
@@ -588,7 +588,7 @@ def _key_in(job: Job, rank: int) -> Key:
 
 
 def _where(index: int) -> str:
-    return "it is on standby, no lane has room for it" if index < 0 else f"planned on lane {index}"
+    return "it is on standby, no slot has room for it" if index < 0 else f"planned on slot {index}"
 
 
 def _told(place: Place | None, now_ns: int) -> str:

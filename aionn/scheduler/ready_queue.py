@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from aionn.scheduler.job import Action, Job, Lane, Reason
+from aionn.scheduler.job import Action, DeviceSlot, Job, Reason
 
 __all__ = ["Policy", "ReadyQueue"]
 
@@ -37,15 +37,15 @@ class ReadyQueue(Protocol):
 
 
 class Policy(Protocol):
-    """The lanes of jobs: a function of the time, the waiting jobs and the lanes."""
+    """A function of the time, the waiting jobs and the slots."""
 
     @property
     def name(self) -> str: ...
 
-    def make_queue(self, lanes: Sequence[Lane]) -> ReadyQueue:
-        """An empty queue for lanes."""
+    def make_queue(self, slots: Sequence[DeviceSlot]) -> ReadyQueue:
+        """An empty queue for slots."""
         ...
 
-    def decide(self, now_ns: int, queue: Any, lanes: Sequence[Lane]) -> list[Action]:
+    def decide(self, now_ns: int, queue: Any, slots: Sequence[DeviceSlot]) -> list[Action]:
         """The actions to take now, in the order in which they are to be applied. The caller removes started and aborted jobs."""
         ...

@@ -22,7 +22,7 @@ from collections.abc import Callable, Hashable
 from aionn.errors import ResourceExhausted
 from aionn.hal import Priority
 from aionn.scheduler.estimates import Estimates
-from aionn.scheduler.job import NEVER_NS, Action, Job, JobState, Lane, Preempt, Start
+from aionn.scheduler.job import NEVER_NS, Action, DeviceSlot, Job, JobState, Preempt, Start
 from aionn.scheduler.policy import PlanPolicy
 from aionn.scheduler.queue import WAITING_MAX
 from aionn.scheduler.ready_queue import Policy
@@ -148,11 +148,11 @@ class SharedSlots:
         self._now = now
         self._waiting_max = waiting_max
         self._trace = trace
-        self._lanes = [Lane(index, 0, can_preempt=can_preempt) for index in range(slot_count)]
+        self._slots = [DeviceSlot(index, 0, can_preempt=can_preempt) for index in range(slot_count)]
         self._holders: list[Claim | None] = [None] * slot_count
         self._preempted_for: list[Job | None] = [None] * slot_count
         self._policy: Policy = PlanPolicy(waiting_max=waiting_max) if policy is None else policy
-        self._queue = self._policy.make_queue(self._lanes)
+        self._queue = self._policy.make_queue(self._slots)
         self._estimates = Estimates()
         self._numbers = itertools.count()
         self._jobs: dict[int, Job] = {}  # All that are in the queue.
@@ -223,7 +223,7 @@ class SharedSlots:
             return
         claim.slot = None
         claim.is_wanted_back = False
-        lane = self._lanes[slot]
+        lane = self._slots[slot]
         self._holders[slot] = None
         lane.job = None
         lane.is_stopping = False
@@ -251,7 +251,7 @@ class SharedSlots:
         slot, job = claim.slot, claim._job
         assert slot is not None and job is not None, "only a holder whose slot is wanted back gives way"
         now_ns = self._now()
-        lane = self._lanes[slot]
+        lane = self._slots[slot]
         claim.slot = None
         claim.is_wanted_back = False
         claim._since_ns = 0  # A timing in pieces does not give the whole duration.
@@ -272,12 +272,12 @@ class SharedSlots:
         """Makes jobs of the claims that took their slots while none waited, in the order in which they did."""
         held = [
             (claim._since_ns, lane.index, claim)
-            for lane, claim in zip(self._lanes, self._holders, strict=True)
+            for lane, claim in zip(self._slots, self._holders, strict=True)
             if claim
         ]
         for _, index, claim in sorted(held, key=lambda entry: entry[:2]):
             if claim._job is None:
-                lane = self._lanes[index]
+                lane = self._slots[index]
                 job = self._job_of(claim, claim._since_ns)
                 job.state = JobState.RUNNING
                 job.has_run = True
@@ -300,7 +300,7 @@ class SharedSlots:
     def _show_or_store(self, claim: Claim, now_ns: int) -> None:
         group = (claim.owner, claim.priority)
         shown = self._shown.setdefault(group, [])
-        if len(shown) >= len(self._lanes):
+        if len(shown) >= len(self._slots):
             last = max(shown, key=_urgency)
             if _urgency(claim) < _urgency(last):
                 assert last._job is not None, "a claim that is shown has a job"
@@ -337,7 +337,7 @@ class SharedSlots:
         shown.remove(claim)
         behind = self._behind.get(group)
         now_ns = self._now()
-        while behind and len(shown) < len(self._lanes):
+        while behind and len(shown) < len(self._slots):
             self._behind_count -= 1
             self._show(behind.pop(), now_ns)
         if not behind:
@@ -350,14 +350,14 @@ class SharedSlots:
         while has_started:
             has_started = False
             self._withdraw_preemptions()
-            for action in self._policy.decide(now_ns, self._queue, self._lanes):
+            for action in self._policy.decide(now_ns, self._queue, self._slots):
                 if self._trace is not None:
                     self._trace(now_ns, action)
                 if isinstance(action, Start):
-                    self._start(action.job, action.lane, now_ns)
+                    self._start(action.job, action.slot, now_ns)
                     has_started = True  # Others are shown now, and slots may be left.
                 elif isinstance(action, Preempt):
-                    self._ask_back(action.lane, action.by)
+                    self._ask_back(action.slot, action.by)
                 elif action.job.state is JobState.RUNNING:
                     # It looks at its deadline itself, at its next boundary.
                     action.job.state = JobState.ENDED
@@ -372,12 +372,12 @@ class SharedSlots:
 
     def _start_first(self, now_ns: int) -> bool:
         """Starts the first that waits, whatever is expected of it: no event may come that would have it decided on again."""
-        lane = next(lane for lane in self._lanes if lane.job is None)
+        lane = next(lane for lane in self._slots if lane.job is None)
         # Of all that are in the queue, not only of those shown: a job that gave way is in the queue alone.
         self._start(min(self._jobs.values(), key=lambda job: job.key), lane, now_ns)
         return True
 
-    def _start(self, job: Job, lane: Lane, now_ns: int) -> None:
+    def _start(self, job: Job, lane: DeviceSlot, now_ns: int) -> None:
         claim: Claim = job.item
         self._take_out(job)
         job.state = JobState.RUNNING
@@ -391,7 +391,7 @@ class SharedSlots:
         self._unshow(claim)
         claim.start()
 
-    def _ask_back(self, lane: Lane, by: Job) -> None:
+    def _ask_back(self, lane: DeviceSlot, by: Job) -> None:
         assert lane.job is not None, "only a job that runs is interrupted"
         claim: Claim = lane.job.item
         lane.is_stopping = True
@@ -401,7 +401,7 @@ class SharedSlots:
 
     def _withdraw_preemptions(self) -> None:
         """Lets holders continue whose slots are not needed any more, since the job that needed one got another slot, or left."""
-        for lane, by, claim in zip(self._lanes, self._preempted_for, self._holders, strict=True):
+        for lane, by, claim in zip(self._slots, self._preempted_for, self._holders, strict=True):
             # The policy is asked afterwards, and preempts again where another job needs the slot.
             if by is not None and by.state is not JobState.WAITING:
                 self._preempted_for[lane.index] = None

@@ -113,7 +113,7 @@ def report_of(engine: Engine) -> Report:
     span_s = engine.core.now_ns / 1e9
     devices = []
     for index, device in enumerate(scenario.devices):
-        busy_s = sum(engine.busy_ns[lane.index] for lane in engine.lanes if lane.device == index) / 1e9
+        busy_s = sum(engine.busy_ns[slot.index] for slot in engine.slots if slot.device == index) / 1e9
         share = busy_s / (span_s * device.slots) if span_s else 0.0
         # Slots share the device: it draws in proportion to how many of them are busy.
         energy_j = (
@@ -219,18 +219,18 @@ def _counts(report: Report) -> str:
 def _timeline(engine: Engine) -> str:
     spans: list[tuple[int, int, int, int]] = []
     since: dict[int, tuple[int, int]] = {}
-    for at_ns, kind, number, lane in engine.events:
+    for at_ns, kind, number, slot in engine.events:
         if kind == "start":
-            since[lane] = (at_ns, number)
-        elif kind in ("stop", "end", "lost") and lane in since:
-            started_ns, who = since.pop(lane)
-            spans.append((lane, started_ns, at_ns, who))
+            since[slot] = (at_ns, number)
+        elif kind in ("stop", "end", "lost") and slot in since:
+            started_ns, who = since.pop(slot)
+            spans.append((slot, started_ns, at_ns, who))
     shown = spans[:BARS_MAX]
     end_ns = max((span[2] for span in shown), default=1)
     parts = []
-    for row in engine.lanes:
+    for row in engine.slots:
         device = engine.scenario.devices[row.device]
-        slot = sum(lane.device == row.device for lane in engine.lanes[: row.index])
+        slot = sum(slot.device == row.device for slot in engine.slots[: row.index])
         name = html.escape(f"{device.name}, slot {slot + 1}" if device.slots > 1 else device.name)
         parts.append(f'<text x="0" y="{row.index * 26 + 16}">{name}</text>')
     for index, started_ns, ended_ns, number in shown:
@@ -243,7 +243,7 @@ def _timeline(engine: Engine) -> str:
             f'<rect x="{x:.2f}" y="{index * 26}" width="{width:.2f}" height="20" fill="{_colour_of(engine, number)}"'
             f' opacity="{1 if is_on_time else 0.35}"><title>{label}</title></rect>'
         )
-    height = len(engine.lanes) * 26 + 24
+    height = len(engine.slots) * 26 + 24
     parts.insert(0, _ticks(140, height - 24, end_ns / 1e6))
     told = f"<p>The first {BARS_MAX} of {len(spans)} executions.</p>" if len(spans) > BARS_MAX else ""
     return f'{told}{LEGEND}<svg role="img" width="{WIDTH}" height="{height}">{"".join(parts)}</svg>'

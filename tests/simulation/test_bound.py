@@ -100,15 +100,15 @@ def test_no_policy_exceeds_the_bound(draw_workload):
 
 
 def test_our_policy_is_optimal_for_what_is_all_there():
-    from aionn.scheduler.job import Abort, Job, JobState, Lane, Start
+    from aionn.scheduler.job import Abort, DeviceSlot, Job, JobState, Start
     from aionn.scheduler.queue import WaitingRoom
 
     for seed in range(60):
         source = random.Random(seed)
         terms = [(source.randrange(1, 20), source.randrange(5, 80)) for _ in range(source.randrange(2, 10))]
-        lane = Lane(0, 0)
-        room = WaitingRoom([lane])
-        # What runs first keeps the lane until all are there.
+        slot = DeviceSlot(0, 0)
+        room = WaitingRoom([slot])
+        # What runs first keeps the slot until all are there.
         jobs = [
             Job(i, priority=Priority.LOW, deadline_ns=d, arrival_ns=0, durations_ns=(p,))
             for i, (p, d) in enumerate(terms)
@@ -117,7 +117,7 @@ def test_our_policy_is_optimal_for_what_is_all_there():
             room.add(job, 0)
         now, done = 0, 0
         while len(room):
-            for action in PlanPolicy().decide(now, room, [lane]):
+            for action in PlanPolicy().decide(now, room, [slot]):
                 room.remove(action.job)
                 action.job.state = JobState.ENDED
                 if isinstance(action, Start):

@@ -71,14 +71,14 @@ def caught(policy, text=TEXT):
 
 
 class StartsOnBusyLanes(PlanPolicy):
-    def decide(self, now_ns, queue, lanes):
-        actions = super().decide(now_ns, queue, lanes)
-        return [Start(a.by, a.lane) if isinstance(a, Preempt) else a for a in actions]
+    def decide(self, now_ns, queue, slots):
+        actions = super().decide(now_ns, queue, slots)
+        return [Start(a.by, a.slot) if isinstance(a, Preempt) else a for a in actions]
 
 
 class NeverInterrupts(PlanPolicy):
-    def decide(self, now_ns, queue, lanes):
-        return [a for a in super().decide(now_ns, queue, lanes) if not isinstance(a, Preempt)]
+    def decide(self, now_ns, queue, slots):
+        return [a for a in super().decide(now_ns, queue, slots) if not isinstance(a, Preempt)]
 
 
 class RoomThatForgets(WaitingRoom):
@@ -94,14 +94,14 @@ class RoomWithoutAge(WaitingRoom):
 class RoomThatKeepsTheExpired(WaitingRoom):
     """An expired job looks most urgent, as where what is left is clamped to zero."""
 
-    def place_on(self, job, lane, now_ns):
-        place = super().place_on(job, lane, now_ns)
-        duration_ns = job.durations_ns[lane.device]
+    def place_on(self, job, slot, now_ns):
+        place = super().place_on(job, slot, now_ns)
+        duration_ns = job.durations_ns[slot.device]
         if place is None and duration_ns < 1 << 62:
             return (
                 now_ns + duration_ns,
                 True,
-                0 if not self.plans[lane.index].jobs else len(self.plans[lane.index]),
+                0 if not self.plans[slot.index].jobs else len(self.plans[slot.index]),
                 duration_ns,
                 False,
             )
@@ -109,11 +109,11 @@ class RoomThatKeepsTheExpired(WaitingRoom):
 
 
 class StartsAnywhere(PlanPolicy):
-    """Takes the last free lane, whatever its device can run."""
+    """Takes the last free slot, whatever its device can run."""
 
-    def decide(self, now_ns, queue, lanes):
-        actions = super().decide(now_ns, queue, lanes)
-        free = [lane for lane in lanes if lane.job is None]
+    def decide(self, now_ns, queue, slots):
+        actions = super().decide(now_ns, queue, slots)
+        free = [slot for slot in slots if slot.job is None]
         return [Start(a.job, free.pop()) if isinstance(a, Start) else a for a in actions]
 
 
@@ -122,8 +122,8 @@ class WithRoom(PlanPolicy):
         super().__init__()
         self.kind = kind
 
-    def make_queue(self, lanes):
-        return self.kind(lanes)
+    def make_queue(self, slots):
+        return self.kind(slots)
 
 
 @pytest.mark.parametrize("text", [TEXT, AGEING])
@@ -131,7 +131,7 @@ def test_without_a_bug_nothing_is_found(text):
     assert caught(PlanPolicy(), text) == []
 
 
-def test_start_on_a_busy_lane_is_caught():
+def test_start_on_a_busy_slot_is_caught():
     assert any("one job at a time" in breach for breach in caught(StartsOnBusyLanes()))
 
 
@@ -152,13 +152,13 @@ def test_plans_that_cannot_be_kept_are_caught(monkeypatch):
     monkeypatch.setattr(policy_module.WaitingRoom, "replan", lambda self, job, now_ns: None)
     original = policy_module._start
 
-    def start(now_ns, room, lane, gone, actions):
-        for job in room.plans[lane.index].jobs:
+    def start(now_ns, room, slot, gone, actions):
+        for job in room.plans[slot.index].jobs:
             if job.number not in gone:
                 gone.add(job.number)
-                actions.append(Start(job, lane))
+                actions.append(Start(job, slot))
                 return True
-        return original(now_ns, room, lane, gone, actions)
+        return original(now_ns, room, slot, gone, actions)
 
     monkeypatch.setattr(policy_module, "_start", start)
     assert any("past its deadline" in breach for breach in caught(WithRoom(RoomThatKeepsTheExpired)))

@@ -1,20 +1,20 @@
-"""A table of lanes before a waiting room: the least shell that applies decisions, for tests of the pure policy."""
+"""Slots and a waiting room: the least shell that applies decisions, for tests of the pure policy."""
 
 from __future__ import annotations
 
 from aionn.hal import Priority
-from aionn.scheduler.job import NEVER_NS, Abort, Job, JobState, Lane, Start
+from aionn.scheduler.job import NEVER_NS, Abort, DeviceSlot, Job, JobState, Start
 from aionn.scheduler.policy import decide
 from aionn.scheduler.queue import WaitingRoom
 
 
 class Table:
-    """Lanes with a waiting room, and the least shell that applies decisions."""
+    """Slots with a waiting room, and the least shell that applies decisions."""
 
-    def __init__(self, lanes=1, devices=None, policy=None, **settings):
-        devices = devices or list(range(lanes))
-        self.lanes = [Lane(index, device) for index, device in enumerate(devices)]
-        self.room = WaitingRoom(self.lanes, **settings) if policy is None else policy.make_queue(self.lanes)
+    def __init__(self, slots=1, devices=None, policy=None, **settings):
+        devices = devices or list(range(slots))
+        self.slots = [DeviceSlot(index, device) for index, device in enumerate(devices)]
+        self.room = WaitingRoom(self.slots, **settings) if policy is None else policy.make_queue(self.slots)
         self._decide = decide if policy is None else policy.decide
         self.now = 0
         self.number = 0
@@ -38,45 +38,45 @@ class Table:
 
     def decide(self, now=None):
         self.now = self.now if now is None else now
-        actions = self._decide(self.now, self.room, self.lanes)
+        actions = self._decide(self.now, self.room, self.slots)
         for action in actions:
             if isinstance(action, Start):
                 self.room.remove(action.job)
                 action.job.state = JobState.RUNNING
                 action.job.has_run = True
-                action.job.device = action.lane.device
-                action.lane.job = action.job
-                action.lane.ends_ns = self.now + action.job.durations_ns[action.lane.device]
+                action.job.device = action.slot.device
+                action.slot.job = action.job
+                action.slot.ends_ns = self.now + action.job.durations_ns[action.slot.device]
             elif isinstance(action, Abort):
                 self.room.remove(action.job)
                 action.job.state = JobState.ENDED
             else:
-                action.lane.is_stopping = True
+                action.slot.is_stopping = True
         return actions
 
-    def end(self, lane=0, now=None):
-        self.now = self.lanes[lane].ends_ns if now is None else now
-        job = self.lanes[lane].job
+    def end(self, slot=0, now=None):
+        self.now = self.slots[slot].ends_ns if now is None else now
+        job = self.slots[slot].job
         job.state = JobState.ENDED
-        self.lanes[lane].job = None
-        self.lanes[lane].is_stopping = False
+        self.slots[slot].job = None
+        self.slots[slot].is_stopping = False
         return job
 
-    def give_way(self, lane):
+    def give_way(self, slot):
         """What runs stops at once, and goes on with what is left of it when its turn comes again."""
-        job = lane.job
-        lane.job, lane.is_stopping, job.state = None, False, JobState.WAITING
+        job = slot.job
+        slot.job, slot.is_stopping, job.state = None, False, JobState.WAITING
         left = [NEVER_NS] * len(job.durations_ns)
-        left[lane.device] = lane.ends_ns - self.now
-        job.durations_ns, job.shortest_ns = left, left[lane.device]
+        left[slot.device] = slot.ends_ns - self.now
+        job.durations_ns, job.shortest_ns = left, left[slot.device]
         self.room.add(job, self.now)
 
     def order(self):
-        """Numbers in the order in which one lane runs them."""
+        """Numbers in the order in which one slot runs them."""
         found = []
         while True:
             self.decide()
-            if self.lanes[0].job is None:
+            if self.slots[0].job is None:
                 return found
             found.append(self.end().number)
 
@@ -89,4 +89,4 @@ async def acquire(dispatcher, **terms):
 
 
 def starts(actions):
-    return [(a.job.number, a.lane.index) for a in actions if isinstance(a, Start)]
+    return [(a.job.number, a.slot.index) for a in actions if isinstance(a, Start)]

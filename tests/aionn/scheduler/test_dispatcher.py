@@ -435,7 +435,7 @@ async def test_every_action_is_traced():
         dispatcher.release(job)
 
 
-def played(seed, lane_count, can_preempt):
+def played(seed, slot_count, can_preempt):
     """A random game of arrivals, departures and ends; what was decided, and what was counted."""
     generator = random.Random(seed)
     clock, traced, jobs = [1000], [], []
@@ -444,7 +444,7 @@ def played(seed, lane_count, can_preempt):
         job = action.by if isinstance(action, Preempt) else action.job
         traced.append((at_ns, type(action).__name__, job.number))
 
-    dispatcher = Dispatcher(lane_count, now=lambda: clock[0], can_preempt=can_preempt, trace=trace)
+    dispatcher = Dispatcher(slot_count, now=lambda: clock[0], can_preempt=can_preempt, trace=trace)
     for _ in range(60):
         clock[0] += generator.choice((0, 5, 40, 400))
         held = [job for job in jobs if job.state is JobState.RUNNING]
@@ -463,12 +463,12 @@ def played(seed, lane_count, can_preempt):
 
 
 @pytest.mark.parametrize("can_preempt", [False, True])
-@pytest.mark.parametrize("lane_count", [1, 2, 3])
-def test_what_starts_at_once_is_what_deciding_would_start(monkeypatch, lane_count, can_preempt):
-    games = [played(seed, lane_count, can_preempt) for seed in range(100)]
+@pytest.mark.parametrize("slot_count", [1, 2, 3])
+def test_what_starts_at_once_is_what_deciding_would_start(monkeypatch, slot_count, can_preempt):
+    games = [played(seed, slot_count, can_preempt) for seed in range(100)]
     assert any(statistics.started > statistics.refused for _, statistics, _ in games)
     monkeypatch.setattr("aionn.scheduler.dispatcher.start_at_once", lambda *arguments: None)
-    assert [played(seed, lane_count, can_preempt) for seed in range(100)] == games
+    assert [played(seed, slot_count, can_preempt) for seed in range(100)] == games
 
 
 async def test_forgotten_model_leaves_neither_durations_nor_refusals(dispatcher):

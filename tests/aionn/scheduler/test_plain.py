@@ -36,7 +36,7 @@ def test_job_starts_though_its_duration_does_not_fit_before_its_deadline():
 def test_expired_job_is_aborted_and_the_next_one_starts():
     table = table_of()
     late, other = table.add(10, priority=HIGH, deadline=100), table.add(10, priority=LOW)
-    assert table.decide(100) == [Abort(late, Reason.EXPIRED), Start(other, table.lanes[0])]
+    assert table.decide(100) == [Abort(late, Reason.EXPIRED), Start(other, table.slots[0])]
     assert table.room.add(table.job(10, deadline=100), 100) is Reason.EXPIRED
 
 
@@ -49,11 +49,11 @@ def test_each_waiting_job_preempts_one_lower_job_the_lowest_and_latest_first(cou
     found = []
     for _ in range(count):
         table.add(10, priority=HIGH)
-        found += [action.lane.job.number for action in table.decide() if isinstance(action, Preempt)]
+        found += [action.slot.job.number for action in table.decide() if isinstance(action, Preempt)]
     # Those that run, lowest and latest first; the HIGH one is never among them.
-    lane_of = {lane.job.number: lane.index for lane in table.lanes}
+    slot_of = {slot.job.number: slot.index for slot in table.slots}
     assert len(found) == len(set(found)) == min(count, 3)
-    assert [table.lanes[lane_of[number]].job.rank for number in found] == [LOW, LOW, MEDIUM][:count]
+    assert [table.slots[slot_of[number]].job.rank for number in found] == [LOW, LOW, MEDIUM][:count]
     assert found[:2] == sorted(found[:2], reverse=True)
 
 
@@ -65,9 +65,9 @@ def test_equals_do_not_preempt_each_other_whatever_their_deadlines():
     assert table.decide() == []
 
 
-def test_lane_that_cannot_stop_is_not_preempted():
+def test_slot_that_cannot_stop_is_not_preempted():
     table = table_of()
-    table.lanes[0].can_preempt = False
+    table.slots[0].can_preempt = False
     table.add(100, priority=LOW)
     table.decide()
     table.add(10, priority=HIGH)
@@ -82,7 +82,7 @@ def test_every_start_is_the_first_of_a_sorted_list(seed):
     for now in range(300):
         deadline = source.choice((None, now + source.randrange(1, 50)))
         waiting.append(table.add(10, priority=source.choice(list(Priority)), deadline=deadline))
-        if source.random() < 0.3 and table.lanes[0].job is not None:
+        if source.random() < 0.3 and table.slots[0].job is not None:
             table.end(0, now)
         for action in table.decide(now):
             if isinstance(action, Abort):

@@ -1,16 +1,16 @@
-"""The plan of a lane against a simple list."""
+"""The plan of a slot against a simple list."""
 
 import random
 
 from aionn.hal import Priority
 from aionn.scheduler.job import Job
-from aionn.scheduler.plan import LanePlan
+from aionn.scheduler.plan import SlotPlan
 
 
 def test_sums_and_slacks_agree_with_a_plain_list():
     for seed in range(30):
         source = random.Random(seed)
-        plan = LanePlan()
+        plan = SlotPlan()
         model: list[tuple[Job, int]] = []
         for number in range(120):
             if model and source.random() < 0.4:

@@ -1,10 +1,10 @@
-"""Decisions: pure, so each claim is a call with a time, a waiting room and lanes."""
+"""Decisions: pure, so each claim is a call with a time, a waiting room and slots."""
 
 import pytest
 
 from aionn.errors import InvalidArgument
 from aionn.hal import TIME_MAX_NS, Priority
-from aionn.scheduler.job import NEVER_NS, Abort, JobState, Lane, Preempt, Reason, Start
+from aionn.scheduler.job import NEVER_NS, Abort, DeviceSlot, JobState, Preempt, Reason, Start
 from aionn.scheduler.queue import AGE_NS, WaitingRoom
 from tests.aionn.scheduler.table import Table, starts
 
@@ -76,16 +76,16 @@ def test_high_interrupts_lower_job():
     low = table.add(100, priority=LOW)
     table.decide()
     high = table.add(10, priority=HIGH)
-    assert table.decide(now=5) == [Preempt(table.lanes[0], high)]
+    assert table.decide(now=5) == [Preempt(table.slots[0], high)]
     assert low.state is JobState.RUNNING
 
 
-def test_high_interrupts_nothing_where_another_lane_is_free():
+def test_high_interrupts_nothing_where_another_slot_is_free():
     table = Table(devices=[0, 0])
     table.add(100, priority=LOW)
     table.decide()
     high = table.add(10, priority=HIGH)
-    assert table.decide(now=5) == [Start(high, table.lanes[1])]
+    assert table.decide(now=5) == [Start(high, table.slots[1])]
 
 
 def test_medium_interrupts_low_only_where_it_would_be_late():
@@ -95,7 +95,7 @@ def test_medium_interrupts_low_only_where_it_would_be_late():
     table.add(10, priority=MEDIUM, deadline=200)
     assert table.decide(now=5) == []
     urgent = table.add(10, priority=MEDIUM, deadline=50)
-    assert table.decide(now=5) == [Preempt(table.lanes[0], urgent)]
+    assert table.decide(now=5) == [Preempt(table.slots[0], urgent)]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_equals_interrupt_where_both_are_kept_or_far_more_is_left(deadline, dura
     table.add(100, deadline=deadline)
     table.decide()
     urgent = table.add(duration, deadline=80)
-    assert table.decide(now=5) == ([Preempt(table.lanes[0], urgent)] if interrupts else [])
+    assert table.decide(now=5) == ([Preempt(table.slots[0], urgent)] if interrupts else [])
 
 
 def test_medium_interrupts_low_that_is_lost_by_it():
@@ -116,8 +116,8 @@ def test_medium_interrupts_low_that_is_lost_by_it():
     low = table.add(100, priority=LOW, deadline=105)
     table.decide()
     medium = table.add(10, deadline=50)
-    assert table.decide(now=5) == [Preempt(table.lanes[0], medium)]
-    assert table.room.is_planned_on(medium, table.lanes[0]) and low.state is JobState.RUNNING
+    assert table.decide(now=5) == [Preempt(table.slots[0], medium)]
+    assert table.room.is_planned_on(medium, table.slots[0]) and low.state is JobState.RUNNING
 
 
 def test_any_planned_job_that_cannot_wait_interrupts_not_the_first_alone():
@@ -128,7 +128,7 @@ def test_any_planned_job_that_cannot_wait_interrupts_not_the_first_alone():
     assert table.decide() == []
     # Behind the first it would end at 80.
     table.add(10, deadline=78)
-    assert table.decide() == [Preempt(table.lanes[0], first)]
+    assert table.decide() == [Preempt(table.slots[0], first)]
 
 
 def test_low_goes_before_medium_only_where_it_would_be_lost_and_medium_is_not():
@@ -159,7 +159,7 @@ def test_low_that_went_ahead_gives_way_to_medium():
     table.decide()
     spared = table.add(50, priority=MEDIUM, deadline=100)
     low = table.add(10, priority=LOW, deadline=35)
-    assert "goes before MEDIUM jobs that have time to spare, on lane 0" in table.room.explain(low, 0)
+    assert "goes before MEDIUM jobs that have time to spare, on slot 0" in table.room.explain(low, 0)
     urgent = table.add(30, priority=MEDIUM, deadline=90)
     table.end()
     assert table.order() == [urgent.number, spared.number]
@@ -167,14 +167,14 @@ def test_low_that_went_ahead_gives_way_to_medium():
 
 def test_device_that_cannot_be_interrupted_is_left_alone():
     table = Table()
-    table.lanes[0].can_preempt = False
+    table.slots[0].can_preempt = False
     table.add(100, priority=LOW)
     table.decide()
     table.add(10, priority=HIGH)
     assert table.decide(now=5) == []
 
 
-def test_lane_is_chosen_by_expected_finish():
+def test_slot_is_chosen_by_expected_finish():
     table = Table(devices=[0, 1])
     assert starts([*(table.add(50, 20),)] and table.decide()) == [(0, 1)]
     table.add(50, 20)
@@ -184,7 +184,7 @@ def test_lane_is_chosen_by_expected_finish():
     assert starts(table.decide()) == [(third.number, 0)]
 
 
-def test_lane_that_cannot_run_a_job_never_gets_it():
+def test_slot_that_cannot_run_a_job_never_gets_it():
     table = Table(devices=[0, 1])
     job = table.add(NEVER_NS, 20)
     other = table.add(NEVER_NS, 20)
@@ -192,9 +192,9 @@ def test_lane_that_cannot_run_a_job_never_gets_it():
     assert other.state is JobState.WAITING
 
 
-def test_lane_that_is_down_gets_nothing():
+def test_slot_that_is_down_gets_nothing():
     table = Table(devices=[0, 1])
-    table.lanes[1].is_up = False
+    table.slots[1].is_up = False
     job = table.add(50, 20)
     assert starts(table.decide()) == [(job.number, 0)]
 
@@ -271,14 +271,14 @@ def test_full_room_displaces_the_last_in_the_order():
 
 def test_unknown_policy_when_full_is_refused():
     with pytest.raises(InvalidArgument, match="refuse or displace, got 'wait'"):
-        WaitingRoom([Lane(0, 0)], on_full="wait")
+        WaitingRoom([DeviceSlot(0, 0)], on_full="wait")
     with pytest.raises(InvalidArgument, match="at least 1"):
-        WaitingRoom([Lane(0, 0)], waiting_max=0)
+        WaitingRoom([DeviceSlot(0, 0)], waiting_max=0)
 
 
 @pytest.mark.slow
 def test_hundred_thousand_wait_and_high_still_comes_first():
-    table = Table(lanes=2, devices=[0, 0])
+    table = Table(slots=2, devices=[0, 0])
     for _ in range(100_000):
         table.add(10, priority=LOW)
     table.decide()
@@ -296,26 +296,26 @@ def test_decision_is_a_function_of_its_arguments():
             job = table.job(10 + step % 7, 20 - step % 5, priority=priority, deadline=table.now + 40 + step)
             table.room.add(job, table.now)
             seen.append([repr(a) for a in table.decide()])
-            for lane in table.lanes:
-                if lane.job is not None and lane.ends_ns <= table.now + 6:
-                    table.end(lane.index, now=table.now)
+            for slot in table.slots:
+                if slot.job is not None and slot.ends_ns <= table.now + 6:
+                    table.end(slot.index, now=table.now)
             table.now += 5
         return seen
 
     assert run() == run()
 
 
-def test_explain_tells_place_lanes_and_last_decision():
+def test_explain_tells_place_slots_and_last_decision():
     table = Table()
     table.add(100, deadline=1000)
     table.decide()
     table.add(10, deadline=500)
     job = table.add(10, deadline=600)
     text = table.room.explain(job, 0)
-    assert "1 of 2 go before it; planned on lane 0" in text
-    assert "lane 0 (device 0): would end in 120 ns, behind 1" in text
-    started = table.lanes[0].job
-    assert "the first in its plan starts, on lane 0" in table.room.explain(started, 0)
+    assert "1 of 2 go before it; planned on slot 0" in text
+    assert "slot 0 (device 0): would end in 120 ns, behind 1" in text
+    started = table.slots[0].job
+    assert "the first in its plan starts, on slot 0" in table.room.explain(started, 0)
 
 
 def test_statistics_add_up():

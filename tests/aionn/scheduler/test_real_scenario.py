@@ -44,7 +44,7 @@ class Recorder(Dispatcher):
         if isinstance(action, Start):
             self.decisions.append(("start", action.job.number))
         elif isinstance(action, Preempt):
-            self.decisions.append(("interrupt", action.lane.job.number, action.by.number))
+            self.decisions.append(("interrupt", action.slot.job.number, action.by.number))
 
     @contextlib.contextmanager
     def told(self, what, about, at_ns=None):

@@ -1,4 +1,4 @@
-"""Plans of the lanes: who is planned where, who gives way to whom, and what is told of it."""
+"""Plans of the slots: who is planned where, who gives way to whom, and what is told of it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_place_interrupts_a_lower_class_for_high_and_others_only_to_be_in_time(
     table.add(100, priority=running)
     table.decide()
     job = table.job(10, priority=priority, deadline=deadline)
-    assert table.room.place_on(job, table.lanes[0], 0) == place
+    assert table.room.place_on(job, table.slots[0], 0) == place
 
 
 def test_full_plan_takes_what_goes_before_its_last_and_the_last_stands_by():
@@ -45,7 +45,7 @@ def test_full_plan_takes_what_goes_before_its_last_and_the_last_stands_by():
     jobs = [table.add(10, deadline=100_000 + number) for number in range(PLAN_MAX)]
     assert table.room.standby == []
     job = table.add(10, deadline=100_000 + PLAN_MAX // 2)
-    assert table.room.is_planned_on(job, table.lanes[0])
+    assert table.room.is_planned_on(job, table.slots[0])
     assert [waiting for _, waiting in table.room.standby] == [jobs[-1]]
     later = table.add(10, deadline=200_000)
     assert [waiting for _, waiting in table.room.standby] == [jobs[-1], later]
@@ -61,7 +61,7 @@ def test_full_plan_takes_what_ends_there_sooner_than_elsewhere():
     table.decide()
     jobs = [table.add(10, NEVER_NS, deadline=100_000 + number) for number in range(PLAN_MAX)]
     job = table.add(10, 10, deadline=jobs[PLAN_MAX // 2].deadline_ns)
-    assert table.room.is_planned_on(job, table.lanes[0])
+    assert table.room.is_planned_on(job, table.slots[0])
 
 
 def test_high_is_planned_before_another_that_what_runs_stops_for():
@@ -69,9 +69,9 @@ def test_high_is_planned_before_another_that_what_runs_stops_for():
     table.add(100, priority=LOW)
     table.decide()
     first = table.add(10, priority=HIGH, deadline=50)
-    assert table.decide() == [Preempt(table.lanes[0], first)]
+    assert table.decide() == [Preempt(table.slots[0], first)]
     second = table.add(10, priority=HIGH, deadline=30)
-    assert [table.room.is_planned_on(job, table.lanes[0]) for job in (first, second)] == [True, True]
+    assert [table.room.is_planned_on(job, table.slots[0]) for job in (first, second)] == [True, True]
 
 
 def test_shorter_equals_do_not_give_way_to_a_longer_one():
@@ -83,10 +83,10 @@ def test_shorter_equals_do_not_give_way_to_a_longer_one():
     assert long.state is JobState.ENDED
 
 
-def held(lanes=1):
-    """A table whose lanes, all of one device, run HIGH jobs that end at 100."""
-    table = Table(devices=[0] * lanes)
-    assert [table.add(100, priority=HIGH) for _ in range(lanes)] and len(table.decide()) == lanes
+def held(slots=1):
+    """A table whose slots, all of one device, run HIGH jobs that end at 100."""
+    table = Table(devices=[0] * slots)
+    assert [table.add(100, priority=HIGH) for _ in range(slots)] and len(table.decide()) == slots
     return table
 
 
@@ -100,9 +100,9 @@ def test_what_loses_its_place_is_of_the_least_class_wherever_that_waits(lowest):
     mediums = [table.add(*durations[1 - lowest], deadline=90 + number) for number in range(2)]
     lows = [table.add(*durations[lowest], priority=LOW, deadline=90 + number) for number in range(2)]
     high = table.add(60, 60, priority=HIGH, deadline=90)
-    assert table.room.is_planned_on(high, table.lanes[lowest])
-    assert [table.room.lane_of[job.number] for job in lows] == [-1, -1]
-    assert [table.room.lane_of[job.number] for job in mediums] == [1 - lowest] * 2
+    assert table.room.is_planned_on(high, table.slots[lowest])
+    assert [table.room.slot_of[job.number] for job in lows] == [-1, -1]
+    assert [table.room.slot_of[job.number] for job in mediums] == [1 - lowest] * 2
 
 
 def test_what_waits_gives_way_rather_than_what_runs():
@@ -112,7 +112,7 @@ def test_what_waits_gives_way_rather_than_what_runs():
     table.decide()
     waiting = table.add(NEVER_NS, 50, priority=LOW, deadline=150)
     table.add(50, 50, priority=MEDIUM, deadline=150)
-    assert table.room.lane_of[waiting.number] == -1
+    assert table.room.slot_of[waiting.number] == -1
     assert table.decide() == []
 
 
@@ -123,42 +123,42 @@ def test_what_never_ran_gives_way_rather_than_what_did():
     assert table.room.add(returned, 0) is None
     fresh = table.add(30, priority=LOW, deadline=161)
     table.add(30, deadline=160)
-    assert table.room.is_planned_on(returned, table.lanes[0])
-    assert table.room.lane_of[fresh.number] == -1
+    assert table.room.is_planned_on(returned, table.slots[0])
+    assert table.room.slot_of[fresh.number] == -1
 
 
 def test_job_with_just_enough_time_has_lesser_ones_give_way():
     table = held()
     low = table.add(30, priority=LOW, deadline=130)
     job = table.add(30, deadline=130)
-    assert table.room.is_planned_on(job, table.lanes[0])
-    assert table.room.lane_of[low.number] == -1
+    assert table.room.is_planned_on(job, table.slots[0])
+    assert table.room.slot_of[low.number] == -1
     table = Table()
     table.add(30, priority=LOW, deadline=30)
     job = table.add(30, deadline=30)
     assert starts(table.decide()) == [(job.number, 0)]
 
 
-def test_free_lane_helps_others_in_their_order():
-    table = held(lanes=2)
+def test_free_slot_helps_others_in_their_order():
+    table = held(slots=2)
     jobs = [table.add(10) for _ in range(6)]
     order = []
-    table.end(lane=1, now=5)
+    table.end(slot=1, now=5)
     for _ in jobs:
         order += [number for number, _ in starts(table.decide())]
-        table.end(lane=1)
+        table.end(slot=1)
     own = [job.number for job in jobs if job.number in order[:3]]
     assert order == [*own, *(job.number for job in jobs if job.number not in own)]
 
 
-def test_free_lane_helps_a_busy_one_where_it_ends_sooner_though_it_is_slower():
+def test_free_slot_helps_a_busy_one_where_it_ends_sooner_though_it_is_slower():
     for helped_ns, helps in ((105, True), (106, False)):
         table = Table(devices=[0, 1])
         table.add(100, NEVER_NS, priority=HIGH)
         table.add(NEVER_NS, 1000, priority=HIGH)
         table.decide()
         job = table.add(10, helped_ns)
-        table.end(lane=1, now=5)
+        table.end(slot=1, now=5)
         assert starts(table.decide()) == [(job.number, 1)] * helps
 
 
@@ -169,8 +169,8 @@ def test_interrupted_job_goes_on_while_what_is_left_of_it_can_end_in_time(deadli
     table.decide()
     table.now = 10
     high = table.add(40, priority=HIGH)
-    assert table.decide() == [Preempt(table.lanes[0], high)]
-    table.give_way(table.lanes[0])
+    assert table.decide() == [Preempt(table.slots[0], high)]
+    table.give_way(table.slots[0])
     table.decide()
     assert table.end() is high
     assert table.now == 50
@@ -183,7 +183,7 @@ def test_low_goes_before_no_medium_without_a_deadline_whatever_else_waits():
     table.add(10, deadline=1000)
     table.add(10)
     low = table.add(10, priority=LOW, deadline=115)
-    assert table.room.lane_of[low.number] == -1
+    assert table.room.slot_of[low.number] == -1
 
 
 def test_low_that_went_ahead_runs_as_low():
@@ -195,17 +195,17 @@ def test_low_that_went_ahead_runs_as_low():
     table.end()
     assert starts(table.decide()) == [(low.number, 0)]
     medium = table.add(10, deadline=66)
-    assert table.decide() == [Preempt(table.lanes[0], medium)]
+    assert table.decide() == [Preempt(table.slots[0], medium)]
 
 
-def test_jobs_that_are_planned_anew_on_a_free_lane_keep_their_order():
+def test_jobs_that_are_planned_anew_on_a_free_slot_keep_their_order():
     table = Table(devices=[0, 1])
     table.add(1000, NEVER_NS, priority=HIGH)
     table.add(NEVER_NS, 50, priority=HIGH)
     table.decide()
     first, second = (table.add(10, 50, deadline=200) for _ in range(2))
-    table.end(lane=0, now=160)
-    table.end(lane=1, now=160)
+    table.end(slot=0, now=160)
+    table.end(slot=1, now=160)
     assert (starts(table.decide()) + starts(table.decide()))[:1] == [(first.number, 0)]
     assert second.state is JobState.WAITING
 
@@ -219,22 +219,22 @@ def test_explain_counts_those_that_go_before_wherever_they_wait():
     jobs = [table.add(10, NEVER_NS, deadline=1000 + number) for number in range(PLAN_MAX)]
     jobs += [table.add(NEVER_NS, 10, deadline=2000), table.add(10, NEVER_NS, deadline=3000)]
     count = len(jobs)
-    assert f"0 of {count} go before it; planned on lane 0" in table.room.explain(jobs[0], 0)
+    assert f"0 of {count} go before it; planned on slot 0" in table.room.explain(jobs[0], 0)
     text = table.room.explain(jobs[-1], 0)
-    assert f"{count - 1} of {count} go before it; it is on standby, no lane has room for it" in text
-    assert "lane 1 (device 1): could not end in time, or cannot run it" in text
+    assert f"{count - 1} of {count} go before it; it is on standby, no slot has room for it" in text
+    assert "slot 1 (device 1): could not end in time, or cannot run it" in text
 
 
 def late(table):
     """Jobs that their plan would end too late, counted anew from what runs."""
     found = []
-    for lane, plan in zip(table.lanes, table.room.plans, strict=True):
-        passed, running = 0, lane.job
-        rest = table.now if running is None else max(table.now, lane.ends_ns)
+    for slot, plan in zip(table.slots, table.room.plans, strict=True):
+        passed, running = 0, slot.job
+        rest = table.now if running is None else max(table.now, slot.ends_ns)
         assert [job.key for job in plan.jobs] == plan.keys == sorted(plan.keys)
         for job in plan.jobs:
-            passed += job.durations_ns[lane.device]
-            interrupts = running is not None and lane.can_preempt and job.rank == HIGH > running.rank
+            passed += job.durations_ns[slot.device]
+            interrupts = running is not None and slot.can_preempt and job.rank == HIGH > running.rank
             if (table.now if interrupts else rest) + passed > job.deadline_ns:
                 found.append(job)
     return found
@@ -243,18 +243,18 @@ def late(table):
 @pytest.mark.parametrize("can_preempt", [False, True])
 @pytest.mark.parametrize("devices", [[0], [0, 0], [0, 1, 1]])
 @pytest.mark.parametrize("seed", range(8))
-def test_whatever_comes_what_is_planned_ends_in_time_and_no_lane_idles(devices, can_preempt, seed):
+def test_whatever_comes_what_is_planned_ends_in_time_and_no_slot_idles(devices, can_preempt, seed):
     source = random.Random(seed)
     table = Table(devices=devices)
-    for lane in table.lanes:
-        lane.can_preempt = can_preempt
+    for slot in table.slots:
+        slot.can_preempt = can_preempt
     jobs, given_up = [], []
     for _ in range(150):
-        ends = [lane.ends_ns for lane in table.lanes if lane.job is not None]
+        ends = [slot.ends_ns for slot in table.slots if slot.job is not None]
         table.now = min([table.now + source.choice((0, 3, 20)), *ends])
-        for lane in table.lanes:
-            if lane.job is not None and lane.ends_ns <= table.now:
-                assert table.end(lane.index, table.now).deadline_ns >= table.now
+        for slot in table.slots:
+            if slot.job is not None and slot.ends_ns <= table.now:
+                assert table.end(slot.index, table.now).deadline_ns >= table.now
         if source.random() < 0.5:
             durations = [source.randrange(1, 60 * len(devices)) for _ in range(max(devices) + 1)]
             deadline = None if source.random() < 0.3 else table.now + source.randrange(20, 300)
@@ -262,7 +262,7 @@ def test_whatever_comes_what_is_planned_ends_in_time_and_no_lane_idles(devices, 
             late_before = late(table)
             if table.room.add(job, table.now) is None:
                 jobs.append(job)
-            # Where a lane can be interrupted, what cannot wait counts as late until that is decided.
+            # Where a slot can be interrupted, what cannot wait counts as late until that is decided.
             assert can_preempt or set(late(table)) <= set(late_before)
         while actions := table.decide():
             for action in actions:
@@ -270,13 +270,13 @@ def test_whatever_comes_what_is_planned_ends_in_time_and_no_lane_idles(devices, 
                     given_up.append(action.job)
                     assert table.now + min(action.job.durations_ns) > action.job.deadline_ns
                 elif isinstance(action, Preempt):
-                    job = action.lane.job
+                    job = action.slot.job
                     assert job.rank < action.by.rank or job.key > action.by.key
-                    table.give_way(action.lane)
-        # A free lane may start a HIGH job of another's plan before its own.
+                    table.give_way(action.slot)
+        # A free slot may start a HIGH job of another's plan before its own.
         assert len(devices) > 1 or late(table) == []
         waiting = [job for job in jobs if job.state is JobState.WAITING]
-        assert {job.number for job in waiting} == set(table.room.lane_of)
-        if len(set(devices)) == 1 and any(lane.job is None for lane in table.lanes):
-            assert waiting == [], "a lane idles while somebody waits"
+        assert {job.number for job in waiting} == set(table.room.slot_of)
+        if len(set(devices)) == 1 and any(slot.job is None for slot in table.slots):
+            assert waiting == [], "a slot idles while somebody waits"
     assert given_up and table.room.statistics().displaced
