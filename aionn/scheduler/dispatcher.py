@@ -6,7 +6,7 @@ Invariants:
 1. No more than ``slot_count`` slots are held concurrently. Where the device can interrupt jobs between operations, a more urgent
    job is sent to it beside the one that it interrupts, which then holds no slot until its device continues with it.
 2. A waiter that will be late fails as soon as that is certain, not when its turn comes.
-3. A cancelled waiter leaves the room; a cancelled holder gives its slot back only by ``release``.
+3. A cancelled waiter leaves the queue; a cancelled holder gives its slot back only by ``release``.
 4. A slot is held until its holder gives it back, also by a job that runs past its deadline.
 5. No estimate rejects jobs permanently: now and then one is admitted to test whether the estimate still holds.
 """
@@ -34,8 +34,8 @@ from aionn.scheduler.job import (
     Reason,
     Start,
 )
+from aionn.scheduler.planner import WAITING_MAX, QueueStatistics
 from aionn.scheduler.policy import PlanPolicy, start_at_once
-from aionn.scheduler.queue import WAITING_MAX, WaitingRoomStatistics
 
 __all__ = ["Dispatcher", "Outcome"]
 
@@ -102,7 +102,7 @@ class Dispatcher:
         self._can_preempt = can_preempt
         self._slots = [DeviceSlot(index, 0, can_preempt=can_preempt) for index in range(slot_count)]
         self._policy = PlanPolicy(waiting_max=waiting_max, on_full=on_full)
-        self._room = self._policy.make_queue(self._slots)
+        self._queue = self._policy.make_queue(self._slots)
         self._estimates = Estimates() if estimates is None else estimates
         self._trace = trace
         self._numbers = itertools.count()
@@ -155,12 +155,12 @@ class Dispatcher:
             urgent_ns=urgent_ns,
             item=_Turn(model),
         )
-        start = start_at_once(now_ns, self._room, self._slots, job)
+        start = start_at_once(now_ns, self._queue, self._slots, job)
         if start is not None:
             self._jobs[job.number] = job
             self._apply(start, now_ns)
             return job
-        reason = self._room.add(job, now_ns)
+        reason = self._queue.add(job, now_ns)
         if reason is not None:
             raise _error(reason, job.shortest_ns, has_waited=False)
         self._jobs[job.number] = job
@@ -234,8 +234,8 @@ class Dispatcher:
         if self._slot_of(job) is not None or job.number in self._interrupted:
             self.release(job, outcome="failed")
         elif job.state is JobState.WAITING:
-            self._room.note(job, self._now(), "cancelled by its caller")
-            self._room.remove(job)
+            self._queue.note(job, self._now(), "cancelled by its caller")
+            self._queue.remove(job)
             self._end(job)
             self._decide(self._now())
 
@@ -265,7 +265,7 @@ class Dispatcher:
         elif self._interrupted.pop(job.number, None) is None:
             raise InvalidArgument("scheduler: a slot was given back that is not held")
         else:
-            self._room.remove(job)  # The device was done with it before it was interrupted.
+            self._queue.remove(job)  # The device was done with it before it was interrupted.
         self._end(job)
         self._decide(now_ns)
         return now_ns
@@ -294,7 +294,7 @@ class Dispatcher:
         if not isinstance(priority, Priority):
             raise InvalidArgument(f"scheduler: expected a Priority, got {priority!r}")
         now_ns = self._now()
-        changed = self._room.change_priority(job, priority, now_ns)
+        changed = self._queue.change_priority(job, priority, now_ns)
         self._decide(now_ns)
         return changed
 
@@ -313,12 +313,12 @@ class Dispatcher:
         if job.state is JobState.RUNNING:
             job.sort_into(rank, urgent_ns)
             return
-        self._room.sort_into(job, now_ns, rank=rank, urgent_ns=urgent_ns)
-        self._room.note(job, now_ns, "lent the urgency of one that waits for it")
+        self._queue.sort_into(job, now_ns, rank=rank, urgent_ns=urgent_ns)
+        self._queue.note(job, now_ns, "lent the urgency of one that waits for it")
         self._decide(now_ns)
 
     def _decide(self, now_ns: int) -> None:
-        if not self._room.slot_of and all(slot.job is None for slot in self._slots):
+        if not self._queue.slot_of and all(slot.job is None for slot in self._slots):
             return
         has_looked_again = False
         for _ in range(2 + INTERRUPTED_MAX * len(self._slots)):
@@ -327,10 +327,10 @@ class Dispatcher:
                 may_interrupt = len(self._interrupted) < INTERRUPTED_MAX * len(self._slots)
                 for slot in self._slots:
                     slot.can_preempt = may_interrupt
-            for action in self._policy.decide(now_ns, self._room, self._slots):
+            for action in self._policy.decide(now_ns, self._queue, self._slots):
                 self._apply(action, now_ns)
                 has_interrupted = has_interrupted or isinstance(action, Preempt)
-            is_idle = bool(self._room.slot_of) and any(slot.job is None for slot in self._slots)
+            is_idle = bool(self._queue.slot_of) and any(slot.job is None for slot in self._slots)
             if not has_interrupted and (not is_idle or has_looked_again):
                 return
             # Again: there is a free slot for the one that it was taken for, or for what was planned anew just now.
@@ -351,7 +351,7 @@ class Dispatcher:
 
     def _start(self, job: Job, slot: DeviceSlot, now_ns: int) -> None:
         turn: _Turn = job.item
-        self._room.remove(job)
+        self._queue.remove(job)
         job.state = JobState.RUNNING
         slot.job = job
         slot.ends_ns = now_ns + job.durations_ns[0]
@@ -378,7 +378,7 @@ class Dispatcher:
         job.shortest_ns = 1
         self._interrupted[job.number] = job
         self._taken.add(slot.index)
-        self._room.add(job, now_ns)
+        self._queue.add(job, now_ns)
 
     def _abort(self, action: Abort) -> None:
         job = action.job
@@ -387,7 +387,7 @@ class Dispatcher:
             self._counts["overran"] += 1
             job.state = JobState.ENDED
         elif job.state is JobState.WAITING:
-            self._room.remove(job)
+            self._queue.remove(job)
             if job.number in self._interrupted:
                 job.state = JobState.ENDED  # The device still has it: it ends when the device has answered.
                 return
@@ -399,9 +399,9 @@ class Dispatcher:
         job.state = JobState.ENDED
         self._jobs.pop(job.number, None)
 
-    def statistics(self) -> WaitingRoomStatistics:
-        """Counts of the waiting room and of what ran."""
-        return self._room.statistics()
+    def statistics(self) -> QueueStatistics:
+        """Counts of the ready queue and of what ran."""
+        return self._queue.statistics()
 
     def counts(self) -> dict[str, int]:
         """The outcome of a job that ran.
@@ -416,12 +416,12 @@ class Dispatcher:
         """The state of a job with the reason, or the jobs that hold the slots and the first waiting ones, in lines of text."""
         now_ns = self._now()
         if job is not None:
-            return self._room.explain(job, now_ns)
+            return self._queue.explain(job, now_ns)
         lines = [f"slot {slot.index}: {slot.job or 'free'}" for slot in self._slots]
         lines += [f"interrupted at the device: {job}" for job in self._interrupted.values()]
         waiting = [w for w in self._jobs.values() if w.state is JobState.WAITING]
         waiting.sort(key=lambda w: w.key)
-        lines += [self._room.explain(w, now_ns) for w in waiting[:EXPLAINED_MAX]]
+        lines += [self._queue.explain(w, now_ns) for w in waiting[:EXPLAINED_MAX]]
         return "\n".join(lines)
 
 

@@ -17,7 +17,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 from aionn.scheduler.job import NEVER_NS, Abort, Action, DeviceSlot, Job, JobState, Preempt, Reason, Start
-from aionn.scheduler.queue import HIGH, WaitingRoom
+from aionn.scheduler.planner import HIGH, PlannedQueue
 
 __all__ = ["PlanPolicy", "decide", "start_at_once"]
 
@@ -25,42 +25,42 @@ HELP_MAX = 8
 """Number of jobs of a slot that a free slot examines."""
 
 
-def decide(now_ns: int, room: WaitingRoom, slots: Sequence[DeviceSlot]) -> list[Action]:
+def decide(now_ns: int, queue: PlannedQueue, slots: Sequence[DeviceSlot]) -> list[Action]:
     """The actions to take now.
 
     Args:
         now_ns: The time.
-        room: What waits.
+        queue: What waits.
         slots: All slots; those that are down get nothing.
 
     Returns:
-        Actions in the order in which they are to be applied. The caller takes started and aborted jobs out of the room.
+        Actions in the order in which they are to be applied. The caller takes started and aborted jobs out of the queue.
     """
     actions: list[Action] = []
-    if not room.slot_of:
+    if not queue.slot_of:
         for slot in slots:
             running = slot.job
             if running is not None and running.deadline_ns <= now_ns and running.state is JobState.RUNNING:
                 actions.append(Abort(running, Reason.OVERRAN))
         return actions
-    if len(room.slot_of) == 1:
-        sole = _start_sole(now_ns, room, slots)
+    if len(queue.slot_of) == 1:
+        sole = _start_sole(now_ns, queue, slots)
         if sole is not None:
             return [sole]
     gone: set[int] = set()
-    for job, reason in room.too_late(now_ns):
+    for job, reason in queue.too_late(now_ns):
         actions.append(Abort(job, reason))
         gone.add(job.number)
-    room.age(now_ns)
-    if room.standby:
-        room.retry(now_ns)
+    queue.age(now_ns)
+    if queue.standby:
+        queue.retry(now_ns)
     idle: list[DeviceSlot] = []
     busy: list[DeviceSlot] = []
-    plans = room.plans
+    plans = queue.plans
     for slot in slots:
         if slot.job is not None:
             busy.append(slot)
-        elif slot.is_up and not (plans[slot.index].jobs and _start(now_ns, room, slot, gone, actions)):
+        elif slot.is_up and not (plans[slot.index].jobs and _start(now_ns, queue, slot, gone, actions)):
             idle.append(slot)
     # After the starts: what could not start in time on its slot may be planned anew on one that is busy.
     for slot in busy:
@@ -70,12 +70,12 @@ def decide(now_ns: int, room: WaitingRoom, slots: Sequence[DeviceSlot]) -> list[
         if running.deadline_ns <= now_ns:
             actions.append(Abort(running, Reason.OVERRAN))
         elif plans[slot.index].jobs and not slot.is_stopping and slot.can_preempt:
-            _preempt(now_ns, room, slot, running, gone, actions)
-    if idle and len(gone) < len(room.slot_of):
+            _preempt(now_ns, queue, slot, running, gone, actions)
+    if idle and len(gone) < len(queue.slot_of):
         for slot in idle:
-            helped = _help(now_ns, room, slot, gone)
+            helped = _help(now_ns, queue, slot, gone)
             if helped is not None:
-                room.started(
+                queue.started(
                     helped, slot, now_ns, "started on a free slot that ends it sooner than its own, slot"
                 )
                 gone.add(helped.number)
@@ -83,31 +83,31 @@ def decide(now_ns: int, room: WaitingRoom, slots: Sequence[DeviceSlot]) -> list[
     return actions
 
 
-def _start_sole(now_ns: int, room: WaitingRoom, slots: Sequence[DeviceSlot]) -> Start | None:
+def _start_sole(now_ns: int, queue: PlannedQueue, slots: Sequence[DeviceSlot]) -> Start | None:
     """The usual case, in a third of the time: a single job waits, and its slot is free. None where there is more to decide."""
-    if room.is_due(now_ns):
+    if queue.is_due(now_ns):
         return None
-    for index in room.slot_of.values():
+    for index in queue.slot_of.values():
         slot = slots[index]
         if index < 0 or slot.job is not None or not slot.is_up:
             return None
-        job = room.plans[index].jobs[0]
+        job = queue.plans[index].jobs[0]
         if now_ns + job.durations_ns[slot.device] > job.deadline_ns:
             return None
     for other in slots:
         running = other.job
         if running is not None and running.deadline_ns <= now_ns:
             return None
-    room.started(job, slot, now_ns, "the first in its plan starts, on slot")
+    queue.started(job, slot, now_ns, "the first in its plan starts, on slot")
     return Start(job, slot)
 
 
-def start_at_once(now_ns: int, room: WaitingRoom, slots: Sequence[DeviceSlot], job: Job) -> Start | None:
-    """The result of adding a job to the room and deciding, if no job waits and a slot is free, in a third of the time.
+def start_at_once(now_ns: int, queue: PlannedQueue, slots: Sequence[DeviceSlot], job: Job) -> Start | None:
+    """The result of adding a job to the queue and deciding, if no job waits and a slot is free, in a third of the time.
 
     For slots of one device. None, and nothing has happened, where there is more to decide.
     """
-    if room.slot_of or room.is_due(now_ns):
+    if queue.slot_of or queue.is_due(now_ns):
         return None
     free: DeviceSlot | None = None
     for slot in slots:
@@ -118,27 +118,27 @@ def start_at_once(now_ns: int, room: WaitingRoom, slots: Sequence[DeviceSlot], j
             return None
     if free is None or now_ns + job.durations_ns[free.device] > job.deadline_ns:
         return None
-    room.pass_through(job, free, now_ns)
+    queue.pass_through(job, free, now_ns)
     return Start(job, free)
 
 
-def _start(now_ns: int, room: WaitingRoom, slot: DeviceSlot, gone: set[int], actions: list[Action]) -> bool:
-    for job in room.plans[slot.index].jobs[:]:
+def _start(now_ns: int, queue: PlannedQueue, slot: DeviceSlot, gone: set[int], actions: list[Action]) -> bool:
+    for job in queue.plans[slot.index].jobs[:]:
         if job.number in gone:
             continue
         if now_ns + job.durations_ns[slot.device] > job.deadline_ns:
             # Those before it took longer than expected: it leaves this plan for another, or goes to standby.
-            if room.is_planned_on(job, slot):
-                room.replan(job, now_ns)
+            if queue.is_planned_on(job, slot):
+                queue.replan(job, now_ns)
             continue
-        if not room.is_planned_on(job, slot):
+        if not queue.is_planned_on(job, slot):
             continue
         why = "the first in its plan starts, on slot"
         if job.rank < HIGH:
-            other = _more_urgent(now_ns, room, slot, gone, job)
+            other = _more_urgent(now_ns, queue, slot, gone, job)
             if other is not None:
                 job, why = other, "started on a free slot that ends it sooner than its own, slot"
-        room.started(job, slot, now_ns, why)
+        queue.started(job, slot, now_ns, why)
         gone.add(job.number)
         actions.append(Start(job, slot))
         return True
@@ -146,9 +146,9 @@ def _start(now_ns: int, room: WaitingRoom, slot: DeviceSlot, gone: set[int], act
 
 
 def _preempt(
-    now_ns: int, room: WaitingRoom, slot: DeviceSlot, running: Job, gone: set[int], actions: list[Action]
+    now_ns: int, queue: PlannedQueue, slot: DeviceSlot, running: Job, gone: set[int], actions: list[Action]
 ) -> None:
-    plan = room.plans[slot.index]
+    plan = queue.plans[slot.index]
     first = next((job for job in plan.jobs if job.number not in gone), None)
     if first is None or not first.key < running.key:
         return
@@ -157,21 +157,21 @@ def _preempt(
         ahead_count = bisect_left(plan.keys, running.key)
         if not plan.is_late_between(ahead_count, now_ns, max(now_ns, slot.ends_ns)):
             return
-    room.note(running, now_ns, "interrupted for job", first.number)
+    queue.note(running, now_ns, "interrupted for job", first.number)
     actions.append(Preempt(slot, first))
 
 
-def _more_urgent(now_ns: int, room: WaitingRoom, slot: DeviceSlot, gone: set[int], than: Job) -> Job | None:
+def _more_urgent(now_ns: int, queue: PlannedQueue, slot: DeviceSlot, gone: set[int], than: Job) -> Job | None:
     """A HIGH or overdue job that waits for another slot though this free one ends it sooner; it goes before a slot's own."""
-    limit_ns = now_ns - room.age_ns
+    limit_ns = now_ns - queue.age_ns
     best: Job | None = None
-    for other in room.slots:
-        keys = room.plans[other.index].keys
+    for other in queue.slots:
+        keys = queue.plans[other.index].keys
         if not keys or other is slot or not (keys[0] < than.key):
             continue
         if keys[0][0] != -HIGH and keys[0][1] >= limit_ns:
             continue
-        for job in _candidates(now_ns, room, slot, other, gone):
+        for job in _candidates(now_ns, queue, slot, other, gone):
             if not job.key < than.key or (job.rank < HIGH and job.urgent_ns >= limit_ns):
                 break
             if best is None or job.key < best.key:
@@ -180,14 +180,14 @@ def _more_urgent(now_ns: int, room: WaitingRoom, slot: DeviceSlot, gone: set[int
     return best
 
 
-def _help(now_ns: int, room: WaitingRoom, slot: DeviceSlot, gone: set[int]) -> Job | None:
+def _help(now_ns: int, queue: PlannedQueue, slot: DeviceSlot, gone: set[int]) -> Job | None:
     """A job planned on another slot that this free one would end sooner; of several the one with the least additional cost."""
     best: Job | None = None
     least = 0.0
-    for other in room.slots:
-        if other is slot or not room.plans[other.index].jobs:
+    for other in queue.slots:
+        if other is slot or not queue.plans[other.index].jobs:
             continue
-        for job in _candidates(now_ns, room, slot, other, gone):
+        for job in _candidates(now_ns, queue, slot, other, gone):
             ratio = job.durations_ns[slot.device] / job.durations_ns[other.device]
             if best is None or ratio < least:
                 best, least = job, ratio
@@ -195,10 +195,10 @@ def _help(now_ns: int, room: WaitingRoom, slot: DeviceSlot, gone: set[int]) -> J
 
 
 def _candidates(
-    now_ns: int, room: WaitingRoom, slot: DeviceSlot, other: DeviceSlot, gone: set[int]
+    now_ns: int, queue: PlannedQueue, slot: DeviceSlot, other: DeviceSlot, gone: set[int]
 ) -> Iterator[Job]:
     """Jobs of another slot's plan that a free slot ends in time and sooner, in their order; the first few alone are looked at."""
-    plan = room.plans[other.index]
+    plan = queue.plans[other.index]
     is_busy = other.job is not None or not other.is_up
     turns_ns = max(now_ns, other.ends_ns) if other.job is not None else now_ns
     for position in range(0 if is_busy else 1, min(HELP_MAX, len(plan))):
@@ -211,11 +211,11 @@ def _candidates(
 
 
 class PlanPolicy:
-    """``decide`` with a room, as shells take it.
+    """``decide`` with its queue, as shells take it.
 
     Args:
-        waiting_max: Most jobs that may wait; None for the room's own bound.
-        on_full: ``refuse`` or ``displace``, as for ``WaitingRoom``.
+        waiting_max: Most jobs that may wait; None for the queue's own bound.
+        on_full: ``refuse`` or ``displace``, as for ``PlannedQueue``.
     """
 
     name = "plan"
@@ -224,10 +224,10 @@ class PlanPolicy:
         self._waiting_max = waiting_max
         self._on_full = on_full
 
-    def make_queue(self, slots: Sequence[DeviceSlot]) -> WaitingRoom:
-        """An empty waiting room for slots."""
+    def make_queue(self, slots: Sequence[DeviceSlot]) -> PlannedQueue:
+        """An empty ready queue for slots."""
         if self._waiting_max is None:
-            return WaitingRoom(slots, on_full=self._on_full)
-        return WaitingRoom(slots, waiting_max=self._waiting_max, on_full=self._on_full)
+            return PlannedQueue(slots, on_full=self._on_full)
+        return PlannedQueue(slots, waiting_max=self._waiting_max, on_full=self._on_full)
 
     decide = staticmethod(decide)

@@ -23,8 +23,8 @@ from aionn.errors import ResourceExhausted
 from aionn.hal import Priority
 from aionn.scheduler.estimates import Estimates
 from aionn.scheduler.job import NEVER_NS, Action, DeviceSlot, Job, JobState, Preempt, Start
+from aionn.scheduler.planner import WAITING_MAX
 from aionn.scheduler.policy import PlanPolicy
-from aionn.scheduler.queue import WAITING_MAX
 from aionn.scheduler.ready_queue import Policy
 
 __all__ = ["Claim", "SharedSlots"]

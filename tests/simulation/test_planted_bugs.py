@@ -4,8 +4,8 @@ import pytest
 
 from aionn.scheduler import policy as policy_module
 from aionn.scheduler.job import Preempt, Start
+from aionn.scheduler.planner import PlannedQueue
 from aionn.scheduler.policy import PlanPolicy
-from aionn.scheduler.queue import WaitingRoom
 from aionn.simulation.checkers import Watched, breaches
 from aionn.simulation.engine import Engine, prepare
 from aionn.simulation.workload import workload_from_text
@@ -81,17 +81,17 @@ class NeverInterrupts(PlanPolicy):
         return [a for a in super().decide(now_ns, queue, slots) if not isinstance(a, Preempt)]
 
 
-class RoomThatForgets(WaitingRoom):
+class RoomThatForgets(PlannedQueue):
     def add(self, job, now_ns):
         return None if job.has_run else super().add(job, now_ns)
 
 
-class RoomWithoutAge(WaitingRoom):
+class RoomWithoutAge(PlannedQueue):
     def age(self, now_ns):
         pass
 
 
-class RoomThatKeepsTheExpired(WaitingRoom):
+class RoomThatKeepsTheExpired(PlannedQueue):
     """An expired job looks most urgent, as where what is left is clamped to zero."""
 
     def place_on(self, job, slot, now_ns):
@@ -149,16 +149,16 @@ def test_missing_ageing_is_caught():
 
 def test_plans_that_cannot_be_kept_are_caught(monkeypatch):
     # The decision starts what its plan says, late or not.
-    monkeypatch.setattr(policy_module.WaitingRoom, "replan", lambda self, job, now_ns: None)
+    monkeypatch.setattr(policy_module.PlannedQueue, "replan", lambda self, job, now_ns: None)
     original = policy_module._start
 
-    def start(now_ns, room, slot, gone, actions):
-        for job in room.plans[slot.index].jobs:
+    def start(now_ns, queue, slot, gone, actions):
+        for job in queue.plans[slot.index].jobs:
             if job.number not in gone:
                 gone.add(job.number)
                 actions.append(Start(job, slot))
                 return True
-        return original(now_ns, room, slot, gone, actions)
+        return original(now_ns, queue, slot, gone, actions)
 
     monkeypatch.setattr(policy_module, "_start", start)
     assert any("past its deadline" in breach for breach in caught(WithRoom(RoomThatKeepsTheExpired)))

@@ -7,7 +7,7 @@ runs on itself; other jobs are run by the gate's own threads. All of them wait i
 Invariants:
 1. No more than ``slot_count`` jobs run concurrently.
 2. A slot that becomes free goes to the first in the order; no job overtakes by being on another path.
-3. The queue is bounded: more than ``scheduler.queue.WAITING_MAX`` jobs are rejected with RESOURCE_EXHAUSTED.
+3. The queue is bounded: more than ``scheduler.planner.WAITING_MAX`` jobs are rejected with RESOURCE_EXHAUSTED.
 4. Work that gives way keeps its thread, which sleeps until its turn has come again; others run on threads of their own.
 
 The queue of the runtime's dispatcher orders the work of one application; this one orders what several clients sent.

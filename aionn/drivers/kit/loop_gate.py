@@ -5,7 +5,7 @@ for: ``aionn.scheduler.sharing`` with the driver's policy orders it, as in ``gat
 
 Invariants:
 1. No more than ``slot_count`` jobs have a slot concurrently; a cancelled or late one never keeps one.
-2. The queue is bounded: more than ``scheduler.queue.WAITING_MAX`` jobs are rejected with RESOURCE_EXHAUSTED.
+2. The queue is bounded: more than ``scheduler.planner.WAITING_MAX`` jobs are rejected with RESOURCE_EXHAUSTED.
 """
 
 from __future__ import annotations

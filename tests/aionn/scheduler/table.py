@@ -1,20 +1,20 @@
-"""Slots and a waiting room: the least shell that applies decisions, for tests of the pure policy."""
+"""Slots and a ready queue: the least shell that applies decisions, for tests of the pure policy."""
 
 from __future__ import annotations
 
 from aionn.hal import Priority
 from aionn.scheduler.job import NEVER_NS, Abort, DeviceSlot, Job, JobState, Start
+from aionn.scheduler.planner import PlannedQueue
 from aionn.scheduler.policy import decide
-from aionn.scheduler.queue import WaitingRoom
 
 
 class Table:
-    """Slots with a waiting room, and the least shell that applies decisions."""
+    """Slots with a ready queue, and the least shell that applies decisions."""
 
     def __init__(self, slots=1, devices=None, policy=None, **settings):
         devices = devices or list(range(slots))
         self.slots = [DeviceSlot(index, device) for index, device in enumerate(devices)]
-        self.room = WaitingRoom(self.slots, **settings) if policy is None else policy.make_queue(self.slots)
+        self.queue = PlannedQueue(self.slots, **settings) if policy is None else policy.make_queue(self.slots)
         self._decide = decide if policy is None else policy.decide
         self.now = 0
         self.number = 0
@@ -33,22 +33,22 @@ class Table:
 
     def add(self, *durations, **settings):
         job = self.job(*durations, **settings)
-        assert self.room.add(job, self.now) is None
+        assert self.queue.add(job, self.now) is None
         return job
 
     def decide(self, now=None):
         self.now = self.now if now is None else now
-        actions = self._decide(self.now, self.room, self.slots)
+        actions = self._decide(self.now, self.queue, self.slots)
         for action in actions:
             if isinstance(action, Start):
-                self.room.remove(action.job)
+                self.queue.remove(action.job)
                 action.job.state = JobState.RUNNING
                 action.job.has_run = True
                 action.job.device = action.slot.device
                 action.slot.job = action.job
                 action.slot.ends_ns = self.now + action.job.durations_ns[action.slot.device]
             elif isinstance(action, Abort):
-                self.room.remove(action.job)
+                self.queue.remove(action.job)
                 action.job.state = JobState.ENDED
             else:
                 action.slot.is_stopping = True
@@ -69,7 +69,7 @@ class Table:
         left = [NEVER_NS] * len(job.durations_ns)
         left[slot.device] = slot.ends_ns - self.now
         job.durations_ns, job.shortest_ns = left, left[slot.device]
-        self.room.add(job, self.now)
+        self.queue.add(job, self.now)
 
     def order(self):
         """Numbers in the order in which one slot runs them."""

@@ -37,7 +37,7 @@ def test_expired_job_is_aborted_and_the_next_one_starts():
     table = table_of()
     late, other = table.add(10, priority=HIGH, deadline=100), table.add(10, priority=LOW)
     assert table.decide(100) == [Abort(late, Reason.EXPIRED), Start(other, table.slots[0])]
-    assert table.room.add(table.job(10, deadline=100), 100) is Reason.EXPIRED
+    assert table.queue.add(table.job(10, deadline=100), 100) is Reason.EXPIRED
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
@@ -92,4 +92,4 @@ def test_every_start_is_the_first_of_a_sorted_list(seed):
                 waiting.sort(key=lambda job: (-job.priority, job.deadline_ns, job.number))
                 assert waiting.pop(0) is action.job
         assert all(job.deadline_ns > now for job in waiting)
-    assert len(table.room) == len(waiting)
+    assert len(table.queue) == len(waiting)

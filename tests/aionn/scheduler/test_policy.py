@@ -1,11 +1,11 @@
-"""Decisions: pure, so each claim is a call with a time, a waiting room and slots."""
+"""Decisions: pure, so each claim is a call with a time, a ready queue and slots."""
 
 import pytest
 
 from aionn.errors import InvalidArgument
 from aionn.hal import TIME_MAX_NS, Priority
 from aionn.scheduler.job import NEVER_NS, Abort, DeviceSlot, JobState, Preempt, Reason, Start
-from aionn.scheduler.queue import AGE_NS, WaitingRoom
+from aionn.scheduler.planner import AGE_NS, PlannedQueue
 from tests.aionn.scheduler.table import Table, starts
 
 LOW, MEDIUM, HIGH = Priority.LOW, Priority.MEDIUM, Priority.HIGH
@@ -30,14 +30,14 @@ def test_deadline_in_the_past_is_refused_at_once():
     table = Table()
     table.now = 100
     for deadline in (0, 99, 100):
-        assert table.room.add(table.job(10, deadline=deadline), 100) is Reason.EXPIRED
+        assert table.queue.add(table.job(10, deadline=deadline), 100) is Reason.EXPIRED
     assert table.decide() == []
 
 
 def test_deadline_that_an_idle_device_cannot_keep_is_impossible():
     table = Table()
-    assert table.room.add(table.job(10, deadline=9), 0) is Reason.IMPOSSIBLE
-    assert table.room.add(table.job(10, deadline=10), 0) is None
+    assert table.queue.add(table.job(10, deadline=9), 0) is Reason.IMPOSSIBLE
+    assert table.queue.add(table.job(10, deadline=10), 0) is None
 
 
 def test_expired_job_is_given_up_before_it_is_sorted():
@@ -57,7 +57,7 @@ def test_job_that_cannot_end_in_time_any_more_is_told_before_its_deadline():
     table.add(100, priority=HIGH)
     table.decide()
     late = table.add(10, deadline=105)
-    assert table.room.next_wake_ns() == 96
+    assert table.queue.next_wake_ns() == 96
     assert table.decide(now=95) == []
     actions = table.decide(now=96)
     assert [(a.job, a.reason) for a in actions] == [(late, Reason.TOO_LATE)]
@@ -117,7 +117,7 @@ def test_medium_interrupts_low_that_is_lost_by_it():
     table.decide()
     medium = table.add(10, deadline=50)
     assert table.decide(now=5) == [Preempt(table.slots[0], medium)]
-    assert table.room.is_planned_on(medium, table.slots[0]) and low.state is JobState.RUNNING
+    assert table.queue.is_planned_on(medium, table.slots[0]) and low.state is JobState.RUNNING
 
 
 def test_any_planned_job_that_cannot_wait_interrupts_not_the_first_alone():
@@ -159,7 +159,7 @@ def test_low_that_went_ahead_gives_way_to_medium():
     table.decide()
     spared = table.add(50, priority=MEDIUM, deadline=100)
     low = table.add(10, priority=LOW, deadline=35)
-    assert "goes before MEDIUM jobs that have time to spare, on slot 0" in table.room.explain(low, 0)
+    assert "goes before MEDIUM jobs that have time to spare, on slot 0" in table.queue.explain(low, 0)
     urgent = table.add(30, priority=MEDIUM, deadline=90)
     table.end()
     assert table.order() == [urgent.number, spared.number]
@@ -245,24 +245,24 @@ def test_priority_can_change_while_it_waits():
     table.add(10)
     table.decide()
     first, second = table.add(10), table.add(10, priority=LOW)
-    assert table.room.change_priority(second, HIGH, 0)
+    assert table.queue.change_priority(second, HIGH, 0)
     table.end()
     assert table.order() == [second.number, first.number]
-    assert not table.room.change_priority(second, LOW, table.now)
+    assert not table.queue.change_priority(second, LOW, table.now)
 
 
 def test_full_room_refuses():
     table = Table(waiting_max=2)
     table.add(10)
     table.add(10)
-    assert table.room.add(table.job(10, priority=HIGH), 0) is Reason.FULL
+    assert table.queue.add(table.job(10, priority=HIGH), 0) is Reason.FULL
 
 
 def test_full_room_displaces_the_last_in_the_order():
     table = Table(waiting_max=2, on_full="displace")
     table.add(10, priority=MEDIUM)
     last = table.add(10, priority=LOW)
-    assert table.room.add(table.job(10, priority=LOW), 0) is Reason.FULL
+    assert table.queue.add(table.job(10, priority=LOW), 0) is Reason.FULL
     high = table.add(10, priority=HIGH)
     actions = table.decide()
     assert [(a.job, a.reason) for a in actions if isinstance(a, Abort)] == [(last, Reason.FULL)]
@@ -271,9 +271,9 @@ def test_full_room_displaces_the_last_in_the_order():
 
 def test_unknown_policy_when_full_is_refused():
     with pytest.raises(InvalidArgument, match="refuse or displace, got 'wait'"):
-        WaitingRoom([DeviceSlot(0, 0)], on_full="wait")
+        PlannedQueue([DeviceSlot(0, 0)], on_full="wait")
     with pytest.raises(InvalidArgument, match="at least 1"):
-        WaitingRoom([DeviceSlot(0, 0)], waiting_max=0)
+        PlannedQueue([DeviceSlot(0, 0)], waiting_max=0)
 
 
 @pytest.mark.slow
@@ -284,7 +284,7 @@ def test_hundred_thousand_wait_and_high_still_comes_first():
     table.decide()
     high = table.add(10, priority=HIGH, deadline=1000)
     assert any(isinstance(a, Preempt) and a.by is high for a in table.decide(now=1))
-    assert table.room.statistics().waiting == 99_999
+    assert table.queue.statistics().waiting == 99_999
 
 
 def test_decision_is_a_function_of_its_arguments():
@@ -294,7 +294,7 @@ def test_decision_is_a_function_of_its_arguments():
         for step in range(60):
             priority = Priority(step * 7 % 3)
             job = table.job(10 + step % 7, 20 - step % 5, priority=priority, deadline=table.now + 40 + step)
-            table.room.add(job, table.now)
+            table.queue.add(job, table.now)
             seen.append([repr(a) for a in table.decide()])
             for slot in table.slots:
                 if slot.job is not None and slot.ends_ns <= table.now + 6:
@@ -311,19 +311,19 @@ def test_explain_tells_place_slots_and_last_decision():
     table.decide()
     table.add(10, deadline=500)
     job = table.add(10, deadline=600)
-    text = table.room.explain(job, 0)
+    text = table.queue.explain(job, 0)
     assert "1 of 2 go before it; planned on slot 0" in text
     assert "slot 0 (device 0): would end in 120 ns, behind 1" in text
     started = table.slots[0].job
-    assert "the first in its plan starts, on slot 0" in table.room.explain(started, 0)
+    assert "the first in its plan starts, on slot 0" in table.queue.explain(started, 0)
 
 
 def test_statistics_add_up():
     table = Table()
     for deadline in (50, 60, 70, 15):
-        table.room.add(table.job(20, deadline=deadline), 0)
+        table.queue.add(table.job(20, deadline=deadline), 0)
     table.order()
     table.decide(now=1000)
-    counts = table.room.statistics()
+    counts = table.queue.statistics()
     assert counts.entered == 4 and counts.refused == 1
     assert counts.waiting == 0 and counts.started + sum(counts.given_up.values()) == 3

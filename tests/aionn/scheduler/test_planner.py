@@ -35,7 +35,7 @@ def test_place_interrupts_a_lower_class_for_high_and_others_only_to_be_in_time(
     table.add(100, priority=running)
     table.decide()
     job = table.job(10, priority=priority, deadline=deadline)
-    assert table.room.place_on(job, table.slots[0], 0) == place
+    assert table.queue.place_on(job, table.slots[0], 0) == place
 
 
 def test_full_plan_takes_what_goes_before_its_last_and_the_last_stands_by():
@@ -43,12 +43,12 @@ def test_full_plan_takes_what_goes_before_its_last_and_the_last_stands_by():
     table.add(10)
     table.decide()
     jobs = [table.add(10, deadline=100_000 + number) for number in range(PLAN_MAX)]
-    assert table.room.standby == []
+    assert table.queue.standby == []
     job = table.add(10, deadline=100_000 + PLAN_MAX // 2)
-    assert table.room.is_planned_on(job, table.slots[0])
-    assert [waiting for _, waiting in table.room.standby] == [jobs[-1]]
+    assert table.queue.is_planned_on(job, table.slots[0])
+    assert [waiting for _, waiting in table.queue.standby] == [jobs[-1]]
     later = table.add(10, deadline=200_000)
-    assert [waiting for _, waiting in table.room.standby] == [jobs[-1], later]
+    assert [waiting for _, waiting in table.queue.standby] == [jobs[-1], later]
     table.end()
     half = PLAN_MAX // 2 + 1
     assert table.order() == [w.number for w in (*jobs[:half], job, *jobs[half:], later)]
@@ -61,7 +61,7 @@ def test_full_plan_takes_what_ends_there_sooner_than_elsewhere():
     table.decide()
     jobs = [table.add(10, NEVER_NS, deadline=100_000 + number) for number in range(PLAN_MAX)]
     job = table.add(10, 10, deadline=jobs[PLAN_MAX // 2].deadline_ns)
-    assert table.room.is_planned_on(job, table.slots[0])
+    assert table.queue.is_planned_on(job, table.slots[0])
 
 
 def test_high_is_planned_before_another_that_what_runs_stops_for():
@@ -71,7 +71,7 @@ def test_high_is_planned_before_another_that_what_runs_stops_for():
     first = table.add(10, priority=HIGH, deadline=50)
     assert table.decide() == [Preempt(table.slots[0], first)]
     second = table.add(10, priority=HIGH, deadline=30)
-    assert [table.room.is_planned_on(job, table.slots[0]) for job in (first, second)] == [True, True]
+    assert [table.queue.is_planned_on(job, table.slots[0]) for job in (first, second)] == [True, True]
 
 
 def test_shorter_equals_do_not_give_way_to_a_longer_one():
@@ -100,9 +100,9 @@ def test_what_loses_its_place_is_of_the_least_class_wherever_that_waits(lowest):
     mediums = [table.add(*durations[1 - lowest], deadline=90 + number) for number in range(2)]
     lows = [table.add(*durations[lowest], priority=LOW, deadline=90 + number) for number in range(2)]
     high = table.add(60, 60, priority=HIGH, deadline=90)
-    assert table.room.is_planned_on(high, table.slots[lowest])
-    assert [table.room.slot_of[job.number] for job in lows] == [-1, -1]
-    assert [table.room.slot_of[job.number] for job in mediums] == [1 - lowest] * 2
+    assert table.queue.is_planned_on(high, table.slots[lowest])
+    assert [table.queue.slot_of[job.number] for job in lows] == [-1, -1]
+    assert [table.queue.slot_of[job.number] for job in mediums] == [1 - lowest] * 2
 
 
 def test_what_waits_gives_way_rather_than_what_runs():
@@ -112,7 +112,7 @@ def test_what_waits_gives_way_rather_than_what_runs():
     table.decide()
     waiting = table.add(NEVER_NS, 50, priority=LOW, deadline=150)
     table.add(50, 50, priority=MEDIUM, deadline=150)
-    assert table.room.slot_of[waiting.number] == -1
+    assert table.queue.slot_of[waiting.number] == -1
     assert table.decide() == []
 
 
@@ -120,19 +120,19 @@ def test_what_never_ran_gives_way_rather_than_what_did():
     table = held()
     returned = table.job(30, priority=LOW, deadline=160)
     returned.has_run = True
-    assert table.room.add(returned, 0) is None
+    assert table.queue.add(returned, 0) is None
     fresh = table.add(30, priority=LOW, deadline=161)
     table.add(30, deadline=160)
-    assert table.room.is_planned_on(returned, table.slots[0])
-    assert table.room.slot_of[fresh.number] == -1
+    assert table.queue.is_planned_on(returned, table.slots[0])
+    assert table.queue.slot_of[fresh.number] == -1
 
 
 def test_job_with_just_enough_time_has_lesser_ones_give_way():
     table = held()
     low = table.add(30, priority=LOW, deadline=130)
     job = table.add(30, deadline=130)
-    assert table.room.is_planned_on(job, table.slots[0])
-    assert table.room.slot_of[low.number] == -1
+    assert table.queue.is_planned_on(job, table.slots[0])
+    assert table.queue.slot_of[low.number] == -1
     table = Table()
     table.add(30, priority=LOW, deadline=30)
     job = table.add(30, deadline=30)
@@ -183,7 +183,7 @@ def test_low_goes_before_no_medium_without_a_deadline_whatever_else_waits():
     table.add(10, deadline=1000)
     table.add(10)
     low = table.add(10, priority=LOW, deadline=115)
-    assert table.room.slot_of[low.number] == -1
+    assert table.queue.slot_of[low.number] == -1
 
 
 def test_low_that_went_ahead_runs_as_low():
@@ -212,15 +212,15 @@ def test_jobs_that_are_planned_anew_on_a_free_slot_keep_their_order():
 
 def test_explain_counts_those_that_go_before_wherever_they_wait():
     table = Table(devices=[0, 1])
-    assert "waits" not in table.room.explain(table.job(10, 10), 0)
+    assert "waits" not in table.queue.explain(table.job(10, 10), 0)
     table.add(10, 10)
     table.add(10, 10)
     table.decide()
     jobs = [table.add(10, NEVER_NS, deadline=1000 + number) for number in range(PLAN_MAX)]
     jobs += [table.add(NEVER_NS, 10, deadline=2000), table.add(10, NEVER_NS, deadline=3000)]
     count = len(jobs)
-    assert f"0 of {count} go before it; planned on slot 0" in table.room.explain(jobs[0], 0)
-    text = table.room.explain(jobs[-1], 0)
+    assert f"0 of {count} go before it; planned on slot 0" in table.queue.explain(jobs[0], 0)
+    text = table.queue.explain(jobs[-1], 0)
     assert f"{count - 1} of {count} go before it; it is on standby, no slot has room for it" in text
     assert "slot 1 (device 1): could not end in time, or cannot run it" in text
 
@@ -228,7 +228,7 @@ def test_explain_counts_those_that_go_before_wherever_they_wait():
 def late(table):
     """Jobs that their plan would end too late, counted anew from what runs."""
     found = []
-    for slot, plan in zip(table.slots, table.room.plans, strict=True):
+    for slot, plan in zip(table.slots, table.queue.plans, strict=True):
         passed, running = 0, slot.job
         rest = table.now if running is None else max(table.now, slot.ends_ns)
         assert [job.key for job in plan.jobs] == plan.keys == sorted(plan.keys)
@@ -260,7 +260,7 @@ def test_whatever_comes_what_is_planned_ends_in_time_and_no_slot_idles(devices, 
             deadline = None if source.random() < 0.3 else table.now + source.randrange(20, 300)
             job = table.job(*durations, priority=source.choice(list(Priority)), deadline=deadline)
             late_before = late(table)
-            if table.room.add(job, table.now) is None:
+            if table.queue.add(job, table.now) is None:
                 jobs.append(job)
             # Where a slot can be interrupted, what cannot wait counts as late until that is decided.
             assert can_preempt or set(late(table)) <= set(late_before)
@@ -276,7 +276,7 @@ def test_whatever_comes_what_is_planned_ends_in_time_and_no_slot_idles(devices, 
         # A free slot may start a HIGH job of another's plan before its own.
         assert len(devices) > 1 or late(table) == []
         waiting = [job for job in jobs if job.state is JobState.WAITING]
-        assert {job.number for job in waiting} == set(table.room.slot_of)
+        assert {job.number for job in waiting} == set(table.queue.slot_of)
         if len(set(devices)) == 1 and any(slot.job is None for slot in table.slots):
             assert waiting == [], "a slot idles while somebody waits"
-    assert given_up and table.room.statistics().displaced
+    assert given_up and table.queue.statistics().displaced

@@ -31,7 +31,7 @@ from aionn.hal import Priority
 from aionn.scheduler.job import NEVER_NS, DeviceSlot, Job, JobState, Reason
 from aionn.scheduler.plan import PLAN_MAX, Key, SlotPlan
 
-__all__ = ["AGE_NS", "WAITING_MAX", "WaitingRoom", "WaitingRoomStatistics"]
+__all__ = ["AGE_NS", "WAITING_MAX", "PlannedQueue", "QueueStatistics"]
 
 WAITING_MAX = 1 << 17
 """Most jobs that may wait: a flood of 10^5 executions still fits, at some 500 bytes each."""
@@ -66,7 +66,7 @@ Price = tuple[int, int, int, int, int]
 time)``. One that has run counts as a thousand."""
 
 
-class WaitingRoomStatistics(msgspec.Struct, frozen=True):
+class QueueStatistics(msgspec.Struct, frozen=True):
     """Counts of passed and of waiting jobs.
 
     Attributes:
@@ -94,7 +94,7 @@ class WaitingRoomStatistics(msgspec.Struct, frozen=True):
     given_up: dict[str, int]
 
 
-class WaitingRoom:
+class PlannedQueue:
     """Jobs that wait for slots.
 
     Args:
@@ -122,9 +122,9 @@ class WaitingRoom:
         age_ns: int = AGE_NS,
     ) -> None:
         if waiting_max < 1:
-            raise InvalidArgument(f"waiting room: waiting_max must be at least 1, got {waiting_max}")
+            raise InvalidArgument(f"ready queue: waiting_max must be at least 1, got {waiting_max}")
         if on_full not in ("refuse", "displace"):
-            raise InvalidArgument(f"waiting room: on_full must be refuse or displace, got {on_full!r}")
+            raise InvalidArgument(f"ready queue: on_full must be refuse or displace, got {on_full!r}")
         self.slots = slots
         self.plans = [SlotPlan() for _ in slots]
         self.standby: list[tuple[Key, Job]] = []
@@ -573,9 +573,9 @@ class WaitingRoom:
             lines.append(f"at {noted[0]} ns: {noted[1]}" + (f" {noted[2]}" if noted[2] >= 0 else ""))
         return "\n".join(lines)
 
-    def statistics(self) -> WaitingRoomStatistics:
+    def statistics(self) -> QueueStatistics:
         """Counts since the beginning, and what waits now."""
-        return WaitingRoomStatistics(
+        return QueueStatistics(
             waiting=len(self),
             planned=len(self) - len(self.standby),
             given_up=dict(self._given_up),
