@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -47,7 +46,7 @@ class Reason(enum.Enum):
 
 
 class Job:
-    """One execution, as a policy sees it.
+    """One execution or preparation, as a policy sees it. Shells add what they need in classes of their own.
 
     Attributes:
         number: Order of arrival.
@@ -65,7 +64,6 @@ class Job:
         device: The device that holds its intermediate results; -1 before its first start.
         state: Where it is.
         has_run: Whether it was ever started.
-        item: What the shell keeps with it.
     """
 
     __slots__ = (
@@ -74,7 +72,6 @@ class Job:
         "device",
         "durations_ns",
         "has_run",
-        "item",
         "key",
         "least_ns",
         "number",
@@ -95,7 +92,6 @@ class Job:
         durations_ns: Sequence[int],
         least_ns: Sequence[int] | None = None,
         urgent_ns: int | None = None,
-        item: Any = None,
     ) -> None:
         self.number = number
         self.priority = priority
@@ -110,7 +106,6 @@ class Job:
         self.device = -1
         self.state = JobState.WAITING
         self.has_run = False
-        self.item = item
 
     def sort_into(self, rank: int, urgent_ns: int) -> None:
         """Gives it another place in the order. It must not be in a queue at that time."""

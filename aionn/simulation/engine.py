@@ -225,7 +225,6 @@ class Engine:
             arrival_ns=now_ns,
             durations_ns=self._expected[stream] if self._estimates is None else self._learnt(stream),
             urgent_ns=urgent_ns,
-            item=stream,
         )
         reason = self.queue.add(job, now_ns)
         if reason is not None:
@@ -233,6 +232,9 @@ class Engine:
             self._tell(number, "refused", -1, reason.value)
             return
         self._decide()
+
+    def _stream_of(self, job: Job) -> int:
+        return self.scenario.arrivals[job.number].stream_index
 
     def _learnt(self, stream: int) -> tuple[int, ...]:
         assert self._estimates is not None
@@ -286,7 +288,7 @@ class Engine:
         self.queue.remove(job)
         run = self._runs[slot.index]
         device = slot.device
-        prefix = self._prefixes[job.item][device]
+        prefix = self._prefixes[self._stream_of(job)][device]
         assert prefix is not None, "the device can run the model"
         done = self._done.get(job.number, 0) if job.device == device else 0
         job.device = device
@@ -314,7 +316,7 @@ class Engine:
         """Starts on a device with noise, faults or a rising clock; returns when it really ends, ``NEVER_NS`` where it does not."""
         now_ns = self.core.now_ns
         profile = self.scenario.devices[slot.device]
-        durations = self.scenario.durations_ns[job.item][slot.device]
+        durations = self.scenario.durations_ns[self._stream_of(job)][slot.device]
         assert durations is not None, "the device can run the model"
         draw = next(self._draws[slot.device])
         share = 1.0
@@ -363,11 +365,12 @@ class Engine:
         if job.state is JobState.ENDED:
             self._leave(job)
         else:
-            prefix = self._prefixes[job.item][slot.device]
+            prefix = self._prefixes[self._stream_of(job)][slot.device]
             assert prefix is not None
             done = run.first + index + 1
             self._done[job.number] = done
-            durations = list(self._expected[job.item] if self._estimates is None else self._learnt(job.item))
+            stream = self._stream_of(job)
+            durations = list(self._expected[stream] if self._estimates is None else self._learnt(stream))
             rest = prefix[-1] - prefix[done - 1]
             whole = durations[slot.device]
             durations[slot.device] = rest if self._estimates is None else max(1, whole * rest // prefix[-1])
@@ -409,7 +412,9 @@ class Engine:
         if self._answers_twice:
             self.core.after(1, self._end, what)
         if self._estimates is not None and not self._done.get(job.number):
-            self._estimates.observe((self._models[job.item], slot.device), now_ns - run.started_ns)
+            self._estimates.observe(
+                (self._models[self._stream_of(job)], slot.device), now_ns - run.started_ns
+            )
         is_on_time = now_ns <= job.deadline_ns
         if job.state is not JobState.ENDED:
             job.state = JobState.ENDED

@@ -1,7 +1,7 @@
 """A device's slots for the tasks of an event loop: the counterpart of ``gate``, which serves threads.
 
 Owns the sleeping and waking of tasks, and their deadlines while they wait. All jobs wait in one queue, whichever client they work
-for: ``aionn.scheduler.sharing`` with the driver's policy orders it, as in ``gate``.
+for: ``aionn.scheduler.shared_slots`` with the driver's policy orders it, as in ``gate``.
 
 Invariants:
 1. No more than ``slot_count`` jobs have a slot concurrently; a cancelled or late one never keeps one.
@@ -18,7 +18,7 @@ from aionn.errors import MissedDeadline
 from aionn.hal import Priority
 from aionn.interpreter import RunControl
 from aionn.scheduler.ready_queue import Policy
-from aionn.scheduler.sharing import Claim, SharedSlots
+from aionn.scheduler.shared_slots import ClientJob, SharedSlots
 
 __all__ = ["LoopControl", "LoopGate", "left_s", "loop_now_ns"]
 
@@ -33,7 +33,7 @@ def left_s(time_ns: int | None) -> float | None:
     return None if time_ns is None else max(0.0, (time_ns - loop_now_ns()) / 1e9)
 
 
-class LoopJob(Claim):
+class LoopJob(ClientJob):
     """A job of a task. The task sleeps on ``woken`` while the job waits, and on ``interrupted`` while the device computes."""
 
     __slots__ = ("interrupted", "woken")
@@ -48,7 +48,7 @@ class LoopJob(Claim):
     def start(self) -> None:
         self.woken.set()
 
-    def interrupt(self) -> None:
+    def preempt(self) -> None:
         self.interrupted.set()
 
 
@@ -100,7 +100,7 @@ class LoopControl(RunControl):
     @property
     def must_stop(self) -> bool:
         """Whether the job must stop at its next boundary: its caller was cancelled, or it is preempted."""
-        return self._was_cancelled or self.job.is_wanted_back
+        return self._was_cancelled or self.job.is_preempted
 
     def cancel(self) -> None:
         """Records that the caller was cancelled. The job ends where the device can stop, and immediately while it waits."""
@@ -125,7 +125,7 @@ class LoopControl(RunControl):
             MissedDeadline: The deadline passed while waiting.
             GeneralFailure: The caller was cancelled.
         """
-        if self.job.is_wanted_back:
+        if self.job.is_preempted:
             await self._gate.pause(self)
 
     def check_start(self, name: str) -> None:
@@ -185,7 +185,7 @@ class LoopGate:
     async def pause(self, control: LoopControl) -> None:
         """Gives a preempted job's slot to the more urgent one, and waits for a slot again. Raises as ``acquire``."""
         control.job.woken = anyio.Event()
-        self._slots.give_way(control.job)
+        self._slots.suspend(control.job)
         await self._wait(control)
 
     def leave(self, job: LoopJob) -> None:
@@ -194,7 +194,7 @@ class LoopGate:
 
     def release(self, control: LoopControl) -> None:
         """Gives a slot back; the next in the order gets it. Without effect for a job that has none."""
-        self._slots.give_back(control.job)
+        self._slots.release(control.job)
 
     def forget(self, model: Hashable) -> None:
         """Drops what was learnt of a model that never comes again."""

@@ -57,7 +57,7 @@ async def execute_directly(
     work = dispatcher.enter(
         priority=priority, deadline_ns=None, model=turn.model, declared_ns=turn.declared_ns
     )
-    await dispatcher.turn(work)
+    await dispatcher.wait(work)
     queued_ns = dispatcher.queued_ns(work)
     try:
         timing = await turn.run(area, None)

@@ -412,7 +412,7 @@ class Execution:
         self._turn = turn, work
         outcome: Outcome = "failed"
         try:
-            await dispatcher.turn(work)
+            await dispatcher.wait(work)
         except BaseException:
             self._turn = None
             raise

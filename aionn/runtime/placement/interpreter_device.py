@@ -50,24 +50,24 @@ class _Everybody(Dispatcher):
 
     def enter(self, *, priority: Priority, deadline_ns: int | None, **told: Any) -> Job:
         """See ``Dispatcher``."""
-        work = Job(
+        job = Job(
             next(self._given),
             priority=priority,
             deadline_ns=deadline_ns,
             arrival_ns=now_ns(),
             durations_ns=(1,),
         )
-        work.state = JobState.RUNNING
-        return work
+        job.state = JobState.RUNNING
+        return job
 
-    async def turn(self, work: Job) -> None:
+    async def wait(self, job: Job) -> None:
         """See ``Dispatcher``: its turn has come."""
 
-    def leave(self, work: Job) -> None:
+    def leave(self, job: Job) -> None:
         """See ``Dispatcher``."""
-        work.state = JobState.ENDED
+        job.state = JobState.ENDED
 
-    def release(self, work: Job, **told: Any) -> int:
+    def release(self, job: Job, **told: Any) -> int:
         """See ``Dispatcher``."""
-        work.state = JobState.ENDED
+        job.state = JobState.ENDED
         return now_ns()

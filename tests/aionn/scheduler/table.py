@@ -84,7 +84,7 @@ class Table:
 async def acquire(dispatcher, **terms):
     """Waits for a slot of a dispatcher; returns what ``release`` takes."""
     job = dispatcher.enter(**terms)
-    await dispatcher.turn(job)
+    await dispatcher.wait(job)
     return job
 
 

@@ -9,7 +9,7 @@ import pytest
 from aionn.errors import InvalidArgument, MissedDeadline, ResourceExhausted
 from aionn.hal import Priority
 from aionn.observability.tracing import start_tracing, stop_tracing
-from aionn.scheduler.dispatcher import INTERRUPTED_MAX, PROBE_EVERY, Dispatcher
+from aionn.scheduler.dispatcher import PREEMPTED_MAX, PROBE_EVERY, Dispatcher
 from aionn.scheduler.estimates import SURE_COUNT
 from aionn.scheduler.job import NEVER_NS, Abort, JobState, Preempt, Start
 from tests.aionn.scheduler.table import acquire
@@ -122,7 +122,7 @@ async def test_duration_that_cannot_be_makes_nothing_late_that_has_no_deadline(d
     second = dispatcher.enter(priority=HIGH, deadline_ns=None, model="n", declared_ns=declared_ns)
     assert 0 < dispatcher.least_ns("m", declared_ns) <= 86_400 * 10**9
     dispatcher.release(first)
-    await dispatcher.turn(second)
+    await dispatcher.wait(second)
     dispatcher.release(second)
 
 
@@ -175,7 +175,7 @@ async def test_waiter_is_told_before_its_deadline_when_it_cannot_be_kept():
     clock[0] += 501
     other = dispatcher.enter(priority=LOW, deadline_ns=None)
     with pytest.raises(MissedDeadline) as caught:
-        await dispatcher.turn(waiting)
+        await dispatcher.wait(waiting)
     assert caught.value.transient
     dispatcher.leave(other)
     dispatcher.release(holder)
@@ -284,7 +284,7 @@ async def test_more_urgent_job_is_sent_beside_what_it_interrupts():
     low = await acquire(dispatcher, priority=LOW, deadline_ns=None)
     with anyio.fail_after(1):
         high = await acquire(dispatcher, priority=HIGH, deadline_ns=None)
-    assert "interrupted at the device: <Job 0" in dispatcher.explain()
+    assert "preempted at the device: <Job 0" in dispatcher.explain()
     medium = dispatcher.enter(priority=MEDIUM, deadline_ns=None)
     dispatcher.release(high)
     assert medium.state is JobState.RUNNING
@@ -314,7 +314,7 @@ async def test_few_stand_interrupted_at_once():
         deadline_ns = 10**9 - number * 10**6
         jobs.append(dispatcher.enter(priority=Priority(min(number, 2)), deadline_ns=deadline_ns))
     begun = [job for job in jobs if job.has_run]
-    assert len(begun) <= 1 + INTERRUPTED_MAX
+    assert len(begun) <= 1 + PREEMPTED_MAX
     while begun:
         for job in begun:
             dispatcher.release(job)
@@ -405,7 +405,7 @@ async def test_full_room_refuses_or_displaces():
     lesser = dispatcher.enter(priority=LOW, deadline_ns=None)
     dispatcher.enter(priority=HIGH, deadline_ns=None)
     with pytest.raises(ResourceExhausted):
-        await dispatcher.turn(lesser)
+        await dispatcher.wait(lesser)
 
 
 async def test_unknown_priority_is_refused(dispatcher):
@@ -419,10 +419,10 @@ async def test_priority_changes_while_waiting(dispatcher):
     second = dispatcher.enter(priority=LOW, deadline_ns=None)
     assert dispatcher.change_priority(second, HIGH)
     dispatcher.release(holder)
-    await dispatcher.turn(second)
+    await dispatcher.wait(second)
     assert "MEDIUM" in dispatcher.explain() and "slot 0: <Job 2" in dispatcher.explain()
     dispatcher.release(second)
-    await dispatcher.turn(first)
+    await dispatcher.wait(first)
     dispatcher.release(first)
 
 

@@ -19,7 +19,7 @@ from aionn.hal import Priority
 from aionn.scheduler.plain import PlainPolicy
 from aionn.scheduler.policy import PlanPolicy
 from aionn.scheduler.ready_queue import Policy
-from aionn.scheduler.sharing import SharedSlots
+from aionn.scheduler.shared_slots import SharedSlots
 from aionn.testing import SimulatedDevice, models, run
 from aionn.testing.loop_reference import LoopReferenceDevice, LoopReferencePreparedModel
 
