@@ -34,8 +34,9 @@ from aionn.scheduler.job import (
     Reason,
     Start,
 )
-from aionn.scheduler.planner import WAITING_MAX, QueueStatistics
-from aionn.scheduler.policy import PlanPolicy, start_at_once
+from aionn.scheduler.planner import WAITING_MAX
+from aionn.scheduler.policy import PlanPolicy, start_immediately
+from aionn.scheduler.ready_queue import QueueStatistics
 
 __all__ = ["Dispatcher", "Outcome"]
 
@@ -169,7 +170,7 @@ class Dispatcher:
         job.event = job.reason = None
         job.started_ns = 0
         job.has_preempted = job.was_preempted = False
-        start = start_at_once(now_ns, self._queue, self._slots, job)
+        start = start_immediately(now_ns, self._queue, self._slots, job)
         if start is not None:
             self._jobs[job.number] = job
             self._apply(start, now_ns)

@@ -1,6 +1,6 @@
 """The jobs that wait for several slots: each planned on one of them, or on standby until there is room.
 
-Owns the choice of a slot by expected finish and by the harm done to others, the giving way of lesser jobs, early abort, ageing,
+Owns the choice of a slot by expected finish and by the harm done to others, displacement of others, early abort, ageing,
 the bound on what may wait, and the reasons of every decision. Pure: no clock, no waiting; the same calls give the same plans.
 
 Invariants:
@@ -10,7 +10,7 @@ Invariants:
 4. A job that has run is preempted by one of its own class only on its slot, and only if its remaining part is far longer than that
    job and than its completed part.
 5. A LOW job goes before a MEDIUM one only where it would be lost otherwise, and all MEDIUM ones still end in time; never before
-one without a deadline, and it interrupts none. Nothing goes before HIGH.
+one without a deadline, and it preempts none. Nothing goes before HIGH.
 6. Nothing waits longer than ``age_ns`` behind jobs that came later, but behind HIGH ones.
 
 Source: Moore and Hodgson 1968 (rejecting the longest saves the most), with classes; early abort as in deadline-aware serving
@@ -24,14 +24,13 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
-import msgspec
-
 from aionn.errors import InvalidArgument
 from aionn.hal import Priority
 from aionn.scheduler.job import NEVER_NS, DeviceSlot, Job, JobState, Reason
-from aionn.scheduler.plan import PLAN_MAX, Key, SlotPlan
+from aionn.scheduler.plan import PLAN_MAX, Displacement, Key, Place, Price, SlotPlan
+from aionn.scheduler.ready_queue import QueueStatistics
 
-__all__ = ["AGE_NS", "WAITING_MAX", "PlannedQueue", "QueueStatistics"]
+__all__ = ["AGE_NS", "WAITING_MAX", "PlannedQueue"]
 
 WAITING_MAX = 1 << 17
 """Most jobs that may wait: a flood of 10^5 executions still fits, at some 500 bytes each."""
@@ -40,7 +39,7 @@ AGE_NS = 2_000_000_000
 """Wait after which a job goes ahead of the MEDIUM ones that came later."""
 
 VICTIMS_MAX = 16
-"""Number of jobs of a slot that are tried for displacement before another slot."""
+"""Number of jobs of a slot that are tried as victims of a displacement."""
 
 RETRIES_MAX = 4
 """Number of jobs on standby that are tried at one decision."""
@@ -54,44 +53,8 @@ NOTES_MAX = 256
 have just ended. Some 0.1 MB."""
 
 HIGH = int(Priority.HIGH)
-_PREEMPTS = 1 << 62
-"""Added to a slot's cost where a job of a lower class would be interrupted: any other slot is better."""
-
-Place = tuple[int, bool, int, int, bool]
-"""``(end, whether no other job becomes late, position in the plan, duration, whether it interrupts what runs)``."""
-
-
-Price = tuple[int, int, int, int, int]
-"""The cost of a place for other jobs: ``(whether any is lost, the highest class of those, whether several are, how many, device
-time)``. One that has run counts as a thousand."""
-
-
-class QueueStatistics(msgspec.Struct, frozen=True):
-    """Counts of passed and of waiting jobs.
-
-    Attributes:
-        waiting: How many wait now.
-        planned: How many of them are planned on a slot.
-        entered: How many came.
-        refused: Number of those that were rejected on arrival.
-        started: Starts, after an interruption counted again.
-        moved: How many changed their slot for another's sake.
-        displaced: How many lost their plan to another.
-        retried: Number of jobs that were planned after standby.
-        aged: How many went ahead because of their age.
-        given_up: Number of waiting jobs that were rejected, by reason.
-    """
-
-    waiting: int
-    planned: int
-    entered: int
-    refused: int
-    started: int
-    moved: int
-    displaced: int
-    retried: int
-    aged: int
-    given_up: dict[str, int]
+_PREEMPTION = 1 << 62
+"""Added to a slot's cost where the job that runs would be preempted: any other slot is better."""
 
 
 class PlannedQueue:
@@ -110,7 +73,7 @@ class PlannedQueue:
         slot_of: The index of the slot that each waiting job is planned on, by its number; -1 for standby.
         displaced: Jobs that lost their place because too many wait, until ``too_late`` returns them.
         age_ns: As given.
-        is_stirred: Whether there may be room for a job on standby.
+        may_have_room: Whether there may be room for a job on standby.
     """
 
     def __init__(
@@ -129,7 +92,7 @@ class PlannedQueue:
         self.plans = [SlotPlan() for _ in slots]
         self.standby: list[tuple[Key, Job]] = []
         self.displaced: list[Job] = []
-        self.is_stirred = False
+        self.may_have_room = False
         self.slot_of: dict[int, int] = {}
         self._latest: list[tuple[int, int, Job]] = []
         # Jobs come in the order of time, so they come of age in that order.
@@ -139,9 +102,9 @@ class PlannedQueue:
         self.age_ns = age_ns
         self._notes: OrderedDict[int, tuple[int, str, int]] = OrderedDict()
         self._counts = dict.fromkeys(
-            ("entered", "refused", "started", "moved", "displaced", "retried", "aged"), 0
+            ("entered", "rejected", "started", "moved", "displaced", "retried", "aged"), 0
         )
-        self._given_up: dict[str, int] = {}
+        self._aborted: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self.slot_of)
@@ -152,10 +115,10 @@ class PlannedQueue:
         """Admits a job and plans it; returns the reason for a rejection. A job that comes back from a slot is never rejected."""
         if not job.has_run:
             self._counts["entered"] += 1
-            reason = self._turns_away(job, now_ns)
+            reason = self._rejection_of(job, now_ns)
             if reason is not None:
-                self._counts["refused"] += 1
-                self.note(job, now_ns, f"refused: {reason.value}")
+                self._counts["rejected"] += 1
+                self.note(job, now_ns, f"rejected: {reason.value}")
                 return reason
             self._ages.append((job.arrival_ns + self.age_ns, job))
         if job.deadline_ns != NEVER_NS:
@@ -169,7 +132,7 @@ class PlannedQueue:
         self._ages.append((job.arrival_ns + self.age_ns, job))
         self.started(job, slot, now_ns, "the first in its plan starts, on slot")
 
-    def _turns_away(self, job: Job, now_ns: int) -> Reason | None:
+    def _rejection_of(self, job: Job, now_ns: int) -> Reason | None:
         if job.deadline_ns <= now_ns:
             return Reason.EXPIRED
         if now_ns + job.shortest_ns > job.deadline_ns:
@@ -196,7 +159,7 @@ class PlannedQueue:
             index = self.slot_of[job.number]
             # A planned start of the first changes nothing for the rest; anything else makes room.
             if index < 0 or self.plans[index].jobs[0] is not job or self.slots[index].job is not None:
-                self.is_stirred = True
+                self.may_have_room = True
             self._take(job)
 
     def _take(self, job: Job) -> None:
@@ -250,7 +213,7 @@ class PlannedQueue:
             if job.number in self.slot_of and now_ns + job.shortest_ns > job.deadline_ns:
                 found.append((job, Reason.EXPIRED if job.deadline_ns <= now_ns else Reason.TOO_LATE))
         for job, reason in found:
-            self._given_up[reason.name] = self._given_up.get(reason.name, 0) + 1
+            self._aborted[reason.name] = self._aborted.get(reason.name, 0) + 1
             self.note(job, now_ns, f"aborted: {reason.value}")
         return found
 
@@ -289,11 +252,11 @@ class PlannedQueue:
         """Plans some of the jobs on standby, where there is room now."""
         if not self.standby:
             return
-        if not self.is_stirred and all(len(plan) > PLAN_MAX // 2 for plan in self.plans):
+        if not self.may_have_room and all(len(plan) > PLAN_MAX // 2 for plan in self.plans):
             return
-        self.is_stirred = False
+        self.may_have_room = False
         for key, job in self.standby[:RETRIES_MAX]:
-            self._hope(job, now_ns)
+            self._expect_least(job, now_ns)
             slot, place = self._find_place(job, now_ns)
             if slot is not None and place is not None:
                 del self.standby[bisect_left(self.standby, (key,))]
@@ -313,7 +276,7 @@ class PlannedQueue:
         position = bisect_left(plan.keys, job.key) if count else 0
         before_ns = plan.before_ns(position)
         turns_ns = rest_ns = now_ns
-        interrupts = False
+        preempts = False
         is_harmless = True
         if running is not None and running.state is not JobState.ENDED:
             rest_ns = slot.ends_ns if slot.ends_ns > now_ns else now_ns
@@ -322,7 +285,7 @@ class PlannedQueue:
                 must = job.rank == HIGH > running.rank
                 if must or slot.is_stopping or rest_ns + before_ns + duration_ns > job.deadline_ns:
                     turns_ns = now_ns
-                    interrupts = not slot.is_stopping
+                    preempts = not slot.is_stopping
                     is_harmless = running.deadline_ns - rest_ns >= before_ns + duration_ns
         end_ns = turns_ns + before_ns + duration_ns
         if end_ns > job.deadline_ns:
@@ -336,7 +299,7 @@ class PlannedQueue:
                 position_rest = position
             if is_harmless and position_rest < count:
                 is_harmless = plan.slack_ns(position_rest, count) - duration_ns >= rest_ns
-        return end_ns, is_harmless, position, duration_ns, interrupts
+        return Place(end_ns, is_harmless, position, duration_ns, preempts)
 
     def _urgent_count(self, slot: DeviceSlot, plan: SlotPlan) -> int:
         """Number of the plan's first jobs that preempt the running one: the HIGH ones, if it is of a lower class."""
@@ -356,9 +319,9 @@ class PlannedQueue:
             running = slot.job
             waits = any(
                 other.rank > job.rank and other.deadline_ns == NEVER_NS
-                for other in self.plans[slot.index].jobs[place[2] :]
+                for other in self.plans[slot.index].jobs[place.position :]
             )
-            if not waits and not (place[4] and running is not None and running.rank > job.rank):
+            if not waits and not (place.preempts and running is not None and running.rank > job.rank):
                 self.note(job, now_ns, "goes before MEDIUM jobs that have time to spare, on slot", slot.index)
                 return slot, place
         job.key = _key_in(job, job.rank)
@@ -376,13 +339,13 @@ class PlannedQueue:
                 end_ns = now_ns + duration_ns
                 if slot.is_up and duration_ns != NEVER_NS and end_ns < least and end_ns <= job.deadline_ns:
                     least = end_ns
-                    best = (slot, (end_ns, True, 0, duration_ns, False))
+                    best = (slot, Place(end_ns, True, 0, duration_ns, False))
                 continue
             if len(keys) >= PLAN_MAX and keys[-1] < job.key:
                 continue
             place = self.place_on(job, slot, now_ns)
-            if place is not None and place[1]:
-                cost = place[0] + _PREEMPTS if place[4] else place[0]
+            if place is not None and place.is_harmless:
+                cost = place.end_ns + _PREEMPTION if place.preempts else place.end_ns
                 if cost < least:
                     least = cost
                     best = (slot, place)
@@ -390,7 +353,7 @@ class PlannedQueue:
 
     def _plan(self, job: Job, slot: DeviceSlot, place: Place) -> None:
         plan = self.plans[slot.index]
-        plan.insert(place[2], job, place[3])
+        plan.insert(place.position, job, place.duration_ns)
         self.slot_of[job.number] = slot.index
         if len(plan.keys) > PLAN_MAX:
             last = plan.jobs[-1]
@@ -403,14 +366,14 @@ class PlannedQueue:
         insort(self.standby, (job.key, job))
 
     def _place(self, job: Job, now_ns: int, *, may_displace: bool) -> None:
-        self._hope(job, now_ns)
+        self._expect_least(job, now_ns)
         slot, place = self._find_place(job, now_ns)
         if slot is not None and place is not None:
             self._plan(job, slot, place)
         elif not may_displace or self._is_crowded(job) or not self._displace(job, now_ns):
             self._stand_by(job)
 
-    def _hope(self, job: Job, now_ns: int) -> None:
+    def _expect_least(self, job: Job, now_ns: int) -> None:
         """Plans a job with its shortest duration if the expected one is too long: an idle device loses nothing by trying."""
         if job.least_ns is not None and now_ns + min(job.durations_ns) > job.deadline_ns:
             job.durations_ns, job.least_ns = job.least_ns, None
@@ -419,18 +382,18 @@ class PlannedQueue:
         """Whether a job comes after all jobs that some slot plans ahead: then it waits for its turn to be planned."""
         return any(len(plan) >= PLAN_MAX and plan.keys[-1] < job.key for plan in self.plans)
 
-    # --- Who gives way ---
+    # --- Displacement ---
 
     def _displace(self, job: Job, now_ns: int) -> bool:
         """Plans a job at the cost of other jobs: one moves to another slot, a longer or lower one loses its plan, or several lower
         ones do. Returns whether it did.
         """
-        best: tuple[Price, DeviceSlot, Job | None, DeviceSlot | None] | None = None
+        best: Displacement | None = None
         for slot in self.slots:
             if now_ns + job.durations_ns[slot.device] > job.deadline_ns or not slot.is_up:
                 continue
             for option in self._options(job, slot, now_ns):
-                if best is None or option[0] < best[0]:
+                if best is None or option.price < best.price:
                     best = option
         if best is None:
             return False
@@ -442,41 +405,41 @@ class PlannedQueue:
         assert place is not None, "the option was found a moment ago"
         self._plan(job, slot, place)
         if victim is not None:
-            self.note(victim, now_ns, "gave way to job", job.number)
+            self.note(victim, now_ns, "displaced by job", job.number)
             self._place(victim, now_ns, may_displace=False)
         else:
-            self._repair(slot, now_ns, place[2] + 1 if place[4] else 0)
+            self._repair(slot, now_ns, place.position + 1 if place.preempts else 0)
         return True
 
-    def _options(
-        self, job: Job, slot: DeviceSlot, now_ns: int
-    ) -> list[tuple[Price, DeviceSlot, Job | None, DeviceSlot | None]]:
+    def _options(self, job: Job, slot: DeviceSlot, now_ns: int) -> list[Displacement]:
         """The jobs of one slot that could be displaced, each with its price."""
-        found: list[tuple[Price, DeviceSlot, Job | None, DeviceSlot | None]] = []
+        found: list[Displacement] = []
         plan = self.plans[slot.index]
         duration_ns = job.durations_ns[slot.device]
         for victim in plan.jobs[:VICTIMS_MAX]:
             saved_ns = victim.durations_ns[slot.device]
-            is_lesser = victim.rank < job.rank or (
+            may_lose = victim.rank < job.rank or (
                 victim.rank == job.rank and not victim.has_run and saved_ns > duration_ns
             )
             other = self._elsewhere(victim, slot, now_ns)
-            if other is None and not is_lesser:
+            if other is None and not may_lose:
                 continue
             plan.remove(victim)
             place = self.place_on(job, slot, now_ns)
             plan.insert(bisect_left(plan.keys, victim.key), victim, saved_ns)
-            if place is None or not place[1]:
+            if place is None or not place.is_harmless:
                 continue
             if other is not None:
                 extra_ns = victim.durations_ns[other.device] - saved_ns
-                found.append(((0, 0, 0, 0, duration_ns + extra_ns), slot, victim, other))
-            elif is_lesser:
+                price = Price(False, 0, False, 0, duration_ns + extra_ns)
+                found.append(Displacement(price, slot, victim, other))
+            elif may_lose:
                 count = 1000 if victim.has_run else 1
-                found.append(((1, victim.rank, 0, count, duration_ns - saved_ns), slot, victim, None))
-        price = self._force_price(job, slot, now_ns)
-        if price is not None:
-            found.append((price, slot, None, None))
+                price = Price(True, victim.rank, False, count, duration_ns - saved_ns)
+                found.append(Displacement(price, slot, victim, None))
+        forced = self._force_price(job, slot, now_ns)
+        if forced is not None:
+            found.append(Displacement(forced, slot, None, None))
         return found
 
     def _elsewhere(self, job: Job, slot: DeviceSlot, now_ns: int) -> DeviceSlot | None:
@@ -485,8 +448,8 @@ class PlannedQueue:
         for other in self.slots:
             if other is not slot and len(self.plans[other.index]) < PLAN_MAX:
                 place = self.place_on(job, other, now_ns)
-                if place is not None and place[1] and place[0] < best_ns:
-                    best, best_ns = other, place[0]
+                if place is not None and place.is_harmless and place.end_ns < best_ns:
+                    best, best_ns = other, place.end_ns
         return best
 
     def _force_price(self, job: Job, slot: DeviceSlot, now_ns: int) -> Price | None:
@@ -494,19 +457,19 @@ class PlannedQueue:
         place = self.place_on(job, slot, now_ns)
         if place is None:
             return None
-        duration_ns = place[3]
+        duration_ns = place.duration_ns
         plan = self.plans[slot.index]
         running = slot.job if slot.job is not None and slot.job.state is not JobState.ENDED else None
         rest_ns = max(now_ns, slot.ends_ns) if running is not None else now_ns
         losses = highest = 0
-        for position in range(place[2], len(plan)):
+        for position in range(place.position, len(plan)):
             if plan.slack_ns(position, position + 1) - duration_ns < rest_ns:
                 if plan.jobs[position].rank >= job.rank:
                     return None
                 losses += 1
                 highest = max(highest, plan.jobs[position].rank)
         started = 0
-        if running is not None and place[4] and running.deadline_ns - rest_ns < duration_ns:
+        if running is not None and place.preempts and running.deadline_ns - rest_ns < duration_ns:
             if running.rank > job.rank:
                 return None
             if running.rank == job.rank:
@@ -516,12 +479,12 @@ class PlannedQueue:
                     return None
             started = 1
             highest = max(highest, running.rank)
-        return 1, highest, int(losses + started > 1), started * 1000 + losses, duration_ns
+        return Price(True, highest, losses + started > 1, started * 1000 + losses, duration_ns)
 
     def _repair(self, slot: DeviceSlot, now_ns: int, urgent_count: int) -> None:
         """Takes jobs out of a slot's plan until the rest ends in time: of the least class up to the late one, the longest.
 
-        The first ``urgent_count`` interrupt what runs.
+        The first ``urgent_count`` preempt the job that runs.
         """
         plan = self.plans[slot.index]
         running = slot.job if slot.job is not None and slot.job.state is not JobState.ENDED else None
@@ -538,7 +501,7 @@ class PlannedQueue:
             urgent_count -= position < urgent_count
             self._take(victim)
             self._counts["displaced"] += 1
-            self.note(victim, now_ns, "gave way to jobs of a higher class")
+            self.note(victim, now_ns, "displaced by jobs of a higher class")
             out.append(victim)
         for victim in out:
             self._place(victim, now_ns, may_displace=False)
@@ -567,7 +530,7 @@ class PlannedQueue:
             lines.append(f"{ahead} of {len(self)} go before it; " + _where(index))
             for slot in self.slots:
                 place = self.place_on(job, slot, now_ns)
-                lines.append(f"slot {slot.index} (device {slot.device}): {_told(place, now_ns)}")
+                lines.append(f"slot {slot.index} (device {slot.device}): {_described(place, now_ns)}")
         noted = self._notes.get(job.number)
         if noted is not None:
             lines.append(f"at {noted[0]} ns: {noted[1]}" + (f" {noted[2]}" if noted[2] >= 0 else ""))
@@ -578,7 +541,7 @@ class PlannedQueue:
         return QueueStatistics(
             waiting=len(self),
             planned=len(self) - len(self.standby),
-            given_up=dict(self._given_up),
+            aborted=dict(self._aborted),
             **self._counts,
         )
 
@@ -591,10 +554,9 @@ def _where(index: int) -> str:
     return "it is on standby, no slot has room for it" if index < 0 else f"planned on slot {index}"
 
 
-def _told(place: Place | None, now_ns: int) -> str:
+def _described(place: Place | None, now_ns: int) -> str:
     if place is None:
         return "could not end in time, or cannot run it"
-    end_ns, is_harmless, position, _, interrupts = place
-    told = f"would end in {end_ns - now_ns} ns, behind {position}"
-    told += ", interrupting what runs" if interrupts else ""
-    return told if is_harmless else told + ", making another late"
+    text = f"would end in {place.end_ns - now_ns} ns, behind {place.position}"
+    text += ", preempting the job that runs" if place.preempts else ""
+    return text if place.is_harmless else text + ", making another late"

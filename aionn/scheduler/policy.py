@@ -5,7 +5,7 @@ in its own time. Nothing here reads a clock or waits, so the same code decides i
 
 Invariants:
 1. Expired jobs are rejected before anything is ordered; a job that runs past its deadline is aborted.
-2. HIGH interrupts lower classes at the next boundary; MEDIUM and equals interrupt only where they would be late otherwise.
+2. HIGH preempts lower classes at the next boundary; MEDIUM and equals preempt only where they would be late otherwise.
 3. A free slot runs the first job of its plan, or one of another slot that it would end sooner.
 
 Source: earliest deadline first within a class is optimal if all deadlines are feasible; priorities after the NN HAL 1.3.
@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from aionn.scheduler.job import NEVER_NS, Abort, Action, DeviceSlot, Job, JobState, Preempt, Reason, Start
 from aionn.scheduler.planner import HIGH, PlannedQueue
 
-__all__ = ["PlanPolicy", "decide", "start_at_once"]
+__all__ = ["PlanPolicy", "decide", "start_immediately"]
 
 HELP_MAX = 8
 """Number of jobs of a slot that a free slot examines."""
@@ -102,7 +102,9 @@ def _start_sole(now_ns: int, queue: PlannedQueue, slots: Sequence[DeviceSlot]) -
     return Start(job, slot)
 
 
-def start_at_once(now_ns: int, queue: PlannedQueue, slots: Sequence[DeviceSlot], job: Job) -> Start | None:
+def start_immediately(
+    now_ns: int, queue: PlannedQueue, slots: Sequence[DeviceSlot], job: Job
+) -> Start | None:
     """The result of adding a job to the queue and deciding, if no job waits and a slot is free, in a third of the time.
 
     For slots of one device. None, and nothing has happened, where there is more to decide.
@@ -157,7 +159,7 @@ def _preempt(
         ahead_count = bisect_left(plan.keys, running.key)
         if not plan.is_late_between(ahead_count, now_ns, max(now_ns, slot.ends_ns)):
             return
-    queue.note(running, now_ns, "interrupted for job", first.number)
+    queue.note(running, now_ns, "preempted for job", first.number)
     actions.append(Preempt(slot, first))
 
 

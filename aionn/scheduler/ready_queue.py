@@ -13,9 +13,39 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from aionn.scheduler.job import Action, DeviceSlot, Job, Reason
 
-__all__ = ["Policy", "ReadyQueue"]
+__all__ = ["Policy", "QueueStatistics", "ReadyQueue"]
+
+
+class QueueStatistics(msgspec.Struct, frozen=True):
+    """Counts of passed and of waiting jobs.
+
+    Attributes:
+        waiting: How many wait now.
+        planned: How many of them are planned on a slot.
+        entered: How many came.
+        rejected: Number of those that were rejected on arrival.
+        started: Starts, after a preemption counted again.
+        moved: How many changed their slot for another's sake.
+        displaced: How many lost their plan to another.
+        retried: Number of jobs that were planned after standby.
+        aged: How many went ahead because of their age.
+        aborted: Number of waiting jobs that were rejected, by reason.
+    """
+
+    waiting: int
+    planned: int
+    entered: int
+    rejected: int
+    started: int
+    moved: int
+    displaced: int
+    retried: int
+    aged: int
+    aborted: dict[str, int]
 
 
 class ReadyQueue(Protocol):

@@ -4,6 +4,7 @@ import pytest
 
 from aionn.scheduler import policy as policy_module
 from aionn.scheduler.job import Preempt, Start
+from aionn.scheduler.plan import Place
 from aionn.scheduler.planner import PlannedQueue
 from aionn.scheduler.policy import PlanPolicy
 from aionn.simulation.checkers import Watched, breaches
@@ -98,7 +99,7 @@ class RoomThatKeepsTheExpired(PlannedQueue):
         place = super().place_on(job, slot, now_ns)
         duration_ns = job.durations_ns[slot.device]
         if place is None and duration_ns < 1 << 62:
-            return (
+            return Place(
                 now_ns + duration_ns,
                 True,
                 0 if not self.plans[slot.index].jobs else len(self.plans[slot.index]),

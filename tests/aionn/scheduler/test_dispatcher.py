@@ -466,8 +466,8 @@ def played(seed, slot_count, can_preempt):
 @pytest.mark.parametrize("slot_count", [1, 2, 3])
 def test_what_starts_at_once_is_what_deciding_would_start(monkeypatch, slot_count, can_preempt):
     games = [played(seed, slot_count, can_preempt) for seed in range(100)]
-    assert any(statistics.started > statistics.refused for _, statistics, _ in games)
-    monkeypatch.setattr("aionn.scheduler.dispatcher.start_at_once", lambda *arguments: None)
+    assert any(statistics.started > statistics.rejected for _, statistics, _ in games)
+    monkeypatch.setattr("aionn.scheduler.dispatcher.start_immediately", lambda *arguments: None)
     assert [played(seed, slot_count, can_preempt) for seed in range(100)] == games
 
 

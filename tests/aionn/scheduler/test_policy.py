@@ -325,5 +325,5 @@ def test_statistics_add_up():
     table.order()
     table.decide(now=1000)
     counts = table.queue.statistics()
-    assert counts.entered == 4 and counts.refused == 1
-    assert counts.waiting == 0 and counts.started + sum(counts.given_up.values()) == 3
+    assert counts.entered == 4 and counts.rejected == 1
+    assert counts.waiting == 0 and counts.started + sum(counts.aborted.values()) == 3
