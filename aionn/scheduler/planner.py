@@ -279,19 +279,25 @@ class PlannedQueue:
         preempts = False
         is_harmless = True
         if running is not None and running.state is not JobState.ENDED:
+            # A job that runs longer than expected may end at any moment: the slot counts as free from now on, not from the past.
             rest_ns = slot.ends_ns if slot.ends_ns > now_ns else now_ns
             turns_ns = rest_ns
             if job.key < running.key and slot.can_preempt:
+                # HIGH always preempts lower classes. Others do so only where they would be late otherwise. EDF preempts in any
+                # case: that delays a started job for one that could wait, and the device time of the started one is lost if it ends
+                # late.
                 must = job.rank == HIGH > running.rank
                 if must or slot.is_stopping or rest_ns + before_ns + duration_ns > job.deadline_ns:
                     turns_ns = now_ns
                     preempts = not slot.is_stopping
+                    # The preempted job continues behind all of those.
                     is_harmless = running.deadline_ns - rest_ns >= before_ns + duration_ns
         end_ns = turns_ns + before_ns + duration_ns
         if end_ns > job.deadline_ns:
             return None
         if is_harmless and position < count:
             urgent = self._urgent_count(slot, plan)
+            # Two sums: the HIGH jobs in front preempt, so they start now, and those behind them when the running job has ended.
             if position < urgent:
                 is_harmless = plan.slack_ns(position, urgent) - duration_ns >= now_ns
                 position_rest = urgent
@@ -313,10 +319,13 @@ class PlannedQueue:
         slot, place = self._best_place(job, now_ns)
         if slot is not None or job.rank >= HIGH - 1 or job.deadline_ns == NEVER_NS:
             return slot, place
+        # Classes are strict only where it matters: a LOW job that would be lost behind MEDIUM ones which all have time to spare is
+        # planned among them. To lose it would serve no job. A LOW job without a deadline is never lost, so it does not ask.
         job.key = _key_in(job, HIGH - 1)
         slot, place = self._best_place(job, now_ns)
         if slot is not None and place is not None:
             running = slot.job
+            # A job without a deadline always has time to spare, and would wait behind LOW ones without a limit.
             waits = any(
                 other.rank > job.rank and other.deadline_ns == NEVER_NS
                 for other in self.plans[slot.index].jobs[place.position :]
@@ -342,7 +351,7 @@ class PlannedQueue:
                     best = (slot, Place(end_ns, True, 0, duration_ns, False))
                 continue
             if len(keys) >= PLAN_MAX and keys[-1] < job.key:
-                continue
+                continue  # It would be the first to leave a full plan again.
             place = self.place_on(job, slot, now_ns)
             if place is not None and place.is_harmless:
                 cost = place.end_ns + _PREEMPTION if place.preempts else place.end_ns
@@ -370,6 +379,7 @@ class PlannedQueue:
         slot, place = self._find_place(job, now_ns)
         if slot is not None and place is not None:
             self._plan(job, slot, place)
+        # A victim may not displace in its turn: chains of displacement would have no bound.
         elif not may_displace or self._is_crowded(job) or not self._displace(job, now_ns):
             self._stand_by(job)
 
@@ -388,6 +398,8 @@ class PlannedQueue:
         """Plans a job at the cost of other jobs: one moves to another slot, a longer or lower one loses its plan, or several lower
         ones do. Returns whether it did.
         """
+        # All slots before one is chosen: the first slot with a victim, the simpler rule, loses a MEDIUM job where the next one has
+        # a LOW job, or a job that only has to move.
         best: Displacement | None = None
         for slot in self.slots:
             if now_ns + job.durations_ns[slot.device] > job.deadline_ns or not slot.is_up:
@@ -418,6 +430,8 @@ class PlannedQueue:
         duration_ns = job.durations_ns[slot.device]
         for victim in plan.jobs[:VICTIMS_MAX]:
             saved_ns = victim.durations_ns[slot.device]
+            # Of equals the longer one loses its plan (Moore and Hodgson: to leave out the longest job keeps the most). One that has
+            # run does not: its device time would be lost as well.
             may_lose = victim.rank < job.rank or (
                 victim.rank == job.rank and not victim.has_run and saved_ns > duration_ns
             )
@@ -473,6 +487,7 @@ class PlannedQueue:
             if running.rank > job.rank:
                 return None
             if running.rank == job.rank:
+                # See LONG_RATIO: two equals would otherwise preempt each other for every small gain.
                 left_ns = rest_ns - now_ns
                 done_ns = running.durations_ns[slot.device] - left_ns
                 if left_ns < max(done_ns, LONG_RATIO * duration_ns):
@@ -495,6 +510,7 @@ class PlannedQueue:
             if late < 0:
                 break
             least = plan.jobs[late].rank
+            # Not those behind the late one, though they may be of a lower class: without them it would be as late.
             candidates = [p for p in range(late + 1) if plan.jobs[p].rank == least]
             position = min(candidates, key=lambda p: (plan.jobs[p].has_run, -plan.duration_ns(p), p))
             victim = plan.jobs[position]

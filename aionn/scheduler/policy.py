@@ -47,6 +47,9 @@ def decide(now_ns: int, queue: PlannedQueue, slots: Sequence[DeviceSlot]) -> lis
         sole = _start_sole(now_ns, queue, slots)
         if sole is not None:
             return [sole]
+    # The order matters: rejections first, since a job that is certain to be late must take no slot; then ageing, which changes the
+    # order; then standby, since the rejected ones have left room; starts before preemptions, since a free slot makes one
+    # unnecessary; and help for other slots last, since a slot's own plan goes first.
     gone: set[int] = set()
     for job, reason in queue.too_late(now_ns):
         actions.append(Abort(job, reason))
@@ -125,6 +128,8 @@ def start_immediately(
 
 
 def _start(now_ns: int, queue: PlannedQueue, slot: DeviceSlot, gone: set[int], actions: list[Action]) -> bool:
+    # The first of the plan is not always the one that starts: those before it may have taken longer than expected. To start it all
+    # the same would use device time for a job that is expected to end late.
     for job in queue.plans[slot.index].jobs[:]:
         if job.number in gone:
             continue
@@ -137,6 +142,7 @@ def _start(now_ns: int, queue: PlannedQueue, slot: DeviceSlot, gone: set[int], a
             continue
         why = "the first in its plan starts, on slot"
         if job.rank < HIGH:
+            # A plan is made for one slot: without a look at the plans of other slots, LOW could start here while HIGH waits there.
             other = _more_urgent(now_ns, queue, slot, gone, job)
             if other is not None:
                 job, why = other, "started on a free slot that ends it sooner than its own, slot"
@@ -152,6 +158,7 @@ def _preempt(
 ) -> None:
     plan = queue.plans[slot.index]
     first = next((job for job in plan.jobs if job.number not in gone), None)
+    # Only jobs in the plan of this slot count: others were planned elsewhere because they end sooner there, or preempt no job.
     if first is None or not first.key < running.key:
         return
     if not first.rank == HIGH > running.rank:
