@@ -4,7 +4,7 @@ Every workload of `benchmarks/workloads` runs on two sets of devices, at several
 exact durations. The load is work per time over what the devices can do at best; HIGH streams keep their rates, the others are
 scaled. The bound is the linear program of `aionn.simulation.bound`: all arrivals known beforehand, free migration, HIGH first, then
 MEDIUM, then LOW. All policies see the same arrivals; ratios are paired by seed. No wall clock is involved but for the cost of a
-decision and the real device at the beginning, so the figures are the same on every run. What is planned and interrupted is checked
+decision and the real device at the beginning, so the figures are the same on every run. What is planned and preempted is checked
 at every decision.
 
 The bound of an instance is not solved for where our policy serves every request that a device could serve at all: then it is met.
@@ -233,12 +233,12 @@ def add_comparisons(report: Report, instances: Sequence[Instance]) -> None:
         if peer == "edf-abort":
             beyond = [i for i in below if i.keeping is not None and i.total(peer) > i.keeping]
             report.add(single("  more than any schedule with our HIGH and MEDIUM", part, [len(beyond)]))
-    lesser = [
+    lower = [
         i
         for i in instances
         if [i.counts["plan"][p] for p in order] < [i.counts["edf-abort"][p] for p in order]
     ]
-    report.add(single("instances below edf-abort, HIGH first", count, [len(lesser)], at_most(0)))
+    report.add(single("instances below edf-abort, HIGH first", count, [len(lower)], at_most(0)))
     held = [i for i in instances if i.total("edf-abort-high") < i.total("edf-abort")]
     report.add(single("edf-abort with HIGH first below edf-abort", count, [len(held)]))
 

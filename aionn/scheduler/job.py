@@ -127,7 +127,7 @@ class DeviceSlot:
         job: What runs; None when free.
         ends_ns: When the running job is expected to end.
         is_stopping: Whether the running job was asked to stop at its next boundary.
-        can_preempt: Whether the device can interrupt jobs between operations.
+        can_preempt: Whether the device can preempt jobs between operations.
         is_up: Whether the device lives.
     """
 

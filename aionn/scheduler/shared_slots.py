@@ -76,7 +76,7 @@ class ClientJob(Job):
 
     def plan(self, number: int, now_ns: int, expected_ns: int) -> None:
         """Makes it a job that a policy can compare with others."""
-        # Its duration is a hope, not a condition: a driver rejects no job before its deadline, so the least is 1 ns.
+        # A driver rejects no job before its deadline, so the least duration is 1 ns whatever was learnt.
         super().__init__(
             number,
             priority=self.priority,

@@ -79,7 +79,7 @@ class BacklogPolicy:
         high_first: Whether HIGH goes before all others, and these among themselves whatever their class.
         by_deadline: Whether the earliest deadline goes first; else the first to come.
         aborts: ``never``; ``timeout``: what waited past its deadline; ``early``: what cannot end in time any more.
-        preempts: Whether an earlier one in the order interrupts what runs.
+        preempts: Whether an earlier one in the order preempts the job that runs.
         plans: Whether what would end too late behind those that wait is refused on arrival.
     """
 

@@ -259,14 +259,14 @@ class SlotGate:
         return not any(thread.is_alive() for thread in self._threads)
 
     def begin_close(self) -> None:
-        """Refuses new work, and lets the threads end once what runs and what still waits has ended. Idempotent."""
+        """Rejects new jobs, and lets the threads end once all running and waiting jobs have ended. Idempotent."""
         with self._lock:
             if not self._closed:
                 self._closed = True
                 self._end_threads()
 
     def close(self) -> None:
-        """Refuses new work, lets running work end, and joins the threads. Waiting jobs are run first. Idempotent."""
+        """Rejects new jobs, lets running jobs end, and joins the threads. Waiting jobs are run first. Idempotent."""
         self.begin_close()
         for thread in self._threads:
             if thread is not threading.current_thread():

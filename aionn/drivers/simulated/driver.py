@@ -1,6 +1,6 @@
 """Simulated devices: described hardware that takes its time on the event loop's clock, real or virtual.
 
-Owns the life of an execution on such a device: launch, boundaries between operations, giving way, faults. ``profiles`` defines
+Owns the life of an execution on such a device: launch, boundaries between operations, preemption, faults. ``profiles`` defines
 durations and the draws of a seed; results come from the reference driver's interpreter, or are left out where only time matters.
 
 Invariants:
@@ -90,7 +90,7 @@ class SimulatedStatistics(msgspec.Struct, frozen=True):
         started: Executions that got a slot.
         finished: Those that gave results.
         failed: Those that ended otherwise.
-        preempted: How often one gave way to a higher priority.
+        preempted: How often one was preempted.
         busy_ns: Time that slots were in use, added up.
         energy_j: What that took.
     """
@@ -387,7 +387,7 @@ class SimulatedPreparedModel(AsyncPreparedModel):
             results.append(e)
 
     async def _take_time(self, control: LoopControl) -> None:
-        """Passes the time that the execution takes; gives way where it can and must."""
+        """Passes the time that the execution takes; pauses where it can and must."""
         device, left_ns = self.device, self._durations_ns
         while True:
             started_ns = control.now()
@@ -405,7 +405,7 @@ class SimulatedPreparedModel(AsyncPreparedModel):
     async def _pass(
         self, control: LoopControl, draw: Draw, started_ns: int, ends: Sequence[int]
     ) -> int | None:
-        """Sleeps until the end and returns None, or until a boundary at which it must give way and returns that time.
+        """Sleeps until the end and returns None, or until a boundary at which it must stop and returns that time.
 
         Raises:
             MissedDeadline: The deadline passed; this is the first boundary since.

@@ -62,7 +62,7 @@ class Table:
         self.slots[slot].is_stopping = False
         return job
 
-    def give_way(self, slot):
+    def suspend(self, slot):
         """What runs stops at once, and goes on with what is left of it when its turn comes again."""
         job = slot.job
         slot.job, slot.is_stopping, job.state = None, False, JobState.WAITING

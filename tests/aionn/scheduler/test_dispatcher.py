@@ -236,7 +236,7 @@ async def test_time_beside_what_it_interrupts_counts_at_most():
     await learn(dispatcher, clock, *[1000] * SURE_COUNT)
     expected_ns = dispatcher.expected_ns("m")
 
-    async def interrupt(duration_ns, **outcome):
+    async def preempt(duration_ns, **outcome):
         low = dispatcher.enter(priority=LOW, deadline_ns=None, model="low")
         high = await acquire(dispatcher, priority=HIGH, deadline_ns=None, model="m")
         clock[0] += duration_ns
@@ -244,12 +244,12 @@ async def test_time_beside_what_it_interrupts_counts_at_most():
         dispatcher.release(low)
 
     for duration_ns, outcome in ((5000, "ended"), (900, "late"), (5000, "late")):
-        await interrupt(duration_ns, outcome=outcome)
+        await preempt(duration_ns, outcome=outcome)
         assert dispatcher.least_ns("m") == 1000 and dispatcher.expected_ns("m") == expected_ns
-    await interrupt(900)
+    await preempt(900)
     assert dispatcher.least_ns("m") == 900
-    assert dispatcher.least_ns("low", 7) == 7, "what was interrupted says nothing of its duration"
-    # Without anything to interrupt the same time counts.
+    assert dispatcher.least_ns("low", 7) == 7, "what was preempted says nothing of its duration"
+    # Without a job to preempt the same time counts.
     await learn(dispatcher, clock, 5000)
     assert dispatcher.expected_ns("m") >= 5000
 
@@ -352,7 +352,7 @@ async def test_job_is_hastened_while_it_waits_and_while_it_runs():
     assert second.state is JobState.WAITING
     dispatcher.hasten(low, HIGH, NEVER_NS)
     high = dispatcher.enter(priority=HIGH, deadline_ns=None)
-    assert high.state is JobState.WAITING, "what runs for a HIGH job is not interrupted by it"
+    assert high.state is JobState.WAITING, "what runs for a HIGH job is not preempted by it"
     dispatcher.release(low)
     dispatcher.release(high)
     assert second.state is JobState.RUNNING and first.state is JobState.WAITING
@@ -402,10 +402,10 @@ async def test_full_room_refuses_or_displaces():
     assert caught.value.transient
     dispatcher = Dispatcher(1, now=now_ns, waiting_max=1, on_full="displace")
     await acquire(dispatcher, priority=LOW, deadline_ns=None)
-    lesser = dispatcher.enter(priority=LOW, deadline_ns=None)
+    lower = dispatcher.enter(priority=LOW, deadline_ns=None)
     dispatcher.enter(priority=HIGH, deadline_ns=None)
     with pytest.raises(ResourceExhausted):
-        await dispatcher.wait(lesser)
+        await dispatcher.wait(lower)
 
 
 async def test_unknown_priority_is_refused(dispatcher):

@@ -1,4 +1,4 @@
-"""Plans of the slots: who is planned where, who gives way to whom, and what is told of it."""
+"""Plans of the slots: places, displacement, and explanations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOW, MEDIUM, HIGH = Priority.LOW, Priority.MEDIUM, Priority.HIGH
         (HIGH, MEDIUM, 109, None),
     ],
 )
-def test_place_interrupts_a_lower_class_for_high_and_others_only_to_be_in_time(
+def test_place_preempts_a_lower_class_for_high_and_others_only_to_be_in_time(
     running, priority, deadline, place
 ):
     table = Table()
@@ -75,7 +75,7 @@ def test_high_is_planned_before_another_that_what_runs_stops_for():
     assert [table.queue.is_planned_on(job, table.slots[0]) for job in (first, second)] == [True, True]
 
 
-def test_shorter_equals_do_not_give_way_to_a_longer_one():
+def test_shorter_equals_do_not_suspend_to_a_longer_one():
     table = held()
     shorts = [table.add(20, deadline=185) for _ in range(4)]
     long = table.add(50, deadline=180)
@@ -106,7 +106,7 @@ def test_what_loses_its_place_is_of_the_least_class_wherever_that_waits(lowest):
     assert [table.queue.slot_of[job.number] for job in mediums] == [1 - lowest] * 2
 
 
-def test_what_waits_gives_way_rather_than_what_runs():
+def test_what_waits_is_displaced_rather_than_what_runs():
     table = Table(devices=[0, 1])
     table.add(110, NEVER_NS, priority=LOW, deadline=115)
     table.add(NEVER_NS, 100, priority=HIGH)
@@ -117,7 +117,7 @@ def test_what_waits_gives_way_rather_than_what_runs():
     assert table.decide() == []
 
 
-def test_what_never_ran_gives_way_rather_than_what_did():
+def test_what_never_ran_is_displaced_rather_than_what_did():
     table = held()
     returned = table.job(30, priority=LOW, deadline=160)
     returned.has_run = True
@@ -128,7 +128,7 @@ def test_what_never_ran_gives_way_rather_than_what_did():
     assert table.queue.slot_of[fresh.number] == -1
 
 
-def test_job_with_just_enough_time_has_lesser_ones_give_way():
+def test_job_with_just_enough_time_has_lower_ones_suspend():
     table = held()
     low = table.add(30, priority=LOW, deadline=130)
     job = table.add(30, deadline=130)
@@ -171,7 +171,7 @@ def test_interrupted_job_goes_on_while_what_is_left_of_it_can_end_in_time(deadli
     table.now = 10
     high = table.add(40, priority=HIGH)
     assert table.decide() == [Preempt(table.slots[0], high)]
-    table.give_way(table.slots[0])
+    table.suspend(table.slots[0])
     table.decide()
     assert table.end() is high
     assert table.now == 50
@@ -235,8 +235,8 @@ def late(table):
         assert [job.key for job in plan.jobs] == plan.keys == sorted(plan.keys)
         for job in plan.jobs:
             passed += job.durations_ns[slot.device]
-            interrupts = running is not None and slot.can_preempt and job.rank == HIGH > running.rank
-            if (table.now if interrupts else rest) + passed > job.deadline_ns:
+            preempts = running is not None and slot.can_preempt and job.rank == HIGH > running.rank
+            if (table.now if preempts else rest) + passed > job.deadline_ns:
                 found.append(job)
     return found
 
@@ -263,7 +263,7 @@ def test_whatever_comes_what_is_planned_ends_in_time_and_no_slot_idles(devices, 
             late_before = late(table)
             if table.queue.add(job, table.now) is None:
                 jobs.append(job)
-            # Where a slot can be interrupted, what cannot wait counts as late until that is decided.
+            # Where a job can be preempted, what cannot wait counts as late until that is decided.
             assert can_preempt or set(late(table)) <= set(late_before)
         while actions := table.decide():
             for action in actions:
@@ -273,7 +273,7 @@ def test_whatever_comes_what_is_planned_ends_in_time_and_no_slot_idles(devices, 
                 elif isinstance(action, Preempt):
                     job = action.slot.job
                     assert job.rank < action.by.rank or job.key > action.by.key
-                    table.give_way(action.slot)
+                    table.suspend(action.slot)
         # A free slot may start a HIGH job of another's plan before its own.
         assert len(devices) > 1 or late(table) == []
         waiting = [job for job in jobs if job.state is JobState.WAITING]

@@ -71,7 +71,7 @@ def test_running_job_that_overruns_is_aborted_at_its_deadline():
     assert table.decide(now=50) == [Abort(job, Reason.OVERRAN)]
 
 
-def test_high_interrupts_lower_job():
+def test_high_preempts_lower_job():
     table = Table()
     low = table.add(100, priority=LOW)
     table.decide()
@@ -80,7 +80,7 @@ def test_high_interrupts_lower_job():
     assert low.state is JobState.RUNNING
 
 
-def test_high_interrupts_nothing_where_another_slot_is_free():
+def test_high_preempts_nothing_where_another_slot_is_free():
     table = Table(devices=[0, 0])
     table.add(100, priority=LOW)
     table.decide()
@@ -88,7 +88,7 @@ def test_high_interrupts_nothing_where_another_slot_is_free():
     assert table.decide(now=5) == [Start(high, table.slots[1])]
 
 
-def test_medium_interrupts_low_only_where_it_would_be_late():
+def test_medium_preempts_low_only_where_it_would_be_late():
     table = Table()
     table.add(100, priority=LOW)
     table.decide()
@@ -99,19 +99,19 @@ def test_medium_interrupts_low_only_where_it_would_be_late():
 
 
 @pytest.mark.parametrize(
-    ("deadline", "duration", "interrupts"),
+    ("deadline", "duration", "preempts"),
     [(120, 10, True), (105, 60, False), (105, 40, True)],
     ids=["both are kept", "about as much is left", "far more is left"],
 )
-def test_equals_interrupt_where_both_are_kept_or_far_more_is_left(deadline, duration, interrupts):
+def test_equals_preempt_where_both_are_kept_or_far_more_is_left(deadline, duration, preempts):
     table = Table()
     table.add(100, deadline=deadline)
     table.decide()
     urgent = table.add(duration, deadline=80)
-    assert table.decide(now=5) == ([Preempt(table.slots[0], urgent)] if interrupts else [])
+    assert table.decide(now=5) == ([Preempt(table.slots[0], urgent)] if preempts else [])
 
 
-def test_medium_interrupts_low_that_is_lost_by_it():
+def test_medium_preempts_low_that_is_lost_by_it():
     table = Table()
     low = table.add(100, priority=LOW, deadline=105)
     table.decide()
@@ -120,7 +120,7 @@ def test_medium_interrupts_low_that_is_lost_by_it():
     assert table.queue.is_planned_on(medium, table.slots[0]) and low.state is JobState.RUNNING
 
 
-def test_any_planned_job_that_cannot_wait_interrupts_not_the_first_alone():
+def test_any_planned_job_that_cannot_wait_preempts_not_the_first_alone():
     table = Table()
     table.add(60, priority=LOW)
     table.decide()
@@ -153,7 +153,7 @@ def test_low_goes_before_no_high_and_before_nothing_without_a_deadline():
         assert table.order() == [first.number]
 
 
-def test_low_that_went_ahead_gives_way_to_medium():
+def test_low_that_went_ahead_is_displaced_to_medium():
     table = Table()
     table.add(20, priority=HIGH)
     table.decide()
@@ -199,7 +199,7 @@ def test_slot_that_is_down_gets_nothing():
     assert starts(table.decide()) == [(job.number, 0)]
 
 
-def test_longest_gives_way_when_not_all_fit():
+def test_longest_is_displaced_when_not_all_fit():
     table = Table()
     table.add(10, priority=HIGH, deadline=10)
     table.decide()
@@ -211,7 +211,7 @@ def test_longest_gives_way_when_not_all_fit():
     assert long.state is JobState.ENDED
 
 
-def test_lower_classes_give_way_to_higher():
+def test_lower_classes_suspend_to_higher():
     table = Table()
     lows = [table.add(30, priority=LOW, deadline=100) for _ in range(3)]
     high = table.add(40, priority=HIGH, deadline=100)

@@ -26,7 +26,7 @@ class Recorder(Dispatcher):
 
     Attributes:
         events: Everything that a decision may depend on: ``(time, what, number or arguments)``.
-        decisions: What began and what was interrupted, in order.
+        decisions: The starts and preemptions, in order.
     """
 
     def __init__(self, now):
@@ -44,7 +44,7 @@ class Recorder(Dispatcher):
         if isinstance(action, Start):
             self.decisions.append(("start", action.job.number))
         elif isinstance(action, Preempt):
-            self.decisions.append(("interrupt", action.slot.job.number, action.by.number))
+            self.decisions.append(("preempt", action.slot.job.number, action.by.number))
 
     @contextlib.contextmanager
     def told(self, what, about, at_ns=None):

@@ -259,6 +259,6 @@ def test_whatever_happens_slots_are_exclusive_and_every_job_starts_once(seed, po
     order = bench.run_all()
     for name in bench.jobs:
         assert order.count(name) <= 1 + suspended.get(name, 0), (
-            "what gave way once is started at most once more"
+            "what was suspended once is started at most once more"
         )
         assert order.count(name) >= 1 or name in left
