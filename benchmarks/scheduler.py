@@ -4,7 +4,7 @@ Every workload of `benchmarks/workloads` runs on two sets of devices, at several
 exact durations. The load is work per time over what the devices can do at best; HIGH streams keep their rates, the others are
 scaled. The bound is the linear program of `aionn.simulation.bound`: all arrivals known beforehand, free migration, HIGH first, then
 MEDIUM, then LOW. All policies see the same arrivals; ratios are paired by seed. No wall clock is involved but for the cost of a
-decision and the real device at the beginning, so the figures are the same on every run. What is planned and interrupted is checked
+decision and the real device at the beginning, so the figures are the same on every run. What is planned and preempted is checked
 at every decision.
 
 The bound of an instance is not solved for where our policy serves every request that a device could serve at all: then it is met.
@@ -29,8 +29,8 @@ import numpy as np
 import aionn
 from aionn.hal import Priority
 from aionn.scheduler.estimates import Estimates
+from aionn.scheduler.job import Action, DeviceSlot
 from aionn.scheduler.policy import PlanPolicy
-from aionn.scheduler.work import Action, Lane
 from aionn.simulation.baselines import POLICIES
 from aionn.simulation.bound import fluid_rate, on_time_bound, requests_of, total_bound
 from aionn.simulation.checkers import Watched
@@ -233,12 +233,12 @@ def add_comparisons(report: Report, instances: Sequence[Instance]) -> None:
         if peer == "edf-abort":
             beyond = [i for i in below if i.keeping is not None and i.total(peer) > i.keeping]
             report.add(single("  more than any schedule with our HIGH and MEDIUM", part, [len(beyond)]))
-    lesser = [
+    lower = [
         i
         for i in instances
         if [i.counts["plan"][p] for p in order] < [i.counts["edf-abort"][p] for p in order]
     ]
-    report.add(single("instances below edf-abort, HIGH first", count, [len(lesser)], at_most(0)))
+    report.add(single("instances below edf-abort, HIGH first", count, [len(lower)], at_most(0)))
     held = [i for i in instances if i.total("edf-abort-high") < i.total("edf-abort")]
     report.add(single("edf-abort with HIGH first below edf-abort", count, [len(held)]))
 
@@ -280,9 +280,9 @@ class Timed:
         self.costs_ns: list[int] = []
         self._add_ns = 0
 
-    def make_queue(self, lanes: Sequence[Lane]) -> Any:
+    def make_queue(self, slots: Sequence[DeviceSlot]) -> Any:
         """The policy's queue, its ``add`` timed."""
-        self.queue = self._policy.make_queue(lanes)
+        self.queue = self._policy.make_queue(slots)
         add = self.queue.add
 
         def timed_add(*arguments: Any) -> Any:
@@ -295,11 +295,11 @@ class Timed:
         self.queue.add = timed_add
         return self.queue
 
-    def decide(self, now_ns: int, queue: Any, lanes: Sequence[Lane]) -> list[Action]:
+    def decide(self, now_ns: int, queue: Any, slots: Sequence[DeviceSlot]) -> list[Action]:
         """The policy's decision, timed together with the ``add`` before it."""
         waiting = len(queue)
         start_ns = time.thread_time_ns()
-        actions = self._policy.decide(now_ns, queue, lanes)
+        actions = self._policy.decide(now_ns, queue, slots)
         if waiting >= 1000:
             self.costs_ns.append(time.thread_time_ns() - start_ns + self._add_ns)
         self._add_ns = 0

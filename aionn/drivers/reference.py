@@ -55,7 +55,7 @@ def info_for(name: str) -> DeviceInfo:
 class ReferenceDevice(BlockingDevice):
     """Runs any valid model without extensions, one execution at a time."""
 
-    gives_way = True
+    is_preemptible = True
     prepares_beside = True
 
     def __init__(self, name: str = INFO.name) -> None:

@@ -45,7 +45,7 @@ from aionn.runtime.memory.arguments import (
 )
 from aionn.runtime.memory.own import OwnMemory, bind, image_view
 from aionn.runtime.placement.plan import LastValues, Plan, learnt_by, settle_of
-from aionn.scheduler.work import Work
+from aionn.scheduler.job import Job
 from aionn.validation import needed_inputs
 from fences import SyncFence
 
@@ -189,7 +189,7 @@ class Compilation:
             area: RequestArea | None = made if isinstance(made, RequestArea) else await made
         assert area is not None, "made or raised"
 
-        def abandon(work: Work) -> None:
+        def abandon(work: Job) -> None:
             nonlocal area
             left, area = area, None  # It goes back when the device is done with it.
             step, settle = self._plan.steps[0], self._settle

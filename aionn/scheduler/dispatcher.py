@@ -3,11 +3,11 @@
 Owns the waiting of tasks and the learning of durations; ``aionn.scheduler.policy`` decides which job gets a slot.
 
 Invariants:
-1. No more than ``slot_count`` slots are held concurrently. Where the device can interrupt work between operations, a more urgent
-   work is sent to it beside the one that it interrupts, which then holds no slot until its device continues with it.
-2. A waiter that will be late fails as soon as that is certain, not when its turn comes.
-3. A cancelled waiter leaves the room; a cancelled holder gives its slot back only by ``release``.
-4. A slot is held until its holder gives it back, also by work that runs past its deadline.
+1. No more than ``slot_count`` slots are held concurrently. Where the device can preempt jobs between operations, a more urgent
+   job is sent to it beside the one that it preempts, which then holds no slot until its device continues with it.
+2. A waiter that will be late fails as soon as that is certain, not when it would be started.
+3. A cancelled waiter leaves the queue; a cancelled holder gives its slot back only by ``release``.
+4. A slot is held until its holder gives it back, also by a job that runs past its deadline.
 5. No estimate rejects jobs permanently: now and then one is admitted to test whether the estimate still holds.
 """
 
@@ -23,19 +23,20 @@ from aionn.errors import InvalidArgument, MissedDeadline, ResourceExhausted
 from aionn.hal import Priority, check_deadline_ns
 from aionn.observability.tracing import is_tracing, section
 from aionn.scheduler.estimates import Estimates
-from aionn.scheduler.policy import PlanPolicy, start_at_once
-from aionn.scheduler.queue import WAITING_MAX, WaitingRoomStatistics
-from aionn.scheduler.work import (
+from aionn.scheduler.job import (
     NEVER_NS,
     Abort,
     Action,
-    Lane,
+    DeviceSlot,
+    Job,
+    JobState,
     Preempt,
     Reason,
     Start,
-    Work,
-    WorkState,
 )
+from aionn.scheduler.planner import WAITING_MAX
+from aionn.scheduler.policy import PlanPolicy, start_immediately
+from aionn.scheduler.ready_queue import QueueStatistics
 
 __all__ = ["Dispatcher", "Outcome"]
 
@@ -48,27 +49,38 @@ PROBE_EVERY = 16
 DECLARED_NS_MAX = 86_400_000_000_000
 """Longest duration that a driver is believed to need: a day. A number near the end of time means that a device cannot run it."""
 
-INTERRUPTED_MAX = 2
+PREEMPTED_MAX = 2
 """Number of preempted jobs per slot that may wait at the device: one of each lower class."""
+
+OWN = "a dispatcher has only jobs that it made itself"
 
 Outcome = Literal["ended", "late", "failed"]
 """The end of an execution at the device: with results, stopped at its deadline, or with a duration that carries no information."""
 
 
-class _Turn:
-    """The state of a job for the task that waits for it."""
+class _TaskJob(Job):
+    """A job of a task, which sleeps on ``event`` while the job waits.
 
-    __slots__ = ("event", "is_disturbed", "is_interrupting", "model", "reason", "started_ns")
+    Attributes:
+        model: The key by which its duration is learnt.
+        reason: The reason for its rejection, if it was rejected while it waited.
+        started_ns: The time of its first start.
+        has_preempted: Whether it was sent to the device beside a job that it preempts there.
+        was_preempted: Whether it waited at the device for another job, so that its timing carries no information.
+    """
 
-    def __init__(self, model: Hashable) -> None:
-        self.event: anyio.Event | None = None
-        self.model = model
-        self.reason: Reason | None = None
-        self.started_ns = 0
-        self.is_interrupting = False
-        self.is_disturbed = False
+    __slots__ = ("event", "has_preempted", "model", "reason", "started_ns", "was_preempted")
+
+    # Set by ``enter``, not by a constructor: forwarding nine arguments takes a tenth of the time that a start takes.
+    event: anyio.Event | None
+    model: Hashable
+    reason: Reason | None
+    started_ns: int
+    has_preempted: bool
+    was_preempted: bool
 
     def wake(self) -> None:
+        """Wakes the task that waits for the job, if one does."""
         if self.event is not None:
             self.event.set()
 
@@ -79,7 +91,7 @@ class Dispatcher:
     Args:
         slot_count: Number of executions that the device can run concurrently.
         now: The clock of the deadlines, the same as the loop's.
-        can_preempt: Whether the device interrupts what runs for more urgent work, between operations or anywhere, and continues
+        can_preempt: Whether the device preempts what runs for more urgent jobs, between operations or anywhere, and continues
             it afterwards.
         estimates: Where durations are learnt; None for a new place.
         waiting_max: Most that may wait.
@@ -100,16 +112,16 @@ class Dispatcher:
     ) -> None:
         self._now = now
         self._can_preempt = can_preempt
-        self._lanes = [Lane(index, 0, can_preempt=can_preempt) for index in range(slot_count)]
+        self._slots = [DeviceSlot(index, 0, can_preempt=can_preempt) for index in range(slot_count)]
         self._policy = PlanPolicy(waiting_max=waiting_max, on_full=on_full)
-        self._room = self._policy.make_queue(self._lanes)
+        self._queue = self._policy.make_queue(self._slots)
         self._estimates = Estimates() if estimates is None else estimates
         self._trace = trace
         self._numbers = itertools.count()
-        self._works: dict[int, Work] = {}
-        self._interrupted: dict[int, Work] = {}
+        self._jobs: dict[int, _TaskJob] = {}
+        self._preempted: dict[int, Job] = {}
         self._taken: set[int] = set()
-        self._refusals: dict[Hashable, int] = {}
+        self._rejections: dict[Hashable, int] = {}
         self._counts = dict.fromkeys(("preempted", "overran", "probed"), 0)
 
     def enter(
@@ -120,15 +132,15 @@ class Dispatcher:
         model: Hashable = None,
         declared_ns: int | None = None,
         urgent_ns: int | None = None,
-    ) -> Work:
-        """Asks for a slot; ``turn`` waits for it.
+    ) -> Job:
+        """Asks for a slot; ``wait`` waits for it.
 
         Args:
             priority: Its class.
             deadline_ns: Absolute; None means no deadline.
             model: What to learn durations by; None to learn nothing and to expect no duration.
             declared_ns: The duration that its driver declares, used until enough was learnt; None if it declares none.
-            urgent_ns: The deadline that one who waits for this work leaves it, where that is sooner than its own.
+            urgent_ns: The deadline that one who waits for this job leaves it, where that is sooner than its own.
 
         Raises:
             InvalidArgument: There is no such priority, or a time is not an integer of 64 bits or is negative.
@@ -145,7 +157,7 @@ class Dispatcher:
             expected_ns = max(self._estimates.duration_ns(model, _believed(declared_ns)), least_ns)
             if deadline_ns is not None and deadline_ns > now_ns and now_ns + least_ns > deadline_ns:
                 least_ns = self._probe(model, least_ns)
-        work = Work(
+        job = _TaskJob(
             next(self._numbers),
             priority=priority,
             deadline_ns=deadline_ns,
@@ -153,19 +165,22 @@ class Dispatcher:
             durations_ns=(expected_ns,),
             least_ns=None if least_ns == expected_ns else (least_ns,),
             urgent_ns=urgent_ns,
-            item=_Turn(model),
         )
-        start = start_at_once(now_ns, self._room, self._lanes, work)
+        job.model = model
+        job.event = job.reason = None
+        job.started_ns = 0
+        job.has_preempted = job.was_preempted = False
+        start = start_immediately(now_ns, self._queue, self._slots, job)
         if start is not None:
-            self._works[work.number] = work
+            self._jobs[job.number] = job
             self._apply(start, now_ns)
-            return work
-        reason = self._room.add(work, now_ns)
+            return job
+        reason = self._queue.add(job, now_ns)
         if reason is not None:
-            raise _error(reason, work.shortest_ns, has_waited=False)
-        self._works[work.number] = work
+            raise _error(reason, job.shortest_ns, has_waited=False)
+        self._jobs[job.number] = job
         self._decide(now_ns)
-        return work
+        return job
 
     def _least_ns(self, model: Hashable, declared_ns: int | None) -> int:
         return self._estimates.least_ns(model, _believed(declared_ns))
@@ -174,7 +189,7 @@ class Dispatcher:
         """The estimate of a job that would be rejected: the learnt one, or zero if it is to be tried."""
         if not self._estimates.count(model):
             return least_ns  # Its driver declares it, and knows.
-        count = self._refusals[model] = self._refusals.get(model, 0) + 1
+        count = self._rejections[model] = self._rejections.get(model, 0) + 1
         if count % PROBE_EVERY:
             return least_ns
         self._counts["probed"] += 1
@@ -183,12 +198,12 @@ class Dispatcher:
     def forget(self, model: Hashable) -> None:
         """Drops what was learnt of a model that never comes again. From any thread, also from a finaliser."""
         self._estimates.forget(model)
-        self._refusals.pop(model, None)
+        self._rejections.pop(model, None)
 
     @property
     def learnt_count(self) -> int:
         """Of how many models something was learnt."""
-        return len(self._refusals.keys() | self._estimates.keys())
+        return len(self._rejections.keys() | self._estimates.keys())
 
     def least_ns(self, model: Hashable, declared_ns: int | None = None) -> int:
         """The least duration of an execution, as far as is known; see ``enter`` for the arguments."""
@@ -198,83 +213,57 @@ class Dispatcher:
         """The expected duration of an execution; see ``enter`` for the arguments."""
         return 0 if model is None else self._estimates.duration_ns(model, _believed(declared_ns))
 
-    async def turn(self, work: Work) -> None:
+    async def wait(self, job: Job) -> None:
         """Waits for the slot that ``enter`` asked for. The caller must give it back with ``release``; a cancelled one never has it.
 
         Raises:
             MissedDeadline: It became certain that the deadline will be missed, or it passed (transient).
             ResourceExhausted: Others displaced it because too many wait.
         """
-        turn: _Turn = work.item
-        if work.state is WorkState.WAITING:
-            turn.event = anyio.Event()
+        assert isinstance(job, _TaskJob), OWN
+        if job.state is JobState.WAITING:
+            job.event = anyio.Event()
             try:
-                await self._wait(work, turn.event)
+                await self._wait(job, job.event)
             except BaseException:
-                # The turn may have come in the same turn of the loop as the cancellation: then the slot is given back here.
-                self.leave(work)
+                # The job may have been started in the same turn of the loop as the cancellation: then the slot is given back here.
+                self.leave(job)
                 raise
-        if turn.reason is not None:
-            raise _error(turn.reason, work.shortest_ns, has_waited=True)
+        if job.reason is not None:
+            raise _error(job.reason, job.shortest_ns, has_waited=True)
 
-    async def _wait(self, work: Work, event: anyio.Event) -> None:
-        while work.state is WorkState.WAITING:
-            if work.deadline_ns == NEVER_NS:
+    async def _wait(self, job: Job, event: anyio.Event) -> None:
+        while job.state is JobState.WAITING:
+            if job.deadline_ns == NEVER_NS:
                 await event.wait()
                 continue
             # One nanosecond after the last moment at which it could start; at least a turn of the loop.
-            limit_ns = work.deadline_ns - work.shortest_ns + 1
+            limit_ns = job.deadline_ns - job.shortest_ns + 1
             with anyio.move_on_after(max(0.0, (limit_ns - self._now()) / 1e9)):
                 await event.wait()
-            if work.state is WorkState.WAITING:
+            if job.state is JobState.WAITING:
                 self._decide(max(self._now(), limit_ns))
 
-    async def acquire(
-        self,
-        *,
-        priority: Priority,
-        deadline_ns: int | None,
-        model: Hashable = None,
-        declared_ns: int | None = None,
-        urgent_ns: int | None = None,
-    ) -> Work:
-        """Waits for a slot: ``enter`` and ``turn`` in one. Returns what ``release`` takes.
-
-        Raises:
-            MissedDeadline: See ``enter`` and ``turn``.
-            ResourceExhausted: Too many wait.
-            InvalidArgument: See ``enter``.
-        """
-        work = self.enter(
-            priority=priority,
-            deadline_ns=deadline_ns,
-            model=model,
-            declared_ns=declared_ns,
-            urgent_ns=urgent_ns,
-        )
-        await self.turn(work)
-        return work
-
-    def leave(self, work: Work) -> None:
+    def leave(self, job: Job) -> None:
         """Cancels the request of ``enter``, whether it waits or has its slot. Idempotent."""
-        if self._lane_of(work) is not None or work.number in self._interrupted:
-            self.release(work, outcome="failed")
-        elif work.state is WorkState.WAITING:
-            self._room.note(work, self._now(), "cancelled by its caller")
-            self._room.remove(work)
-            self._end(work)
+        if self._slot_of(job) is not None or job.number in self._preempted:
+            self.release(job, outcome="failed")
+        elif job.state is JobState.WAITING:
+            self._queue.note(job, self._now(), "cancelled by its caller")
+            self._queue.remove(job)
+            self._end(job)
             self._decide(self._now())
 
-    def queued_ns(self, work: Work) -> int:
+    def queued_ns(self, job: Job) -> int:
         """The wait of a job that has its slot."""
-        turn: _Turn = work.item
-        return turn.started_ns - work.arrival_ns
+        assert isinstance(job, _TaskJob), OWN
+        return job.started_ns - job.arrival_ns
 
-    def release(self, work: Work, *, outcome: Outcome = "ended") -> int:
+    def release(self, job: Job, *, outcome: Outcome = "ended") -> int:
         """Gives a slot back; the next in the order gets it.
 
         Args:
-            work: Whose slot.
+            job: Whose slot.
             outcome: Learns the duration of its model from the time that it was held.
 
         Returns:
@@ -284,170 +273,171 @@ class Dispatcher:
             InvalidArgument: It has no slot, or gave it back already.
         """
         now_ns = self._now()
-        lane = self._lane_of(work)
-        if lane is not None:
-            self._learn(work, now_ns, outcome)
-            lane.work = None
-        elif self._interrupted.pop(work.number, None) is None:
+        slot = self._slot_of(job)
+        if slot is not None:
+            self._learn(job, now_ns, outcome)
+            slot.job = None
+        elif self._preempted.pop(job.number, None) is None:
             raise InvalidArgument("scheduler: a slot was given back that is not held")
         else:
-            self._room.remove(work)  # The device was done with it before it was interrupted.
-        self._end(work)
+            self._queue.remove(job)  # The device was done with it before it was preempted.
+        self._end(job)
         self._decide(now_ns)
         return now_ns
 
-    def _learn(self, work: Work, now_ns: int, outcome: Outcome) -> None:
-        turn: _Turn = work.item
-        if turn.model is None or outcome == "failed" or turn.is_disturbed:
+    def _learn(self, job: Job, now_ns: int, outcome: Outcome) -> None:
+        assert isinstance(job, _TaskJob), OWN
+        if job.model is None or outcome == "failed" or job.was_preempted:
             return
         limit: Literal["none", "at_least", "at_most"] = "none"
-        if turn.is_interrupting:
-            limit = "at_most"  # Part of it went by until what it interrupts came to a boundary.
+        if job.has_preempted:
+            limit = "at_most"  # Part of it went by until the job that it preempts came to a boundary.
         if outcome == "late":
-            if turn.is_interrupting:
+            if job.has_preempted:
                 return
             limit = "at_least"
-        self._estimates.observe(turn.model, max(0, now_ns - turn.started_ns), limit=limit)
+        self._estimates.observe(job.model, max(0, now_ns - job.started_ns), limit=limit)
 
-    def _lane_of(self, work: Work) -> Lane | None:
-        for lane in self._lanes:
-            if lane.work is work:
-                return lane
+    def _slot_of(self, job: Job) -> DeviceSlot | None:
+        for slot in self._slots:
+            if slot.job is job:
+                return slot
         return None
 
-    def change_priority(self, work: Work, priority: Priority) -> bool:
+    def change_priority(self, job: Job, priority: Priority) -> bool:
         """Changes the class of a waiting job; False if it does not wait any more."""
         if not isinstance(priority, Priority):
             raise InvalidArgument(f"scheduler: expected a Priority, got {priority!r}")
         now_ns = self._now()
-        changed = self._room.change_priority(work, priority, now_ns)
+        changed = self._queue.change_priority(job, priority, now_ns)
         self._decide(now_ns)
         return changed
 
-    def hasten(self, work: Work, priority: Priority, urgent_ns: int) -> None:
+    def hasten(self, job: Job, priority: Priority, urgent_ns: int) -> None:
         """Raises the class and the urgency of a job to those of one that waits for it, where they are higher.
 
         Args:
-            work: Whether it waits or has its slot.
+            job: Whether it waits or has its slot.
             priority: The class of the other.
             urgent_ns: When it must be done for the other to be in time; ``NEVER_NS`` for no matter when.
         """
-        rank, urgent_ns = max(work.rank, int(priority)), min(work.urgent_ns, urgent_ns)
-        if (rank, urgent_ns) == (work.rank, work.urgent_ns) or work.state is WorkState.ENDED:
+        rank, urgent_ns = max(job.rank, int(priority)), min(job.urgent_ns, urgent_ns)
+        if (rank, urgent_ns) == (job.rank, job.urgent_ns) or job.state is JobState.ENDED:
             return
         now_ns = self._now()
-        if work.state is WorkState.RUNNING:
-            work.sort_into(rank, urgent_ns)
+        if job.state is JobState.RUNNING:
+            job.sort_into(rank, urgent_ns)
             return
-        self._room.sort_into(work, now_ns, rank=rank, urgent_ns=urgent_ns)
-        self._room.note(work, now_ns, "lent the urgency of one that waits for it")
+        self._queue.sort_into(job, now_ns, rank=rank, urgent_ns=urgent_ns)
+        self._queue.note(job, now_ns, "lent the urgency of one that waits for it")
         self._decide(now_ns)
 
     def _decide(self, now_ns: int) -> None:
-        if not self._room.lane_of and all(lane.work is None for lane in self._lanes):
+        if not self._queue.slot_of and all(slot.job is None for slot in self._slots):
             return
         has_looked_again = False
-        for _ in range(2 + INTERRUPTED_MAX * len(self._lanes)):
-            has_interrupted = False
+        for _ in range(2 + PREEMPTED_MAX * len(self._slots)):
+            has_preempted = False
             if self._can_preempt:
-                may_interrupt = len(self._interrupted) < INTERRUPTED_MAX * len(self._lanes)
-                for lane in self._lanes:
-                    lane.can_preempt = may_interrupt
-            for action in self._policy.decide(now_ns, self._room, self._lanes):
+                may_preempt = len(self._preempted) < PREEMPTED_MAX * len(self._slots)
+                for slot in self._slots:
+                    slot.can_preempt = may_preempt
+            for action in self._policy.decide(now_ns, self._queue, self._slots):
                 self._apply(action, now_ns)
-                has_interrupted = has_interrupted or isinstance(action, Preempt)
-            is_idle = bool(self._room.lane_of) and any(lane.work is None for lane in self._lanes)
-            if not has_interrupted and (not is_idle or has_looked_again):
+                has_preempted = has_preempted or isinstance(action, Preempt)
+            is_idle = bool(self._queue.slot_of) and any(slot.job is None for slot in self._slots)
+            if not has_preempted and (not is_idle or has_looked_again):
                 return
             # Again: there is a free slot for the one that it was taken for, or for what was planned anew just now.
-            has_looked_again = not has_interrupted
+            has_looked_again = not has_preempted
 
     def _apply(self, action: Action, now_ns: int) -> None:
         if self._trace is not None:
             self._trace(now_ns, action)
         if is_tracing():
-            with section("LR_PE", f"scheduler: {_told(action)}"):
+            with section("LR_PE", f"scheduler: {_described(action)}"):
                 pass  # A moment, and no stretch.
         if isinstance(action, Start):
-            self._start(action.work, action.lane, now_ns)
+            self._start(action.job, action.slot, now_ns)
         elif isinstance(action, Preempt):
-            self._interrupt(action.lane, now_ns)
+            self._preempt(action.slot, now_ns)
         else:
             self._abort(action)
 
-    def _start(self, work: Work, lane: Lane, now_ns: int) -> None:
-        turn: _Turn = work.item
-        self._room.remove(work)
-        work.state = WorkState.RUNNING
-        lane.work = work
-        lane.ends_ns = now_ns + work.durations_ns[0]
-        if self._interrupted.pop(work.number, None) is not None:
-            self._taken.discard(lane.index)
+    def _start(self, job: Job, slot: DeviceSlot, now_ns: int) -> None:
+        assert isinstance(job, _TaskJob), OWN
+        self._queue.remove(job)
+        job.state = JobState.RUNNING
+        slot.job = job
+        slot.ends_ns = now_ns + job.durations_ns[0]
+        if self._preempted.pop(job.number, None) is not None:
+            self._taken.discard(slot.index)
             return  # Its task waits for the device, which continues with it.
-        work.has_run = True
-        work.device = 0
-        turn.started_ns = now_ns
-        turn.is_interrupting = lane.index in self._taken
-        self._taken.discard(lane.index)
-        turn.wake()
+        job.has_run = True
+        job.device = 0
+        job.started_ns = now_ns
+        job.has_preempted = slot.index in self._taken
+        self._taken.discard(slot.index)
+        job.wake()
 
-    def _interrupt(self, lane: Lane, now_ns: int) -> None:
+    def _preempt(self, slot: DeviceSlot, now_ns: int) -> None:
         """Yields the slot to another job: the device notices that job's arrival, and this job waits at the device."""
-        work = lane.work
-        assert work is not None, "only work that runs is interrupted"
+        job = slot.job
+        assert isinstance(job, _TaskJob), OWN
         self._counts["preempted"] += 1
-        lane.work = None
-        work.state = WorkState.WAITING
-        work.item.is_disturbed = True
-        work.durations_ns = (max(1, lane.ends_ns - now_ns),)
-        work.least_ns = (1,)  # Only the device knows the progress.
-        work.shortest_ns = 1
-        self._interrupted[work.number] = work
-        self._taken.add(lane.index)
-        self._room.add(work, now_ns)
+        slot.job = None
+        job.state = JobState.WAITING
+        job.was_preempted = True
+        job.durations_ns = (max(1, slot.ends_ns - now_ns),)
+        job.least_ns = (1,)  # Only the device knows the progress.
+        job.shortest_ns = 1
+        self._preempted[job.number] = job
+        self._taken.add(slot.index)
+        self._queue.add(job, now_ns)
 
     def _abort(self, action: Abort) -> None:
-        work = action.work
-        if work.state is WorkState.RUNNING:
+        job = action.job
+        assert isinstance(job, _TaskJob), OWN
+        if job.state is JobState.RUNNING:
             # The execution notifies the caller, and its slot stays held until the device is done.
             self._counts["overran"] += 1
-            work.state = WorkState.ENDED
-        elif work.state is WorkState.WAITING:
-            self._room.remove(work)
-            if work.number in self._interrupted:
-                work.state = WorkState.ENDED  # The device still has it: it ends when the device has answered.
+            job.state = JobState.ENDED
+        elif job.state is JobState.WAITING:
+            self._queue.remove(job)
+            if job.number in self._preempted:
+                job.state = JobState.ENDED  # The device still has it: it ends when the device has answered.
                 return
-            work.item.reason = action.reason
-            self._end(work)
-            work.item.wake()
+            job.reason = action.reason
+            self._end(job)
+            job.wake()
 
-    def _end(self, work: Work) -> None:
-        work.state = WorkState.ENDED
-        self._works.pop(work.number, None)
+    def _end(self, job: Job) -> None:
+        job.state = JobState.ENDED
+        self._jobs.pop(job.number, None)
 
-    def statistics(self) -> WaitingRoomStatistics:
-        """Counts of the waiting room and of what ran."""
-        return self._room.statistics()
+    def statistics(self) -> QueueStatistics:
+        """Counts of the ready queue and of what ran."""
+        return self._queue.statistics()
 
     def counts(self) -> dict[str, int]:
         """The outcome of a job that ran.
 
         Returns:
-            ``preempted``: interrupted for another. ``overran``: past its deadline at the device. ``probed``: begun although an
+            ``preempted``: preempted for another. ``overran``: past its deadline at the device. ``probed``: begun although an
             estimate spoke against it.
         """
         return dict(self._counts)
 
-    def explain(self, work: Work | None = None) -> str:
+    def explain(self, job: Job | None = None) -> str:
         """The state of a job with the reason, or the jobs that hold the slots and the first waiting ones, in lines of text."""
         now_ns = self._now()
-        if work is not None:
-            return self._room.explain(work, now_ns)
-        lines = [f"slot {lane.index}: {lane.work or 'free'}" for lane in self._lanes]
-        lines += [f"interrupted at the device: {work}" for work in self._interrupted.values()]
-        waiting = [w for w in self._works.values() if w.state is WorkState.WAITING]
+        if job is not None:
+            return self._queue.explain(job, now_ns)
+        lines = [f"slot {slot.index}: {slot.job or 'free'}" for slot in self._slots]
+        lines += [f"preempted at the device: {job}" for job in self._preempted.values()]
+        waiting = [w for w in self._jobs.values() if w.state is JobState.WAITING]
         waiting.sort(key=lambda w: w.key)
-        lines += [self._room.explain(w, now_ns) for w in waiting[:EXPLAINED_MAX]]
+        lines += [self._queue.explain(w, now_ns) for w in waiting[:EXPLAINED_MAX]]
         return "\n".join(lines)
 
 
@@ -456,14 +446,14 @@ def _believed(declared_ns: int | None) -> int:
     return 1 if declared_ns is None else min(max(1, declared_ns), DECLARED_NS_MAX)
 
 
-def _told(action: Action) -> str:
+def _described(action: Action) -> str:
     match action:
         case Start():
-            return f"start {action.work} on slot {action.lane.index}"
+            return f"start {action.job} on slot {action.slot.index}"
         case Preempt():
-            return f"preempt {action.lane.work} for {action.by}"
+            return f"preempt {action.slot.job} for {action.by}"
         case Abort():
-            return f"abort {action.work}: {action.reason.value}"
+            return f"abort {action.job}: {action.reason.value}"
 
 
 def _error(reason: Reason, least_ns: int, *, has_waited: bool) -> MissedDeadline | ResourceExhausted:

@@ -1,68 +1,126 @@
-"""The plan of one lane: which works it will run in which order, and how much later each may become.
+"""The plan of one slot: which jobs it will run in which order, and how much later each may become.
 
 Owns the sums that make a query cheap: when would a job end that is placed here, and would it make another one late? Times are
-relative to the moment at which the lane turns to the first of the plan, so that nothing is rewritten when that moment moves.
+relative to the moment at which the slot turns to the first of the plan, so that nothing is rewritten when that moment moves.
 
 Invariants:
 1. Jobs are in the order of their keys.
-2. ``slack_ns(i)`` is the latest moment at which the lane may turn to the plan's first work so that work i still ends in time.
-3. A plan holds at most ``PLAN_MAX`` works, so every question costs a bounded time.
+2. ``slack_ns(i)`` is the latest moment at which the slot may turn to the plan's first job so that job i still ends in time.
+3. A plan holds at most ``PLAN_MAX`` jobs, so every question costs a bounded time.
 
-Source: earliest deadline first is optimal on one lane for works that are all there (Jackson 1955); slack as Moore and Hodgson 1968.
+Source: earliest deadline first is optimal on one slot for jobs that are all there (Jackson 1955); slack as Moore and Hodgson 1968.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from typing import NamedTuple
 
-from aionn.scheduler.work import Work
+import msgspec
 
-__all__ = ["PLAN_MAX", "LanePlan"]
+from aionn.scheduler.job import DeviceSlot, Job
+
+__all__ = ["PLAN_MAX", "Displacement", "Key", "Place", "Price", "SlotPlan"]
 
 PLAN_MAX = 48
-"""Most works that a lane plans ahead: enough for those that compete for the same time, and some microseconds to look through."""
+"""Most jobs that a slot plans ahead: enough for those that compete for the same time, and some microseconds to look through."""
 
 Key = tuple[int, int, int]
+"""``(minus the rank, urgency, number)``: the least goes first, and no two jobs are equal."""
 
 
-class LanePlan:
-    """Works in order, with running sums.
+class Place(msgspec.Struct, frozen=True, gc=False):
+    """The result of planning a job on a slot. Some are made for each decision: a struct is made in half the time of a named tuple.
 
     Attributes:
-        keys: Of the works, ascending.
-        works: In order.
+        end_ns: When the job would end.
+        is_harmless: Whether no other job becomes late.
+        position: The job's position in the plan.
+        duration_ns: What the job takes there.
+        preempts: Whether the job that runs there is preempted.
     """
 
-    __slots__ = ("_offset", "_slacks", "_sums", "keys", "works")
+    end_ns: int
+    is_harmless: bool
+    position: int
+    duration_ns: int
+    preempts: bool
+
+
+class Price(NamedTuple):
+    """The cost of a place for other jobs, compared field by field.
+
+    The rank comes before the number of jobs, so that any number of LOW jobs is lost before one MEDIUM job is.
+
+    Attributes:
+        is_any_lost: Whether any job loses its plan.
+        highest_rank: The highest rank of those.
+        are_several: Whether several do.
+        lost_count: How many; a job that has run counts as a thousand, since its device time is lost with it.
+        extra_ns: The device time that is needed in addition.
+    """
+
+    is_any_lost: bool
+    highest_rank: int
+    are_several: bool
+    lost_count: int
+    extra_ns: int
+
+
+class Displacement(NamedTuple):
+    """A way to plan a job at the cost of others.
+
+    Attributes:
+        price: Its cost; the least is taken.
+        slot: The slot of the job.
+        victim: The job that leaves the slot's plan; None where the plan is repaired after the job was forced into it.
+        other: The slot that the victim moves to; None where it loses its plan.
+    """
+
+    price: Price
+    slot: DeviceSlot
+    victim: Job | None
+    other: DeviceSlot | None
+
+
+class SlotPlan:
+    """Jobs in order, with running sums.
+
+    Attributes:
+        keys: Of the jobs, ascending.
+        jobs: In order.
+    """
+
+    __slots__ = ("_offset", "_slacks", "_sums", "keys", "jobs")
 
     def __init__(self) -> None:
         self.keys: list[Key] = []
-        self.works: list[Work] = []
+        self.jobs: list[Job] = []
         self._sums: list[int] = []
         self._slacks: list[int] = []
         self._offset = 0
 
     def __len__(self) -> int:
-        return len(self.works)
+        return len(self.jobs)
 
     def before_ns(self, position: int) -> int:
         """The total duration of the jobs before a position."""
         return self._sums[position - 1] - self._offset if position else 0
 
     def duration_ns(self, position: int) -> int:
-        """The duration of a job on this lane."""
+        """The duration of a job on this slot."""
         return self._sums[position] - (self._sums[position - 1] if position else self._offset)
 
     def slack_ns(self, first: int, last: int) -> int:
-        """The least slack of the works from ``first`` up to, not including, ``last``; there must be one."""
+        """The least slack of the jobs from ``first`` up to, not including, ``last``; there must be one."""
         return min(self._slacks[first:last]) + self._offset
 
     def first_late(self, urgent_count: int, urgent_ns: int, rest_ns: int) -> int:
-        """The first work that ends too late, -1 if none does.
+        """The first job that ends too late, -1 if none does.
 
         Args:
-            urgent_count: How many of the first works interrupt what runs.
-            urgent_ns: When the lane turns to those.
+            urgent_count: How many of the first jobs preempt the one that runs.
+            urgent_ns: When the slot turns to those.
             rest_ns: The time at which it would begin the other jobs without the preempting ones.
         """
         for position, slack_ns in enumerate(self._slacks):
@@ -71,39 +129,39 @@ class LanePlan:
         return -1
 
     def is_late_between(self, count: int, sooner_ns: int, later_ns: int) -> bool:
-        """Whether one of the first ``count`` works ends in time if the lane turns to them sooner, but not if it does later."""
+        """Whether one of the first ``count`` jobs ends in time if the slot turns to them sooner, but not if it does later."""
         offset = self._offset
         return any(sooner_ns <= slack_ns + offset < later_ns for slack_ns in self._slacks[:count])
 
-    def insert(self, position: int, work: Work, duration_ns: int) -> None:
+    def insert(self, position: int, job: Job, duration_ns: int) -> None:
         """Inserts a job at its place in the order."""
         sums, slacks = self._sums, self._slacks
         if not sums:
             # The usual case where there is little to do: nothing to shift.
-            self.keys.append(work.key)
-            self.works.append(work)
+            self.keys.append(job.key)
+            self.jobs.append(job)
             sums.append(duration_ns)
-            slacks.append(work.deadline_ns - duration_ns)
+            slacks.append(job.deadline_ns - duration_ns)
             return
         end = (sums[position - 1] if position else self._offset) + duration_ns
-        self.keys.insert(position, work.key)
-        self.works.insert(position, work)
+        self.keys.insert(position, job.key)
+        self.jobs.insert(position, job)
         sums[position:] = [end, *[s + duration_ns for s in sums[position:]]]
-        slacks[position:] = [work.deadline_ns - end, *[r - duration_ns for r in slacks[position:]]]
+        slacks[position:] = [job.deadline_ns - end, *[r - duration_ns for r in slacks[position:]]]
 
-    def remove(self, work: Work) -> None:
+    def remove(self, job: Job) -> None:
         """Removes a job; it must be here."""
-        if len(self.works) == 1 and self.works[0] is work:
+        if len(self.jobs) == 1 and self.jobs[0] is job:
             self.keys.clear()
-            self.works.clear()
+            self.jobs.clear()
             self._sums.clear()
             self._slacks.clear()
             self._offset = 0
             return
-        position = bisect_left(self.keys, work.key)
-        assert self.works[position] is work, "the plan has the position of each job"
+        position = bisect_left(self.keys, job.key)
+        assert self.jobs[position] is job, "the plan has the position of each job"
         duration_ns = self.duration_ns(position)
-        del self.keys[position], self.works[position]
+        del self.keys[position], self.jobs[position]
         sums, slacks = self._sums, self._slacks
         if position == 0:
             # The sums of the remaining jobs are unchanged, only their origin moves.

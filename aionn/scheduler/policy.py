@@ -1,12 +1,12 @@
-"""The next jobs of each lane, and the early rejections: a function of the time, the waiting jobs, and the lanes.
+"""The next jobs of each slot, and the early rejections: a function of the time, the waiting jobs, and the slots.
 
 Owns the decision. Refuses to own its execution: the shells (the event loop's dispatcher, the simulator) apply the actions, each
 in its own time. Nothing here reads a clock or waits, so the same code decides in real and in virtual time.
 
 Invariants:
 1. Expired jobs are rejected before anything is ordered; a job that runs past its deadline is aborted.
-2. HIGH interrupts lower classes at the next boundary; MEDIUM and equals interrupt only where they would be late otherwise.
-3. A free lane runs the first job of its plan, or one of another lane that it would end sooner.
+2. HIGH preempts lower classes at the next boundary; MEDIUM and equals preempt only where they would be late otherwise.
+3. A free slot runs the first job of its plan, or one of another slot that it would end sooner.
 
 Source: earliest deadline first within a class is optimal if all deadlines are feasible; priorities after the NN HAL 1.3.
 """
@@ -16,204 +16,215 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
-from aionn.scheduler.queue import HIGH, WaitingRoom
-from aionn.scheduler.work import NEVER_NS, Abort, Action, Lane, Preempt, Reason, Start, Work, WorkState
+from aionn.scheduler.job import NEVER_NS, Abort, Action, DeviceSlot, Job, JobState, Preempt, Reason, Start
+from aionn.scheduler.planner import HIGH, PlannedQueue
 
-__all__ = ["PlanPolicy", "decide", "start_at_once"]
+__all__ = ["PlanPolicy", "decide", "start_immediately"]
 
 HELP_MAX = 8
-"""Number of jobs of a lane that a free lane examines."""
+"""Number of jobs of a slot that a free slot examines."""
 
 
-def decide(now_ns: int, room: WaitingRoom, lanes: Sequence[Lane]) -> list[Action]:
+def decide(now_ns: int, queue: PlannedQueue, slots: Sequence[DeviceSlot]) -> list[Action]:
     """The actions to take now.
 
     Args:
         now_ns: The time.
-        room: What waits.
-        lanes: All lanes; those that are down get nothing.
+        queue: What waits.
+        slots: All slots; those that are down get nothing.
 
     Returns:
-        Actions in the order in which they are to be applied. The caller takes started and aborted works out of the room.
+        Actions in the order in which they are to be applied. The caller takes started and aborted jobs out of the queue.
     """
     actions: list[Action] = []
-    if not room.lane_of:
-        for lane in lanes:
-            running = lane.work
-            if running is not None and running.deadline_ns <= now_ns and running.state is WorkState.RUNNING:
+    if not queue.slot_of:
+        for slot in slots:
+            running = slot.job
+            if running is not None and running.deadline_ns <= now_ns and running.state is JobState.RUNNING:
                 actions.append(Abort(running, Reason.OVERRAN))
         return actions
-    if len(room.lane_of) == 1:
-        sole = _start_sole(now_ns, room, lanes)
+    if len(queue.slot_of) == 1:
+        sole = _start_sole(now_ns, queue, slots)
         if sole is not None:
             return [sole]
+    # The order matters: rejections first, since a job that is certain to be late must take no slot; then ageing, which changes the
+    # order; then standby, since the rejected ones have left room; starts before preemptions, since a free slot makes one
+    # unnecessary; and help for other slots last, since a slot's own plan goes first.
     gone: set[int] = set()
-    for work, reason in room.too_late(now_ns):
-        actions.append(Abort(work, reason))
-        gone.add(work.number)
-    room.age(now_ns)
-    if room.standby:
-        room.retry(now_ns)
-    idle: list[Lane] = []
-    busy: list[Lane] = []
-    plans = room.plans
-    for lane in lanes:
-        if lane.work is not None:
-            busy.append(lane)
-        elif lane.is_up and not (plans[lane.index].works and _start(now_ns, room, lane, gone, actions)):
-            idle.append(lane)
-    # After the starts: what could not start in time on its lane may be planned anew on one that is busy.
-    for lane in busy:
-        running = lane.work
-        if running is None or running.state is not WorkState.RUNNING:
+    for job, reason in queue.too_late(now_ns):
+        actions.append(Abort(job, reason))
+        gone.add(job.number)
+    queue.age(now_ns)
+    if queue.standby:
+        queue.retry(now_ns)
+    idle: list[DeviceSlot] = []
+    busy: list[DeviceSlot] = []
+    plans = queue.plans
+    for slot in slots:
+        if slot.job is not None:
+            busy.append(slot)
+        elif slot.is_up and not (plans[slot.index].jobs and _start(now_ns, queue, slot, gone, actions)):
+            idle.append(slot)
+    # After the starts: what could not start in time on its slot may be planned anew on one that is busy.
+    for slot in busy:
+        running = slot.job
+        if running is None or running.state is not JobState.RUNNING:
             continue
         if running.deadline_ns <= now_ns:
             actions.append(Abort(running, Reason.OVERRAN))
-        elif plans[lane.index].works and not lane.is_stopping and lane.can_preempt:
-            _preempt(now_ns, room, lane, running, gone, actions)
-    if idle and len(gone) < len(room.lane_of):
-        for lane in idle:
-            helped = _help(now_ns, room, lane, gone)
+        elif plans[slot.index].jobs and not slot.is_stopping and slot.can_preempt:
+            _preempt(now_ns, queue, slot, running, gone, actions)
+    if idle and len(gone) < len(queue.slot_of):
+        for slot in idle:
+            helped = _help(now_ns, queue, slot, gone)
             if helped is not None:
-                room.started(
-                    helped, lane, now_ns, "started on a free lane that ends it sooner than its own, lane"
+                queue.started(
+                    helped, slot, now_ns, "started on a free slot that ends it sooner than its own, slot"
                 )
                 gone.add(helped.number)
-                actions.append(Start(helped, lane))
+                actions.append(Start(helped, slot))
     return actions
 
 
-def _start_sole(now_ns: int, room: WaitingRoom, lanes: Sequence[Lane]) -> Start | None:
-    """The usual case, in a third of the time: a single job waits, and its lane is free. None where there is more to decide."""
-    if room.is_due(now_ns):
+def _start_sole(now_ns: int, queue: PlannedQueue, slots: Sequence[DeviceSlot]) -> Start | None:
+    """The usual case, in a third of the time: a single job waits, and its slot is free. None where there is more to decide."""
+    if queue.is_due(now_ns):
         return None
-    for index in room.lane_of.values():
-        lane = lanes[index]
-        if index < 0 or lane.work is not None or not lane.is_up:
+    for index in queue.slot_of.values():
+        slot = slots[index]
+        if index < 0 or slot.job is not None or not slot.is_up:
             return None
-        work = room.plans[index].works[0]
-        if now_ns + work.durations_ns[lane.device] > work.deadline_ns:
+        job = queue.plans[index].jobs[0]
+        if now_ns + job.durations_ns[slot.device] > job.deadline_ns:
             return None
-    for other in lanes:
-        running = other.work
+    for other in slots:
+        running = other.job
         if running is not None and running.deadline_ns <= now_ns:
             return None
-    room.started(work, lane, now_ns, "the first in its plan starts, on lane")
-    return Start(work, lane)
+    queue.started(job, slot, now_ns, "the first in its plan starts, on slot")
+    return Start(job, slot)
 
 
-def start_at_once(now_ns: int, room: WaitingRoom, lanes: Sequence[Lane], work: Work) -> Start | None:
-    """The result of adding a job to the room and deciding, if no job waits and a lane is free, in a third of the time.
+def start_immediately(
+    now_ns: int, queue: PlannedQueue, slots: Sequence[DeviceSlot], job: Job
+) -> Start | None:
+    """The result of adding a job to the queue and deciding, if no job waits and a slot is free, in a third of the time.
 
-    For lanes of one device. None, and nothing has happened, where there is more to decide.
+    For slots of one device. None, and nothing has happened, where there is more to decide.
     """
-    if room.lane_of or room.is_due(now_ns):
+    if queue.slot_of or queue.is_due(now_ns):
         return None
-    free: Lane | None = None
-    for lane in lanes:
-        if lane.work is None:
-            if free is None and lane.is_up:
-                free = lane
-        elif lane.work.deadline_ns <= now_ns:
+    free: DeviceSlot | None = None
+    for slot in slots:
+        if slot.job is None:
+            if free is None and slot.is_up:
+                free = slot
+        elif slot.job.deadline_ns <= now_ns:
             return None
-    if free is None or now_ns + work.durations_ns[free.device] > work.deadline_ns:
+    if free is None or now_ns + job.durations_ns[free.device] > job.deadline_ns:
         return None
-    room.pass_through(work, free, now_ns)
-    return Start(work, free)
+    queue.pass_through(job, free, now_ns)
+    return Start(job, free)
 
 
-def _start(now_ns: int, room: WaitingRoom, lane: Lane, gone: set[int], actions: list[Action]) -> bool:
-    for work in room.plans[lane.index].works[:]:
-        if work.number in gone:
+def _start(now_ns: int, queue: PlannedQueue, slot: DeviceSlot, gone: set[int], actions: list[Action]) -> bool:
+    # The first of the plan is not always the one that starts: those before it may have taken longer than expected. To start it all
+    # the same would use device time for a job that is expected to end late.
+    for job in queue.plans[slot.index].jobs[:]:
+        if job.number in gone:
             continue
-        if now_ns + work.durations_ns[lane.device] > work.deadline_ns:
+        if now_ns + job.durations_ns[slot.device] > job.deadline_ns:
             # Those before it took longer than expected: it leaves this plan for another, or goes to standby.
-            if room.is_planned_on(work, lane):
-                room.replan(work, now_ns)
+            if queue.is_planned_on(job, slot):
+                queue.replan(job, now_ns)
             continue
-        if not room.is_planned_on(work, lane):
+        if not queue.is_planned_on(job, slot):
             continue
-        why = "the first in its plan starts, on lane"
-        if work.rank < HIGH:
-            other = _more_urgent(now_ns, room, lane, gone, work)
+        why = "the first in its plan starts, on slot"
+        if job.rank < HIGH:
+            # A plan is made for one slot: without a look at the plans of other slots, LOW could start here while HIGH waits there.
+            other = _more_urgent(now_ns, queue, slot, gone, job)
             if other is not None:
-                work, why = other, "started on a free lane that ends it sooner than its own, lane"
-        room.started(work, lane, now_ns, why)
-        gone.add(work.number)
-        actions.append(Start(work, lane))
+                job, why = other, "started on a free slot that ends it sooner than its own, slot"
+        queue.started(job, slot, now_ns, why)
+        gone.add(job.number)
+        actions.append(Start(job, slot))
         return True
     return False
 
 
 def _preempt(
-    now_ns: int, room: WaitingRoom, lane: Lane, running: Work, gone: set[int], actions: list[Action]
+    now_ns: int, queue: PlannedQueue, slot: DeviceSlot, running: Job, gone: set[int], actions: list[Action]
 ) -> None:
-    plan = room.plans[lane.index]
-    first = next((work for work in plan.works if work.number not in gone), None)
+    plan = queue.plans[slot.index]
+    first = next((job for job in plan.jobs if job.number not in gone), None)
+    # Only jobs in the plan of this slot count: others were planned elsewhere because they end sooner there, or preempt no job.
     if first is None or not first.key < running.key:
         return
     if not first.rank == HIGH > running.rank:
         # Any of those that go before what runs may be the one that cannot wait for it, not the first alone.
         ahead_count = bisect_left(plan.keys, running.key)
-        if not plan.is_late_between(ahead_count, now_ns, max(now_ns, lane.ends_ns)):
+        if not plan.is_late_between(ahead_count, now_ns, max(now_ns, slot.ends_ns)):
             return
-    room.note(running, now_ns, "interrupted for work", first.number)
-    actions.append(Preempt(lane, first))
+    queue.note(running, now_ns, "preempted for job", first.number)
+    actions.append(Preempt(slot, first))
 
 
-def _more_urgent(now_ns: int, room: WaitingRoom, lane: Lane, gone: set[int], than: Work) -> Work | None:
-    """HIGH or overdue work that waits for another lane though this free one ends it sooner; it goes before a lane's own."""
-    limit_ns = now_ns - room.age_ns
-    best: Work | None = None
-    for other in room.lanes:
-        keys = room.plans[other.index].keys
-        if not keys or other is lane or not (keys[0] < than.key):
+def _more_urgent(now_ns: int, queue: PlannedQueue, slot: DeviceSlot, gone: set[int], than: Job) -> Job | None:
+    """A HIGH or overdue job that waits for another slot though this free one ends it sooner; it goes before a slot's own."""
+    limit_ns = now_ns - queue.age_ns
+    best: Job | None = None
+    for other in queue.slots:
+        keys = queue.plans[other.index].keys
+        if not keys or other is slot or not (keys[0] < than.key):
             continue
         if keys[0][0] != -HIGH and keys[0][1] >= limit_ns:
             continue
-        for work in _candidates(now_ns, room, lane, other, gone):
-            if not work.key < than.key or (work.rank < HIGH and work.urgent_ns >= limit_ns):
+        for job in _candidates(now_ns, queue, slot, other, gone):
+            if not job.key < than.key or (job.rank < HIGH and job.urgent_ns >= limit_ns):
                 break
-            if best is None or work.key < best.key:
-                best = work
+            if best is None or job.key < best.key:
+                best = job
             break
     return best
 
 
-def _help(now_ns: int, room: WaitingRoom, lane: Lane, gone: set[int]) -> Work | None:
-    """A job planned on another lane that this free one would end sooner; of several the one with the least additional cost."""
-    best: Work | None = None
+def _help(now_ns: int, queue: PlannedQueue, slot: DeviceSlot, gone: set[int]) -> Job | None:
+    """A job planned on another slot that this free one would end sooner; of several the one with the least additional cost."""
+    best: Job | None = None
     least = 0.0
-    for other in room.lanes:
-        if other is lane or not room.plans[other.index].works:
+    for other in queue.slots:
+        if other is slot or not queue.plans[other.index].jobs:
             continue
-        for work in _candidates(now_ns, room, lane, other, gone):
-            ratio = work.durations_ns[lane.device] / work.durations_ns[other.device]
+        for job in _candidates(now_ns, queue, slot, other, gone):
+            ratio = job.durations_ns[slot.device] / job.durations_ns[other.device]
             if best is None or ratio < least:
-                best, least = work, ratio
+                best, least = job, ratio
     return best
 
 
-def _candidates(now_ns: int, room: WaitingRoom, lane: Lane, other: Lane, gone: set[int]) -> Iterator[Work]:
-    """Works of another lane's plan that a free lane ends in time and sooner, in their order; the first few alone are looked at."""
-    plan = room.plans[other.index]
-    is_busy = other.work is not None or not other.is_up
-    turns_ns = max(now_ns, other.ends_ns) if other.work is not None else now_ns
+def _candidates(
+    now_ns: int, queue: PlannedQueue, slot: DeviceSlot, other: DeviceSlot, gone: set[int]
+) -> Iterator[Job]:
+    """Jobs of another slot's plan that a free slot ends in time and sooner, in their order; the first few alone are looked at."""
+    plan = queue.plans[other.index]
+    is_busy = other.job is not None or not other.is_up
+    turns_ns = max(now_ns, other.ends_ns) if other.job is not None else now_ns
     for position in range(0 if is_busy else 1, min(HELP_MAX, len(plan))):
-        work = plan.works[position]
-        ends_ns = now_ns + work.durations_ns[lane.device]
-        if work.durations_ns[lane.device] == NEVER_NS or work.number in gone or ends_ns > work.deadline_ns:
+        job = plan.jobs[position]
+        ends_ns = now_ns + job.durations_ns[slot.device]
+        if job.durations_ns[slot.device] == NEVER_NS or job.number in gone or ends_ns > job.deadline_ns:
             continue
         if not other.is_up or ends_ns <= turns_ns + plan.before_ns(position + 1):
-            yield work
+            yield job
 
 
 class PlanPolicy:
-    """``decide`` with a room, as shells take it.
+    """``decide`` with its queue, as shells take it.
 
     Args:
-        waiting_max: Most works that may wait; None for the room's own bound.
-        on_full: ``refuse`` or ``displace``, as for ``WaitingRoom``.
+        waiting_max: Most jobs that may wait; None for the queue's own bound.
+        on_full: ``refuse`` or ``displace``, as for ``PlannedQueue``.
     """
 
     name = "plan"
@@ -222,10 +233,10 @@ class PlanPolicy:
         self._waiting_max = waiting_max
         self._on_full = on_full
 
-    def make_queue(self, lanes: Sequence[Lane]) -> WaitingRoom:
-        """An empty waiting room for lanes."""
+    def make_queue(self, slots: Sequence[DeviceSlot]) -> PlannedQueue:
+        """An empty ready queue for slots."""
         if self._waiting_max is None:
-            return WaitingRoom(lanes, on_full=self._on_full)
-        return WaitingRoom(lanes, waiting_max=self._waiting_max, on_full=self._on_full)
+            return PlannedQueue(slots, on_full=self._on_full)
+        return PlannedQueue(slots, waiting_max=self._waiting_max, on_full=self._on_full)
 
     decide = staticmethod(decide)

@@ -282,7 +282,7 @@ def fluid_rate(
     slots: Sequence[int],
     load: float,
 ) -> float:
-    """By what the rates of some streams must be multiplied for a load: work per time over what the best division could do.
+    """By what the rates of some streams must be multiplied for a load: device time per time over what the best division could do.
 
     Args:
         fixed: Rates per second and durations per device of streams that stay as they are.

@@ -1,10 +1,10 @@
 """The invariants of every run, for all policies, workloads and faults: checked on the record of events alone.
 
-Owns the rules and the search for breaches; knows nothing of how policies or the engine work. A checker returns sentences, one a
+Owns the rules and the search for breaches; knows nothing of how policies or the engine function. A checker returns sentences, one a
 breach.
 
 Source: the scheduler's obligations: exclusive slots, one answer per request, no answer after a miss was reported, conservation of
-work, bounded priority inversion, no starvation.
+job, bounded priority inversion, no starvation.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from aionn.hal import Priority
-from aionn.scheduler.queue import AGE_NS
-from aionn.scheduler.work import Abort, Action, Lane, Preempt, WorkState
-from aionn.simulation.engine import Engine, Event, Outcome, Policy, Scenario, lanes_of
+from aionn.scheduler.job import Abort, Action, DeviceSlot, JobState, Preempt
+from aionn.scheduler.planner import AGE_NS
+from aionn.scheduler.ready_queue import Policy
+from aionn.simulation.engine import Engine, Event, Outcome, Scenario, slots_of
 from aionn.simulation.workload import PRIORITIES
 
 __all__ = ["OVERTAKEN_MAX", "Watched", "breaches"]
@@ -45,28 +46,28 @@ def breaches(engine: Engine, *, ages: bool = True) -> list[str]:
 
 
 def _slots(scenario: Scenario, events: Sequence[Event]) -> list[str]:
-    """A lane runs one job at a time, a job runs on one lane at a time, and only on devices that can run its model."""
-    devices = [lane.device for lane in lanes_of(scenario.devices)]
+    """A slot runs one job at a time, a job runs on one slot at a time, and only on devices that can run its model."""
+    devices = [slot.device for slot in slots_of(scenario.devices)]
     running: dict[int, int] = {}
-    on_lane: dict[int, int] = {}
+    on_slot: dict[int, int] = {}
     found = []
-    for at_ns, kind, number, lane in events:
+    for at_ns, kind, number, slot in events:
         if kind == "start":
-            if lane in running:
-                found.append(f"{at_ns} ns: lane {lane} starts {number} while {running[lane]} runs there")
-            if number in on_lane:
+            if slot in running:
+                found.append(f"{at_ns} ns: slot {slot} starts {number} while {running[slot]} runs there")
+            if number in on_slot:
                 found.append(
-                    f"{at_ns} ns: work {number} starts on lane {lane} while it runs on {on_lane[number]}"
+                    f"{at_ns} ns: job {number} starts on slot {slot} while it runs on {on_slot[number]}"
                 )
             stream = scenario.arrivals[number].stream_index
-            if scenario.durations_ns[stream][devices[lane]] is None:
-                found.append(f"{at_ns} ns: work {number} starts on lane {lane}, which cannot run it")
-            running[lane] = number
-            on_lane[number] = lane
+            if scenario.durations_ns[stream][devices[slot]] is None:
+                found.append(f"{at_ns} ns: job {number} starts on slot {slot}, which cannot run it")
+            running[slot] = number
+            on_slot[number] = slot
         elif kind in ("stop", "end", "lost"):
-            if running.pop(lane, None) != number:
-                found.append(f"{at_ns} ns: work {number} leaves lane {lane}, where it does not run")
-            on_lane.pop(number, None)
+            if running.pop(slot, None) != number:
+                found.append(f"{at_ns} ns: job {number} leaves slot {slot}, where it does not run")
+            on_slot.pop(number, None)
     return found
 
 
@@ -92,15 +93,15 @@ def _conservation(scenario: Scenario, events: Sequence[Event]) -> list[str]:
     """A job that ended on time without noise has had the whole of its device time, operations neither skipped nor done twice."""
     if any(device.noise or device.clock.cold_share < 1 for device in scenario.devices):
         return []
-    devices = [lane.device for lane in lanes_of(scenario.devices)]
+    devices = [slot.device for slot in slots_of(scenario.devices)]
     used: dict[int, tuple[int, int]] = {}
     since: dict[int, int] = {}
     found = []
-    for at_ns, kind, number, lane in events:
+    for at_ns, kind, number, slot in events:
         if kind == "start":
             since[number] = at_ns
-            if number not in used or used[number][0] != devices[lane]:
-                used[number] = (devices[lane], 0)  # Elsewhere it begins anew.
+            if number not in used or used[number][0] != devices[slot]:
+                used[number] = (devices[slot], 0)  # Elsewhere it begins anew.
         elif kind in ("stop", "end", "lost") and number in since:
             device, before_ns = used[number]
             used[number] = (device, before_ns + at_ns - since.pop(number))
@@ -132,31 +133,31 @@ def _boundaries(scenario: Scenario, events: Sequence[Event]) -> list[str]:
     """A job that is requested to stop does so within one operation."""
     if any(device.noise or device.clock.cold_share < 1 for device in scenario.devices):
         return []
-    devices = [lane.device for lane in lanes_of(scenario.devices)]
+    devices = [slot.device for slot in slots_of(scenario.devices)]
     asked: dict[int, tuple[int, int]] = {}
     found = []
-    for at_ns, kind, number, lane in events:
+    for at_ns, kind, number, slot in events:
         if kind == "ask":
-            asked[lane] = (at_ns, number)
-        elif kind in ("stop", "end", "lost") and lane in asked:
-            since_ns, who = asked.pop(lane)
-            durations = scenario.durations_ns[scenario.arrivals[who].stream_index][devices[lane]]
+            asked[slot] = (at_ns, number)
+        elif kind in ("stop", "end", "lost") and slot in asked:
+            since_ns, who = asked.pop(slot)
+            durations = scenario.durations_ns[scenario.arrivals[who].stream_index][devices[slot]]
             longest_ns = max(durations) if durations is not None else 0
             if kind != "lost" and at_ns - since_ns > longest_ns:
                 found.append(
-                    f"{at_ns} ns: lane {lane} was asked to stop {number} at {since_ns} ns, an operation takes {longest_ns}"
+                    f"{at_ns} ns: slot {slot} was asked to stop {number} at {since_ns} ns, an operation takes {longest_ns}"
                 )
     return found
 
 
 def _starvation(scenario: Scenario, events: Sequence[Event]) -> list[str]:
-    """A job that has waited long is not overtaken without end by later ones; HIGH work, and what HIGH work follows, excepted."""
+    """A job that has waited long is not overtaken without end by later ones; HIGH jobs, and what HIGH jobs follow, excepted."""
     high = _high_streams(scenario)
-    devices = [lane.device for lane in lanes_of(scenario.devices)]
+    devices = [slot.device for slot in slots_of(scenario.devices)]
     waiting: dict[int, int] = {}
     overtaken: dict[int, int] = {}
     found = []
-    for at_ns, kind, number, lane in events:
+    for at_ns, kind, number, slot in events:
         if kind == "arrive":
             waiting[number] = at_ns
         elif kind in ("start", *ANSWERS):
@@ -170,7 +171,7 @@ def _starvation(scenario: Scenario, events: Sequence[Event]) -> list[str]:
         for other, since_ns in waiting.items():
             if at_ns - since_ns <= AGE_NS or other > number:
                 break
-            can_run = scenario.durations_ns[scenario.arrivals[other].stream_index][devices[lane]] is not None
+            can_run = scenario.durations_ns[scenario.arrivals[other].stream_index][devices[slot]] is not None
             overtaken[other] = overtaken.get(other, 0) + can_run
             if overtaken[other] == OVERTAKEN_MAX:
                 found.append(
@@ -193,7 +194,7 @@ def _high_streams(scenario: Scenario) -> set[int]:
 
 
 class Watched:
-    """A policy whose every decision is checked: HIGH work planned on a lane waits for one operation of lower work there at most.
+    """A policy whose every decision is checked: a HIGH job planned on a slot waits for one operation of a lower job there at most.
 
     Args:
         policy: One whose queue has ``plans``.
@@ -209,28 +210,28 @@ class Watched:
         self.breaches: list[str] = []
         self.decisions = 0
 
-    def make_queue(self, lanes: Sequence[Lane]) -> Any:
+    def make_queue(self, slots: Sequence[DeviceSlot]) -> Any:
         """The policy's own."""
-        return self._policy.make_queue(lanes)
+        return self._policy.make_queue(slots)
 
-    def decide(self, now_ns: int, queue: Any, lanes: Sequence[Lane]) -> list[Action]:
+    def decide(self, now_ns: int, queue: Any, slots: Sequence[DeviceSlot]) -> list[Action]:
         """The policy's decision, checked."""
-        actions = self._policy.decide(now_ns, queue, lanes)
+        actions = self._policy.decide(now_ns, queue, slots)
         self.decisions += 1
-        asked = {action.lane.index for action in actions if isinstance(action, Preempt)}
-        gone = {action.work.number for action in actions if not isinstance(action, Preempt)}
-        aborted = {action.work.number for action in actions if isinstance(action, Abort)}
-        for lane in lanes:
-            running = lane.work
-            if running is None or not lane.can_preempt or running.rank == Priority.HIGH:
+        asked = {action.slot.index for action in actions if isinstance(action, Preempt)}
+        gone = {action.job.number for action in actions if not isinstance(action, Preempt)}
+        aborted = {action.job.number for action in actions if isinstance(action, Abort)}
+        for slot in slots:
+            running = slot.job
+            if running is None or not slot.can_preempt or running.rank == Priority.HIGH:
                 continue
-            if lane.is_stopping or lane.index in asked or running.state is WorkState.ENDED:
+            if slot.is_stopping or slot.index in asked or running.state is JobState.ENDED:
                 continue
             if running.number in aborted:
                 continue
-            for work in queue.plans[lane.index].works:
-                if work.rank == Priority.HIGH and work.number not in gone:
+            for job in queue.plans[slot.index].jobs:
+                if job.rank == Priority.HIGH and job.number not in gone:
                     self.breaches.append(
-                        f"{now_ns} ns: HIGH work {work.number} waits behind {running!r} on lane {lane.index}"
+                        f"{now_ns} ns: HIGH job {job.number} waits behind {running!r} on slot {slot.index}"
                     )
         return actions

@@ -1,11 +1,11 @@
-"""The simulator at scale: arrivals, lanes and faults on a heap of callbacks, around any policy.
+"""The simulator at scale: arrivals, slots and faults on a heap of callbacks, around any policy.
 
-Owns what really happens: when operations end, where running work can stop, what faults do, and the record of events. Refuses to own
+Owns what really happens: when operations end, where running jobs can stop, what faults do, and the record of events. Refuses to own
 decisions: it asks the policy and applies its actions. Boundaries between operations are lazy: one is an event only when a
 job waits for it.
 
 Invariants:
-1. A lane runs one job at a time; a job runs on one lane at a time.
+1. A slot runs one job at a time; a job runs on one slot at a time.
 2. Every request has exactly one outcome; the first answer wins.
 3. The record of events depends on workload, seed and policy alone.
 """
@@ -17,7 +17,6 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol
 
 import msgspec
 
@@ -33,17 +32,18 @@ from aionn.drivers.simulated.profiles import (
 from aionn.errors import InvalidArgument
 from aionn.hal import CancelCapability, Priority
 from aionn.scheduler.estimates import Estimates
-from aionn.scheduler.work import NEVER_NS, Abort, Action, Lane, Preempt, Reason, Start, Work, WorkState
+from aionn.scheduler.job import NEVER_NS, Abort, DeviceSlot, Job, JobState, Preempt, Start
+from aionn.scheduler.ready_queue import Policy
 from aionn.simulation.core import Core
 from aionn.simulation.workload import PRIORITIES, Arrival, Workload, devices_of, durations_of, generate
 
-__all__ = ["Engine", "Event", "Outcome", "Policy", "Queue", "Scenario", "lanes_of", "prepare"]
+__all__ = ["Engine", "Event", "Outcome", "Scenario", "slots_of", "prepare"]
 
 RESTART_NS = 20_000_000
 """Time for which a device that died or hung is unavailable: the order of a driver process's start."""
 
 HANG_TIMEOUT_NS = 250_000_000
-"""After how long without an answer a device counts as hung where its work has no deadline."""
+"""After how long without an answer a device counts as hung where its job has no deadline."""
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -65,37 +65,8 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 Event = tuple[int, str, int, int]
-"""``(at_ns, kind, number of the work or -1, lane or -1)``; kinds: arrive, start, ask (to stop), stop, end, abort, fault,
+"""``(at_ns, kind, number of the job or -1, slot or -1)``; kinds: arrive, start, ask (to stop), stop, end, abort, fault,
 lost (by a fault), up, and the outcomes."""
-
-
-class Queue(Protocol):
-    """The waiting jobs, in the policy's form."""
-
-    def add(self, work: Work, now_ns: int) -> Reason | None:
-        """Admits a job; returns the reason for a rejection."""
-        ...
-
-    def remove(self, work: Work) -> None:
-        """Lets a waiting work go."""
-        ...
-
-    def next_wake_ns(self) -> int:
-        """When something may have to be decided though nothing happens; ``NEVER_NS`` for never."""
-        ...
-
-    def __len__(self) -> int: ...
-
-
-class Policy(Protocol):
-    """The lanes of jobs: a function of the time, the waiting jobs and the lanes."""
-
-    @property
-    def name(self) -> str: ...
-
-    def make_queue(self, lanes: Sequence[Lane]) -> Queue: ...
-
-    def decide(self, now_ns: int, queue: Any, lanes: Sequence[Lane]) -> list[Action]: ...
 
 
 class Scenario(msgspec.Struct, frozen=True):
@@ -134,7 +105,7 @@ def prepare(workload: Workload, seed: int, *, folder: Path = Path()) -> Scenario
 
 
 class _Run:
-    """The state of a lane, which only the engine knows: operation ``first + i`` ends at ``origin_ns + ends[i]``."""
+    """The state of a slot, which only the engine knows: operation ``first + i`` ends at ``origin_ns + ends[i]``."""
 
     __slots__ = ("ends", "epoch", "first", "origin_ns", "started_ns", "struck_ns")
 
@@ -161,8 +132,8 @@ class Engine:
     Attributes:
         outcomes: One per request, None until it has ended.
         events: The record.
-        busy_ns: Device time used, per lane.
-        wasted_ns: Device time of work that did not end on time.
+        busy_ns: Device time used, per slot.
+        wasted_ns: Device time of jobs that did not end on time.
     """
 
     def __init__(
@@ -178,12 +149,12 @@ class Engine:
         self.core = Core()
         self.scenario = scenario
         self.policy = policy
-        self.lanes = lanes_of(scenario.devices)
-        self.queue = policy.make_queue(self.lanes)
+        self.slots = slots_of(scenario.devices)
+        self.queue = policy.make_queue(self.slots)
         self._ask_policy = policy.decide
         self.outcomes: list[Outcome | None] = [None] * len(scenario.arrivals)
         self.events: list[Event] = []
-        self.busy_ns = [0] * len(self.lanes)
+        self.busy_ns = [0] * len(self.slots)
         self.wasted_ns = 0
         self._used_ns: dict[int, int] = {}
         self._done: dict[int, int] = {}
@@ -191,9 +162,9 @@ class Engine:
         self._record = record
         self._answers_twice = answers_twice
         self._estimates = estimates
-        self._runs = [_Run() for _ in self.lanes]
+        self._runs = [_Run() for _ in self.slots]
         self._draws = [draws(device, scenario.seed) for device in scenario.devices]
-        self._clocks: list[ClockState | None] = [None] * len(self.lanes)
+        self._clocks: list[ClockState | None] = [None] * len(self.slots)
         self._is_plain = [
             not device.noise
             and (is_clock_held or device.clock.cold_share == 1.0)
@@ -219,7 +190,7 @@ class Engine:
 
     def digest(self) -> str:
         """The record's SHA-256 in hexadecimal."""
-        lines = "".join(f"{at} {kind} {number} {lane}\n" for at, kind, number, lane in self.events)
+        lines = "".join(f"{at} {kind} {number} {slot}\n" for at, kind, number, slot in self.events)
         return hashlib.sha256(lines.encode()).hexdigest()
 
     # --- Arrivals ---
@@ -247,21 +218,23 @@ class Engine:
         priority, urgent_ns = self._priorities[stream], None
         if self._urgency and number in self._urgency:
             priority, urgent_ns = self._urgency[number]
-        work = Work(
+        job = Job(
             number,
             priority=priority,
             deadline_ns=arrival.deadline_ns,
             arrival_ns=now_ns,
             durations_ns=self._expected[stream] if self._estimates is None else self._learnt(stream),
             urgent_ns=urgent_ns,
-            item=stream,
         )
-        reason = self.queue.add(work, now_ns)
+        reason = self.queue.add(job, now_ns)
         if reason is not None:
-            work.state = WorkState.ENDED
+            job.state = JobState.ENDED
             self._tell(number, "refused", -1, reason.value)
             return
         self._decide()
+
+    def _stream_of(self, job: Job) -> int:
+        return self.scenario.arrivals[job.number].stream_index
 
     def _learnt(self, stream: int) -> tuple[int, ...]:
         assert self._estimates is not None
@@ -274,11 +247,11 @@ class Engine:
     # --- Decisions ---
 
     def _decide(self) -> None:
-        for action in self._ask_policy(self.core.now_ns, self.queue, self.lanes):
+        for action in self._ask_policy(self.core.now_ns, self.queue, self.slots):
             if type(action) is Start:
-                self._start(action.work, action.lane)
+                self._start(action.job, action.slot)
             elif type(action) is Preempt:
-                self._ask_to_stop(action.lane)
+                self._ask_to_stop(action.slot)
             elif type(action) is Abort:
                 self._abort(action)
         if len(self.queue):
@@ -293,217 +266,218 @@ class Engine:
             self._decide()
 
     def _abort(self, action: Abort) -> None:
-        work = action.work
-        if work.state is WorkState.ENDED:
+        job = action.job
+        if job.state is JobState.ENDED:
             return
         if self._record:
-            self.events.append((self.core.now_ns, "abort", work.number, -1))
-        if work.state is WorkState.WAITING:
-            self.queue.remove(work)
-            self._leave(work)
+            self.events.append((self.core.now_ns, "abort", job.number, -1))
+        if job.state is JobState.WAITING:
+            self.queue.remove(job)
+            self._leave(job)
         else:
-            self._ask_to_stop(next(lane for lane in self.lanes if lane.work is work))
-        work.state = WorkState.ENDED
-        self._tell(work.number, "aborted", -1, action.reason.value)
+            self._ask_to_stop(next(slot for slot in self.slots if slot.job is job))
+        job.state = JobState.ENDED
+        self._tell(job.number, "aborted", -1, action.reason.value)
 
     # --- Running ---
 
-    def _start(self, work: Work, lane: Lane) -> None:
-        assert lane.work is None and lane.is_up, "a lane runs one job at a time"
-        assert work.state is WorkState.WAITING, "only what waits can start"
+    def _start(self, job: Job, slot: DeviceSlot) -> None:
+        assert slot.job is None and slot.is_up, "a slot runs one job at a time"
+        assert job.state is JobState.WAITING, "only what waits can start"
         now_ns = self.core.now_ns
-        self.queue.remove(work)
-        run = self._runs[lane.index]
-        device = lane.device
-        prefix = self._prefixes[work.item][device]
+        self.queue.remove(job)
+        run = self._runs[slot.index]
+        device = slot.device
+        prefix = self._prefixes[self._stream_of(job)][device]
         assert prefix is not None, "the device can run the model"
-        done = self._done.get(work.number, 0) if work.device == device else 0
-        work.device = device
-        work.state = WorkState.RUNNING
-        work.has_run = True
-        lane.work = work
-        lane.ends_ns = now_ns + work.durations_ns[device]
-        lane.is_stopping = False
+        done = self._done.get(job.number, 0) if job.device == device else 0
+        job.device = device
+        job.state = JobState.RUNNING
+        job.has_run = True
+        slot.job = job
+        slot.ends_ns = now_ns + job.durations_ns[device]
+        slot.is_stopping = False
         run.epoch += 1
         run.started_ns = now_ns
         if self._record:
-            self.events.append((now_ns, "start", work.number, lane.index))
+            self.events.append((now_ns, "start", job.number, slot.index))
         if self._is_plain[device]:
             run.first = 0
             run.ends = prefix
             run.origin_ns = now_ns - (prefix[done - 1] if done else 0)
             end_ns = run.origin_ns + prefix[-1]
-            self.core.at(end_ns, self._end, (lane, run.epoch))
+            self.core.at(end_ns, self._end, (slot, run.epoch))
         else:
-            end_ns = self._start_uncertain(work, lane, run, done)
-        if end_ns > work.deadline_ns:
-            self.core.at(work.deadline_ns, self._deadline, (lane, run.epoch))
+            end_ns = self._start_uncertain(job, slot, run, done)
+        if end_ns > job.deadline_ns:
+            self.core.at(job.deadline_ns, self._deadline, (slot, run.epoch))
 
-    def _start_uncertain(self, work: Work, lane: Lane, run: _Run, done: int) -> int:
+    def _start_uncertain(self, job: Job, slot: DeviceSlot, run: _Run, done: int) -> int:
         """Starts on a device with noise, faults or a rising clock; returns when it really ends, ``NEVER_NS`` where it does not."""
         now_ns = self.core.now_ns
-        profile = self.scenario.devices[lane.device]
-        durations = self.scenario.durations_ns[work.item][lane.device]
+        profile = self.scenario.devices[slot.device]
+        durations = self.scenario.durations_ns[self._stream_of(job)][slot.device]
         assert durations is not None, "the device can run the model"
-        draw = next(self._draws[lane.device])
+        draw = next(self._draws[slot.device])
         share = 1.0
         if not self._is_clock_held:
-            share = clock_share_at(profile.clock, self._clocks[lane.index], now_ns)
-        ends, self._clocks[lane.index] = run_operations(profile, durations[done:], now_ns, share, draw.factor)
+            share = clock_share_at(profile.clock, self._clocks[slot.index], now_ns)
+        ends, self._clocks[slot.index] = run_operations(profile, durations[done:], now_ns, share, draw.factor)
         run.first = done
         run.origin_ns = 0
         run.ends = ends
         run.struck_ns = NEVER_NS
         if draw.fault is Fault.NONE:
-            self.core.at(ends[-1], self._end, (lane, run.epoch))
+            self.core.at(ends[-1], self._end, (slot, run.epoch))
             return ends[-1]
         run.struck_ns = now_ns + int((ends[-1] - now_ns) * draw.at_share)
-        self.core.at(run.struck_ns, self._strike, (lane, run.epoch, draw.fault))
+        self.core.at(run.struck_ns, self._strike, (slot, run.epoch, draw.fault))
         return NEVER_NS - 1
 
-    def _deadline(self, run: tuple[Lane, int]) -> None:
-        lane, epoch = run
-        if self._runs[lane.index].epoch == epoch and lane.work is not None:
+    def _deadline(self, run: tuple[DeviceSlot, int]) -> None:
+        slot, epoch = run
+        if self._runs[slot.index].epoch == epoch and slot.job is not None:
             self._decide()
 
-    def _ask_to_stop(self, lane: Lane) -> None:
-        if lane.is_stopping or not lane.can_preempt:
+    def _ask_to_stop(self, slot: DeviceSlot) -> None:
+        if slot.is_stopping or not slot.can_preempt:
             return
-        assert lane.work is not None, "only what runs can be asked to stop"
-        lane.is_stopping = True
-        run = self._runs[lane.index]
+        assert slot.job is not None, "only what runs can be asked to stop"
+        slot.is_stopping = True
+        run = self._runs[slot.index]
         now_ns = self.core.now_ns
         if self._record:
-            self.events.append((now_ns, "ask", lane.work.number, lane.index))
+            self.events.append((now_ns, "ask", slot.job.number, slot.index))
         index = bisect_left(run.ends, now_ns - run.origin_ns)
         if index < len(run.ends) - 1 and (stops_ns := run.origin_ns + run.ends[index]) < run.struck_ns:
-            self.core.at(stops_ns, self._stop, (lane, run.epoch, index))
+            self.core.at(stops_ns, self._stop, (slot, run.epoch, index))
 
-    def _stop(self, what: tuple[Lane, int, int]) -> None:
-        """A lane reached the boundary that it was asked to stop at."""
-        lane, epoch, index = what
-        run = self._runs[lane.index]
-        if run.epoch != epoch or lane.work is None:
+    def _stop(self, what: tuple[DeviceSlot, int, int]) -> None:
+        """A slot reached the boundary that it was asked to stop at."""
+        slot, epoch, index = what
+        run = self._runs[slot.index]
+        if run.epoch != epoch or slot.job is None:
             return
-        work = self._free(lane)
+        job = self._free(slot)
         now_ns = self.core.now_ns
         if self._record:
-            self.events.append((now_ns, "stop", work.number, lane.index))
-        if work.state is WorkState.ENDED:
-            self._leave(work)
+            self.events.append((now_ns, "stop", job.number, slot.index))
+        if job.state is JobState.ENDED:
+            self._leave(job)
         else:
-            prefix = self._prefixes[work.item][lane.device]
+            prefix = self._prefixes[self._stream_of(job)][slot.device]
             assert prefix is not None
             done = run.first + index + 1
-            self._done[work.number] = done
-            durations = list(
-                self._expected[work.item] if self._estimates is None else self._learnt(work.item)
-            )
+            self._done[job.number] = done
+            stream = self._stream_of(job)
+            durations = list(self._expected[stream] if self._estimates is None else self._learnt(stream))
             rest = prefix[-1] - prefix[done - 1]
-            whole = durations[lane.device]
-            durations[lane.device] = rest if self._estimates is None else max(1, whole * rest // prefix[-1])
-            work.durations_ns = durations
-            work.shortest_ns = min(durations)
-            work.state = WorkState.WAITING
-            reason = self.queue.add(work, now_ns)
-            assert reason is None, "work that ran is never refused"
+            whole = durations[slot.device]
+            durations[slot.device] = rest if self._estimates is None else max(1, whole * rest // prefix[-1])
+            job.durations_ns = durations
+            job.shortest_ns = min(durations)
+            job.state = JobState.WAITING
+            reason = self.queue.add(job, now_ns)
+            assert reason is None, "a job that ran is never rejected"
         self._decide()
 
-    def _free(self, lane: Lane) -> Work:
-        work = lane.work
-        assert work is not None
-        run = self._runs[lane.index]
+    def _free(self, slot: DeviceSlot) -> Job:
+        job = slot.job
+        assert job is not None
+        run = self._runs[slot.index]
         used_ns = self.core.now_ns - run.started_ns
-        self.busy_ns[lane.index] += used_ns
-        if work.number in self._used_ns:
-            used_ns += self._used_ns[work.number]
-        self._used_ns[work.number] = used_ns
-        lane.work = None
-        lane.is_stopping = False
+        self.busy_ns[slot.index] += used_ns
+        if job.number in self._used_ns:
+            used_ns += self._used_ns[job.number]
+        self._used_ns[job.number] = used_ns
+        slot.job = None
+        slot.is_stopping = False
         run.struck_ns = NEVER_NS
-        return work
+        return job
 
-    def _leave(self, work: Work) -> None:
-        """A job that did not end on time has left its lane: its device time is lost."""
-        self.wasted_ns += self._used_ns.pop(work.number, 0)
-        self._done.pop(work.number, None)
+    def _leave(self, job: Job) -> None:
+        """A job that did not end on time has left its slot: its device time is lost."""
+        self.wasted_ns += self._used_ns.pop(job.number, 0)
+        self._done.pop(job.number, None)
 
-    def _end(self, what: tuple[Lane, int]) -> None:
-        lane, epoch = what
-        run = self._runs[lane.index]
-        if run.epoch != epoch or lane.work is None:
+    def _end(self, what: tuple[DeviceSlot, int]) -> None:
+        slot, epoch = what
+        run = self._runs[slot.index]
+        if run.epoch != epoch or slot.job is None:
             return  # It was stopped, or the device answers a second time.
-        work = self._free(lane)
+        job = self._free(slot)
         now_ns = self.core.now_ns
         if self._record:
-            self.events.append((now_ns, "end", work.number, lane.index))
+            self.events.append((now_ns, "end", job.number, slot.index))
         if self._answers_twice:
             self.core.after(1, self._end, what)
-        if self._estimates is not None and not self._done.get(work.number):
-            self._estimates.observe((self._models[work.item], lane.device), now_ns - run.started_ns)
-        is_on_time = now_ns <= work.deadline_ns
-        if work.state is not WorkState.ENDED:
-            work.state = WorkState.ENDED
+        if self._estimates is not None and not self._done.get(job.number):
+            self._estimates.observe(
+                (self._models[self._stream_of(job)], slot.device), now_ns - run.started_ns
+            )
+        is_on_time = now_ns <= job.deadline_ns
+        if job.state is not JobState.ENDED:
+            job.state = JobState.ENDED
             self._tell(
-                work.number, "on_time" if is_on_time else "late", lane.device, "" if is_on_time else "late"
+                job.number, "on_time" if is_on_time else "late", slot.device, "" if is_on_time else "late"
             )
         else:
             is_on_time = False
         if is_on_time:
             if self._done:
-                self._done.pop(work.number, None)
-            self._used_ns.pop(work.number, None)
+                self._done.pop(job.number, None)
+            self._used_ns.pop(job.number, None)
         else:
-            self._leave(work)
+            self._leave(job)
         if len(self.queue):
-            # Nothing else can be decided here: running work past its deadline has an event of its own.
+            # Nothing else can be decided here: a running job past its deadline has an event of its own.
             self._decide()
 
     # --- Faults ---
 
-    def _strike(self, what: tuple[Lane, int, Fault]) -> None:
-        lane, epoch, fault = what
-        if self._runs[lane.index].epoch != epoch or lane.work is None:
+    def _strike(self, what: tuple[DeviceSlot, int, Fault]) -> None:
+        slot, epoch, fault = what
+        if self._runs[slot.index].epoch != epoch or slot.job is None:
             return
         if self._record:
-            self.events.append((self.core.now_ns, "fault", lane.work.number, lane.index))
+            self.events.append((self.core.now_ns, "fault", slot.job.number, slot.index))
         if fault is Fault.HANG:
             # It does not answer any more; the supervisor ends the device after a while.
-            self.core.after(HANG_TIMEOUT_NS, self._die, (lane, epoch))
+            self.core.after(HANG_TIMEOUT_NS, self._die, (slot, epoch))
         elif fault is Fault.DEATH:
-            self._die((lane, epoch))
+            self._die((slot, epoch))
         else:
-            self._fail(lane, "the device failed")
+            self._fail(slot, "the device failed")
             self._decide()
 
-    def _fail(self, lane: Lane, why: str) -> None:
-        work = self._free(lane)
+    def _fail(self, slot: DeviceSlot, why: str) -> None:
+        job = self._free(slot)
         if self._record:
-            self.events.append((self.core.now_ns, "lost", work.number, lane.index))
-        if work.state is not WorkState.ENDED:
-            work.state = WorkState.ENDED
-            self._tell(work.number, "failed", lane.device, why)
-        self._leave(work)
+            self.events.append((self.core.now_ns, "lost", job.number, slot.index))
+        if job.state is not JobState.ENDED:
+            job.state = JobState.ENDED
+            self._tell(job.number, "failed", slot.device, why)
+        self._leave(job)
 
-    def _die(self, what: tuple[Lane, int]) -> None:
-        lane, epoch = what
-        if self._runs[lane.index].epoch != epoch or lane.work is None:
+    def _die(self, what: tuple[DeviceSlot, int]) -> None:
+        slot, epoch = what
+        if self._runs[slot.index].epoch != epoch or slot.job is None:
             return
-        for other in self.lanes:
-            if other.device == lane.device:
-                if other.work is not None:
+        for other in self.slots:
+            if other.device == slot.device:
+                if other.job is not None:
                     self._fail(other, "the device died")
                 other.is_up = False
                 self._clocks[other.index] = None
-        self.core.after(RESTART_NS, self._restart, lane.device)
+        self.core.after(RESTART_NS, self._restart, slot.device)
         self._decide()
 
     def _restart(self, device: int) -> None:
-        for lane in self.lanes:
-            if lane.device == device:
-                lane.is_up = True
+        for slot in self.slots:
+            if slot.device == device:
+                slot.is_up = True
                 if self._record:
-                    self.events.append((self.core.now_ns, "up", -1, lane.index))
+                    self.events.append((self.core.now_ns, "up", -1, slot.index))
         self._decide()
 
     # --- Answers ---
@@ -522,12 +496,12 @@ class Engine:
                 self._tell(follower, "failed", -1, "the request that it follows failed")
 
 
-def lanes_of(devices: Sequence[DeviceProfile]) -> list[Lane]:
-    """The lanes of devices: as many as they have slots, in their order."""
-    slots = [index for index, device in enumerate(devices) for _ in range(device.slots)]
+def slots_of(devices: Sequence[DeviceProfile]) -> list[DeviceSlot]:
+    """The slots of all devices, in the order of the devices."""
+    devices_of_slots = [index for index, device in enumerate(devices) for _ in range(device.slots)]
     return [
-        Lane(number, index, can_preempt=devices[index].cancel != CancelCapability.NONE)
-        for number, index in enumerate(slots)
+        DeviceSlot(number, index, can_preempt=devices[index].cancel != CancelCapability.NONE)
+        for number, index in enumerate(devices_of_slots)
     ]
 
 

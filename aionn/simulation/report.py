@@ -75,7 +75,7 @@ class Report(msgspec.Struct, frozen=True):
         events: How many the simulation took.
         classes: By priority, HIGH first.
         devices: In the workload's order.
-        wasted_share: Device time of work that did not end on time, over all device time used.
+        wasted_share: Device time of jobs that did not end on time, over all device time used.
         reasons: How many were not on time, by reason.
         digest: SHA-256 of the record of events.
     """
@@ -103,9 +103,9 @@ def report_of(engine: Engine) -> Report:
     span_s = engine.core.now_ns / 1e9
     devices = []
     for index, device in enumerate(scenario.devices):
-        busy_s = sum(engine.busy_ns[lane.index] for lane in engine.lanes if lane.device == index) / 1e9
+        busy_s = sum(engine.busy_ns[slot.index] for slot in engine.slots if slot.device == index) / 1e9
         share = busy_s / (span_s * device.slots) if span_s else 0.0
-        # Slots share the device: it draws in proportion to how many of them work.
+        # Slots share the device: it draws in proportion to how many of them are busy.
         energy_j = (
             device.power.idle_w * span_s + (device.power.busy_w - device.power.idle_w) * busy_s / device.slots
         )
@@ -164,7 +164,7 @@ def page(engine: Engine) -> str:
         element(
             "p",
             f"{report.simulated_s:.3f} s simulated in {counted(report.events, 'event')}; "
-            f"{100 * report.wasted_share:.2f} % of the device time went to work that did not end on time.",
+            f"{100 * report.wasted_share:.2f} % of the device time went to jobs that did not end on time.",
         ),
         element("h2", "On time, by priority"),
         key([(role, outcome) for outcome, role in OUTCOME_ROLES.items()]),
@@ -203,14 +203,14 @@ def _outcome_bar(found: ClassReport) -> Bar:
 def _timeline(engine: Engine) -> list[Html | None]:
     spans: list[tuple[int, int, int, int]] = []
     since: dict[int, tuple[int, int]] = {}
-    for at_ns, kind, number, lane in engine.events:
+    for at_ns, kind, number, slot in engine.events:
         if kind == "start":
-            since[lane] = (at_ns, number)
-        elif kind in ("stop", "end", "lost") and lane in since:
-            started_ns, who = since.pop(lane)
-            spans.append((lane, started_ns, at_ns, who))
+            since[slot] = (at_ns, number)
+        elif kind in ("stop", "end", "lost") and slot in since:
+            started_ns, who = since.pop(slot)
+            spans.append((slot, started_ns, at_ns, who))
     shown = spans[:BARS_MAX]
-    marks: list[list[Mark]] = [[] for _ in engine.lanes]
+    marks: list[list[Mark]] = [[] for _ in engine.slots]
     for index, started_ns, ended_ns, number in shown:
         outcome = engine.outcomes[number]
         is_on_time = outcome is not None and outcome.kind == "on_time"
@@ -219,9 +219,9 @@ def _timeline(engine: Engine) -> list[Html | None]:
         stream = engine.scenario.workload.stream[engine.scenario.arrivals[number].stream_index]
         marks[index].append(Mark(start, end, stream.priority, title, not is_on_time))
     rows = []
-    for lane_, found in zip(engine.lanes, marks, strict=True):
-        device = engine.scenario.devices[lane_.device]
-        slot = sum(other.device == lane_.device for other in engine.lanes[: lane_.index])
+    for row, found in zip(engine.slots, marks, strict=True):
+        device = engine.scenario.devices[row.device]
+        slot = sum(other.device == row.device for other in engine.slots[: row.index])
         rows.append((f"{device.name}, slot {slot + 1}" if device.slots > 1 else device.name, found))
     limited = f"The first {BARS_MAX} of {len(spans)} executions." if len(spans) > BARS_MAX else None
     entries = [(priority.name.lower(), priority.name.lower()) for priority in sorted(Priority, reverse=True)]

@@ -100,34 +100,34 @@ def test_no_policy_exceeds_the_bound(draw_workload):
 
 
 def test_our_policy_is_optimal_for_what_is_all_there():
-    from aionn.scheduler.queue import WaitingRoom
-    from aionn.scheduler.work import Abort, Lane, Start, Work, WorkState
+    from aionn.scheduler.job import Abort, DeviceSlot, Job, JobState, Start
+    from aionn.scheduler.planner import PlannedQueue
 
     for seed in range(60):
         source = random.Random(seed)
-        jobs = [(source.randrange(1, 20), source.randrange(5, 80)) for _ in range(source.randrange(2, 10))]
-        lane = Lane(0, 0)
-        room = WaitingRoom([lane])
-        # What runs first keeps the lane until all are there.
-        works = [
-            Work(i, priority=Priority.LOW, deadline_ns=d, arrival_ns=0, durations_ns=(p,))
-            for i, (p, d) in enumerate(jobs)
+        terms = [(source.randrange(1, 20), source.randrange(5, 80)) for _ in range(source.randrange(2, 10))]
+        slot = DeviceSlot(0, 0)
+        queue = PlannedQueue([slot])
+        # What runs first keeps the slot until all are there.
+        jobs = [
+            Job(i, priority=Priority.LOW, deadline_ns=d, arrival_ns=0, durations_ns=(p,))
+            for i, (p, d) in enumerate(terms)
         ]
-        for work in works:
-            room.add(work, 0)
+        for job in jobs:
+            queue.add(job, 0)
         now, done = 0, 0
-        while len(room):
-            for action in PlanPolicy().decide(now, room, [lane]):
-                room.remove(action.work)
-                action.work.state = WorkState.ENDED
+        while len(queue):
+            for action in PlanPolicy().decide(now, queue, [slot]):
+                queue.remove(action.job)
+                action.job.state = JobState.ENDED
                 if isinstance(action, Start):
-                    now += action.work.durations_ns[0]
-                    done += now <= action.work.deadline_ns
+                    now += action.job.durations_ns[0]
+                    done += now <= action.job.deadline_ns
                     break
                 assert isinstance(action, Abort)
             else:
-                now = max(now, room.next_wake_ns()) if len(room) else now
-        best = moore_hodgson(jobs)
+                now = max(now, queue.next_wake_ns()) if len(queue) else now
+        best = moore_hodgson(terms)
         assert best - 1 <= done <= best, (seed, jobs)
 
 

@@ -25,7 +25,7 @@ def may_wait(running, waiting):
 
 
 def high_waits_one_operation(running, waiting):
-    """What HIGH may be made to wait for: the one operation of lower work during which it came, which ``most`` lets end."""
+    """What HIGH may be made to wait for: the one operation of a lower job during which it came, which ``most`` lets end."""
     return running >= HIGH or HIGH not in waiting
 
 

@@ -3,9 +3,10 @@
 import pytest
 
 from aionn.scheduler import policy as policy_module
+from aionn.scheduler.job import Preempt, Start
+from aionn.scheduler.plan import Place
+from aionn.scheduler.planner import PlannedQueue
 from aionn.scheduler.policy import PlanPolicy
-from aionn.scheduler.queue import WaitingRoom
-from aionn.scheduler.work import Preempt, Start
 from aionn.simulation.checkers import Watched, breaches
 from aionn.simulation.engine import Engine, prepare
 from aionn.simulation.workload import workload_from_text
@@ -71,37 +72,37 @@ def caught(policy, text=TEXT):
 
 
 class StartsOnBusyLanes(PlanPolicy):
-    def decide(self, now_ns, queue, lanes):
-        actions = super().decide(now_ns, queue, lanes)
-        return [Start(a.by, a.lane) if isinstance(a, Preempt) else a for a in actions]
+    def decide(self, now_ns, queue, slots):
+        actions = super().decide(now_ns, queue, slots)
+        return [Start(a.by, a.slot) if isinstance(a, Preempt) else a for a in actions]
 
 
 class NeverInterrupts(PlanPolicy):
-    def decide(self, now_ns, queue, lanes):
-        return [a for a in super().decide(now_ns, queue, lanes) if not isinstance(a, Preempt)]
+    def decide(self, now_ns, queue, slots):
+        return [a for a in super().decide(now_ns, queue, slots) if not isinstance(a, Preempt)]
 
 
-class RoomThatForgets(WaitingRoom):
-    def add(self, work, now_ns):
-        return None if work.has_run else super().add(work, now_ns)
+class RoomThatForgets(PlannedQueue):
+    def add(self, job, now_ns):
+        return None if job.has_run else super().add(job, now_ns)
 
 
-class RoomWithoutAge(WaitingRoom):
+class RoomWithoutAge(PlannedQueue):
     def age(self, now_ns):
         pass
 
 
-class RoomThatKeepsTheExpired(WaitingRoom):
-    """Expired work looks most urgent, as where what is left is clamped to zero."""
+class RoomThatKeepsTheExpired(PlannedQueue):
+    """An expired job looks most urgent, as where what is left is clamped to zero."""
 
-    def place_on(self, work, lane, now_ns):
-        place = super().place_on(work, lane, now_ns)
-        duration_ns = work.durations_ns[lane.device]
+    def place_on(self, job, slot, now_ns):
+        place = super().place_on(job, slot, now_ns)
+        duration_ns = job.durations_ns[slot.device]
         if place is None and duration_ns < 1 << 62:
-            return (
+            return Place(
                 now_ns + duration_ns,
                 True,
-                0 if not self.plans[lane.index].works else len(self.plans[lane.index]),
+                0 if not self.plans[slot.index].jobs else len(self.plans[slot.index]),
                 duration_ns,
                 False,
             )
@@ -109,12 +110,12 @@ class RoomThatKeepsTheExpired(WaitingRoom):
 
 
 class StartsAnywhere(PlanPolicy):
-    """Takes the last free lane, whatever its device can run."""
+    """Takes the last free slot, whatever its device can run."""
 
-    def decide(self, now_ns, queue, lanes):
-        actions = super().decide(now_ns, queue, lanes)
-        free = [lane for lane in lanes if lane.work is None]
-        return [Start(a.work, free.pop()) if isinstance(a, Start) else a for a in actions]
+    def decide(self, now_ns, queue, slots):
+        actions = super().decide(now_ns, queue, slots)
+        free = [slot for slot in slots if slot.job is None]
+        return [Start(a.job, free.pop()) if isinstance(a, Start) else a for a in actions]
 
 
 class WithRoom(PlanPolicy):
@@ -122,8 +123,8 @@ class WithRoom(PlanPolicy):
         super().__init__()
         self.kind = kind
 
-    def make_queue(self, lanes):
-        return self.kind(lanes)
+    def make_queue(self, slots):
+        return self.kind(slots)
 
 
 @pytest.mark.parametrize("text", [TEXT, AGEING])
@@ -131,15 +132,15 @@ def test_without_a_bug_nothing_is_found(text):
     assert caught(PlanPolicy(), text) == []
 
 
-def test_start_on_a_busy_lane_is_caught():
+def test_start_on_a_busy_slot_is_caught():
     assert any("one job at a time" in breach for breach in caught(StartsOnBusyLanes()))
 
 
 def test_missing_interruption_is_caught():
-    assert any("HIGH work" in breach for breach in caught(NeverInterrupts()))
+    assert any("HIGH job" in breach for breach in caught(NeverInterrupts()))
 
 
-def test_forgotten_work_is_caught():
+def test_forgotten_job_is_caught():
     assert any("has an outcome" in breach for breach in caught(WithRoom(RoomThatForgets)))
 
 
@@ -149,21 +150,21 @@ def test_missing_ageing_is_caught():
 
 def test_plans_that_cannot_be_kept_are_caught(monkeypatch):
     # The decision starts what its plan says, late or not.
-    monkeypatch.setattr(policy_module.WaitingRoom, "replan", lambda self, work, now_ns: None)
+    monkeypatch.setattr(policy_module.PlannedQueue, "replan", lambda self, job, now_ns: None)
     original = policy_module._start
 
-    def start(now_ns, room, lane, gone, actions):
-        for work in room.plans[lane.index].works:
-            if work.number not in gone:
-                gone.add(work.number)
-                actions.append(Start(work, lane))
+    def start(now_ns, queue, slot, gone, actions):
+        for job in queue.plans[slot.index].jobs:
+            if job.number not in gone:
+                gone.add(job.number)
+                actions.append(Start(job, slot))
                 return True
-        return original(now_ns, room, lane, gone, actions)
+        return original(now_ns, queue, slot, gone, actions)
 
     monkeypatch.setattr(policy_module, "_start", start)
     assert any("past its deadline" in breach for breach in caught(WithRoom(RoomThatKeepsTheExpired)))
 
 
-def test_work_on_a_device_that_cannot_run_it_is_caught():
+def test_job_on_a_device_that_cannot_run_it_is_caught():
     text = TEXT.replace('model = "embed-int8"', 'model = "classify-float16"')
     assert any("can run" in breach for breach in caught(StartsAnywhere(), text))

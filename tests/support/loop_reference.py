@@ -13,7 +13,7 @@ import msgspec
 import fences
 from aionn.drivers.kit.arguments import Array, OutputArea
 from aionn.drivers.kit.asynchronous import AsyncDevice, AsyncPreparedModel
-from aionn.drivers.kit.turns import Turn
+from aionn.drivers.kit.loop_gate import LoopControl
 from aionn.drivers.reference import INFO, MEMORY_BYTES_MAX
 from aionn.hal import ExecutionPreference, Model, OutputShape, Priority
 from aionn.interpreter import Interpreter, RunControl
@@ -46,14 +46,14 @@ class LoopReferencePreparedModel(AsyncPreparedModel):
         self._interpreter = Interpreter(model)
 
     async def run(
-        self, inputs: Sequence[Array | None], outputs: Sequence[OutputArea], turn: Turn
+        self, inputs: Sequence[Array | None], outputs: Sequence[OutputArea], control: LoopControl
     ) -> Sequence[OutputShape]:
         # The clock of fences, unlike the loop's, can be read by any thread; both have the same time.
-        control = RunControl(
-            deadline_ns=turn.deadline_ns,
-            loop_timeout_ns=turn.loop_timeout_ns,
-            is_cancelled=lambda: turn.is_given_up,
+        on_thread = RunControl(
+            deadline_ns=control.deadline_ns,
+            loop_timeout_ns=control.loop_timeout_ns,
+            is_cancelled=lambda: control.was_cancelled,
             now=fences.now_ns,
         )
-        results = await anyio.to_thread.run_sync(self._interpreter.run, inputs, control)
+        results = await anyio.to_thread.run_sync(self._interpreter.run, inputs, on_thread)
         return [area.store(array) for area, array in zip(outputs, results, strict=True)]

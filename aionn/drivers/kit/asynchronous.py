@@ -6,7 +6,7 @@ Owns deadlines, timing, asynchronous and fenced execution, and a burst without q
 
 Invariants:
 1. ``run`` holds one of the device's slots until it returns, even if its caller was cancelled.
-2. An execution whose deadline has passed before its turn is never started (MISSED_DEADLINE_PERSISTENT).
+2. An execution whose deadline has passed before its start is never started (MISSED_DEADLINE_PERSISTENT).
 3. Callbacks and fences are finished exactly once, whatever ``run`` does; closing the device finishes all of them.
 
 Source: obligations in ``aionn.hal.device``; the NN HAL's sample driver for the order of the checks.
@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -27,8 +28,8 @@ from aionn.drivers.kit import caching
 from aionn.drivers.kit.arguments import Arguments, OutputArea, check_times
 from aionn.drivers.kit.caching import CacheContents
 from aionn.drivers.kit.checked import CheckedDevice, CheckedPreparedModel
+from aionn.drivers.kit.loop_gate import LoopControl, LoopGate, left_s, loop_now_ns
 from aionn.drivers.kit.prepared import DirectBurst
-from aionn.drivers.kit.turns import Slots, Turn, left_s, loop_now_ns
 from aionn.errors import (
     DeviceUnavailable,
     Error,
@@ -41,6 +42,7 @@ from aionn.errors import (
 from aionn.hal import (
     NO_TIMING,
     CacheFiles,
+    CancelCapability,
     DeviceInfo,
     ExecutionCallback,
     ExecutionPreference,
@@ -56,6 +58,8 @@ from aionn.hal import (
     Timing,
 )
 from aionn.platform.loops import finish
+from aionn.scheduler.policy import PlanPolicy
+from aionn.scheduler.ready_queue import Policy
 from fences import FenceStatus, SyncFence, merge
 
 __all__ = ["AsyncDevice", "AsyncPreparedModel"]
@@ -76,9 +80,13 @@ class AsyncPreparedModel(CheckedPreparedModel):
     device: AsyncDevice
     takes_priority = True
 
+    def __init__(self, device: AsyncDevice, model: Model, priority: Priority) -> None:
+        super().__init__(device, model, priority)
+        weakref.finalize(self, device.slots.forget, self.identity).atexit = False
+
     @abc.abstractmethod
     async def run(
-        self, inputs: Sequence[Array | None], outputs: Sequence[OutputArea], turn: Turn
+        self, inputs: Sequence[Array | None], outputs: Sequence[OutputArea], control: LoopControl
     ) -> Sequence[OutputShape]:
         """Computes the outputs.
 
@@ -86,8 +94,8 @@ class AsyncPreparedModel(CheckedPreparedModel):
             inputs: One array per input, a view of shared memory that the client can still change: read each value once, and
                 believe nothing that was checked before. Rank 0 for scalars, None for an input that is left out.
             outputs: Where the results go. On failure nothing may be assumed about their content.
-            turn: Deadline, loop time-out, cancellation and preemption: between two steps call ``turn.check()`` and then
-                ``await turn.give_way()`` as often as the device can stop.
+            control: Deadline, loop time-out, cancellation and preemption: between two steps call ``control.check()`` and then
+                ``await control.pause_if_preempted()`` as often as the device can stop.
 
         Returns:
             One shape per output. An output that does not fit is reported as insufficient, not raised.
@@ -100,40 +108,40 @@ class AsyncPreparedModel(CheckedPreparedModel):
         super().check_usable()
         self.device.check_open()
 
-    def _turn(
+    def _control(
         self, deadline_ns: int | None, loop_timeout_ns: int | None, priority: Priority | None = None
-    ) -> Turn:
-        return Turn(
+    ) -> LoopControl:
+        return LoopControl(
             self.device.slots,
             priority=self.priority if priority is None else priority,
             deadline_ns=deadline_ns,
             loop_timeout_ns=loop_timeout_ns,
             owner=self.owner,
+            model=self.identity,
         )
 
-    async def _run_in_turn(self, arguments: Arguments, turn: Turn, measure: bool) -> ExecutionResult:
+    async def _run_with(self, arguments: Arguments, control: LoopControl, measure: bool) -> ExecutionResult:
         # Device memories among the outputs are initialised afterwards, or uninitialised when this raises.
         try:
-            result = await self._run(arguments, turn, measure)
+            result = await self._run(arguments, control, measure)
             arguments.settle(result.output_shapes, is_sufficient=result.output_sufficient_size)
         except BaseException:
             arguments.fail()
             raise
         return result
 
-    async def _run(self, arguments: Arguments, turn: Turn, measure: bool) -> ExecutionResult:
-        await self.device.slots.take(turn)
+    async def _run(self, arguments: Arguments, control: LoopControl, measure: bool) -> ExecutionResult:
+        await self.device.slots.acquire(control)
         try:
-            started_ns = turn.now()
+            started_ns = control.now()
             self.begin_run()
             try:
-                shapes = tuple(await self.run(arguments.inputs(), arguments.outputs, turn))
+                shapes = tuple(await self.run(arguments.inputs(), arguments.outputs, control))
             finally:
                 self.end_run()
-            took_ns = turn.now() - started_ns
+            took_ns = control.now() - started_ns
         finally:
-            if turn.slot is not None:
-                self.device.slots.give_back(turn)
+            self.device.slots.release(control)
         sufficient = all(shape.is_sufficient for shape in shapes)
         return ExecutionResult(
             sufficient, shapes, Timing(took_ns, took_ns) if measure and sufficient else NO_TIMING
@@ -151,8 +159,8 @@ class AsyncPreparedModel(CheckedPreparedModel):
         """See ``PreparedModel``. Cancellation asks the device to stop; it keeps its slot until it has."""
         check_times(deadline_ns, loop_timeout_ns)
         arguments = self.bind(request)
-        turn = self._turn(deadline_ns, loop_timeout_ns, priority)
-        return await self.device.work(turn, lambda: self._run_in_turn(arguments, turn, measure))
+        control = self._control(deadline_ns, loop_timeout_ns, priority)
+        return await self.device.work(control, lambda: self._run_with(arguments, control, measure))
 
     async def execute(
         self,
@@ -180,8 +188,8 @@ class AsyncPreparedModel(CheckedPreparedModel):
         except Error as e:
             tell(e)
             return status_of(e)
-        turn = self._turn(deadline_ns, loop_timeout_ns, priority)
-        self.device.start(self._run_in_turn(arguments, turn, measure), tell)
+        control = self._control(deadline_ns, loop_timeout_ns, priority)
+        self.device.start(self._run_with(arguments, control, measure), tell)
         return ErrorStatus.NONE
 
     async def execute_fenced(
@@ -254,8 +262,8 @@ class _Launch:
             allowance_ns = ready_ns + self._duration_ns
             if self._limit_ns is None or allowance_ns < self._limit_ns:
                 self._limit_ns, what = allowance_ns, "its allowance after its fences passed"
-        turn = self._prepared._turn(self._limit_ns, self._loop_timeout_ns)
-        work = device.work(turn, lambda: self._prepared._run_in_turn(self._arguments, turn, self._measure))
+        control = self._prepared._control(self._limit_ns, self._loop_timeout_ns)
+        work = device.work(control, lambda: self._prepared._run_with(self._arguments, control, self._measure))
         result = await self._before_limit(work, what)
         if not result.output_sufficient_size:
             raise GeneralFailure("fenced execution: an output does not fit its buffer")
@@ -312,11 +320,19 @@ class AsyncDevice(CheckedDevice):
         info: See above.
         memories: The device memories; None for a device without.
         slots: The device's slots.
+        policy: The order of its jobs, over all clients.
     """
+
+    policy: ClassVar[Policy] = PlanPolicy()
 
     def __init__(self, info: DeviceInfo, *, memory_bytes_max: int | None = None) -> None:
         super().__init__(info, memory_bytes_max=memory_bytes_max)
-        self.slots = Slots(info.slots, info.name)
+        self.slots = LoopGate(
+            info.slots,
+            name=info.name,
+            policy=self.policy,
+            can_preempt=info.cancel != CancelCapability.NONE,
+        )
         self._tasks: dict[asyncio.Task[Any], None] = {}  # In the order of their starts.
 
     @abc.abstractmethod
@@ -363,7 +379,7 @@ class AsyncDevice(CheckedDevice):
         failure.__cause__ = error
         return failure
 
-    async def work(self, turn: Turn, call: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+    async def work(self, control: LoopControl, call: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         """Runs ``call()`` to its end whether or not the caller waits for it; returns what it returns.
 
         Raises:
@@ -381,7 +397,7 @@ class AsyncDevice(CheckedDevice):
         try:
             await done
         except BaseException:
-            turn.cancel()
+            control.cancel()
             raise
         (result,) = outcome
         if isinstance(result, Error):

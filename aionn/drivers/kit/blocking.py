@@ -71,13 +71,13 @@ class BlockingDevice(CheckedDevice):
         alarm: Fails fences on time.
         now: See above.
         memories: The device memories; None for a device without.
-        gives_way: Whether a run may be made to sleep where it looks at its control while more urgent work runs, perhaps of the
+        is_preemptible: Whether a run may be made to sleep where it looks at its control while more urgent jobs run, perhaps of the
             same prepared model: only where runs share nothing that one of them locks.
         prepares_beside: Whether ``supports`` and ``prepare`` may run beside executions. They then take no slot, and a client that
             sends large models does not delay the executions of others by checking and preparing them.
     """
 
-    gives_way: ClassVar[bool] = False
+    is_preemptible: ClassVar[bool] = False
     prepares_beside: ClassVar[bool] = False
 
     def __init__(
@@ -88,7 +88,7 @@ class BlockingDevice(CheckedDevice):
         memory_bytes_max: int | None = None,
     ) -> None:
         super().__init__(info, memory_bytes_max=memory_bytes_max)
-        self.gate = SlotGate(info.slots, name=info.name, now=now, can_preempt=self.gives_way)
+        self.gate = SlotGate(info.slots, name=info.name, now=now, can_preempt=self.is_preemptible)
         # One at a time, whatever the slots: clients take turns, and concurrent ones would only share the interpreter's lock.
         self.preparing = (
             SlotGate(1, name=f"{info.name}-preparing", now=now) if self.prepares_beside else self.gate

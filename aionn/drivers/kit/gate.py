@@ -1,15 +1,16 @@
-"""The order of jobs on a device's slots inside its driver: the scheduler's policy, for the threads of the driver process.
+"""A device's slots for the threads of its driver: the counterpart of ``loop_gate``, which serves tasks.
 
-Owns the slots' lock and the threads that run work. A burst's listener thread takes a slot and runs on itself; other work is run by
-the gate's own threads. All of them wait in one queue, whichever client they work for; ``aionn.scheduler.sharing`` orders it.
+Owns the slots' lock, the sleeping and waking of threads, and the threads that run jobs. A burst's listener thread takes a slot and
+runs on itself; other jobs are run by the gate's own threads. All of them wait in one queue, whichever client they work for:
+``aionn.scheduler.shared_slots`` orders it by the policy of the application.
 
 Invariants:
 1. No more than ``slot_count`` jobs run concurrently.
 2. A slot that becomes free goes to the first in the order; no job overtakes by being on another path.
-3. The queue is bounded: more than ``WAITING_MAX`` entries are refused with RESOURCE_EXHAUSTED.
-4. Work that gives way keeps its thread, which sleeps until its turn has come again; others run on threads of their own.
+3. The queue is bounded: more than ``scheduler.planner.WAITING_MAX`` jobs are rejected with RESOURCE_EXHAUSTED.
+4. A preempted job keeps its thread, which sleeps until the job is started again; others run on threads of their own.
 
-The queue of the runtime's dispatcher orders the work of one application; this one orders what several clients sent.
+The queue of the runtime's dispatcher orders the jobs of one application; this one orders what several clients sent.
 """
 
 from __future__ import annotations
@@ -27,68 +28,67 @@ from aionn.hal.callers import client_of_call
 from aionn.interpreter import RunControl
 from aionn.platform.real_work import real_work
 from aionn.platform.threads import start_thread
-from aionn.scheduler.queue import WAITING_MAX, WaitingRoomStatistics
-from aionn.scheduler.sharing import Claim, SharedSlots
+from aionn.scheduler.shared_slots import ClientJob, SharedSlots
 from fences import SyncFence
 
-__all__ = ["WAITING_MAX", "GateControl", "SlotGate", "run_on_gate"]
+__all__ = ["GateControl", "SlotGate", "run_on_gate"]
 
 _T = TypeVar("_T")
 
 
-class _ThreadClaim(Claim):
-    """A claim of a thread that sleeps until its turn comes."""
+class ThreadJob(ClientJob):
+    """A job of a thread, which sleeps until it is started."""
 
-    __slots__ = ("_turn", "away_ns")
+    __slots__ = ("_started", "away_ns")
 
     def __init__(
         self, priority: Priority, deadline_ns: int | None, *, owner: Hashable, model: Hashable
     ) -> None:
         super().__init__(priority, deadline_ns, owner=owner, model=model)
-        self._turn: threading.Lock | None = None
+        self._started: threading.Lock | None = None
         self.away_ns = 0
 
     def start(self) -> None:
-        if self._turn is not None:
-            self._turn.release()
+        if self._started is not None:
+            self._started.release()
 
     def prepare_to_sleep(self) -> threading.Lock:
-        """The function that ``start`` releases; to be called before any other code can."""
-        self._turn = turn = threading.Lock()
-        turn.acquire()
-        return turn
+        """The lock that ``start`` releases; to be called with the gate's lock held, before the job can be started."""
+        self._started = started = threading.Lock()
+        started.acquire()
+        return started
 
 
-class _Job(_ThreadClaim):
-    """A claim of work that any thread of the gate can begin."""
+class _SubmittedJob(ThreadJob):
+    """A job that any thread of the gate can begin."""
 
-    __slots__ = ("_jobs", "call")
+    __slots__ = ("_begins", "call")
 
     def __init__(
         self,
         priority: Priority,
         deadline_ns: int | None,
         call: Callable[[], None],
-        jobs: queue.SimpleQueue[_Job | None],
+        begins: queue.SimpleQueue[_SubmittedJob | None],
         *,
         owner: Hashable,
         model: Hashable,
     ) -> None:
         super().__init__(priority, deadline_ns, owner=owner, model=model)
         self.call: Callable[[], None] | None = call
-        self._jobs = jobs
+        self._begins = begins
 
     def start(self) -> None:
-        if self._turn is not None:
-            self._turn.release()  # It had begun, and its thread sleeps.
+        if self._started is not None:
+            self._started.release()  # It had begun, and its thread sleeps.
         else:
-            self._jobs.put(self)
+            self._begins.put(self)
 
 
-class _Held(threading.local):
-    """By thread, the claim whose slot it holds; None for a thread without one."""
+class _Running(threading.local):
+    """By thread, the job that it runs with a slot; None for a thread without one."""
 
-    claim: _ThreadClaim | None = None
+    job: ThreadJob | None = None
 
 
 class SlotGate:
@@ -98,7 +98,7 @@ class SlotGate:
         slot_count: Number of jobs that may run concurrently.
         name: Names the threads.
         now: The clock of the deadlines.
-        can_preempt: Whether work gives way between operations: it must look at a ``GateControl`` there.
+        can_preempt: Whether jobs can be preempted between operations: they must look at a ``GateControl`` there.
     """
 
     def __init__(
@@ -114,9 +114,9 @@ class SlotGate:
         self._slot_count = slot_count
         self._name = name
         self._now = now
-        self._held = _Held()
-        self._asleep_count = 0
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._running = _Running()
+        self._paused_count = 0
+        self._begins: queue.SimpleQueue[_SubmittedJob | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._closed = False
 
@@ -127,16 +127,6 @@ class SlotGate:
     def waiting_count(self) -> int:
         """Number of jobs that wait for a slot."""
         return self._slots.waiting_count
-
-    def statistics(self) -> WaitingRoomStatistics:
-        """Counts of what had to wait."""
-        with self._lock:
-            return self._slots.statistics()
-
-    def explain(self) -> str:
-        """The jobs that hold the slots and those that wait, in lines of text."""
-        with self._lock:
-            return self._slots.explain()
 
     def forget(self, model: Hashable) -> None:
         """Drops what was learnt of a model that never comes again."""
@@ -155,39 +145,39 @@ class SlotGate:
         *,
         owner: Hashable = None,
         model: Hashable = None,
-    ) -> _Slot:
-        """A slot for the calling thread, as a context manager; entering blocks until it is this caller's turn, or its deadline.
+    ) -> _CallerJob:
+        """A slot for the calling thread, as a context manager; entering blocks until the job is started, or its deadline comes.
 
         Args:
             priority: Against others.
             deadline_ns: Absolute; None means no deadline.
-            owner: Whose work it is; equals of several owners take turns.
-            model: What its duration is learnt by; None to learn nothing.
+            owner: The client; equals of several owners take turns.
+            model: The key by which its duration is learnt; None to learn nothing.
         """
-        return _Slot(self, priority, deadline_ns, owner=owner, model=model)
+        return _CallerJob(self, priority, deadline_ns, owner=owner, model=model)
 
     def submit(
         self,
         priority: Priority,
         deadline_ns: int | None,
-        job: Callable[[], None],
+        call: Callable[[], None],
         *,
         owner: Hashable = None,
         model: Hashable = None,
     ) -> None:
-        """Runs ``job`` on one of the gate's threads when its turn comes. It must not raise. See ``slot`` for the arguments.
+        """Runs ``call`` on one of the gate's threads when the job is started. It must not raise. See ``slot`` for the arguments.
 
         Raises:
-            ResourceExhausted: Too much waits already, or no thread can be started to run it.
+            ResourceExhausted: Too many jobs wait already, or no thread can be started to run it.
             DeviceUnavailable: The gate is closed.
         """
-        claim = _Job(priority, deadline_ns, job, self._jobs, owner=owner, model=model)
+        job = _SubmittedJob(priority, deadline_ns, call, self._begins, owner=owner, model=model)
         with self._lock:
             self._check_open()
             shortage = self._start_threads()
-            if shortage is not None and len(self._threads) <= self._asleep_count:
+            if shortage is not None and len(self._threads) <= self._paused_count:
                 raise shortage  # It would never begin.
-            self._slots.enter(claim)
+            self._slots.enter(job)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -199,7 +189,7 @@ class SlotGate:
         Returns:
             Why there are fewer; None where there are enough.
         """
-        for _ in range(self._slot_count + self._asleep_count - len(self._threads)):
+        for _ in range(self._slot_count + self._paused_count - len(self._threads)):
             thread = threading.Thread(target=self._work, name=f"aionn-{self._name}", daemon=True)
             try:
                 start_thread(thread, self._name)
@@ -209,21 +199,21 @@ class SlotGate:
         return None
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while (job := self._begins.get()) is not None:
             call, job.call = job.call, None
             assert call is not None, "a job is begun once"
-            self._held.claim = job
+            self._running.job = job
             try:
                 call()
             finally:
-                self._held.claim = None
-                self._give_back(job)
+                self._running.job = None
+                self._release(job)
                 # They hold arguments and results; this thread may wait for the next one without end.
                 del call, job
 
-    def _give_back(self, claim: _ThreadClaim) -> None:
+    def _release(self, job: ThreadJob) -> None:
         with self._lock:
-            self._slots.give_back(claim)
+            self._slots.release(job)
             if self._closed:
                 self._end_threads()
 
@@ -239,30 +229,29 @@ class SlotGate:
         """
         return GateControl(
             self,
-            self._held.claim,
+            self._running.job,
             deadline_ns=deadline_ns,
             loop_timeout_ns=loop_timeout_ns,
             is_cancelled=is_cancelled,
         )
 
-    def _give_way(self, claim: _ThreadClaim) -> None:
-        """Lets a more urgent one run, on another thread, and sleeps until it is this one's turn again."""
+    def _pause(self, job: ThreadJob) -> None:
+        """Lets a more urgent job run, on another thread, and sleeps until the preempted one is started again."""
         began_ns = self._now()
         with self._lock:
-            if not claim.is_wanted_back:
+            if not job.is_preempted:
                 return
-            self._asleep_count += 1
+            self._paused_count += 1
             if self._start_threads() is not None:
-                self._asleep_count -= (
-                    1  # There is no thread for the other one: it waits until this one has ended.
-                )
+                # There is no thread for the other job: it waits until this one has ended.
+                self._paused_count -= 1
                 return
-            turn = claim.prepare_to_sleep()
-            self._slots.give_way(claim)
-        turn.acquire()
+            started = job.prepare_to_sleep()
+            self._slots.suspend(job)
+        started.acquire()
         with self._lock:
-            self._asleep_count -= 1
-        claim.away_ns += self._now() - began_ns
+            self._paused_count -= 1
+        job.away_ns += self._now() - began_ns
 
     @property
     def has_ended(self) -> bool:
@@ -270,14 +259,14 @@ class SlotGate:
         return not any(thread.is_alive() for thread in self._threads)
 
     def begin_close(self) -> None:
-        """Refuses new work, and lets the threads end once what runs and what still waits has ended. Idempotent."""
+        """Rejects new jobs, and lets the threads end once all running and waiting jobs have ended. Idempotent."""
         with self._lock:
             if not self._closed:
                 self._closed = True
                 self._end_threads()
 
     def close(self) -> None:
-        """Refuses new work, lets running work end, and joins the threads. Waiting jobs are run first. Idempotent."""
+        """Rejects new jobs, lets running jobs end, and joins the threads. Waiting jobs are run first. Idempotent."""
         self.begin_close()
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -287,22 +276,22 @@ class SlotGate:
         """Lets the threads end if nothing holds a slot or waits for one any more. Called with the lock held."""
         if self._slots.held_count == 0 and self._slots.waiting_count == 0:
             for _ in self._threads:
-                self._jobs.put(None)
+                self._begins.put(None)
 
 
 class GateControl(RunControl):
     """The conditions that may end or preempt a job that holds a slot of a gate; to be checked on the thread that holds it.
 
     Attributes:
-        away_ns: How long it had given way to others.
+        away_ns: The time for which it was preempted.
     """
 
-    __slots__ = ("_claim", "_gate")
+    __slots__ = ("_gate", "_job")
 
     def __init__(
         self,
         gate: SlotGate,
-        claim: _ThreadClaim | None,
+        job: ThreadJob | None,
         *,
         deadline_ns: int | None,
         loop_timeout_ns: int | None,
@@ -316,22 +305,22 @@ class GateControl(RunControl):
             now=gate._now,
         )
         self._gate = gate
-        self._claim = claim
+        self._job = job
 
     @property
     def away_ns(self) -> int:
-        return 0 if self._claim is None else self._claim.away_ns
+        return 0 if self._job is None else self._job.away_ns
 
     def check(self) -> None:
         """See ``RunControl``; pauses first if a more urgent job needs the slot."""
-        claim = self._claim
-        if claim is not None and claim.is_wanted_back:
-            self._gate._give_way(claim)
+        job = self._job
+        if job is not None and job.is_preempted:
+            self._gate._pause(job)
         RunControl.check(self)
 
 
-class _Slot(_ThreadClaim):
-    """The calling thread's turn."""
+class _CallerJob(ThreadJob):
+    """A job of the calling thread, which holds a slot within its context."""
 
     __slots__ = ("_gate",)
 
@@ -349,21 +338,21 @@ class _Slot(_ThreadClaim):
 
     def __enter__(self) -> None:
         gate = self._gate
-        turn: threading.Lock | None = None
+        started: threading.Lock | None = None
         with gate._lock:
             gate._check_open()
-            if not gate._slots.take_at_once(self):
-                turn = self.prepare_to_sleep()
+            if not gate._slots.acquire_nowait(self):
+                started = self.prepare_to_sleep()
                 gate._slots.enter(self)
-        if turn is not None:
-            turn.acquire()
-        gate._held.claim = self
+        if started is not None:
+            started.acquire()
+        gate._running.job = self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._gate._held.claim = None
-        self._gate._give_back(self)
+        self._gate._running.job = None
+        self._gate._release(self)
 
 
 async def run_on_gate(
@@ -378,8 +367,8 @@ async def run_on_gate(
 ) -> _T:
     """Runs ``call`` on a thread of the gate and returns what it returns.
 
-    Cancelled before its turn, ``call`` is not run; cancelled later, its argument turns True. In both cases ``abandoned`` gets the
-    fence that is signalled at its end. Without an ``owner`` it is work of the client whose call this is.
+    Cancelled before its start, ``call`` is not run; cancelled later, its argument turns True. In both cases ``abandoned`` gets the
+    fence that is signalled at its end. Without an ``owner`` it is a job of the client whose call this is.
     """
     if owner is None:
         owner = client_of_call.get()
@@ -388,7 +377,7 @@ async def run_on_gate(
 
     def job() -> None:
         if cancelled.is_set():
-            done.signal()  # It has no waiter, while other callers wait for their turn, or for the end of the device.
+            done.signal()  # It has no waiter, while other callers wait for their slots, or for the end of the device.
             return
         try:
             outcome.append(call(cancelled.is_set))

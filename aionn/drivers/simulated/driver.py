@@ -1,6 +1,6 @@
 """Simulated devices: described hardware that takes its time on the event loop's clock, real or virtual.
 
-Owns the life of an execution on such a device: launch, boundaries between operations, giving way, faults. ``profiles`` defines
+Owns the life of an execution on such a device: launch, boundaries between operations, preemption, faults. ``profiles`` defines
 durations and the draws of a seed; results come from the reference driver's interpreter, or are left out where only time matters.
 
 Invariants:
@@ -32,7 +32,7 @@ import fences
 from aionn.drivers.kit.arguments import Arguments, OutputArea
 from aionn.drivers.kit.asynchronous import AsyncDevice, AsyncPreparedModel
 from aionn.drivers.kit.blocking import DirectBurst
-from aionn.drivers.kit.turns import Turn, left_s
+from aionn.drivers.kit.loop_gate import LoopControl, left_s
 from aionn.drivers.simulated.profiles import (
     PROFILES,
     ClockState,
@@ -69,6 +69,7 @@ from aionn.hal import (
 )
 from aionn.interpreter import Interpreter, RunControl
 from aionn.ops import CONTRACTS
+from aionn.scheduler.plain import PlainPolicy
 
 __all__ = ["SimulatedDevice", "SimulatedPreparedModel", "SimulatedStatistics", "info_for"]
 
@@ -89,7 +90,7 @@ class SimulatedStatistics(msgspec.Struct, frozen=True):
         started: Executions that got a slot.
         finished: Those that gave results.
         failed: Those that ended otherwise.
-        preempted: How often one gave way to a higher priority.
+        preempted: How often one was preempted.
         busy_ns: Time that slots were in use, added up.
         energy_j: What that took.
     """
@@ -166,6 +167,9 @@ class SimulatedDevice(AsyncDevice):
     Raises:
         InvalidArgument: There is no such profile, or a number is out of its range.
     """
+
+    # The policy of the application is judged on these devices, so they must not plan themselves.
+    policy = PlainPolicy()
 
     def __init__(
         self,
@@ -272,15 +276,15 @@ class SimulatedDevice(AsyncDevice):
                 self._counts[outcome] += 1
         self.check_alive(generation)
 
-    def begin(self, turn: Turn, full_speed_ns: Sequence[int]) -> tuple[Draw, list[int]]:
+    def begin(self, control: LoopControl, full_speed_ns: Sequence[int]) -> tuple[Draw, list[int]]:
         """Draws for a start, and returns the ends of the remaining operations."""
-        assert turn.slot is not None, "only who has a slot begins"
-        now_ns, clock = turn.now(), self.profile.clock
+        assert control.slot is not None, "only who has a slot begins"
+        now_ns, clock = control.now(), self.profile.clock
         draw = next(self._draws)
         share = 1.0
         if self.run_time_ns is None:
-            share = clock_share_at(clock, self._clocks[turn.slot], now_ns, held=self.open_bursts > 0)
-        ends, self._clocks[turn.slot] = run_operations(
+            share = clock_share_at(clock, self._clocks[control.slot], now_ns, held=self.open_bursts > 0)
+        ends, self._clocks[control.slot] = run_operations(
             self.profile, full_speed_ns, now_ns, share, draw.factor
         )
         return draw, ends
@@ -334,7 +338,7 @@ class SimulatedPreparedModel(AsyncPreparedModel):
         return _Burst(self)
 
     async def run(
-        self, inputs: Sequence[Array | None], outputs: Sequence[OutputArea], turn: Turn
+        self, inputs: Sequence[Array | None], outputs: Sequence[OutputArea], control: LoopControl
     ) -> Sequence[OutputShape]:
         results: list[Sequence[Array] | Error] = []
         shapes: list[OutputShape] = []
@@ -345,9 +349,9 @@ class SimulatedPreparedModel(AsyncPreparedModel):
                 if self._interpreter is not None:
                     # No other task waits for the result, so the time of its arrival does not affect the order of events.
                     private = [None if array is None else array.copy() for array in inputs]
-                    tasks.start_soon(self._compute, private, turn, is_over, results)
+                    tasks.start_soon(self._compute, private, control, is_over, results)
                 try:
-                    await self._take_time(turn)
+                    await self._take_time(control)
                 except Error as e:
                     is_over.set()
                     failure = e  # Raised in here, the group would wrap it.
@@ -365,41 +369,43 @@ class SimulatedPreparedModel(AsyncPreparedModel):
     async def _compute(
         self,
         inputs: list[Array | None],
-        turn: Turn,
+        control: LoopControl,
         is_over: threading.Event,
         results: list[Sequence[Array] | Error],
     ) -> None:
         assert self._interpreter is not None, "only called where results are wanted"
         # The clock of fences, unlike the loop's, can be read by any thread; both have the same time.
-        control = RunControl(
-            deadline_ns=turn.deadline_ns,
-            loop_timeout_ns=turn.loop_timeout_ns,
-            is_cancelled=lambda: is_over.is_set() or turn.is_given_up,
+        on_thread = RunControl(
+            deadline_ns=control.deadline_ns,
+            loop_timeout_ns=control.loop_timeout_ns,
+            is_cancelled=lambda: is_over.is_set() or control.was_cancelled,
             now=fences.now_ns,
         )
         try:
-            results.append(await anyio.to_thread.run_sync(self._interpreter.run, inputs, control))
+            results.append(await anyio.to_thread.run_sync(self._interpreter.run, inputs, on_thread))
         except Error as e:
             results.append(e)
 
-    async def _take_time(self, turn: Turn) -> None:
-        """Passes the time that the execution takes; gives way where it can and must."""
+    async def _take_time(self, control: LoopControl) -> None:
+        """Passes the time that the execution takes; pauses where it can and must."""
         device, left_ns = self.device, self._durations_ns
         while True:
-            started_ns = turn.now()
-            draw, ends = device.begin(turn, left_ns)
+            started_ns = control.now()
+            draw, ends = device.begin(control, left_ns)
             try:
-                stopped_ns = await self._pass(turn, draw, started_ns, ends)
+                stopped_ns = await self._pass(control, draw, started_ns, ends)
             finally:
-                device.count(busy_ns=turn.now() - started_ns)
+                device.count(busy_ns=control.now() - started_ns)
             if stopped_ns is None:
                 return
             left_ns = _left_ns(left_ns, started_ns, ends, stopped_ns)
             device.count(preempted=1)
-            await turn.give_way()
+            await control.pause_if_preempted()
 
-    async def _pass(self, turn: Turn, draw: Draw, started_ns: int, ends: Sequence[int]) -> int | None:
-        """Sleeps until the end and returns None, or until a boundary at which it must give way and returns that time.
+    async def _pass(
+        self, control: LoopControl, draw: Draw, started_ns: int, ends: Sequence[int]
+    ) -> int | None:
+        """Sleeps until the end and returns None, or until a boundary at which it must stop and returns that time.
 
         Raises:
             MissedDeadline: The deadline passed; this is the first boundary since.
@@ -411,19 +417,19 @@ class SimulatedPreparedModel(AsyncPreparedModel):
         if draw.fault is not Fault.NONE:
             struck_ns = started_ns + int((ends[-1] - started_ns) * draw.at_share)
         goal_ns = ends[-1] if struck_ns is None else struck_ns
-        if turn.deadline_ns is not None:
-            goal_ns = min(goal_ns, self._boundary(turn.deadline_ns, ends))
+        if control.deadline_ns is not None:
+            goal_ns = min(goal_ns, self._boundary(control.deadline_ns, ends))
         while True:
             stop_ns = goal_ns
-            if not await turn.sleep_until(goal_ns):
-                stop_ns = min(goal_ns, self._boundary(turn.now(), ends))
+            if not await control.sleep_until(goal_ns):
+                stop_ns = min(goal_ns, self._boundary(control.now(), ends))
                 await anyio.sleep(left_s(stop_ns) or 0.0)
             if stop_ns == struck_ns:
                 await self._suffer(draw.fault)
             if stop_ns == ends[-1]:
                 return None
-            turn.check()
-            if turn.is_wanted_back:
+            control.check()
+            if control.must_stop:
                 return stop_ns
 
     def _boundary(self, time_ns: int, ends: Sequence[int]) -> int:

@@ -114,7 +114,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         memory_bytes_max: Most bytes that the constants and temporaries of a model may take; None means no limit.
         unsupported_operations: Names of the operations that it cannot run.
         supported_operations: If not empty, the only ones that it can.
-        preemption: ``none``, ``between_operations`` or ``anytime``: where a running execution can be interrupted.
+        preemption: ``none``, ``between_operations`` or ``anytime``: where a running execution can be preempted.
         noise: Standard deviation of the logarithm of an execution's duration over its expected one; 0 for exact durations.
         failures: Probabilities of failing.
     """

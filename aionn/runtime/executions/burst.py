@@ -45,7 +45,7 @@ from aionn.runtime.executions.stepping import PreparedStep
 from aionn.runtime.executions.stream import Frames, SlotClaim, Stream, frames_of
 from aionn.runtime.memory.arguments import Array, RequestArea, TensorSpec, Value, Writer, check_inputs
 from aionn.runtime.placement.plan import learnt_by
-from aionn.scheduler.work import Work
+from aionn.scheduler.job import Job
 from aionn.validation import check_execution_result, needed_inputs
 
 if TYPE_CHECKING:
@@ -342,7 +342,7 @@ class Burst:
         """
         turn = self._turns(slot, measure)[0]
 
-        def abandon(work: Work) -> None:
+        def abandon(work: Job) -> None:
             assert slot.line is not None, "what was begun has a line"
             slot.users += 1
             ending = hold(functools.partial(_settled, slot.line), turn, work)

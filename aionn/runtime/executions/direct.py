@@ -22,7 +22,7 @@ from aionn.observability.tracing import section
 from aionn.runtime.executions.execution import Result, Turn, is_told, tell_end
 from aionn.runtime.memory.arguments import RequestArea
 from aionn.runtime.placement.fallback import driver_error, may_fall_back
-from aionn.scheduler.work import Work
+from aionn.scheduler.job import Job
 
 __all__ = ["execute_directly", "hold"]
 
@@ -35,7 +35,7 @@ async def execute_directly(
     device: str,
     priority: Priority,
     copy: bool = True,
-    abandon: Callable[[Work], None],
+    abandon: Callable[[Job], None],
     recover: Callable[[Error], Awaitable[Result]],
 ) -> Result:
     """Executes a step whose inputs are in ``area``.
@@ -57,7 +57,7 @@ async def execute_directly(
     work = dispatcher.enter(
         priority=priority, deadline_ns=None, model=turn.model, declared_ns=turn.declared_ns
     )
-    await dispatcher.turn(work)
+    await dispatcher.wait(work)
     queued_ns = dispatcher.queued_ns(work)
     try:
         timing = await turn.run(area, None)
@@ -88,7 +88,7 @@ async def execute_directly(
         del error
 
 
-async def hold(settle: Callable[[], Awaitable[Any]], turn: Turn, work: Work) -> None:
+async def hold(settle: Callable[[], Awaitable[Any]], turn: Turn, work: Job) -> None:
     """Keeps the device's slot of an abandoned execution until the device has answered."""
     try:
         await settle()

@@ -39,7 +39,7 @@ from aionn.runtime.executions.failures import clear_frames, own_error
 from aionn.runtime.memory.arguments import Array, RequestArea
 from aionn.runtime.placement.fallback import driver_error, may_fall_back
 from aionn.scheduler.dispatcher import Dispatcher, Outcome
-from aionn.scheduler.work import NEVER_NS, Work
+from aionn.scheduler.job import NEVER_NS, Job
 from fences import FenceStatus, SyncFence, leaves, merge
 
 __all__ = [
@@ -201,7 +201,7 @@ class Execution:
         self._fallback: list[str] = []
         self._background: Background
         self._task: Cancellable | None = None
-        self._turn: tuple[Turn, Work] | None = None
+        self._turn: tuple[Turn, Job] | None = None
         self._lent_priority = Priority.LOW
         self._lent_urgent_ns = NEVER_NS
         self._timer: Cancellable | None = None
@@ -412,7 +412,7 @@ class Execution:
         self._turn = turn, work
         outcome: Outcome = "failed"
         try:
-            await dispatcher.turn(work)
+            await dispatcher.wait(work)
         except BaseException:
             self._turn = None
             raise

@@ -17,7 +17,7 @@ from aionn.runtime.clock import now_ns
 from aionn.runtime.devices import RuntimeDevice
 from aionn.runtime.placement.division import INTERPRETER
 from aionn.scheduler.dispatcher import Dispatcher
-from aionn.scheduler.work import Work, WorkState
+from aionn.scheduler.job import Job, JobState
 
 __all__ = ["interpreter_device"]
 
@@ -48,26 +48,26 @@ class _Everybody(Dispatcher):
         super().__init__(1, now=now_ns)
         self._given = itertools.count()
 
-    def enter(self, *, priority: Priority, deadline_ns: int | None, **told: Any) -> Work:
+    def enter(self, *, priority: Priority, deadline_ns: int | None, **told: Any) -> Job:
         """See ``Dispatcher``."""
-        work = Work(
+        job = Job(
             next(self._given),
             priority=priority,
             deadline_ns=deadline_ns,
             arrival_ns=now_ns(),
             durations_ns=(1,),
         )
-        work.state = WorkState.RUNNING
-        return work
+        job.state = JobState.RUNNING
+        return job
 
-    async def turn(self, work: Work) -> None:
+    async def wait(self, job: Job) -> None:
         """See ``Dispatcher``: its turn has come."""
 
-    def leave(self, work: Work) -> None:
+    def leave(self, job: Job) -> None:
         """See ``Dispatcher``."""
-        work.state = WorkState.ENDED
+        job.state = JobState.ENDED
 
-    def release(self, work: Work, **told: Any) -> int:
+    def release(self, job: Job, **told: Any) -> int:
         """See ``Dispatcher``."""
-        work.state = WorkState.ENDED
+        job.state = JobState.ENDED
         return now_ns()

@@ -269,7 +269,7 @@ async def test_cancelled_at_any_await_leaves_nothing(isolation: str, way: str) -
             cancelled += scope.cancelled_caught
             # What still runs at the device keeps its slot, and nobody is told that it is free.
             with anyio.fail_after(WAIT_S_MAX):
-                while any(lane.work is not None for lane in dispatcher._lanes):
+                while any(slot.job is not None for slot in dispatcher._slots):
                     await anyio.sleep(0.001)
             assert dispatcher.statistics().waiting == 0
             if completed:

@@ -1,25 +1,26 @@
-"""A table of lanes before a waiting room: the least shell that applies decisions, for tests of the pure policy."""
+"""Slots and a ready queue: the least shell that applies decisions, for tests of the pure policy."""
 
 from __future__ import annotations
 
 from aionn.hal import Priority
+from aionn.scheduler.job import NEVER_NS, Abort, DeviceSlot, Job, JobState, Start
+from aionn.scheduler.planner import PlannedQueue
 from aionn.scheduler.policy import decide
-from aionn.scheduler.queue import WaitingRoom
-from aionn.scheduler.work import NEVER_NS, Abort, Lane, Start, Work, WorkState
 
 
 class Table:
-    """Lanes with a waiting room, and the least shell that applies decisions."""
+    """Slots with a ready queue, and the least shell that applies decisions."""
 
-    def __init__(self, lanes=1, devices=None, **settings):
-        devices = devices or list(range(lanes))
-        self.lanes = [Lane(index, device) for index, device in enumerate(devices)]
-        self.room = WaitingRoom(self.lanes, **settings)
+    def __init__(self, slots=1, devices=None, policy=None, **settings):
+        devices = devices or list(range(slots))
+        self.slots = [DeviceSlot(index, device) for index, device in enumerate(devices)]
+        self.queue = PlannedQueue(self.slots, **settings) if policy is None else policy.make_queue(self.slots)
+        self._decide = decide if policy is None else policy.decide
         self.now = 0
         self.number = 0
 
-    def work(self, *durations, priority=Priority.MEDIUM, deadline=None, urgent=None):
-        work = Work(
+    def job(self, *durations, priority=Priority.MEDIUM, deadline=None, urgent=None):
+        job = Job(
             self.number,
             priority=priority,
             deadline_ns=deadline,
@@ -28,57 +29,64 @@ class Table:
             urgent_ns=urgent,
         )
         self.number += 1
-        return work
+        return job
 
     def add(self, *durations, **settings):
-        work = self.work(*durations, **settings)
-        assert self.room.add(work, self.now) is None
-        return work
+        job = self.job(*durations, **settings)
+        assert self.queue.add(job, self.now) is None
+        return job
 
     def decide(self, now=None):
         self.now = self.now if now is None else now
-        actions = decide(self.now, self.room, self.lanes)
+        actions = self._decide(self.now, self.queue, self.slots)
         for action in actions:
             if isinstance(action, Start):
-                self.room.remove(action.work)
-                action.work.state = WorkState.RUNNING
-                action.work.has_run = True
-                action.work.device = action.lane.device
-                action.lane.work = action.work
-                action.lane.ends_ns = self.now + action.work.durations_ns[action.lane.device]
+                self.queue.remove(action.job)
+                action.job.state = JobState.RUNNING
+                action.job.has_run = True
+                action.job.device = action.slot.device
+                action.slot.job = action.job
+                action.slot.ends_ns = self.now + action.job.durations_ns[action.slot.device]
             elif isinstance(action, Abort):
-                self.room.remove(action.work)
-                action.work.state = WorkState.ENDED
+                self.queue.remove(action.job)
+                action.job.state = JobState.ENDED
             else:
-                action.lane.is_stopping = True
+                action.slot.is_stopping = True
         return actions
 
-    def end(self, lane=0, now=None):
-        self.now = self.lanes[lane].ends_ns if now is None else now
-        work = self.lanes[lane].work
-        work.state = WorkState.ENDED
-        self.lanes[lane].work = None
-        self.lanes[lane].is_stopping = False
-        return work
+    def end(self, slot=0, now=None):
+        self.now = self.slots[slot].ends_ns if now is None else now
+        job = self.slots[slot].job
+        job.state = JobState.ENDED
+        self.slots[slot].job = None
+        self.slots[slot].is_stopping = False
+        return job
 
-    def give_way(self, lane):
+    def suspend(self, slot):
         """What runs stops at once, and goes on with what is left of it when its turn comes again."""
-        work = lane.work
-        lane.work, lane.is_stopping, work.state = None, False, WorkState.WAITING
-        left = [NEVER_NS] * len(work.durations_ns)
-        left[lane.device] = lane.ends_ns - self.now
-        work.durations_ns, work.shortest_ns = left, left[lane.device]
-        self.room.add(work, self.now)
+        job = slot.job
+        slot.job, slot.is_stopping, job.state = None, False, JobState.WAITING
+        left = [NEVER_NS] * len(job.durations_ns)
+        left[slot.device] = slot.ends_ns - self.now
+        job.durations_ns, job.shortest_ns = left, left[slot.device]
+        self.queue.add(job, self.now)
 
     def order(self):
-        """Numbers in the order in which one lane runs them."""
+        """Numbers in the order in which one slot runs them."""
         found = []
         while True:
             self.decide()
-            if self.lanes[0].work is None:
+            if self.slots[0].job is None:
                 return found
             found.append(self.end().number)
 
 
+async def acquire(dispatcher, **terms):
+    """Waits for a slot of a dispatcher; returns what ``release`` takes."""
+    job = dispatcher.enter(**terms)
+    await dispatcher.wait(job)
+    return job
+
+
 def starts(actions):
-    return [(a.work.number, a.lane.index) for a in actions if isinstance(a, Start)]
+    return [(a.job.number, a.slot.index) for a in actions if isinstance(a, Start)]

@@ -9,9 +9,10 @@ import pytest
 from aionn.errors import InvalidArgument, MissedDeadline, ResourceExhausted
 from aionn.hal import Priority
 from aionn.observability.tracing import start_tracing, stop_tracing
-from aionn.scheduler.dispatcher import INTERRUPTED_MAX, PROBE_EVERY, Dispatcher
+from aionn.scheduler.dispatcher import PREEMPTED_MAX, PROBE_EVERY, Dispatcher
 from aionn.scheduler.estimates import SURE_COUNT
-from aionn.scheduler.work import NEVER_NS, Abort, Preempt, Start, WorkState
+from aionn.scheduler.job import NEVER_NS, Abort, JobState, Preempt, Start
+from tests.aionn.scheduler.table import acquire
 
 LOW, MEDIUM, HIGH = Priority.LOW, Priority.MEDIUM, Priority.HIGH
 
@@ -26,15 +27,15 @@ def dispatcher():
 
 
 async def hold(dispatcher, order, name, *, priority=MEDIUM, deadline_ns=None):
-    work = await dispatcher.acquire(priority=priority, deadline_ns=deadline_ns)
+    job = await acquire(dispatcher, priority=priority, deadline_ns=deadline_ns)
     order.append(name)
     await anyio.lowlevel.checkpoint()
-    dispatcher.release(work)
+    dispatcher.release(job)
 
 
 async def test_slots_go_by_priority_then_deadline(dispatcher):
     order = []
-    first = await dispatcher.acquire(priority=LOW, deadline_ns=None)
+    first = await acquire(dispatcher, priority=LOW, deadline_ns=None)
     far = now_ns() + 10**12
     async with anyio.create_task_group() as tasks:
         for name, priority, deadline in (
@@ -54,34 +55,34 @@ async def test_slots_go_by_priority_then_deadline(dispatcher):
 
 
 async def test_slot_is_held_until_it_is_released(dispatcher):
-    first = await dispatcher.acquire(priority=LOW, deadline_ns=None)
+    first = await acquire(dispatcher, priority=LOW, deadline_ns=None)
     with anyio.move_on_after(0.02) as scope:
-        await dispatcher.acquire(priority=HIGH, deadline_ns=None)
+        await acquire(dispatcher, priority=HIGH, deadline_ns=None)
     assert scope.cancelled_caught
     dispatcher.release(first)
-    dispatcher.release(await dispatcher.acquire(priority=LOW, deadline_ns=None))
+    dispatcher.release(await acquire(dispatcher, priority=LOW, deadline_ns=None))
     assert dispatcher.statistics().waiting == 0
 
 
 async def test_release_of_a_slot_that_is_not_held_is_refused(dispatcher):
-    work = await dispatcher.acquire(priority=LOW, deadline_ns=None)
-    dispatcher.release(work)
+    job = await acquire(dispatcher, priority=LOW, deadline_ns=None)
+    dispatcher.release(job)
     waiting = [dispatcher.enter(priority=LOW, deadline_ns=None) for _ in range(2)][1]
-    for not_held in (work, waiting):
+    for not_held in (job, waiting):
         with pytest.raises(InvalidArgument, match="not held"):
             dispatcher.release(not_held)
 
 
 async def test_past_deadline_is_a_persistent_miss(dispatcher):
     with pytest.raises(MissedDeadline) as caught:
-        await dispatcher.acquire(priority=HIGH, deadline_ns=now_ns())
+        await acquire(dispatcher, priority=HIGH, deadline_ns=now_ns())
     assert not caught.value.transient
 
 
 async def test_waiter_is_told_when_its_deadline_comes(dispatcher):
-    holder = await dispatcher.acquire(priority=LOW, deadline_ns=None)
+    holder = await acquire(dispatcher, priority=LOW, deadline_ns=None)
     with pytest.raises(MissedDeadline) as caught:
-        await dispatcher.acquire(priority=HIGH, deadline_ns=now_ns() + 5_000_000)
+        await acquire(dispatcher, priority=HIGH, deadline_ns=now_ns() + 5_000_000)
     assert caught.value.transient
     dispatcher.release(holder)
 
@@ -89,9 +90,9 @@ async def test_waiter_is_told_when_its_deadline_comes(dispatcher):
 async def learn(dispatcher, clock, *durations_ns, model="m"):
     """Lets executions of a model take their time."""
     for duration_ns in durations_ns:
-        work = await dispatcher.acquire(priority=HIGH, deadline_ns=None, model=model)
+        job = await acquire(dispatcher, priority=HIGH, deadline_ns=None, model=model)
         clock[0] += duration_ns
-        dispatcher.release(work)
+        dispatcher.release(job)
 
 
 async def test_learnt_duration_makes_a_deadline_impossible():
@@ -117,11 +118,11 @@ async def test_declared_duration_is_believed_before_anything_ran():
 async def test_duration_that_cannot_be_makes_nothing_late_that_has_no_deadline(declared_ns):
     now_ns = 10**18
     dispatcher = Dispatcher(1, now=lambda: now_ns)
-    first = await dispatcher.acquire(priority=HIGH, deadline_ns=None, model="m", declared_ns=declared_ns)
+    first = await acquire(dispatcher, priority=HIGH, deadline_ns=None, model="m", declared_ns=declared_ns)
     second = dispatcher.enter(priority=HIGH, deadline_ns=None, model="n", declared_ns=declared_ns)
     assert 0 < dispatcher.least_ns("m", declared_ns) <= 86_400 * 10**9
     dispatcher.release(first)
-    await dispatcher.turn(second)
+    await dispatcher.wait(second)
     dispatcher.release(second)
 
 
@@ -130,8 +131,8 @@ async def test_one_slow_execution_turns_nobody_away():
     dispatcher = Dispatcher(1, now=lambda: clock[0])
     await learn(dispatcher, clock, 100_000, 1000, 1000, 1000, 90_000)
     for _ in range(3):
-        work = await dispatcher.acquire(priority=HIGH, deadline_ns=clock[0] + 1500, model="m")
-        dispatcher.release(work)
+        job = await acquire(dispatcher, priority=HIGH, deadline_ns=clock[0] + 1500, model="m")
+        dispatcher.release(job)
 
 
 async def test_estimate_is_put_to_the_test_now_and_then():
@@ -141,27 +142,27 @@ async def test_estimate_is_put_to_the_test_now_and_then():
     refused = 0
     while not dispatcher.counts()["probed"]:
         try:
-            work = await dispatcher.acquire(priority=HIGH, deadline_ns=clock[0] + 2000, model="m")
+            job = await acquire(dispatcher, priority=HIGH, deadline_ns=clock[0] + 2000, model="m")
         except MissedDeadline:
             refused += 1
     clock[0] += 1000
-    dispatcher.release(work)
+    dispatcher.release(job)
     assert refused == PROBE_EVERY - 1
-    dispatcher.release(await dispatcher.acquire(priority=HIGH, deadline_ns=clock[0] + 2000, model="m"))
+    dispatcher.release(await acquire(dispatcher, priority=HIGH, deadline_ns=clock[0] + 2000, model="m"))
 
 
 async def test_execution_that_was_broken_off_took_at_least_so_long():
     clock = [0]
     dispatcher = Dispatcher(1, now=lambda: clock[0])
     for _ in range(4):
-        work = await dispatcher.acquire(priority=HIGH, deadline_ns=clock[0] + 1000, model="m")
+        job = await acquire(dispatcher, priority=HIGH, deadline_ns=clock[0] + 1000, model="m")
         clock[0] += 1010
-        dispatcher.release(work, outcome="late")
+        dispatcher.release(job, outcome="late")
     with pytest.raises(MissedDeadline, match="would need 1010 ns"):
         dispatcher.enter(priority=HIGH, deadline_ns=clock[0] + 1000, model="m")
-    work = await dispatcher.acquire(priority=HIGH, deadline_ns=None, model="m")
+    job = await acquire(dispatcher, priority=HIGH, deadline_ns=None, model="m")
     clock[0] += 1
-    dispatcher.release(work, outcome="failed")
+    dispatcher.release(job, outcome="failed")
     assert dispatcher.least_ns("m") == 1010, "how long a failure takes says nothing"
 
 
@@ -169,12 +170,12 @@ async def test_waiter_is_told_before_its_deadline_when_it_cannot_be_kept():
     clock = [0]
     dispatcher = Dispatcher(1, now=lambda: clock[0])
     await learn(dispatcher, clock, *[1000] * 4)
-    holder = await dispatcher.acquire(priority=HIGH, deadline_ns=None)
+    holder = await acquire(dispatcher, priority=HIGH, deadline_ns=None)
     waiting = dispatcher.enter(priority=HIGH, deadline_ns=clock[0] + 1500, model="m")
     clock[0] += 501
     other = dispatcher.enter(priority=LOW, deadline_ns=None)
     with pytest.raises(MissedDeadline) as caught:
-        await dispatcher.turn(waiting)
+        await dispatcher.wait(waiting)
     assert caught.value.transient
     dispatcher.leave(other)
     dispatcher.release(holder)
@@ -184,13 +185,13 @@ async def test_waiter_is_told_before_its_deadline_when_it_cannot_be_kept():
 async def test_waiter_is_told_at_the_last_moment_at_which_it_could_start():
     dispatcher = Dispatcher(1, now=now_ns)
     for _ in range(SURE_COUNT):
-        work = await dispatcher.acquire(priority=HIGH, deadline_ns=None, model="m")
+        job = await acquire(dispatcher, priority=HIGH, deadline_ns=None, model="m")
         await anyio.sleep(1)
-        dispatcher.release(work)
-    holder = await dispatcher.acquire(priority=HIGH, deadline_ns=None)
+        dispatcher.release(job)
+    holder = await acquire(dispatcher, priority=HIGH, deadline_ns=None)
     started_ns = now_ns()
     with pytest.raises(MissedDeadline, match="cannot end in time any more") as caught:
-        await dispatcher.acquire(priority=HIGH, deadline_ns=started_ns + 3 * 10**9, model="m")
+        await acquire(dispatcher, priority=HIGH, deadline_ns=started_ns + 3 * 10**9, model="m")
     assert caught.value.transient
     assert 0 < now_ns() - started_ns - 2 * 10**9 < 1000
     dispatcher.release(holder)
@@ -201,10 +202,10 @@ async def test_queued_time_is_from_arrival_to_start():
     dispatcher = Dispatcher(1, now=lambda: clock[0])
     holder = dispatcher.enter(priority=LOW, deadline_ns=None)
     clock[0] = 7000
-    work = dispatcher.enter(priority=LOW, deadline_ns=None)
+    job = dispatcher.enter(priority=LOW, deadline_ns=None)
     clock[0] = 7300
     assert dispatcher.release(holder) == 7300
-    assert (dispatcher.queued_ns(holder), dispatcher.queued_ns(work)) == (0, 300)
+    assert (dispatcher.queued_ns(holder), dispatcher.queued_ns(job)) == (0, 300)
 
 
 async def test_overrun_is_told_although_nobody_waits():
@@ -214,11 +215,11 @@ async def test_overrun_is_told_although_nobody_waits():
     other = dispatcher.enter(priority=HIGH, deadline_ns=None)
     clock[0] = 100
     dispatcher.release(other)
-    assert [action.work for action in traced if isinstance(action, Abort)] == [late]
+    assert [action.job for action in traced if isinstance(action, Abort)] == [late]
 
 
 @pytest.mark.parametrize("slot_count", [1, 2])
-async def test_freed_slot_is_tried_by_work_with_less_time_than_it_is_expected_to_take(slot_count):
+async def test_freed_slot_is_tried_by_job_with_less_time_than_it_is_expected_to_take(slot_count):
     clock = [0]
     dispatcher = Dispatcher(slot_count, now=lambda: clock[0])
     await learn(dispatcher, clock, 1000, 3000, 3000, 3000)
@@ -226,7 +227,7 @@ async def test_freed_slot_is_tried_by_work_with_less_time_than_it_is_expected_to
     waiting = dispatcher.enter(priority=HIGH, deadline_ns=clock[0] + 10_000, model="m")
     clock[0] += 8000
     dispatcher.release(holders[0])
-    assert waiting.state is WorkState.RUNNING
+    assert waiting.state is JobState.RUNNING
 
 
 async def test_time_beside_what_it_interrupts_counts_at_most():
@@ -235,29 +236,29 @@ async def test_time_beside_what_it_interrupts_counts_at_most():
     await learn(dispatcher, clock, *[1000] * SURE_COUNT)
     expected_ns = dispatcher.expected_ns("m")
 
-    async def interrupt(duration_ns, **outcome):
+    async def preempt(duration_ns, **outcome):
         low = dispatcher.enter(priority=LOW, deadline_ns=None, model="low")
-        high = await dispatcher.acquire(priority=HIGH, deadline_ns=None, model="m")
+        high = await acquire(dispatcher, priority=HIGH, deadline_ns=None, model="m")
         clock[0] += duration_ns
         dispatcher.release(high, **outcome)
         dispatcher.release(low)
 
     for duration_ns, outcome in ((5000, "ended"), (900, "late"), (5000, "late")):
-        await interrupt(duration_ns, outcome=outcome)
+        await preempt(duration_ns, outcome=outcome)
         assert dispatcher.least_ns("m") == 1000 and dispatcher.expected_ns("m") == expected_ns
-    await interrupt(900)
+    await preempt(900)
     assert dispatcher.least_ns("m") == 900
-    assert dispatcher.least_ns("low", 7) == 7, "what was interrupted says nothing of its duration"
-    # Without anything to interrupt the same time counts.
+    assert dispatcher.least_ns("low", 7) == 7, "what was preempted says nothing of its duration"
+    # Without a job to preempt the same time counts.
     await learn(dispatcher, clock, 5000)
     assert dispatcher.expected_ns("m") >= 5000
 
 
 async def test_explain_tells_who_waits_in_their_order(dispatcher):
     dispatcher.enter(priority=LOW, deadline_ns=None)
-    works = [dispatcher.enter(priority=priority, deadline_ns=None) for priority in (LOW, HIGH, MEDIUM)]
+    jobs = [dispatcher.enter(priority=priority, deadline_ns=None) for priority in (LOW, HIGH, MEDIUM)]
     text = dispatcher.explain()
-    places = [text.index(f"<Work {work.number}: ") for work in (works[1], works[2], works[0])]
+    places = [text.index(f"<Job {job.number}: ") for job in (jobs[1], jobs[2], jobs[0])]
     assert places == sorted(places)
 
 
@@ -271,90 +272,90 @@ async def test_decisions_are_sections_of_a_trace(tmp_path):
         stop_tracing()
     dispatcher.release(low)
     text = (tmp_path / "trace.json").read_text()
-    assert text.count("scheduler: start <Work 0") == text.count("scheduler: start <Work 1") == 1
-    assert text.count("scheduler: preempt <Work 0") == 1
+    assert text.count("scheduler: start <Job 0") == text.count("scheduler: start <Job 1") == 1
+    assert text.count("scheduler: preempt <Job 0") == 1
 
 
-async def test_more_urgent_work_is_sent_beside_what_it_interrupts():
+async def test_more_urgent_job_is_sent_beside_what_it_interrupts():
     traced = []
     dispatcher = Dispatcher(
         1, now=now_ns, can_preempt=True, trace=lambda at_ns, action: traced.append(action)
     )
-    low = await dispatcher.acquire(priority=LOW, deadline_ns=None)
+    low = await acquire(dispatcher, priority=LOW, deadline_ns=None)
     with anyio.fail_after(1):
-        high = await dispatcher.acquire(priority=HIGH, deadline_ns=None)
-    assert "interrupted at the device: <Work 0" in dispatcher.explain()
+        high = await acquire(dispatcher, priority=HIGH, deadline_ns=None)
+    assert "preempted at the device: <Job 0" in dispatcher.explain()
     medium = dispatcher.enter(priority=MEDIUM, deadline_ns=None)
     dispatcher.release(high)
-    assert medium.state is WorkState.RUNNING
+    assert medium.state is JobState.RUNNING
     dispatcher.release(medium)
-    assert low.state is WorkState.RUNNING
+    assert low.state is JobState.RUNNING
     dispatcher.release(low)
     kinds = [type(action).__name__ for action in traced]
     assert kinds == ["Start", "Preempt", "Start", "Start", "Start"]
     assert dispatcher.counts()["preempted"] == 1 and dispatcher.statistics().waiting == 0
 
 
-async def test_interrupted_work_may_end_first():
+async def test_interrupted_job_may_end_first():
     dispatcher = Dispatcher(1, now=now_ns, can_preempt=True)
-    low = await dispatcher.acquire(priority=LOW, deadline_ns=None)
-    high = await dispatcher.acquire(priority=HIGH, deadline_ns=None)
+    low = await acquire(dispatcher, priority=LOW, deadline_ns=None)
+    high = await acquire(dispatcher, priority=HIGH, deadline_ns=None)
     dispatcher.release(low)
-    assert high.state is WorkState.RUNNING
+    assert high.state is JobState.RUNNING
     dispatcher.release(high)
-    dispatcher.release(await dispatcher.acquire(priority=LOW, deadline_ns=None))
+    dispatcher.release(await acquire(dispatcher, priority=LOW, deadline_ns=None))
 
 
 async def test_few_stand_interrupted_at_once():
     clock = [0]
     dispatcher = Dispatcher(1, now=lambda: clock[0], can_preempt=True)
-    works = []
+    jobs = []
     for number in range(20):
         deadline_ns = 10**9 - number * 10**6
-        works.append(dispatcher.enter(priority=Priority(min(number, 2)), deadline_ns=deadline_ns))
-    begun = [work for work in works if work.has_run]
-    assert len(begun) <= 1 + INTERRUPTED_MAX
+        jobs.append(dispatcher.enter(priority=Priority(min(number, 2)), deadline_ns=deadline_ns))
+    begun = [job for job in jobs if job.has_run]
+    assert len(begun) <= 1 + PREEMPTED_MAX
     while begun:
-        for work in begun:
-            dispatcher.release(work)
-        begun = [work for work in works if work.has_run and work.state is WorkState.RUNNING]
-    assert all(work.state is WorkState.ENDED for work in works)
+        for job in begun:
+            dispatcher.release(job)
+        begun = [job for job in jobs if job.has_run and job.state is JobState.RUNNING]
+    assert all(job.state is JobState.ENDED for job in jobs)
 
 
 async def test_device_that_cannot_stop_is_sent_nothing_more():
     dispatcher = Dispatcher(1, now=now_ns)
-    low = await dispatcher.acquire(priority=LOW, deadline_ns=None)
+    low = await acquire(dispatcher, priority=LOW, deadline_ns=None)
     high = dispatcher.enter(priority=HIGH, deadline_ns=None)
-    assert high.state is WorkState.WAITING
+    assert high.state is JobState.WAITING
     dispatcher.release(low)
     dispatcher.release(high)
 
 
-async def test_work_that_overran_keeps_its_slot_and_is_told_once():
+async def test_job_that_overran_keeps_its_slot_and_is_told_once():
     clock, traced = [0], []
     dispatcher = Dispatcher(1, now=lambda: clock[0], trace=lambda at_ns, action: traced.append(action))
-    late = await dispatcher.acquire(priority=HIGH, deadline_ns=100)
+    late = await acquire(dispatcher, priority=HIGH, deadline_ns=100)
     clock[0] = 200
     others = [dispatcher.enter(priority=HIGH, deadline_ns=None) for _ in range(3)]
-    assert all(work.state is WorkState.WAITING for work in others)
+    assert all(job.state is JobState.WAITING for job in others)
     assert sum(isinstance(action, Abort) for action in traced) == 1
     assert dispatcher.counts()["overran"] == 1
     dispatcher.release(late, outcome="late")
-    assert others[0].state is WorkState.RUNNING
+    assert others[0].state is JobState.RUNNING
 
 
-async def test_work_is_hastened_while_it_waits_and_while_it_runs():
+async def test_job_is_hastened_while_it_waits_and_while_it_runs():
     dispatcher = Dispatcher(1, now=lambda: 0, can_preempt=True)
     low = dispatcher.enter(priority=LOW, deadline_ns=None)
     first, second = (dispatcher.enter(priority=LOW, deadline_ns=None) for _ in range(2))
     dispatcher.hasten(second, MEDIUM, 1000)
-    assert second.state is WorkState.WAITING
+    assert second.state is JobState.WAITING
     dispatcher.hasten(low, HIGH, NEVER_NS)
     high = dispatcher.enter(priority=HIGH, deadline_ns=None)
-    assert high.state is WorkState.WAITING, "what runs for HIGH work is not interrupted by it"
+    assert high.state is JobState.WAITING, "what runs for a HIGH job is not preempted by it"
     dispatcher.release(low)
     dispatcher.release(high)
-    assert second.state is WorkState.RUNNING and first.state is WorkState.WAITING
+    assert second.state is JobState.RUNNING and first.state is JobState.WAITING
     dispatcher.release(second)
     dispatcher.hasten(second, HIGH, 0)  # Too late to matter.
     dispatcher.release(first)
@@ -362,14 +363,14 @@ async def test_work_is_hastened_while_it_waits_and_while_it_runs():
 
 async def test_cancelled_waiter_leaves_and_a_cancelled_holder_keeps():
     dispatcher = Dispatcher(1, now=now_ns)
-    holder = await dispatcher.acquire(priority=LOW, deadline_ns=None)
+    holder = await acquire(dispatcher, priority=LOW, deadline_ns=None)
     order = []
     async with anyio.create_task_group() as tasks:
         with anyio.CancelScope() as scope:
             tasks.start_soon(hold, dispatcher, order, "second")
             await anyio.wait_all_tasks_blocked()
             scope.cancel()
-            await dispatcher.acquire(priority=HIGH, deadline_ns=None)
+            await acquire(dispatcher, priority=HIGH, deadline_ns=None)
         assert dispatcher.statistics().waiting == 1
         dispatcher.release(holder)
     assert order == ["second"]
@@ -377,11 +378,11 @@ async def test_cancelled_waiter_leaves_and_a_cancelled_holder_keeps():
 
 async def test_turn_that_comes_with_the_cancellation_is_given_back():
     dispatcher = Dispatcher(1, now=now_ns)
-    holder = await dispatcher.acquire(priority=LOW, deadline_ns=None)
+    holder = await acquire(dispatcher, priority=LOW, deadline_ns=None)
 
     async def wait(scope):
         with scope:
-            dispatcher.release(await dispatcher.acquire(priority=HIGH, deadline_ns=None))
+            dispatcher.release(await acquire(dispatcher, priority=HIGH, deadline_ns=None))
 
     async with anyio.create_task_group() as tasks:
         scope = anyio.CancelScope()
@@ -389,22 +390,22 @@ async def test_turn_that_comes_with_the_cancellation_is_given_back():
         await anyio.wait_all_tasks_blocked()
         scope.cancel()
         dispatcher.release(holder)
-    dispatcher.release(await dispatcher.acquire(priority=LOW, deadline_ns=None))
+    dispatcher.release(await acquire(dispatcher, priority=LOW, deadline_ns=None))
 
 
 async def test_full_room_refuses_or_displaces():
     dispatcher = Dispatcher(1, now=now_ns, waiting_max=1)
-    await dispatcher.acquire(priority=LOW, deadline_ns=None)
+    await acquire(dispatcher, priority=LOW, deadline_ns=None)
     dispatcher.enter(priority=LOW, deadline_ns=None)
     with pytest.raises(ResourceExhausted) as caught:
         dispatcher.enter(priority=HIGH, deadline_ns=None)
     assert caught.value.transient
     dispatcher = Dispatcher(1, now=now_ns, waiting_max=1, on_full="displace")
-    await dispatcher.acquire(priority=LOW, deadline_ns=None)
-    lesser = dispatcher.enter(priority=LOW, deadline_ns=None)
+    await acquire(dispatcher, priority=LOW, deadline_ns=None)
+    lower = dispatcher.enter(priority=LOW, deadline_ns=None)
     dispatcher.enter(priority=HIGH, deadline_ns=None)
     with pytest.raises(ResourceExhausted):
-        await dispatcher.turn(lesser)
+        await dispatcher.wait(lower)
 
 
 async def test_unknown_priority_is_refused(dispatcher):
@@ -413,47 +414,47 @@ async def test_unknown_priority_is_refused(dispatcher):
 
 
 async def test_priority_changes_while_waiting(dispatcher):
-    holder = await dispatcher.acquire(priority=LOW, deadline_ns=None)
+    holder = await acquire(dispatcher, priority=LOW, deadline_ns=None)
     first = dispatcher.enter(priority=MEDIUM, deadline_ns=None)
     second = dispatcher.enter(priority=LOW, deadline_ns=None)
     assert dispatcher.change_priority(second, HIGH)
     dispatcher.release(holder)
-    await dispatcher.turn(second)
-    assert "MEDIUM" in dispatcher.explain() and "slot 0: <Work 2" in dispatcher.explain()
+    await dispatcher.wait(second)
+    assert "MEDIUM" in dispatcher.explain() and "slot 0: <Job 2" in dispatcher.explain()
     dispatcher.release(second)
-    await dispatcher.turn(first)
+    await dispatcher.wait(first)
     dispatcher.release(first)
 
 
 async def test_every_action_is_traced():
     traced = []
     dispatcher = Dispatcher(2, now=now_ns, trace=lambda at_ns, action: traced.append(action))
-    works = [await dispatcher.acquire(priority=LOW, deadline_ns=None) for _ in range(2)]
-    assert [action.work for action in traced if isinstance(action, Start)] == works
-    for work in works:
-        dispatcher.release(work)
+    jobs = [await acquire(dispatcher, priority=LOW, deadline_ns=None) for _ in range(2)]
+    assert [action.job for action in traced if isinstance(action, Start)] == jobs
+    for job in jobs:
+        dispatcher.release(job)
 
 
-def played(seed, lane_count, can_preempt):
+def played(seed, slot_count, can_preempt):
     """A random game of arrivals, departures and ends; what was decided, and what was counted."""
     generator = random.Random(seed)
-    clock, traced, works = [1000], [], []
+    clock, traced, jobs = [1000], [], []
 
     def trace(at_ns, action):
-        work = action.by if isinstance(action, Preempt) else action.work
-        traced.append((at_ns, type(action).__name__, work.number))
+        job = action.by if isinstance(action, Preempt) else action.job
+        traced.append((at_ns, type(action).__name__, job.number))
 
-    dispatcher = Dispatcher(lane_count, now=lambda: clock[0], can_preempt=can_preempt, trace=trace)
+    dispatcher = Dispatcher(slot_count, now=lambda: clock[0], can_preempt=can_preempt, trace=trace)
     for _ in range(60):
         clock[0] += generator.choice((0, 5, 40, 400))
-        held = [work for work in works if work.state is WorkState.RUNNING]
-        waiting = [work for work in works if work.state is WorkState.WAITING]
+        held = [job for job in jobs if job.state is JobState.RUNNING]
+        waiting = [job for job in jobs if job.state is JobState.WAITING]
         what = generator.random()
         if what < 0.5:
             deadline = generator.choice((None, clock[0] + generator.randrange(1, 300)))
             model, priority = generator.choice((None, "quick", "slow")), generator.choice((LOW, MEDIUM, HIGH))
             with contextlib.suppress(MissedDeadline, ResourceExhausted):
-                works.append(dispatcher.enter(priority=priority, deadline_ns=deadline, model=model))
+                jobs.append(dispatcher.enter(priority=priority, deadline_ns=deadline, model=model))
         elif what < 0.9 and held:
             dispatcher.release(generator.choice(held))
         elif waiting:
@@ -462,19 +463,19 @@ def played(seed, lane_count, can_preempt):
 
 
 @pytest.mark.parametrize("can_preempt", [False, True])
-@pytest.mark.parametrize("lane_count", [1, 2, 3])
-def test_what_starts_at_once_is_what_deciding_would_start(monkeypatch, lane_count, can_preempt):
-    games = [played(seed, lane_count, can_preempt) for seed in range(100)]
-    assert any(statistics.started > statistics.refused for _, statistics, _ in games)
-    monkeypatch.setattr("aionn.scheduler.dispatcher.start_at_once", lambda *arguments: None)
-    assert [played(seed, lane_count, can_preempt) for seed in range(100)] == games
+@pytest.mark.parametrize("slot_count", [1, 2, 3])
+def test_what_starts_at_once_is_what_deciding_would_start(monkeypatch, slot_count, can_preempt):
+    games = [played(seed, slot_count, can_preempt) for seed in range(100)]
+    assert any(statistics.started > statistics.rejected for _, statistics, _ in games)
+    monkeypatch.setattr("aionn.scheduler.dispatcher.start_immediately", lambda *arguments: None)
+    assert [played(seed, slot_count, can_preempt) for seed in range(100)] == games
 
 
 async def test_forgotten_model_leaves_neither_durations_nor_refusals(dispatcher):
     for _ in range(SURE_COUNT):
-        work = await dispatcher.acquire(priority=MEDIUM, deadline_ns=None, model="a")
+        job = await acquire(dispatcher, priority=MEDIUM, deadline_ns=None, model="a")
         await anyio.sleep(0.001)
-        dispatcher.release(work)
+        dispatcher.release(job)
     with pytest.raises(MissedDeadline):
         dispatcher.enter(priority=MEDIUM, deadline_ns=now_ns() + 100_000, model="a")
     assert dispatcher.learnt_count == 1

@@ -1,40 +1,40 @@
-"""The plan of a lane against a simple list."""
+"""The plan of a slot against a simple list."""
 
 import random
 
 from aionn.hal import Priority
-from aionn.scheduler.plan import LanePlan
-from aionn.scheduler.work import Work
+from aionn.scheduler.job import Job
+from aionn.scheduler.plan import SlotPlan
 
 
 def test_sums_and_slacks_agree_with_a_plain_list():
     for seed in range(30):
         source = random.Random(seed)
-        plan = LanePlan()
-        model: list[tuple[Work, int]] = []
+        plan = SlotPlan()
+        model: list[tuple[Job, int]] = []
         for number in range(120):
             if model and source.random() < 0.4:
-                work, _ = model.pop(0 if source.random() < 0.5 else source.randrange(len(model)))
-                plan.remove(work)
+                job, _ = model.pop(0 if source.random() < 0.5 else source.randrange(len(model)))
+                plan.remove(job)
             else:
                 duration = source.randrange(1, 50)
-                work = Work(
+                job = Job(
                     number,
                     priority=Priority(source.randrange(3)),
                     deadline_ns=source.randrange(1, 2000),
                     arrival_ns=0,
                     durations_ns=(duration,),
                 )
-                position = sum(other.key < work.key for other, _ in model)
-                plan.insert(position, work, duration)
-                model.insert(position, (work, duration))
-            assert plan.works == [work for work, _ in model], seed
+                position = sum(other.key < job.key for other, _ in model)
+                plan.insert(position, job, duration)
+                model.insert(position, (job, duration))
+            assert plan.jobs == [job for job, _ in model], seed
             passed = 0
-            for position, (work, duration) in enumerate(model):
+            for position, (job, duration) in enumerate(model):
                 assert plan.before_ns(position) == passed
                 assert plan.duration_ns(position) == duration
                 passed += duration
-                assert plan.slack_ns(position, position + 1) == work.deadline_ns - passed
+                assert plan.slack_ns(position, position + 1) == job.deadline_ns - passed
             late = [i for i in range(len(model)) if plan.slack_ns(i, i + 1) < 300]
             assert plan.first_late(0, 0, 300) == (late[0] if late else -1)
             for sooner in range(200, 400, 20):

@@ -14,7 +14,7 @@ from aionn.errors import Error, MissedDeadline
 from aionn.hal import Priority
 from aionn.runtime.clock import now_ns
 from aionn.scheduler.dispatcher import Dispatcher
-from aionn.scheduler.work import Preempt, Start
+from aionn.scheduler.job import Preempt, Start
 from aionn.testing.clock import run
 
 MODEL = Path(__file__).parents[3] / "examples" / "data" / "shapes_int8.tflite"
@@ -38,13 +38,13 @@ class Recorder(Dispatcher):
 
     Attributes:
         events: Everything that a decision may depend on: ``(time, what, number or arguments)``.
-        decisions: What began and what was interrupted, in order.
+        decisions: The starts and preemptions, in order.
     """
 
     def __init__(self, now):
         self.events = []
         self.decisions = []
-        self.works = {}
+        self.jobs = {}
         self._frozen_ns = None
         self._clock = now
         super().__init__(1, now=self.now, can_preempt=True, trace=self.trace)
@@ -54,9 +54,9 @@ class Recorder(Dispatcher):
 
     def trace(self, at_ns, action):
         if isinstance(action, Start):
-            self.decisions.append(("start", action.work.number))
+            self.decisions.append(("start", action.job.number))
         elif isinstance(action, Preempt):
-            self.decisions.append(("interrupt", action.lane.work.number, action.by.number))
+            self.decisions.append(("preempt", action.slot.job.number, action.by.number))
 
     @contextlib.contextmanager
     def told(self, what, about, at_ns=None):
@@ -73,21 +73,21 @@ class Recorder(Dispatcher):
 
     def enter(self, **options):
         with self.told("enter", options):
-            work = super().enter(**options)
-            self.works[work.number] = work
-            return work
+            job = super().enter(**options)
+            self.jobs[job.number] = job
+            return job
 
-    def release(self, work, *, outcome="ended"):
-        with self.told("release", (work.number, outcome)):
-            super().release(work, outcome=outcome)
+    def release(self, job, *, outcome="ended"):
+        with self.told("release", (job.number, outcome)):
+            super().release(job, outcome=outcome)
 
-    def leave(self, work):
-        with self.told("leave", work.number):
-            super().leave(work)
+    def leave(self, job):
+        with self.told("leave", job.number):
+            super().leave(job)
 
-    def hasten(self, work, priority, urgent_ns):
-        with self.told("hasten", (work.number, priority, urgent_ns)):
-            super().hasten(work, priority, urgent_ns)
+    def hasten(self, job, priority, urgent_ns):
+        with self.told("hasten", (job.number, priority, urgent_ns)):
+            super().hasten(job, priority, urgent_ns)
 
     def _decide(self, now_ns):
         with self.told("look", None, now_ns):
@@ -137,7 +137,7 @@ async def play():
 
 
 async def play_again(record):
-    """The recorded events in virtual time, each at its own; the works are those of a new dispatcher."""
+    """The recorded events in virtual time, each at its own; the jobs are those of a new dispatcher."""
     begin_ns = record.events[0][0] - 1
     now = [0]
     dispatcher = Recorder(lambda: now[0])
@@ -151,9 +151,9 @@ async def play_again(record):
                 with contextlib.suppress(Error):
                     dispatcher.enter(**options)
             case "release":
-                dispatcher.release(dispatcher.works[about[0]], outcome=about[1])
+                dispatcher.release(dispatcher.jobs[about[0]], outcome=about[1])
             case "leave":
-                dispatcher.leave(dispatcher.works[about])
+                dispatcher.leave(dispatcher.jobs[about])
             case "look":
                 dispatcher._decide(now[0])
             case _:

@@ -5,8 +5,9 @@ import anyio
 from aionn.errors import MissedDeadline
 from aionn.hal import Priority
 from aionn.scheduler.dispatcher import Dispatcher
-from aionn.scheduler.work import Start
+from aionn.scheduler.job import Start
 from aionn.testing.clock import run
+from tests.aionn.scheduler.table import acquire
 
 MS = 1_000_000
 SECONDS = 2.0
@@ -27,17 +28,17 @@ class Scenario:
         self.lost = {"video": 0, "audio": 0, "flood": 0}
 
     def trace(self, at_ns, action):
-        self.decisions.append((at_ns - self.begin_ns, type(action).__name__, action.work.number))
+        self.decisions.append((at_ns - self.begin_ns, type(action).__name__, action.job.number))
 
     async def request(self, name, priority, duration_ms, deadline_ms):
         deadline_ns = now_ns() + int(deadline_ms * MS)
         try:
-            work = await self.dispatcher.acquire(priority=priority, deadline_ns=deadline_ns, model=name)
+            job = await acquire(self.dispatcher, priority=priority, deadline_ns=deadline_ns, model=name)
         except MissedDeadline:
             self.lost[name] += 1
             return
         await anyio.sleep(duration_ms / 1000)
-        self.dispatcher.release(work)
+        self.dispatcher.release(job)
         (self.kept if now_ns() <= deadline_ns else self.lost)[name] += 1
 
     async def stream(self, tasks, name, priority, period_ms, duration_ms, deadline_ms):

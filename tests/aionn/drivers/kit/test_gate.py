@@ -1,4 +1,4 @@
-"""A device's slots for threads and clients: the order across clients, giving way in the middle of work, closing."""
+"""A device's slots for threads and clients: the order across clients, preemption between operations, closing."""
 
 import threading
 
@@ -102,7 +102,7 @@ def test_closing_runs_what_waits_and_refuses_more():
         pass
 
 
-def test_work_gives_way_between_operations_and_goes_on(gate):
+def test_job_is_preempted_between_operations_and_goes_on(gate):
     order, at_boundary, asked = [], threading.Event(), threading.Event()
     done = threading.Semaphore(0)
 
@@ -171,7 +171,7 @@ def test_high_interrupts_low_of_another_client_on_the_reference_device(monkeypat
     assert timing.time_on_device_ns < timing.time_in_driver_ns, "what it waited for is not its own time"
 
 
-def test_device_that_does_not_give_way_is_not_interrupted():
+def test_device_that_does_not_stop_is_not_preempted():
     entered, may_end = threading.Event(), threading.Event()
     order = []
 
@@ -263,7 +263,6 @@ def test_clients_of_a_device_on_the_loop_take_turns_too():
         order = [f"flood{number}" for number in range(6)]
         assert [name for name in ended if name.startswith("flood")] == order
         assert ended.index("guest0") <= 2 and ended.index("guest1") <= 4
-        assert device.slots._rounds
 
     run(main)
 

@@ -77,7 +77,7 @@ def test_fewer_threads_than_slots_run_everything(limit: Limit) -> None:
     gate.close()
 
 
-def test_work_does_not_give_way_to_what_no_thread_would_run(limit: Limit) -> None:
+def test_job_is_not_suspended_for_what_no_thread_would_run(limit: Limit) -> None:
     gate = SlotGate(1, name="device", can_preempt=True)
     limit.left = 1
     order: list[str] = []

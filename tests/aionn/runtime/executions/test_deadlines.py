@@ -25,6 +25,7 @@ from aionn.service.client.device import RemoteDevice
 from aionn.service.wire.protocol import Ping
 from aionn.testing.models import identity
 from fences import SyncFence
+from tests.aionn.scheduler.table import acquire
 
 ONE = np.ones(1, np.float32)
 LIMIT_S = 8.0
@@ -106,7 +107,7 @@ async def told_at_the_deadline(call: Call, bench: Bench) -> None:
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
 async def test_wait_for_the_devices_slot(bench: Bench, call: Call) -> None:
-    work = await bench.device.dispatcher.acquire(priority=aionn.Priority.HIGH, deadline_ns=None)
+    work = await acquire(bench.device.dispatcher, priority=aionn.Priority.HIGH, deadline_ns=None)
     await told_at_the_deadline(call, bench)
     bench.device.dispatcher.release(work)
     assert (await bench.net.execute([-ONE])).outputs[0] == -1

@@ -245,7 +245,7 @@ async def test_work_that_overruns_is_stopped_in_real_time():
                 await net.execute([X], deadline=deadline)
             assert caught.value.transient
             # Its two seconds are not waited for: the device is free at the next boundary, 20 ms later.
-            while runtime.devices[0].dispatcher.explain().startswith("slot 0: <Work"):
+            while runtime.devices[0].dispatcher.explain().startswith("slot 0: <Job"):
                 await anyio.sleep(0.005)
             assert anyio.current_time() * 1e9 < deadline + 10**9
             assert slow.statistics().failed == 1
@@ -376,7 +376,7 @@ def test_a_device_that_never_answers_costs_its_slot_and_no_more():
         trial.start("hangs", deadline=trial.clock.after(0.030))
         trial.start("waits", deadline=trial.clock.after(0.060))
         await anyio.sleep(0.1)
-        assert "slot 0: <Work 0" in trial.runtime.devices[0].explain()
+        assert "slot 0: <Job 0" in trial.runtime.devices[0].explain()
 
     log = Trial(npu(script=scripted({0: "hang"}))).play(main)
     assert [entry[1:] for entry in log] == [

@@ -1,11 +1,11 @@
-"""The words of scheduling: a piece of work, a lane that runs it, and the actions that a decision consists of.
+"""The words of scheduling: a job, a device slot that runs it, and the actions that a decision consists of.
 
 Owns the records that policies read and shells keep: they are plain data without behaviour, so that a policy can be a function of
 them.
 
 Invariants:
 1. A job is in one state at a time: waiting, running, or ended; only a shell changes it, by applying actions.
-2. A lane runs one job at a time. A device of n slots has n lanes.
+2. A slot runs one job at a time. A device has one or several.
 
 Source: the lifecycle of an execution in the NN HAL 1.3 (priority, deadline, missed deadlines transient and persistent).
 """
@@ -14,19 +14,18 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
 from aionn.hal import TIME_MAX_NS, Priority
 
-__all__ = ["NEVER_NS", "Abort", "Action", "Lane", "Preempt", "Reason", "Start", "Work", "WorkState"]
+__all__ = ["NEVER_NS", "Abort", "Action", "DeviceSlot", "Preempt", "Reason", "Start", "Job", "JobState"]
 
 NEVER_NS = TIME_MAX_NS
-"""A duration on a device that cannot run the work, and a deadline that does not come."""
+"""A duration on a device that cannot run the job, and a deadline that does not come."""
 
 
-class WorkState(enum.Enum):
+class JobState(enum.Enum):
     """The state of a job."""
 
     WAITING = "waiting"
@@ -46,8 +45,8 @@ class Reason(enum.Enum):
     CANCELLED = "cancelled by the caller"
 
 
-class Work:
-    """One execution, as a policy sees it.
+class Job:
+    """One execution or preparation, as a policy sees it. Shells add what they need in classes of their own.
 
     Attributes:
         number: Order of arrival.
@@ -65,7 +64,6 @@ class Work:
         device: The device that holds its intermediate results; -1 before its first start.
         state: Where it is.
         has_run: Whether it was ever started.
-        item: What the shell keeps with it.
     """
 
     __slots__ = (
@@ -74,7 +72,6 @@ class Work:
         "device",
         "durations_ns",
         "has_run",
-        "item",
         "key",
         "least_ns",
         "number",
@@ -95,7 +92,6 @@ class Work:
         durations_ns: Sequence[int],
         least_ns: Sequence[int] | None = None,
         urgent_ns: int | None = None,
-        item: Any = None,
     ) -> None:
         self.number = number
         self.priority = priority
@@ -108,9 +104,8 @@ class Work:
         self.rank = int(priority)
         self.key = (-self.rank, self.urgent_ns, number)
         self.device = -1
-        self.state = WorkState.WAITING
+        self.state = JobState.WAITING
         self.has_run = False
-        self.item = item
 
     def sort_into(self, rank: int, urgent_ns: int) -> None:
         """Gives it another place in the order. It must not be in a queue at that time."""
@@ -120,56 +115,56 @@ class Work:
 
     def __repr__(self) -> str:
         deadline = "none" if self.deadline_ns == NEVER_NS else f"{self.deadline_ns} ns"
-        return f"<Work {self.number}: {self.priority.name}, deadline {deadline}, {self.state.value}>"
+        return f"<Job {self.number}: {self.priority.name}, deadline {deadline}, {self.state.value}>"
 
 
-class Lane:
+class DeviceSlot:
     """One slot of a device.
 
     Attributes:
-        index: Its number among all lanes.
+        index: Its number among all slots.
         device: Index of its device.
-        work: What runs; None when free.
-        ends_ns: When the running work is expected to end.
-        is_stopping: Whether the running work was asked to stop at its next boundary.
-        can_preempt: Whether the device can interrupt work between operations.
+        job: What runs; None when free.
+        ends_ns: When the running job is expected to end.
+        is_stopping: Whether the running job was asked to stop at its next boundary.
+        can_preempt: Whether the device can preempt jobs between operations.
         is_up: Whether the device lives.
     """
 
-    __slots__ = ("can_preempt", "device", "ends_ns", "index", "is_stopping", "is_up", "work")
+    __slots__ = ("can_preempt", "device", "ends_ns", "index", "is_stopping", "is_up", "job")
 
     def __init__(self, index: int, device: int, *, can_preempt: bool = True) -> None:
         self.index = index
         self.device = device
-        self.work: Work | None = None
+        self.job: Job | None = None
         self.ends_ns = 0
         self.is_stopping = False
         self.can_preempt = can_preempt
         self.is_up = True
 
     def __repr__(self) -> str:
-        runs = "down" if not self.is_up else "free" if self.work is None else f"runs {self.work!r}"
-        return f"<Lane {self.index} of device {self.device}: {runs}>"
+        runs = "down" if not self.is_up else "free" if self.job is None else f"runs {self.job!r}"
+        return f"<DeviceSlot {self.index} of device {self.device}: {runs}>"
 
 
 class Start(msgspec.Struct, frozen=True, gc=False):
-    """Run a waiting work on a free lane."""
+    """Run a waiting job on a free slot."""
 
-    work: Work
-    lane: Lane
+    job: Job
+    slot: DeviceSlot
 
 
 class Preempt(msgspec.Struct, frozen=True, gc=False):
-    """Stop a lane's work at its next boundary, for another's sake; what is left of it waits again."""
+    """Stop a slot's job at its next boundary, for another's sake; what is left of it waits again."""
 
-    lane: Lane
-    by: Work
+    slot: DeviceSlot
+    by: Job
 
 
 class Abort(msgspec.Struct, frozen=True, gc=False):
-    """Abort a job, running or not; a running one leaves its lane at the next boundary."""
+    """Abort a job, running or not; a running one leaves its slot at the next boundary."""
 
-    work: Work
+    job: Job
     reason: Reason
 
 

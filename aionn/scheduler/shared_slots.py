@@ -1,0 +1,417 @@
+"""One device's slots for several clients: a policy's decisions, and turns among clients whose jobs are equal.
+
+Owns the only queue of a driver process: its shells, ``aionn.drivers.kit.gate`` for threads and ``aionn.drivers.kit.loop_gate`` for
+tasks, sleep and wake, and make one call at a time. Of each client and class the policy sees as many jobs as the device has slots,
+the most urgent ones; the rest wait behind them. So a flood of one client delays another client's job of the same class by one job,
+not by all of them, and a HIGH job of any client is considered immediately. Pure: no thread, no lock, no waiting.
+
+Invariants:
+1. No more than ``slot_count`` jobs hold a slot concurrently.
+2. Every job that entered is started exactly once, unless it left before: with a slot, or without one when its deadline has come. A
+   suspended job is started again.
+3. No job overtakes by being on another path: while one waits, the policy decides about every other one.
+4. At most ``waiting_max`` jobs wait.
+5. A preemption is withdrawn when the job that preempts gets another slot, or leaves, before the other one is suspended.
+
+Source: round robin among flows of equal rank, as in fair queueing (Nagle 1987); priority and deadline go before it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Hashable
+
+from aionn.errors import ResourceExhausted
+from aionn.hal import Priority
+from aionn.scheduler.estimates import Estimates
+from aionn.scheduler.job import NEVER_NS, Action, DeviceSlot, Job, JobState, Preempt, Start
+from aionn.scheduler.planner import WAITING_MAX
+from aionn.scheduler.policy import PlanPolicy
+from aionn.scheduler.ready_queue import Policy
+
+__all__ = ["ClientJob", "SharedSlots"]
+
+UNPLANNED = -1
+"""The number of a job that no policy has seen yet."""
+
+
+class ClientJob(Job):
+    """A job of one of several clients. A shell's own class wakes the thread or the task that waits for it.
+
+    A job that gets a free slot on arrival is never compared with others, so the attributes of ``Job`` that a policy reads are set
+    only when a job has to wait.
+
+    Args:
+        priority: Its class.
+        deadline_ns: Absolute; None means no deadline.
+        owner: The client.
+        model: The key by which its duration is learnt; None to learn nothing.
+
+    Attributes:
+        is_preempted: Whether a more urgent job needs its slot: it must call ``SharedSlots.suspend`` at its next boundary.
+        slot: The index of the slot that it holds; None means no slot.
+    """
+
+    __slots__ = ("_arrival", "_is_behind", "_since_ns", "is_preempted", "model", "owner", "slot")
+
+    def __init__(
+        self,
+        priority: Priority,
+        deadline_ns: int | None,
+        *,
+        owner: Hashable = None,
+        model: Hashable = None,
+    ) -> None:
+        self.number = UNPLANNED
+        self.priority = priority
+        self.deadline_ns = NEVER_NS if deadline_ns is None else deadline_ns
+        self.owner = owner
+        self.model = model
+        self.is_preempted = False
+        self.slot: int | None = None
+        self._arrival = 0
+        self._is_behind = False
+        self._since_ns = 0
+
+    def plan(self, number: int, now_ns: int, expected_ns: int) -> None:
+        """Makes it a job that a policy can compare with others."""
+        # A driver rejects no job before its deadline, so the least duration is 1 ns whatever was learnt.
+        super().__init__(
+            number,
+            priority=self.priority,
+            deadline_ns=self.deadline_ns,
+            arrival_ns=now_ns,
+            durations_ns=(expected_ns,),
+            least_ns=(1,),
+        )
+
+    def urgency(self) -> tuple[int, int]:
+        """Its place among the jobs of its client and class."""
+        return self.deadline_ns, self._arrival
+
+    def start(self) -> None:
+        """Called when it starts: with a slot, or, where its deadline came first, without one. Must be quick."""
+
+    def preempt(self) -> None:
+        """Called when ``is_preempted`` has become True. Must be quick."""
+
+
+class _Behind:
+    """Jobs of one client and class that wait behind the shown ones, the most urgent first.
+
+    Jobs that have left stay here until they come to the front or outnumber the rest, so that cancelling many jobs takes a time in
+    proportion to their number.
+    """
+
+    __slots__ = ("_count", "_heap")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[tuple[int, int], ClientJob]] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def push(self, job: ClientJob) -> None:
+        job._is_behind = True
+        heapq.heappush(self._heap, (job.urgency(), job))
+        self._count += 1
+
+    def pop(self) -> ClientJob:
+        job = heapq.heappop(self._heap)[1]
+        while not job._is_behind:
+            job = heapq.heappop(self._heap)[1]
+        job._is_behind = False
+        self._count -= 1
+        return job
+
+    def discard(self, job: ClientJob) -> None:
+        job._is_behind = False
+        self._count -= 1
+        if 2 * self._count < len(self._heap):
+            self._heap = [entry for entry in self._heap if entry[1]._is_behind]
+            heapq.heapify(self._heap)
+
+
+class SharedSlots:
+    """See the module.
+
+    Args:
+        slot_count: Number of jobs that may hold a slot concurrently.
+        name: Named in errors.
+        now: The clock of the deadlines.
+        can_preempt: Whether the holders look at ``is_preempted`` at boundaries.
+        waiting_max: Most that may wait.
+        policy: The order of the jobs that are shown to it; None for the policy that plans, as in the application.
+        trace: Called with the time and every action.
+    """
+
+    def __init__(
+        self,
+        slot_count: int,
+        *,
+        name: str,
+        now: Callable[[], int],
+        can_preempt: bool = False,
+        waiting_max: int = WAITING_MAX,
+        policy: Policy | None = None,
+        trace: Callable[[int, Action], None] | None = None,
+    ) -> None:
+        self._name = name
+        self._now = now
+        self._waiting_max = waiting_max
+        self._trace = trace
+        self._slots = [DeviceSlot(index, 0, can_preempt=can_preempt) for index in range(slot_count)]
+        self._holders: list[ClientJob | None] = [None] * slot_count
+        self._preempted_for: list[ClientJob | None] = [None] * slot_count
+        self._policy: Policy = PlanPolicy(waiting_max=waiting_max) if policy is None else policy
+        self._queue = self._policy.make_queue(self._slots)
+        self._estimates = Estimates()
+        self._numbers = itertools.count()
+        self._arrivals = itertools.count()
+        self._queued: dict[int, ClientJob] = {}  # All jobs in the queue, by number: shown and suspended ones.
+        self._shown: dict[tuple[Hashable, Priority], list[ClientJob]] = {}
+        self._behind: dict[tuple[Hashable, Priority], _Behind] = {}
+        self._behind_count = 0
+
+    @property
+    def waiting_count(self) -> int:
+        """Number of waiting jobs."""
+        return len(self._queued) + self._behind_count
+
+    @property
+    def held_count(self) -> int:
+        """Number of held slots."""
+        return len(self._holders) - self._holders.count(None)
+
+    def acquire_nowait(self, job: ClientJob) -> bool:
+        """Gives a job a slot if one is free and no job waits; False otherwise. ``start`` is not called."""
+        # The usual case of a device that keeps up: no policy could decide otherwise, so none is asked.
+        if self._queued or self._behind_count or None not in self._holders:
+            return False
+        job.slot = self._holders.index(None)
+        self._holders[job.slot] = job
+        job._since_ns = self._now()
+        return True
+
+    def enter(self, job: ClientJob) -> None:
+        """Admits a job; it is started when it gets a slot, perhaps before this returns.
+
+        Raises:
+            ResourceExhausted: Too many wait already.
+        """
+        if self.acquire_nowait(job):
+            job.start()
+            return
+        if self.waiting_count >= self._waiting_max:
+            raise ResourceExhausted(
+                f"{self._name}: {self._waiting_max} executions wait already", transient=True
+            )
+        now_ns = self._now()
+        if job.deadline_ns <= now_ns:
+            # Before it takes a place: it would send another job behind, and then show none of its client.
+            job.start()
+            return
+        self._plan_holders()
+        job._arrival = next(self._arrivals)
+        self._show_or_store(job, now_ns)
+        self._decide(now_ns)
+
+    def leave(self, job: ClientJob) -> None:
+        """Cancels a waiting job; it will not be started. Others are ignored."""
+        if self._queued.get(job.number) is job:
+            self._remove(job)
+            job.state = JobState.ENDED
+            self._unshow(job)
+            self._decide(self._now())
+        elif job._is_behind:
+            self._behind[job.owner, job.priority].discard(job)
+            self._behind_count -= 1
+
+    def release(self, job: ClientJob) -> None:
+        """Gives a slot back; a job that was started without any is ignored."""
+        if job.slot is None:
+            return
+        if job.number == UNPLANNED:
+            # No job has waited since it began, so no policy has seen it.
+            self._holders[job.slot] = None
+            job.slot = None
+            return
+        self._free(job)
+        now_ns = self._now()
+        job.state = JobState.ENDED
+        if job.model is not None and job._since_ns:
+            self._estimates.observe(job.model, max(0, now_ns - job._since_ns))
+        if self._queued or self._behind_count:
+            self._decide(now_ns)
+
+    def suspend(self, job: ClientJob) -> None:
+        """Takes the slot of a preempted job for the more urgent one; the preempted one is started again later."""
+        assert job.is_preempted, "only a preempted job is suspended"
+        now_ns = self._now()
+        left_ns = self._free(job).ends_ns - now_ns
+        job._since_ns = 0  # A timing in pieces does not give the whole duration.
+        job.durations_ns = (max(1, left_ns),)
+        job.least_ns = (1,)
+        job.state = JobState.WAITING
+        self._queue.add(job, now_ns)
+        self._queued[job.number] = job
+        self._decide(now_ns)
+
+    def _free(self, job: ClientJob) -> DeviceSlot:
+        assert job.slot is not None, "only a holder's slot is freed"
+        slot = self._slots[job.slot]
+        self._holders[slot.index] = self._preempted_for[slot.index] = None
+        slot.job = job.slot = None
+        slot.is_stopping = job.is_preempted = False
+        return slot
+
+    def forget(self, model: Hashable) -> None:
+        """Drops what was learnt of a model that never comes again. From any thread, also from a finaliser."""
+        self._estimates.forget(model)
+
+    @property
+    def learnt_count(self) -> int:
+        """Of how many models something was learnt."""
+        return len(self._estimates.keys())
+
+    # --- The jobs that the policy sees --------------------------------------------------------------------------------------------
+
+    def _plan_holders(self) -> None:
+        """Shows the policy the jobs that took their slots while none waited, in the order in which they did."""
+        unplanned = [job for job in self._holders if job is not None and job.number == UNPLANNED]
+        for job in sorted(unplanned, key=lambda job: job._since_ns):
+            assert job.slot is not None, "a holder has a slot"
+            self._plan(job, job._since_ns)
+            job.state = JobState.RUNNING
+            job.has_run = True
+            slot = self._slots[job.slot]
+            slot.job = job
+            slot.ends_ns = job._since_ns + job.durations_ns[0]
+
+    def _plan(self, job: ClientJob, now_ns: int) -> None:
+        expected_ns = 1 if job.model is None else self._estimates.duration_ns(job.model, 1)
+        job.plan(next(self._numbers), now_ns, expected_ns)
+
+    def _show_or_store(self, job: ClientJob, now_ns: int) -> None:
+        group = (job.owner, job.priority)
+        shown = self._shown.setdefault(group, [])
+        if len(shown) < len(self._slots):
+            self._show(job, now_ns)
+            return
+        last = max(shown, key=ClientJob.urgency)
+        if job.urgency() < last.urgency():
+            self._remove(last)
+            shown.remove(last)
+            self._show(job, now_ns)
+            job = last
+        self._behind.setdefault(group, _Behind()).push(job)
+        self._behind_count += 1
+
+    def _show(self, job: ClientJob, now_ns: int) -> None:
+        # The number is given here and not on arrival: jobs of several clients that are equal otherwise run in the order in which
+        # they were shown. A flood's next job is shown after the other clients' first ones, so the clients take turns.
+        self._plan(job, now_ns)
+        if self._queue.add(job, now_ns) is None:
+            self._queued[job.number] = job
+            self._shown.setdefault((job.owner, job.priority), []).append(job)
+            return
+        # Its deadline has come: a started job checks that first.
+        job.state = JobState.ENDED
+        job.start()
+
+    def _remove(self, job: ClientJob) -> None:
+        self._queue.remove(job)
+        del self._queued[job.number]
+
+    def _unshow(self, job: ClientJob) -> None:
+        """Shows the next job of the client and class of one that has left the queue."""
+        group = (job.owner, job.priority)
+        shown = self._shown.get(group)
+        if shown is None or job not in shown:
+            return  # It was suspended, and shown before that.
+        shown.remove(job)
+        behind = self._behind.get(group)
+        now_ns = self._now()
+        while behind and len(shown) < len(self._slots):
+            self._behind_count -= 1
+            self._show(behind.pop(), now_ns)
+        if not behind:
+            self._behind.pop(group, None)
+            if not shown:
+                self._shown.pop(group, None)
+
+    # --- Decisions ----------------------------------------------------------------------------------------------------------------
+
+    def _decide(self, now_ns: int) -> None:
+        has_started = True
+        while has_started:
+            has_started = False
+            self._withdraw_preemptions()
+            for action in self._policy.decide(now_ns, self._queue, self._slots):
+                if self._trace is not None:
+                    self._trace(now_ns, action)
+                if isinstance(action, Preempt):
+                    self._preempt(action.slot, action.by)
+                    continue
+                job = action.job
+                assert isinstance(job, ClientJob), "the queue holds what entered"
+                if isinstance(action, Start):
+                    self._start(job, action.slot, now_ns)
+                    has_started = True  # Others are shown now, and slots may be left.
+                elif job.state is JobState.RUNNING:
+                    # Its shell looks at its deadline at the next boundary; until then it holds its slot.
+                    job.state = JobState.ENDED
+                else:
+                    self._remove(job)
+                    job.state = JobState.ENDED
+                    self._unshow(job)
+                    job.start()
+                    has_started = True
+            if not has_started and self._queued and None in self._holders:
+                self._start_first(now_ns)
+                has_started = True
+
+    def _start_first(self, now_ns: int) -> None:
+        """Starts the first job in the queue on a free slot, whatever its expected duration.
+
+        A policy that plans leaves a job waiting that it expects to be late, as other jobs may be lost by it. Here the rejection of
+        such a job is left to its deadline, and no event may come that would cause another decision: a free slot must not wait.
+        """
+        first = min(self._queued.values(), key=lambda job: job.key)
+        self._start(first, self._slots[self._holders.index(None)], now_ns)
+
+    def _start(self, job: ClientJob, slot: DeviceSlot, now_ns: int) -> None:
+        self._remove(job)
+        job.state = JobState.RUNNING
+        slot.job = job
+        slot.ends_ns = now_ns + job.durations_ns[0]
+        self._holders[slot.index] = job
+        job.slot = slot.index
+        if not job.has_run:
+            job._since_ns = now_ns
+        job.has_run = True
+        self._unshow(job)
+        job.start()
+
+    def _preempt(self, slot: DeviceSlot, by: Job) -> None:
+        job = self._holders[slot.index]
+        assert job is not None, "only a job that runs is preempted"
+        assert isinstance(by, ClientJob), "the queue holds what entered"
+        slot.is_stopping = job.is_preempted = True
+        self._preempted_for[slot.index] = by
+        job.preempt()
+
+    def _withdraw_preemptions(self) -> None:
+        """Lets holders continue whose slots are not needed any more, since the job that needed one got another slot, or left.
+
+        The policy is asked afterwards, and preempts again where another job needs the slot. The simpler rule, to suspend a holder
+        that was preempted once in any case, would have it start again immediately where no job takes its place.
+        """
+        for index, by in enumerate(self._preempted_for):
+            if by is not None and self._queued.get(by.number) is not by:
+                job = self._holders[index]
+                assert job is not None, "the end of a holder ends its preemption"
+                self._preempted_for[index] = None
+                self._slots[index].is_stopping = job.is_preempted = False

@@ -1,0 +1,264 @@
+"""Several clients before one device: classes go before clients, clients take turns, nothing is lost or starts twice."""
+
+import random
+
+import pytest
+
+from aionn.errors import ResourceExhausted
+from aionn.hal import Priority
+from aionn.scheduler.job import Preempt
+from aionn.scheduler.plain import PlainPolicy
+from aionn.scheduler.policy import PlanPolicy
+from aionn.scheduler.shared_slots import ClientJob, SharedSlots
+
+LOW, MEDIUM, HIGH = Priority.LOW, Priority.MEDIUM, Priority.HIGH
+POLICIES = [pytest.param(policy, id=policy.name) for policy in (PlanPolicy(), PlainPolicy())]
+
+
+class Noted(ClientJob):
+    """A job that records its starts."""
+
+    def __init__(self, log, name, priority=MEDIUM, deadline_ns=None, **more):
+        super().__init__(priority, deadline_ns, **more)
+        self.log = log
+        self.name = name
+        self.preemptions = 0
+
+    def start(self):
+        self.log.append((self.name, self.slot))
+
+    def preempt(self):
+        self.preemptions += 1
+
+
+class Bench:
+    """A device without threads: jobs are given back when the test says so."""
+
+    def __init__(self, slot_count=1, **options):
+        self.now_ns = 0
+        self.log = []
+        self.slots = SharedSlots(slot_count, name="device", now=lambda: self.now_ns, **options)
+        self.jobs = {}
+
+    def enter(self, name, *arguments, **more):
+        job = self.jobs[name] = Noted(self.log, name, *arguments, **more)
+        self.slots.enter(job)
+        return job
+
+    def run_all(self):
+        """Gives back whoever holds a slot until nobody does; returns the names in the order of their starts."""
+        while True:
+            held = [job for job in self.jobs.values() if job.slot is not None]
+            if not held:
+                assert self.slots.waiting_count == self.slots.held_count == 0
+                return [name for name, _ in self.log]
+            self.slots.release(min(held, key=lambda job: job._since_ns))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_high_of_one_client_goes_before_low_of_another(policy):
+    bench = Bench(policy=policy)
+    bench.enter("holder", owner="a")
+    for number in range(3):
+        bench.enter(f"low{number}", LOW, owner="a")
+    bench.enter("high", HIGH, owner="b")
+    bench.enter("medium", owner="b")
+    assert bench.run_all() == ["holder", "high", "medium", "low0", "low1", "low2"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_earliest_deadline_goes_first_whosever_it_is(policy):
+    bench = Bench(policy=policy)
+    bench.enter("holder")
+    for name, owner, deadline_ns in (
+        ("d9", "a", 9000),
+        ("d3", "a", 3000),
+        ("d5", "b", 5000),
+        ("none", "b", None),
+    ):
+        bench.enter(name, MEDIUM, deadline_ns, owner=owner)
+    assert bench.run_all() == ["holder", "d3", "d5", "d9", "none"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_clients_take_turns_among_equals(policy):
+    bench = Bench(policy=policy)
+    bench.enter("holder", owner="flood")
+    for number in range(50):
+        bench.enter(f"flood{number}", owner="flood")
+    for number in range(3):
+        bench.enter(f"guest{number}", owner="guest")
+    order = bench.run_all()
+    assert [order.index(f"guest{number}") for number in range(3)] == [2, 4, 6]
+    assert [name for name in order if name.startswith("flood")] == [f"flood{number}" for number in range(50)]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_expired_job_is_started_without_a_slot_to_tell_of_it(policy):
+    bench = Bench(policy=policy)
+    bench.enter("holder")
+    bench.now_ns = 100
+    expired = bench.enter("expired", HIGH, 50)
+    assert bench.log[-1] == ("expired", None) and expired.slot is None
+    bench.enter("soon", HIGH, 200)
+    bench.now_ns = 300
+    bench.enter("later", LOW)
+    assert ("soon", None) in bench.log
+    assert bench.run_all() == ["holder", "expired", "soon", "later"]
+
+
+def test_expired_job_does_not_hide_another_of_its_client():
+    bench = Bench()
+    holder = bench.enter("holder", deadline_ns=10**6)
+    waiting = bench.enter("waiting", deadline_ns=1000)
+    bench.now_ns = 100
+    bench.enter("expired", deadline_ns=50)
+    assert bench.log[-1] == ("expired", None)
+    bench.slots.release(holder)
+    assert waiting.slot == 0
+
+
+def test_job_gets_its_slot_though_less_time_is_left_than_it_is_expected_to_take():
+    bench = Bench()
+    bench.now_ns = 1
+    holder = bench.enter("holder", model="m")
+    other = bench.enter("other")
+    bench.now_ns = 1001
+    bench.slots.release(holder)
+    hurried = bench.enter("hurried", MEDIUM, 1500, model="m")
+    assert bench.slots.learnt_count == 1 and ("hurried", None) not in bench.log
+    bench.now_ns = 1499
+    bench.slots.release(other)
+    assert hurried.slot == 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_high_asks_for_the_slot_and_what_was_suspended_goes_on(policy):
+    traced = []
+    bench = Bench(policy=policy, can_preempt=True, trace=lambda at_ns, action: traced.append(type(action)))
+    low = bench.enter("low", LOW, model="m")
+    high = bench.enter("high", HIGH)
+    assert low.is_preempted and low.preemptions == 1 and high.slot is None
+    bench.enter("other", LOW, owner="b")
+    bench.slots.suspend(low)
+    assert high.slot == 0 and low.slot is None and not low.is_preempted
+    assert bench.run_all() == ["low", "high", "low", "other"]
+    assert traced.count(Preempt) == 1
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_preempted_job_continues_though_less_time_is_left_than_it_is_expected_to_take(policy):
+    bench = Bench(policy=policy, can_preempt=True)
+    for number in range(5):
+        learnt = bench.enter(f"learnt{number}", LOW, model="m")
+        other = bench.enter(f"other{number}", LOW)
+        bench.now_ns += 1000
+        bench.slots.release(learnt)
+        bench.slots.release(other)
+    low = bench.enter("low", LOW, bench.now_ns + 5000, model="m")
+    high = bench.enter("high", HIGH)
+    bench.slots.suspend(low)
+    bench.now_ns += 4500  # It is expected to need another 1000 ns, and no other job or event will come.
+    bench.slots.release(high)
+    assert low.slot == 0 and bench.slots.waiting_count == 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("how", ["started elsewhere", "cancelled"])
+def test_preemption_is_withdrawn_when_its_job_waits_no_more(how, policy):
+    bench = Bench(2, policy=policy, can_preempt=True)
+    holders = [bench.enter(name, LOW, owner=name) for name in "ab"]
+    high = bench.enter("high", HIGH)
+    (asked,) = [job for job in holders if job.is_preempted]
+    (other,) = [job for job in holders if job is not asked]
+    if how == "cancelled":
+        bench.slots.leave(high)
+    else:
+        bench.slots.release(other)
+        assert high.slot is not None
+    assert not asked.is_preempted
+    if how == "cancelled":
+        bench.enter("second", HIGH)
+        assert asked.is_preempted != other.is_preempted, "another job preempts one again"
+
+
+def test_device_that_cannot_stop_is_not_asked():
+    bench = Bench()
+    low = bench.enter("low", LOW)
+    bench.enter("high", HIGH)
+    assert not low.is_preempted
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_who_leaves_is_not_started(policy):
+    bench = Bench(policy=policy)
+    bench.enter("holder")
+    jobs = [bench.enter(f"c{number}") for number in range(6)]
+    for job in jobs[::2]:
+        bench.slots.leave(job)
+        bench.slots.leave(job)
+    bench.slots.leave(bench.jobs["holder"])
+    assert bench.run_all() == ["holder", "c1", "c3", "c5"]
+
+
+def test_only_so_many_wait():
+    bench = Bench(waiting_max=3)
+    bench.enter("holder")
+    for number in range(3):
+        bench.enter(f"c{number}", owner=number % 2)
+    with pytest.raises(ResourceExhausted) as caught:
+        bench.enter("more", HIGH)
+    assert caught.value.transient
+    del bench.jobs["more"]
+    assert len(bench.run_all()) == 4
+
+
+def test_jobs_that_left_take_no_place_in_memory():
+    bench = Bench(waiting_max=100)
+    bench.enter("holder")
+    for number in range(1000):
+        jobs = [bench.enter(f"c{number}.{index}") for index in range(100)]
+        for job in jobs:
+            bench.slots.leave(job)
+        assert bench.slots.waiting_count == 0
+        assert all(len(behind._heap) <= 1 for behind in bench.slots._behind.values())
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_happens_slots_are_exclusive_and_every_job_starts_once(seed, policy):
+    source = random.Random(seed)
+    slot_count = source.choice((1, 2, 3))
+    bench = Bench(slot_count, can_preempt=source.random() < 0.7, policy=policy)
+    left, suspended = set(), {}
+    for number in range(400):
+        bench.now_ns += source.randrange(1, 1000)
+        name = f"c{number}"
+        deadline_ns = None if source.random() < 0.5 else bench.now_ns + source.randrange(-50, 5000)
+        model = source.choice((None, "m", "n"))
+        bench.enter(name, source.choice(list(Priority)), deadline_ns, owner=source.randrange(3), model=model)
+        held = [job for job in bench.jobs.values() if job.slot is not None]
+        assert len(held) == bench.slots.held_count <= slot_count
+        assert len({job.slot for job in held}) == len(held)
+        for job in held:
+            if job.is_preempted and source.random() < 0.8:
+                suspended[job.name] = suspended.get(job.name, 0) + 1
+                bench.slots.suspend(job)
+            elif source.random() < 0.4:
+                bench.slots.release(job)
+        started = {name for name, _ in bench.log}
+        waiting = [name for name in bench.jobs if name not in started and name not in left]
+        assert len(waiting) + sum(suspended.values()) >= bench.slots.waiting_count >= len(waiting)
+        if waiting and source.random() < 0.1:
+            left.add(source.choice(waiting))
+            bench.slots.leave(bench.jobs[max(left, key=lambda n: n in waiting)])
+            left = {n for n in left if n not in {m for m, _ in bench.log}}
+        if bench.slots.held_count == slot_count:
+            continue
+        assert not bench.slots.waiting_count, "a slot stands free while somebody waits"
+    order = bench.run_all()
+    for name in bench.jobs:
+        assert order.count(name) <= 1 + suspended.get(name, 0), (
+            "what was suspended once is started at most once more"
+        )
+        assert order.count(name) >= 1 or name in left
