@@ -95,6 +95,8 @@ HOMES: dict[str, tuple[str, ...]] = {
         "fences/waiting.py",
         "fmq/aio.py",
     ),
+    "html": ("aionn/reports/html_page.py",),
+    "rich": ("aionn/reports/terminal.py",),
     "pytest": ("aionn/testing/pytest_plugin.py", "aionn/conformance/pytest_suite.py"),
 }
 """Imports that have a home: nothing else in the packages may import them."""
@@ -514,6 +516,8 @@ def test_home_rule_catches():
         "aionn/media/a.py": "import asyncio",
         "fmq/queue.py": "from asyncio import Event",
         "aionn/testing/models.py": "import pytest",
+        "aionn/runtime/page.py": "from html import escape",
+        "aionn/cli/commands/run.py": "from rich.markup import escape",
     }
     assert len(home_breaches(bad)) == len(bad)
     good = {
