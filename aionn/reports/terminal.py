@@ -48,7 +48,7 @@ BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 _ESCAPED = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Categories of characters that are not printed as they are: controls, directions, surrogates, line separators."""
 
-_WORD = re.compile(r"\S+(?: (?:ms|s|MB|bytes|%)(?!\w)\S*)?")
+_WORD = re.compile(r"[-+]?\d[\d.,]* (?:ms|s|MB|bytes|%)(?!\w)\S*|\S+")
 """A word; a number and its unit are one."""
 
 ShowProgress = Callable[[str, float, float | None], None]
@@ -143,7 +143,7 @@ def fitting_widths(rows: Sequence[Sequence[str]], width: int | None) -> list[int
     most = [max(map(cell_len, column)) for column in columns]
     if width is None:
         return most
-    words = [max(max(map(cell_len, cell.split()), default=0) for cell in column) for column in columns]
+    words = [max(max(map(cell_len, _WORD.findall(cell)), default=0) for cell in column) for column in columns]
     left = width - GAP * (len(words) - 1) - sum(words)
     if left < 0:
         return None

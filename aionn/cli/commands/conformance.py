@@ -62,6 +62,9 @@ JOBS_MAX = 256
 TIME_LIMIT_S_MAX = 3600
 """Longest time of one check, an hour."""
 
+LEAST = ("expected failures", "skipped")
+"""The columns that a narrow terminal loses; the last line of the output has their sums."""
+
 FAILURES_SHOWN = 50
 """Number of failures that are printed; ``--json`` has all of them."""
 
@@ -216,7 +219,7 @@ def _print(device: str, suite: str, mode: str, report: Report) -> None:
         if not table:
             continue
         rows = [(name, c.passed, c.failed, c.skipped, c.expected_failures) for name, c in table.items()]
-        print_table(f"{suite} on {device}, {mode}, {title}", columns, rows)
+        print_table(f"{suite} on {device}, {mode}, {title}", columns, rows, least=LEAST)
     for reason, count in report.skip_reasons.items():
         print_line(f"skipped {count}: {reason}")
     for failure in report.failures[:FAILURES_SHOWN]:

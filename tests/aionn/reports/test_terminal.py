@@ -35,6 +35,8 @@ WORDS = [
     "'aionn[litert]'",
     "[/bold]",
     "between-two-operations",
+    "p50 ms",
+    "12.5 ms",
     "\u5f62\u72b6",
 ]
 WIDTHS = (60, 80, 120)
@@ -260,3 +262,15 @@ def test_pipe_gets_neither_colours_nor_progress() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
     assert (ended.stdout, ended.stderr) == ("[lead] is the rest\ntitle\na    b\n[x]  1\n", "")
+
+
+@pytest.mark.parametrize("width", range(30, 100))
+def test_no_line_of_a_table_is_wider_than_its_terminal(width: int) -> None:
+    heads = ("stream", "per s", "on time", "late", "dropped", "p50 ms", "p99 ms", "recognised")
+    rows = [
+        ("video", "30.0", 588, 12, 0, "11.2 ms", "41.9 ms", "nothing 100%"),
+        ("audio", "8.2", 295, 15, 66, "13.3 ms", "", "-"),
+    ]
+    for least in ((), ("p50 ms", "per s", "recognised")):
+        lines = table_lines("streams of the demo", heads, rows, width, least=least)
+        assert max(map(cell_len, lines)) <= width
