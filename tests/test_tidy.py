@@ -98,6 +98,8 @@ HOMES: dict[str, tuple[str, ...]] = {
         "fmq/aio.py",
         "fmq/watch.py",
     ),
+    "html": ("aionn/reports/html_page.py",),
+    "rich": ("aionn/reports/terminal.py",),
     "pytest": ("aionn/testing/pytest_plugin.py", "aionn/conformance/pytest_suite.py"),
 }
 """Imports that have a home: nothing else in the packages may import them."""
@@ -517,6 +519,8 @@ def test_home_rule_catches():
         "aionn/media/a.py": "import asyncio",
         "fmq/queue.py": "from asyncio import Event",
         "aionn/testing/models.py": "import pytest",
+        "aionn/runtime/page.py": "from html import escape",
+        "aionn/cli/commands/run.py": "from rich.markup import escape",
     }
     assert len(home_breaches(bad)) == len(bad)
     good = {

@@ -48,13 +48,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         code = app(arguments, exit_on_error=False, print_error=False)
     except CycloptsError as e:
-        print(f"aionn: {_told(e)}", file=sys.stderr)
+        _print_error(_told(e))
         raise SystemExit(2) from None
     except (Error, BaseExceptionGroup) as e:
         error = _first_error(e)
         if error is None or os.environ.get(TRACEBACK_VARIABLE) == "1":
             raise
-        print(f"aionn: {error}", file=sys.stderr)
+        _print_error(str(error))
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         if arguments is None:
@@ -67,6 +67,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None
     raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _print_error(text: str) -> None:
+    from aionn.reports.terminal import print_line
+
+    print_line(f"aionn: {text}", stream=sys.stderr)
 
 
 def _told(error: CycloptsError) -> str:

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import anyio
 import msgspec
 import numpy as np
-from rich.live import Live
-from rich.table import Table
 
 from aionn.benchmarking.figures import percentile
-from aionn.cli.output import console
 from aionn.media import AudioWindow, Frame, Source
+from aionn.reports.terminal import live_lines, table_lines
 from aionn.runtime.executions.burst import Burst
 from aionn.runtime.memory.arguments import Array, TensorSpec, Writer
 
@@ -149,34 +148,26 @@ async def stream_into_account(
             account.add(result.item, result.status, result.outputs, result.finished_ns, output)
 
 
-def _table(title: str, accounts: Sequence[Account[Any]], started_s: float) -> Table:
-    table = Table(
-        title=f"{title}   {time.monotonic() - started_s:5.1f} s", title_justify="left", expand=False
-    )
-    for column in ("stream", "per s", "on time", "late", "dropped", "p50 ms", "p99 ms", "recognised"):
-        table.add_column(column, justify="left" if column in ("stream", "recognised") else "right")
+HEADS = ("stream", "per s", "on time", "late", "dropped", "p50 ms", "p99 ms", "recognised")
+
+LEAST = ("p50 ms", "per s", "recognised", "p99 ms")
+"""The columns that a narrow terminal loses; the counts stay."""
+
+
+def _lines(title: str, accounts: Sequence[Account[Any]], width: int) -> list[str]:
+    rows = []
     for account in accounts:
         latency = account.latency_ms
-        table.add_row(
-            account.name,
-            f"{account.per_second:.1f}",
-            str(account.on_time),
-            str(account.late),
-            str(account.dropped),
-            f"{latency.p50:.1f}",
-            f"{latency.p99:.1f}",
-            account.latest,
-        )
-    return table
+        figures = (account.on_time, account.late, account.dropped, f"{latency.p50:.1f}", f"{latency.p99:.1f}")
+        rows.append((account.name, f"{account.per_second:.1f}", *figures, account.latest))
+    return table_lines(title, HEADS, rows, width, least=LEAST)
 
 
 async def show_live(title: str, accounts: Sequence[Account[Any]], *, finished: Callable[[], bool]) -> None:
-    """Draws the accounts until ``finished``, where standard output is a terminal; does nothing elsewhere."""
-    screen = console()
-    if not screen.is_terminal:
-        return
+    """Draws the accounts until ``finished``, where standard error is a terminal; does nothing elsewhere."""
     started_s = time.monotonic()
-    with Live(_table(title, accounts, started_s), console=screen, auto_refresh=False, transient=True) as live:
-        while not finished():
+    with live_lines() as show:
+        while show is not None and not finished():
+            now = f"{title}   {time.monotonic() - started_s:5.1f} s"
+            show(partial(_lines, now, accounts))
             await anyio.sleep(REFRESH_S)
-            live.update(_table(title, accounts, started_s), refresh=True)

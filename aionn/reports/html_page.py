@@ -150,7 +150,7 @@ def words(value: object) -> Html:
 
 
 def _broken(word: str) -> Html:
-    pieces = re.findall(r"[^/.,;:=?]*[/.,;:=?]|[^/.,;:=?]+$", word)
+    pieces = re.findall(r"[/.,;:=?]*[^/.,;:=?]+[/.,;:=?]*|[/.,;:=?]+", word)
     return joined(*(joined(_piece(piece), element("wbr")) for piece in pieces))
 
 

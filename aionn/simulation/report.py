@@ -229,7 +229,7 @@ def _timeline(engine: Engine) -> list[Html | None]:
     return [
         element("p", limited) if limited else None,
         key(entries),
-        element("p", "A low bar is an execution that did not end on time.", class_="soft"),
+        element("p", "A flat bar is an execution that did not end on time.", class_="soft"),
         lanes("Executions on each device", rows, end_ms, unit="ms"),
     ]
 

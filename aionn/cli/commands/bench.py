@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path as FilePath
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import aionn
 from aionn.benchmarking.bench import (
@@ -29,7 +27,8 @@ from aionn.benchmarking.page import render_page
 from aionn.benchmarking.paths import PATHS, Path
 from aionn.cli import interrupts
 from aionn.cli.numbers import SEED_MAX, numbers
-from aionn.cli.output import check_writable, console, print_json, print_table, write_report
+from aionn.cli.output import check_writable, print_json, write_report
+from aionn.reports.terminal import print_line, print_table, progress_bar
 
 __all__ = ["bench"]
 
@@ -92,13 +91,11 @@ def bench(
     settings = Settings(count, seconds, paths, compilations, samples, seed, known, load)
     settings.check()
     check_writable(html)
-    shown = sys.stdout.isatty() and not json
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console(), transient=True, disable=not shown) as bar:
-        task = bar.add_task("bench", total=1.0)
+    with progress_bar("bench", is_wanted=not json) as show:
 
-        def progress(what: str, share: float) -> None:
-            bar.update(task, description=what, completed=share)
+        def progress(step: str, share: float) -> None:
+            if show is not None:
+                show(step, share, 1.0)
 
         async def run() -> BenchmarkReport:
             async with aionn.open() as runtime:
@@ -127,11 +124,10 @@ def _print(report: BenchmarkReport) -> None:
             rate = figure_text(found.throughput, 3) if path == "burst" else ""
             rows.append((found.device, path, s.count, *cells, rate, found.compared or ""))
     heads = ("device", "path", "executions", "p50 ms", "p90 ms", "p99 ms", "per s", "against LiteRT")
-    print_table(f"{report.model}, latency", heads, rows)
-    screen = console()
+    print_table(f"{report.model}, latency", heads, rows, least=("executions", "p90 ms", "p99 ms"))
     for found in report.devices:
         if found.failure is not None:
-            screen.print(f"{found.device}: FAILED {found.failure}", markup=False)
+            print_line(f"{found.device}: FAILED {found.failure}")
             continue
         told = []
         if found.compile_ms is not None:
@@ -143,24 +139,23 @@ def _print(report: BenchmarkReport) -> None:
         if found.accuracy is not None:
             a = found.accuracy
             told.append(f"{a.identical} of {a.samples} answers LiteRT's, largest error {a.largest_error:.3g}")
-        screen.print(f"{found.device}: {'; '.join(told)}", markup=False)
+        print_line(f"{found.device}: {'; '.join(told)}")
         _print_measures(found)
     if report.baseline is None:
-        screen.print("answers are not compared: LiteRT cannot run the model or is not installed")
+        print_line("answers are not compared: LiteRT cannot run the model or is not installed")
 
 
 def _print_measures(found: DeviceReport) -> None:
-    screen = console()
     if found.evaluation is not None:
         values = ", ".join(f"{name} {value:.4g}" for name, value in found.evaluation.values.items())
         judged = "" if found.judged is None else f" ({found.judged})"
         samples = found.evaluation.samples
-        screen.print(f"{found.device}: right answers on {samples} samples: {values}{judged}", markup=False)
+        print_line(f"{found.device}: right answers on {samples} samples: {values}{judged}")
         for failure in found.evaluation.failures[:FAILURES_SHOWN]:
-            screen.print(f"{found.device}: {failure}", markup=False)
+            print_line(f"{found.device}: {failure}")
     if found.load:
         rows = [load_cells(report) for report in found.load.values()]
-        print_table(f"{found.device}, LoadGen", LOAD_HEADS, rows)
+        print_table(f"{found.device}, LoadGen", LOAD_HEADS, rows, least=("p90 ms", "p50 ms", "queries"))
     if found.shares is not None:
         told = ", ".join(f"{s.operation} {s.share:.0%}" for s in found.shares[:SHARES_SHOWN])
-        screen.print(f"{found.device}: operations: {told}", markup=False)
+        print_line(f"{found.device}: operations: {told}")

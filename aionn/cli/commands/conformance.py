@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import sys
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,7 @@ from cyclopts import Parameter
 from aionn.cli import interrupts
 from aionn.cli.commands.driver_suite import run_driver_suite
 from aionn.cli.numbers import numbers
-from aionn.cli.output import console, print_json, print_table, suite_progress
+from aionn.cli.output import print_json
 from aionn.conformance.computing import Mode
 from aionn.conformance.cts.run import CHECKS, Check
 from aionn.conformance.expectations import driver_expectations
@@ -24,6 +23,7 @@ from aionn.conformance.suite import TIME_LIMIT_S, Isolation, Report, Settings, T
 from aionn.conformance.vts.models import DATA_VARIABLE, default_data
 from aionn.conformance.workers import run_random_suite, run_suite
 from aionn.errors import InvalidArgument
+from aionn.reports.terminal import print_line, print_table, progress_bar
 from aionn.runtime.settings import settings_from
 
 __all__ = ["conformance"]
@@ -61,6 +61,9 @@ JOBS_MAX = 256
 
 TIME_LIMIT_S_MAX = 3600
 """Longest time of one check, an hour."""
+
+LEAST = ("expected failures", "skipped")
+"""The columns that a narrow terminal loses; the last line of the output has their sums."""
 
 FAILURES_SHOWN = 50
 """Number of failures that are printed; ``--json`` has all of them."""
@@ -136,7 +139,7 @@ def conformance(
         chosen = RandomSettings(mode or "sync", filter, limit_s, keep=_folder(keep))
         if not json:
             # Before they run: a run that is cut short can be repeated too.
-            console().print(f"graphs {graphs.start} to {graphs.stop - 1}", markup=False)
+            print_line(f"graphs {graphs.start} to {graphs.stop - 1}")
         run: Run = partial(run_random_suite, device, graphs, isolation=isolation, settings=chosen, jobs=count)
     else:
         checks = tuple(c for c in CHECKS if check is None or c in check)
@@ -193,12 +196,14 @@ def _report(
     json: bool,
 ) -> int:
     """Runs a suite beside a bar of progress and prints its report; the exit code, 1 for a failure."""
-    shown = sys.stdout.isatty() and not json
-    with suite_progress(disable=not shown) as bar:
-        task = bar.add_task(f"{suite} on {device}", total=None, failed=0)
+    with progress_bar(f"{suite} on {device}", is_wanted=not json) as show:
+        done = 0
 
         def progress(tally: Tally, total: int) -> None:
-            bar.update(task, advance=1, total=total, failed=tally.counts.failed)
+            nonlocal done
+            done += 1
+            if show is not None:
+                show(f"{suite} on {device}: {done}/{total}, {tally.counts.failed} failed", done, total)
 
         report = interrupts.run(partial(run, progress=progress))
     if json:
@@ -214,15 +219,14 @@ def _print(device: str, suite: str, mode: str, report: Report) -> None:
         if not table:
             continue
         rows = [(name, c.passed, c.failed, c.skipped, c.expected_failures) for name, c in table.items()]
-        print_table(f"{suite} on {device}, {mode}, {title}", columns, rows)
-    screen = console()
+        print_table(f"{suite} on {device}, {mode}, {title}", columns, rows, least=LEAST)
     for reason, count in report.skip_reasons.items():
-        screen.print(f"skipped {count}: {reason}", markup=False)
+        print_line(f"skipped {count}: {reason}")
     for failure in report.failures[:FAILURES_SHOWN]:
-        screen.print(f"FAILED {failure}", markup=False)
+        print_line(f"FAILED {failure}")
     if len(report.failures) > FAILURES_SHOWN:
-        screen.print(f"and {len(report.failures) - FAILURES_SHOWN} more; --json shows all of them")
-    screen.print(
+        print_line(f"and {len(report.failures) - FAILURES_SHOWN} more; --json shows all of them")
+    print_line(
         f"{report.passed} passed, {report.failed} failed, {report.skipped} skipped, "
         f"{report.expected_failures} failed as expected, in {report.seconds:.1f} s"
     )

@@ -14,7 +14,7 @@ from cyclopts import Parameter
 
 import aionn
 from aionn.cli import interrupts
-from aionn.cli.output import console, print_json
+from aionn.cli.output import print_json
 from aionn.cli.streaming import (
     Account,
     Latency,
@@ -26,6 +26,7 @@ from aionn.cli.streaming import (
 from aionn.errors import InvalidArgument
 from aionn.media import AudioWindow, Frame, audio_file, log_mel, video_file
 from aionn.platform.files import TEXT_BYTES_MAX, read_regular
+from aionn.reports.terminal import print_line
 from aionn.runtime.memory.arguments import Array, image_writer, value_writer
 
 __all__ = ["demo", "run_demo"]
@@ -243,18 +244,18 @@ def _is_found(word: Word, windows: list[Recognised], classes: tuple[str, ...]) -
 
 
 def _print_summary(report: DemoReport) -> None:
-    screen = console()
     video, audio = report.video, report.audio
-    screen.print(
-        f"[bold]device[/bold] {report.device}, driver process {', '.join(map(str, report.driver_pids))}"
-    )
-    screen.print(
-        f"[bold]video [/bold] {video.frames} frames at {video.fps:.1f}/s: {video.on_time} on time (33 ms), {video.late} late, "
+    pids = ", ".join(map(str, report.driver_pids)) or "none"
+    print_line(f"{report.device}, driver process {pids}", lead="device")
+    print_line(
+        f"{video.frames} frames at {video.fps:.1f}/s: {video.on_time} on time (33 ms), {video.late} late, "
         f"{video.dropped} dropped; {video.accuracy:.1%} right; "
-        f"latency p50 {video.latency_ms.p50:.1f} ms, p99 {video.latency_ms.p99:.1f} ms"
+        f"latency p50 {video.latency_ms.p50:.1f} ms, p99 {video.latency_ms.p99:.1f} ms",
+        lead="video",
     )
-    screen.print(
-        f"[bold]audio [/bold] {audio.windows} windows: {audio.on_time} on time (100 ms), {audio.late} late, "
+    print_line(
+        f"{audio.windows} windows: {audio.on_time} on time (100 ms), {audio.late} late, "
         f"{audio.dropped} dropped; {audio.words_found} of {audio.words_expected} words found; "
-        f"latency p50 {audio.latency_ms.p50:.1f} ms, p99 {audio.latency_ms.p99:.1f} ms"
+        f"latency p50 {audio.latency_ms.p50:.1f} ms, p99 {audio.latency_ms.p99:.1f} ms",
+        lead="audio",
     )

@@ -8,8 +8,9 @@ from cyclopts import Parameter
 
 import aionn
 from aionn.cli import interrupts
-from aionn.cli.output import console, print_json, print_table
+from aionn.cli.output import print_json
 from aionn.errors import Error
+from aionn.reports.terminal import print_line, print_table
 
 __all__ = ["devices"]
 
@@ -28,9 +29,10 @@ def devices(*, json: Annotated[bool, Parameter(negative=())] = False) -> int:
         (d["name"], d["type"], d["version"], d["feature_level"], d["slots"], d["cancel"], d["status"])
         for d in report["devices"]
     ]
-    print_table("devices", ("name", "type", "version", "level", "slots", "cancel", "status"), rows)
+    heads = ("name", "type", "version", "level", "slots", "cancel", "status")
+    print_table("devices", heads, rows, least=("cancel", "slots", "level"))
     for missing in report["unavailable"]:
-        console().print(f"unavailable: {missing['name']}: {missing['reason']}", markup=False)
+        print_line(f"unavailable: {missing['name']}: {missing['reason']}")
     return 0
 
 

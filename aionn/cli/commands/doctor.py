@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from aionn.cli.numbers import DEADLINE_MS_MAX, numbers
-from aionn.cli.output import console, print_json, print_table
+from aionn.cli.output import print_json
 from aionn.realtime.checks import check
 from aionn.realtime.findings import Finding, Measured, judge
 from aionn.realtime.machine import read_machine
 from aionn.realtime.measuring import measure as measured_for
 from aionn.realtime.permission import ask
+from aionn.reports.terminal import print_line, print_table
 
 __all__ = ["doctor"]
 
@@ -56,24 +56,19 @@ def doctor(
         print_findings(findings)
         if measured is not None:
             print_measured(measured)
-        console().print(f"verdict: {verdict.sentence}", markup=False)
+        print_line(f"verdict: {verdict.sentence}")
     return 0 if verdict.expected else 1
 
 
 def print_findings(findings: Sequence[Finding]) -> None:
     """A line for each finding, and a line for each remedy; on a terminal the findings are wrapped between words."""
-    screen = console()
     size = max(len(each.name) for each in findings)
     indent = " " * (9 + size + 2)
     for each in findings:
         delay = f" (may delay a frame by {each.late_ms:g} ms)" if each.late_ms else ""
-        line = f"{each.severity:7}  {each.name:{size}}  {each.sentence}{delay}"
-        if screen.is_terminal:
-            line = textwrap.fill(line, max(screen.width, 2 * len(indent)), subsequent_indent=indent)
-        screen.print(line, markup=False)
+        print_line(f"{each.severity:7}  {each.name:{size}}  {each.sentence}{delay}", indent=indent)
         if each.remedy:
-            # A remedy is never wrapped, so that a command in it can be copied.
-            screen.print(f"{indent}remedy: {each.remedy}", markup=False)
+            print_line(f"{indent}remedy: {each.remedy}", wraps=False)
 
 
 def print_measured(measured: Measured) -> None:
@@ -96,4 +91,4 @@ def print_measured(measured: Measured) -> None:
     share = f"gaps took {100 * gaps.share:.2g} % of the measured time"
     if measured.steal is not None:
         share += f"; the hypervisor reports that it took {100 * measured.steal:.2g} %"
-    console().print(share, markup=False)
+    print_line(share)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import msgspec
 
 from aionn.cli import interrupts
-from aionn.cli.output import check_writable, console, print_json, print_table, suite_progress, write_report
+from aionn.cli.output import check_writable, print_json, write_report
 from aionn.conformance.expectations import driver_expectations
 from aionn.conformance.suite import Isolation
 from aionn.conformance.vts.case import STEP_S
 from aionn.conformance.vts.run import Settings, VtsOutcome, VtsReport, chosen_cases, load_sample, run_vts
 from aionn.conformance.vts_report import html_report, junit_report
+from aionn.reports.terminal import print_line, print_table, progress_bar
 
 __all__ = ["run_driver_suite"]
 
@@ -47,14 +47,15 @@ def run_driver_suite(
     if everything:
         settings = msgspec.structs.replace(settings, mutants_max=None)
     tests = load_sample(data, per_operation=None if everything else 1)
-    with suite_progress(disable=json or not sys.stdout.isatty()) as bar:
-        task = bar.add_task(f"vts on {device}", total=None, failed=0)
-        failed = 0
+    with progress_bar(f"vts on {device}", is_wanted=not json) as show:
+        done = failed = 0
 
         def progress(outcome: VtsOutcome, total: int) -> None:
-            nonlocal failed
+            nonlocal done, failed
+            done += 1
             failed += outcome.verdict == "failed"
-            bar.update(task, advance=1, total=total, failed=failed)
+            if show is not None:
+                show(f"vts on {device}: {done}/{total}, {failed} failed", done, total)
 
         async def run() -> VtsReport:
             return await run_vts(
@@ -81,19 +82,18 @@ def run_driver_suite(
 def _print(device: str, report: VtsReport, *, has_data: bool) -> None:
     columns = ("", "passed", "failed", "skipped", "expected failures")
     rows = [(name, c.passed, c.failed, c.skipped, c.expected_failures) for name, c in report.by_group.items()]
-    print_table(f"vts on {device}, by group", columns, rows)
-    screen = console()
+    print_table(f"vts on {device}, by group", columns, rows, least=("expected failures", "skipped"))
     if not has_data:
-        screen.print("no conformance data were found: only the suite's own models were tried; see --data")
+        print_line("no conformance data were found: only the suite's own models were tried; see --data")
     for reason, count in report.skip_reasons.items():
-        screen.print(f"skipped {count}: {reason}", markup=False)
+        print_line(f"skipped {count}: {reason}")
     for failure in report.failures[:FAILURES_SHOWN]:
-        screen.print(f"FAILED {failure}", markup=False)
+        print_line(f"FAILED {failure}")
     if len(report.failures) > FAILURES_SHOWN:
-        screen.print(
+        print_line(
             f"and {len(report.failures) - FAILURES_SHOWN} more; --json, --junit and --html show all of them"
         )
-    screen.print(
+    print_line(
         f"{report.passed} passed, {report.failed} failed, {report.skipped} skipped, "
         f"{report.expected_failures} failed as expected, in {report.seconds:.1f} s"
     )

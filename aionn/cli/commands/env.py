@@ -8,7 +8,8 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
-from aionn.cli.output import print_json, print_table
+from aionn.cli.output import print_json
+from aionn.reports.terminal import print_table
 from aionn.runtime.settings import VARIABLES, settings_from
 
 __all__ = ["env"]

@@ -12,9 +12,11 @@ from cyclopts import Parameter
 
 import aionn
 from aionn.cli import interrupts
-from aionn.cli.output import check_writable, console, print_json, print_table, write_report
+from aionn.cli.output import check_writable, print_json, write_report
 from aionn.models.dot import graph_text
 from aionn.models.tflite import load_tflite
+from aionn.reports.columns import counted
+from aionn.reports.terminal import print_line, print_table
 from aionn.runtime.introspection import ModelSummary, Support, summarize_model
 from aionn.runtime.memory.arguments import tensor_spec
 
@@ -117,17 +119,18 @@ def _print(
     *,
     every: bool,
 ) -> None:
-    screen = console()
-    screen.print(f"[bold]{name}[/bold]")
-    screen.print(
-        f"feature level {summary.feature_level}, {summary.subgraphs} subgraph(s), {len(summary.operations)} operations, "
-        f"{summary.operands} operands\n"
+    print_line("", lead=name)
+    print_line(
+        f"feature level {summary.feature_level}, {counted(summary.subgraphs, 'subgraph')}, "
+        f"{counted(len(summary.operations), 'operation')}, {counted(summary.operands, 'operand')}"
+    )
+    print_line(
         f"{summary.constant_values:,} constant values in {summary.constant_bytes:,} bytes, "
         f"{summary.temporary_bytes:,} bytes between operations, {summary.unknown_sizes} values of unknown size"
     )
     for key in ("inputs", "outputs"):
         for line in arguments[key]:
-            screen.print(f"{key[:-1]:6} {line}", markup=False)
+            print_line(f"{key[:-1]:6} {line}")
     print_table(
         "operands",
         ("lifetime or type", "count"),
@@ -161,9 +164,9 @@ def _print(
         )
     for answer in support:
         if answer.error:
-            screen.print(f"{answer.device} does not answer: {answer.error}", markup=False)
+            print_line(f"{answer.device} does not answer: {answer.error}")
     for missing, reason in unavailable.items():
-        screen.print(f"unavailable: {missing}: {reason}", markup=False)
+        print_line(f"unavailable: {missing}: {reason}")
 
 
 def _by_type(summary: ModelSummary, answering: Sequence[Support]) -> list[tuple[object, ...]]:

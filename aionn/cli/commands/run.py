@@ -9,16 +9,16 @@ from typing import Annotated, Any
 
 import numpy as np
 from cyclopts import Parameter
-from rich.markup import escape
 
 import aionn
 from aionn.benchmarking.figures import spread_of
 from aionn.cli import interrupts
 from aionn.cli.numbers import DEADLINE_MS_MAX, SEED_MAX, numbers
-from aionn.cli.output import check_writable, console, print_json
+from aionn.cli.output import check_writable, print_json
 from aionn.errors import InvalidArgument
 from aionn.hal import check_deadline_ns
 from aionn.platform.files import open_regular
+from aionn.reports.terminal import print_line
 from aionn.runtime.clock import to_ns
 from aionn.runtime.memory.arguments import Array, TensorSpec
 
@@ -173,15 +173,12 @@ def _summary(spec: TensorSpec, array: Array) -> dict[str, Any]:
 
 
 def _print(report: dict[str, Any]) -> None:
-    screen = console()
     latency, device = report["latency_ms"], report["device_ms"]
-    screen.print(
-        f"[bold]{escape(report['model'])}[/bold] on {escape(report['device'])}, compiled in {report['compile_ms']:.1f} ms"
-    )
+    print_line(f"on {report['device']}, compiled in {report['compile_ms']:.1f} ms", lead=report["model"])
     count = report["executions"]
     on_device = "" if device is None else f"; on the device {_told(device, count)}"
-    screen.print(f"{count} execution{'s' if count > 1 else ''}: latency {_told(latency, count)}{on_device}")
+    print_line(f"{count} execution{'s' if count > 1 else ''}: latency {_told(latency, count)}{on_device}")
     for output in report["outputs"]:
-        screen.print(f"output {output['name']} {output['type']} {output['shape']}", markup=False)
+        print_line(f"output {output['name']} {output['type']} {output['shape']}")
         for entry in output["largest"]:
-            screen.print(f"  [{entry['index']}] {entry['value']:.6g}", markup=False)
+            print_line(f"  [{entry['index']}] {entry['value']:.6g}")

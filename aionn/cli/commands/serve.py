@@ -14,12 +14,12 @@ from cyclopts import Parameter
 
 from aionn.cli import interrupts
 from aionn.cli.numbers import numbers
-from aionn.cli.output import console
 from aionn.drivers import registry
 from aionn.errors import InvalidArgument
 from aionn.hal import Device
 from aionn.observability.log_tags import choose_tags
 from aionn.platform.loops import finish
+from aionn.reports.terminal import print_line
 from aionn.runtime.settings import settings_from
 from aionn.runtime.traces import begin_trace
 from aionn.service.host.admission import ClientLimits
@@ -134,7 +134,7 @@ async def _serve(
                 tasks.start_soon(_listen, device, path, mode, quotas, limits, hang_after, started)
                 await started.wait()
                 if not quiet:
-                    console().print(f"serving {device.info.name} at {path}; Ctrl-C ends it", soft_wrap=True)
+                    print_line(f"serving {device.info.name} at {path}; Ctrl-C ends it")
                 async for _ in signals:
                     tasks.cancel_scope.cancel()
                     break

@@ -9,7 +9,8 @@ import msgspec
 from cyclopts import Parameter
 
 from aionn.cli.numbers import SEED_MAX, numbers
-from aionn.cli.output import check_writable, console, print_json, print_table, write_report
+from aionn.cli.output import check_writable, print_json, write_report
+from aionn.reports.terminal import print_line, print_table
 from aionn.simulation.baselines import policy_named
 from aionn.simulation.bound import on_time_bound, requests_of
 from aionn.simulation.checkers import breaches
@@ -77,7 +78,8 @@ def simulate(
         )
         for c in report.classes
     ]
-    print_table(f"{report.workload}, policy {report.policy}, seed {seed}", columns, rows)
+    title = f"{report.workload}, policy {report.policy}, seed {seed}"
+    print_table(title, columns, rows, least=("p50 ms", "requests"))
     print_table(
         "devices",
         ("device", "busy %", "joules"),
@@ -86,6 +88,6 @@ def simulate(
     if most is not None:
         print_table("could have ended on time", ("priority", "requests"), list(most.items()))
     for breach in broken:
-        console().print(f"breach: {breach}", markup=False)
-    console().print(f"{report.simulated_s:.3f} s in {report.events} events; record {report.digest[:16]}")
+        print_line(f"breach: {breach}")
+    print_line(f"{report.simulated_s:.3f} s in {report.events} events; record {report.digest[:16]}")
     return 1 if broken else 0

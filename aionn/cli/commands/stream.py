@@ -8,16 +8,16 @@ from typing import Annotated, Any, Literal
 import anyio
 import numpy as np
 from cyclopts import Parameter
-from rich.markup import escape
 
 import aionn
 from aionn.cli import interrupts
 from aionn.cli.numbers import DEADLINE_MS_MAX, numbers
-from aionn.cli.output import console, print_json, print_table
+from aionn.cli.output import print_json
 from aionn.cli.streaming import Account, show_live, stream_into_account, warm_up
 from aionn.errors import InvalidArgument
 from aionn.media import AudioWindow, Frame, audio_file, log_mel, video_file
 from aionn.platform.files import TEXT_BYTES_MAX, read_regular
+from aionn.reports.terminal import print_line, print_table
 from aionn.runtime.clock import to_ns
 from aionn.runtime.memory.arguments import Array, TensorSpec, Writer, image_writer, value_writer
 
@@ -166,11 +166,12 @@ async def _stream(
 
 def _print(report: dict[str, Any]) -> None:
     latency = report["latency_ms"]
-    console().print(
-        f"[bold]{escape(report['source'])}[/bold] through {escape(report['model'])} on {escape(report['device'])}: "
+    print_line(
+        f"through {report['model']} on {report['device']}: "
         f"{report['items']} items, "
         f"{report['on_time']} on time, {report['late']} late, {report['dropped']} dropped, {report['per_second']:.1f} per s, "
-        f"latency p50 {latency.p50:.1f} ms, p99 {latency.p99:.1f} ms"
+        f"latency p50 {latency.p50:.1f} ms, p99 {latency.p99:.1f} ms",
+        lead=report["source"],
     )
     if report["recognised"]:
         print_table(

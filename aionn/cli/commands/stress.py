@@ -11,7 +11,6 @@ from typing import Annotated, Literal, NoReturn
 
 import msgspec
 from cyclopts import Parameter
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from aionn.benchmarking.stress.bodies import BODIES
 from aionn.benchmarking.stress.run import TEST_S_MAX, StressResult
@@ -21,9 +20,10 @@ from aionn.benchmarking.stress.soak import GROWTH_S_MIN, SOAK_S_MAX, SoakProgres
 from aionn.benchmarking.stress.soak import soak as run_soak
 from aionn.cli import interrupts
 from aionn.cli.numbers import SEED_MAX, numbers
-from aionn.cli.output import console, print_json, print_table
+from aionn.cli.output import print_json
 from aionn.drivers import registry
 from aionn.errors import InvalidArgument
+from aionn.reports.terminal import print_line, print_table, progress_bar
 from aionn.runtime.settings import settings_from
 
 __all__ = ["stress"]
@@ -86,11 +86,8 @@ def stress(
 
         def progress(running: str, index: int, name: str = name) -> None:
             if not json:
-                print(
-                    f"{name}: {running} ({index + 1} of {len(tests)}, {seconds:.0f} s)",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                step = f"{name}: {running} ({index + 1} of {len(tests)}, {seconds:.0f} s)"
+                print_line(step, stream=sys.stderr)
 
         async def run(name: str = name) -> tuple[StressResult, ...]:
             return await run_stress(name, file, tests, seconds, seed=seed, progress=progress)
@@ -104,7 +101,7 @@ def stress(
             print_table(f"stress on {name}", ("test", "result", "done", "s"), rows)
             for r in results:
                 if r.message:
-                    console().print(f"{r.test}: {r.message}", markup=False)
+                    print_line(f"{r.test}: {r.message}")
     return 0 if all(r.result == "SUCCESS" for results in report.values() for r in results) else 1
 
 
@@ -118,10 +115,7 @@ def _soak(
 ) -> int:
     # Every killed process is worth a warning elsewhere; here that is what the run is for.
     logging.getLogger("aionn").addHandler(logging.NullHandler())
-    shown = sys.stdout.isatty() and not json
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console(), transient=True, disable=not shown) as bar:
-        task = bar.add_task("soak", total=hours * SECONDS_PER_HOUR)
+    with progress_bar("soak", is_wanted=not json) as show:
         next_s = LINE_S
 
         def progress(state: SoakProgress) -> None:
@@ -130,9 +124,10 @@ def _soak(
                 f"{state.counts['kills']} kills, {state.counts['right']} right, {state.failures} failed, "
                 f"{state.rss_kb / 1024:.1f} MB, {state.objects} objects"
             )
-            bar.update(task, description=told, completed=state.seconds)
-            if not shown and not json and state.seconds >= next_s:
-                print(f"soak, {state.seconds:.0f} s: {told}", file=sys.stderr, flush=True)
+            if show is not None:
+                show(told, state.seconds, hours * SECONDS_PER_HOUR)
+            elif not json and state.seconds >= next_s:
+                print_line(f"soak, {state.seconds:.0f} s: {told}", stream=sys.stderr)
                 next_s = state.seconds + LINE_S
 
         async def run() -> SoakReport:
@@ -167,17 +162,16 @@ def _print_soak(report: SoakReport) -> None:
         f"soak of {', '.join(report.drivers)}, {report.seconds:.0f} s, seed {report.seed}",
         ("held", "first", "last", "per hour", "95 %", "steady"),
         [_slope_cells(slope, report.is_growth_judged) for slope in report.slopes],
+        least=("95 %", "first"),
     )
-    screen = console()
-    screen.print(f"{counts}; {report.kills_per_hour:.0f} kills an hour", markup=False)
+    print_line(f"{counts}; {report.kills_per_hour:.0f} kills an hour")
     for text in (*report.failures, *report.hangs):
-        screen.print(text, markup=False)
+        print_line(text)
     if not report.is_growth_judged:
-        screen.print(
+        print_line(
             f"growth is not judged: that takes {GROWTH_S_MIN / 60:g} minutes, since a shorter run is all warm-up",
-            markup=False,
         )
-    screen.print("SUCCESS" if report.is_success else f"FAILURE: {'; '.join(report.reasons)}", markup=False)
+    print_line("SUCCESS" if report.is_success else f"FAILURE: {'; '.join(report.reasons)}")
 
 
 def _slope_cells(slope: Slope, is_judged: bool) -> tuple[object, ...]:

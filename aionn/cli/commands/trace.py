@@ -9,7 +9,9 @@ import cyclopts
 import msgspec
 from cyclopts import Parameter
 
-from aionn.cli.output import print_json, print_table
+from aionn.cli.output import print_json
+from aionn.reports.columns import counted
+from aionn.reports.terminal import print_table
 from aionn.runtime.traces import COLUMNS, TraceSummary, read_trace, summarize, summarize_applications
 
 __all__ = ["trace"]
@@ -26,6 +28,9 @@ _HEADS = {
     "Total": "total",
 }
 """Heads that fit into 80 columns; ``exec`` is all of an execution: I/O, compute and results."""
+
+LEAST = ("end", "init", "prep", "results", "I/O")
+"""The columns that a narrow terminal loses: what happens once comes first, then parts of ``exec``."""
 
 trace = cyclopts.App(
     name="trace", help="Summarise a trace file that AIONN_TRACE or aionn.open(trace=...) wrote."
@@ -69,16 +74,13 @@ def _print(found: TraceSummary, per_execution: bool) -> None:
         for layer, cells in found.rows.items()
     ]
     print_table(
-        f"{found.application}{': ' if found.application else ''}{_counted(found.executions, 'execution', 'executions')}, "
-        f"{_counted(found.processes, 'process', 'processes')}, {found.wall_ms:.1f} ms; "
+        f"{found.application}{': ' if found.application else ''}{counted(found.executions, 'execution')}, "
+        f"{counted(found.processes, 'process', 'processes')}, {found.wall_ms:.1f} ms; "
         f"milliseconds{' per execution' if per_execution else ''}",
         ("layer", *(_HEADS[column] for column in COLUMNS)),
         rows,
+        least=LEAST,
     )
-
-
-def _counted(count: int, one: str, many: str) -> str:
-    return f"{count} {one if count == 1 else many}"
 
 
 def _figure(ms: float) -> str:

@@ -114,7 +114,8 @@ def test_progress_is_shown_on_a_terminal(data: Path) -> None:
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
     process = subprocess.Popen(
         command("reference", "--data", data, "--isolation", "in_process", "--jobs", "1"),
-        stdout=terminal,
+        stdout=subprocess.DEVNULL,
+        stderr=terminal,
         env=environment,
     )
     os.close(terminal)

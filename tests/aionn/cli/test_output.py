@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
 
 from aionn.cli.commands.env import env
 from aionn.cli.commands.trace import _HEADS, _figure
-from aionn.cli.output import check_writable, fitting_widths, print_table, write_report
+from aionn.cli.output import check_writable, write_report
 from aionn.errors import InvalidArgument
+from aionn.reports.terminal import fitting_widths
 from aionn.runtime.settings import VARIABLES
 from aionn.runtime.traces import COLUMNS
 
@@ -39,41 +39,6 @@ def test_report_is_written_over_what_is_there(tmp_path: Path) -> None:
     for text in ("a longer report: \N{MICRO SIGN}s", "short"):
         write_report(path, text)
         assert path.read_text(encoding="utf-8") == text
-
-
-WORDS = [
-    "AIONN_BURST_CONTROLLER_POLLING_US",
-    "burst_controller_polling_us",
-    "TENSOR_QUANT8_ASYMM_SIGNED",
-    "x",
-    "[red]",
-]
-
-
-@pytest.mark.parametrize("width", [20, 40, 80, 200])
-@pytest.mark.parametrize("seed", range(5))
-def test_table_breaks_no_word(
-    width: int, seed: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    chosen = random.Random(seed)
-    rows = [[" ".join(chosen.choices(WORDS, k=chosen.randint(1, 4))) for _ in range(4)] for _ in range(3)]
-    print_table("a title", ("name", "option", "set to", "meaning"), rows)
-    shown = capsys.readouterr().out
-    words = shown.split()
-    for row in rows:
-        for cell in row:
-            for word in cell.split():
-                assert word in words
-    if width >= 80:
-        assert all(len(line.rstrip()) <= width for line in shown.splitlines())
-
-
-def test_widths_break_no_word_and_fill_no_more_than_there_is() -> None:
-    rows = [["name", "long text of words"], ["abcdef", "a"]]
-    assert fitting_widths(rows, 80) == [6, 18]
-    assert fitting_widths(rows, 16) == [6, 8]
-    assert fitting_widths(rows, 12) is None
 
 
 def test_environment_can_be_copied_at_80_columns(

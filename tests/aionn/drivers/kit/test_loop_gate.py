@@ -10,6 +10,7 @@ import anyio
 import anyio.lowlevel
 import numpy as np
 import pytest
+from aionn.testing.loop_reference import LoopReferenceDevice, LoopReferencePreparedModel
 
 from aionn.conformance.requests import request_for
 from aionn.drivers.kit.gate import SlotGate
@@ -21,7 +22,6 @@ from aionn.scheduler.policy import PlanPolicy
 from aionn.scheduler.ready_queue import Policy
 from aionn.scheduler.shared_slots import SharedSlots
 from aionn.testing import SimulatedDevice, models, run
-from aionn.testing.loop_reference import LoopReferenceDevice, LoopReferencePreparedModel
 
 LOW, MEDIUM, HIGH = Priority.LOW, Priority.MEDIUM, Priority.HIGH
 MS = 1_000_000
