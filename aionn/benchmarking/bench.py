@@ -36,9 +36,10 @@ from aionn.benchmarking.measures import (
     operation_shares,
     run_scenarios,
 )
-from aionn.benchmarking.paths import PATHS, Arguments, Path, draw_inputs, opened
+from aionn.benchmarking.paths import PATHS, Path, draw_inputs, opened
 from aionn.errors import Error, InvalidArgument
 from aionn.hal import CACHE_TOKEN_BYTES, CacheFileCounts, CacheFiles, Model, PreparedModel
+from aionn.hal.pooled_request import PooledRequest
 from aionn.models.tflite import load_tflite
 from aionn.runtime.devices import RuntimeDevice
 from aionn.runtime.runtime import Runtime
@@ -247,12 +248,12 @@ async def _answers(device: RuntimeDevice, model: Model, inputs: Sequence[Sequenc
 
 async def _outputs(prepared: PreparedModel, model: Model, inputs: Sequence[Sequence[Array]]) -> Answers:
     found: Answers = []
-    with Arguments(model) as arguments:
+    with PooledRequest(model) as arguments:
         async with opened(prepared, arguments.request, "sync") as call:
             for values in inputs:
                 arguments.write(values)
                 await call()
-                found.append(arguments.read())
+                found.append(arguments.outputs())
     return found
 
 
@@ -280,7 +281,7 @@ class _Measured:
             prepared = await self._device.hal.prepare_model(self._model)
             try:
                 latencies: dict[str, Spread] = {}
-                with Arguments(self._model) as arguments:
+                with PooledRequest(self._model) as arguments:
                     arguments.write(inputs[0])
                     for path in self._settings.paths:
                         self._step(path)
@@ -367,7 +368,7 @@ class _Measured:
                         os.close(fd)
         return CompileTimes(spread_of(fresh), spread_of(saving), spread_of(loading), size)
 
-    async def _latency(self, prepared: PreparedModel, arguments: Arguments, path: Path) -> Spread:
+    async def _latency(self, prepared: PreparedModel, arguments: PooledRequest, path: Path) -> Spread:
         times_ms: list[float] = []
         async with opened(prepared, arguments.request, path) as call:
             for _ in range(WARM_UP_COUNT):
@@ -391,7 +392,7 @@ class _Measured:
 
         async def work() -> None:
             nonlocal count
-            with Arguments(self._model) as arguments:
+            with PooledRequest(self._model) as arguments:
                 arguments.write(inputs)
                 async with opened(prepared, arguments.request, "burst") as call:
                     for _ in range(self._settings.count):

@@ -34,9 +34,10 @@ from aionn.benchmarking.loadgen import (
     load_bindings,
     run_load,
 )
-from aionn.benchmarking.paths import Arguments, opened
+from aionn.benchmarking.paths import opened
 from aionn.errors import InvalidArgument
 from aionn.hal import Model, Operand, PreparedModel, operation_type_name
+from aionn.hal.pooled_request import PooledRequest
 from aionn.interpreter import Interpreter, RunControl
 
 __all__ = [
@@ -162,7 +163,7 @@ async def evaluate(prepared: PreparedModel, model: Model, known: KnownData) -> E
     operand, result = _only_input(model), model.main.outputs[0]
     samples = find_samples(Path(known.folder), known.evaluator)
     outputs: list[Array] = []
-    with Arguments(model) as arguments:
+    with PooledRequest(model) as arguments:
         async with opened(prepared, arguments.request, "sync") as call:
             for sample in samples:
                 value = await read_sample(sample, operand, known.pixels)
@@ -170,7 +171,7 @@ async def evaluate(prepared: PreparedModel, model: Model, known: KnownData) -> E
                 for step in value if sample.expected is not None else value[None]:
                     arguments.write([step])
                     await call()
-                    steps.append(arguments.read()[0])
+                    steps.append(arguments.outputs()[0])
                 outputs.append(np.stack(steps).reshape(len(steps), -1))
     if known.evaluator == "top-k":
         return evaluate_top_k(outputs, [sample.label for sample in samples], known.expected_top1)
@@ -227,7 +228,7 @@ async def run_scenarios(
 async def _slot(
     stack: contextlib.AsyncExitStack, prepared: PreparedModel, model: Model, inputs: Sequence[Sequence[Array]]
 ) -> Answer:
-    arguments = stack.enter_context(Arguments(model))
+    arguments = stack.enter_context(PooledRequest(model))
     call = await stack.enter_async_context(opened(prepared, arguments.request, "burst"))
 
     async def answer(index: int) -> None:

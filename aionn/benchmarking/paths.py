@@ -1,6 +1,6 @@
 """The four ways to have a prepared model compute, each as one awaitable to take the time of.
 
-Owns requests over shared memory that are made once, and the paths: sync, async, fenced, burst. The conformance suites check the
+Owns the paths: sync, async, fenced, burst. The conformance suites check the
 answers against the driver contract.
 
 Source: the driver contract in ``aionn.hal.device``.
@@ -10,36 +10,30 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from types import TracebackType
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from aionn.errors import ErrorStatus, GeneralFailure, InvalidArgument
 from aionn.hal import (
-    DataLocation,
-    Memory,
     Model,
     Operand,
     OutputShape,
     PreparedModel,
     Request,
-    RequestArgument,
     Timing,
     operand_dtype,
     operand_size_bytes,
 )
 from fences import SyncFence
 
-__all__ = ["PATHS", "Arguments", "Call", "Path", "draw_inputs", "opened"]
+__all__ = ["PATHS", "Call", "Path", "draw_inputs", "opened"]
 
 Array = npt.NDArray[Any]
 Path = Literal["sync", "async", "fenced", "burst"]
 PATHS: tuple[Path, ...] = get_args(Path)
 Call = Callable[[], Awaitable[None]]
-
-ALIGNMENT_BYTES = 64
 
 
 def draw_inputs(model: Model, generator: np.random.Generator) -> list[Array]:
@@ -65,60 +59,6 @@ def _drawn(index: int, operand: Operand, generator: np.random.Generator) -> Arra
     # Plain integers are often indexes or extents: small ones are likelier to be legal.
     low, high = (int(info.min), int(info.max) + 1) if operand.scale else (0, 2)
     return generator.integers(low, high, shape).astype(dtype)
-
-
-class Arguments:
-    """A request over one shared memory. Close it.
-
-    Attributes:
-        request: What is sent.
-    """
-
-    def __init__(self, model: Model) -> None:
-        self._model = model
-        places: list[tuple[int, int]] = []
-        end = 0
-        for index, operand in enumerate((*model.main.inputs, *model.main.outputs)):
-            size_bytes = operand_size_bytes(operand.type, operand.dimensions)
-            if not size_bytes:
-                shape = list(operand.dimensions)
-                raise InvalidArgument(
-                    f"bench: argument {index}: expected a shape that the model fixes, got {shape}"
-                )
-            places.append((end, size_bytes))
-            end += -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        self._memory = Memory.create(end, name="aionn-bench")
-        arguments = tuple(
-            RequestArgument(False, DataLocation(0, offset, size), ()) for offset, size in places
-        )
-        count = len(model.main.inputs)
-        self.request = Request(arguments[:count], arguments[count:], (self._memory,))
-
-    def write(self, inputs: Sequence[Array]) -> None:
-        """Fills the inputs."""
-        for argument, value in zip(self.request.inputs, inputs, strict=True):
-            self._bytes(argument)[:] = np.frombuffer(np.ascontiguousarray(value).tobytes(), dtype=np.uint8)
-
-    def read(self) -> list[Array]:
-        """Copies of the outputs."""
-        return [
-            np.frombuffer(self._bytes(argument).tobytes(), dtype=operand_dtype(operand.type)).reshape(
-                operand.dimensions
-            )
-            for argument, operand in zip(self.request.outputs, self._model.main.outputs, strict=True)
-        ]
-
-    def _bytes(self, argument: RequestArgument) -> npt.NDArray[np.uint8]:
-        location = argument.location
-        return self._memory.array[location.offset : location.offset + location.length]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._memory.close()
 
 
 @contextlib.asynccontextmanager

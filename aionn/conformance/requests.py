@@ -1,31 +1,36 @@
-"""Requests over fresh shared memory, for tests that call a device directly: inputs in, outputs out.
+"""Requests of the conformance suites, and of tests that call a device directly.
 
-Owns the layout of one pool per request. An application's arrays go their way to a device by ``aionn.runtime.memory.arguments``.
+Owns the check that a device writes its outputs alone: inputs in one pool, outputs in another, and guards around the outputs.
+
+Invariants:
+1. Before every computation all bytes of the output pool have the value ``FILL``, so that nothing old can pass for a result.
+2. Afterwards the bytes between the outputs must still have it, and the input pool its contents.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from aionn.errors import InvalidArgument
 from aionn.hal import (
+    PREFERRED_PADDING_BYTES,
     DataLocation,
     Memory,
+    MemoryKind,
     Model,
     Request,
     RequestArgument,
-    dimensions_are_known,
-    operand_dtype,
-    operand_size_bytes,
 )
+from aionn.hal.pooled_request import PooledRequest, place_values
 
-__all__ = ["outputs_of", "request_for"]
+__all__ = ["FILL", "GuardedRequest", "request_for"]
 
-ALIGNMENT_BYTES = 64
+FILL = 0xA5
+"""No float, integer or boolean that a test expects all through."""
 
 
 def request_for(model: Model, inputs: Sequence[npt.NDArray[Any]]) -> Request:
@@ -34,34 +39,82 @@ def request_for(model: Model, inputs: Sequence[npt.NDArray[Any]]) -> Request:
     Raises:
         InvalidArgument: An output's shape is not known, or the number of inputs is wrong.
     """
-    main = model.main
-    if len(inputs) != len(main.inputs):
-        raise InvalidArgument(f"request: expected {len(main.inputs)} inputs, got {len(inputs)}")
-    for index, operand in enumerate(main.outputs):
-        if not dimensions_are_known(operand.type, operand.dimensions):
-            raise InvalidArgument(f"request, output {index}: the model does not state its shape")
-    sizes = [a.nbytes for a in inputs] + [operand_size_bytes(o.type, o.dimensions) for o in main.outputs]
-    offsets = [0]
-    for size in sizes:
-        offsets.append(offsets[-1] + -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES)
-    pool = Memory.create(offsets[-1])
-    for array, offset in zip(inputs, offsets, strict=False):
-        pool.array[offset : offset + array.nbytes] = np.frombuffer(array.tobytes(), np.uint8)
-    shapes = [tuple(a.shape) for a in inputs] + [o.dimensions for o in main.outputs]
-    arguments = [
-        RequestArgument(False, DataLocation(0, offset, size), shape)
-        for offset, size, shape in zip(offsets, sizes, shapes, strict=False)
-    ]
-    return Request(tuple(arguments[: len(inputs)]), tuple(arguments[len(inputs) :]), (pool,))
+    pooled = PooledRequest(model, [array.shape for array in inputs])
+    pooled.write(inputs)
+    return pooled.request
 
 
-def outputs_of(model: Model, request: Request) -> list[npt.NDArray[Any]]:
-    """Copies of the present outputs of a request from ``request_for``."""
-    (pool,) = request.pools
-    assert isinstance(pool, Memory), "request_for makes one pool of shared memory"
-    outputs = []
-    for argument, operand in zip(request.outputs, model.main.outputs, strict=True):
-        location = argument.location
-        data = pool.array[location.offset : location.offset + location.length].tobytes()
-        outputs.append(np.frombuffer(data, operand_dtype(operand.type)).reshape(argument.dimensions))
-    return outputs
+class GuardedRequest:
+    """A request, to be executed any number of times, with guards before and behind each output. Close it.
+
+    Args:
+        inputs: The bytes of each input; an empty one is left out.
+        output_sizes: Of the outputs, in bytes.
+        kind: Of both memories.
+
+    Attributes:
+        request: The request: inputs in pool 0, outputs in pool 1.
+        input_pool: The memory of the inputs.
+        output_pool: The memory of the outputs.
+    """
+
+    def __init__(
+        self, inputs: Sequence[bytes], output_sizes: Sequence[int], kind: MemoryKind = MemoryKind.ASHMEM
+    ) -> None:
+        places, input_bytes = place_values(map(len, inputs))
+        self._locations, output_bytes = place_values(
+            output_sizes, pool_index=1, guard_bytes=PREFERRED_PADDING_BYTES
+        )
+        self.input_pool = Memory.create(input_bytes, kind=kind)
+        try:
+            self.output_pool = Memory.create(output_bytes, kind=kind)
+        except BaseException:
+            self.input_pool.close()
+            raise
+        for data, location in zip(inputs, places, strict=True):
+            end = location.offset + location.length
+            self.input_pool.array[location.offset : end] = np.frombuffer(data, np.uint8)
+        self._inputs_before = self.input_pool.array.tobytes()
+        self.request = Request(
+            inputs=tuple(
+                RequestArgument(location=location) if location.length else RequestArgument(has_no_value=True)
+                for location in places
+            ),
+            outputs=tuple(RequestArgument(location=location) for location in self._locations),
+            pools=(self.input_pool, self.output_pool),
+        )
+        self.reset()
+
+    def reset(self) -> None:
+        """Fills the pool of the outputs, for the next computation."""
+        self.output_pool.array[:] = FILL
+
+    def written(self, index: int) -> npt.NDArray[np.uint8]:
+        """A view of the bytes of an output."""
+        location = self._locations[index]
+        return self.output_pool.array[location.offset : location.offset + location.length]
+
+    def stray(self) -> str | None:
+        """The place of a changed byte that belongs to no output; None without one."""
+        if self.input_pool.array.tobytes() != self._inputs_before:
+            return "the pool of the inputs"
+        start = 0
+        for location in (*self._locations, DataLocation(1, self.output_pool.size_bytes, 0)):
+            changed = np.flatnonzero(self.output_pool.array[start : location.offset] != FILL)
+            if changed.size:
+                return f"byte {start + int(changed[0])} of the pool of the outputs"
+            start = location.offset + location.length
+        return None
+
+    def close(self) -> None:
+        """Closes the pools. Idempotent."""
+        self.input_pool.close()
+        self.output_pool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

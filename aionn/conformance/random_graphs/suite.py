@@ -44,10 +44,10 @@ from aionn.conformance.random_graphs.graphs import (
 from aionn.conformance.random_graphs.graphs import Failure as GraphFailure
 from aionn.conformance.random_graphs.plain_evaluation import evaluate_plainly
 from aionn.conformance.random_graphs.sets import CHAIN_TESTS, GRAPH_TESTS, SIGNATURES, TESTS, GraphTest
-from aionn.conformance.requests import outputs_of, request_for
 from aionn.conformance.suite import DeviceUnderTest, Outcome
 from aionn.errors import DeadObject, ErrorStatus, InvalidArgument, error_for_status
-from aionn.hal import Memory, Model
+from aionn.hal import Model
+from aionn.hal.pooled_request import PooledRequest
 from aionn.platform.files import read_regular
 
 __all__ = [
@@ -315,9 +315,9 @@ class _Runner:
         device = await self._device.get()
         prepared = await self._within(device.prepare_model(model))
         async with closing(prepared):
-            request = request_for(model, inputs)
-            try:
-                async with computing(prepared, request, self._settings.mode) as compute:
+            with PooledRequest(model, [array.shape for array in inputs]) as pooled:
+                pooled.write(inputs)
+                async with computing(prepared, pooled.request, self._settings.mode) as compute:
                     answer = await self._within(compute())
                 if answer.status != ErrorStatus.NONE:
                     raise error_for_status(answer.status, answer.message)
@@ -325,11 +325,7 @@ class _Runner:
                 reported = [shape.dimensions for shape in answer.shapes] or stated
                 if reported != stated:
                     raise Breach(f"outputs of the shapes {stated}", f"{reported}")
-                return outputs_of(model, request)
-            finally:
-                for pool in request.pools:
-                    assert isinstance(pool, Memory), "request_for makes memories"
-                    pool.close()
+                return pooled.outputs()
 
     async def _within(self, call: Awaitable[_T]) -> _T:
         try:

@@ -16,8 +16,8 @@ from functools import partial
 import msgspec
 import numpy as np
 
+from aionn.conformance.requests import FILL
 from aionn.conformance.vts.case import Case, CaseSkipped, VtsSubject, expect_refusal, expect_status, fail
-from aionn.conformance.vts.models import FILL
 from aionn.conformance.vts.paths import PATHS, Path, executing, expect_refused
 from aionn.errors import ErrorStatus
 from aionn.hal import (

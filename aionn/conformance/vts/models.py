@@ -2,9 +2,7 @@
 
 Owns the models' making and the choice of the sample. The cases use them.
 
-Invariants:
-1. The sample holds every operation that occurs in the data, in the smallest models that have it; the same each time.
-2. A request's outputs are filled and guarded, so that what a driver writes beside them shows.
+Invariant: the sample holds every operation that occurs in the data, in the smallest models that have it; the same each time.
 
 Source: the models of the NN HAL's VTS for memory domains, caching and quality of service, by what they are for.
 """
@@ -16,22 +14,18 @@ import itertools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from aionn.conformance.cts import CtsTest, build_model, iterate_tests, operation_types
+from aionn.conformance.requests import GuardedRequest
 from aionn.hal import (
-    DataLocation,
-    Memory,
     MemoryKind,
     Model,
     OperandType,
     OperationType,
-    Request,
-    RequestArgument,
     operand_dtype,
     operand_size_bytes,
 )
@@ -56,9 +50,6 @@ Array = npt.NDArray[Any]
 
 DATA_VARIABLE = "AIONN_CONFORMANCE_DATA"
 """Environment variable that names the folder of the conformance data."""
-
-FILL = 0xA5
-GUARD_BYTES = 64
 
 MEMORY_TYPES = (
     OperandType.TENSOR_FLOAT32,
@@ -228,81 +219,23 @@ def split_model(count: int, rank: int = 4) -> Model:
     return g.build(parts)
 
 
-class RequestPools:
+class RequestPools(GuardedRequest):
     """Pools and the request for one execution of a model whose shapes are all known.
 
     Args:
         model: The model.
         inputs: Values of its inputs.
         kind: Of both pools.
-
-    Attributes:
-        request: Inputs in pool 0, outputs in pool 1, each output aligned to 64 bytes with a guard before and behind it.
     """
 
     def __init__(
         self, model: Model, inputs: Sequence[Array], *, kind: MemoryKind = MemoryKind.ASHMEM
     ) -> None:
         self._operands = model.main.outputs
-        arrays = [np.ascontiguousarray(array) for array in inputs]
-        sizes = [array.nbytes for array in arrays]
-        self._locations = list(_layout(1, [operand_size_bytes(o.type, o.dimensions) for o in self._operands]))
-        input_locations = list(_layout(0, sizes))
-        self.inputs = Memory.create(_end(input_locations), kind=kind)
-        self.outputs = Memory.create(_end(self._locations), kind=kind)
-        for array, location in zip(arrays, input_locations, strict=True):
-            self.inputs.array[location.offset : location.offset + location.length] = array.reshape(-1).view(
-                np.uint8
-            )
-        self.request = Request(
-            inputs=tuple(RequestArgument(location=location) for location in input_locations),
-            outputs=tuple(RequestArgument(location=location) for location in self._locations),
-            pools=(self.inputs, self.outputs),
-        )
-        self._inputs_before = self.inputs.array.tobytes()
-        self.reset()
-
-    def reset(self) -> None:
-        """Fills the pool of the outputs."""
-        self.outputs.array[:] = FILL
+        sizes = [operand_size_bytes(o.type, o.dimensions) for o in self._operands]
+        super().__init__([array.tobytes() for array in inputs], sizes, kind)
 
     def output(self, index: int = 0) -> Array:
         """A copy of one output."""
-        operand, location = self._operands[index], self._locations[index]
-        raw = self.outputs.array[location.offset : location.offset + location.length].copy()
-        return raw.view(operand_dtype(operand.type)).reshape(operand.dimensions)
-
-    def stray(self) -> str | None:
-        """Where something else than the outputs was written; None where nothing was."""
-        if self.inputs.array.tobytes() != self._inputs_before:
-            return "the pool of the inputs"
-        mask = np.ones(self.outputs.size_bytes, bool)
-        for location in self._locations:
-            mask[location.offset : location.offset + location.length] = False
-        changed = np.flatnonzero(mask & (self.outputs.array != FILL))
-        return f"byte {changed[0]} of the pool of the outputs" if changed.size else None
-
-    def close(self) -> None:
-        """Closes the pools. Idempotent."""
-        self.inputs.close()
-        self.outputs.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def _layout(pool_index: int, sizes: Sequence[int]) -> Iterator[DataLocation]:
-    offset = GUARD_BYTES
-    for size in sizes:
-        yield DataLocation(pool_index, offset, size)
-        offset += -(-size // GUARD_BYTES) * GUARD_BYTES + GUARD_BYTES
-
-
-def _end(locations: Sequence[DataLocation]) -> int:
-    last = locations[-1]
-    return last.offset + last.length + GUARD_BYTES
+        operand = self._operands[index]
+        return self.written(index).copy().view(operand_dtype(operand.type)).reshape(operand.dimensions)

@@ -222,7 +222,7 @@ async def _refuses_closed_pool(subject: VtsSubject, path: Path) -> None:
     model = add_model()
     async with subject.prepared(model) as prepared, executing(subject, prepared, path) as executor:
         with RequestPools(model, [np.zeros((1, 4), np.float32)]) as pools:
-            pools.outputs.close()
+            pools.output_pool.close()
             await expect_refused(executor, pools.request)
 
 
@@ -232,9 +232,9 @@ async def _refuses_read_only_output(subject: VtsSubject, path: Path) -> None:
         with RequestPools(model, [np.zeros((1, 4), np.float32)]) as pools:
             if subject.is_remote:
                 raise CaseSkipped("the rights of this process do not show those of another process")
-            view = Memory.from_fd(pools.outputs.fileno(), writable=False)
+            view = Memory.from_fd(pools.output_pool.fileno(), writable=False)
             try:
-                await expect_refused(executor, replace(pools.request, pools=(pools.inputs, view)))
+                await expect_refused(executor, replace(pools.request, pools=(pools.input_pool, view)))
             finally:
                 view.close()
 

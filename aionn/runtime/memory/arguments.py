@@ -21,7 +21,6 @@ import numpy.typing as npt
 
 from aionn.errors import GeneralFailure, InvalidArgument, OutputInsufficientSize
 from aionn.hal import (
-    PREFERRED_ALIGNMENT_BYTES,
     Buffer,
     BufferToken,
     DataLocation,
@@ -38,6 +37,7 @@ from aionn.hal import (
     operand_size_bytes,
     operand_type_name,
 )
+from aionn.hal.pooled_request import place_values
 
 __all__ = [
     "AREAS_KEPT_MAX",
@@ -259,11 +259,9 @@ class RequestArea:
         self._shapes: dict[int, tuple[int, ...] | None] = {value.key: value.shape for value in values}
         self._bound: Mapping[int, Binding] = {}
         self._targets: Mapping[int, Array] = {}
-        end = 0
-        for value in values:
-            self._locations[value.key] = DataLocation(0, end, value.size_bytes)
-            end += -(-max(value.size_bytes, 1) // PREFERRED_ALIGNMENT_BYTES) * PREFERRED_ALIGNMENT_BYTES
-        self.memories = [Memory.create(max(end, PREFERRED_ALIGNMENT_BYTES), name="aionn-request")]
+        locations, size_bytes = place_values(value.size_bytes for value in values)
+        self._locations.update(zip((value.key for value in values), locations, strict=True))
+        self.memories = [Memory.create(size_bytes, name="aionn-request")]
         _logger.debug("request memory: %d bytes for %d values", self.memories[0].size_bytes, len(values))
 
     def is_for(self, values: Sequence[Value]) -> bool:

@@ -205,8 +205,14 @@ class Foreign(Prepared):
         (TooLarge, 3, (), "shape [3]", "shape [1099511627776, 3]"),
         (Raising, None, (), "success", "GENERAL_FAILURE: double: KeyError: 'lost'"),
         (Silent, 3, (0,), "11.0", "-2.8"),
-        (Sprawling, None, (), "writes to the outputs alone", "another byte 12 in the pool of the outputs"),
-        (Scribbling, None, (), "inputs as they were", "other bytes in the pool of the inputs"),
+        (
+            Sprawling,
+            None,
+            (),
+            "writes to the outputs alone",
+            "another value in byte 76 of the pool of the outputs",
+        ),
+        (Scribbling, None, (), "writes to the outputs alone", "another value in the pool of the inputs"),
         (Foreign, None, (), "success, or one of aionn.errors", "ZeroDivisionError: division"),
     ],
 )

@@ -185,7 +185,7 @@ async def fuzz_packets(times: int) -> Counter[ErrorStatus]:
                         status = (await burst.exchange(packet or b"\0")).status
                         seen[status] += 1
                         # A legal one may say another place; one that is refused must write nowhere.
-                        assert status == NONE or (pools.outputs.array == 0xA5).all()
+                        assert status == NONE or (pools.output_pool.array == 0xA5).all()
                 pools.reset()
                 await burst.controller.execute_synchronously(pools.request, (0, 1))
                 assert (pools.output() == 1).all()

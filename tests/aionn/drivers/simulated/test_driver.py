@@ -11,7 +11,7 @@ import anyio
 import numpy as np
 import pytest
 
-from aionn.conformance.requests import outputs_of, request_for
+from aionn.conformance.requests import request_for
 from aionn.drivers.simulated.driver import SimulatedDevice, SimulatedPreparedModel
 from aionn.drivers.simulated.profiles import (
     PROFILES,
@@ -38,6 +38,7 @@ from aionn.hal import (
     RequestArgument,
     Timing,
 )
+from aionn.hal.pooled_request import PooledRequest
 from aionn.testing import VirtualClock, models, run, scripted
 
 MS = 1_000_000
@@ -196,31 +197,31 @@ def test_simulated_time_is_cheap() -> None:
 
 @pytest.mark.parametrize(("results", "expected"), [("computed", [1, 2, -4, 4]), ("zeros", [0, 0, 0, 0])])
 def test_results_are_computed_or_left_out(results: Any, expected: list[float]) -> None:
-    request = request_for(MODEL, [X])
+    pooled = PooledRequest(MODEL)
+    pooled.write([X])
 
     async def main() -> Sequence[OutputShape]:
         async with device_of(results=results) as device:
             prepared = await device.prepare_model(models.identity((4,)))
-            return (await prepared.execute_synchronously(request)).output_shapes
+            return (await prepared.execute_synchronously(pooled.request)).output_shapes
 
     assert run(main) == (OutputShape((4,)),)
-    assert outputs_of(MODEL, request)[0].tolist() == expected
+    assert pooled.outputs()[0].tolist() == expected
 
 
 def test_results_go_by_the_inputs_at_the_start() -> None:
-    request = request_for(MODEL, [X])
+    pooled = PooledRequest(MODEL)
+    pooled.write([X])
 
     async def main() -> None:
         async with device_of() as device, anyio.create_task_group() as tasks:
             prepared = await device.prepare_model(models.identity((4,)))
-            tasks.start_soon(prepared.execute_synchronously, request)
+            tasks.start_soon(prepared.execute_synchronously, pooled.request)
             await anyio.sleep(0.005)
-            (pool,) = request.pools
-            assert isinstance(pool, Memory)
-            pool.array[:16] = 0
+            pooled.write([np.zeros_like(X)])
 
     run(main)
-    assert outputs_of(MODEL, request)[0].tolist() == [1, 2, -4, 4]
+    assert pooled.outputs()[0].tolist() == [1, 2, -4, 4]
 
 
 def test_an_output_that_does_not_fit_is_reported() -> None:
