@@ -19,20 +19,12 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.engine import Engine
+
 Array = npt.NDArray[Any]
 
 ONE = (1).to_bytes(8, sys.byteorder)
 START_S_MAX = 30.0
-
-
-def load(path: str) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """An interpreter, its only input and its only output."""
-    from ai_edge_litert.interpreter import Interpreter
-
-    interpreter = Interpreter(model_path=path, num_threads=1)
-    interpreter.allocate_tensors()
-    (read,), (written,) = interpreter.get_input_details(), interpreter.get_output_details()
-    return interpreter, read, written
 
 
 def place(memory: mmap.mmap, details: dict[str, Any], offset: int) -> Array:
@@ -86,14 +78,12 @@ def main() -> None:
     """The other process."""
     path, memory_fd, asked, answered = sys.argv[1], *map(int, sys.argv[2:])
     memory = mmap.mmap(memory_fd, 0)
-    interpreter, read, written = load(path)
-    given = place(memory, read, 0)
-    result = place(memory, written, given.nbytes)
+    engine = Engine(Path(path))
+    given = place(memory, engine.input, 0)
+    result = place(memory, engine.output, given.nbytes)
     while True:
         os.read(asked, 8)
-        interpreter.set_tensor(read["index"], given)
-        interpreter.invoke()
-        result[...] = interpreter.get_tensor(written["index"])
+        result[...] = engine(given)
         os.write(answered, ONE)
 
 

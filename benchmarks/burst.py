@@ -38,6 +38,7 @@ import numpy as np
 
 import aionn
 import fmq
+from aionn.benchmarking.figures import percentile
 from aionn.burst.controller import QUEUE_BYTES
 from aionn.burst.packets import encode_request, encode_result, result_of
 from aionn.drivers.reference import ReferenceDevice
@@ -57,7 +58,18 @@ from aionn.interpreter import Interpreter, RunControl
 from aionn.models.builder import GraphBuilder
 from aionn.models.tflite import load_tflite
 from aionn.service.client.device import RemoteDevice
-from benchmarks.rows import Goal, Loop, Options, Report, at_most, compare, loops, options, quiet_collector
+from benchmarks.rows import (
+    Goal,
+    Loop,
+    Options,
+    Report,
+    alternating,
+    at_most,
+    compare,
+    loops,
+    options,
+    quiet_collector,
+)
 
 ROUND_TRIPS = 400
 ROOT = Path(__file__).resolve().parents[1]
@@ -349,9 +361,8 @@ async def _round_trip_blocks(
                 place(where, pids)
                 for name in names:
                     await contenders[name]()
-                for turn in range(rounds):
-                    for name in names if turn % 2 == 0 else reversed(names):
-                        blocks[where, name].append(await contenders[name]())
+                for name in alternating(names, rounds):
+                    blocks[where, name].append(await contenders[name]())
             place("", pids)
     echo.detach()
     return blocks
@@ -380,7 +391,7 @@ def frames(report: Report, kind: str, new_loop: Loop, chosen: Options) -> None:
     rounds = 4 if chosen.quick else 10
 
     def p90_ms(times: list[float]) -> float:
-        return 1e3 * statistics.quantiles(times, n=10)[-1]
+        return 1e3 * percentile(times, 0.9)
 
     def in_process() -> float:
         times = []

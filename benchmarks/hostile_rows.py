@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from aionn.benchmarking.figures import percentile
 from benchmarks.rows import Options, Report, alternate, at_most, compare, options
 
 __all__ = [
@@ -57,8 +58,7 @@ class Blocks(Protocol):
 
 def percentiles_ms(latencies_ns: Sequence[int]) -> tuple[float, float]:
     """The median and the 99th percentile."""
-    latencies = sorted(latencies_ns)
-    return latencies[len(latencies) // 2] / 1e6, latencies[int(0.99 * (len(latencies) - 1))] / 1e6
+    return percentile(latencies_ns, 0.5) / 1e6, percentile(latencies_ns, 0.99) / 1e6
 
 
 def chosen_attacks(asked: Sequence[str], there_are: Sequence[str]) -> Sequence[str]:

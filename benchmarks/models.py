@@ -40,6 +40,7 @@ import numpy as np
 import numpy.typing as npt
 
 import aionn
+from aionn.benchmarking.figures import percentile
 from aionn.benchmarking.loadgen import (
     Answer,
     LoadReport,
@@ -49,7 +50,18 @@ from aionn.benchmarking.loadgen import (
     run_load,
 )
 from benchmarks.bare_process import BareProcess
-from benchmarks.rows import Goal, Report, at_least, at_most, compare, options, quiet_collector, single
+from benchmarks.engine import Engine
+from benchmarks.rows import (
+    Goal,
+    Report,
+    alternating,
+    at_least,
+    at_most,
+    compare,
+    options,
+    quiet_collector,
+    single,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -75,50 +87,21 @@ Array = npt.NDArray[Any]
 Call = Callable[[Array], Awaitable[Array]]
 
 
-def percentile(times: Sequence[float], share: float) -> float:
-    return float(np.quantile(times, share))
+def converted(peer: Engine, frame: Array) -> Array:
+    """A uint8 picture as the model's input, as plain code does it."""
+    return peer.quantised(frame[np.newaxis].astype(np.float32) / np.float32(255))
 
 
-class Peer:
-    """LiteRT in this process."""
-
-    def __init__(self, path: Path) -> None:
-        from ai_edge_litert.interpreter import Interpreter
-
-        self._interpreter = Interpreter(model_path=str(path), num_threads=1)
-        self._interpreter.allocate_tensors()
-        (self.input,), (self.output,) = (
-            self._interpreter.get_input_details(),
-            self._interpreter.get_output_details(),
-        )
-
-    def __call__(self, x: Array) -> Array:
-        self._interpreter.set_tensor(self.input["index"], x)
-        self._interpreter.invoke()
-        result: Array = self._interpreter.get_tensor(self.output["index"])
-        return result
-
-    def converted(self, frame: Array) -> Array:
-        """A uint8 picture as the model's input, as plain code does it."""
-        real = frame[np.newaxis].astype(np.float32) / np.float32(255)
-        if self.input["dtype"] == np.float32:
-            return real
-        scale, zero_point = self.input["quantization"]
-        info = np.iinfo(self.input["dtype"])
-        return np.clip(np.rint(real / scale) + zero_point, info.min, info.max).astype(self.input["dtype"])
-
-
-def draw(peer: Peer) -> Array:
+def draw(peer: Engine) -> Array:
     generator = np.random.default_rng(3)
-    shape = tuple(int(n) for n in peer.input["shape"])
     if peer.input["dtype"] == np.float32:
-        return generator.random(shape, dtype=np.float32)
+        return generator.random(peer.input_shape, dtype=np.float32)
     info = np.iinfo(peer.input["dtype"])
-    return generator.integers(info.min, info.max + 1, shape).astype(peer.input["dtype"])
+    return generator.integers(info.min, info.max + 1, peer.input_shape).astype(peer.input["dtype"])
 
 
 async def latency(
-    report: Report, call: Call, peer: Peer, name: str, *, has_goal: bool, rounds: int, executions: int
+    report: Report, call: Call, peer: Engine, name: str, *, has_goal: bool, rounds: int, executions: int
 ) -> None:
     """Rows for p50 and p90, and for what is added. ``name`` begins with the model's."""
     x = draw(peer)
@@ -143,9 +126,8 @@ async def latency(
 
     if (await call(x)).tobytes() != peer(x).tobytes():
         raise SystemExit(f"{name}: the driver's bytes are not LiteRT's")
-    for turn in range(rounds):
-        for block in (our_block, peer_block) if turn % 2 == 0 else (peer_block, our_block):
-            await block()
+    for block in alternating([our_block, peer_block], rounds):
+        await block()
     for label, share in (("p50", 0.5), ("p90", 0.9)):
         goal: Goal | None = at_most(RATIO_MAX) if has_goal and name.startswith(MOBILENET) else None
         a, b = ([1e3 * percentile(times, share) for times in blocks] for blocks in (ours, theirs))
@@ -173,11 +155,10 @@ def through_bare(process: BareProcess) -> Call:
     return call
 
 
-async def streaming(report: Report, net: aionn.Compilation, peer: Peer, name: str, *, rounds: int) -> None:
+async def streaming(report: Report, net: aionn.Compilation, peer: Engine, name: str, *, rounds: int) -> None:
     """The row for frames per second, conversion included."""
     generator = np.random.default_rng(4)
-    shape = tuple(int(n) for n in peer.input["shape"][1:])
-    frames = [generator.integers(0, 256, shape).astype(np.uint8) for _ in range(16)]
+    frames = [generator.integers(0, 256, peer.input_shape[1:]).astype(np.uint8) for _ in range(16)]
     write = aionn.image_writer(net.inputs[0])
 
     async def source() -> AsyncIterator[Array]:
@@ -186,7 +167,7 @@ async def streaming(report: Report, net: aionn.Compilation, peer: Peer, name: st
 
     async def our_block() -> float:
         async with net.burst(slots=2) as burst:
-            await burst.execute([peer.converted(frames[0])])
+            await burst.execute([converted(peer, frames[0])])
             start = time.perf_counter()
             count = 0
             async for _ in burst.stream(source(), into=write):
@@ -197,13 +178,12 @@ async def streaming(report: Report, net: aionn.Compilation, peer: Peer, name: st
     async def peer_block() -> float:
         start = time.perf_counter()
         for index in range(FRAMES):
-            peer(peer.converted(frames[index % len(frames)]))
+            peer(converted(peer, frames[index % len(frames)]))
         return FRAMES / (time.perf_counter() - start)
 
     blocks: dict[str, list[float]] = {"ours": [], "peer": []}
-    for turn in range(rounds):
-        for key in ("ours", "peer") if turn % 2 == 0 else ("peer", "ours"):
-            blocks[key].append(await (our_block if key == "ours" else peer_block)())
+    for key in alternating(["ours", "peer"], rounds):
+        blocks[key].append(await (our_block if key == "ours" else peer_block)())
     report.add(
         compare(
             f"{name}: stream of {FRAMES} frames, 2 slots",
@@ -236,7 +216,7 @@ class WatchedSelector(selectors.DefaultSelector):
 
 
 async def stall(
-    report: Report, burst: aionn.Burst, peer: Peer, name: str, selector: WatchedSelector, *, executions: int
+    report: Report, burst: aionn.Burst, peer: Engine, name: str, selector: WatchedSelector, *, executions: int
 ) -> None:
     """The rows for how long the event loop was held while the model ran."""
     x = draw(peer)
@@ -279,10 +259,10 @@ async def server(report: Report, net: aionn.Compilation, path: Path, name: str, 
     except aionn.DeviceUnavailable as e:
         report.note(f"{name}: server: {e}")
         return
-    peers = [Peer(path), Peer(path)]
+    peers = [Engine(path), Engine(path)]
     x = draw(peers[0])
 
-    def in_process(peer: Peer) -> Answer:
+    def in_process(peer: Engine) -> Answer:
         async def answer(_: int) -> None:
             await anyio.to_thread.run_sync(peer, x)
 
@@ -307,9 +287,8 @@ async def server(report: Report, net: aionn.Compilation, path: Path, name: str, 
             "ours": [in_driver(first), in_driver(second)],
             "peer": [in_process(peer) for peer in peers],
         }
-        for turn in range(2 if quick else 4):
-            for key in ("ours", "peer") if turn % 2 == 0 else ("peer", "ours"):
-                blocks[key].append(await largest(answers[key]))
+        for key in alternating(["ours", "peer"], 2 if quick else 4):
+            blocks[key].append(await largest(answers[key]))
     goal = at_least(SERVER_MIN)
     label = f"{name}: server within {SERVER_BOUND_MS:g} ms"
     report.add(compare(label, "1/s", blocks["ours"], "LiteRT, two threads", blocks["peer"], goal))
@@ -337,7 +316,7 @@ async def measure(report: Report, quick: bool, only: str, selector: WatchedSelec
                 if path is None or only not in name:
                     report.note(f"{name}: left out")
                     continue
-                peer = Peer(path)
+                peer = Engine(path)
                 rounds = 8 if quick else 24
                 executions = (10 if quick else 30) if kind == MOBILENET else (200 if quick else 500)
                 net = await runtime.compile(path)
@@ -371,7 +350,7 @@ async def capabilities(report: Report, rounds: int) -> None:
             path = find_model(f"{MOBILENET}_{form}")
             if path is None:
                 raise SystemExit(f"{MOBILENET}_{form}: not found")
-            x = draw(Peer(path))
+            x = draw(Engine(path))
             nets = [await runtime.compile(path, devices=name) for name in ("litert-cpu", "reference")]
             times: tuple[list[float], list[float]] = ([], [])
             for _ in range(rounds):

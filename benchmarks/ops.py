@@ -29,9 +29,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from ai_edge_litert.interpreter import Interpreter, OpResolverType
+from ai_edge_litert.interpreter import OpResolverType
 
 import aionn
+from benchmarks.engine import Engine
 from benchmarks.rows import Report, Row, alternate, at_most, compare, options, single
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -77,32 +78,6 @@ def real_samples(path: Path, shape: tuple[int, ...], count: int) -> Array:
     return (x.astype(np.float32) / scale).reshape(-1, *shape)
 
 
-def quantised(real: Array, dtype: Any, scale: float, zero_point: int) -> Array:
-    """Real numbers as a model's input wants them."""
-    if dtype == np.float32:
-        return real
-    info = np.iinfo(dtype)
-    return np.clip(np.round(real / scale) + zero_point, info.min, info.max).astype(dtype)
-
-
-class Peer:
-    """LiteRT with one thread and one set of kernels."""
-
-    def __init__(self, path: Path, kernels: OpResolverType) -> None:
-        self._interpreter = Interpreter(
-            model_path=str(path), num_threads=1, experimental_op_resolver_type=kernels
-        )
-        self._interpreter.allocate_tensors()
-        (self.input,) = self._interpreter.get_input_details()
-        (self.output,) = self._interpreter.get_output_details()
-
-    def __call__(self, x: Array) -> Array:
-        self._interpreter.set_tensor(self.input["index"], x)
-        self._interpreter.invoke()
-        y: Array = self._interpreter.get_tensor(self.output["index"])
-        return y
-
-
 def relative(ours: Array, theirs: Array) -> float:
     """The largest difference, as a part of the largest magnitude of `theirs`."""
     return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
@@ -110,13 +85,10 @@ def relative(ours: Array, theirs: Array) -> float:
 
 def agreement(report: Report, path: Path, ours: Run, sample_count: int) -> None:
     """The rows that say whether the answers are LiteRT's."""
-    reference = Peer(path, OpResolverType.BUILTIN_REF)
-    scale, zero_point = reference.input["quantization"]
-    shape = tuple(int(extent) for extent in reference.input["shape"])
-    real = real_samples(path, shape, sample_count)
-    samples = quantised(real, reference.input["dtype"], scale, zero_point)
+    reference = Engine(path, OpResolverType.BUILTIN_REF)
+    samples = reference.quantised(real_samples(path, reference.input_shape, sample_count))
     is_float = reference.output["dtype"] == np.float32
-    default = Peer(path, OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES) if is_float else reference
+    default = Engine(path, OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES) if is_float else reference
     differences, spreads, byte_count, class_count = [], [], 0, 0
     for x in samples:
         y, expected = ours(x), default(x)
@@ -148,10 +120,8 @@ def agreement(report: Report, path: Path, ours: Run, sample_count: int) -> None:
 
 def speed(report: Report, path: Path, ours: Run, *, rounds: int, executions: int) -> None:
     """The row that says how fast a model is."""
-    theirs = Peer(path, OpResolverType.BUILTIN_REF)
-    scale, zero_point = theirs.input["quantization"]
-    shape = tuple(int(extent) for extent in theirs.input["shape"])
-    x = quantised(draw(path.name, shape, 1), theirs.input["dtype"], scale, zero_point)[0]
+    theirs = Engine(path, OpResolverType.BUILTIN_REF)
+    x = theirs.quantised(draw(path.name, theirs.input_shape, 1))[0]
 
     def block(run: Run) -> Callable[[], float]:
         def measure() -> float:

@@ -31,7 +31,7 @@ import numpy as np
 import aionn
 from aionn.service.client import spare
 from aionn.service.client.device import RemoteDevice
-from benchmarks.rows import Options, Report, at_most, compare, options, single
+from benchmarks.rows import Options, Report, alternating, at_most, compare, options, single
 
 MODEL = Path(__file__).resolve().parents[1] / "examples" / "data" / "digits_float.tflite"
 DEATHS, DEATHS_QUICK = 30, 6
@@ -125,9 +125,8 @@ async def measure(report: Report, chosen: Options) -> None:
         for has_spares in (True, False):
             runtime = aionn.open(drivers=["reference"], spare_processes=has_spares)
             contenders.append(Contender(await stack.enter_async_context(runtime), has_spares))
-        for death in range(DEATHS_QUICK if chosen.quick else DEATHS):
-            for contender in contenders if death % 2 == 0 else reversed(contenders):
-                await contender.die()
+        for contender in alternating(contenders, DEATHS_QUICK if chosen.quick else DEATHS):
+            await contender.die()
     ours, peers = contenders
     report.add(
         compare("death to error, p50", "ms", ours.errors_ms, "without spare", peers.errors_ms),

@@ -22,6 +22,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 __all__ = [
     "Goal",
@@ -30,6 +31,7 @@ __all__ = [
     "Report",
     "Row",
     "alternate",
+    "alternating",
     "at_least",
     "at_most",
     "compare",
@@ -40,6 +42,8 @@ __all__ = [
 ]
 
 RESAMPLES = 1000
+
+_T = TypeVar("_T")
 
 Loop = Callable[[], asyncio.AbstractEventLoop]
 """Makes an event loop."""
@@ -149,11 +153,15 @@ def alternate(contenders: Mapping[str, Callable[[], float]], rounds: int) -> dic
         The blocks' numbers by contender.
     """
     blocks: dict[str, list[float]] = {name: [] for name in contenders}
-    names = list(contenders)
-    for turn in range(rounds):
-        for name in names if turn % 2 == 0 else reversed(names):
-            blocks[name].append(contenders[name]())
+    for name in alternating(list(contenders), rounds):
+        blocks[name].append(contenders[name]())
     return blocks
+
+
+def alternating(contenders: Sequence[_T], rounds: int) -> Iterator[_T]:
+    """Every contender `rounds` times, in the order A B .. B A .."""
+    for turn in range(rounds):
+        yield from contenders if turn % 2 == 0 else reversed(contenders)
 
 
 def ratio_interval(ours: Sequence[float], peers: Sequence[float], seed: int = 1) -> tuple[float, float]:

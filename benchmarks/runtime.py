@@ -30,7 +30,17 @@ from aionn.drivers.reference import ReferenceDevice
 from aionn.hal import OperationType
 from aionn.runtime.memory.arguments import RequestArea
 from aionn.testing.models import chain
-from benchmarks.rows import Goal, Options, Report, at_most, compare, options, quiet_collector, single
+from benchmarks.rows import (
+    Goal,
+    Options,
+    Report,
+    alternating,
+    at_most,
+    compare,
+    options,
+    quiet_collector,
+    single,
+)
 
 EXECUTIONS = 300
 WARM_UP = 100
@@ -80,10 +90,9 @@ async def executions(report: Report, chosen: Options) -> None:
             for call in (through_runtime, through_thread):
                 await p50_us(call, WARM_UP)
             with quiet_collector():
-                for turn in range(8 if chosen.quick else 24):
-                    both = [(through_runtime, ours), (through_thread, peers)]
-                    for call, blocks in both if turn % 2 == 0 else reversed(both):
-                        blocks.append(await p50_us(call, EXECUTIONS))
+                both = [(through_runtime, ours), (through_thread, peers)]
+                for call, blocks in alternating(both, 8 if chosen.quick else 24):
+                    blocks.append(await p50_us(call, EXECUTIONS))
     report.add(
         compare("execute, one operation", "us", ours, "call + thread hop", peers, at_most(1.5)),
     )

@@ -12,8 +12,19 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
-__all__ = ["BEYOND_MIN", "BUCKETS", "Spread", "Verdict", "figure_text", "judgement", "spread_of", "verdict"]
+__all__ = [
+    "BEYOND_MIN",
+    "BUCKETS",
+    "Spread",
+    "Verdict",
+    "figure_text",
+    "judgement",
+    "percentile",
+    "spread_of",
+    "verdict",
+]
 
 BUCKETS = 32
 
@@ -67,13 +78,13 @@ def spread_of(values: Sequence[float]) -> Spread:
     numbers = np.asarray(values, dtype=np.float64)
     if numbers.size == 0 or not np.isfinite(numbers).all():
         raise ValueError(f"expected at least one number, all finite; got {numbers.size} numbers")
-    low, limit = float(numbers.min()), float(np.quantile(numbers, 0.99))
+    low, limit = float(numbers.min()), percentile(numbers, 0.99)
     top = limit if limit > low else low + 1e-9
     counts, _ = np.histogram(np.minimum(numbers, top), bins=BUCKETS, range=(low, top))
 
     def quantile(share: float) -> float | None:
         is_enough = math.floor(numbers.size * (1 - share) + 1e-9) >= BEYOND_MIN
-        return float(np.quantile(numbers, share)) if is_enough else None
+        return percentile(numbers, share) if is_enough else None
 
     return Spread(
         count=int(numbers.size),
@@ -87,6 +98,11 @@ def spread_of(values: Sequence[float]) -> Spread:
         histogram=tuple(int(c) for c in counts),
         limit=limit,
     )
+
+
+def percentile(values: Sequence[float] | npt.NDArray[np.float64], share: float) -> float:
+    """The value that ``share`` of the numbers do not exceed, interpolated between two of them; 0 without numbers."""
+    return float(np.quantile(values, share)) if len(values) else 0.0
 
 
 def figure_text(value: float | None, decimals: int) -> str:

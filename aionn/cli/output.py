@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import sys
@@ -23,7 +22,6 @@ __all__ = [
     "check_writable",
     "console",
     "fitting_widths",
-    "percentile",
     "print_json",
     "print_records",
     "print_table",
@@ -164,11 +162,3 @@ def write_report(path: Path, text: str) -> None:
 
 def _unwritable(path: Path, error: OSError) -> InvalidArgument:
     return InvalidArgument(f"{path}: expected a file that can be written: {error.strerror}")
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least ``share`` of the values do not exceed; never NaN: 0 without values."""
-    if not values:
-        return 0.0
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

@@ -15,7 +15,8 @@ import numpy as np
 from rich.live import Live
 from rich.table import Table
 
-from aionn.cli.output import console, percentile
+from aionn.benchmarking.figures import percentile
+from aionn.cli.output import console
 from aionn.media import AudioWindow, Frame, Source
 from aionn.runtime.executions.burst import Burst
 from aionn.runtime.memory.arguments import Array, TensorSpec, Writer
