@@ -5,6 +5,7 @@ Each rule has a test that feeds it bad snippets; a needless excuse fails as well
 import ast
 import functools
 import pathlib
+import re
 import subprocess
 import tomllib
 from collections import Counter
@@ -89,7 +90,6 @@ HOMES: dict[str, tuple[str, ...]] = {
         "aionn/platform/loops.py",
         "aionn/runtime/background.py",
         "aionn/runtime/clock.py",
-        "aionn/testing/cancellation.py",
         "aionn/testing/clock.py",
         "fences/waiting.py",
         "fmq/aio.py",
@@ -97,9 +97,6 @@ HOMES: dict[str, tuple[str, ...]] = {
     "pytest": ("aionn/testing/pytest_plugin.py", "aionn/conformance/pytest_suite.py"),
 }
 """Imports that have a home: nothing else in the packages may import them."""
-
-SHIPPED_FOR_OTHERS = ("aionn.conformance", "aionn.testing")
-"""Packages that driver authors import; inside of ours nothing has to."""
 
 
 parse = functools.cache(ast.parse)
@@ -251,30 +248,32 @@ def long_functions(sources: dict[str, str]) -> dict[str, int]:
     return found
 
 
-def unused_modules(sources: dict[str, str], entry_points: set[str]) -> list[str]:
-    """Modules that nothing of ours imports or names.
+def unused_modules(sources: dict[str, str], entry_points: set[str], documentation: str = "") -> list[str]:
+    """Modules that no way leads to from an entry point, or from a module that the documentation names in full.
 
     Some are loaded by name: a string constant counts that is a module's full name (with or without ``:attribute``), or, in its own
-    package, its last part.
+    package, its last part. A module that only tests use belongs to ``tests/support``.
     """
     modules = {module_name(path): path for path in sources}
-    used = set(entry_points)
+    named: dict[str, set[str]] = {}
     for path, text in sources.items():
         tree = parse(text)
         own = module_name(path)
         package = own if path.endswith("__init__.py") else own.rpartition(".")[0]
-        named = {target for _, target in imports_of(path, tree, set(modules))}
+        named[own] = {target for _, target in imports_of(path, tree, set(modules))}
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                named |= {node.value.partition(":")[0], f"{package}.{node.value}"}
-        used |= named - {own}
-    # Importing a module imports the packages around it.
-    used |= {name.rsplit(".", depth)[0] for name in used for depth in range(1, name.count(".") + 1)}
-    return [
-        path
-        for module, path in modules.items()
-        if module not in used and not f"{module}.".startswith(tuple(f"{p}." for p in SHIPPED_FOR_OTHERS))
-    ]
+                named[own] |= {node.value.partition(":")[0], f"{package}.{node.value}"}
+    used: set[str] = set()
+    found = entry_points | {n.replace("/", ".") for n in re.findall(r"\baionn(?:[./]\w+)+", documentation)}
+    found |= {name.removesuffix(".py") for name in found}
+    while found:
+        # Importing a module imports the packages around it.
+        found |= {name.rsplit(".", depth)[0] for name in found for depth in range(1, name.count(".") + 1)}
+        found |= {f"{name}.__main__" for name in found}
+        used |= found
+        found = set().union(*(named.get(name, set()) for name in found)) - used
+    return [path for module, path in modules.items() if module not in used]
 
 
 def place_breaches(texts: dict[str, str]) -> list[str]:
@@ -388,13 +387,14 @@ def test_functions_are_of_a_readable_length(package_sources):
     report([f"{name} is excused without need" for name in needless])
 
 
-def test_every_module_is_imported_by_something(package_sources):
-    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"].values()
-    entry_points = {*PACKAGES, "aionn.__main__", "aionn.blocking", "aionn.media"}
-    entry_points |= {script.partition(":")[0] for script in scripts}
-    # Made for the drivers of others.
-    entry_points |= {"aionn.drivers.skeleton", "aionn.drivers.kit.versioned"}
-    report([f"{path}: nothing imports it" for path in unused_modules(package_sources, entry_points)])
+def test_every_module_is_used_by_the_product_or_documented(package_sources):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    entry_points = {*PACKAGES, "aionn.__main__"}
+    for scripts in (project["scripts"], *project["entry-points"].values()):
+        entry_points |= {script.partition(":")[0] for script in scripts.values()}
+    pages = "".join(path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))))
+    unused = unused_modules(package_sources, entry_points, pages)
+    report([f"{path}: nothing imports it, and no page names it" for path in unused])
 
 
 def test_every_operation_is_defined_once():
@@ -572,12 +572,18 @@ def test_use_rule_catches():
         "aionn/drivers/registry.py": "{'x': 'aionn.drivers.x.driver:create'}",
         "aionn/drivers/x/__init__.py": "",
         "aionn/drivers/x/driver.py": "",
+        "aionn/testing/__init__.py": "",
         "aionn/testing/clock.py": "",
+        "aionn/testing/pair.py": "import aionn.testing.pair_run",
+        "aionn/testing/pair_run.py": "import aionn.testing.pair",
     }
-    assert unused_modules(sources, {"aionn", "aionn.drivers.registry", "aionn.ops"}) == [
-        "aionn/dead.py",
-        "aionn/ops/forgotten.py",
-    ]
+    entry_points = {"aionn", "aionn.drivers.registry", "aionn.ops"}
+    unused = ["aionn/dead.py", "aionn/ops/forgotten.py"]
+    pair = ["aionn/testing/pair.py", "aionn/testing/pair_run.py"]
+    assert unused_modules(sources, entry_points, "Use `aionn.testing.clock.run`.") == [*unused, *pair]
+    assert (
+        unused_modules(sources, entry_points, "Use `aionn.testing.clock`, `aionn.testing.pair:f`.") == unused
+    )
 
 
 def test_place_rule_catches():

@@ -22,7 +22,7 @@ from aionn.benchmarking.paths import PATHS
 from aionn.cli.main import main
 from aionn.errors import DeviceUnavailable, InvalidArgument
 from aionn.models.tflite import load_tflite
-from aionn.testing.browser import BrowserError, find_browser, see_page
+from tests.support.browser import BrowserError, find_browser, see_page
 
 QUICK = Settings(count=12, seconds=5.0, compilations=2, samples=3)
 

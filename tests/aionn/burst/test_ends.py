@@ -23,8 +23,8 @@ from aionn.burst.server import Answer, BurstServer
 from aionn.burst.session import BurstState
 from aionn.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, ResourceExhausted
 from aionn.hal import DataLocation, ExecutionResult, Memory, OutputShape, Request, RequestArgument
-from aionn.testing.cancellation import NATIVE_COUNTS, cancelled_natively
 from fmq.descriptor import Grantor
+from tests.support.cancellation import NATIVE_COUNTS, cancelled_natively
 
 ANSWER_S_MAX = 5
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from aionn.testing.conformance_data import vector_test, write_tests
+from tests.support.conformance_data import vector_test, write_tests
 
 RUN_S_MAX = 60
 Command = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -13,7 +13,7 @@ from aionn.conformance.suite import DeviceUnderTest, Settings
 from aionn.conformance.vts.case import status_of_call
 from aionn.drivers.reference import ReferenceDevice
 from aionn.hal import Device
-from aionn.testing.cancellation import NATIVE_COUNTS, cancelled_natively, child_processes
+from tests.support.cancellation import NATIVE_COUNTS, cancelled_natively, child_processes
 
 every_count = pytest.mark.parametrize("count", NATIVE_COUNTS)
 

@@ -28,7 +28,7 @@ from aionn.hal import (
 from aionn.models.builder import GraphBuilder
 from aionn.runtime.background import Background
 from aionn.service.client.device import RemoteDevice
-from aionn.testing.loop_reference import LoopReferenceDevice
+from tests.support.loop_reference import LoopReferenceDevice
 
 HERE = Path(__file__).parent
 

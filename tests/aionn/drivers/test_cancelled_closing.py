@@ -13,8 +13,8 @@ from aionn.drivers.kit.gate import run_on_gate
 from aionn.drivers.reference import ReferenceDevice
 from aionn.drivers.simulated.driver import SimulatedDevice
 from aionn.hal import Priority
-from aionn.testing.cancellation import NATIVE_COUNTS, WATCHDOG_S, cancelled_natively
 from fences import SyncFence
+from tests.support.cancellation import NATIVE_COUNTS, WATCHDOG_S, cancelled_natively
 
 
 @pytest.mark.parametrize("count", NATIVE_COUNTS)

@@ -10,7 +10,7 @@ import pytest
 
 from aionn.hal import Operand, OperandLifeTime, OperandType, OperationType
 from aionn.ops import CONTRACTS, Array, Call, Tensor
-from aionn.testing.contracts import level_of
+from tests.support.contracts import level_of
 
 
 class OperationBench:

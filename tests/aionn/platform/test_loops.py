@@ -14,7 +14,7 @@ import pytest
 
 from aionn.errors import DeadObject, MissedDeadline
 from aionn.platform.loops import finish, finish_all, wait_from_thread
-from aionn.testing.cancellation import cancelled_natively
+from tests.support.cancellation import cancelled_natively
 
 TURNS = 20
 WAIT_S_MAX = 20.0

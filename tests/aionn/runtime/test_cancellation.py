@@ -33,9 +33,9 @@ from aionn.platform.loops import finish
 from aionn.runtime.memory.arguments import AREAS_KEPT_MAX
 from aionn.runtime.runtime import Isolation
 from aionn.service.client.device import RemoteDevice
-from aionn.testing.cancellation import child_processes
 from aionn.testing.models import identity
 from fences import FenceStatus
+from tests.support.cancellation import child_processes
 
 ONE = np.ones(1, np.float32)
 LIMIT_S = 20.0

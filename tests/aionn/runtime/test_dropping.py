@@ -21,7 +21,7 @@ from aionn.conformance.vts.models import endless_model
 from aionn.drivers.reference import ReferenceDevice
 from aionn.runtime.background import Background
 from aionn.runtime.dropping import close_when_dropped
-from aionn.testing.split import split_devices
+from tests.support.split import split_devices
 
 ONE = np.ones(1, np.float32)
 LIMIT_S = 30

@@ -20,8 +20,8 @@ from aionn.runtime import telemetry
 from aionn.runtime.memory.arguments import TensorSpec
 from aionn.runtime.telemetry import Report, data_class, session_id, session_number, structure_digest
 from aionn.testing.models import chain
-from aionn.testing.split import SplitDevice
 from fences import SyncFence
+from tests.support.split import SplitDevice
 
 Values = npt.NDArray[np.float32]
 

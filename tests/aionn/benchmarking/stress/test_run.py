@@ -17,7 +17,7 @@ from aionn.benchmarking.stress.run import stress
 from aionn.cli.main import main
 from aionn.errors import InvalidArgument
 from aionn.interpreter import Interpreter, RunControl
-from aionn.testing.cancellation import NATIVE_COUNTS, cancelled_natively, child_processes
+from tests.support.cancellation import NATIVE_COUNTS, cancelled_natively, child_processes
 
 SHORT_S = 0.2
 

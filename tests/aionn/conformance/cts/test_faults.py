@@ -37,8 +37,8 @@ from aionn.hal import (
     uniform_capabilities,
 )
 from aionn.interpreter import RunControl
-from aionn.testing.conformance_data import vector_test
 from fences import SyncFence
+from tests.support.conformance_data import vector_test
 
 
 def add(

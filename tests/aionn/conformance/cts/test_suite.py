@@ -24,7 +24,7 @@ from aionn.errors import InvalidArgument
 from aionn.hal import (
     Device,
 )
-from aionn.testing.conformance_data import vector_test
+from tests.support.conformance_data import vector_test
 
 TEST_COUNT = 7581
 COUPLED_COUNT = 699

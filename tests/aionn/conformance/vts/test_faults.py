@@ -13,8 +13,8 @@ from aionn.conformance.suite import DeviceUnderTest, open_device_under_test
 from aionn.conformance.vts.run import Settings, VtsReport, chosen_cases, run_cases
 from aionn.drivers.reference import ReferenceDevice
 from aionn.hal import Device
-from aionn.testing import wrong_drivers
-from aionn.testing.wrong_drivers import FAULTS, PROCESS_FAULTS, FaultyDevice
+from tests.support import wrong_drivers
+from tests.support.wrong_drivers import FAULTS, PROCESS_FAULTS, FaultyDevice
 
 STEP_S = 1.0
 """A hang is found so soon; the slowest step of a driver that answers, among these cases, takes half a second."""

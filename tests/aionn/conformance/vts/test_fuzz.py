@@ -33,7 +33,6 @@ from aionn.conformance.cts import CtsTest, build_model
 from aionn.conformance.cts.arguments import TestArguments as Arguments
 from aionn.conformance.vts.case import VtsSubject
 from aionn.conformance.vts.models import RequestPools, add_model
-from aionn.conformance.vts.mutator import mutate, mutate_bytes
 from aionn.conformance.vts.packets import packet_burst
 from aionn.conformance.vts.run import load_sample
 from aionn.drivers.reference import ReferenceDevice
@@ -42,6 +41,7 @@ from aionn.hal import ExecutionPreference, ExecutionResult, Model, OutputShape, 
 from aionn.service.host import process as host
 from aionn.service.wire import protocol
 from aionn.service.wire.handles import RequestOnWire
+from tests.support.mutator import mutate, mutate_bytes
 
 SEED = int(os.environ.get("SEED", "1"))
 LONG_FACTOR = 100

@@ -36,8 +36,8 @@ from aionn.conformance.vts_report import html_report, junit_report
 from aionn.drivers.reference import ReferenceDevice
 from aionn.errors import InvalidArgument
 from aionn.hal import Device
-from aionn.testing.loop_reference import LoopReferenceDevice
 from aionn.validation import validate_model
+from tests.support.loop_reference import LoopReferenceDevice
 
 SAMPLE = Settings(mutants_max=2)
 SLOW_CASES = ("generated/infinite_loop_timeout[burst]",)
@@ -179,7 +179,7 @@ async def test_reference_passes_in_a_driver_process(tests: Sequence[CtsTest]) ->
 
 @pytest.mark.long
 @pytest.mark.parametrize("isolation", ["in_process", "process"])
-@pytest.mark.parametrize("driver", ["reference", "aionn.testing.loop_reference:LoopReferenceDevice"])
+@pytest.mark.parametrize("driver", ["reference", "tests.support.loop_reference:LoopReferenceDevice"])
 async def test_reference_passes_every_case_thoroughly(shared: Path, driver: str, isolation: str) -> None:
     tests = load_sample(shared / "cts", per_operation=10)
     report = await run_vts(

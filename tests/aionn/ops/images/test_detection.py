@@ -12,7 +12,7 @@ from aionn.hal import Operand, OperandLifeTime, OperandType, OperationType
 from aionn.ops.images.boxes import overlaps_of, suppress
 from aionn.ops.images.detection import OPERATIONS
 from aionn.ops.signature import Array, Call, Tensor
-from aionn.testing.contracts import level_of
+from tests.support.contracts import level_of
 
 T = OperandType
 F32, F16, I32 = T.TENSOR_FLOAT32, T.TENSOR_FLOAT16, T.TENSOR_INT32

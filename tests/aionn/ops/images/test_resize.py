@@ -11,7 +11,7 @@ from aionn.errors import InvalidArgument, InvalidModel
 from aionn.hal import Operand, OperandLifeTime, OperandType, OperationType
 from aionn.ops.images.resize import OPERATIONS
 from aionn.ops.signature import Array, Call, Tensor
-from aionn.testing.contracts import level_of
+from tests.support.contracts import level_of
 
 T = OperandType
 CONTRACTS = {contract.type: contract for contract in OPERATIONS}

@@ -12,7 +12,7 @@ from aionn.errors import InvalidArgument, InvalidModel
 from aionn.hal import Operand, OperandLifeTime, OperandType, OperationType
 from aionn.ops.images.roi import OPERATIONS
 from aionn.ops.signature import Array, Call, Tensor
-from aionn.testing.contracts import level_of
+from tests.support.contracts import level_of
 
 T = OperandType
 F32 = T.TENSOR_FLOAT32

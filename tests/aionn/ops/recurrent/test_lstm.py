@@ -12,7 +12,7 @@ from aionn.errors import InvalidArgument, InvalidModel
 from aionn.hal import Operand, OperandLifeTime, OperandType, OperationType
 from aionn.ops.recurrent.lstm import OPERATIONS
 from aionn.ops.signature import Array, Call, Check, Tensor
-from aionn.testing.contracts import level_of
+from tests.support.contracts import level_of
 
 CONTRACTS = {contract.type: contract for contract in OPERATIONS}
 T = OperandType

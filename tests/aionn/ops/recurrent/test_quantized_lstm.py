@@ -13,7 +13,7 @@ from aionn.ops.numerics.fixed_point import multiply_by_quantized_multiplier, qua
 from aionn.ops.numerics.fixed_point_int16 import inverse_sqrt, logistic_int16, tanh_int16
 from aionn.ops.recurrent.quantized_lstm import OPERATIONS
 from aionn.ops.signature import Array, Call, Tensor
-from aionn.testing.contracts import level_of
+from tests.support.contracts import level_of
 
 CONTRACTS = {contract.type: contract for contract in OPERATIONS}
 T = OperandType

@@ -12,7 +12,7 @@ from aionn.hal import Operand, OperandLifeTime, OperandType, OperationType
 from aionn.ops.signature import Array, Call, Tensor
 from aionn.ops.tensors.fingerprint import fingerprint64
 from aionn.ops.tensors.lookup import OPERATIONS
-from aionn.testing.contracts import level_of
+from tests.support.contracts import level_of
 
 CONTRACTS = {contract.type: contract for contract in OPERATIONS}
 T = OperandType

@@ -14,8 +14,8 @@ from aionn.errors import GeneralFailure
 from aionn.hal import OperationType
 from aionn.runtime.executions.execution import ExecutionState
 from aionn.testing.models import chain
-from aionn.testing.split import PickyDevice
 from fences import FenceStatus, SyncFence
+from tests.support.split import PickyDevice
 
 Op = OperationType
 LINKS = 1000

@@ -15,7 +15,7 @@ from aionn.drivers.reference import ReferenceDevice
 from aionn.hal import OperandType, OperationType
 from aionn.models.builder import GraphBuilder
 from aionn.testing.models import chain
-from aionn.testing.split import SplitDevice
+from tests.support.split import SplitDevice
 
 Values = npt.NDArray[np.float32]
 SVG = "{http://www.w3.org/2000/svg}"

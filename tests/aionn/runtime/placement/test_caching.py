@@ -19,7 +19,7 @@ from aionn.drivers.reference import ReferenceDevice
 from aionn.hal import CacheFileCounts, ExecutionPreference, Model, OperationType, Priority
 from aionn.runtime.placement.caching import derive_token, file_names
 from aionn.testing.models import chain
-from aionn.testing.split import PickyDevice, SplitDevice
+from tests.support.split import PickyDevice, SplitDevice
 
 Values = npt.NDArray[np.float32]
 TOKEN = bytes(range(32))

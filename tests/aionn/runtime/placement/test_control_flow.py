@@ -20,8 +20,8 @@ from aionn.errors import DeadObject, Error, GeneralFailure, InvalidArgument, Mis
 from aionn.hal import ExecutionResult, FeatureLevel, Memory, Model, OperandType, OperationType
 from aionn.models.builder import GraphBuilder
 from aionn.runtime.placement.control_flow import InterpretedModel, _InterpretedBurst
-from aionn.testing.split import PickyDevice
 from fences import FenceStatus, SyncFence
+from tests.support.split import PickyDevice
 
 Op, T = OperationType, OperandType
 Array = npt.NDArray[Any]
@@ -319,7 +319,7 @@ async def test_every_path_gives_the_same_answer(model: Model, execution_path: st
 
 
 async def test_paths_over_driver_processes() -> None:
-    drivers = {"npu": "aionn.testing.split:picky_about_control_flow"}
+    drivers = {"npu": "tests.support.split:picky_about_control_flow"}
     model = rounds(6, nested=True)
     expected = await whole(model, start())
     async with aionn.open(drivers=drivers) as runtime:

@@ -14,7 +14,7 @@ import pytest
 import aionn
 from aionn.hal import FeatureLevel, Model, OperandType, OperationType
 from aionn.models.builder import GraphBuilder
-from aionn.testing.split import PickyDevice
+from tests.support.split import PickyDevice
 
 Op, T = OperationType, OperandType
 FLOAT = T.TENSOR_FLOAT32

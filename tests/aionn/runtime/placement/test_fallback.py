@@ -29,7 +29,7 @@ from aionn.interpreter import RunControl
 from aionn.models.builder import GraphBuilder
 from aionn.observability.tracing import start_tracing, stop_tracing
 from aionn.testing.models import chain
-from aionn.testing.split import PickyDevice
+from tests.support.split import PickyDevice
 
 Values = npt.NDArray[np.float32]
 
@@ -222,7 +222,7 @@ async def test_device_memory_of_unknown_size_cannot_fall_back() -> None:
 
 async def test_memory_of_a_dead_device_is_lost() -> None:
     """Its values are nowhere else: the caller hears that the device is gone."""
-    drivers = {"mortal": "aionn.testing.split:dies_at_run", "reference": "reference"}
+    drivers = {"mortal": "tests.support.split:dies_at_run", "reference": "reference"}
     async with aionn.open(drivers=drivers) as runtime:
         net = await runtime.compile(chain([OperationType.FLOOR], (3,)), allow_fallback=True)
         if net.devices != ("mortal",):

@@ -13,7 +13,7 @@ from aionn.models.builder import GraphBuilder
 from aionn.runtime.memory.arguments import Binding, RequestArea
 from aionn.runtime.placement import control_flow
 from aionn.runtime.placement.control_flow import _truth
-from aionn.testing.split import PickyDevice
+from tests.support.split import PickyDevice
 
 X = np.array([1.5, -2.25, 3.0], np.float32)
 

@@ -13,7 +13,7 @@ from aionn.hal import Model, OperandType, OperationType
 from aionn.models.builder import GraphBuilder
 from aionn.scheduler.dispatcher import Dispatcher
 from aionn.testing.models import chain
-from aionn.testing.split import PickyDevice
+from tests.support.split import PickyDevice
 
 LONG_S = 60.0
 

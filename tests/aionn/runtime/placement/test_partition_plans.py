@@ -32,7 +32,7 @@ from aionn.hal import (
 )
 from aionn.models.builder import GraphBuilder, Value
 from aionn.runtime.placement.partition import Candidate, choose_devices, make_steps
-from aionn.testing.split import PickyDevice
+from tests.support.split import PickyDevice
 
 Op, T = OperationType, OperandType
 FLOAT = T.TENSOR_FLOAT32

@@ -22,8 +22,8 @@ from aionn.errors import (
     InvalidArgument,
     ResourceExhausted,
 )
-from aionn.testing.split import SPLIT, PickyDevice, SplitDevice, split_devices
-from aionn.testing.split_run import Tally, run_one, run_split
+from tests.support.split import SPLIT, PickyDevice, SplitDevice, split_devices
+from tests.support.split_run import Tally, run_one, run_split
 
 SHARE = 12
 """One conformance test in so many is in the ordinary run, with those of several operations drawn more often."""
@@ -180,7 +180,7 @@ async def test_failing_device_is_made_good_or_told(data: Path, fail_at: str, fai
 @pytest.mark.parametrize("where", ["prepare", "run"])
 async def test_dying_driver_is_made_good_or_told(data: Path, where: str) -> None:
     test = cut_test(data)
-    drivers = {"mortal": f"aionn.testing.split:dies_at_{where}", "reference": "reference"}
+    drivers = {"mortal": f"tests.support.split:dies_at_{where}", "reference": "reference"}
     async with aionn.open(drivers=drivers) as runtime:
         model = cts.build_model(test)
         net = await runtime.compile(model, allow_fallback=True)

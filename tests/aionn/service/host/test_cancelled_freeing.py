@@ -17,7 +17,7 @@ from aionn.service.client.connection import ServedSocket
 from aionn.service.client.device import RemoteDevice
 from aionn.service.host import process as host
 from aionn.service.host.session import Session
-from aionn.testing.cancellation import NATIVE_COUNTS, cancelled_natively
+from tests.support.cancellation import NATIVE_COUNTS, cancelled_natively
 
 TURNS = 10
 """Turns of the loop that the objects of this file take to close."""

@@ -1,7 +1,7 @@
 """The conformance data on the reference device split over three, seed after seed: whatever the cut, the answers equal those of the
 whole model.
 
-Owns the run of one seed and its figures, and the long form: ``python -m aionn.testing.split_run DATA --first 17`` continues where
+Owns the run of one seed and its figures, and the long form: ``python -m tests.support.split_run DATA --first 17`` continues where
 another run has ended. ``split`` splits the device.
 
 Invariants:
@@ -26,11 +26,11 @@ from aionn.conformance import cts
 from aionn.conformance.cts import CtsTest
 from aionn.errors import Error, InvalidArgument
 from aionn.hal import Device, Memory
-from aionn.testing.split import split_devices
+from tests.support.split import split_devices
 
 __all__ = ["Tally", "main", "run_one", "run_split"]
 
-_logger = logging.getLogger("aionn.testing.split_run")
+_logger = logging.getLogger("tests.support.split_run")
 
 LOOP_TIMEOUT_S = 0.05
 """Of tests whose loop has no end; all other tests have the default."""
@@ -143,7 +143,7 @@ async def run_split(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The long form: prints a line per seed, and more with ``--verbose``."""
-    parser = argparse.ArgumentParser(prog="python -m aionn.testing.split_run", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.support.split_run", description=main.__doc__)
     parser.add_argument("data", type=Path, help="folder of the conformance data")
     parser.add_argument("--first", type=int, default=0, help="seed to begin with (default: 0)")
     parser.add_argument("--count", type=int, default=50, help="how many seeds (default: 50)")

@@ -107,7 +107,7 @@ class _PickyPreparedModel(ReferencePreparedModel):
 
 
 def picky_about_control_flow(name: str) -> Device:
-    """Supports all but IF and WHILE. For ``drivers={...: "aionn.testing.split:picky_about_control_flow"}``."""
+    """Supports all but IF and WHILE. For ``drivers={...: "tests.support.split:picky_about_control_flow"}``."""
     return PickyDevice(name)
 
 
@@ -197,7 +197,7 @@ def split_devices(seed: int) -> list[Device]:
 
 
 def dies_at_prepare(name: str) -> Device:
-    """A driver whose process ends when it is given a model. For ``drivers={...: "aionn.testing.split:dies_at_prepare"}``."""
+    """A driver whose process ends when it is given a model. For ``drivers={...: "tests.support.split:dies_at_prepare"}``."""
     return _mortal(name, "prepare")
 
 
