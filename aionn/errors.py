@@ -19,7 +19,8 @@ import errno
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import Sequence
+    from types import TracebackType
 
 __all__ = [
     "DeadObject",
@@ -208,13 +209,32 @@ def _shortage(error: BaseException) -> str | None:
     return None
 
 
-@contextlib.asynccontextmanager
-async def shortages_told(where: str) -> AsyncIterator[None]:
-    """Raises RESOURCE_EXHAUSTED instead of what Python raises where a limit of the process or of the machine is reached."""
-    try:
-        yield
-    except (MemoryError, OSError, RuntimeError) as e:
-        told = shortage_of(e, where)
-        if told is None:
-            raise
-        raise told from e
+class shortages_told(contextlib.AsyncContextDecorator):
+    """Raises RESOURCE_EXHAUSTED instead of what Python raises where a limit of the process or of the machine is reached.
+
+    In a ``with`` statement, or as the decorator of a coroutine function.
+
+    Args:
+        where: Begins the message.
+    """
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        told = None if error is None else shortage_of(error, self._where)
+        if told is not None:
+            raise told from error
+
+    async def __aenter__(self) -> None:
+        return None
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, traceback)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 
-from aionn.errors import shortage_of
+from aionn.errors import shortages_told
 
 __all__ = ["start_thread"]
 
@@ -22,10 +22,5 @@ def start_thread(thread: threading.Thread, where: str) -> None:
     Raises:
         ResourceExhausted: There is no room for it (transient). It never ran, and must not be joined.
     """
-    try:
+    with shortages_told(where):
         thread.start()
-    except (MemoryError, RuntimeError) as e:
-        told = shortage_of(e, where)
-        if told is None:
-            raise
-        raise told from e

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 import aionn
-from aionn.errors import ErrorStatus, shortage_of, status_of
+from aionn.errors import ErrorStatus, shortage_of, shortages_told, status_of
 
 RUN_S_MAX = 60
 
@@ -90,3 +90,16 @@ def test_shortages_of_python_are_resource_exhausted(error: Exception) -> None:
 def test_other_errors_are_no_shortage(error: Exception) -> None:
     assert shortage_of(error, "here") is None
     assert status_of(error) == ErrorStatus.GENERAL_FAILURE
+
+
+async def test_shortage_is_told_from_a_block_and_from_a_coroutine_function() -> None:
+    @shortages_told("there")
+    async def starve(error: Exception) -> None:
+        raise error
+
+    with pytest.raises(aionn.ResourceExhausted, match="here: no memory"), shortages_told("here"):
+        raise MemoryError
+    with pytest.raises(aionn.ResourceExhausted, match="there: no memory"):
+        await starve(MemoryError())
+    with pytest.raises(ValueError, match="other"):
+        await starve(ValueError("other"))
