@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
@@ -41,6 +42,10 @@ if "PYTHONPYCACHEPREFIX" not in os.environ and os.environ.pop("PYTHONDONTWRITEBY
     # The tests start some thousand interpreters: without bytecode each would compile all that it imports.
     sys.dont_write_bytecode = False
     sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(REPOSITORY / ".pytest_cache" / "bytecode")
+
+# Its check compares the time that drawing values takes with a limit, and fails where the machine is busy.
+settings.register_profile("aionn", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("aionn")
 
 _stderr = 2
 
