@@ -288,6 +288,7 @@ class RequestArea:
         self._requests: dict[tuple[tuple[int, ...], tuple[int, ...]], Request] = {}
         self._views: dict[int, Array] = {}
         self._values = {value.key: value for value in values}
+        self._declared = {v.key: v.spec.declared for v in values if v.spec.declared is not None}
         self._locations: dict[int, DataLocation] = {}
         self._shapes: dict[int, tuple[int, ...] | None] = {value.key: value.shape for value in values}
         self._bound: Mapping[int, Binding] = {}
@@ -374,26 +375,25 @@ class RequestArea:
             elif key in self._targets:
                 views.append(self._copied(key))
                 continue
-            else:
-                view = self.view(key)
-                declared = self._values[key].spec.declared
-                if declared is not None:
-                    view = in_declared(view, declared, copy=copy)
-                elif copy:
-                    view = view.copy()
+            elif key in self._declared:
+                view = in_declared(self.view(key), self._declared[key], copy=copy)
                 if copy:
                     views.append(view)
                     continue
                 view = view.view()
+            elif copy:
+                views.append(self.view(key).copy())
+                continue
+            else:
+                view = self.view(key).view()
             view.flags.writeable = False
             views.append(view)
         return tuple(views)
 
     def _copied(self, key: int) -> Array:
         target, view = self._targets[key], self.view(key)
-        declared = self._values[key].spec.declared
-        if declared is not None:
-            view = in_declared(view, declared, copy=False)
+        if key in self._declared:
+            view = in_declared(view, self._declared[key], copy=False)
         if view.size != target.size or (view.ndim and view.shape != target.shape):
             raise OutputInsufficientSize(
                 f"{self._values[key].spec.name}: the output has shape {list(view.shape)}, its array {list(target.shape)}",
