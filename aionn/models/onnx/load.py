@@ -88,7 +88,7 @@ class OnnxArgument(msgspec.Struct, frozen=True):
         operand: Its operand in ``model.main``: ``type``, ``dimensions``, ``scale`` and ``zero_point``.
         dimensions: Its shape in the file with all extents known. The operand's shape differs for rank 0, which becomes [1], and
             for more than four axes, of which the leading ones are merged.
-        dtype: numpy's name of the file's element type; an ``int64`` value is passed as TENSOR_INT32.
+        dtype: numpy's name of the file's element type; ``int64`` values are TENSOR_INT32, ``float64`` ones TENSOR_FLOAT32.
     """
 
     name: str
@@ -312,6 +312,10 @@ class _Import:
             raise InvalidModel(f"onnx, outputs: the HAL cannot express {e}") from e
         if not model.main.operations:
             raise InvalidModel("onnx: expected a graph with operations, got one that computes nothing")
+        read = {index for operation in model.main.operations for index in operation.inputs}
+        if read.isdisjoint(model.main.input_indexes):
+            # A device cannot be given a model without inputs.
+            raise InvalidModel("onnx: expected outputs that depend on inputs, got constants only")
         return OnnxModel(
             model,
             tuple(

@@ -4,7 +4,8 @@ Owns the checked conversion of inputs to the operand's type, and of results back
 
 Invariant: a number that the operand's type cannot hold is rejected, so that no result depends on a wrapped number.
 
-Source: ``OnnxArgument``: INT64 values are TENSOR_INT32, values of rank 0 have shape [1], leading axes beyond four are merged.
+Source: ``OnnxArgument``: INT64 values are TENSOR_INT32 and DOUBLE ones TENSOR_FLOAT32, values of rank 0 have shape [1], leading
+axes beyond four are merged.
 """
 
 from __future__ import annotations

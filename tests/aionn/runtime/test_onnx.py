@@ -289,3 +289,30 @@ async def test_pictures_are_written_into_inputs_with_channels_first(
         view = np.zeros((1, 3, 4, 6), np.float32)
         image_writer(net.inputs[0])(picture, view)
         np.testing.assert_allclose(view[0], picture.transpose(2, 0, 1) / 255, atol=1e-7)
+
+
+async def test_numbers_of_64_bits_with_a_fraction_are_computed_in_32(
+    runtime: aionn.Runtime, tmp_path: Path
+) -> None:
+    inputs = [ValueInfo("x", DataType.DOUBLE, (3,))]
+    path = written(
+        tmp_path / "x.onnx", file([node("Mul", ["x", "c"], ["y"])], inputs, ["y"], {"c": np.array(0.1)})
+    )
+    async with await runtime.compile(path) as net:
+        (y,) = (await net.execute([np.array([1.0, -3.0, np.inf])])).outputs
+        assert y.dtype == np.float64
+        np.testing.assert_allclose(y, [0.1, -0.3, np.inf], rtol=1e-6)
+        with pytest.raises(InvalidArgument, match=r"input 0 \(x\), element \[1\].* got -1e\+300"):
+            await net.execute([np.array([1.0, -1e300, 0.0])])
+        with pytest.raises(InvalidArgument, match="expected element type float64 or float32, got int64"):
+            await net.execute([np.array([1, 2, 3])])
+    large = file([node("Mul", ["x", "c"], ["y"])], inputs, ["y"], {"c": np.array(1e300)})
+    with pytest.raises(InvalidModel, match="constant of type DOUBLE whose numbers do not fit float32"):
+        await runtime.compile(written(path, large))
+
+
+async def test_model_of_constants_is_rejected(runtime: aionn.Runtime, tmp_path: Path) -> None:
+    inputs = [ValueInfo("x", DataType.FLOAT, (3,))]
+    path = written(tmp_path / "x.onnx", file([node("Shape", ["x"], ["y"])], inputs, ["y"]))
+    with pytest.raises(InvalidModel, match="expected outputs that depend on inputs, got constants only"):
+        await runtime.compile(path)

@@ -20,8 +20,9 @@ from aionn.errors import InvalidArgument, InvalidModel
 from aionn.models.onnx.operators import CONVERSIONS
 from aionn.models.onnx.schema import read_model
 
-PLAIN_MIN = 660
-"""Plain cases that pass on an onnx package of 1,404 of them; newer packages have more."""
+PLAIN_MIN = 650
+"""Plain cases that pass on an onnx package of 1,404 of them; newer packages have more. Some forty more have only constants as
+outputs, which are rejected."""
 
 SAMPLE_STEP = 24
 """One of so many plain cases is part of the ordinary run."""
@@ -36,6 +37,7 @@ EXPECTED_TO_DIFFER = {
     "test_attention_23_fullymasked_qk_matmul_output_mode3_zero_expanded": "the same",
     "test_attention_24_fullymasked_qk_matmul_output_mode3_zero_expanded": "the same",
     "test_attention_24_qk_matmul_output_mode3_softmax_precision_expanded": "the same",
+    "test_attention_local_window_gqa_rank4_mask_expanded": "the same",
 }
 """Cases whose results differ, with the reason."""
 
