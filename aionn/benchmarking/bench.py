@@ -40,7 +40,7 @@ from aionn.benchmarking.paths import PATHS, Path, draw_inputs, opened
 from aionn.errors import Error, InvalidArgument
 from aionn.hal import CACHE_TOKEN_BYTES, CacheFileCounts, CacheFiles, Model, PreparedModel
 from aionn.hal.pooled_request import PooledRequest
-from aionn.models.tflite import load_tflite
+from aionn.models.importing import NO_OPTIONS, ImportOptions, load_file
 from aionn.runtime.devices import RuntimeDevice
 from aionn.runtime.runtime import Runtime
 
@@ -183,6 +183,7 @@ async def benchmark(
     devices: Sequence[str],
     settings: Settings,
     progress: Progress = lambda _what, _share: None,
+    imports: ImportOptions = NO_OPTIONS,
 ) -> BenchmarkReport:
     """Measures a model on devices of a runtime, one after the other.
 
@@ -194,7 +195,7 @@ async def benchmark(
     found = [runtime.device(name) for name in devices]
     if not found or len(set(devices)) != len(devices):
         raise InvalidArgument(f"bench: expected different devices, at least one, got {list(devices)}")
-    loaded = await anyio.to_thread.run_sync(load_tflite, path)
+    loaded = await anyio.to_thread.run_sync(load_file, path, imports)
     model = loaded.model
     if settings.known is not None:
         await check_known(model, settings.known)

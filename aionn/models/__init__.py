@@ -7,19 +7,25 @@ from __future__ import annotations
 
 from aionn.models.builder import ExtensionCode, GraphBuilder, Value
 from aionn.models.dot import graph_text, write_graph
-from aionn.models.onnx import OnnxArgument, OnnxModel, load_onnx
+from aionn.models.importing import ImportedModel, ImportOptions, load_file
+from aionn.models.onnx import OnnxArgument, OnnxModel, UnsupportedOperator, UnsupportedOperators, load_onnx
 from aionn.models.tflite import TfliteArgument, TfliteModel, TfliteSignature, load_tflite
 
 __all__ = [
     "ExtensionCode",
     "GraphBuilder",
+    "ImportOptions",
+    "ImportedModel",
     "OnnxArgument",
     "OnnxModel",
     "TfliteArgument",
     "TfliteModel",
     "TfliteSignature",
+    "UnsupportedOperator",
+    "UnsupportedOperators",
     "Value",
     "graph_text",
+    "load_file",
     "load_onnx",
     "load_tflite",
     "write_graph",

@@ -31,6 +31,7 @@ from aionn.hal import (
     operation_type_name,
 )
 from aionn.hal.slicing import Slice
+from aionn.models.importing import NO_OPTIONS, ImportOptions
 from aionn.platform.real_work import real_work
 from aionn.runtime.devices import RuntimeDevice
 from aionn.runtime.placement.levels import expressible_part, operation_levels
@@ -168,10 +169,12 @@ def describe_operand(operand: Operand) -> str:
 
 
 async def ask_support(
-    model: Model | str | os.PathLike[str], devices: Sequence[RuntimeDevice]
+    model: Model | str | os.PathLike[str],
+    devices: Sequence[RuntimeDevice],
+    options: ImportOptions = NO_OPTIONS,
 ) -> tuple[Support, ...]:
     """Asks devices what they support of a model; see ``Runtime.supported_operations``."""
-    loaded = (await load_model(model)).model
+    loaded = (await load_model(model, options)).model
 
     def cut() -> list[Slice | None]:
         everything = Slice(loaded, tuple(range(len(loaded.main.operations))))

@@ -33,9 +33,11 @@ from aionn.hal import (
     Priority,
     check_deadline_ns,
 )
+from aionn.models.importing import check_import_options, is_onnx
 from aionn.observability.log_tags import choose_tags
 from aionn.observability.tracing import section
 from aionn.platform.loops import finish, finish_all
+from aionn.platform.real_work import real_work
 from aionn.runtime.background import Background
 from aionn.runtime.clock import missed_at, now_ns
 from aionn.runtime.compilation import Compilation
@@ -58,6 +60,7 @@ from aionn.runtime.placement.plan import Plan
 from aionn.runtime.placement.planning import (
     LoadedModel,
     PlanOptions,
+    identity_of,
     keep_plan,
     load_model,
     make_plan,
@@ -244,13 +247,22 @@ class Runtime:
 
     @shortages_told("supported_operations")
     async def supported_operations(
-        self, model: Model | str | os.PathLike[str], *, devices: str | Sequence[str] | None = None
+        self,
+        model: Model | str | os.PathLike[str],
+        *,
+        devices: str | Sequence[str] | None = None,
+        dimensions: Mapping[str, int] | None = None,
+        input_shapes: Mapping[str, Sequence[int]] | None = None,
+        values: Mapping[str, Any] | None = None,
     ) -> tuple[Support, ...]:
         """Which device can run which operation of a model's main subgraph. Nothing is compiled.
 
         Args:
-            model: A model, or the path of a .tflite file.
+            model: A model, or the path of a .tflite or .onnx file.
             devices: A device's name, or several; None for all.
+            dimensions: See ``compile``.
+            input_shapes: See ``compile``.
+            values: See ``compile``.
 
         Returns:
             One answer per device, in the order of ``devices``; a device that fails to answer is reported with the reason.
@@ -261,7 +273,7 @@ class Runtime:
         self._check_open("supported_operations")
         asked = self.devices if devices is None else self._candidates(devices)
         check_extensions(model, self.settings.extensions, [device.info for device in self.devices])
-        return await ask_support(model, asked)
+        return await ask_support(model, asked, check_import_options(dimensions, input_shapes, values))
 
     def _check_open(self, where: str) -> None:
         if not self.is_open:
@@ -280,11 +292,14 @@ class Runtime:
         cache_dir: str | os.PathLike[str] | None = None,
         cache_token: bytes | None = None,
         allow_fallback: bool = False,
+        dimensions: Mapping[str, int] | None = None,
+        input_shapes: Mapping[str, Sequence[int]] | None = None,
+        values: Mapping[str, Any] | None = None,
     ) -> Compilation:
         """Makes a model ready: on one device, or cut into steps where each operation goes to the device that does it best.
 
         Args:
-            model: A model, or the path of a .tflite file.
+            model: A model, or the path of a .tflite or .onnx file.
             devices: A device's name, or several; None for all.
             preference: ``low_power``, ``fast_single_answer`` or ``sustained_speed``.
             priority: ``low``, ``medium`` or ``high``, for executions without a priority of their own.
@@ -294,6 +309,9 @@ class Runtime:
             cache_token: 32 bytes that identify the model, if they are known without reading it; None takes a digest of it.
             allow_fallback: Whether the reference device may step in where another device fails, while compiling or executing. Every
                 result reports it. Not where ``devices`` are chosen: that is where the caller wants to know.
+            dimensions: Extents by the names that an .onnx file gives to open ones, such as ``{"batch": 1}``; None means none.
+            input_shapes: Shapes by the names of an .onnx file's inputs, for open extents without a name; None means none.
+            values: Arrays by the names of an .onnx file's inputs that become constants; None means none.
 
         Raises:
             InvalidArgument: The model, the file or an argument is wrong, or some operation is supported by no device (all are
@@ -307,19 +325,25 @@ class Runtime:
         started_ns = now_ns()
         wanted_priority = priority_of(priority)
         wanted_preference = preference_of(preference)
+        imports = check_import_options(dimensions, input_shapes, values)
         candidates = self._candidates(devices)
         check_extensions(model, self.settings.extensions, [device.info for device in self.devices])
         loaded: LoadedModel | None = None
         try:
             with section("LR_PC", "compile"), missed_at(deadline, "compile"):
-                cache = await open_cache(cache_dir, cache_token, model)
+                described = b""
+                if imports.names or (cache_dir is not None and await _is_onnx(model)):
+                    # The import may read other files, and depends on the options: its result identifies the compilation.
+                    loaded = await load_model(model, imports)
+                    model, described = loaded.model, identity_of(loaded, imports)
+                cache = await open_cache(cache_dir, cache_token, model, described)
                 options = PlanOptions(wanted_preference, wanted_priority, deadline, cache)
                 # With leave to fall back the whole model is needed; without, a plan from the cache will do.
                 if self.settings.partition == PartitionMode.WITHOUT_FALLBACK:
                     allow_fallback = False
                 plan = None if allow_fallback else await restore_plan(model, candidates, options)
                 if plan is None:
-                    loaded = await load_model(model)
+                    loaded = await load_model(model) if loaded is None else loaded
                     plan = await self._plan(loaded, devices, candidates, options, allow_fallback)
         except Error as e:
             if self._listeners:
@@ -469,6 +493,13 @@ class Runtime:
             stack.push_async_callback(self._background.aclose)
             stack.push_async_callback(finish_all, devices)
             stack.push_async_callback(finish_all, closings)
+
+
+async def _is_onnx(model: Model | str | os.PathLike[str]) -> bool:
+    if not isinstance(model, str | os.PathLike):
+        return False
+    with real_work("reading a model"):
+        return await anyio.to_thread.run_sync(is_onnx, model)
 
 
 async def _close_compilation(compilation: Compilation) -> None:

@@ -44,7 +44,7 @@ from aionn.drivers.simulated.profiles import (
 )
 from aionn.errors import InvalidArgument
 from aionn.hal import OperationType, Priority
-from aionn.models.tflite import load_tflite
+from aionn.models.importing import load_file
 from aionn.platform.files import TEXT_BYTES_MAX, open_regular, read_regular
 
 __all__ = [
@@ -75,7 +75,7 @@ class DescribedModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     Attributes:
         name: What streams call it.
-        file: Path of a .tflite file, relative to the workload's; None for a model by numbers.
+        file: Path of a .tflite or .onnx file, relative to the workload's; None for a model by numbers.
         operations: How many operations of equal size.
         arithmetic: Multiplications and additions of one execution, counted singly.
         size_bytes: Bytes moved by one execution.
@@ -108,7 +108,7 @@ class DescribedModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if self.file is not None:
             path = folder / self.file
             try:
-                return model_cost(load_tflite(path).model)
+                return model_cost(load_file(path).model)
             except InvalidArgument as e:
                 raise InvalidArgument(f"model {self.name}: {e}") from e
         share = 1.0 / self.operations

@@ -30,7 +30,7 @@ from aionn.benchmarking.paths import draw_inputs
 from aionn.errors import DeadObject, Error, InvalidArgument
 from aionn.hal import Memory, MemoryKind, Model, OperandType, OperationType
 from aionn.models.builder import GraphBuilder, Value
-from aionn.models.tflite import load_tflite
+from aionn.models.importing import ImportOptions, load_file
 from aionn.runtime.compilation import Compilation
 from aionn.runtime.runtime import Runtime, open_runtime
 from aionn.service.python_process import python_command, python_environment
@@ -61,9 +61,11 @@ class StressTask(msgspec.Struct, frozen=True):
     Attributes:
         body: Which test.
         device: Registered name of the driver.
-        model: The .tflite file.
+        model: The .tflite or .onnx file.
         seconds: How long.
         seed: Seed of everything that is random.
+        dimensions: Open extents of an .onnx file, by name.
+        input_shapes: Shapes of inputs of an .onnx file, by name.
     """
 
     body: str
@@ -71,6 +73,8 @@ class StressTask(msgspec.Struct, frozen=True):
     model: str
     seconds: float
     seed: int
+    dimensions: dict[str, int] = {}
+    input_shapes: dict[str, tuple[int, ...]] = {}
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -103,7 +107,7 @@ class Work:
     def __init__(self, task: StressTask, runtime: Runtime) -> None:
         self.task = task
         self.runtime = runtime
-        self.model = load_tflite(task.model).model
+        self.model = load_file(task.model, ImportOptions(task.dimensions, task.input_shapes)).model
         self.random = random.Random(task.seed)
         self.end_s = time.monotonic() + task.seconds
         self.count = 0

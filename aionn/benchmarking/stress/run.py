@@ -21,6 +21,7 @@ from anyio.abc import Process
 
 from aionn.benchmarking.stress.bodies import BODIES, Ended, StressTask, task_command
 from aionn.errors import InvalidArgument
+from aionn.models.importing import NO_OPTIONS, ImportOptions
 from aionn.platform.files import check_regular
 from aionn.platform.loops import finish
 from aionn.service.python_process import python_environment
@@ -61,17 +62,19 @@ async def stress(
     seed: int = 0,
     grace_s: float = GRACE_S,
     progress: Callable[[str, int], None] = lambda _test, _index: None,
+    imports: ImportOptions = NO_OPTIONS,
 ) -> tuple[StressResult, ...]:
     """Makes the tests one after the other.
 
     Args:
         device: Registered name of a driver.
-        model: A .tflite file.
+        model: A .tflite or .onnx file.
         tests: Names from ``BODIES``.
         seconds: How long each test works.
         seed: Seed of everything that is random.
         grace_s: What a test may take beyond that.
         progress: Is called with each test before it begins, and its number.
+        imports: Open extents and shapes of an .onnx file.
 
     Raises:
         InvalidArgument: There is no such test, the model cannot be read, or the time makes no sense.
@@ -90,7 +93,9 @@ async def stress(
     for index, test in enumerate(tests):
         progress(test, index)
         started_s = time.monotonic()
-        ended = await _watched(StressTask(test, device, str(model), seconds, seed), seconds + grace_s)
+        shapes = {name: tuple(shape) for name, shape in imports.input_shapes.items()}
+        task = StressTask(test, device, str(model), seconds, seed, dict(imports.dimensions), shapes)
+        ended = await _watched(task, seconds + grace_s)
         took_s = round(time.monotonic() - started_s, 3)
         results.append(StressResult(test, ended.result, ended.message, ended.count, took_s))
     return tuple(results)

@@ -61,14 +61,17 @@ List the devices with type, version, feature level and status, and the drivers t
 """,
     "aionn.cli.commands.inspect:inspect": """
 Show a model's inputs, outputs, operations, operands, sizes, least feature level, and the support by device.
+
+Of an .onnx file it also shows the operators, and all operators that cannot be imported, each with the reason. Exit code 1 means
+that there are such operators.
 """,
     "aionn.cli.commands.env:env": """
 List the environment variables and their present values; fails if a value is invalid.
 """,
     "aionn.cli.commands.doctor:doctor": """
-Report the properties of this machine that are against deadlines, with a remedy for each.
+Check the settings of this machine that delay frames, and print the remedies.
 
-Exit code 1 means that deadlines of the given length cannot be expected on this machine.
+Exit code 1 means that this machine cannot keep deadlines of this length when it is busy.
 """,
     "aionn.cli.commands.trace:trace": """
 Summarise a trace file that AIONN_TRACE or aionn.open(trace=...) wrote.

@@ -26,6 +26,7 @@ from aionn.benchmarking.measures import KnownData, Load
 from aionn.benchmarking.page import render_page
 from aionn.benchmarking.paths import PATHS, Path
 from aionn.cli import interrupts
+from aionn.cli.importing import Dimensions, InputShapes, Values, import_options
 from aionn.cli.numbers import SEED_MAX, numbers
 from aionn.cli.output import check_writable, print_json, write_report
 from aionn.reports.terminal import print_line, print_table, progress_bar
@@ -59,6 +60,9 @@ def bench(
     rate: Annotated[float | None, numbers(0, RATE_MAX, "queries per second", is_open=True)] = None,
     bound_ms: Annotated[float, numbers(0, BOUND_MS_MAX, "ms", is_open=True)] = 33.0,
     html: FilePath | None = None,
+    dimension: Dimensions = None,
+    input_shape: InputShapes = None,
+    value: Values = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Measure latency, throughput, compilation, memory and accuracy of a model.
@@ -66,7 +70,7 @@ def bench(
     Exit code 1 means that a device failed, or that its answers on labelled data are beyond a limit.
 
     Args:
-        model: A .tflite file.
+        model: A .tflite or .onnx file.
         device: A device; may be repeated; by default all devices.
         path: A way to start executions; may be repeated; by default all four.
         count: Executions on each path.
@@ -83,6 +87,9 @@ def bench(
         rate: Queries per second of the server scenario; by default the largest rate that keeps the bound is searched for.
         bound_ms: Time within which 99 % of a server's queries must be answered.
         html: A file to write a page with plots to.
+        dimension: NAME=EXTENT for an open extent of an .onnx file; may be repeated.
+        input_shape: NAME=EXTENT,... for the shape of an input of an .onnx file; may be repeated.
+        value: NAME=FILE.npy or NAME=NUMBER,... for an input of an .onnx file that becomes a constant; may be repeated.
         json: Print one JSON object.
     """
     paths = tuple(p for p in PATHS if path is None or p in path)
@@ -90,6 +97,7 @@ def bench(
     load = Load(tuple(scenario or ()), load_seconds, rate, bound_ms)
     settings = Settings(count, seconds, paths, compilations, samples, seed, known, load)
     settings.check()
+    imports = import_options(dimension, input_shape, value)
     check_writable(html)
     with progress_bar("bench", is_wanted=not json) as show:
 
@@ -100,7 +108,7 @@ def bench(
         async def run() -> BenchmarkReport:
             async with aionn.open() as runtime:
                 names = device or [found.name for found in runtime.devices]
-                return await benchmark(runtime, model, names, settings, progress)
+                return await benchmark(runtime, model, names, settings, progress, imports)
 
         report = interrupts.run(run)
     if html is not None:

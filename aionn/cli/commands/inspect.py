@@ -12,13 +12,17 @@ from cyclopts import Parameter
 
 import aionn
 from aionn.cli import interrupts
+from aionn.cli.importing import Dimensions, InputShapes, Values, import_options
 from aionn.cli.output import check_writable, print_json, write_report
+from aionn.errors import InvalidArgument, InvalidModel
 from aionn.models.dot import graph_text
-from aionn.models.tflite import load_tflite
+from aionn.models.importing import is_onnx, load_file
+from aionn.models.onnx import UnsupportedOperator, UnsupportedOperators
+from aionn.models.onnx.summary import OnnxSummary, summarize_onnx
 from aionn.reports.columns import counted
 from aionn.reports.terminal import print_line, print_table
 from aionn.runtime.introspection import ModelSummary, Support, summarize_model
-from aionn.runtime.memory.arguments import tensor_spec
+from aionn.runtime.memory.arguments import declared_spec
 
 __all__ = ["inspect"]
 
@@ -31,37 +35,94 @@ def inspect(
     device: Annotated[list[str] | None, Parameter(name="--device")] = None,
     dot: Path | None = None,
     html: Path | None = None,
+    dimension: Dimensions = None,
+    input_shape: InputShapes = None,
+    value: Values = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Show a model's inputs, outputs, operations, operands, sizes, least feature level, and the support by device.
 
+    Of an .onnx file it also shows the operators, and all operators that cannot be imported, each with the reason. Exit code 1 means
+    that there are such operators.
+
     Args:
-        model: A .tflite file.
+        model: A .tflite or .onnx file.
         operations: List every operation with what it reads and writes, its level and the devices that support it.
         device: A device to ask, and to draw on; may be given several times. By default all.
         dot: A file to write the graph to, as Graphviz text.
         html: A file to write a page to that draws the graph, the operations of each device in a colour of their own.
+        dimension: NAME=EXTENT for an open extent of an .onnx file; may be repeated.
+        input_shape: NAME=EXTENT,... for the shape of an input of an .onnx file; may be repeated.
+        value: NAME=FILE.npy or NAME=NUMBER,... for an input of an .onnx file that becomes a constant; may be repeated.
         json: Print one JSON object instead of tables.
     """
-    loaded = load_tflite(model)
+    imports = import_options(dimension, input_shape, value)
     check_writable(dot, html)
+    content = summarize_onnx(model) if is_onnx(model) else None
+    try:
+        loaded = load_file(model, imports)
+    except InvalidArgument as e:
+        if content is None or (isinstance(e, InvalidModel) and not isinstance(e, UnsupportedOperators)):
+            raise
+        unsupported = e.operators if isinstance(e, UnsupportedOperators) else ()
+        if json:
+            print_json({"model": str(model), "file": content, "error": str(e), "unsupported": unsupported})
+        else:
+            _print_content(str(model), content, unsupported)
+        if unsupported:
+            return 1
+        if json:
+            return 2
+        raise
     summary = summarize_model(loaded.model)
     support, unavailable, page = interrupts.run(_ask, loaded.model, device, html is not None, model.name)
     for path, text in ((dot, graph_text(loaded.model, name=model.name)), (html, page)):
         if path is not None and text is not None:
             write_report(path, text)
     arguments = {
-        key: [str(tensor_spec(o, a.name)) for a, o in zip(named, operands, strict=True)]
+        key: [
+            str(declared_spec(o, a.name, a.dtype, a.dimensions)) for a, o in zip(named, operands, strict=True)
+        ]
         for key, named, operands in (
             ("inputs", loaded.inputs, loaded.model.main.inputs),
             ("outputs", loaded.outputs, loaded.model.main.outputs),
         )
     }
     if json:
-        print_json(_report(str(model), summary, arguments, support, unavailable))
+        report = _report(str(model), summary, arguments, support, unavailable)
+        print_json(report if content is None else {**report, "file": content})
     else:
-        _print(str(model), summary, arguments, support, unavailable, every=operations)
+        if content is not None:
+            _print_content(str(model), content, ())
+        _print(
+            str(model) if content is None else "imported as",
+            summary,
+            arguments,
+            support,
+            unavailable,
+            every=operations,
+        )
     return 0
+
+
+def _print_content(name: str, content: OnnxSummary, unsupported: Sequence[UnsupportedOperator]) -> None:
+    """The content of an .onnx file as the file declares it, and its operators."""
+    print_line("", lead=name)
+    opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in content.opsets.items())
+    print_line(f"ONNX file, operator sets: {opsets or 'none'}")
+    for what, lines in (("input", content.inputs), ("output", content.outputs)):
+        for line in lines:
+            print_line(f"{what:6} {line}")
+    if content.open_extents:
+        print_line(f"open extents: {', '.join(content.open_extents)}")
+    print_table("operators", ("operator", "count"), list(content.operators.items()))
+    if unsupported:
+        count = sum(each.count for each in unsupported)
+        print_table(
+            f"{count} of them cannot be expressed by operations of the HAL",
+            ("operator", "count", "reason"),
+            [(each.name, each.count, each.reason) for each in unsupported],
+        )
 
 
 async def _ask(

@@ -13,11 +13,12 @@ from cyclopts import Parameter
 import aionn
 from aionn.benchmarking.figures import spread_of
 from aionn.cli import interrupts
+from aionn.cli.importing import Dimensions, InputShapes, Values, import_options, load_array
 from aionn.cli.numbers import DEADLINE_MS_MAX, SEED_MAX, numbers
 from aionn.cli.output import check_writable, print_json
 from aionn.errors import InvalidArgument
 from aionn.hal import check_deadline_ns
-from aionn.platform.files import open_regular
+from aionn.models.importing import ImportOptions
 from aionn.reports.terminal import print_line
 from aionn.runtime.clock import to_ns
 from aionn.runtime.memory.arguments import Array, TensorSpec
@@ -42,12 +43,15 @@ def run(
     priority: str = "medium",
     deadline_ms: Annotated[float | None, numbers(0, DEADLINE_MS_MAX, "ms")] = None,
     output: Path | None = None,
+    dimension: Dimensions = None,
+    input_shape: InputShapes = None,
+    value: Values = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Execute a model and show its outputs and timing.
 
     Args:
-        model: A .tflite file.
+        model: A .tflite or .onnx file.
         input: One .npy file per input; without, inputs are random by the seed.
         device: Which device; by default the first that supports the model.
         seed: Seed of random inputs.
@@ -55,12 +59,16 @@ def run(
         priority: low, medium or high.
         deadline_ms: Time allowed for each execution.
         output: An .npz file to write the outputs to.
+        dimension: NAME=EXTENT for an open extent of an .onnx file; may be repeated.
+        input_shape: NAME=EXTENT,... for the shape of an input of an .onnx file; may be repeated.
+        value: NAME=FILE.npy or NAME=NUMBER,... for an input of an .onnx file that becomes a constant; may be repeated.
         json: Print one JSON object.
     """
     within_ns = None if deadline_ms is None else to_ns(deadline_ms / 1e3, what="--deadline-ms")
     check_writable(output)
-    values = [_load_array(path) for path in input] if input else None
-    report, outputs = interrupts.run(_run, model, values, device, seed, count, priority, within_ns)
+    imports = import_options(dimension, input_shape, value)
+    values = [load_array(path, "--input") for path in input] if input else None
+    report, outputs = interrupts.run(_run, model, imports, values, device, seed, count, priority, within_ns)
     if output is not None:
         _save(output, outputs)
     if json:
@@ -68,17 +76,6 @@ def run(
     else:
         _print(report)
     return 0
-
-
-def _load_array(path: Path) -> Array:
-    try:
-        with open_regular(path, "--input") as file:
-            array = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as e:
-        raise InvalidArgument(f"--input {path}: expected an .npy file: {e}") from e
-    if not isinstance(array, np.ndarray):
-        raise InvalidArgument(f"--input {path}: expected an .npy file with one array, got an archive")
-    return array
 
 
 def _save(path: Path, outputs: Sequence[Array]) -> None:
@@ -103,6 +100,7 @@ def _random(spec: TensorSpec, generator: np.random.Generator) -> Array:
 
 async def _run(
     model: Path,
+    imports: ImportOptions,
     values: list[Array] | None,
     device: str | None,
     seed: int,
@@ -112,7 +110,7 @@ async def _run(
 ) -> tuple[dict[str, Any], tuple[Array, ...]]:
     async with aionn.open() as runtime:
         started = time.perf_counter()
-        net = await runtime.compile(model, devices=device, priority=priority)
+        net = await runtime.compile(model, devices=device, priority=priority, **imports.keywords)
         compile_ms = (time.perf_counter() - started) * 1e3
         generator = np.random.default_rng(seed)
         inputs = values if values is not None else [_random(spec, generator) for spec in net.inputs]

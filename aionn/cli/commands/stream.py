@@ -11,15 +11,17 @@ from cyclopts import Parameter
 
 import aionn
 from aionn.cli import interrupts
+from aionn.cli.importing import Dimensions, InputShapes, Values, import_options
 from aionn.cli.numbers import DEADLINE_MS_MAX, numbers
 from aionn.cli.output import print_json
 from aionn.cli.streaming import Account, show_live, stream_into_account, warm_up
 from aionn.errors import InvalidArgument
 from aionn.media import AudioWindow, Frame, audio_file, log_mel, video_file
+from aionn.models.importing import ImportOptions
 from aionn.platform.files import TEXT_BYTES_MAX, read_regular
 from aionn.reports.terminal import print_line, print_table
 from aionn.runtime.clock import to_ns
-from aionn.runtime.memory.arguments import Array, TensorSpec, Writer, image_writer, value_writer
+from aionn.runtime.memory.arguments import Array, TensorSpec, Writer, image_size, image_writer, value_writer
 
 __all__ = ["stream"]
 
@@ -44,12 +46,15 @@ def stream(
     labels: Path | None = None,
     low: Annotated[float, numbers(-LEVEL_MAX, LEVEL_MAX)] = 0.0,
     high: Annotated[float, numbers(-LEVEL_MAX, LEVEL_MAX)] = 1.0,
+    dimension: Dimensions = None,
+    input_shape: InputShapes = None,
+    value: Values = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Stream a video or a recording through a model and show how late the answers are and what was recognised.
 
     Args:
-        model: A .tflite file with one input: a picture, or one second of sound (samples or 49 x 40 log-mel energies).
+        model: A .tflite or .onnx file with one input: a picture, or one second of sound (samples or 49 x 40 log-mel energies).
         video: A video file.
         audio: A recording.
         device: Which device; by default the first that supports the model.
@@ -60,14 +65,30 @@ def stream(
         labels: A text file with one class name a line.
         low: What the model wants for black.
         high: What the model wants for white.
+        dimension: NAME=EXTENT for an open extent of an .onnx file; may be repeated.
+        input_shape: NAME=EXTENT,... for the shape of an input of an .onnx file; may be repeated.
+        value: NAME=FILE.npy or NAME=NUMBER,... for an input of an .onnx file that becomes a constant; may be repeated.
         json: Print one JSON object.
     """
     if (video is None) == (audio is None):
         raise InvalidArgument("stream: expected either --video FILE or --audio FILE")
     within_ns = to_ns(deadline_ms / 1e3, what="--deadline-ms")
     names = _labels(labels)
+    imports = import_options(dimension, input_shape, value)
     report = interrupts.run(
-        _stream, model, video, audio, device, priority, within_ns, on_late, keep, names, (low, high), not json
+        _stream,
+        model,
+        imports,
+        video,
+        audio,
+        device,
+        priority,
+        within_ns,
+        on_late,
+        keep,
+        names,
+        (low, high),
+        not json,
     )
     if json:
         print_json(report)
@@ -95,6 +116,7 @@ def _sound_writer(spec: TensorSpec) -> Writer:
 
 async def _stream(
     model: Path,
+    imports: ImportOptions,
     video: Path | None,
     audio: Path | None,
     device: str | None,
@@ -107,7 +129,7 @@ async def _stream(
     live: bool,
 ) -> dict[str, Any]:
     async with aionn.open() as runtime:
-        net = await runtime.compile(model, devices=device, priority=priority)
+        net = await runtime.compile(model, devices=device, priority=priority, **imports.keywords)
         if len(net.inputs) != 1:
             raise InvalidArgument(f"stream: expected a model with one input, got {len(net.inputs)}")
         account: Account[Any]
@@ -116,8 +138,7 @@ async def _stream(
         if video is not None:
             account = Account[Frame]("video", names)
             write_picture = image_writer(net.inputs[0], low=levels[0], high=levels[1])
-            _, height, width, _ = net.inputs[0].dimensions
-            source = video_file(video, size=(width, height), keep=keep)
+            source = video_file(video, size=image_size(net.inputs[0]), keep=keep)
 
             def into(frame: Frame, view: Array) -> None:
                 write_picture(frame.data, view)

@@ -19,10 +19,12 @@ from aionn.benchmarking.stress.slopes import SECONDS_PER_HOUR, Slope
 from aionn.benchmarking.stress.soak import GROWTH_S_MIN, SOAK_S_MAX, SoakProgress, SoakReport
 from aionn.benchmarking.stress.soak import soak as run_soak
 from aionn.cli import interrupts
+from aionn.cli.importing import Dimensions, InputShapes, import_options
 from aionn.cli.numbers import SEED_MAX, numbers
 from aionn.cli.output import print_json
 from aionn.drivers import registry
 from aionn.errors import InvalidArgument
+from aionn.models.importing import is_onnx
 from aionn.reports.terminal import print_line, print_table, progress_bar
 from aionn.runtime.settings import settings_from
 
@@ -44,6 +46,8 @@ def stress(
     minutes: Annotated[float, numbers(0, MINUTES_MAX, "minutes", is_open=True)] = 5.0,
     test: list[str] | None = None,
     model: Path | None = None,
+    dimension: Dimensions = None,
+    input_shape: InputShapes = None,
     seed: Annotated[int, numbers(0, SEED_MAX)] = 0,
     soak: Annotated[float | None, numbers(0, HOURS_MAX, "hours", is_open=True)] = None,
     in_process: Annotated[bool, Parameter(negative=())] = False,
@@ -60,7 +64,9 @@ def stress(
         device: A device; may be repeated; by default all devices.
         minutes: Duration of all tests of a device together.
         test: A test; may be repeated; by default all.
-        model: A .tflite file; by default one of the examples' data beside the package.
+        model: A .tflite or .onnx file; by default one of the examples' data beside the package.
+        dimension: NAME=EXTENT for an open extent of an .onnx file; may be repeated.
+        input_shape: NAME=EXTENT,... for the shape of an input of an .onnx file; may be repeated.
         seed: Seed of everything that is random.
         soak: Hours that the run takes; growth is judged from ten minutes (0.17) on.
         in_process: Run the drivers of the soak in this process, where nothing is killed.
@@ -80,6 +86,11 @@ def stress(
             )
         return _soak(devices, soak, seed, "in_process" if in_process else "process", json=json)
     file = model or Path(__file__).resolve().parents[3] / "examples" / "data" / "shapes_int8.tflite"
+    imports = import_options(dimension, input_shape)
+    if imports.names and not is_onnx(file):
+        raise InvalidArgument(
+            f"--model {file}: expected an .onnx file with --dimension or --input-shape, got a .tflite file"
+        )
     seconds = minutes * 60 / max(1, len(tests))
     report: dict[str, tuple[StressResult, ...]] = {}
     for name in devices:
@@ -90,7 +101,7 @@ def stress(
                 print_line(step, stream=sys.stderr)
 
         async def run(name: str = name) -> tuple[StressResult, ...]:
-            return await run_stress(name, file, tests, seconds, seed=seed, progress=progress)
+            return await run_stress(name, file, tests, seconds, seed=seed, progress=progress, imports=imports)
 
         report[name] = interrupts.run(run)
     if json:

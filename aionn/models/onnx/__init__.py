@@ -3,6 +3,19 @@
 from __future__ import annotations
 
 from aionn.models.onnx.encoding import encode_model
-from aionn.models.onnx.load import OnnxArgument, OnnxModel, load_onnx
+from aionn.models.onnx.load import (
+    OnnxArgument,
+    OnnxModel,
+    UnsupportedOperator,
+    UnsupportedOperators,
+    load_onnx,
+)
 
-__all__ = ["OnnxArgument", "OnnxModel", "encode_model", "load_onnx"]
+__all__ = [
+    "OnnxArgument",
+    "OnnxModel",
+    "UnsupportedOperator",
+    "UnsupportedOperators",
+    "encode_model",
+    "load_onnx",
+]

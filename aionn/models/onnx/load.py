@@ -42,7 +42,7 @@ from aionn.models.onnx.tensors import Inexpressible, Tensor
 from aionn.models.onnx.writer import GraphWriter
 from aionn.platform.files import read_regular
 
-__all__ = ["OnnxArgument", "OnnxModel", "load_onnx"]
+__all__ = ["OnnxArgument", "OnnxModel", "UnsupportedOperator", "UnsupportedOperators", "load_onnx"]
 
 FILE_BYTES_MAX = (1 << 31) - 1
 """The largest protobuf message: its lengths are 31 bits; larger models keep their constants in other files."""
@@ -54,6 +54,32 @@ DEPTH_MAX = 32
 """Largest depth of nested branches, the same as the limit for nested graphs of a file."""
 
 
+class UnsupportedOperator(msgspec.Struct, frozen=True):
+    """Operators of one name that cannot be expressed for one reason.
+
+    Attributes:
+        name: The operator's name with its domain; ``input`` or ``output`` for a value of the graph.
+        count: Number of nodes.
+        reason: The reason, as a phrase.
+    """
+
+    name: str
+    count: int
+    reason: str
+
+
+class UnsupportedOperators(InvalidModel):
+    """A file has operators that the HAL cannot express.
+
+    Attributes:
+        operators: All of them, by name and reason.
+    """
+
+    def __init__(self, message: str, operators: tuple[UnsupportedOperator, ...] = ()) -> None:
+        super().__init__(message)
+        self.operators = operators
+
+
 class OnnxArgument(msgspec.Struct, frozen=True):
     """An input or output of an imported model.
 
@@ -62,7 +88,7 @@ class OnnxArgument(msgspec.Struct, frozen=True):
         operand: Its operand in ``model.main``: ``type``, ``dimensions``, ``scale`` and ``zero_point``.
         dimensions: Its shape in the file with all extents known. The operand's shape differs for rank 0, which becomes [1], and
             for more than four axes, of which the leading ones are merged.
-        dtype: numpy's name of the file's element type; an ``int64`` value is passed as TENSOR_INT32.
+        dtype: numpy's name of the file's element type; ``int64`` values are TENSOR_INT32, ``float64`` ones TENSOR_FLOAT32.
     """
 
     name: str
@@ -123,8 +149,12 @@ def load_onnx(
     bound = _Bindings(dimensions or {}, input_shapes or {}, values or {})
     try:
         return _Import(resolve(read_model(data)), ConstantReader(folder), bound).run()
+    except UnsupportedOperators as e:
+        raise UnsupportedOperators(f"{where}: {e}", e.operators) from e
     except InvalidModel as e:
         raise InvalidModel(f"{where}: {e}") from e
+    except InvalidArgument as e:
+        raise InvalidArgument(f"{where}: {e}") from e
 
 
 class _Bindings(msgspec.Struct):
@@ -145,22 +175,47 @@ class _Bindings(msgspec.Struct):
         ):
             unknown = sorted(set(given) - known)
             if unknown:
-                raise InvalidArgument(
-                    f"load_onnx, {what}: expected names among {sorted(known)}, got {unknown}"
-                )
+                raise InvalidArgument(f"{what}: expected names among {sorted(known)}, got {unknown}")
+
+    def check_complete(self, graph: Graph) -> None:
+        """Checks that every open extent of an input is given."""
+        names: list[str] = []
+        inputs: list[str] = []
+        for info in graph.inputs:
+            if info.name in self.values or info.name in self.input_shapes or info.kind != "tensor":
+                continue
+            extents: Sequence[int | str | None] = (None,) if info.shape is None else info.shape
+            names += [each for each in extents if isinstance(each, str) and each not in self.dimensions]
+            inputs += [info.name] if None in extents else []
+        if not names and not inputs:
+            return
+        named, unnamed = list(dict.fromkeys(names)), list(dict.fromkeys(inputs))
+        ways = []
+        if named:
+            ways.append("dimensions={" + ", ".join(f"{name!r}: ..." for name in named) + "}")
+            ways.append(" ".join(f"--dimension {name}=..." for name in named))
+        if unnamed:
+            ways.append("input_shapes={" + ", ".join(f"{name!r}: ..." for name in unnamed) + "}")
+            ways.append(" ".join(f"--input-shape {name}=..." for name in unnamed))
+        what = [
+            *(f"extent {name!r}" for name in named),
+            *(f"the shape of input {name!r}" for name in unnamed),
+        ]
+        raise InvalidArgument(
+            f"inputs: expected all extents, got a file that leaves open {', '.join(what)}; "
+            f"give them as {' or '.join(ways)}"
+        )
 
     def shape(self, info: ValueInfo) -> tuple[int, ...]:
         """The shape of an input with all extents known."""
         given = self.input_shapes.get(info.name)
         if info.shape is None:
             if given is None:
-                raise InvalidArgument(
-                    f"load_onnx, input {info.name!r}: its shape is open; give it in input_shapes"
-                )
+                raise InvalidArgument(f"input {info.name!r}: its shape is open; give it in input_shapes")
             return _extents(info.name, given)
         if given is not None and len(given) != len(info.shape):
             raise InvalidArgument(
-                f"load_onnx, shape of input {info.name!r}: expected {len(info.shape)} extents, got {len(given)}"
+                f"shape of input {info.name!r}: expected {len(info.shape)} extents, got {len(given)}"
             )
         extents = []
         for axis, extent in enumerate(info.shape):
@@ -171,12 +226,10 @@ class _Bindings(msgspec.Struct):
                 extent = stated
             if extent is None or isinstance(extent, str):
                 how = f"dimensions={{{extent!r}: ...}}" if extent else f"input_shapes={{{info.name!r}: ...}}"
-                raise InvalidArgument(
-                    f"load_onnx, input {info.name!r}: extent {axis} is open; give it as {how}"
-                )
+                raise InvalidArgument(f"input {info.name!r}: extent {axis} is open; give it as {how}")
             if stated not in (None, extent):
                 raise InvalidArgument(
-                    f"load_onnx, shape of input {info.name!r}: expected {extent} on axis {axis}, got {stated}"
+                    f"shape of input {info.name!r}: expected {extent} on axis {axis}, got {stated}"
                 )
             extents.append(extent)
         return _extents(info.name, extents)
@@ -186,7 +239,7 @@ def _extents(name: str, extents: Sequence[int]) -> tuple[int, ...]:
     shape = tuple(int(extent) for extent in extents)
     if any(not 0 <= extent <= EXTENT_MAX for extent in shape):
         raise InvalidArgument(
-            f"load_onnx, shape of input {name!r}: expected extents up to {EXTENT_MAX}, got {list(shape)}"
+            f"shape of input {name!r}: expected extents up to {EXTENT_MAX}, got {list(shape)}"
         )
     return shape
 
@@ -201,8 +254,23 @@ def _dtype(info: ValueInfo) -> str:
     return name
 
 
+def _in_type(array: Any, dtype: str) -> Any:
+    """Whole numbers in the declared type of their input if they fit; other arrays are returned as they are."""
+    if array.dtype.kind not in "iu" or np.dtype(dtype).kind not in "iuf":
+        return array
+    converted = array.astype(dtype)
+    return converted if np.array_equal(converted, array) else array
+
+
 class _Missing(Exception):
     """A value is missing, since the operator that writes it cannot be expressed."""
+
+
+NO_CONVERSION = "the importer has no conversion for this operator"
+
+
+def _is_convertible(node: Node) -> bool:
+    return not node.domain and (node.op_type in CONVERSIONS or node.op_type == "If")
 
 
 class _Import:
@@ -214,12 +282,13 @@ class _Import:
         self._bound = bound
         self._g = GraphWriter()
         self._values: dict[str, Tensor | None] = {}
-        self._failures: dict[str, tuple[int, str]] = {}
+        self._failures: Counter[tuple[str, str]] = Counter()
         self._uses: Counter[str] = Counter()
 
     def run(self) -> OnnxModel:
         graph = self._graph
         self._bound.check_names(graph)
+        self._bound.check_complete(graph)
         inputs = self._inputs()
         fuse_activations(graph, self._constant)
         self._uses = uses_of(graph)
@@ -234,7 +303,7 @@ class _Import:
             except Inexpressible as e:
                 self._fail("output", e)
         if self._failures:
-            raise InvalidModel(self._complaint())
+            raise self._complaint()
         if not outputs:
             raise InvalidModel("onnx: expected a graph with outputs, got none")
         try:
@@ -243,6 +312,10 @@ class _Import:
             raise InvalidModel(f"onnx, outputs: the HAL cannot express {e}") from e
         if not model.main.operations:
             raise InvalidModel("onnx: expected a graph with operations, got one that computes nothing")
+        read = {index for operation in model.main.operations for index in operation.inputs}
+        if read.isdisjoint(model.main.input_indexes):
+            # A device cannot be given a model without inputs.
+            raise InvalidModel("onnx: expected outputs that depend on inputs, got constants only")
         return OnnxModel(
             model,
             tuple(
@@ -265,7 +338,7 @@ class _Import:
             try:
                 dtype = _dtype(info)
                 if info.name in self._bound.values:
-                    array = np.asarray(self._bound.values[info.name])
+                    array = _in_type(np.asarray(self._bound.values[info.name]), dtype)
                     shape = info.shape
                     fits = shape is None or (
                         len(shape) == array.ndim
@@ -275,7 +348,7 @@ class _Import:
                     )
                     if not fits or array.dtype.name != dtype:
                         raise InvalidArgument(
-                            f"load_onnx, value of input {info.name!r}: expected {dtype} {shape}, got {array.dtype} {array.shape}"
+                            f"value of input {info.name!r}: expected {dtype} {shape}, got {array.dtype} {array.shape}"
                         )
                     self._values[info.name] = self._g.constant(array)
                     continue
@@ -329,6 +402,9 @@ class _Import:
         except (Inexpressible, _Missing, UnsupportedType) as e:
             if not isinstance(e, _Missing):
                 self._fail(node.label, e)
+            elif not _is_convertible(node):
+                # Found although its inputs are missing, so that one error lists all unknown operators.
+                self._fail(node.label, Inexpressible(NO_CONVERSION))
             for name in filter(None, node.outputs):
                 self._values.setdefault(name, None)
             return
@@ -354,7 +430,7 @@ class _Import:
             return [self._g.constant(folded)]
         conversion = CONVERSIONS.get(node.op_type) if not node.domain else None
         if conversion is None:
-            raise Inexpressible("no conversion")
+            raise Inexpressible(NO_CONVERSION)
         results = conversion.convert(self._g, op)
         op.check_attributes()
         return [results] if isinstance(results, Tensor) else results
@@ -395,10 +471,12 @@ class _Import:
             self._values = around
 
     def _fail(self, name: str, reason: Exception) -> None:
-        count, first = self._failures.get(name, (0, str(reason)))
-        self._failures[name] = count + 1, first
+        self._failures[name, str(reason)] += 1
 
-    def _complaint(self) -> str:
-        count = sum(count for count, _ in self._failures.values())
-        listed = "; ".join(f"{n} x {name}: {why}" for name, (n, why) in self._failures.items())
-        return f"onnx: expected operators that the HAL can express, got {count} that it cannot: {listed}"
+    def _complaint(self) -> UnsupportedOperators:
+        found = tuple(UnsupportedOperator(name, n, reason) for (name, reason), n in self._failures.items())
+        count = sum(each.count for each in found)
+        listed = "; ".join(f"{each.count} x {each.name}: {each.reason}" for each in found)
+        return UnsupportedOperators(
+            f"onnx: expected operators that the HAL can express, got {count} that it cannot: {listed}", found
+        )

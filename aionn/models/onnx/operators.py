@@ -320,9 +320,10 @@ Rules for all operators:
 - One error lists all operators of a file that cannot be expressed, with their counts. An operator with an unknown attribute is
   rejected as well.
 - Types: FLOAT, FLOAT16, INT32 and BOOL have HAL types. UINT8 and INT8 become quantised types with scale 1, until QuantizeLinear
-  gives them a scale. The import computes with constants of any type. Values of DOUBLE and of the other types are rejected.
-- INT64: values are INT32 in the model. Constants must fit, and arithmetic is written only if the bounds of its inputs prove that
-the
+  gives them a scale. The import computes with constants of any type. Values of the other types are rejected.
+- DOUBLE: values are float32 in the model, so results have the precision of float32. A constant that float32 cannot hold is
+rejected. - INT64: values are INT32 in the model. Constants must fit, and arithmetic is written only if the bounds of its inputs
+prove that the
   result fits; otherwise the operator is rejected.
 - Open extents are given as `dimensions={{"batch": 1}}`, or as `input_shapes` if they have no name. Inputs that determine shapes
   are given as `values` and become constants.

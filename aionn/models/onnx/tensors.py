@@ -49,13 +49,14 @@ INT32 = (-(2**31), 2**31 - 1)
 OPERAND_TYPES = {
     "float32": OperandType.TENSOR_FLOAT32,
     "float16": OperandType.TENSOR_FLOAT16,
+    "float64": OperandType.TENSOR_FLOAT32,
     "int32": OperandType.TENSOR_INT32,
     "int64": OperandType.TENSOR_INT32,
     "bool": OperandType.TENSOR_BOOL8,
     "uint8": OperandType.TENSOR_QUANT8_ASYMM,
     "int8": OperandType.TENSOR_QUANT8_ASYMM_SIGNED,
 }
-"""The HAL's type by the name of ONNX's. Plain numbers of 8 bits have scale 1 and zero point 0."""
+"""The HAL's type by the name of ONNX's. Unquantised numbers of 8 bits have scale 1 and zero point 0."""
 
 
 class Inexpressible(Exception):
@@ -128,7 +129,7 @@ class Tensor:
 
     @property
     def is_float(self) -> bool:
-        return self.dtype in ("float32", "float16")
+        return self.dtype in ("float32", "float16", "float64")
 
     @property
     def is_plain(self) -> bool:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -163,6 +163,8 @@ class GraphWriter:
         target = operand_dtype(operand.type)
         if target == np.int32 and array.dtype != np.int32 and not _fits(array):
             raise Inexpressible("a constant whose whole numbers do not fit 32 bits")
+        if array.dtype == np.float64 and target != np.float64 and not _is_finite_in(array, target):
+            raise Inexpressible(f"a constant of type DOUBLE whose numbers do not fit {target.name}")
         if not array.flags.c_contiguous or array.dtype != target:
             self.charge(array.size * target.itemsize)
         stored = np.ascontiguousarray(array, target).reshape(operand.dimensions)
@@ -443,6 +445,12 @@ class GraphWriter:
         )
         self._steps.append(_Step(OperationType.CAST, (value,), (variable,), self.source))
         return variable
+
+
+def _is_finite_in(array: Array, dtype: np.dtype[Any]) -> bool:
+    """Whether all finite numbers are finite in a narrower float type."""
+    with np.errstate(over="ignore"):
+        return bool((np.isfinite(array.astype(dtype)) == np.isfinite(array)).all())
 
 
 def _fits(array: Array) -> bool:

@@ -38,6 +38,7 @@ from aionn.hal import (
     operand_type_name,
 )
 from aionn.hal.pooled_request import place_values
+from aionn.runtime.memory.declared import Declared, in_declared, number_of, stored_as
 
 __all__ = [
     "AREAS_KEPT_MAX",
@@ -46,6 +47,8 @@ __all__ = [
     "RequestArea",
     "TensorSpec",
     "check_inputs",
+    "declared_spec",
+    "image_size",
     "image_writer",
     "output_target",
     "tensor_spec",
@@ -77,6 +80,8 @@ class TensorSpec(msgspec.Struct, frozen=True):
         dimensions: Extents, 0 where unknown; ``()`` for a scalar or an unknown rank.
         scale: Quantisation scale, 0 for types without.
         zero_point: Quantisation zero point.
+        declared: The element type and shape that the model's file declares, if they differ from the operand's. Arrays of both are
+            accepted, and results have the declared ones; memories and views of memory have the operand's.
     """
 
     name: str
@@ -84,6 +89,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
     dimensions: tuple[int, ...]
     scale: float = 0.0
     zero_point: int = 0
+    declared: Declared | None = None
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -93,12 +99,24 @@ class TensorSpec(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         shape = "x".join(str(d) if d else "?" for d in self.dimensions) or "scalar"
         quantisation = f" scale {self.scale:g} zero point {self.zero_point}" if self.scale else ""
-        return f"{self.name} {operand_type_name(self.type)} {shape}{quantisation}"
+        declared = "" if self.declared is None else f" (in the file {self.declared})"
+        return f"{self.name} {operand_type_name(self.type)} {shape}{quantisation}{declared}"
 
 
 def tensor_spec(operand: Operand, name: str) -> TensorSpec:
     """The description of an operand."""
     return TensorSpec(name, operand.type, operand.dimensions, operand.scale, operand.zero_point)
+
+
+def declared_spec(
+    operand: Operand, name: str, dtype: str = "", dimensions: tuple[int, ...] | None = None
+) -> TensorSpec:
+    """The description of an operand for which a file declares a type and a shape; the defaults mean those of the operand."""
+    spec = tensor_spec(operand, name)
+    declared = Declared(dtype or spec.dtype.name, spec.dimensions if dimensions is None else dimensions)
+    if declared == Declared(spec.dtype.name, spec.dimensions):
+        return spec
+    return msgspec.structs.replace(spec, declared=declared)
 
 
 BOUND = object()
@@ -148,8 +166,16 @@ def _check_input(
     if not isinstance(value, np.ndarray):
         if is_scalar_type(spec.type) and isinstance(value, bool | int | float):
             value = np.asarray(value, dtype=spec.dtype)
+        elif (
+            spec.declared is not None
+            and not spec.declared.dimensions
+            and isinstance(value, bool | int | float)
+        ):
+            value = number_of(value, spec.declared.dtype, where)
         else:
             value = _view_of(value, where, "an array or a buffer")
+    if spec.declared is not None:
+        value = stored_as(value, spec.dtype, spec.dimensions, spec.declared, where)
     if value.dtype != spec.dtype:
         raise InvalidArgument(f"{where}: expected element type {spec.dtype}, got {value.dtype}")
     expected = spec.dimensions
@@ -187,6 +213,13 @@ def output_target(index: int, spec: TensorSpec, value: Any) -> Array:
     array = _view_of(value, where, "a memory, an array or a buffer")
     if not array.flags.writeable:
         raise InvalidArgument(f"{where}: expected an array that can be written, got a read-only one")
+    if spec.declared is not None:
+        if (array.dtype.name, array.shape) != (spec.declared.dtype, spec.declared.dimensions):
+            raise InvalidArgument(
+                f"{where}: expected {spec.declared.dtype} of shape {list(spec.declared.dimensions)}, "
+                f"got {array.dtype} of shape {list(array.shape)}"
+            )
+        return array
     if array.dtype != spec.dtype:
         raise InvalidArgument(f"{where}: expected element type {spec.dtype}, got {array.dtype}")
     if is_scalar_type(spec.type):
@@ -255,6 +288,7 @@ class RequestArea:
         self._requests: dict[tuple[tuple[int, ...], tuple[int, ...]], Request] = {}
         self._views: dict[int, Array] = {}
         self._values = {value.key: value for value in values}
+        self._declared = {v.key: v.spec.declared for v in values if v.spec.declared is not None}
         self._locations: dict[int, DataLocation] = {}
         self._shapes: dict[int, tuple[int, ...] | None] = {value.key: value.shape for value in values}
         self._bound: Mapping[int, Binding] = {}
@@ -339,6 +373,12 @@ class RequestArea:
             elif key in self._targets:
                 views.append(self._copied(key))
                 continue
+            elif key in self._declared:
+                view = in_declared(self.view(key), self._declared[key], copy=copy)
+                if copy:
+                    views.append(view)
+                    continue
+                view = view.view()
             elif copy:
                 views.append(self.view(key).copy())
                 continue
@@ -350,6 +390,8 @@ class RequestArea:
 
     def _copied(self, key: int) -> Array:
         target, view = self._targets[key], self.view(key)
+        if key in self._declared:
+            view = in_declared(view, self._declared[key], copy=False)
         if view.size != target.size or (view.ndim and view.shape != target.shape):
             raise OutputInsufficientSize(
                 f"{self._values[key].spec.name}: the output has shape {list(view.shape)}, its array {list(target.shape)}",
@@ -462,13 +504,12 @@ def value_writer(spec: TensorSpec) -> Writer:
 def image_writer(spec: TensorSpec, *, low: float = 0.0, high: float = 1.0) -> Writer:
     """Writes pictures (uint8 [height, width, 3]) into the input: 0 becomes ``low``, 255 becomes ``high``, quantised if it is.
 
+    The input may have its channels last or first.
+
     Raises:
         InvalidArgument: The input is not a picture of one batch.
     """
-    if len(spec.dimensions) != 4 or spec.dimensions[0] != 1:
-        raise InvalidArgument(
-            f"{spec.name}: expected an input of shape [1, height, width, channels], got {list(spec.dimensions)}"
-        )
+    order = _image_order(spec)
     real = low + (high - low) * np.arange(256) / 255.0
     if spec.scale:
         info = np.iinfo(spec.dtype)
@@ -483,13 +524,43 @@ def image_writer(spec: TensorSpec, *, low: float = 0.0, high: float = 1.0) -> Wr
     convert = _through(table)
 
     def write(value: Any, view: Array) -> None:
-        if value.dtype != np.uint8 or value.shape != view.shape[1:]:
+        picture = view[0].transpose(order)
+        if value.dtype != np.uint8 or value.shape != picture.shape:
             raise InvalidArgument(
-                f"{spec.name}: expected a uint8 picture of shape {list(view.shape[1:])}, got {value.dtype} {list(value.shape)}"
+                f"{spec.name}: expected a uint8 picture of shape {list(picture.shape)}, got {value.dtype} {list(value.shape)}"
             )
-        convert(value, view[0])
+        convert(value, picture)
 
     return write
+
+
+def image_size(spec: TensorSpec) -> tuple[int, int]:
+    """The width and height of the pictures that an input takes.
+
+    Raises:
+        InvalidArgument: The input is not a picture of one batch.
+    """
+    shape = spec.dimensions[1:]
+    height, width, _ = (shape[axis] for axis in _image_order(spec))
+    return width, height
+
+
+_LAST, _FIRST = (0, 1, 2), (1, 2, 0)
+
+
+def _image_order(spec: TensorSpec) -> tuple[int, int, int]:
+    """The axes of height, width and channels among the last three: channels are first only where they cannot be last."""
+    if len(spec.dimensions) != 4 or spec.dimensions[0] != 1:
+        raise InvalidArgument(
+            f"{spec.name}: expected an input of shape [1, height, width, channels] or [1, channels, height, width], "
+            f"got {list(spec.dimensions)}"
+        )
+    _, first, _, last = spec.dimensions
+    return _FIRST if first in IMAGE_CHANNELS and last not in IMAGE_CHANNELS else _LAST
+
+
+IMAGE_CHANNELS = (1, 3, 4)
+"""Numbers of channels of a picture."""
 
 
 def _through(table: Array) -> Callable[[Array, Array], object]:

@@ -98,6 +98,7 @@ async def open_cache(
     directory: str | os.PathLike[str] | None,
     token: bytes | None,
     model: Model | str | os.PathLike[str],
+    described: bytes = b"",
 ) -> StepCache | None:
     """The cache for a compilation; None without a directory.
 
@@ -105,6 +106,7 @@ async def open_cache(
         directory: Where the files are; made if it is missing.
         token: 32 bytes that stand for the model; None takes a digest of it.
         model: What is compiled, or the path of its file.
+        described: Other properties that identify the compilation, such as the options of its import.
 
     Raises:
         InvalidArgument: There is a token without a directory, it has another length, or the directory is not a path.
@@ -126,6 +128,8 @@ async def open_cache(
     if token is None:
         with real_work("reading a model"):
             token = await anyio.to_thread.run_sync(_digest, model)
+    if described:
+        token = hashlib.sha256(token + described).digest()
     return StepCache(path, token)
 
 

@@ -22,12 +22,14 @@ from typing import NamedTuple, TypeVar
 
 import anyio.to_thread
 import msgspec
+import numpy as np
 
 from aionn.errors import Error, GeneralFailure, InvalidArgument
 from aionn.hal import (
     ExecutionPreference,
     FeatureLevel,
     Model,
+    Operand,
     PreparedModel,
     PreparedModelDefaults,
     Priority,
@@ -35,13 +37,13 @@ from aionn.hal import (
     operation_type_name,
 )
 from aionn.hal.slicing import Slice
-from aionn.models.tflite import load_tflite
+from aionn.models.importing import NO_OPTIONS, ImportedArgument, ImportOptions, load_file
 from aionn.observability.tracing import section
 from aionn.platform.loops import finish_all
 from aionn.platform.real_work import real_work
 from aionn.runtime.devices import RuntimeDevice
 from aionn.runtime.executions.stepping import PreparedStep
-from aionn.runtime.memory.arguments import TensorSpec, tensor_spec
+from aionn.runtime.memory.arguments import TensorSpec, declared_spec, tensor_spec
 from aionn.runtime.placement.caching import StepCache
 from aionn.runtime.placement.control_flow import interpreted_step
 from aionn.runtime.placement.division import (
@@ -58,7 +60,15 @@ from aionn.runtime.placement.partition import Candidate, Step, step_model
 from aionn.runtime.placement.plan import Placement, Plan
 from aionn.validation import validate_model
 
-__all__ = ["LoadedModel", "PlanOptions", "keep_plan", "load_model", "make_plan", "restore_plan"]
+__all__ = [
+    "LoadedModel",
+    "PlanOptions",
+    "identity_of",
+    "keep_plan",
+    "load_model",
+    "make_plan",
+    "restore_plan",
+]
 
 _logger = logging.getLogger("aionn.compilation")
 _model_logger = logging.getLogger("aionn.model")
@@ -104,13 +114,20 @@ async def _on_thread(call: Callable[[], _T], what: str) -> _T:
         return await anyio.to_thread.run_sync(call)
 
 
-async def load_model(model: Model | str | os.PathLike[str]) -> LoadedModel:
-    """A model as it is, or from a .tflite file.
+async def load_model(
+    model: Model | str | os.PathLike[str], options: ImportOptions = NO_OPTIONS
+) -> LoadedModel:
+    """A model as it is, or from a .tflite or .onnx file.
 
     Raises:
-        InvalidArgument: The file cannot be read, or is not a model; or the model's inputs or outputs are not its own.
+        InvalidArgument: The file cannot be read, or is not a model; or the model's inputs or outputs are not its own; or the
+            options are not for such a model.
     """
     if isinstance(model, Model):
+        if options.names:
+            raise InvalidArgument(
+                f"model: expected the path of an .onnx file with the option {options.names[0]}, got a Model"
+            )
         main = model.main
         try:
             inputs = tuple(tensor_spec(operand, f"input{i}") for i, operand in enumerate(main.inputs))
@@ -122,13 +139,36 @@ async def load_model(model: Model | str | os.PathLike[str]) -> LoadedModel:
     if not isinstance(model, str | os.PathLike):
         raise InvalidArgument(f"model: expected a path or a Model, got a {type(model).__name__}")
     with section("LR_PP", "load model"):
-        loaded = await _on_thread(lambda: load_tflite(model), "loading a model")
+        loaded = await _on_thread(lambda: load_file(model, options), "loading a model")
     main = loaded.model.main
     told = (os.fspath(model), len(main.operations), len(main.operands))
     _model_logger.debug("loaded %s: %d operations, %d operands", *told)
-    inputs = tuple(tensor_spec(o, s.name) for s, o in zip(loaded.inputs, main.inputs, strict=True))
-    outputs = tuple(tensor_spec(o, s.name) for s, o in zip(loaded.outputs, main.outputs, strict=True))
-    return LoadedModel(loaded.model, inputs, outputs)
+    return LoadedModel(
+        loaded.model, _named_specs(main.inputs, loaded.inputs), _named_specs(main.outputs, loaded.outputs)
+    )
+
+
+def _named_specs(
+    operands: Sequence[Operand], arguments: Sequence[ImportedArgument]
+) -> tuple[TensorSpec, ...]:
+    return tuple(
+        declared_spec(operand, argument.name, argument.dtype, argument.dimensions)
+        for operand, argument in zip(operands, arguments, strict=True)
+    )
+
+
+def identity_of(loaded: LoadedModel, options: ImportOptions) -> bytes:
+    """Bytes that differ for imports whose compilations must not be exchanged, in addition to the digest of the model."""
+    arrays = {name: np.asarray(value) for name, value in sorted(options.values.items())}
+    parts = [
+        repr((loaded.inputs, loaded.outputs, sorted(options.dimensions.items()))).encode(),
+        repr(sorted((name, tuple(map(int, shape))) for name, shape in options.input_shapes.items())).encode(),
+        *(
+            repr((name, array.dtype.str, array.shape)).encode() + array.tobytes()
+            for name, array in arrays.items()
+        ),
+    ]
+    return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
 
 
 class _StepOnDisk(msgspec.Struct, frozen=True, array_like=True):

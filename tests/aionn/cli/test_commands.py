@@ -17,7 +17,11 @@ import pytest
 
 from aionn.cli.commands import app
 from aionn.cli.commands.run import _spread, _told
+from aionn.cli.importing import import_options
 from aionn.cli.main import main
+from aionn.models.onnx.encoding import node
+from aionn.models.onnx.schema import DataType, ValueInfo
+from tests.aionn.models.onnx.building import file
 
 RUN_S_MAX = 60
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -300,3 +304,84 @@ def test_interrupted_command_ends_its_driver_process(example_data: Path) -> None
         assert select.select([driver], [], [], 1.0)[0], "the driver process outlived the command"
     finally:
         os.close(driver)
+
+
+@pytest.fixture
+def onnx_files(tmp_path: Path) -> Path:
+    """``good.onnx`` with two open extents and ``bad.onnx`` with operators that cannot be imported."""
+    x = [ValueInfo("x", DataType.FLOAT, ("batch", "size"))]
+    (tmp_path / "good.onnx").write_bytes(file([node("ArgMax", ["x"], ["y"], axis=1, keepdims=0)], x, ["y"]))
+    nodes = [node("Foo", ["x"], ["a"]), node("Foo", ["a"], ["b"]), node("Relu", ["b"], ["y"])]
+    (tmp_path / "bad.onnx").write_bytes(file(nodes, x, ["y"]))
+    return tmp_path
+
+
+def test_run_takes_an_onnx_file_with_its_extents(onnx_files: Path, tmp_path: Path) -> None:
+    array = tmp_path / "x.npy"
+    np.save(array, np.array([[1, 3, 2], [5, 0, 4]], np.float32))
+    options = ("--device", "reference", "--dimension", "batch=2")
+    report = answer("run", onnx_files / "good.onnx", *options, "--input-shape", "x=2,3", "--input", array)
+    assert report["outputs"][0]["type"] == "int64" and report["outputs"][0]["name"] == "y"
+    assert report["outputs"][0]["largest"][0] == {"index": 0, "value": 1.0}
+
+
+def test_inspect_shows_the_content_of_an_onnx_file(onnx_files: Path) -> None:
+    report = answer("inspect", onnx_files / "good.onnx", "--dimension", "batch=1", "--dimension", "size=3")
+    assert report["file"]["inputs"] == ["x float [batch, size]"]
+    assert report["file"]["operators"] == {"ArgMax": 1}
+    assert report["outputs"] == ["y TENSOR_INT32 1 (in the file int64 1)"]
+    incomplete = aionn("inspect", onnx_files / "good.onnx")
+    assert incomplete.returncode == 2 and "open extents: batch, size" in incomplete.stdout
+    assert "--dimension batch=... --dimension size=..." in incomplete.stderr
+
+
+def test_inspect_lists_every_operator_that_cannot_be_imported(onnx_files: Path) -> None:
+    options = ("--dimension", "batch=1", "--dimension", "size=3")
+    finished = aionn("inspect", onnx_files / "bad.onnx", *options)
+    assert finished.returncode == 1 and finished.stderr == ""
+    assert "2 of them cannot be expressed by operations of the HAL" in finished.stdout
+    assert "the importer has no conversion for this operator" in " ".join(finished.stdout.split())
+    listed = json.loads(aionn("inspect", onnx_files / "bad.onnx", *options, "--json").stdout)
+    assert [(each["name"], each["count"]) for each in listed["unsupported"]] == [("Foo", 2)]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--dimension", "batch"), "--dimension: expected NAME=VALUE, got 'batch'"),
+        (("--dimension", "batch=x"), "--dimension batch: expected a whole number of 0 or more, got 'x'"),
+        (
+            ("--dimension", "a=1", "--dimension", "a=2"),
+            "--dimension: expected every name once, got 'a' again",
+        ),
+        (("--input-shape", "x=1,,3"), "--input-shape x: expected a whole number of 0 or more, got ''"),
+        (("--value", "x=1,b"), "--value x: expected the name of an .npy file, or numbers with commas"),
+        (("--value", "x=missing.npy"), "--value x missing.npy: expected an .npy file"),
+        (("--value", f"x={1 << 70}"), "--value x: expected numbers of 64 bits"),
+        (("--dimension", "bach=1"), "dimensions: expected names among ['batch', 'size'], got ['bach']"),
+    ],
+)
+def test_wrong_options_of_an_import_are_rejected_in_a_sentence(
+    onnx_files: Path, options: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["inspect", str(onnx_files / "good.onnx"), *options])
+    told = capsys.readouterr().err
+    assert ended.value.code == 2 and told.startswith("aionn: ") and told.count("\n") == 1
+    assert words in told
+
+
+def test_options_of_an_import_are_parsed(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.ones((2, 2), np.int32))
+    options = import_options(
+        ["a=1", "b=c=2"], ["x=1,2", "scalar="], ["n=3", "r=1.5", "s=1,2", f"f={tmp_path / 'a.npy'}"]
+    )
+    assert options.dimensions == {"a": 1, "b=c": 2}
+    assert options.input_shapes == {"x": (1, 2), "scalar": ()}
+    found = {name: (value.dtype.name, value.tolist()) for name, value in options.values.items()}
+    assert found == {
+        "n": ("int64", 3),
+        "r": ("float32", 1.5),
+        "s": ("int64", [1, 2]),
+        "f": ("int32", [[1, 1], [1, 1]]),
+    }

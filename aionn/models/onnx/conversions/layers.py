@@ -457,7 +457,7 @@ def matmul(g: GraphWriter, op: Operator) -> Tensor:
     a, b = op.input(0), op.input(1)
     if not a.rank or not b.rank:
         op.refuse("inputs", "vectors or matrices", f"{list(a.shape)} and {list(b.shape)}")
-    if a.dtype not in ("float32", "float16", "int32"):
+    if not a.is_float and a.dtype != "int32":
         raise Inexpressible(f"values of type {a.dtype}")
     left = (1, *a.shape) if a.rank == 1 else a.shape
     right = (*b.shape, 1) if b.rank == 1 else b.shape

@@ -392,7 +392,7 @@ def _padded(g: GraphWriter, x: Tensor, widths: list[tuple[int, int]], shape: Sha
         g.charge(math.prod(shape) * x.array.itemsize)
         return g.constant(np.pad(x.array, widths, constant_values=fill))
     low, high = (min(x.limits[0], int(fill)), max(x.limits[1], int(fill))) if not x.is_float else x.limits
-    if x.rank <= RANK_MAX and x.dtype in ("float32", "float16", "uint8", "int8"):
+    if x.rank <= RANK_MAX and (x.is_float or x.dtype in ("uint8", "int8")):
         value = g.form(x, x.order)
         table = g.constant_value(np.array([widths[axis] for axis in x.order], np.int32))
         number = g.scalar(fill, value) if x.is_float else int(fill)
