@@ -13,6 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+from asyncio import _get_running_loop
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -131,12 +132,19 @@ class Background:
         """For the running task to await."""
         return Waiter(self._loop)
 
-    def call_soon(self, call: Callable[[], None]) -> None:
+    def call_soon(self, call: Callable[[], object]) -> None:
         """Calls in the loop's next turn, from whatever thread; never, where the loop is closed."""
         try:
             self._loop.call_soon_threadsafe(call)
         except RuntimeError:
             pass
+
+    def run_in_loop(self, call: Callable[[], object]) -> None:
+        """Calls in the loop's thread: immediately if this is it, otherwise in the loop's next turn. Never, where it is closed."""
+        if _get_running_loop() is self._loop:
+            call()
+        else:
+            self.call_soon(call)
 
     async def aclose(self) -> None:
         """Cancels what runs and waits for its end. Idempotent.
