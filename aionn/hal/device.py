@@ -25,13 +25,14 @@ Source: ``IDevice``, ``IPreparedModel``, ``IBurst``, ``IBuffer`` of the NN HAL 1
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from aionn.errors import ErrorStatus, GeneralFailure
 from aionn.hal.capabilities import DeviceInfo, DeviceStatus
+from aionn.hal.launch import Launch, TaskLaunch
 from aionn.hal.memory import Memory
 from aionn.hal.model import Model
 from aionn.hal.qos import ExecutionPreference, Priority
@@ -137,6 +138,30 @@ class Burst(Protocol):
     @property
     def settle(self) -> Callable[[], Awaitable[None]] | None: ...
 
+    def launch(
+        self,
+        request: Request,
+        memory_identifiers: Sequence[int],
+        *,
+        measure: bool = False,
+        deadline_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
+    ) -> Launch:
+        """Launches a request whose pools the device remembers by identifier. See ``PreparedModel.launch``.
+
+        Args:
+            request: As for ``PreparedModel.launch``.
+            memory_identifiers: One per pool: -1 for "do not remember", else the pool's identifier for the life of the burst.
+            measure: Whether timings are wanted.
+            deadline_ns: Absolute; None means no deadline.
+            loop_timeout_ns: For every WHILE; None means the default.
+
+        Raises:
+            InvalidArgument: Another execution is in flight that was not cancelled, or the request is illegal.
+            Error: As for ``PreparedModel.launch``.
+        """
+        ...
+
     async def execute_synchronously(
         self,
         request: Request,
@@ -174,6 +199,26 @@ class BurstDefaults:
     """The abilities of a ``Burst`` that has none: inherit it, and define ``async def settle(self)`` where the burst has it."""
 
     settle: Callable[[], Awaitable[None]] | None = None
+    execute_synchronously: Callable[..., Coroutine[Any, Any, ExecutionResult]]
+
+    def launch(
+        self,
+        request: Request,
+        memory_identifiers: Sequence[int],
+        *,
+        measure: bool = False,
+        deadline_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
+    ) -> Launch:
+        """See ``Burst``: ``execute_synchronously`` in a task of its own, which ``cancel`` does not end."""
+        call = self.execute_synchronously(
+            request,
+            memory_identifiers,
+            measure=measure,
+            deadline_ns=deadline_ns,
+            loop_timeout_ns=loop_timeout_ns,
+        )
+        return TaskLaunch(call, "aionn-burst-execution")
 
 
 class Execution(Protocol):
@@ -285,6 +330,33 @@ class PreparedModel(Protocol):
         """
         ...
 
+    def launch(
+        self,
+        request: Request,
+        *,
+        measure: bool = False,
+        deadline_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
+        priority: Priority | None = None,
+    ) -> Launch:
+        """Launches an execution, in the thread of the event loop. Never blocks.
+
+        The device uses the request's memory until the launch is done; the caller keeps the memory until then. A device whose slots
+        are in use accepts the launch all the same, and begins it in its turn.
+
+        Args:
+            request: What to read and write, and in which memory.
+            measure: Whether timings are wanted.
+            deadline_ns: Absolute; None means no deadline.
+            loop_timeout_ns: For every WHILE; None means the default.
+            priority: Of this execution; None means the prepared model's. Ignored unless ``takes_priority`` is true.
+
+        Raises:
+            Error: The request was rejected, and the device never touches its memory. Which errors are noticed here and which are
+                outcomes of the launch is the driver's choice; see ``execute_synchronously`` for all.
+        """
+        ...
+
     async def execute_synchronously(
         self,
         request: Request,
@@ -386,6 +458,27 @@ class PreparedModelDefaults:
     expected_duration_ns: int | None = None
     settle: Callable[[Request], Awaitable[None]] | None = None
     execute_bound: ExecuteBound | None = None
+    execute_synchronously: Callable[..., Coroutine[Any, Any, ExecutionResult]]
+
+    def launch(
+        self,
+        request: Request,
+        *,
+        measure: bool = False,
+        deadline_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
+        priority: Priority | None = None,
+    ) -> Launch:
+        """See ``PreparedModel``: ``execute_synchronously`` in a task of its own, which ``cancel`` does not end."""
+        of_its_own = {"priority": priority} if priority is not None and self.takes_priority else {}
+        call = self.execute_synchronously(
+            request,
+            measure=measure,
+            deadline_ns=deadline_ns,
+            loop_timeout_ns=loop_timeout_ns,
+            **of_its_own,
+        )
+        return TaskLaunch(call, "aionn-execution")
 
     def bind(self, request: Request) -> Any:
         """See ``PreparedModel``: the request itself."""

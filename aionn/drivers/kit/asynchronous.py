@@ -47,6 +47,8 @@ from aionn.hal import (
     ExecutionResult,
     FencedExecution,
     FencedTiming,
+    Launch,
+    LaunchBase,
     Model,
     OutputShape,
     PreparedModel,
@@ -54,6 +56,7 @@ from aionn.hal import (
     Request,
     ResendingExecution,
     Timing,
+    outcome_of,
 )
 from aionn.platform.loops import finish
 from fences import FenceStatus, SyncFence, merge
@@ -139,6 +142,23 @@ class AsyncPreparedModel(CheckedPreparedModel):
             sufficient, shapes, Timing(took_ns, took_ns) if measure and sufficient else NO_TIMING
         )
 
+    def launch(
+        self,
+        request: Request,
+        *,
+        measure: bool = False,
+        deadline_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
+        priority: Priority | None = None,
+    ) -> Launch:
+        """See ``PreparedModel``."""
+        check_times(deadline_ns, loop_timeout_ns)
+        arguments = self.bind(request)
+        turn = self._turn(deadline_ns, loop_timeout_ns, priority)
+        launch = _TurnLaunch(turn)
+        self.device.start(self._run_in_turn(arguments, turn, measure), launch.finish)
+        return launch
+
     async def execute_synchronously(
         self,
         request: Request,
@@ -149,10 +169,15 @@ class AsyncPreparedModel(CheckedPreparedModel):
         priority: Priority | None = None,
     ) -> ExecutionResult:
         """See ``PreparedModel``. Cancellation asks the device to stop; it keeps its slot until it has."""
-        check_times(deadline_ns, loop_timeout_ns)
-        arguments = self.bind(request)
-        turn = self._turn(deadline_ns, loop_timeout_ns, priority)
-        return await self.device.work(turn, lambda: self._run_in_turn(arguments, turn, measure))
+        return await outcome_of(
+            self.launch(
+                request,
+                measure=measure,
+                deadline_ns=deadline_ns,
+                loop_timeout_ns=loop_timeout_ns,
+                priority=priority,
+            )
+        )
 
     async def execute(
         self,
@@ -221,6 +246,16 @@ class AsyncPreparedModel(CheckedPreparedModel):
         check_times(None, loop_timeout_ns)
         self.bind(request).give_back()
         return ResendingExecution(self, request, measure, loop_timeout_ns)
+
+
+class _TurnLaunch(LaunchBase):
+    """An execution in a task of the device, which has a turn."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+
+    def _ask_to_stop(self) -> None:
+        self._turn.cancel()
 
 
 class _Launch:

@@ -14,9 +14,8 @@ Source: obligations in ``aionn.hal.device``; the NN HAL's sample driver for the 
 from __future__ import annotations
 
 import abc
-import functools
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +25,10 @@ import numpy.typing as npt
 from aionn.drivers.kit.arguments import Arguments, OutputArea, check_times
 from aionn.drivers.kit.checked import CheckedPreparedModel
 from aionn.drivers.kit.fenced import FencedLaunch
-from aionn.drivers.kit.gate import run_on_gate
 from aionn.errors import (
     Error,
     ErrorStatus,
+    ExecutionCancelled,
     GeneralFailure,
     InvalidArgument,
     MissedDeadline,
@@ -42,6 +41,8 @@ from aionn.hal import (
     ExecutionCallback,
     ExecutionResult,
     FencedExecution,
+    Launch,
+    LaunchBase,
     Memory,
     Model,
     OutputShape,
@@ -50,7 +51,9 @@ from aionn.hal import (
     Request,
     ResendingExecution,
     Timing,
+    outcome_of,
 )
+from aionn.hal.callers import client_of_call
 from aionn.interpreter import RunControl
 from aionn.observability.tracing import section
 from aionn.platform.real_work import begin_real_work
@@ -198,6 +201,21 @@ class BlockingPreparedModel(CheckedPreparedModel):
                 answer(result)
         return result
 
+    def launch(
+        self,
+        request: Request,
+        *,
+        measure: bool = False,
+        deadline_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
+        priority: Priority | None = None,
+    ) -> Launch:
+        """See ``PreparedModel``."""
+        check_times(deadline_ns, loop_timeout_ns)
+        launch = _GateLaunch(self, self.bind(request), measure, deadline_ns, loop_timeout_ns)
+        launch.begin(self.priority if priority is None else priority)
+        return launch
+
     async def execute_synchronously(
         self,
         request: Request,
@@ -208,33 +226,26 @@ class BlockingPreparedModel(CheckedPreparedModel):
         priority: Priority | None = None,
     ) -> ExecutionResult:
         """See ``PreparedModel``. Cancellation asks the device to stop; it keeps its slot until it has."""
-        check_times(deadline_ns, loop_timeout_ns)
-        arguments = self.bind(request)
-
-        def leave(done: SyncFence) -> None:
-            self._left[id(request)] = request, done
-            done.add_callback(forget)
-
-        def forget(done: SyncFence) -> None:
-            # A later execution of the same request may have been left since: that entry stays until it is over itself.
-            if self._left.get(id(request), (request, None))[1] is done:
-                del self._left[id(request)]
-
-        return await run_on_gate(
-            self.device.gate,
-            self.priority if priority is None else priority,
-            deadline_ns,
-            lambda is_cancelled: self.run_bound(
-                arguments,
-                measure=measure,
-                deadline_ns=deadline_ns,
-                loop_timeout_ns=loop_timeout_ns,
-                is_cancelled=is_cancelled,
-            ),
-            owner=self.owner,
-            model=self.identity,
-            abandoned=leave,
+        launch = self.launch(
+            request,
+            measure=measure,
+            deadline_ns=deadline_ns,
+            loop_timeout_ns=loop_timeout_ns,
+            priority=priority,
         )
+        try:
+            return await outcome_of(launch)
+        finally:
+            if not launch.is_done:
+                done = launch.done
+                self._left[id(request)] = request, done
+                done.add_callback(lambda done: self._forget(id(request), done))
+            del launch
+
+    def _forget(self, key: int, done: SyncFence) -> None:
+        # A later execution of the same request may have been left since: that entry stays until it is over itself.
+        if key in self._left and self._left[key][1] is done:
+            del self._left[key]
 
     async def settle(self, request: Request) -> None:
         """Waits until the device is done with a request whose caller was cancelled; returns immediately if it is."""
@@ -336,20 +347,106 @@ class BlockingPreparedModel(CheckedPreparedModel):
         self._abandoned = True
 
 
+class _GateLaunch(LaunchBase):
+    """An execution on a thread of the device's gate."""
+
+    def __init__(
+        self,
+        prepared: BlockingPreparedModel,
+        arguments: Arguments,
+        measure: bool,
+        deadline_ns: int | None,
+        loop_timeout_ns: int | None,
+    ) -> None:
+        self._prepared = prepared
+        # Dropped when it has run: the launch may be kept for longer than memories may be.
+        self._arguments: Arguments | None = arguments
+        self._measure = measure
+        self._deadline_ns = deadline_ns
+        self._loop_timeout_ns = loop_timeout_ns
+        self._fence = SyncFence("execution")
+        self._end = begin_real_work(f"work on {prepared.device.gate}")
+
+    def begin(self, priority: Priority) -> None:
+        """Enters the device's queue. Without an owner it is work of the client whose call this is.
+
+        Raises:
+            Error: There is no execution; see ``SlotGate.submit``.
+        """
+        prepared = self._prepared
+        owner = client_of_call.get() if prepared.owner is None else prepared.owner
+        try:
+            prepared.device.gate.submit(
+                priority, self._deadline_ns, self._run, owner=owner, model=prepared.identity
+            )
+        except BaseException:
+            assert self._arguments is not None
+            self._arguments.give_back()
+            self._end()
+            raise
+
+    def _run(self) -> None:
+        arguments, self._arguments = self._arguments, None
+        assert arguments is not None, "run once"
+        outcome: ExecutionResult | Error
+        if self.is_cancelled:
+            arguments.give_back()  # Others wait for the slot.
+            outcome = ExecutionCancelled("execution: it was cancelled before its turn")
+        else:
+            try:
+                outcome = self._prepared.run_bound(
+                    arguments,
+                    measure=self._measure,
+                    deadline_ns=self._deadline_ns,
+                    loop_timeout_ns=self._loop_timeout_ns,
+                    is_cancelled=lambda: self.is_cancelled,
+                )
+            except Exception as e:
+                outcome = e if isinstance(e, Error) else self._failure(e)
+        del arguments
+        self.finish(outcome)
+        # Not before the event loop has been woken.
+        self._end()
+        del outcome  # It refers to this frame.
+
+    def _failure(self, error: Exception) -> GeneralFailure:
+        failure = GeneralFailure(f"{self._prepared.device.gate}: {type(error).__name__}: {error}")
+        failure.__cause__ = error
+        return failure
+
+
 class DirectBurst(BurstDefaults):
     """A burst of a device in this process: pools are mapped already, so that an identifier only names its first memory."""
 
     def __init__(self, prepared: PreparedModel) -> None:
         self._prepared = prepared
         self._memories: dict[int, Memory] = {}
-        self._busy = False
-        self._last: Request | None = None
-        if prepared.settle is not None:
-            self.settle = functools.partial(self._settle, prepared.settle)
+        self._launch: Launch | None = None
 
-    async def _settle(self, settle: Callable[[Request], Awaitable[None]]) -> None:
-        if self._last is not None:
-            await settle(self._last)
+    async def settle(self) -> None:
+        """Waits until the device is done with a cancelled execution."""
+        if self._launch is not None:
+            await self._launch.done
+
+    def launch(
+        self,
+        request: Request,
+        memory_identifiers: Sequence[int],
+        *,
+        measure: bool = False,
+        deadline_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
+    ) -> Launch:
+        """See ``Burst``. The device itself orders an execution after one that was cancelled."""
+        check_memory_identifiers(request, memory_identifiers)
+        last = self._launch
+        if last is not None and not last.is_done and not last.is_cancelled:
+            raise InvalidArgument("burst: an execution is in flight already")
+        request = self._with_remembered(request, memory_identifiers)
+        self._launch = launch = self._prepared.launch(
+            request, measure=measure, deadline_ns=deadline_ns, loop_timeout_ns=loop_timeout_ns
+        )
+        return launch
 
     async def execute_synchronously(
         self,
@@ -361,17 +458,15 @@ class DirectBurst(BurstDefaults):
         loop_timeout_ns: int | None = None,
     ) -> ExecutionResult:
         """See ``Burst``."""
-        check_memory_identifiers(request, memory_identifiers)
-        if self._busy:
-            raise InvalidArgument("burst: an execution is in flight already")
-        request = self._last = self._with_remembered(request, memory_identifiers)
-        self._busy = True
-        try:
-            return await self._prepared.execute_synchronously(
-                request, measure=measure, deadline_ns=deadline_ns, loop_timeout_ns=loop_timeout_ns
+        return await outcome_of(
+            self.launch(
+                request,
+                memory_identifiers,
+                measure=measure,
+                deadline_ns=deadline_ns,
+                loop_timeout_ns=loop_timeout_ns,
             )
-        finally:
-            self._busy = False
+        )
 
     def _with_remembered(self, request: Request, memory_identifiers: Sequence[int]) -> Request:
         """The request on the memories that its identifiers stand for: those that came with their first use."""
@@ -396,4 +491,4 @@ class DirectBurst(BurstDefaults):
     async def aclose(self) -> None:
         """Forgets the memories. Idempotent."""
         self._memories.clear()
-        self._last = None
+        self._launch = None

@@ -35,11 +35,9 @@ import anyio.to_thread
 from aionn.errors import (
     DeadObject,
     Error,
-    ErrorStatus,
     GeneralFailure,
     InvalidArgument,
     ResourceExhausted,
-    error_for_status,
     status_of,
     words_of,
 )
@@ -49,6 +47,7 @@ from aionn.service.wire.large import InMemory, check_answered, in_memory, read_p
 from aionn.service.wire.load import Load
 from aionn.service.wire.outbox import Outbox, Outgoing
 from aionn.service.wire.peers import Peer
+from aionn.service.wire.pending import Pending, error_of, not_wanted, too_many_under_way
 from aionn.service.wire.protocol import (
     DESCRIPTORS_MAX,
     Call,
@@ -77,7 +76,7 @@ from aionn.service.wire.received import (
 )
 from aionn.service.wire.sizes import INLINE_BYTES_MAX, SMALL_BYTES_MAX, shortened
 
-__all__ = ["Channel", "Handler", "Pending", "SettleOf"]
+__all__ = ["Channel", "Handler", "SettleOf"]
 
 TURN_WEIGHT = 8
 """Messages that are taken before other tasks of the loop get their turn, calls excepted: one each. Some tens of microseconds."""
@@ -100,31 +99,6 @@ Handler = Callable[[CallBody, "Channel"], Awaitable[ReplyBody]]
 
 SettleOf = Callable[[CallBody], Callable[[], Awaitable[None]] | None]
 """The wait after a call of the peer was cancelled and before it is answered; None for one that must not be cancelled."""
-
-
-class Pending:
-    """A call that the peer has not answered yet.
-
-    Attributes:
-        over: Set when the answer is here, or the peer is gone.
-        reply: The answer; None until then, and where the peer is gone.
-        on_over: Called when it is over; keeps until then what must stay as long as the peer works on it.
-    """
-
-    __slots__ = ("on_over", "over", "reply")
-
-    def __init__(self) -> None:
-        self.over = anyio.Event()
-        self.reply: ReplyBody | None = None
-        self.on_over: Callable[[], None] | None = None
-
-    def finish(self, reply: ReplyBody | None) -> None:
-        """Wakes who waits for it."""
-        self.reply = reply
-        self.over.set()
-        on_over, self.on_over = self.on_over, None
-        if on_over is not None:
-            on_over()
 
 
 class Channel:
@@ -381,7 +355,7 @@ class Channel:
             self._load.owe(-outgoing.size_bytes)
             self._room.set()
             if why is not None:
-                self._answer_with(Reply(reply.id, _too_many_under_way()))
+                self._answer_with(Reply(reply.id, too_many_under_way()))
 
         outgoing.on_over = over
         try:
@@ -416,7 +390,7 @@ class Channel:
                 await handled.settle()
         except Exception as e:
             return Failed(status_of(e), shortened(words_of(e, "service")))
-        return Failed(status_of(GeneralFailure()), "the caller cancelled the call")
+        return not_wanted()
 
     def _resolve(self, reply: Reply) -> None:
         pending = self._pending.pop(reply.id, None)
@@ -433,67 +407,96 @@ class Channel:
         if freeing is not None:
             self.post(freeing)
 
-    async def call(
-        self, body: CallBody, expected: type[_R], *, left: Callable[[Pending], None] | None = None
-    ) -> _R:
+    async def call(self, body: CallBody, expected: type[_R]) -> _R:
         """Sends a call and returns its reply.
 
-        Cancellation notifies the peer that the reply is not wanted; its effect, if any, has happened or will. ``left`` is then
-        called with the call, if the peer has it, so that the caller can wait for its end.
+        Cancellation notifies the peer that the reply is not wanted; its effect, if any, has happened or will.
 
         Raises:
             DeadObject: The peer is gone, or goes before it answers.
             InvalidArgument: Another event loop runs here than the one in which the channel was made.
             Error: The peer's answer is a failure.
         """
+        pending = self._open(body)
+        try:
+            call = Call(pending.call_id, body)
+            self._send(pending, await _in_thread(encode, call) if has_large_model(call) else encode(call))
+            await pending.over()
+        except BaseException:
+            self._pending.pop(pending.call_id, None)
+            if pending.reply is not None:
+                self._give_back(pending.reply)  # It came in the same turn of the loop.
+            elif not pending.is_over:
+                self._withdraw(pending)
+            raise
+        return self.reply(pending, expected)
+
+    def begin(self, body: CallBody) -> Pending:
+        """Sends a call and does not wait. The answer, or the end of the peer, ends the returned call.
+
+        Raises:
+            DeadObject: The peer is gone.
+            InvalidArgument: As for ``call``.
+            ResourceExhausted: It has to wait for room, and no descriptor is left to keep what goes with it.
+        """
+        pending = self._open(body)
+        try:
+            # Without a pause: what is posted from now on, that a memory is forgotten for example, leaves after it.
+            self._send(pending, encode(Call(pending.call_id, body)))
+        except BaseException:
+            self._pending.pop(pending.call_id, None)
+            raise
+        return pending
+
+    def cancel(self, pending: Pending) -> None:
+        """Notifies the peer that the reply to a call is not wanted. The call ends with its answer all the same, or immediately
+        where it had not left.
+        """
+        if not pending.is_over and self._withdraw(pending):
+            self._pending.pop(pending.call_id, None)
+            pending.finish(not_wanted())
+
+    def _open(self, body: CallBody) -> Pending:
         self._home.check(self._peer_name)
         call_id = self._next_id
         self._next_id += 1
-        pending = self._pending[call_id] = Pending()
-        is_left = False
-        try:
-            outgoing = await self._call_outgoing(Call(call_id, body), pending)
-            if self._why_dead is not None:
-                raise DeadObject(self._why_dead)
-            self._outbox.put(outgoing)
-            try:
-                await pending.over.wait()
-            except BaseException:
-                if pending.reply is not None:
-                    self._give_back(pending.reply)  # It came in the same turn of the loop.
-                elif not self._outbox.withdraw(outgoing):
-                    self.post(CancelCall(call_id))
-                    if left is not None and not pending.over.is_set():
-                        is_left = True  # Its answer, or the end of the peer, takes it out.
-                        left(pending)
-                raise
-        finally:
-            if not is_left:
-                self._pending.pop(call_id, None)
+        pending = self._pending[call_id] = Pending(call_id, type(body).__name__)
+        return pending
+
+    def _send(self, pending: Pending, encoded: tuple[bytes, list[int], list[Any]]) -> None:
+        def over(why: OSError | None) -> None:
+            if why is not None:
+                self._pending.pop(pending.call_id, None)
+                pending.finish(too_many_under_way())
+
+        if self._why_dead is not None:
+            raise DeadObject(self._why_dead)
+        pending.outgoing = outgoing = _outgoing(encoded, over)
+        self._outbox.put(outgoing)
+
+    def _withdraw(self, pending: Pending) -> bool:
+        """Takes back a call that has not left; otherwise notifies the peer that the reply is not wanted."""
+        if pending.outgoing is None or self._outbox.withdraw(pending.outgoing):
+            return True
+        self.post(CancelCall(pending.call_id))
+        return False
+
+    def reply(self, pending: Pending, expected: type[_R]) -> _R:
+        """The reply to a call that is over. Raises as ``call``; an answer of the wrong type ends the connection."""
         reply = pending.reply
         if reply is None:
             raise DeadObject(self._why_dead or f"{self._peer_name} is gone")
         if isinstance(reply, Failed):
-            raise _error_of(reply)
+            raise error_of(reply)
         if not isinstance(reply, expected):
             self._give_back(reply)
-            self.close(f"{self._peer_name} answered {type(body).__name__} with {type(reply).__name__}")
+            self.close(f"{self._peer_name} answered {pending.what} with {type(reply).__name__}")
             raise DeadObject(self._why_dead or "")
         return reply
 
     async def tell(self, body: CallBody) -> None:
         """Sends a call whose only reply can be ``Done``. Raises as ``call``."""
         await self.call(body, Done)
-
-    async def _call_outgoing(self, call: Call, pending: Pending) -> Outgoing:
-        def over(why: OSError | None) -> None:
-            if why is not None:
-                pending.finish(_too_many_under_way())
-
-        if has_large_model(call):
-            return _outgoing(await _in_thread(encode, call), over)
-        # Without a pause: what is posted from now on, that a memory is forgotten for example, leaves after it.
-        return _outgoing(encode(call), over)
 
     def post(self, body: CallBody) -> None:
         """Sends a call whose reply is not wanted, immediately or in its turn; from any thread, also from a finaliser."""
@@ -562,11 +565,6 @@ def _outgoing(
     return Outgoing(payload, fds, keep, on_over)
 
 
-def _too_many_under_way() -> Failed:
-    status = ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
-    return Failed(status, "message: too many descriptors are under way between processes")
-
-
 async def _in_thread(call: Callable[..., _R], *arguments: Any) -> _R:
     """Operations that take long without the interpreter's lock. Continues when it is cancelled: descriptors are in use until it is
     over.
@@ -579,10 +577,3 @@ async def _in_thread(call: Callable[..., _R], *arguments: Any) -> _R:
         return await anyio.to_thread.run_sync(call, *arguments, limiter=limiter)
     except RuntimeError as e:
         raise ResourceExhausted(f"message: no thread is left to copy it: {e}", transient=True) from e
-
-
-def _error_of(failed: Failed) -> Error:
-    try:
-        return error_for_status(failed.status, failed.message)
-    except ValueError:
-        return GeneralFailure(f"the peer answered a failure with status NONE: {failed.message}")

@@ -24,7 +24,8 @@ from aionn.hal import Model, OperandType, OperationType, PreparedModel, Prepared
 from aionn.models.builder import GraphBuilder
 from aionn.service.host.settling import Settling, at_once
 from aionn.service.progress import Progress
-from aionn.service.wire.channel import Channel, Pending
+from aionn.service.wire.channel import Channel
+from aionn.service.wire.pending import Pending
 from aionn.service.wire.protocol import Done, Ping
 
 ONE = np.ones(1, np.float32)
@@ -289,16 +290,9 @@ async def channels(peer: Peer, settle_of: Any) -> AsyncIterator[Channel]:
 
 async def left_call(channel: Channel, until: Callable[[], Awaitable[object]]) -> Pending:
     """A call that is cancelled after ``until``."""
-    left: list[Pending] = []
-    async with anyio.create_task_group() as tasks:
-
-        async def call() -> None:
-            await channel.call(Ping(), Done, left=left.append)
-
-        tasks.start_soon(call)
-        await until()
-        tasks.cancel_scope.cancel()
-    (pending,) = left
+    pending = channel.begin(Ping())
+    await until()
+    channel.cancel(pending)
     return pending
 
 
@@ -308,12 +302,12 @@ async def test_cancelled_call_is_answered_when_it_is_over(settles: bool) -> None
     async with channels(peer, lambda body: peer.may_settle.wait if settles else None) as channel:
         pending = await left_call(channel, peer.begun.wait)
         with anyio.move_on_after(0.05) as scope:
-            await pending.over.wait()
+            await pending.over()
         assert scope.cancelled_caught and channel.pending_count == 1
         assert peer.ends == (["cancelled"] if settles else [])
         (peer.may_settle if settles else peer.may_answer).set()
         with anyio.fail_after(WAIT_S_MAX):
-            await pending.over.wait()
+            await pending.over()
         assert channel.pending_count == 0
         assert peer.ends == (["cancelled"] if settles else ["answered"])
 
@@ -324,7 +318,7 @@ async def test_call_that_is_cancelled_before_it_begins_is_answered() -> None:
         # Sent in the first turn, cancelled in the next: both may come in the same turn of the peer.
         pending = await left_call(channel, lambda: _turns_until(lambda: channel.pending_count == 1))
         with anyio.fail_after(WAIT_S_MAX):
-            await pending.over.wait()
+            await pending.over()
         assert "answered" not in peer.ends
 
 
@@ -342,5 +336,5 @@ async def test_settle_that_raises_is_an_answer_too() -> None:
     async with channels(peer, lambda body: broken) as channel:
         pending = await left_call(channel, peer.begun.wait)
         with anyio.fail_after(WAIT_S_MAX):
-            await pending.over.wait()
+            await pending.over()
         assert "the driver's fault" in str(pending.reply) and channel.is_alive
