@@ -405,6 +405,8 @@ class BurstController(BurstDefaults):
         assert outcome is not None, "read before"
         self._sent = launch.request = launch.received = None
         launch.finish(outcome)
+        if self._launch is launch:
+            self._launch = None  # It refers to this object.
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             try:

@@ -36,7 +36,7 @@ from aionn.runtime.background import Background
 from aionn.runtime.dropping import close_when_dropped
 from aionn.runtime.executions.job import ExecutionJob, JobOwner, run_job
 from aionn.runtime.executions.results import Result, priority_of
-from aionn.runtime.executions.slot_pool import FrameBuffer, PoolStatistics, SlotPool
+from aionn.runtime.executions.slot_pool import FrameBuffer, BurstStatistics, SlotPool
 from aionn.runtime.executions.stepping import (
     Conditions,
     DeviceBurst,
@@ -189,7 +189,7 @@ class Burst:
     ) -> None:
         await self.aclose()
 
-    def statistics(self) -> PoolStatistics:
+    def statistics(self) -> BurstStatistics:
         """Counts of its buffers, and of those that use them."""
         return self._pool.statistics()
 

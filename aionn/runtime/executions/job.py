@@ -1,7 +1,7 @@
 """The one way to execute: ``run_job`` waits for fences, fills memory, runs each step on a slot of its device, gives the result.
 
-``Compilation.execute``, ``Burst.execute``, reusable executions and the workers of a stream await it in their own task; ``execution``
-starts a task for it where others wait for the end. ``ExecutionJob`` is an execution as the runtime sees it, and not the job that a
+``Compilation.execute``, ``Burst.execute``, reusable executions and the workers of a stream await it in their own task;
+``execution`` starts a task for it where others wait for the end. ``ExecutionJob`` is an execution as the runtime sees it, and not the job that a
 device's dispatcher schedules: an execution has one of those for each of its steps.
 
 Owns the rule that a device's slot and the memory of an execution stay taken until the device is done, whether or not a caller
@@ -402,7 +402,8 @@ async def _landed(
             try:
                 outcome = _outcome(launch.outcome())
             except Exception as e:
-                outcome = _outcome(e)
+                # Its traceback refers to the frames that report the launch, and those to the error.
+                outcome = _outcome(e.with_traceback(None))
             _release(job, dispatcher, work, outcome)
             job.unused()
 

@@ -20,7 +20,7 @@ from aionn.runtime.background import Background
 from aionn.runtime.clock import now_ns
 from aionn.runtime.memory.arguments import RequestArea
 
-__all__ = ["FrameBuffer", "PoolStatistics", "SlotPool", "Waiting"]
+__all__ = ["FrameBuffer", "BurstStatistics", "SlotPool", "Waiting"]
 
 
 class FrameBuffer:
@@ -64,7 +64,7 @@ class Lender(Protocol):
         ...
 
 
-class PoolStatistics(NamedTuple):
+class BurstStatistics(NamedTuple):
     """The buffers of a burst.
 
     Attributes:
@@ -117,9 +117,9 @@ class SlotPool:
         """Forgets the buffers of a closed burst."""
         self._buffers = ()
 
-    def statistics(self) -> PoolStatistics:
+    def statistics(self) -> BurstStatistics:
         """Counts of now."""
-        return PoolStatistics(len(self._buffers), len(self._free), len(self._waiting), len(self.lenders))
+        return BurstStatistics(len(self._buffers), len(self._free), len(self._waiting), len(self.lenders))
 
     def take_free(self) -> FrameBuffer | None:
         """A free buffer, None if all are in use; the caller must leave it.

@@ -2,8 +2,8 @@
 
 Owns the records of such a step, and which of the driver's calls is taken. ``job`` orders the steps and waits for them.
 
-A burst of a device takes one launch at a time. The runtime has one for each of the device's slots, since with fewer the device would
-be idle between two executions. Where all are in use, because the device was sent a more urgent execution beside one that it
+A burst of a device takes one launch at a time. The runtime has one for each of the device's slots, since with fewer the device
+would be idle between two executions. Where all are in use, because the device was sent a more urgent execution beside one that it
 interrupts, a request goes to the prepared model.
 
 Invariants:

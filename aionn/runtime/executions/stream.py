@@ -5,8 +5,8 @@ the source, so that a source may have scopes and task groups of its own, and wri
 as many as the devices can use at a time, or one for each buffer where items have deadlines, since the scheduler can drop only what
 it knows. ``slot_pool`` owns the buffers, ``burst`` how one is executed.
 
-An item with a deadline is ``dropped``, in this order, by: the wait for a buffer (``_place_next``); the scheduler, which rejects what
-cannot end in time; the device, between operations; and at the deadline itself by ``job``, wherever the execution is then.
+An item with a deadline is ``dropped`` by, in this order: the wait for a buffer (``_place_next``); the scheduler, which rejects
+what cannot end in time; the device, between operations; and at the deadline itself ``job``, which then waits no longer.
 
 Invariants:
 1. Results come in the order of the source; an error of the source comes after the results of what was before it.
@@ -267,8 +267,8 @@ class StreamPump:
         return len(self.items) + (self._held is not None) >= self._pool.slots
 
     async def _place_next(self, item: Item) -> None:
-        """Waits until an item is in the next buffer. The task that leaves the buffer (usually the consumer) writes the item into it,
-        which saves a turn of the loop.
+        """Waits until an item is in the next buffer. The task that leaves the buffer (usually the consumer) writes the item into
+        it, which saves a turn of the loop.
 
         One that waits until its deadline is dropped, where late items are.
         """
