@@ -24,13 +24,6 @@ KNOTTED: dict[str, str] = {
         ),
         "a device, its prepared models and their fences name each other's types",
     ),
-    **dict.fromkeys(
-        (
-            "aionn.runtime.executions.burst",
-            "aionn.runtime.executions.stream",
-        ),
-        "a stream takes and leaves the slots of its burst, which ends it",
-    ),
     **dict.fromkeys(("fmq.aio", "fmq.queue"), "a queue offers asynchronous methods, which work on queues"),
 }
 """``module: reason`` for modules that import each other in a circle; imports for types alone count."""

@@ -36,7 +36,7 @@ from aionn.runtime.background import Background
 from aionn.runtime.dropping import close_when_dropped
 from aionn.runtime.executions.job import ExecutionJob, JobOwner, run_job
 from aionn.runtime.executions.results import Result, priority_of
-from aionn.runtime.executions.slot_pool import FrameBuffer, BurstStatistics, SlotPool
+from aionn.runtime.executions.slot_pool import BurstStatistics, FrameBuffer, SlotPool
 from aionn.runtime.executions.stepping import (
     Conditions,
     DeviceBurst,

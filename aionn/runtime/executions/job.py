@@ -1,8 +1,8 @@
 """The one way to execute: ``run_job`` waits for fences, fills memory, runs each step on a slot of its device, gives the result.
 
 ``Compilation.execute``, ``Burst.execute``, reusable executions and the workers of a stream await it in their own task;
-``execution`` starts a task for it where others wait for the end. ``ExecutionJob`` is an execution as the runtime sees it, and not the job that a
-device's dispatcher schedules: an execution has one of those for each of its steps.
+``execution`` starts a task for it where others wait for the end. ``ExecutionJob`` is an execution as the runtime sees it, and not
+the job that a device's dispatcher schedules: an execution has one of those for each of its steps.
 
 Owns the rule that a device's slot and the memory of an execution stay taken until the device is done, whether or not a caller
 still waits: ``_landed`` is the only place that releases them.
@@ -18,10 +18,9 @@ Source: execution model of the NN HAL 1.3; "late" is defined at the caller becau
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -55,7 +54,7 @@ FALLBACK_MESSAGES_MAX = 64
 
 
 class JobOwner(NamedTuple):
-    """What all executions of one compilation or burst have in common.
+    """The common part of all executions of one compilation or burst.
 
     Attributes:
         background: Where the runtime's tasks live.
@@ -158,6 +157,10 @@ class ExecutionJob(msgspec.Struct, eq=False):
             limit_ns = min(start_ns + self.duration_ns, TIME_MAX_NS)
             if self.deadline_ns is None or limit_ns < self.deadline_ns:
                 self.deadline_ns = limit_ns
+
+    def passed(self) -> str:
+        """The message for a deadline that passes now."""
+        return f"execution: the deadline passed while {self.state.value}"
 
     def leave(self) -> None:
         """``run_job`` is over: frees the memory, now or when the device is done with it."""
@@ -271,7 +274,7 @@ def _check_time(job: ExecutionJob) -> None:
 async def _wait_for_fences(job: ExecutionJob) -> None:
     is_ready = all(fence.status != FenceStatus.PENDING for fence in job.wait_for)
     try:
-        await _in_time(job, merge([*job.wait_for]))
+        await job.owner.background.in_time(job.deadline_ns, merge([*job.wait_for]), job.passed)
     except FenceError as e:
         raise GeneralFailure(f"execution: a fence that it waits for has failed: {e}") from e
     job.state = ExecutionState.WAITING_FOR_SLOT
@@ -385,7 +388,10 @@ async def _landed(
     Cancelled, it asks the device to stop.
     """
     try:
-        result = await (launch if job.deadline_ns is None else _in_time(job, launch))
+        if job.deadline_ns is None:
+            result = await launch
+        else:
+            result = await job.owner.background.in_time(job.deadline_ns, launch, job.passed)
     except BaseException as e:
         if launch.is_done:
             _release(job, dispatcher, work, _outcome(e))
@@ -420,48 +426,12 @@ def _release(job: ExecutionJob, dispatcher: Dispatcher | None, work: Work | None
 
 
 def _outcome(end: ExecutionResult | BaseException) -> Outcome:
-    """What the scheduler learns from the end of a launch."""
+    """The outcome that the scheduler learns from."""
     if isinstance(end, ExecutionResult):
         return "ended" if end.output_sufficient_size else "failed"
     return (
         "late" if isinstance(end, MissedDeadline) and end.transient else "failed"
     )  # Persistent: it was never begun.
-
-
-async def _in_time(job: ExecutionJob, awaited: Launch | SyncFence) -> Any:
-    """Waits for a launch or a fence, but not beyond the deadline.
-
-    A timer cancels the task, and that cancellation is taken back; ``asyncio.timeout_at`` does the same at twice the price.
-
-    Raises:
-        MissedDeadline: The deadline passed before.
-        Exception: As ``awaited``.
-    """
-    deadline_ns, task = job.deadline_ns, asyncio.current_task()
-    if deadline_ns is None:
-        return await awaited
-    assert task is not None, "an execution is awaited in a task"
-    cancelling_before = task.cancelling()
-    has_passed = False
-
-    def expire() -> None:
-        nonlocal has_passed
-        has_passed = True
-        task.cancel()
-
-    # Loop timers are floats and may fire a few ns early; the deadline then counts as passed.
-    timer = job.owner.background.at(deadline_ns, expire)
-    try:
-        return await awaited
-    except asyncio.CancelledError:
-        if not has_passed or task.uncancel() > cancelling_before:
-            raise  # Another cancellation came as well.
-    finally:
-        timer.cancel()
-    is_done = awaited.status != FenceStatus.PENDING if isinstance(awaited, SyncFence) else awaited.is_done
-    if is_done:
-        return await awaited  # It ended in the same turn of the loop.
-    raise MissedDeadline(f"execution: the deadline passed while {job.state.value}", transient=True)
 
 
 async def _fall_back(job: ExecutionJob, step: Step, area: RequestArea, error: Error) -> Timing:

@@ -1,11 +1,10 @@
-"""Launches of work that is no single call of a device: a coroutine in the background, the HAL's asynchronous call.
+"""Launches of work in the background of the runtime, and the asynchronous call of the HAL.
 
-Owns the form that lets ``job`` treat both like a device's own launch: they are done when the memory is no longer in use.
+Owns the form that lets ``job`` treat such work like a launch of a device: it is done when the memory is no longer in use.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
@@ -28,17 +27,16 @@ class BackgroundLaunch(LaunchBase):
     """
 
     def __init__(self, background: Background, work: Coroutine[Any, Any, ExecutionResult]) -> None:
+        self._outcome: ExecutionResult | Error = ExecutionCancelled("execution: the runtime was closed")
         background.start_execution(self._run(work), self._ended)
 
     async def _run(self, work: Coroutine[Any, Any, ExecutionResult]) -> None:
         try:
-            self._outcome: ExecutionResult | Error = await work
+            self._outcome = await work
         except Exception as e:
             self._outcome = driver_error(e, "execution")
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled():
-            self._outcome = ExecutionCancelled("execution: the runtime was closed")
+    def _ended(self, task: object) -> None:
         self.finish(self._outcome)
         del self._outcome  # An error refers to frames, and those to this object.
 

@@ -60,7 +60,7 @@ class Lender(Protocol):
     """A stream, which holds buffers of results that were not requested yet."""
 
     def spare(self) -> bool:
-        """Leaves one such buffer; False if there is none."""
+        """Leaves one such buffer. Returns whether it could."""
         ...
 
 
@@ -99,7 +99,7 @@ class SlotPool:
         self._buffers: Sequence[FrameBuffer] = ()
         self._free: list[FrameBuffer] = []
         self._waiting: deque[Waiting] = deque()
-        # How many of those that wait are executions, for which streams leave buffers that they can spare.
+        # Number of executions that wait: streams leave buffers that they can spare for them.
         self._demand = 0
         self._closed = False
 

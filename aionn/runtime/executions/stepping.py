@@ -111,7 +111,7 @@ class DeviceBurst:
 
 
 def free_burst(bursts: Sequence[DeviceBurst], preferred: int) -> DeviceBurst | None:
-    """A burst that is free, None if there is none: the preferred one of a memory knows that already."""
+    """A free burst, None where all are in use. The preferred one, if it is free: it knows the memory of the request."""
     own = bursts[preferred % len(bursts)]
     if own.is_free:
         return own
