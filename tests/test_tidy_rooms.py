@@ -18,14 +18,6 @@ FULL_FOLDERS: dict[str, str] = {
 KNOTTED: dict[str, str] = {
     **dict.fromkeys(
         (
-            "aionn.drivers.kit.blocking",
-            "aionn.drivers.kit.fenced",
-            "aionn.drivers.kit.prepared",
-        ),
-        "a device, its prepared models and their fences name each other's types",
-    ),
-    **dict.fromkeys(
-        (
             "aionn.runtime.executions.burst",
             "aionn.runtime.executions.stream",
         ),
