@@ -1,8 +1,8 @@
 """Base classes for drivers that work on the event loop: write three methods, get the whole driver contract.
 
 The counterpart of ``blocking``, for devices that wait in the loop: simulated ones, and engines with asynchronous interfaces.
-Owns deadlines, timing, asynchronous and fenced execution, and a burst without queues; what it checks, saves and allocates is
-``checked``'s. All times come from the loop, so such a device works in real and in virtual time alike.
+Owns deadlines, timing and the launch of prepared models; forms of execution are in ``launching``, and ``checked`` owns what is
+checked, saved and allocated. All times come from the loop, so such a device works in real and in virtual time alike.
 
 Invariants:
 1. ``run`` holds one of the device's slots until it returns, even if its caller was cancelled.

@@ -1,8 +1,7 @@
 """The common part of all drivers of this package around their own code, whether that blocks or awaits.
 
-Owns the checks of models, requests, roles and cache files, what is saved of a compilation, and the table of device memories. Where
-work runs, and when, is the base classes' for blocking drivers (``blocking``, ``prepared``) and for those on the event loop
-(``asynchronous``).
+Owns the checks of models, requests, roles and cache files, what is saved of a compilation, and the table of device memories. The
+base classes for blocking drivers (``blocking``) and for those on the event loop (``asynchronous``) own where work runs, and when.
 
 Invariants:
 1. A driver's own code sees validated models alone, and of extensions only what it has declared.
