@@ -16,14 +16,6 @@ FULL_FOLDERS: dict[str, str] = {
 """``folder: reason`` for folders that hold more files."""
 
 KNOTTED: dict[str, str] = {
-    **dict.fromkeys(
-        (
-            "aionn.drivers.kit.blocking",
-            "aionn.drivers.kit.fenced",
-            "aionn.drivers.kit.prepared",
-        ),
-        "a device, its prepared models and their fences name each other's types",
-    ),
     **dict.fromkeys(("fmq.aio", "fmq.queue"), "a queue offers asynchronous methods, which work on queues"),
 }
 """``module: reason`` for modules that import each other in a circle; imports for types alone count."""

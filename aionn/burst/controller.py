@@ -159,7 +159,7 @@ class BurstController(BurstDefaults):
         self._polled_count = 0
         self._slots = MemorySlots()
         self._state = BurstState.IDLE  # Or dead, or closed.
-        self._launch: Launch | None = None  # The last one.
+        self._launch: Launch | None = None  # The last one, until it is done.
         self._sent: _BurstLaunch | None = None
         self._waiting: _BurstLaunch | None = None
         self._has_reader = False
@@ -242,7 +242,7 @@ class BurstController(BurstDefaults):
             loop_timeout_ns=loop_timeout_ns,
         )
         try:
-            return await launch
+            return await (self.received(launch) if isinstance(launch, _BurstLaunch) else launch)
         except BaseException:
             launch.cancel()
             raise
@@ -330,10 +330,7 @@ class BurstController(BurstDefaults):
             if launch is self._sent and not self._has_reader:
                 self._has_reader = True
                 try:
-                    if self._polling_ns:
-                        await self._look(launch)
-                    if launch is self._sent:
-                        await self._receive(launch)
+                    await self._receive(launch, self._polling_ns)
                 finally:
                     self._has_reader = False
                     if self._sent is not None:
@@ -356,38 +353,53 @@ class BurstController(BurstDefaults):
         finally:
             self._has_reader = False
 
-    async def _look(self, launch: _BurstLaunch) -> None:
-        """Looks for the result for as long as the polling window, unless the execution before took longer."""
-        if self._polled_count >= POLLED_MAX:
-            self._polled_count = 0
-            await anyio.lowlevel.checkpoint()
+    def _look(self) -> bytes | None:
+        """The result if it is here within the polling window; None immediately if the execution before took longer."""
         if self._polling_pause:
             self._polling_pause -= 1
-            return
+            return None
         try:
             payload = self._results.read_message_blocking(self._polling_ns)
         except fmq.Error:
-            return  # Reading reports the reason.
+            return None  # Reading reports the reason.
         if payload is None:
             self._polling_pause = self._next_pause
             self._next_pause = min(2 * self._next_pause, POLLING_PAUSE_MAX)
-            self._polled_count = 0
         else:
             self._next_pause = 1
             self._polled_count += 1
-            launch.received = self._outcome_of(payload)
-            if not launch.temporary:
-                self._end_launch(launch)
+        return payload
 
-    async def _receive(self, launch: _BurstLaunch) -> None:
-        """Ends the launch that was sent, when its result is here. Cancelled, it has lost nothing."""
-        if launch.received is None:
+    async def _receive(self, launch: _BurstLaunch, polling_ns: int = 0) -> None:
+        """Ends the launch that was sent, when its result is here. Cancelled, it has lost nothing.
+
+        With a polling window it looks before it waits: one task does that, and the loop is blocked during the window.
+        """
+        payload: bytes | None = None
+        if polling_ns:
+            if self._polled_count >= POLLED_MAX:
+                self._polled_count = 0
+                await anyio.lowlevel.checkpoint()
+            payload = self._look()
+        while launch.received is None:
             try:
-                payload = await self._read()
-            except Error as e:
-                launch.received = e.with_traceback(None)
-            else:
+                if payload is None:
+                    self._polled_count = 0
+                    payload = await fmq.aio.read_message(self._results)
                 launch.received = self._outcome_of(payload)
+            except fmq.InterruptedQueue:
+                launch.received = DeadObject(f"burst: {self._why_dead}")
+            except fmq.Error as e:
+                launch.received = GeneralFailure(f"burst: the result cannot be read: {e}")
+            except OSError:
+                # The event loop has no room to watch the results, and the device is at work.
+                await anyio.sleep(UNWATCHED_S)
+        if launch.temporary:
+            await self._free_temporary(launch)
+        if launch is self._sent:  # It may have ended by the driver's death.
+            self._end_launch(launch, launch.received)
+
+    async def _free_temporary(self, launch: _BurstLaunch) -> None:
         while launch.temporary:
             # The driver forgets the slot before it can mean another memory.
             slot = launch.temporary[-1]
@@ -397,18 +409,14 @@ class BurstController(BurstDefaults):
                 break  # The driver died, and forgot it.
             launch.temporary = launch.temporary[:-1]
             self._slots.free_slot(slot)
-        if launch is self._sent:  # It may have ended by the driver's death.
-            self._end_launch(launch)
 
-    def _end_launch(self, launch: _BurstLaunch) -> None:
-        outcome = launch.received
-        assert outcome is not None, "read before"
-        self._sent = launch.request = launch.received = None
+    def _end_launch(self, launch: _BurstLaunch, outcome: ExecutionResult | Error) -> None:
+        self._sent = launch.request = None
+        if launch is self._launch:
+            self._launch = None
         launch.finish(outcome)
-        if self._launch is launch:
-            self._launch = None  # It refers to this object.
-        waiting, self._waiting = self._waiting, None
-        if waiting is not None:
+        if self._waiting is not None:
+            waiting, self._waiting = self._waiting, None
             try:
                 self._send(waiting)
             except Error as e:
@@ -429,35 +437,6 @@ class BurstController(BurstDefaults):
                 return error_for_status(result.status, f"burst: the driver answered {result.status.name}")
             self._last_payload = payload
         return self._last_result
-
-    async def settle(self) -> None:
-        """Waits until the device is done with what a cancelled caller left in flight.
-
-        Raises:
-            DeadObject: The driver died.
-            InvalidArgument: An execution is in flight, or the burst is closed.
-        """
-        if self._state is not _IDLE or self._is_busy():
-            self._refuse()
-        if self._launch is not None:
-            await self._launch.done
-
-    async def _read(self) -> bytes:
-        """One result packet. Cancelled, it has taken none.
-
-        Raises:
-            DeadObject: The driver died.
-        """
-        while True:
-            try:
-                return await fmq.aio.read_message(self._results)
-            except fmq.InterruptedQueue:
-                raise DeadObject(f"burst: {self._why_dead}") from None
-            except fmq.Error as e:
-                raise GeneralFailure(f"burst: the result cannot be read: {e}") from e
-            except OSError:
-                # The event loop has no room to watch the results, and the device is at work.
-                await anyio.sleep(UNWATCHED_S)
 
     def peer_died(self, why: str) -> None:
         """Ends the pending call, and every later one, with DEAD_OBJECT. Call it in the event loop's thread."""

@@ -17,7 +17,8 @@ Obligations of a driver, for every method:
 3. A deadline is absolute, in nanoseconds of CLOCK_MONOTONIC. One that has passed before the start is
    MISSED_DEADLINE_PERSISTENT, one that passes while running is MISSED_DEADLINE_TRANSIENT.
 4. A cancelled call (the coroutine's cancellation) stops waiting; the device may continue, and keeps its slot until it is done.
-   Until then it may read and write the memory that the call names: see ``PreparedModel.settle``.
+   Until then it may read and write the memory that the call names. ``launch`` is the form of execution that reports when that
+   ends.
 5. Nothing is written outside of the areas that the request names.
 
 Source: ``IDevice``, ``IPreparedModel``, ``IBurst``, ``IBuffer`` of the NN HAL 1.3 and its AIDL form.
@@ -130,9 +131,7 @@ class Burst(Protocol):
     for the cancelled one where it has to.
 
     Attributes:
-        settle: Waits until the device is done with an execution that a cancelled caller left in flight; returns immediately if
-            there is no such execution. Raises ``DeadObject`` where the driver died, and ``InvalidArgument`` where an execution is
-            in flight. None: the burst cannot detect it, so that every execution needs a task that outlives its caller.
+        settle: None. Nothing sets it: ``launch`` has its role.
     """
 
     @property
@@ -196,7 +195,7 @@ class Burst(Protocol):
 
 
 class BurstDefaults:
-    """The abilities of a ``Burst`` that has none: inherit it, and define ``async def settle(self)`` where the burst has it."""
+    """The abilities of a ``Burst`` that has none: inherit it, and define ``launch`` where the burst has it."""
 
     settle: Callable[[], Awaitable[None]] | None = None
     execute_synchronously: Callable[..., Coroutine[Any, Any, ExecutionResult]]
@@ -285,7 +284,8 @@ class PreparedModel(Protocol):
 
     It lives from ``Device.prepare_model`` until it is closed or its device is; a closed one raises ``InvalidArgument``, one whose
     process is gone ``DeadObject``. A cancelled ``execute_synchronously`` is over for its caller, not for the device: see
-    ``settle``. A launched execution (``execute``, ``execute_fenced``) is not cancelled by anything that its caller does.
+    ``launch``, from which the other forms can be made. An execution with a callback or a fence (``execute``, ``execute_fenced``) is
+    not cancelled by anything that its caller does.
 
     Attributes:
         owner: The client that it belongs to, set by a process that serves several; executions of equal priority take turns among
@@ -294,9 +294,7 @@ class PreparedModel(Protocol):
             where this is true.
         expected_duration_ns: Duration of one execution on the idle device, in nanoseconds. None: the driver does not know it, and
             callers learn it.
-        settle: Waits until the device is done with a request whose caller was cancelled, so that its memory may be used again;
-            returns immediately if it is. The request is the object that was executed. None: the device cannot detect it.
-            Then each execution of the runtime needs a task that outlives its caller, and a driver process never cancels one.
+        settle: None. Nothing sets it: ``launch`` has its role.
         execute_bound: Executes on a thread of the caller's, which saves a burst two changes of threads. None: a burst's thread
             asks the event loop to execute.
     """
@@ -449,8 +447,7 @@ class PreparedModel(Protocol):
 class PreparedModelDefaults:
     """The abilities of a ``PreparedModel`` that has none: inherit it, and define the members that the device supports.
 
-    ``async def settle(self, request)`` and ``def execute_bound(self, arguments, measure, deadline_ns, loop_timeout_ns, answer)``
-    are ordinary methods there.
+    ``def execute_bound(self, arguments, measure, deadline_ns, loop_timeout_ns, answer)`` is an ordinary method there.
     """
 
     owner: Hashable = None

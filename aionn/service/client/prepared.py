@@ -123,8 +123,6 @@ class RemotePreparedModel(PreparedModelDefaults):
         self._channel = connection.channel
         self._owned = _Owned(self, connection.channel, FreePreparedModel(handle))
         self._bursts: weakref.WeakSet[BurstController] = weakref.WeakSet()
-        # By the identity of the request, which an entry keeps.
-        self._left: dict[int, tuple[Request, SyncFence]] = {}
 
     def _check_open(self) -> None:
         if not self._owned.is_alive:
@@ -157,33 +155,15 @@ class RemotePreparedModel(PreparedModelDefaults):
         priority: Priority | None = None,
     ) -> ExecutionResult:
         """See ``PreparedModel``. Cancellation asks the device to stop."""
-        launch = self.launch(
-            request,
-            measure=measure,
-            deadline_ns=deadline_ns,
-            loop_timeout_ns=loop_timeout_ns,
-            priority=priority,
+        return await outcome_of(
+            self.launch(
+                request,
+                measure=measure,
+                deadline_ns=deadline_ns,
+                loop_timeout_ns=loop_timeout_ns,
+                priority=priority,
+            )
         )
-        try:
-            return await outcome_of(launch)
-        finally:
-            if not launch.is_done:
-                done = launch.done
-                self._left[id(request)] = request, done
-                done.add_callback(lambda done: self._forget(id(request), done))
-            del launch
-
-    async def settle(self, request: Request) -> None:
-        """Waits until the driver is done with a request whose caller was cancelled, or its process is gone; immediately if it
-        is.
-        """
-        left = self._left.get(id(request))
-        if left is not None:
-            await left[1]
-
-    def _forget(self, key: int, done: SyncFence) -> None:
-        if key in self._left and self._left[key][1] is done:
-            del self._left[key]
 
     async def execute(
         self,

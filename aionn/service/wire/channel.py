@@ -75,8 +75,9 @@ from aionn.service.wire.received import (
     no_descriptor_is_left,
 )
 from aionn.service.wire.sizes import INLINE_BYTES_MAX, SMALL_BYTES_MAX, shortened
+from fences import SyncFence
 
-__all__ = ["Channel", "Handler", "SettleOf"]
+__all__ = ["Channel", "Handler"]
 
 TURN_WEIGHT = 8
 """Messages that are taken before other tasks of the loop get their turn, calls excepted: one each. Some tens of microseconds."""
@@ -95,10 +96,8 @@ _copies: anyio.lowlevel.RunVar[anyio.CapacityLimiter] = anyio.lowlevel.RunVar("a
 _R = TypeVar("_R")
 
 Handler = Callable[[CallBody, "Channel"], Awaitable[ReplyBody]]
-"""Answers a call of the peer; an ``Error`` that it raises becomes a ``Failed`` reply."""
-
-SettleOf = Callable[[CallBody], Callable[[], Awaitable[None]] | None]
-"""The wait after a call of the peer was cancelled and before it is answered; None for one that must not be cancelled."""
+"""Answers a call of the peer; an ``Error`` that it raises becomes a ``Failed`` reply. Cancelled when the peer cancels the call,
+which is answered when it has returned."""
 
 
 class Channel:
@@ -110,13 +109,13 @@ class Channel:
         peer_name: How errors name the other end.
         sealed_only: See ``protocol.decode``.
         account: See ``protocol.decode``.
-        settle_of: Asked when the peer cancels a call; None cancels all of them, and answers immediately.
         freed_by: The call that frees what a reply gives, for replies without a waiter; None without one.
         peer: The process at the other end, which may have other connections; None for one that has none.
         answered: The kinds of calls that the handler answers, None for all; of others nothing large and no descriptor is read.
 
     Attributes:
         received_count: How many messages came from the peer.
+        ended: Signalled when the connection has ended.
         was_cut_off: Whether the connection ended before calls of the peer were answered.
     """
 
@@ -127,7 +126,6 @@ class Channel:
         *,
         peer_name: str,
         sealed_only: bool = False,
-        settle_of: SettleOf | None = None,
         account: Account | None = None,
         freed_by: Callable[[ReplyBody], CallBody | None] | None = None,
         peer: Peer | None = None,
@@ -141,7 +139,6 @@ class Channel:
         self._account = account
         self._next_id = 1
         self._home = Home()
-        self._settle_of = settle_of
         self._freed_by = freed_by
         self._peer = Peer() if peer is None else peer
         self._answered = answered
@@ -154,6 +151,7 @@ class Channel:
         self._load = Load()
         self._room = anyio.Event()
         self.received_count = 0
+        self.ended = SyncFence("connection")
         self.was_cut_off = False
 
     @property
@@ -281,7 +279,7 @@ class Channel:
             await self._wait_for_room(self._load.has_room)
             self._turn_left = 0  # Its task begins in this turn.
             # Known before its task begins: the peer may have cancelled it by then.
-            self._handled[message.id] = handled = _Handled(message.body, large_bytes, inline_bytes)
+            self._handled[message.id] = handled = _Handled(large_bytes, inline_bytes)
             self._load.begin(large_bytes, inline_bytes)
             tasks.start_soon(self._handle, message, handled)
 
@@ -322,12 +320,12 @@ class Channel:
             with handled.scope:
                 reply = await self._peer.charged(self._answer(call))
             if handled.scope.cancelled_caught:
-                reply = await self._settled(handled)
+                reply = not_wanted()
         except anyio.get_cancelled_exc_class() as e:
             self.was_cut_off = True
             # The event loop's own frames keep this error in a cycle, and its frames what the call was about: memories, fences.
             traceback.clear_frames(e.__traceback__)
-            del call, handled.body
+            del call
             raise
         finally:
             if self._handled.get(number) is handled:
@@ -375,22 +373,8 @@ class Channel:
 
     def _cancel_handled(self, call_id: int) -> None:
         handled = self._handled.get(call_id)
-        if handled is None or handled.scope.cancel_called:
-            return
-        if self._settle_of is not None:
-            handled.settle = self._settle_of(handled.body)
-            if handled.settle is None:
-                return
-        handled.scope.cancel()
-
-    async def _settled(self, handled: _Handled) -> ReplyBody:
-        """The answer to a call that was cancelled, when nothing of it runs any more."""
-        try:
-            if handled.settle is not None:
-                await handled.settle()
-        except Exception as e:
-            return Failed(status_of(e), shortened(words_of(e, "service")))
-        return not_wanted()
+        if handled is not None:
+            handled.scope.cancel()
 
     def _resolve(self, reply: Reply) -> None:
         pending = self._pending.pop(reply.id, None)
@@ -512,6 +496,7 @@ class Channel:
         self.was_cut_off |= self._load.owed > 0
         self._outbox.close()
         self._room.set()
+        self.ended.signal()
         pending, self._pending = self._pending, {}
         for call in pending.values():
             call.finish(None)
@@ -530,14 +515,12 @@ class Channel:
 class _Handled:
     """A call of the peer that is worked on."""
 
-    __slots__ = ("body", "inline_bytes", "large_bytes", "scope", "settle")
+    __slots__ = ("inline_bytes", "large_bytes", "scope")
 
-    def __init__(self, body: CallBody, large_bytes: int, inline_bytes: int) -> None:
-        self.body = body
+    def __init__(self, large_bytes: int, inline_bytes: int) -> None:
         self.large_bytes = large_bytes
         self.inline_bytes = inline_bytes
         self.scope = anyio.CancelScope()
-        self.settle: Callable[[], Awaitable[None]] | None = None
 
 
 class _Refusal(NamedTuple):

@@ -15,7 +15,7 @@ import pytest
 import aionn
 from aionn.conformance import cts
 from aionn.conformance.cts import CtsTest
-from aionn.drivers.kit.prepared import DirectBurst
+from aionn.drivers.kit.launching import DirectBurst
 from aionn.errors import DeadObject, Error, GeneralFailure, InvalidArgument, MissedDeadline
 from aionn.hal import ExecutionResult, FeatureLevel, Launch, Memory, Model, OperandType, OperationType
 from aionn.models.builder import GraphBuilder
