@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 import aionn
-from aionn.drivers.kit.prepared import BlockingPreparedModel
+from aionn.drivers.kit.blocking import BlockingPreparedModel
 from aionn.drivers.reference import ReferenceDevice
 from aionn.hal import OperationType
 from aionn.runtime.memory.arguments import RequestArea

@@ -13,23 +13,7 @@ FILES_PER_FOLDER_MAX = 16
 FULL_FOLDERS: dict[str, str] = {}
 """``folder: reason`` for folders that hold more files."""
 
-KNOTTED: dict[str, str] = {
-    **dict.fromkeys(
-        (
-            "aionn.drivers.kit.blocking",
-            "aionn.drivers.kit.fenced",
-            "aionn.drivers.kit.prepared",
-        ),
-        "a device, its prepared models and their fences name each other's types",
-    ),
-    **dict.fromkeys(
-        (
-            "aionn.runtime.executions.burst",
-            "aionn.runtime.executions.stream",
-        ),
-        "a stream takes and leaves the slots of its burst, which ends it",
-    ),
-}
+KNOTTED: dict[str, str] = {}
 """``module: reason`` for modules that import each other in a circle; imports for types alone count."""
 
 

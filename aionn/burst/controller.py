@@ -1,19 +1,21 @@
-"""The client's end of a burst: an awaitable execution over two queues.
+"""The client's end of a burst: launches over two queues.
 
 Owns the waiting; ``packets`` defines the messages, ``session`` the permitted transitions.
 
 Invariants:
 1. A request that was sent is never sent again, on no path: the work may have run.
-2. If the caller is cancelled while a request is in flight, its result is read and discarded before the next request is sent.
-3. When the driver's death is reported, the pending call ends immediately with DEAD_OBJECT.
-4. A request with a device memory, which a packet cannot express, goes through the prepared model instead, before anything is sent.
+2. One request is in flight. The one after a cancelled one is sent when the result of that was read.
+3. A result has one reader: the task that awaits the launch, which then has it in the turn of the loop in which it comes; or a task
+   of this end, once a launch was cancelled or its fence was asked for.
+4. When the driver's death is reported, the pending launches are done immediately, with DEAD_OBJECT.
+5. A request with a device memory, which a packet cannot express, goes through the prepared model instead.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from typing import Any, NamedTuple
 
 import anyio
 import anyio.lowlevel
@@ -21,7 +23,6 @@ import anyio.lowlevel
 import fmq
 from aionn.burst.packets import (
     PACKET_BYTES_MAX,
-    BurstResult,
     MalformedPacket,
     decode_result,
     encode_limits,
@@ -32,6 +33,7 @@ from aionn.errors import (
     DeadObject,
     Error,
     ErrorStatus,
+    ExecutionCancelled,
     GeneralFailure,
     InvalidArgument,
     MissedDeadline,
@@ -42,14 +44,17 @@ from aionn.hal import (
     BufferToken,
     BurstDefaults,
     ExecutionResult,
+    Launch,
+    LaunchBase,
     Memory,
     PreparedModel,
     Request,
     check_deadline_ns,
     check_duration_ns,
 )
-from aionn.platform.loops import finish
+from aionn.platform.loops import begin, finish
 from aionn.validation import check_memory_identifiers
+from fences import SyncFence
 
 __all__ = ["QUEUE_BYTES", "BurstController"]
 
@@ -75,11 +80,48 @@ _IDLE, _IN_FLIGHT = BurstState.IDLE, BurstState.IN_FLIGHT
 assert next_state(_IDLE, "send") is _IN_FLIGHT and next_state(_IN_FLIGHT, "result") is _IDLE
 
 
+UNWATCHED_S = 0.01
+"""Interval between looks for a result while the event loop has no room to watch the queue."""
+
+
 class _Packet(NamedTuple):
     """A request's packet, without its limits. The request is kept too: as long as it lives nothing else has its identity."""
 
     request: Request
     payload: bytes
+
+
+class _BurstLaunch(LaunchBase):
+    """An execution of a burst.
+
+    Attributes:
+        packet: What is sent, or was.
+        request: Kept until it is done.
+        temporary: The slots that are for this execution alone; empty when they are free again.
+        received: Its outcome, once that was read; it is not done before its temporary slots are free.
+    """
+
+    received: ExecutionResult | Error | None = None
+    temporary: tuple[int, ...] | list[int] = ()
+
+    def __init__(self, burst: BurstController, packet: bytes, request: Request) -> None:
+        self._burst = burst
+        self.packet = packet
+        self.request: Request | None = request
+
+    @property
+    def done(self) -> SyncFence:
+        """See ``Launch``."""
+        fence = super().done
+        if not self.is_done:
+            self._burst.read_on()
+        return fence
+
+    def _ask_to_stop(self) -> None:
+        self._burst.cancelled(self)
+
+    def __await__(self) -> Generator[Any, None, ExecutionResult]:
+        return self._burst.received(self).__await__()
 
 
 class BurstController(BurstDefaults):
@@ -116,9 +158,11 @@ class BurstController(BurstDefaults):
         self._next_pause = 1
         self._polled_count = 0
         self._slots = MemorySlots()
-        self._state = BurstState.IDLE
-        self._unread_count = 0
-        self._temporary: list[int] = []
+        self._state = BurstState.IDLE  # Or dead, or closed.
+        self._launch: Launch | None = None  # The last one, until it is done.
+        self._sent: _BurstLaunch | None = None
+        self._waiting: _BurstLaunch | None = None
+        self._has_reader = False
         self._packets: dict[tuple[int, bool, bool, tuple[int, ...]], _Packet] = {}
         self._last_payload = b""
         self._last_result = ExecutionResult()
@@ -126,12 +170,59 @@ class BurstController(BurstDefaults):
 
     @property
     def state(self) -> BurstState:
-        """The state of this end."""
-        return self._state
+        """The state of this end. A cancelled execution does not count as in flight."""
+        return _IN_FLIGHT if self._state is _IDLE and self._is_busy() else self._state
+
+    def _is_busy(self) -> bool:
+        launch = self._launch
+        return launch is not None and not launch.is_done and not launch.is_cancelled
 
     def memories(self, slots: Sequence[int]) -> list[Memory]:
         """Answers the driver's question for memories. Raises as ``MemorySlots.memories``."""
         return self._slots.memories(slots)
+
+    def launch(
+        self,
+        request: Request,
+        memory_identifiers: Sequence[int],
+        *,
+        measure: bool = False,
+        deadline_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
+    ) -> Launch:
+        """See ``aionn.hal.Burst``."""
+        limits = b""
+        if deadline_ns is not None or loop_timeout_ns is not None:
+            check_deadline_ns(deadline_ns, where="burst")
+            check_duration_ns(loop_timeout_ns, where="burst, loop time-out")
+            if deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
+                raise MissedDeadline("burst: the deadline had passed before the start", transient=False)
+            limits = encode_limits(deadline_ns, loop_timeout_ns)
+        if self._state is not _IDLE or self._is_busy():
+            self._refuse()
+        kept = self._packets.get((id(request), measure, bool(limits), tuple(memory_identifiers)))
+        if kept is not None:
+            launch = _BurstLaunch(self, kept.payload + limits if limits else kept.payload, request)
+        else:
+            check_memory_identifiers(request, memory_identifiers)
+            if any(isinstance(pool, BufferToken) for pool in request.pools):
+                self._launch = by_model = self._launch_by_model(
+                    request, memory_identifiers, measure, deadline_ns, loop_timeout_ns
+                )
+                return by_model
+            launch = self._encoded(request, memory_identifiers, measure, limits)
+        if self._sent is None:
+            self._send(launch)
+        else:
+            self._waiting = launch
+        self._launch = launch
+        return launch
+
+    def _refuse(self) -> None:
+        if self._state is BurstState.DEAD:
+            raise DeadObject(f"burst: {self._why_dead}")
+        next_state(self.state, "send")
+        raise AssertionError("only an idle burst sends")
 
     async def execute_synchronously(
         self,
@@ -143,138 +234,126 @@ class BurstController(BurstDefaults):
         loop_timeout_ns: int | None = None,
     ) -> ExecutionResult:
         """See ``aionn.hal.Burst``."""
-        limits = b""
-        if deadline_ns is not None or loop_timeout_ns is not None:
-            check_deadline_ns(deadline_ns, where="burst")
-            check_duration_ns(loop_timeout_ns, where="burst, loop time-out")
-            if deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
-                raise MissedDeadline("burst: the deadline had passed before the start", transient=False)
-            limits = encode_limits(deadline_ns, loop_timeout_ns)
-        self._begin()
+        launch = self.launch(
+            request,
+            memory_identifiers,
+            measure=measure,
+            deadline_ns=deadline_ns,
+            loop_timeout_ns=loop_timeout_ns,
+        )
         try:
-            if self._unread_count or self._temporary:
-                await self._settle()
-            kept = self._packets.get((id(request), measure, bool(limits), tuple(memory_identifiers)))
-            if kept is not None:
-                return await self._exchange(kept.payload + limits if limits else kept.payload)
-            check_memory_identifiers(request, memory_identifiers)
-            if any(isinstance(pool, BufferToken) for pool in request.pools):
-                return await self._execute_by_model(
-                    request, memory_identifiers, measure, deadline_ns, loop_timeout_ns
-                )
-            packet = self._packet(request, memory_identifiers, measure, bool(limits))
-            result = await self._exchange(packet + limits)
-            if self._temporary:
-                await self._settle()
-            return result
+            return await (self.received(launch) if isinstance(launch, _BurstLaunch) else launch)
+        except BaseException:
+            launch.cancel()
+            raise
         finally:
-            if self._state is _IN_FLIGHT:
-                self._state = _IDLE
+            del launch  # An error refers to this frame.
 
-    def _begin(self) -> None:
-        """From idle to in flight. Fast path of the table of states, which is used for all other transitions."""
-        if self._state is _IDLE:
-            self._state = _IN_FLIGHT
-        elif self._state is BurstState.DEAD:
-            raise DeadObject(f"burst: {self._why_dead}")
-        else:
-            self._state = next_state(self._state, "send")
-
-    async def _execute_by_model(
+    def _launch_by_model(
         self,
         request: Request,
         memory_identifiers: Sequence[int],
         measure: bool,
         deadline_ns: int | None,
         loop_timeout_ns: int | None,
-    ) -> ExecutionResult:
-        """Executes a request that no packet can express. The memories are those that its identifiers stand for."""
+    ) -> Launch:
+        """Launches a request that no packet can express. The memories are those that its identifiers stand for."""
         if self._model is None:
             raise InvalidArgument("burst: a request with a device memory must go through the prepared model")
         pools = tuple(
             pool if isinstance(pool, BufferToken) or identifier == -1 else self._slots.named(identifier, pool)
             for pool, identifier in zip(request.pools, memory_identifiers, strict=True)
         )
-        return await self._model.execute_synchronously(
+        return self._model.launch(
             Request(request.inputs, request.outputs, pools),
             measure=measure,
             deadline_ns=deadline_ns,
             loop_timeout_ns=loop_timeout_ns,
         )
 
-    def _packet(
-        self, request: Request, memory_identifiers: Sequence[int], measure: bool, with_limits: bool
-    ) -> bytes:
-        """The request's packet. A stream sends the same few requests again and again: their packets are kept."""
-        slots = self._request_slots(request, memory_identifiers)
-        payload = encode_request(request, slots, measure=measure, with_limits=with_limits)
-        if not self._temporary:
+    def _encoded(
+        self, request: Request, memory_identifiers: Sequence[int], measure: bool, limits: bytes
+    ) -> _BurstLaunch:
+        """A launch of a request whose packet was not kept. A stream sends the same few requests again: their packets are."""
+        slots: list[int] = []
+        temporary: list[int] = []
+        try:
+            for pool, identifier in zip(request.pools, memory_identifiers, strict=True):
+                assert isinstance(pool, Memory), "device memories take the other way"
+                if identifier == -1:
+                    slots.append(self._slots.temporary_slot(pool))
+                    temporary.append(slots[-1])
+                else:
+                    slots.append(self._slots.slot(identifier, pool))
+            payload = encode_request(request, slots, measure=measure, with_limits=bool(limits))
+        except BaseException:
+            self._unused(temporary)
+            raise
+        if not temporary:
             if len(self._packets) >= PACKETS_KEPT_MAX:
                 self._packets.clear()
-            key = (id(request), measure, with_limits, tuple(memory_identifiers))
+            key = (id(request), measure, bool(limits), tuple(memory_identifiers))
             self._packets[key] = _Packet(request, payload)
-        return payload
+        launch = _BurstLaunch(self, payload + limits, request)
+        launch.temporary = temporary
+        return launch
 
-    async def settle(self) -> None:
-        """Waits until the device is done with what a cancelled caller left in flight. One at a time, as executions.
+    def _unused(self, temporary: Sequence[int]) -> None:
+        """Frees slots that were never sent: the driver does not know them."""
+        for slot in temporary:
+            self._slots.free_slot(slot)
 
-        Raises:
-            DeadObject: The driver died.
-            InvalidArgument: An execution is in flight, or the burst is closed.
-        """
-        self._begin()
+    def _send(self, launch: _BurstLaunch) -> None:
         try:
-            await self._settle()
-        finally:
-            if self._state is _IN_FLIGHT:
-                self._state = _IDLE
-
-    async def _settle(self) -> None:
-        """Reads what a cancelled caller left in flight, then gives back the slots that were for one execution alone."""
-        while self._unread_count:
-            await self._read()
-        while self._temporary:
-            # The driver forgets the slot before it can mean another memory.
-            await self._free_slot(self._temporary[-1])
-            self._slots.free_slot(self._temporary.pop())
-
-    def _request_slots(self, request: Request, memory_identifiers: Sequence[int]) -> list[int]:
-        slots: list[int] = []
-        for pool, identifier in zip(request.pools, memory_identifiers, strict=True):
-            assert isinstance(pool, Memory), "device memories take the other way"
-            if identifier == -1:
-                slots.append(self._slots.temporary_slot(pool))
-                self._temporary.append(slots[-1])
-            else:
-                slots.append(self._slots.slot(identifier, pool))
-        return slots
-
-    async def _exchange(self, packet: bytes) -> ExecutionResult:
-        if self._polled_count >= POLLED_MAX:
-            self._polled_count = 0
-            await anyio.lowlevel.checkpoint()
-        try:
-            sent = self._requests.write_message(packet)
+            if not self._requests.write_message(launch.packet):
+                raise ResourceExhausted("burst: the request queue is full", transient=True)
         except fmq.Error as e:
+            self._unused(launch.temporary)
             raise ResourceExhausted(f"burst: the request does not fit the queue: {e}", transient=False) from e
-        if not sent:
-            raise ResourceExhausted("burst: the request queue is full", transient=True)
-        self._unread_count += 1
-        payload = self._polled() if self._polling_ns else None
-        if payload is None:
-            self._polled_count = 0
-            payload = await self._read()
-        # Results without timings repeat to the byte; a decoded one is immutable.
-        if payload != self._last_payload:
-            try:
-                result = decode_result(payload)
-            except MalformedPacket as e:
-                raise GeneralFailure(f"burst: the result cannot be read: {e}") from e
-            self._last_result = _execution_result(result)
-            self._last_payload = payload
-        return self._last_result
+        except Error:
+            self._unused(launch.temporary)
+            raise
+        self._sent = launch
 
-    def _polled(self) -> bytes | None:
+    def cancelled(self, launch: _BurstLaunch) -> None:
+        """The result of a launch is not wanted any more. One that waits is never sent, one that was sent is read."""
+        if launch is self._waiting:
+            self._waiting = None
+            self._unused(launch.temporary)
+            launch.finish(ExecutionCancelled("burst: the execution was cancelled before it was sent"))
+        else:
+            self.read_on()
+
+    async def received(self, launch: _BurstLaunch) -> ExecutionResult:
+        """Waits for a launch and returns its outcome. Reads the results itself if no task does."""
+        try:
+            if launch is self._sent and not self._has_reader:
+                self._has_reader = True
+                try:
+                    await self._receive(launch, self._polling_ns)
+                finally:
+                    self._has_reader = False
+                    if self._sent is not None:
+                        self.read_on()
+            elif not launch.is_done:
+                await launch.done
+            return launch.outcome()
+        finally:
+            del launch  # An error refers to this frame.
+
+    def read_on(self) -> None:
+        """Reads what is in flight, in a task of this end, unless another task does."""
+        if not self._has_reader and self._sent is not None:
+            self._has_reader = begin(self._read_on(), "aionn-burst-results")
+
+    async def _read_on(self) -> None:
+        try:
+            while self._sent is not None:
+                await self._receive(self._sent)
+        finally:
+            self._has_reader = False
+
+    def _look(self) -> bytes | None:
         """The result if it is here within the polling window; None immediately if the execution before took longer."""
         if self._polling_pause:
             self._polling_pause -= 1
@@ -289,27 +368,75 @@ class BurstController(BurstDefaults):
         else:
             self._next_pause = 1
             self._polled_count += 1
-            self._unread_count -= 1
         return payload
 
-    async def _read(self) -> bytes:
-        """One result packet.
+    async def _receive(self, launch: _BurstLaunch, polling_ns: int = 0) -> None:
+        """Ends the launch that was sent, when its result is here. Cancelled, it has lost nothing.
 
-        Raises:
-            DeadObject: The driver died.
+        With a polling window it looks before it waits: one task does that, and the loop is blocked during the window.
         """
-        try:
-            payload = await fmq.aio.read_message(self._results)
-        except fmq.InterruptedQueue:
-            raise DeadObject(f"burst: {self._why_dead}") from None
-        except fmq.Error as e:
-            raise GeneralFailure(f"burst: the result cannot be read: {e}") from e
-        except OSError as e:
-            raise ResourceExhausted(
-                f"burst: the event loop cannot watch the results: {e.strerror}", transient=True
-            ) from e
-        self._unread_count -= 1
-        return payload
+        payload: bytes | None = None
+        if polling_ns:
+            if self._polled_count >= POLLED_MAX:
+                self._polled_count = 0
+                await anyio.lowlevel.checkpoint()
+            payload = self._look()
+        while launch.received is None:
+            try:
+                if payload is None:
+                    self._polled_count = 0
+                    payload = await fmq.aio.read_message(self._results)
+                launch.received = self._outcome_of(payload)
+            except fmq.InterruptedQueue:
+                launch.received = DeadObject(f"burst: {self._why_dead}")
+            except fmq.Error as e:
+                launch.received = GeneralFailure(f"burst: the result cannot be read: {e}")
+            except OSError:
+                # The event loop has no room to watch the results, and the device is at work.
+                await anyio.sleep(UNWATCHED_S)
+        if launch.temporary:
+            await self._free_temporary(launch)
+        if launch is self._sent:  # It may have ended by the driver's death.
+            self._end_launch(launch, launch.received)
+
+    async def _free_temporary(self, launch: _BurstLaunch) -> None:
+        while launch.temporary:
+            # The driver forgets the slot before it can mean another memory.
+            slot = launch.temporary[-1]
+            try:
+                await self._free_slot(slot)
+            except Error:
+                break  # The driver died, and forgot it.
+            launch.temporary = launch.temporary[:-1]
+            self._slots.free_slot(slot)
+
+    def _end_launch(self, launch: _BurstLaunch, outcome: ExecutionResult | Error) -> None:
+        self._sent = launch.request = None
+        if launch is self._launch:
+            self._launch = None
+        launch.finish(outcome)
+        if self._waiting is not None:
+            waiting, self._waiting = self._waiting, None
+            try:
+                self._send(waiting)
+            except Error as e:
+                waiting.finish(e.with_traceback(None))
+
+    def _outcome_of(self, payload: bytes) -> ExecutionResult | Error:
+        # Results without timings repeat to the byte; a decoded one is immutable.
+        if payload != self._last_payload:
+            try:
+                result = decode_result(payload)
+            except MalformedPacket as e:
+                return GeneralFailure(f"burst: the result cannot be read: {e}")
+            if result.status == ErrorStatus.NONE:
+                self._last_result = ExecutionResult(True, result.output_shapes, result.timing)
+            elif result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
+                self._last_result = ExecutionResult(False, result.output_shapes)
+            else:
+                return error_for_status(result.status, f"burst: the driver answered {result.status.name}")
+            self._last_payload = payload
+        return self._last_result
 
     def peer_died(self, why: str) -> None:
         """Ends the pending call, and every later one, with DEAD_OBJECT. Call it in the event loop's thread."""
@@ -317,6 +444,15 @@ class BurstController(BurstDefaults):
         self._state = next_state(self._state, "peer died")
         if self._state == BurstState.DEAD:
             self._results.interrupt()
+        self._end_launches(f"burst: {why}")
+
+    def _end_launches(self, why: str) -> None:
+        """Ends what is in flight or waits: the driver is done with it."""
+        launches, self._sent, self._waiting = (self._sent, self._waiting), None, None
+        for launch in launches:
+            if launch is not None:
+                launch.request = None
+                launch.finish(DeadObject(why))
 
     async def release_memory_resource(self, memory_identifier: int) -> None:
         """See ``aionn.hal.Burst``."""
@@ -346,13 +482,6 @@ class BurstController(BurstDefaults):
         except Error:
             pass  # The driver ended during the call, so the burst has ended too.
         finally:
+            self._end_launches("burst: it was closed")
             self._requests.close()
             self._results.close()
-
-
-def _execution_result(result: BurstResult) -> ExecutionResult:
-    if result.status == ErrorStatus.NONE:
-        return ExecutionResult(True, result.output_shapes, result.timing)
-    if result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
-        return ExecutionResult(False, result.output_shapes)
-    raise error_for_status(result.status, f"burst: the driver answered {result.status.name}")

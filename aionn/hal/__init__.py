@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from aionn.hal.capabilities import *  # noqa: F403
 from aionn.hal.device import *  # noqa: F403
+from aionn.hal.launch import *  # noqa: F403
 from aionn.hal.memory import *  # noqa: F403
 from aionn.hal.model import *  # noqa: F403
 from aionn.hal.operand import *  # noqa: F403

@@ -17,7 +17,8 @@ Obligations of a driver, for every method:
 3. A deadline is absolute, in nanoseconds of CLOCK_MONOTONIC. One that has passed before the start is
    MISSED_DEADLINE_PERSISTENT, one that passes while running is MISSED_DEADLINE_TRANSIENT.
 4. A cancelled call (the coroutine's cancellation) stops waiting; the device may continue, and keeps its slot until it is done.
-   Until then it may read and write the memory that the call names: see ``PreparedModel.settle``.
+   Until then it may read and write the memory that the call names. ``launch`` is the form of execution that reports when that
+   ends.
 5. Nothing is written outside of the areas that the request names.
 
 Source: ``IDevice``, ``IPreparedModel``, ``IBurst``, ``IBuffer`` of the NN HAL 1.3 and its AIDL form.
@@ -25,13 +26,14 @@ Source: ``IDevice``, ``IPreparedModel``, ``IBurst``, ``IBuffer`` of the NN HAL 1
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from aionn.errors import ErrorStatus, GeneralFailure
 from aionn.hal.capabilities import DeviceInfo, DeviceStatus
+from aionn.hal.launch import Launch, TaskLaunch
 from aionn.hal.memory import Memory
 from aionn.hal.model import Model
 from aionn.hal.qos import ExecutionPreference, Priority
@@ -129,13 +131,35 @@ class Burst(Protocol):
     for the cancelled one where it has to.
 
     Attributes:
-        settle: Waits until the device is done with an execution that a cancelled caller left in flight; returns immediately if
-            there is no such execution. Raises ``DeadObject`` where the driver died, and ``InvalidArgument`` where an execution is
-            in flight. None: the burst cannot detect it, so that every execution needs a task that outlives its caller.
+        settle: None. Nothing sets it: ``launch`` has its role.
     """
 
     @property
     def settle(self) -> Callable[[], Awaitable[None]] | None: ...
+
+    def launch(
+        self,
+        request: Request,
+        memory_identifiers: Sequence[int],
+        *,
+        measure: bool = False,
+        deadline_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
+    ) -> Launch:
+        """Launches a request whose pools the device remembers by identifier. See ``PreparedModel.launch``.
+
+        Args:
+            request: As for ``PreparedModel.launch``.
+            memory_identifiers: One per pool: -1 for "do not remember", else the pool's identifier for the life of the burst.
+            measure: Whether timings are wanted.
+            deadline_ns: Absolute; None means no deadline.
+            loop_timeout_ns: For every WHILE; None means the default.
+
+        Raises:
+            InvalidArgument: Another execution is in flight that was not cancelled, or the request is illegal.
+            Error: As for ``PreparedModel.launch``.
+        """
+        ...
 
     async def execute_synchronously(
         self,
@@ -171,9 +195,29 @@ class Burst(Protocol):
 
 
 class BurstDefaults:
-    """The abilities of a ``Burst`` that has none: inherit it, and define ``async def settle(self)`` where the burst has it."""
+    """The abilities of a ``Burst`` that has none: inherit it, and define ``launch`` where the burst has it."""
 
     settle: Callable[[], Awaitable[None]] | None = None
+    execute_synchronously: Callable[..., Coroutine[Any, Any, ExecutionResult]]
+
+    def launch(
+        self,
+        request: Request,
+        memory_identifiers: Sequence[int],
+        *,
+        measure: bool = False,
+        deadline_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
+    ) -> Launch:
+        """See ``Burst``: ``execute_synchronously`` in a task of its own, which ``cancel`` does not end."""
+        call = self.execute_synchronously(
+            request,
+            memory_identifiers,
+            measure=measure,
+            deadline_ns=deadline_ns,
+            loop_timeout_ns=loop_timeout_ns,
+        )
+        return TaskLaunch(call, "aionn-burst-execution")
 
 
 class Execution(Protocol):
@@ -240,7 +284,8 @@ class PreparedModel(Protocol):
 
     It lives from ``Device.prepare_model`` until it is closed or its device is; a closed one raises ``InvalidArgument``, one whose
     process is gone ``DeadObject``. A cancelled ``execute_synchronously`` is over for its caller, not for the device: see
-    ``settle``. A launched execution (``execute``, ``execute_fenced``) is not cancelled by anything that its caller does.
+    ``launch``, from which the other forms can be made. An execution with a callback or a fence (``execute``, ``execute_fenced``) is
+    not cancelled by anything that its caller does.
 
     Attributes:
         owner: The client that it belongs to, set by a process that serves several; executions of equal priority take turns among
@@ -249,9 +294,7 @@ class PreparedModel(Protocol):
             where this is true.
         expected_duration_ns: Duration of one execution on the idle device, in nanoseconds. None: the driver does not know it, and
             callers learn it.
-        settle: Waits until the device is done with a request whose caller was cancelled, so that its memory may be used again;
-            returns immediately if it is. The request is the object that was executed. None: the device cannot detect it.
-            Then each execution of the runtime needs a task that outlives its caller, and a driver process never cancels one.
+        settle: None. Nothing sets it: ``launch`` has its role.
         execute_bound: Executes on a thread of the caller's, which saves a burst two changes of threads. None: a burst's thread
             asks the event loop to execute.
     """
@@ -282,6 +325,33 @@ class PreparedModel(Protocol):
         """Discards all results: waiting executions should never start, running ones should end where the device can stop.
 
         A wish, which a device that cannot stop ignores. Called before ``aclose``, when a client is gone.
+        """
+        ...
+
+    def launch(
+        self,
+        request: Request,
+        *,
+        measure: bool = False,
+        deadline_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
+        priority: Priority | None = None,
+    ) -> Launch:
+        """Launches an execution, in the thread of the event loop. Never blocks.
+
+        The device uses the request's memory until the launch is done; the caller keeps the memory until then. A device whose slots
+        are in use accepts the launch all the same, and begins it in its turn.
+
+        Args:
+            request: What to read and write, and in which memory.
+            measure: Whether timings are wanted.
+            deadline_ns: Absolute; None means no deadline.
+            loop_timeout_ns: For every WHILE; None means the default.
+            priority: Of this execution; None means the prepared model's. Ignored unless ``takes_priority`` is true.
+
+        Raises:
+            Error: The request was rejected, and the device never touches its memory. Which errors are noticed here and which are
+                outcomes of the launch is the driver's choice; see ``execute_synchronously`` for all.
         """
         ...
 
@@ -377,8 +447,7 @@ class PreparedModel(Protocol):
 class PreparedModelDefaults:
     """The abilities of a ``PreparedModel`` that has none: inherit it, and define the members that the device supports.
 
-    ``async def settle(self, request)`` and ``def execute_bound(self, arguments, measure, deadline_ns, loop_timeout_ns, answer)``
-    are ordinary methods there.
+    ``def execute_bound(self, arguments, measure, deadline_ns, loop_timeout_ns, answer)`` is an ordinary method there.
     """
 
     owner: Hashable = None
@@ -386,6 +455,27 @@ class PreparedModelDefaults:
     expected_duration_ns: int | None = None
     settle: Callable[[Request], Awaitable[None]] | None = None
     execute_bound: ExecuteBound | None = None
+    execute_synchronously: Callable[..., Coroutine[Any, Any, ExecutionResult]]
+
+    def launch(
+        self,
+        request: Request,
+        *,
+        measure: bool = False,
+        deadline_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
+        priority: Priority | None = None,
+    ) -> Launch:
+        """See ``PreparedModel``: ``execute_synchronously`` in a task of its own, which ``cancel`` does not end."""
+        of_its_own = {"priority": priority} if priority is not None and self.takes_priority else {}
+        call = self.execute_synchronously(
+            request,
+            measure=measure,
+            deadline_ns=deadline_ns,
+            loop_timeout_ns=loop_timeout_ns,
+            **of_its_own,
+        )
+        return TaskLaunch(call, "aionn-execution")
 
     def bind(self, request: Request) -> Any:
         """See ``PreparedModel``: the request itself."""

@@ -28,9 +28,32 @@ from aionn.errors import DeadObject, InvalidArgument
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
 
-__all__ = ["Home", "canceller", "finish", "finish_all", "wait_from_thread"]
+__all__ = ["Home", "begin", "canceller", "finish", "finish_all", "wait_from_thread"]
 
 _T = TypeVar("_T")
+
+
+def begin(work: Coroutine[Any, Any, object], name: str) -> bool:
+    """Begins work in a task of its own, to which no other code has a reference: an event loop alone would not keep the task.
+
+    Args:
+        work: It must not raise, and is cancelled by the end of its loop alone.
+        name: Names the task.
+
+    Returns:
+        Whether it was begun: not where no loop runs, as in a coroutine that the garbage collector closes.
+    """
+    loop = asyncio._get_running_loop()
+    if loop is None:
+        work.close()
+        return False
+    task = loop.create_task(work, name=name)
+    _begun.add(task)
+    task.add_done_callback(_begun.discard)
+    return True
+
+
+_begun: set[asyncio.Task[Any]] = set()
 
 
 async def finish(work: Coroutine[Any, Any, _T]) -> _T:

@@ -40,6 +40,7 @@ from aionn.hal import (
     Memory,
     Model,
     OutputShape,
+    PreparedModelDefaults,
     Request,
     Timing,
 )
@@ -52,7 +53,9 @@ HELD_US = 400_000
 
 
 class FaultyPreparedModel:
-    """A prepared model of the reference driver; subclasses change a method."""
+    """A prepared model of the reference driver; subclasses change a method. It launches by its own ``execute_synchronously``."""
+
+    launch = PreparedModelDefaults.launch
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner

@@ -1,8 +1,8 @@
 """Base classes for drivers that work on the event loop: write three methods, get the whole driver contract.
 
 The counterpart of ``blocking``, for devices that wait in the loop: simulated ones, and engines with asynchronous interfaces.
-Owns deadlines, timing, asynchronous and fenced execution, and a burst without queues; what it checks, saves and allocates is
-``checked``'s. All times come from the loop, so such a device works in real and in virtual time alike.
+Owns deadlines, timing and the launch of prepared models; forms of execution are in ``launching``, and ``checked`` owns what is
+checked, saved and allocated. All times come from the loop, so such a device works in real and in virtual time alike.
 
 Invariants:
 1. ``run`` holds one of the device's slots until it returns, even if its caller was cancelled.
@@ -17,7 +17,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import anyio
@@ -25,42 +25,38 @@ import anyio.to_thread
 import numpy.typing as npt
 
 from aionn.drivers.kit import caching
-from aionn.drivers.kit.arguments import Arguments, OutputArea, check_times
+from aionn.drivers.kit.arguments import Arguments, OutputArea
 from aionn.drivers.kit.caching import CacheContents
-from aionn.drivers.kit.checked import CheckedDevice, CheckedPreparedModel
-from aionn.drivers.kit.loop_gate import LoopControl, LoopGate, left_s, loop_now_ns
-from aionn.drivers.kit.prepared import DirectBurst
+from aionn.drivers.kit.checked import CheckedDevice
+from aionn.drivers.kit.fenced import FencedLaunch
+from aionn.drivers.kit.launching import LaunchingPreparedModel
+from aionn.drivers.kit.loop_gate import LoopControl, LoopGate, loop_now_ns
 from aionn.errors import (
     DeviceUnavailable,
     Error,
-    ErrorStatus,
     GeneralFailure,
     InvalidArgument,
     MissedDeadline,
-    status_of,
 )
 from aionn.hal import (
     NO_TIMING,
     CacheFiles,
     CancelCapability,
     DeviceInfo,
-    ExecutionCallback,
     ExecutionPreference,
     ExecutionResult,
-    FencedExecution,
-    FencedTiming,
+    Launch,
+    LaunchBase,
     Model,
     OutputShape,
     PreparedModel,
     Priority,
-    Request,
-    ResendingExecution,
     Timing,
 )
 from aionn.platform.loops import finish
 from aionn.scheduler.policy import PlanPolicy
 from aionn.scheduler.ready_queue import Policy
-from fences import FenceStatus, SyncFence, merge
+from fences import SyncFence
 
 __all__ = ["AsyncDevice", "AsyncPreparedModel"]
 
@@ -68,7 +64,7 @@ Array = npt.NDArray[Any]
 _T = TypeVar("_T")
 
 
-class AsyncPreparedModel(CheckedPreparedModel):
+class AsyncPreparedModel(LaunchingPreparedModel):
     """A model made ready by an asynchronous driver. Implement ``run``; override ``release`` to free what it holds.
 
     Attributes:
@@ -78,7 +74,6 @@ class AsyncPreparedModel(CheckedPreparedModel):
     """
 
     device: AsyncDevice
-    takes_priority = True
 
     def __init__(self, device: AsyncDevice, model: Model, priority: Priority) -> None:
         super().__init__(device, model, priority)
@@ -147,166 +142,30 @@ class AsyncPreparedModel(CheckedPreparedModel):
             sufficient, shapes, Timing(took_ns, took_ns) if measure and sufficient else NO_TIMING
         )
 
-    async def execute_synchronously(
+    def begin(
         self,
-        request: Request,
-        *,
-        measure: bool = False,
-        deadline_ns: int | None = None,
-        loop_timeout_ns: int | None = None,
-        priority: Priority | None = None,
-    ) -> ExecutionResult:
-        """See ``PreparedModel``. Cancellation asks the device to stop; it keeps its slot until it has."""
-        check_times(deadline_ns, loop_timeout_ns)
-        arguments = self.bind(request)
-        control = self._control(deadline_ns, loop_timeout_ns, priority)
-        return await self.device.work(control, lambda: self._run_with(arguments, control, measure))
-
-    async def execute(
-        self,
-        request: Request,
-        callback: ExecutionCallback,
-        *,
-        measure: bool = False,
-        deadline_ns: int | None = None,
-        loop_timeout_ns: int | None = None,
-        priority: Priority | None = None,
-    ) -> ErrorStatus:
-        """See ``PreparedModel``. The callback comes from the event loop, or from here when the launch fails."""
-
-        def tell(outcome: ExecutionResult | Error) -> None:
-            if isinstance(outcome, Error):
-                callback(status_of(outcome), (), NO_TIMING)
-                return
-            enough = outcome.output_sufficient_size
-            status = ErrorStatus.NONE if enough else ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
-            callback(status, outcome.output_shapes, outcome.timing)
-
-        try:
-            check_times(deadline_ns, loop_timeout_ns)
-            arguments = self.bind(request)
-        except Error as e:
-            tell(e)
-            return status_of(e)
-        control = self._control(deadline_ns, loop_timeout_ns, priority)
-        self.device.start(self._run_with(arguments, control, measure), tell)
-        return ErrorStatus.NONE
-
-    async def execute_fenced(
-        self,
-        request: Request,
-        wait_for: Sequence[SyncFence],
-        *,
-        measure: bool = False,
-        deadline_ns: int | None = None,
-        loop_timeout_ns: int | None = None,
-        duration_ns: int | None = None,
-    ) -> FencedExecution:
-        """See ``PreparedModel``."""
-        arguments = self.bind_fenced(
-            request,
-            wait_for,
-            deadline_ns=deadline_ns,
-            loop_timeout_ns=loop_timeout_ns,
-            duration_ns=duration_ns,
-            now_ns=loop_now_ns(),
-        )
-        launch = _Launch(self, arguments, measure, deadline_ns, loop_timeout_ns, duration_ns)
-        self.device.start(launch.run(wait_for), launch.finish)
-        return FencedExecution(launch.fence, launch.get_execution_info)
-
-    async def configure_execution_burst(
-        self, *, controller_polling_us: int = 0, server_polling_us: int = 0
-    ) -> DirectBurst:
-        """A burst without queues: the device is in this process. Raises ``InvalidArgument``: the prepared model is closed."""
-        self.check_usable()
-        return DirectBurst(self)
-
-    async def create_reusable_execution(
-        self, request: Request, *, measure: bool = False, loop_timeout_ns: int | None = None
-    ) -> ResendingExecution:
-        """See ``PreparedModel``."""
-        check_times(None, loop_timeout_ns)
-        self.bind(request).give_back()
-        return ResendingExecution(self, request, measure, loop_timeout_ns)
-
-
-class _Launch:
-    """One fenced execution: waits for fences, runs, finishes one fence."""
-
-    def __init__(
-        self,
-        prepared: AsyncPreparedModel,
         arguments: Arguments,
+        *,
         measure: bool,
         deadline_ns: int | None,
         loop_timeout_ns: int | None,
-        duration_ns: int | None,
-    ) -> None:
-        self._prepared = prepared
-        self._arguments = arguments
-        self._measure = measure
-        self._limit_ns = deadline_ns
-        self._loop_timeout_ns = loop_timeout_ns
-        self._duration_ns = duration_ns
-        self._launched_ns = loop_now_ns()
-        self._outcome = (ErrorStatus.GENERAL_FAILURE, FencedTiming())
-        self.fence = SyncFence("fenced execution")
-
-    async def run(self, wait_for: Sequence[SyncFence]) -> FencedTiming:
-        device, what = self._prepared.device, "its deadline passed"
-        if wait_for:
-            await self._before_limit(_wait_for(wait_for), what)
-        ready_ns = loop_now_ns()
-        if self._duration_ns is not None:
-            allowance_ns = ready_ns + self._duration_ns
-            if self._limit_ns is None or allowance_ns < self._limit_ns:
-                self._limit_ns, what = allowance_ns, "its allowance after its fences passed"
-        control = self._prepared._control(self._limit_ns, self._loop_timeout_ns)
-        work = device.work(control, lambda: self._prepared._run_with(self._arguments, control, self._measure))
-        result = await self._before_limit(work, what)
-        if not result.output_sufficient_size:
-            raise GeneralFailure("fenced execution: an output does not fit its buffer")
-        return self._timing(result, ready_ns)
-
-    def finish(self, outcome: FencedTiming | Error) -> None:
-        """Called once, with what ``run`` returned or raised."""
-        # The information is set first: code that sees the finished fence may query it.
-        if isinstance(outcome, Error):
-            self._outcome = (status_of(outcome), FencedTiming())
-            self._arguments.fail()  # Also if it is cancelled, and runs to its end without this task.
-            self.fence.try_fail(outcome)
-        else:
-            self._outcome = (ErrorStatus.NONE, outcome)
-            self.fence.try_signal()
-
-    async def _before_limit(self, awaitable: Awaitable[_T], what: str) -> _T:
-        with anyio.move_on_after(left_s(self._limit_ns)):
-            return await awaitable
-        raise MissedDeadline(f"fenced execution: {what}", transient=True)
-
-    def _timing(self, result: ExecutionResult, ready_ns: int) -> FencedTiming:
-        if not self._measure:
-            return FencedTiming()
-        end_ns, on_device_ns = loop_now_ns(), result.timing.time_on_device_ns
-        return FencedTiming(
-            launched=Timing(on_device_ns, end_ns - self._launched_ns),
-            fenced=Timing(on_device_ns, end_ns - ready_ns),
-        )
-
-    async def get_execution_info(self) -> tuple[ErrorStatus, FencedTiming]:
-        """Status and timings; GENERAL_FAILURE before completion."""
-        if self.fence.status == FenceStatus.PENDING:
-            return ErrorStatus.GENERAL_FAILURE, FencedTiming()
-        return self._outcome
+        priority: Priority | None,
+    ) -> Launch:
+        """See the base class."""
+        control = self._control(deadline_ns, loop_timeout_ns, priority)
+        launch = _TaskLaunch(control)
+        self.device.start(self._run_with(arguments, control, measure), launch.finish)
+        return launch
 
 
-async def _wait_for(fences: Sequence[SyncFence]) -> None:
-    try:
-        await merge([*fences])
-    except Exception as e:
-        failure = GeneralFailure(f"fenced execution: a fence that it waits for has failed: {e}")
-        raise failure from e
+class _TaskLaunch(LaunchBase):
+    """An execution in a task of the device."""
+
+    def __init__(self, control: LoopControl) -> None:
+        self._control = control
+
+    def _ask_to_stop(self) -> None:
+        self._control.cancel()
 
 
 class AsyncDevice(CheckedDevice):
@@ -334,6 +193,8 @@ class AsyncDevice(CheckedDevice):
             can_preempt=info.cancel != CancelCapability.NONE,
         )
         self._tasks: dict[asyncio.Task[Any], None] = {}  # In the order of their starts.
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.now = loop_now_ns
 
     @abc.abstractmethod
     async def prepare(
@@ -349,6 +210,25 @@ class AsyncDevice(CheckedDevice):
         """
         if self._closed:
             raise DeviceUnavailable(f"{self.info.name}: the device is closed")
+
+    def begin_fenced(self, fenced: FencedLaunch, wait_for: Sequence[SyncFence]) -> None:
+        """See the base class."""
+        self._loop = asyncio.get_running_loop()
+        super().begin_fenced(fenced, wait_for)
+
+    def call_at(self, time_ns: int, function: Callable[[], None]) -> Callable[[], None]:
+        """See ``Timers``."""
+        timer = asyncio.get_running_loop().call_later(max(0, time_ns - self.now()) / 1e9, function)
+        return timer.cancel
+
+    def call(self, function: Callable[[], None]) -> None:
+        """See ``Timers``: in the event loop in which fenced executions were asked for."""
+        loop = self._loop
+        assert loop is not None, "set by the first fenced execution"
+        if asyncio._get_running_loop() is loop:
+            function()
+        elif not loop.is_closed():
+            loop.call_soon_threadsafe(function)
 
     def start(self, call: Coroutine[Any, Any, _T], finish: Callable[[_T | Error], None]) -> None:
         """Runs a coroutine that outlives its caller, until the device is closed.
@@ -378,31 +258,6 @@ class AsyncDevice(CheckedDevice):
         failure = GeneralFailure(f"{self.info.name}: {type(error).__name__}: {error}")
         failure.__cause__ = error
         return failure
-
-    async def work(self, control: LoopControl, call: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """Runs ``call()`` to its end whether or not the caller waits for it; returns what it returns.
-
-        Raises:
-            Error: As ``call``; any other exception is the driver's bug and a GENERAL_FAILURE.
-            DeviceUnavailable: The device was closed during the call.
-        """
-        outcome: list[_T | Error] = []
-        done = SyncFence("execution")
-
-        def finish(result: _T | Error) -> None:
-            outcome.append(result)
-            done.signal()
-
-        self.start(call(), finish)
-        try:
-            await done
-        except BaseException:
-            control.cancel()
-            raise
-        (result,) = outcome
-        if isinstance(result, Error):
-            raise result
-        return result
 
     async def supported_operations(self, model: Model) -> tuple[bool, ...]:
         """See ``Device``."""
@@ -471,6 +326,7 @@ class AsyncDevice(CheckedDevice):
     async def aclose(self) -> None:
         """Ends what runs and what waits (DEVICE_UNAVAILABLE). Idempotent."""
         self._closed = True
+        self.end_fenced()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

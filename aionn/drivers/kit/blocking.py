@@ -1,12 +1,14 @@
 """Base classes for drivers around blocking code: write three short methods, get the whole driver contract.
 
-Owns the device: slots and threads, support, preparation, compilation caching, device memories. Prepared models are in ``prepared``;
-the subclass computes.
+Owns the device (slots and threads, support, preparation, compilation caching) and the launch of its prepared models. Forms of
+execution are in ``launching``; the subclass computes.
 
 Invariants:
 1. ``supports`` and ``prepare`` are called with validated models, on a thread that holds one of the device's slots; or, where the
    device prepares beside executions, on a thread of its own, one call at a time.
-2. Nothing that is wrong with cache arguments fails a preparation.
+2. ``run`` is called with checked arguments, on a thread that holds one of the device's slots, never on an event loop's.
+3. An execution whose deadline has passed before its turn is never started (MISSED_DEADLINE_PERSISTENT).
+4. Nothing that is wrong with cache arguments fails a preparation.
 
 Source: obligations in ``aionn.hal.device``; the NN HAL's sample driver for the order of the checks.
 """
@@ -17,35 +19,56 @@ import abc
 import contextvars
 import logging
 import threading
-from collections.abc import Callable
-from typing import ClassVar, TypeVar
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar, TypeVar
 
 import anyio
+import numpy.typing as npt
 
 from aionn.drivers.kit import caching
+from aionn.drivers.kit.alarm import Alarm
+from aionn.drivers.kit.arguments import Arguments, OutputArea
 from aionn.drivers.kit.caching import CacheContents, HeldFiles
 from aionn.drivers.kit.checked import CheckedDevice
-from aionn.drivers.kit.fenced import Alarm
 from aionn.drivers.kit.gate import SlotGate, run_on_gate
-from aionn.drivers.kit.prepared import BlockingPreparedModel, DirectBurst
-from aionn.errors import GeneralFailure, InvalidArgument, MissedDeadline, ResourceExhausted
+from aionn.drivers.kit.launching import LaunchingPreparedModel
+from aionn.errors import (
+    Error,
+    ExecutionCancelled,
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadline,
+    ResourceExhausted,
+)
 from aionn.hal import (
+    NO_TIMING,
     CacheFiles,
     DeviceInfo,
     ExecutionPreference,
+    ExecutionResult,
+    Launch,
+    LaunchBase,
     Model,
+    OutputShape,
     PreparedModel,
     Priority,
+    Timing,
 )
+from aionn.hal.callers import client_of_call
 from aionn.hal.pieces import pace_of_call, pausing
+from aionn.interpreter import RunControl
 from aionn.observability.tracing import section
 from aionn.platform.loops import finish
-from aionn.platform.real_work import real_work
+from aionn.platform.real_work import begin_real_work, real_work
 from aionn.platform.threads import start_thread
 from fences import SyncFence
 from fences import now_ns as fences_now_ns
 
-__all__ = ["BlockingDevice", "BlockingPreparedModel", "DirectBurst"]
+__all__ = ["BlockingDevice", "BlockingPreparedModel"]
+
+Array = npt.NDArray[Any]
 
 END_PAUSE_S = 0.005
 """Interval between checks of the device's threads if no thread can be started that would wait for their end: a few wake-ups, on a
@@ -54,6 +77,220 @@ machine that has no room for a thread.
 
 _logger = logging.getLogger("aionn.driver")
 _T = TypeVar("_T")
+
+
+class BlockingPreparedModel(LaunchingPreparedModel):
+    """A model made ready by a blocking driver. Implement ``run``; override ``release`` to free what it holds.
+
+    Attributes:
+        device: The device that prepared it.
+        model: The model, validated.
+        priority: Relative to other prepared models of the device.
+        identity: A number that no other prepared model of this process ever has.
+        extension_types: The operand types of the device's extensions, by the model's codes.
+    """
+
+    device: BlockingDevice
+
+    def __init__(self, device: BlockingDevice, model: Model, priority: Priority) -> None:
+        super().__init__(device, model, priority)
+        weakref.finalize(self, device.gate.forget, self.identity).atexit = False
+        self._abandoned = False
+
+    @abc.abstractmethod
+    def run(
+        self, inputs: Sequence[Array | None], outputs: Sequence[OutputArea], control: RunControl
+    ) -> Sequence[OutputShape]:
+        """Computes the outputs.
+
+        Args:
+            inputs: One array per input, a view of shared memory that the client can still change: read each value once, and
+                believe nothing that was checked before. Rank 0 for scalars, None for an input that is left out.
+            outputs: Where the results go. On failure nothing may be assumed about their content.
+            control: Deadline, loop time-out and cancellation; call ``control.check()`` as often as the device can stop.
+
+        Returns:
+            One shape per output. An output that does not fit is reported as insufficient, not raised.
+        """
+
+    def run_bound(
+        self,
+        arguments: Arguments,
+        *,
+        measure: bool,
+        deadline_ns: int | None,
+        loop_timeout_ns: int | None,
+        is_cancelled: Callable[[], bool] | None = None,
+    ) -> ExecutionResult:
+        """Runs on the calling thread, which must hold a slot. Raises as ``PreparedModel.execute_synchronously`` does.
+
+        Device memories among the outputs are initialised afterwards, or uninitialised when this raises.
+        """
+        try:
+            with section("LD_PE", self.device.info.name):
+                result = self._run_checked(arguments, measure, deadline_ns, loop_timeout_ns, is_cancelled)
+            arguments.settle(result.output_shapes, is_sufficient=result.output_sufficient_size)
+        except BaseException:
+            arguments.fail()
+            raise
+        return result
+
+    def _run_checked(
+        self,
+        arguments: Arguments,
+        measure: bool,
+        deadline_ns: int | None,
+        loop_timeout_ns: int | None,
+        is_cancelled: Callable[[], bool] | None,
+    ) -> ExecutionResult:
+        now = self.device.now
+        started_ns = now()
+        if deadline_ns is not None and started_ns >= deadline_ns:
+            raise MissedDeadline("execution: the deadline had passed before the start", transient=False)
+
+        control = self.device.gate.control(
+            deadline_ns=deadline_ns,
+            loop_timeout_ns=loop_timeout_ns,
+            is_cancelled=self._is_abandoned if is_cancelled is None else self._or_abandoned(is_cancelled),
+        )
+        control.check()  # An execution that was cancelled while it waited for a slot never starts.
+        self.begin_run()
+        try:
+            shapes = tuple(self.run(arguments.inputs(), arguments.outputs, control))
+        except Error:
+            raise
+        except Exception as e:
+            raise GeneralFailure(f"{self.device.info.name}: {type(e).__name__}: {e}") from e
+        finally:
+            self.end_run()
+        took_ns = now() - started_ns
+        on_device_ns = took_ns - control.away_ns
+        sufficient = False not in [shape.is_sufficient for shape in shapes]
+        return ExecutionResult(
+            sufficient, shapes, Timing(on_device_ns, took_ns) if measure and sufficient else NO_TIMING
+        )
+
+    def _is_abandoned(self) -> bool:
+        return self._abandoned
+
+    def _or_abandoned(self, is_cancelled: Callable[[], bool]) -> Callable[[], bool]:
+        return lambda: self._abandoned or is_cancelled()
+
+    def _slot(self, deadline_ns: int | None) -> AbstractContextManager[None]:
+        return self.device.gate.slot(self.priority, deadline_ns, owner=self.owner, model=self.identity)
+
+    def execute_bound(
+        self,
+        arguments: Arguments,
+        measure: bool = False,
+        deadline_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
+        answer: Callable[[ExecutionResult], None] | None = None,
+    ) -> ExecutionResult:
+        """Executes on the calling thread when its turn comes; blocks. Raises as ``PreparedModel.execute_synchronously`` does.
+
+        Args:
+            arguments: What ``bind`` returned; for any number of executions, unless device memories are among its pools.
+            measure: Whether timings are wanted.
+            deadline_ns: Absolute; None means no deadline.
+            loop_timeout_ns: For every WHILE; None means the default.
+            answer: Called with the result before the slot is released, so that a client in another process continues sooner;
+                None if the caller needs no earlier answer.
+        """
+        self.check_usable()
+        with self._slot(deadline_ns):
+            result = self.run_bound(
+                arguments, measure=measure, deadline_ns=deadline_ns, loop_timeout_ns=loop_timeout_ns
+            )
+            if answer is not None:
+                answer(result)
+        return result
+
+    def begin(
+        self,
+        arguments: Arguments,
+        *,
+        measure: bool,
+        deadline_ns: int | None,
+        loop_timeout_ns: int | None,
+        priority: Priority | None,
+    ) -> Launch:
+        """See the base class. From any thread."""
+        launch = _GateLaunch(self, arguments, measure, deadline_ns, loop_timeout_ns)
+        launch.begin(self.priority if priority is None else priority)
+        return launch
+
+    def abandon(self) -> None:
+        """The results are not wanted any more: waiting executions never start, running ones end where the device can stop."""
+        self._abandoned = True
+
+
+class _GateLaunch(LaunchBase):
+    """An execution on a thread of the device's gate."""
+
+    def __init__(
+        self,
+        prepared: BlockingPreparedModel,
+        arguments: Arguments,
+        measure: bool,
+        deadline_ns: int | None,
+        loop_timeout_ns: int | None,
+    ) -> None:
+        self._prepared = prepared
+        # Dropped when it has run: the launch may be kept for longer than memories may be.
+        self._arguments: Arguments | None = arguments
+        self._measure = measure
+        self._deadline_ns = deadline_ns
+        self._loop_timeout_ns = loop_timeout_ns
+        self._fence = SyncFence("execution")
+        self._end = begin_real_work(f"work on {prepared.device.gate}")
+
+    def begin(self, priority: Priority) -> None:
+        """Enters the device's queue. Without an owner it is work of the client whose call this is.
+
+        Raises:
+            Error: There is no execution; see ``SlotGate.submit``.
+        """
+        prepared = self._prepared
+        owner = client_of_call.get() if prepared.owner is None else prepared.owner
+        try:
+            prepared.device.gate.submit(
+                priority, self._deadline_ns, self._run, owner=owner, model=prepared.identity
+            )
+        except BaseException:
+            assert self._arguments is not None
+            self._arguments.give_back()
+            self._end()
+            raise
+
+    def _run(self) -> None:
+        arguments, self._arguments = self._arguments, None
+        assert arguments is not None, "run once"
+        outcome: ExecutionResult | Error
+        if self.is_cancelled:
+            arguments.give_back()  # Others wait for the slot.
+            outcome = ExecutionCancelled("execution: it was cancelled before its turn")
+        else:
+            try:
+                outcome = self._prepared.run_bound(
+                    arguments,
+                    measure=self._measure,
+                    deadline_ns=self._deadline_ns,
+                    loop_timeout_ns=self._loop_timeout_ns,
+                    is_cancelled=lambda: self.is_cancelled,
+                )
+            except Exception as e:
+                outcome = e if isinstance(e, Error) else self._failure(e)
+        del arguments
+        self.finish(outcome)
+        # Not before the event loop has been woken.
+        self._end()
+        del outcome  # It refers to this frame.
+
+    def _failure(self, error: Exception) -> GeneralFailure:
+        failure = GeneralFailure(f"{self._prepared.device.gate}: {type(error).__name__}: {error}")
+        failure.__cause__ = error
+        return failure
 
 
 class BlockingDevice(CheckedDevice):
@@ -95,6 +332,15 @@ class BlockingDevice(CheckedDevice):
         )
         self.alarm = Alarm(now, name=f"aionn-{info.name}-alarm")
         self.now = now
+
+    def call_at(self, time_ns: int, function: Callable[[], None]) -> Callable[[], None]:
+        """See ``Timers``. Nothing prevents the call: the function must notice that it comes too late."""
+        self.alarm.call_at(time_ns, function)
+        return _nothing
+
+    def call(self, function: Callable[[], None]) -> None:
+        """See ``Timers``: a blocking device launches in any thread."""
+        function()
 
     @abc.abstractmethod
     def prepare(
@@ -196,6 +442,7 @@ class BlockingDevice(CheckedDevice):
         if self._closed:
             return
         self._closed = True
+        self.end_fenced()
         await finish(self._close())
 
     async def _close(self) -> None:
@@ -225,3 +472,7 @@ class BlockingDevice(CheckedDevice):
             gate.begin_close()
         while not (self.preparing.has_ended and self.gate.has_ended):
             await anyio.sleep(END_PAUSE_S)
+
+
+def _nothing() -> None:
+    pass

@@ -1,8 +1,7 @@
 """The common part of all drivers of this package around their own code, whether that blocks or awaits.
 
-Owns the checks of models, requests, roles and cache files, what is saved of a compilation, and the table of device memories. Where
-work runs, and when, is the base classes' for blocking drivers (``blocking``, ``prepared``) and for those on the event loop
-(``asynchronous``).
+Owns the checks of models, requests, roles and cache files, what is saved of a compilation, and the table of device memories. The
+base classes for blocking drivers (``blocking``) and for those on the event loop (``asynchronous``) own where work runs, and when.
 
 Invariants:
 1. A driver's own code sees validated models alone, and of extensions only what it has declared.
@@ -18,13 +17,15 @@ import abc
 import itertools
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 from aionn.drivers.kit import caching
 from aionn.drivers.kit.arguments import Arguments, bind, check_times
 from aionn.drivers.kit.caching import CacheContents, HeldFiles
 from aionn.drivers.kit.extensions import check_extension_constants, extension_types, uses_known_extensions
+from aionn.drivers.kit.fenced import FencedLaunch
 from aionn.drivers.kit.memories import MemoryTable, Role
 from aionn.errors import GeneralFailure, InvalidArgument, MissedDeadline, ResourceExhausted
 from aionn.hal import (
@@ -187,12 +188,16 @@ class CheckedDevice(abc.ABC):
     Attributes:
         info: See above.
         memories: The device memories; None for a device without.
+        now: The clock of its deadlines.
     """
+
+    now: Callable[[], int]
 
     def __init__(self, info: DeviceInfo, *, memory_bytes_max: int | None = None) -> None:
         self.info = info
         self.memories = None if memory_bytes_max is None else MemoryTable(memory_bytes_max)
         self._closed = False
+        self._fenced: weakref.WeakSet[FencedLaunch] = weakref.WeakSet()
 
     @abc.abstractmethod
     def supports(self, model: Model) -> Sequence[bool]:
@@ -205,6 +210,26 @@ class CheckedDevice(abc.ABC):
     async def status(self) -> DeviceStatus:
         """AVAILABLE; a driver whose hardware can go away overrides this."""
         return DeviceStatus.AVAILABLE
+
+    # Fenced executions
+
+    @abc.abstractmethod
+    def call_at(self, time_ns: int, function: Callable[[], None]) -> Callable[[], None]:
+        """See ``Timers``."""
+
+    @abc.abstractmethod
+    def call(self, function: Callable[[], None]) -> None:
+        """See ``Timers``."""
+
+    def begin_fenced(self, fenced: FencedLaunch, wait_for: Sequence[SyncFence]) -> None:
+        """Begins a fenced execution, which the end of the device ends."""
+        self._fenced.add(fenced)
+        fenced.begin(wait_for)
+
+    def end_fenced(self) -> None:
+        """Ends the fenced executions: the device is closed."""
+        for fenced in list(self._fenced):
+            fenced.close()
 
     # Models
 

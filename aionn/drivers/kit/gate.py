@@ -363,12 +363,11 @@ async def run_on_gate(
     *,
     owner: Hashable = None,
     model: Hashable = None,
-    abandoned: Callable[[SyncFence], None] | None = None,
 ) -> _T:
     """Runs ``call`` on a thread of the gate and returns what it returns.
 
-    Cancelled before its start, ``call`` is not run; cancelled later, its argument turns True. In both cases ``abandoned`` gets the
-    fence that is signalled at its end. Without an ``owner`` it is a job of the client whose call this is.
+    Cancelled before its start, ``call`` is not run; cancelled later, its argument turns True. Without an ``owner`` it is a job of
+    the client whose call this is.
     """
     if owner is None:
         owner = client_of_call.get()
@@ -394,12 +393,7 @@ async def run_on_gate(
     try:
         with real_work(f"work on {gate}"):
             gate.submit(priority, deadline_ns, job, owner=owner, model=model)
-            try:
-                await done
-            except BaseException:
-                if abandoned is not None:
-                    abandoned(done)
-                raise
+            await done
     except BaseException:
         cancelled.set()
         # An error refers to the frames that it went through, and the frame of ``job`` to ``outcome``.

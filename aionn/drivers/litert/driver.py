@@ -22,9 +22,8 @@ import msgspec
 import numpy as np
 
 from aionn.drivers.kit.arguments import Array, OutputArea
-from aionn.drivers.kit.blocking import BlockingDevice
+from aionn.drivers.kit.blocking import BlockingDevice, BlockingPreparedModel
 from aionn.drivers.kit.caching import CacheContents
-from aionn.drivers.kit.prepared import BlockingPreparedModel
 from aionn.drivers.litert.expectations import EXPECTED_FAILURES, UNSUPPORTED
 from aionn.errors import DeviceUnavailable, GeneralFailure, InvalidArgument
 from aionn.hal import (

@@ -31,7 +31,7 @@ import numpy.typing as npt
 import fences
 from aionn.drivers.kit.arguments import Arguments, OutputArea
 from aionn.drivers.kit.asynchronous import AsyncDevice, AsyncPreparedModel
-from aionn.drivers.kit.blocking import DirectBurst
+from aionn.drivers.kit.launching import DirectBurst
 from aionn.drivers.kit.loop_gate import LoopControl, left_s
 from aionn.drivers.simulated.profiles import (
     PROFILES,

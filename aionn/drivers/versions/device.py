@@ -18,8 +18,7 @@ import logging
 from collections.abc import Sequence
 
 from aionn.drivers.kit.arguments import Arguments, Array, OutputArea
-from aionn.drivers.kit.blocking import BlockingDevice
-from aionn.drivers.kit.prepared import BlockingPreparedModel
+from aionn.drivers.kit.blocking import BlockingDevice, BlockingPreparedModel
 from aionn.drivers.versions.conversion import (
     HalVersion,
     OldCapabilities,

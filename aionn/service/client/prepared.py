@@ -17,22 +17,25 @@ import anyio
 import fmq
 from aionn.burst.controller import QUEUE_BYTES, BurstController
 from aionn.burst.session import POLLING_US_MAX
-from aionn.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, ResourceExhausted
+from aionn.errors import DeadObject, Error, ErrorStatus, GeneralFailure, InvalidArgument, ResourceExhausted
 from aionn.hal import (
     BufferDefaults,
     ExecutionCallback,
     ExecutionResult,
     FencedExecution,
     FencedTiming,
+    LaunchBase,
     Memory,
     PreparedModelDefaults,
     Priority,
     Request,
     check_fences,
+    outcome_of,
 )
 from aionn.platform.loops import finish, finish_all
 from aionn.service.client.connection import Connection
-from aionn.service.wire.channel import Channel, Pending
+from aionn.service.wire.calls import Pending
+from aionn.service.wire.channel import Channel
 from aionn.service.wire.handles import QueueHandle, RequestOnWire
 from aionn.service.wire.protocol import (
     CallBody,
@@ -57,7 +60,7 @@ from aionn.service.wire.repetition import Compute, ComputeFenced, CreateExecutio
 from aionn.service.wire.sizes import FENCES_MAX
 from fences import FenceStatus, SyncFence, merge
 
-__all__ = ["RemoteBuffer", "RemoteExecution", "RemotePreparedModel"]
+__all__ = ["RemoteBuffer", "RemoteExecution", "RemoteLaunch", "RemotePreparedModel"]
 
 FREE_S_MAX = 1.0
 """Limit of the wait of freeing an object for a driver that does not answer; the end of its process frees everything."""
@@ -120,8 +123,6 @@ class RemotePreparedModel(PreparedModelDefaults):
         self._channel = connection.channel
         self._owned = _Owned(self, connection.channel, FreePreparedModel(handle))
         self._bursts: weakref.WeakSet[BurstController] = weakref.WeakSet()
-        # By the identity of the request, which an entry keeps.
-        self._left: dict[int, tuple[Request, Pending]] = {}
 
     def _check_open(self) -> None:
         if not self._owned.is_alive:
@@ -129,6 +130,20 @@ class RemotePreparedModel(PreparedModelDefaults):
 
     def _on_wire(self, request: Request) -> RequestOnWire:
         return RequestOnWire.of(request, self.connection.identifiers.on_wire)
+
+    def launch(
+        self,
+        request: Request,
+        *,
+        measure: bool = False,
+        deadline_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
+        priority: Priority | None = None,
+    ) -> RemoteLaunch:
+        """See ``PreparedModel``. It is done when the driver has answered, or its process is gone."""
+        self._check_open()
+        body = Execute(self.handle, self._on_wire(request), measure, deadline_ns, loop_timeout_ns, priority)
+        return RemoteLaunch(self._channel, self._channel.begin(body), request)
 
     async def execute_synchronously(
         self,
@@ -139,27 +154,16 @@ class RemotePreparedModel(PreparedModelDefaults):
         loop_timeout_ns: int | None = None,
         priority: Priority | None = None,
     ) -> ExecutionResult:
-        """See ``PreparedModel``. Cancellation asks the device to stop; ``settle`` returns when it has."""
-        self._check_open()
-        body = Execute(self.handle, self._on_wire(request), measure, deadline_ns, loop_timeout_ns, priority)
-
-        def leave(pending: Pending) -> None:
-            self._left[id(request)] = request, pending
-            pending.on_over = lambda: self._forget(id(request), pending)
-
-        return (await self._channel.call(body, ExecuteReply, left=leave)).result
-
-    async def settle(self, request: Request) -> None:
-        """Waits until the driver is done with a request whose caller was cancelled, or its process is gone; immediately if it
-        is.
-        """
-        left = self._left.get(id(request))
-        if left is not None:
-            await left[1].over.wait()
-
-    def _forget(self, key: int, pending: Pending) -> None:
-        if key in self._left and self._left[key][1] is pending:
-            del self._left[key]
+        """See ``PreparedModel``. Cancellation asks the device to stop."""
+        return await outcome_of(
+            self.launch(
+                request,
+                measure=measure,
+                deadline_ns=deadline_ns,
+                loop_timeout_ns=loop_timeout_ns,
+                priority=priority,
+            )
+        )
 
     async def execute(
         self,
@@ -279,6 +283,34 @@ class RemotePreparedModel(PreparedModelDefaults):
             await finish_all([burst.aclose for burst in self._bursts])
         finally:
             await self._owned.aclose()
+
+
+class RemoteLaunch(LaunchBase):
+    """An execution at a driver process.
+
+    Args:
+        channel: The connection.
+        pending: The call.
+        request: Kept until the launch is done: the memories that it names must exist for the driver process until then.
+    """
+
+    def __init__(self, channel: Channel, pending: Pending, request: Request) -> None:
+        self._channel = channel
+        self._pending = pending
+        self._request: Request | None = request
+        pending.on_over = self._answered
+        if pending.is_over:
+            self._answered(pending)  # It could not be sent.
+
+    def _answered(self, pending: Pending) -> None:
+        self._request = None
+        try:
+            self.finish(self._channel.reply(pending, ExecuteReply).result)
+        except Error as e:
+            self.finish(e.with_traceback(None))
+
+    def _ask_to_stop(self) -> None:
+        self._channel.cancel(self._pending)
 
 
 class RemoteExecution:

@@ -181,7 +181,6 @@ async def serve(
             session.handle,
             peer_name=peer_name,
             sealed_only=sealed_only,
-            settle_of=session.settling.settle_of,
             account=session.account,
             peer=peer,
         )

@@ -45,7 +45,6 @@ from aionn.hal.callers import client_of_call
 from aionn.hal.pieces import pace_of_call
 from aionn.platform.loops import finish
 from aionn.service.host.bursts import Bursts
-from aionn.service.host.settling import Settling
 from aionn.service.progress import Progress
 from aionn.service.wire.channel import Channel
 from aionn.service.wire.handles import CacheOnWire, RequestOnWire
@@ -97,7 +96,7 @@ from aionn.service.wire.repetition import (
     RecallMemories,
     RememberedMemories,
 )
-from fences import FenceError, FenceStatus, SyncFence, merge
+from fences import FenceError, FenceStatus, SyncFence, first, merge
 
 __all__ = ["Session"]
 
@@ -170,7 +169,6 @@ class Session:
         self._portal = portal
         self._tasks = tasks
         self._progress = progress
-        self.settling = Settling(progress)
         self.account = Account(quotas)
         self.greeted = anyio.Event()
         self.closed = anyio.Event()
@@ -369,16 +367,24 @@ class Session:
     async def _execute(self, body: Execute, channel: Channel) -> ExecuteReply:
         prepared = self._prepared_model(body.prepared)
         request = await self._request(body.request, channel)
-        with self._executing(), self.settling.execution(body, prepared, request):
-            return ExecuteReply(
-                await prepared.execute_synchronously(
-                    request,
-                    measure=body.measure,
-                    deadline_ns=body.deadline_ns,
-                    loop_timeout_ns=body.loop_timeout_ns,
-                    **_class_of(body, prepared),
-                )
+        with self._executing():
+            launch = prepared.launch(
+                request,
+                measure=body.measure,
+                deadline_ns=body.deadline_ns,
+                loop_timeout_ns=body.loop_timeout_ns,
+                **_class_of(body, prepared),
             )
+            try:
+                return ExecuteReply(await launch)
+            except BaseException:
+                launch.cancel()
+                if not launch.is_done:
+                    # The answer to a cancelled call means that the device is done with it. It counts as work until then.
+                    done = first([launch.done, channel.ended])
+                    with anyio.CancelScope(shield=True):
+                        await done
+                raise
 
     async def _create_execution(self, body: CreateExecution, channel: Channel) -> CreateExecutionReply:
         prepared = self._prepared_model(body.prepared)

@@ -5,18 +5,28 @@ Owns their state alone; the channel moves it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
 import anyio
 
-from aionn.errors import Error, ErrorStatus, GeneralFailure, InvalidArgument, error_for_status
+from aionn.errors import Error, ErrorStatus, GeneralFailure, InvalidArgument, error_for_status, status_of
 from aionn.service.wire.large import InMemory, in_memory
+from aionn.service.wire.outbox import Outgoing
 from aionn.service.wire.protocol import CallBody, Failed, GetMemories, Reply, ReplyBody, read_envelope
 from aionn.service.wire.repetition import RecallMemories
 
-__all__ = ["Handled", "Pending", "Refusal", "answer_to", "descriptors_max", "error_of", "too_many_under_way"]
+__all__ = [
+    "Handled",
+    "Pending",
+    "Refusal",
+    "answer_to",
+    "descriptors_max",
+    "error_of",
+    "not_wanted",
+    "too_many_under_way",
+]
 
 
 REPLY_DESCRIPTORS_MAX = 8
@@ -39,40 +49,54 @@ class Pending:
     """A call that the peer has not answered yet.
 
     Attributes:
-        over: Set when the answer is here, or the peer is gone.
+        call_id: Its number.
+        what: The name of the call, for errors.
+        outgoing: Its message; None until that was encoded.
         reply: The answer; None until then, and where the peer is gone.
+        is_over: Whether the answer is here, or the peer is gone.
         on_over: Called when it is over; keeps until then what must stay as long as the peer works on it.
         descriptors_max: Limit of the descriptors that come with the answer.
     """
 
-    __slots__ = ("descriptors_max", "on_over", "over", "reply")
+    __slots__ = ("_waiter", "call_id", "descriptors_max", "is_over", "on_over", "outgoing", "reply", "what")
 
-    def __init__(self, descriptors_max: int = REPLY_DESCRIPTORS_MAX) -> None:
-        self.descriptors_max = descriptors_max
-        self.over = anyio.Event()
+    def __init__(self, call_id: int, body: CallBody) -> None:
+        self.call_id = call_id
+        self.what = type(body).__name__
+        self.descriptors_max = descriptors_max(body)
+        self.outgoing: Outgoing | None = None
         self.reply: ReplyBody | None = None
-        self.on_over: Callable[[], None] | None = None
+        self.is_over = False
+        self.on_over: Callable[[Pending], None] | None = None
+        self._waiter: anyio.Event | None = None
 
     def finish(self, reply: ReplyBody | None) -> None:
-        """Wakes who waits for it."""
+        """Wakes the task that waits for it."""
         self.reply = reply
-        self.over.set()
+        self.is_over = True
+        if self._waiter is not None:
+            self._waiter.set()
         on_over, self.on_over = self.on_over, None
         if on_over is not None:
-            on_over()
+            on_over(self)
+
+    async def over(self) -> None:
+        """Waits until it is over."""
+        if not self.is_over:
+            if self._waiter is None:
+                self._waiter = anyio.Event()
+            await self._waiter.wait()
 
 
 class Handled:
     """A call of the peer that is worked on."""
 
-    __slots__ = ("body", "inline_bytes", "large_bytes", "scope", "settle")
+    __slots__ = ("inline_bytes", "large_bytes", "scope")
 
-    def __init__(self, body: CallBody, large_bytes: int, inline_bytes: int) -> None:
-        self.body = body
+    def __init__(self, large_bytes: int, inline_bytes: int) -> None:
         self.large_bytes = large_bytes
         self.inline_bytes = inline_bytes
         self.scope = anyio.CancelScope()
-        self.settle: Callable[[], Awaitable[None]] | None = None
 
 
 class Refusal(NamedTuple):
@@ -93,12 +117,19 @@ def answer_to(payload: bytes, failed: Failed) -> Reply | Refusal | None:
     return Refusal(Reply(number, failed)) if is_call else Reply(number, failed)
 
 
+def not_wanted() -> Failed:
+    """The answer to a call that was cancelled."""
+    return Failed(status_of(GeneralFailure()), "the caller cancelled the call")
+
+
 def too_many_under_way() -> Failed:
+    """The answer to a call, or instead of an answer, that cannot be sent."""
     status = ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
     return Failed(status, "message: too many descriptors are under way between processes")
 
 
 def error_of(failed: Failed) -> Error:
+    """The error that a failed call raises."""
     try:
         return error_for_status(failed.status, failed.message)
     except ValueError:

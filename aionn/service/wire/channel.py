@@ -50,8 +50,8 @@ from aionn.service.wire.calls import (
     Pending,
     Refusal,
     answer_to,
-    descriptors_max,
     error_of,
+    not_wanted,
     too_many_under_way,
 )
 from aionn.service.wire.handles import close_all
@@ -86,8 +86,9 @@ from aionn.service.wire.received import (
     no_descriptor_is_left,
 )
 from aionn.service.wire.sizes import INLINE_BYTES_MAX, SMALL_BYTES_MAX, shortened
+from fences import SyncFence
 
-__all__ = ["Channel", "Handler", "Pending", "SettleOf"]
+__all__ = ["Channel", "Handler"]
 
 TURN_WEIGHT = 8
 """Messages that are taken before other tasks of the loop get their turn, calls excepted: one each. Some tens of microseconds."""
@@ -109,10 +110,8 @@ _copies: anyio.lowlevel.RunVar[anyio.CapacityLimiter] = anyio.lowlevel.RunVar("a
 _R = TypeVar("_R")
 
 Handler = Callable[[CallBody, "Channel"], Awaitable[ReplyBody]]
-"""Answers a call of the peer; an ``Error`` that it raises becomes a ``Failed`` reply."""
-
-SettleOf = Callable[[CallBody], Callable[[], Awaitable[None]] | None]
-"""The wait after a call of the peer was cancelled and before it is answered; None for one that must not be cancelled."""
+"""Answers a call of the peer; an ``Error`` that it raises becomes a ``Failed`` reply. Cancelled when the peer cancels the call,
+which is answered when it has returned."""
 
 
 class Channel:
@@ -124,13 +123,13 @@ class Channel:
         peer_name: How errors name the other end.
         sealed_only: See ``protocol.decode``.
         account: See ``protocol.decode``.
-        settle_of: Asked when the peer cancels a call; None cancels all of them, and answers immediately.
         freed_by: The call that frees what a reply gives, for replies without a waiter; None without one.
         peer: The process at the other end, which may have other connections; None for one that has none.
         answered: The kinds of calls that the handler answers, None for all; of others nothing large and no descriptor is read.
 
     Attributes:
         received_count: How many messages came from the peer.
+        ended: Signalled when the connection has ended.
         was_cut_off: Whether the connection ended before calls of the peer were answered.
     """
 
@@ -141,7 +140,6 @@ class Channel:
         *,
         peer_name: str,
         sealed_only: bool = False,
-        settle_of: SettleOf | None = None,
         account: Account | None = None,
         freed_by: Callable[[ReplyBody], CallBody | None] | None = None,
         peer: Peer | None = None,
@@ -155,7 +153,6 @@ class Channel:
         self._account = account
         self._next_id = 1
         self._home = Home()
-        self._settle_of = settle_of
         self._freed_by = freed_by
         self._peer = Peer() if peer is None else peer
         self._answered = answered
@@ -170,6 +167,7 @@ class Channel:
         self._is_running = False
         self._over = anyio.Event()
         self.received_count = 0
+        self.ended = SyncFence("connection")
         self.was_cut_off = False
 
     @property
@@ -337,7 +335,7 @@ class Channel:
             await self._wait_for_room(self._load.has_room)
             self._turn_left = 0  # Its task begins in this turn.
             # Known before its task begins: the peer may have cancelled it by then.
-            self._handled[message.id] = handled = Handled(message.body, large_bytes, inline_bytes)
+            self._handled[message.id] = handled = Handled(large_bytes, inline_bytes)
             self._load.begin(large_bytes, inline_bytes)
             tasks.start_soon(self._handle, message, handled)
 
@@ -384,11 +382,11 @@ class Channel:
                     traceback.clear_frames(e.__traceback__)
                     raise
             if handled.scope.cancelled_caught:
-                reply = await self._settled(handled)
+                reply = not_wanted()
         except anyio.get_cancelled_exc_class() as e:
             self.was_cut_off = True
             traceback.clear_frames(e.__traceback__)
-            del call, handled.body
+            del call
             raise
         finally:
             if self._handled.get(number) is handled:
@@ -436,22 +434,8 @@ class Channel:
 
     def _cancel_handled(self, call_id: int) -> None:
         handled = self._handled.get(call_id)
-        if handled is None or handled.scope.cancel_called:
-            return
-        if self._settle_of is not None:
-            handled.settle = self._settle_of(handled.body)
-            if handled.settle is None:
-                return
-        handled.scope.cancel()
-
-    async def _settled(self, handled: Handled) -> ReplyBody:
-        """The answer to a call that was cancelled, when nothing of it runs any more."""
-        try:
-            if handled.settle is not None:
-                await handled.settle()
-        except Exception as e:
-            return Failed(status_of(e), shortened(words_of(e, "service")))
-        return Failed(status_of(GeneralFailure()), "the caller cancelled the call")
+        if handled is not None:
+            handled.scope.cancel()
 
     def _resolve(self, reply: Reply) -> None:
         pending = self._pending.pop(reply.id, None)
@@ -468,43 +452,82 @@ class Channel:
         if freeing is not None:
             self.post(freeing)
 
-    async def call(
-        self, body: CallBody, expected: type[_R], *, left: Callable[[Pending], None] | None = None
-    ) -> _R:
+    async def call(self, body: CallBody, expected: type[_R]) -> _R:
         """Sends a call and returns its reply.
 
-        Cancellation notifies the peer that the reply is not wanted; its effect, if any, has happened or will. ``left`` is then
-        called with the call, if the peer has it, so that the caller can wait for its end.
+        Cancellation notifies the peer that the reply is not wanted; its effect, if any, has happened or will.
 
         Raises:
             DeadObject: The peer is gone, or goes before it answers.
             InvalidArgument: Another event loop runs here than the one in which the channel was made.
             Error: The peer's answer is a failure.
         """
+        pending = self._open(body)
+        try:
+            call = Call(pending.call_id, body)
+            self._send(pending, await _in_thread(encode, call) if has_large_model(call) else encode(call))
+            await pending.over()
+        except BaseException:
+            self._pending.pop(pending.call_id, None)
+            if pending.reply is not None:
+                self._give_back(pending.reply)  # It came in the same turn of the loop.
+            elif not pending.is_over:
+                self._withdraw(pending)
+            raise
+        return self.reply(pending, expected)
+
+    def begin(self, body: CallBody) -> Pending:
+        """Sends a call and does not wait. The answer, or the end of the peer, ends the returned call.
+
+        Raises:
+            DeadObject: The peer is gone.
+            InvalidArgument: As for ``call``.
+            ResourceExhausted: It has to wait for room, and no descriptor is left to keep what goes with it.
+        """
+        pending = self._open(body)
+        try:
+            # Without a pause: what is posted from now on, that a memory is forgotten for example, leaves after it.
+            self._send(pending, encode(Call(pending.call_id, body)))
+        except BaseException:
+            self._pending.pop(pending.call_id, None)
+            raise
+        return pending
+
+    def cancel(self, pending: Pending) -> None:
+        """Notifies the peer that the reply to a call is not wanted. The call ends with its answer all the same, or immediately
+        where it had not left.
+        """
+        if not pending.is_over and self._withdraw(pending):
+            self._pending.pop(pending.call_id, None)
+            pending.finish(not_wanted())
+
+    def _open(self, body: CallBody) -> Pending:
         self._home.check(self._peer_name)
         call_id = self._next_id
         self._next_id += 1
-        pending = self._pending[call_id] = Pending(descriptors_max(body))
-        is_left = False
-        try:
-            outgoing = await self._call_outgoing(Call(call_id, body), pending)
-            if self._why_dead is not None:
-                raise DeadObject(self._why_dead)
-            self._outbox.put(outgoing)
-            try:
-                await pending.over.wait()
-            except BaseException:
-                if pending.reply is not None:
-                    self._give_back(pending.reply)  # It came in the same turn of the loop.
-                elif not self._outbox.withdraw(outgoing):
-                    self.post(CancelCall(call_id))
-                    if left is not None and not pending.over.is_set():
-                        is_left = True  # Its answer, or the end of the peer, takes it out.
-                        left(pending)
-                raise
-        finally:
-            if not is_left:
-                self._pending.pop(call_id, None)
+        pending = self._pending[call_id] = Pending(call_id, body)
+        return pending
+
+    def _send(self, pending: Pending, encoded: tuple[bytes, list[int], list[Any]]) -> None:
+        def over(why: OSError | None) -> None:
+            if why is not None:
+                self._pending.pop(pending.call_id, None)
+                pending.finish(too_many_under_way())
+
+        if self._why_dead is not None:
+            raise DeadObject(self._why_dead)
+        pending.outgoing = outgoing = _outgoing(encoded, over)
+        self._outbox.put(outgoing)
+
+    def _withdraw(self, pending: Pending) -> bool:
+        """Takes back a call that has not left; otherwise notifies the peer that the reply is not wanted."""
+        if pending.outgoing is None or self._outbox.withdraw(pending.outgoing):
+            return True
+        self.post(CancelCall(pending.call_id))
+        return False
+
+    def reply(self, pending: Pending, expected: type[_R]) -> _R:
+        """The reply to a call that is over. Raises as ``call``; an answer of the wrong type ends the connection."""
         reply = pending.reply
         if reply is None:
             raise DeadObject(self._why_dead or f"{self._peer_name} is gone")
@@ -512,23 +535,13 @@ class Channel:
             raise error_of(reply)
         if not isinstance(reply, expected):
             self._give_back(reply)
-            self.close(f"{self._peer_name} answered {type(body).__name__} with {type(reply).__name__}")
+            self.close(f"{self._peer_name} answered {pending.what} with {type(reply).__name__}")
             raise DeadObject(self._why_dead or "")
         return reply
 
     async def tell(self, body: CallBody) -> None:
         """Sends a call whose only reply can be ``Done``. Raises as ``call``."""
         await self.call(body, Done)
-
-    async def _call_outgoing(self, call: Call, pending: Pending) -> Outgoing:
-        def over(why: OSError | None) -> None:
-            if why is not None:
-                pending.finish(too_many_under_way())
-
-        if has_large_model(call):
-            return _outgoing(await _in_thread(encode, call), over)
-        # Without a pause: what is posted from now on, that a memory is forgotten for example, leaves after it.
-        return _outgoing(encode(call), over)
 
     def post(self, body: CallBody) -> None:
         """Sends a call whose reply is not wanted, immediately or in its turn; from any thread, also from a finaliser."""
@@ -544,6 +557,7 @@ class Channel:
         self.was_cut_off |= self._load.owed > 0
         self._outbox.close()
         self._room.set()
+        self.ended.signal()
         self._over.set()
         if not self._is_running:
             self._fail_calls(len(self._pending))

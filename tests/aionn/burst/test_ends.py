@@ -7,7 +7,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -17,99 +17,14 @@ import msgspec
 import pytest
 
 import fmq
-from aionn.burst.controller import BurstController
 from aionn.burst.packets import ExecutionLimits, decode_result, encode_request, serialize_request
-from aionn.burst.server import Answer, BurstServer
+from aionn.burst.server import BurstServer
 from aionn.burst.session import BurstState
 from aionn.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, ResourceExhausted
 from aionn.hal import DataLocation, ExecutionResult, Memory, OutputShape, Request, RequestArgument
 from fmq.descriptor import Grantor
+from tests.aionn.burst.both_ends import ANSWER_S_MAX, Ends, doubling
 from tests.support.cancellation import NATIVE_COUNTS, cancelled_natively
-
-ANSWER_S_MAX = 5
-
-
-class Ends:
-    """Both ends of a burst around an executor that doubles a byte."""
-
-    def __init__(
-        self,
-        result_bytes: int = 1 << 12,
-        polling_ns: int = 0,
-        *,
-        bind: Callable[[Request], Request] | None = None,
-    ) -> None:
-        self.requests = fmq.MessageQueue.create(1, 1 << 12)
-        self.results = fmq.MessageQueue.create(1, result_bytes, spin_ns=polling_ns)
-        self.asked: list[list[int]] = []
-        self.freed: list[int] = []
-        self.executed = 0
-        self.limits: list[tuple[int | None, int | None]] = []
-        self.ended: list[str] = []
-        self.execute: Callable[[Request, bool], ExecutionResult] = self._double
-        self.controller = BurstController(
-            self.requests, self.results, free_slot=self._free, end=self._end, polling_ns=polling_ns
-        )
-        self.server = BurstServer(
-            fmq.MessageQueue.attach(self.requests.descriptor, self.requests.fds),
-            fmq.MessageQueue.attach(self.results.descriptor, self.results.fds),
-            execute=self._execute,
-            get_memories=self._memories,
-            bind=bind,
-            on_end=self.ended.append,
-            name="aionn-burst-test",
-        )
-        self.server.start()
-
-    def _execute(
-        self,
-        request: Request,
-        measure: bool,
-        deadline_ns: int | None,
-        loop_timeout_ns: int | None,
-        answer: Answer,
-    ) -> ExecutionResult:
-        self.limits.append((deadline_ns, loop_timeout_ns))
-        return self.execute(request, measure)
-
-    def _double(self, request: Request, measure: bool) -> ExecutionResult:
-        self.executed += 1
-        pool = request.pools[0]
-        assert isinstance(pool, Memory)
-        pool.array[1] = pool.array[0] * 2
-        return ExecutionResult(True, (OutputShape((1,)),))
-
-    def _memories(self, slots: Sequence[int]) -> Sequence[Memory]:
-        self.asked.append(list(slots))
-        return self.controller.memories(slots)
-
-    async def _free(self, slot: int) -> None:
-        self.freed.append(slot)
-        self.server.free_slot(slot)
-
-    async def _end(self) -> None:
-        await anyio.to_thread.run_sync(self.server.stop)
-
-
-@pytest.fixture
-async def ends() -> AsyncIterator[Ends]:
-    both = Ends()
-    yield both
-    await both.controller.aclose()
-    both.server.stop()
-
-
-@pytest.fixture
-def memory() -> Memory:
-    return Memory.create(64)
-
-
-def doubling(memory: Memory) -> Request:
-    return Request(
-        (RequestArgument(False, DataLocation(0, 0, 1)),),
-        (RequestArgument(False, DataLocation(0, 1, 1)),),
-        (memory,),
-    )
 
 
 async def test_memory_is_asked_for_once_and_again_after_a_release(ends: Ends, memory: Memory) -> None:
@@ -444,29 +359,6 @@ async def test_server_that_was_never_started_may_be_stopped() -> None:
 async def test_stopped_server_tells_nobody(ends: Ends) -> None:
     await anyio.to_thread.run_sync(ends.server.stop)
     assert ends.ended == []
-
-
-async def test_settling_waits_for_what_a_cancelled_caller_left(ends: Ends, memory: Memory) -> None:
-    hold, begun = threading.Event(), threading.Event()
-
-    def wait(request: Request, measure: bool) -> ExecutionResult:
-        begun.set()
-        hold.wait(ANSWER_S_MAX)
-        return ExecutionResult()
-
-    ends.execute = wait
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(ends.controller.execute_synchronously, doubling(memory), [0])
-        await anyio.to_thread.run_sync(begun.wait, ANSWER_S_MAX)
-        tasks.cancel_scope.cancel()
-    with anyio.move_on_after(0.02) as scope:
-        await ends.controller.settle()
-    assert scope.cancelled_caught, "the device has not answered yet"
-    hold.set()
-    with anyio.fail_after(ANSWER_S_MAX):
-        await ends.controller.settle()
-    assert ends.controller.state == BurstState.IDLE
-    await ends.controller.settle()
 
 
 async def test_memories_rest_once_and_never_while_a_request_is_served(ends: Ends, memory: Memory) -> None:

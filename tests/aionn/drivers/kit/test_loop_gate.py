@@ -10,7 +10,6 @@ import anyio
 import anyio.lowlevel
 import numpy as np
 import pytest
-from aionn.testing.loop_reference import LoopReferenceDevice, LoopReferencePreparedModel
 
 from aionn.conformance.requests import request_for
 from aionn.drivers.kit.gate import SlotGate
@@ -22,6 +21,7 @@ from aionn.scheduler.policy import PlanPolicy
 from aionn.scheduler.ready_queue import Policy
 from aionn.scheduler.shared_slots import SharedSlots
 from aionn.testing import SimulatedDevice, models, run
+from tests.support.loop_reference import LoopReferenceDevice, LoopReferencePreparedModel
 
 LOW, MEDIUM, HIGH = Priority.LOW, Priority.MEDIUM, Priority.HIGH
 MS = 1_000_000

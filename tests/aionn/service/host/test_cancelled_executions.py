@@ -1,16 +1,19 @@
-"""What a cancelled caller leaves at a driver process: who waits for it, until when, and what ends that wait."""
+"""Executions at a driver process that their callers cancel: when they are done, and what ends the wait for that."""
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
 import threading
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import anyio.from_thread
 import anyio.lowlevel
 import anyio.to_thread
 import numpy as np
@@ -20,12 +23,34 @@ import aionn
 from aionn.conformance.vts.models import endless_model
 from aionn.drivers.reference import ReferenceDevice
 from aionn.errors import GeneralFailure
-from aionn.hal import Model, OperandType, OperationType, PreparedModel, PreparedModelDefaults, Request
+from aionn.hal import (
+    ExecutionPreference,
+    ExecutionResult,
+    Model,
+    OperandType,
+    OperationType,
+    PreparedModelDefaults,
+    Priority,
+    Request,
+)
 from aionn.models.builder import GraphBuilder
-from aionn.service.host.settling import Settling, at_once
+from aionn.service.host.session import Session
 from aionn.service.progress import Progress
-from aionn.service.wire.channel import Channel, Pending
-from aionn.service.wire.protocol import Done, Ping
+from aionn.service.wire.calls import Pending
+from aionn.service.wire.channel import Channel, Handler
+from aionn.service.wire.handles import PoolOnWire, RequestOnWire
+from aionn.service.wire.protocol import (
+    PROTOCOL_VERSION,
+    Done,
+    Execute,
+    Failed,
+    Hello,
+    HelloReply,
+    Ping,
+    PrepareModel,
+    PrepareModelReply,
+)
+from aionn.service.wire.quotas import Quotas
 
 ONE = np.ones(1, np.float32)
 WAIT_S_MAX = 10.0
@@ -73,37 +98,66 @@ async def abandoned(device: Gated, execute: Callable[[], Coroutine[Any, Any, obj
         tasks.cancel_scope.cancel()
 
 
-async def test_settling_ends_when_the_driver_has_answered(serving: Any, small: Any) -> None:
+async def test_launch_is_done_when_the_driver_has_answered(serving: Any, small: Any) -> None:
     device = Gated()
     client = (await serving(device)).client("slow")
     prepared = await client.prepare_model(small.sum_model())
     work, other = small.Sum(), small.Sum()
-    await abandoned(device, lambda: prepared.execute_synchronously(work.request))
-    await prepared.settle(other.request)  # Nothing of that one is there.
+    launch = prepared.launch(work.request)
+    await device.has_begun()
+    launch.cancel()
+    launch.cancel()
     with anyio.move_on_after(0.05) as scope:
-        await prepared.settle(work.request)
-    assert scope.cancelled_caught, "the device still works on its memory"
+        await launch.done
+    assert scope.cancelled_caught and not launch.is_done, "the device still works on its memory"
     assert prepared._channel.pending_count == 1
+    waiting = prepared.launch(other.request)
+    waiting.cancel()
+    await client.status()  # The driver's end has read the cancellation.
     device.may_run.set()
     with anyio.fail_after(WAIT_S_MAX):
-        await prepared.settle(work.request)
-    assert prepared._channel.pending_count == 0 and not prepared._left
+        await launch.done
+        await waiting.done
+    assert prepared._channel.pending_count == 0
+    for each in (launch, waiting):
+        assert each.is_cancelled
+        with pytest.raises(GeneralFailure, match="the caller cancelled the call"):
+            each.outcome()
+    assert not device.runs.acquire(blocking=False), "what waited for the slot never ran"
     await prepared.execute_synchronously(work.request)
     assert work.is_right
     await client.aclose()
 
 
-async def test_what_nobody_settles_goes_with_its_answer(serving: Any, small: Any) -> None:
+async def test_launch_without_a_waiter_goes_with_its_answer(serving: Any, small: Any) -> None:
     device = Gated()
     client = (await serving(device)).client("slow")
     prepared = await client.prepare_model(small.sum_model())
     work = small.Sum()
     await abandoned(device, lambda: prepared.execute_synchronously(work.request))
-    assert len(prepared._left) == 1
+    assert prepared._channel.pending_count == 1
     device.may_run.set()
     with anyio.fail_after(WAIT_S_MAX):
-        while prepared._left:
+        while prepared._channel.pending_count:
             await anyio.sleep(0.001)
+    await client.aclose()
+
+
+async def test_memory_of_a_launch_is_kept_until_it_is_done(serving: Any, small: Any) -> None:
+    device = Gated()
+    client = (await serving(device)).client("slow")
+    prepared = await client.prepare_model(small.sum_model())
+    work = small.Sum()
+    memory = weakref.ref(work.memory)
+    launch = prepared.launch(work.request)
+    await device.has_begun()
+    del work
+    gc.collect()
+    assert memory() is not None
+    device.may_run.set()
+    with anyio.fail_after(WAIT_S_MAX):
+        await launch
+    assert memory() is None
     await client.aclose()
 
 
@@ -192,21 +246,31 @@ async def test_runtime_can_be_closed_meanwhile(monkeypatch: pytest.MonkeyPatch) 
 # The driver's side
 
 
-class Unsettled(PreparedModelDefaults):
-    """A prepared model that cannot say when it is done with what was cancelled."""
+class HandWrittenModel(PreparedModelDefaults):
+    """A prepared model without launches of its own, which no cancellation stops.
 
-
-class Settled(PreparedModelDefaults):
-    """One that can."""
+    Attributes:
+        begun: Set when it executes.
+        may_end: Lets it end.
+        ends: How its executions ended.
+    """
 
     def __init__(self) -> None:
-        self.settled: list[Request] = []
-        self.at_work: list[bool] = []
-        self.progress = CountedProgress()
+        self.begun, self.may_end = anyio.Event(), anyio.Event()
+        self.ends: list[str] = []
 
-    async def settle(self, request: Request) -> None:
-        self.settled.append(request)
-        self.at_work.append(self.progress.count > 0)
+    async def execute_synchronously(self, request: Request, **options: Any) -> ExecutionResult:
+        self.begun.set()
+        try:
+            await self.may_end.wait()
+        except BaseException:
+            self.ends.append("cancelled")
+            raise
+        self.ends.append("answered")
+        return ExecutionResult()
+
+    async def aclose(self) -> None:
+        self.may_end.set()
 
 
 class CountedProgress(Progress):
@@ -224,23 +288,54 @@ class CountedProgress(Progress):
         self.count -= 1
 
 
-async def test_settling_counts_as_work_of_the_device() -> None:
-    prepared: Any = Settled()
-    settling, body, request = Settling(prepared.progress), object(), Request((), (), ())
-    assert settling.settle_of(body) is at_once
-    with settling.execution(body, prepared, request):
-        settle = settling.settle_of(body)
-        assert settling.settle_of(object()) is at_once
-    assert settle is not None and settling.settle_of(body) is at_once
-    await settle()
-    assert prepared.settled == [request] and prepared.at_work == [True] and prepared.progress.count == 0
+@asynccontextmanager
+async def executing(small: Any) -> AsyncIterator[tuple[HandWrittenModel, CountedProgress, Channel, Pending]]:
+    """An execution of a hand-written driver, with its session and the client's end of the connection."""
+    prepared, progress = HandWrittenModel(), CountedProgress()
+    device: Any = ReferenceDevice()
+
+    async def prepare_model(model: Model, **options: Any) -> Any:
+        return prepared
+
+    device.prepare_model = prepare_model
+    async with anyio.from_thread.BlockingPortal() as portal, anyio.create_task_group() as tasks:
+        session = Session(device, portal, tasks, quotas=Quotas(), progress=progress)
+        async with channels(session.handle) as channel:
+            await channel.call(Hello(PROTOCOL_VERSION), HelloReply)
+            asked = PrepareModel(
+                small.sum_model(), ExecutionPreference.FAST_SINGLE_ANSWER, Priority.MEDIUM, None, None
+            )
+            handle = (await channel.call(asked, PrepareModelReply)).prepared
+            on_wire = RequestOnWire.of(small.Sum().request, PoolOnWire)
+            pending = channel.begin(Execute(handle, on_wire, False, None, None, None))
+            await prepared.begun.wait()
+            yield prepared, progress, channel, pending
+        await session.aclose()
+    await device.aclose()
 
 
-def test_driver_that_cannot_settle_is_not_cancelled() -> None:
-    settling, body = Settling(Progress(None)), object()
-    prepared: PreparedModel = Unsettled()  # type: ignore[assignment]
-    with settling.execution(body, prepared, Request((), (), ())):
-        assert settling.settle_of(body) is None
+async def test_driver_without_launches_is_not_cancelled_and_answers_when_it_is_done(small: Any) -> None:
+    async with executing(small) as (prepared, progress, channel, pending):
+        channel.cancel(pending)
+        with anyio.move_on_after(0.05) as scope:
+            await pending.over()
+        assert scope.cancelled_caught and prepared.ends == []
+        assert progress.count == 1, "it counts as work of the device"
+        prepared.may_end.set()
+        with anyio.fail_after(WAIT_S_MAX):
+            await pending.over()
+        assert prepared.ends == ["answered"] and progress.count == 0
+
+
+async def test_end_of_the_connection_does_not_wait_for_a_cancelled_execution(small: Any) -> None:
+    with anyio.fail_after(WAIT_S_MAX):
+        async with executing(small) as (prepared, progress, channel, pending):
+            channel.cancel(pending)
+            await channel.tell(Ping())  # The driver's end has read the cancellation.
+            channel.close("the client leaves")
+            await pending.over()
+            assert prepared.ends == []
+    assert progress.count == 0
 
 
 # The channel between them
@@ -252,12 +347,12 @@ class Peer:
     Attributes:
         begun: Set when it works on a call.
         may_answer: Lets it.
-        may_settle: Lets what was cancelled be answered.
+        may_leave: Lets it answer what was cancelled.
         ends: How its calls ended.
     """
 
     def __init__(self) -> None:
-        self.begun, self.may_answer, self.may_settle = anyio.Event(), anyio.Event(), anyio.Event()
+        self.begun, self.may_answer, self.may_leave = anyio.Event(), anyio.Event(), anyio.Event()
         self.ends: list[str] = []
 
     async def handle(self, body: Any, channel: Channel) -> Any:
@@ -266,20 +361,22 @@ class Peer:
             await self.may_answer.wait()
         except BaseException:
             self.ends.append("cancelled")
+            with anyio.CancelScope(shield=True):
+                await self.may_leave.wait()
             raise
         self.ends.append("answered")
         return Done()
 
 
 @asynccontextmanager
-async def channels(peer: Peer, settle_of: Any) -> AsyncIterator[Channel]:
+async def channels(handle: Handler) -> AsyncIterator[Channel]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
     async def refuse(body: Any, channel: Channel) -> Any:
         raise GeneralFailure("no")
 
     one = Channel(ours, refuse, peer_name="one")
-    two = Channel(theirs, peer.handle, peer_name="two", settle_of=settle_of)
+    two = Channel(theirs, handle, peer_name="two")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(one.run)
         tasks.start_soon(two.run)
@@ -291,42 +388,33 @@ async def channels(peer: Peer, settle_of: Any) -> AsyncIterator[Channel]:
 
 async def left_call(channel: Channel, until: Callable[[], Awaitable[object]]) -> Pending:
     """A call that is cancelled after ``until``."""
-    left: list[Pending] = []
-    async with anyio.create_task_group() as tasks:
-
-        async def call() -> None:
-            await channel.call(Ping(), Done, left=left.append)
-
-        tasks.start_soon(call)
-        await until()
-        tasks.cancel_scope.cancel()
-    (pending,) = left
+    pending = channel.begin(Ping())
+    await until()
+    channel.cancel(pending)
     return pending
 
 
-@pytest.mark.parametrize("settles", [True, False])
-async def test_cancelled_call_is_answered_when_it_is_over(settles: bool) -> None:
+async def test_cancelled_call_is_answered_when_its_handler_has_returned() -> None:
     peer = Peer()
-    async with channels(peer, lambda body: peer.may_settle.wait if settles else None) as channel:
+    async with channels(peer.handle) as channel:
         pending = await left_call(channel, peer.begun.wait)
         with anyio.move_on_after(0.05) as scope:
-            await pending.over.wait()
-        assert scope.cancelled_caught and channel.pending_count == 1
-        assert peer.ends == (["cancelled"] if settles else [])
-        (peer.may_settle if settles else peer.may_answer).set()
+            await pending.over()
+        assert scope.cancelled_caught and channel.pending_count == 1 and peer.ends == ["cancelled"]
+        peer.may_leave.set()
         with anyio.fail_after(WAIT_S_MAX):
-            await pending.over.wait()
-        assert channel.pending_count == 0
-        assert peer.ends == (["cancelled"] if settles else ["answered"])
+            await pending.over()
+        assert channel.pending_count == 0 and isinstance(pending.reply, Failed)
 
 
 async def test_call_that_is_cancelled_before_it_begins_is_answered() -> None:
     peer = Peer()
-    async with channels(peer, None) as channel:
+    peer.may_leave.set()
+    async with channels(peer.handle) as channel:
         # Sent in the first turn, cancelled in the next: both may come in the same turn of the peer.
         pending = await left_call(channel, lambda: _turns_until(lambda: channel.pending_count == 1))
         with anyio.fail_after(WAIT_S_MAX):
-            await pending.over.wait()
+            await pending.over()
         assert "answered" not in peer.ends
 
 
@@ -334,15 +422,3 @@ async def _turns_until(holds: Callable[[], bool]) -> None:
     while not holds():
         await anyio.lowlevel.checkpoint()
     await anyio.lowlevel.checkpoint()
-
-
-async def test_settle_that_raises_is_an_answer_too() -> None:
-    async def broken() -> None:
-        raise RuntimeError("the driver's fault")
-
-    peer = Peer()
-    async with channels(peer, lambda body: broken) as channel:
-        pending = await left_call(channel, peer.begun.wait)
-        with anyio.fail_after(WAIT_S_MAX):
-            await pending.over.wait()
-        assert "the driver's fault" in str(pending.reply) and channel.is_alive

@@ -1,0 +1,272 @@
+"""The forms of execution of a prepared model, from one: the driver launches.
+
+Owns the synchronous, asynchronous, fenced and reusable execution and the burst of drivers that are made from this package.
+
+Invariants:
+1. Callbacks and fences are finished exactly once, in the thread in which the launch ends.
+2. A request that is rejected is rejected by every form with the same status, before anything is launched.
+
+Source: obligations in ``aionn.hal.device``.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+from collections.abc import Sequence
+
+import msgspec
+
+from aionn.drivers.kit.arguments import Arguments, check_times
+from aionn.drivers.kit.checked import CheckedPreparedModel
+from aionn.drivers.kit.fenced import FencedLaunch
+from aionn.errors import Error, ErrorStatus, InvalidArgument, ResourceExhausted, status_of
+from aionn.hal import (
+    NO_TIMING,
+    BurstDefaults,
+    ExecutionCallback,
+    ExecutionResult,
+    FencedExecution,
+    Launch,
+    Memory,
+    PreparedModel,
+    Priority,
+    Request,
+    ResendingExecution,
+    outcome_of,
+)
+from aionn.validation import check_memory_identifiers
+from fences import SyncFence
+
+__all__ = ["DirectBurst", "LaunchingPreparedModel"]
+
+MEMORIES_MAX = 1 << 16
+"""Memories that one burst remembers."""
+
+
+class LaunchingPreparedModel(CheckedPreparedModel):
+    """A model made ready by a driver that launches. Implement ``begin``."""
+
+    takes_priority = True
+
+    @abc.abstractmethod
+    def begin(
+        self,
+        arguments: Arguments,
+        *,
+        measure: bool,
+        deadline_ns: int | None,
+        loop_timeout_ns: int | None,
+        priority: Priority | None,
+    ) -> Launch:
+        """Launches a bound request, in a thread in which the device calls (``Timers.call``). Never blocks.
+
+        Args:
+            arguments: What ``bind`` returned. They are settled when the execution ends, and given back where this raises.
+            measure: Whether timings are wanted.
+            deadline_ns: Absolute; None means no deadline.
+            loop_timeout_ns: For every WHILE; None means the default.
+            priority: Of this execution; None means the prepared model's.
+
+        Raises:
+            Error: The device takes no more.
+        """
+
+    def launch(
+        self,
+        request: Request,
+        *,
+        measure: bool = False,
+        deadline_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
+        priority: Priority | None = None,
+    ) -> Launch:
+        """See ``PreparedModel``."""
+        check_times(deadline_ns, loop_timeout_ns)
+        return self.begin(
+            self.bind(request),
+            measure=measure,
+            deadline_ns=deadline_ns,
+            loop_timeout_ns=loop_timeout_ns,
+            priority=priority,
+        )
+
+    async def execute_synchronously(
+        self,
+        request: Request,
+        *,
+        measure: bool = False,
+        deadline_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
+        priority: Priority | None = None,
+    ) -> ExecutionResult:
+        """See ``PreparedModel``. Cancellation asks the device to stop; it keeps its slot until it has."""
+        return await outcome_of(
+            self.launch(
+                request,
+                measure=measure,
+                deadline_ns=deadline_ns,
+                loop_timeout_ns=loop_timeout_ns,
+                priority=priority,
+            )
+        )
+
+    async def execute(
+        self,
+        request: Request,
+        callback: ExecutionCallback,
+        *,
+        measure: bool = False,
+        deadline_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
+        priority: Priority | None = None,
+    ) -> ErrorStatus:
+        """See ``PreparedModel``. The callback comes from the thread in which the launch ends, or from here when it fails."""
+        try:
+            launch = self.launch(
+                request,
+                measure=measure,
+                deadline_ns=deadline_ns,
+                loop_timeout_ns=loop_timeout_ns,
+                priority=priority,
+            )
+        except Error as e:
+            callback(status_of(e), (), NO_TIMING)
+            return status_of(e)
+        launch.done.add_callback(functools.partial(_notify, callback, launch))
+        return ErrorStatus.NONE
+
+    async def execute_fenced(
+        self,
+        request: Request,
+        wait_for: Sequence[SyncFence],
+        *,
+        measure: bool = False,
+        deadline_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
+        duration_ns: int | None = None,
+    ) -> FencedExecution:
+        """See ``PreparedModel``."""
+        arguments = self.bind_fenced(
+            request,
+            wait_for,
+            deadline_ns=deadline_ns,
+            loop_timeout_ns=loop_timeout_ns,
+            duration_ns=duration_ns,
+            now_ns=self.device.now(),
+        )
+
+        def launch(limit_ns: int | None) -> Launch:
+            return self.begin(
+                arguments,
+                measure=measure,
+                deadline_ns=limit_ns,
+                loop_timeout_ns=loop_timeout_ns,
+                priority=None,
+            )
+
+        fenced = FencedLaunch(
+            self.device, launch, arguments, measure=measure, deadline_ns=deadline_ns, duration_ns=duration_ns
+        )
+        self.device.begin_fenced(fenced, wait_for)
+        return FencedExecution(fenced.fence, fenced.get_execution_info)
+
+    async def configure_execution_burst(
+        self, *, controller_polling_us: int = 0, server_polling_us: int = 0
+    ) -> DirectBurst:
+        """A burst without queues, for a device in this process. A driver process puts queues around ``execute_bound``."""
+        self.check_usable()
+        return DirectBurst(self)
+
+    async def create_reusable_execution(
+        self, request: Request, *, measure: bool = False, loop_timeout_ns: int | None = None
+    ) -> ResendingExecution:
+        """See ``PreparedModel``."""
+        check_times(None, loop_timeout_ns)
+        self.bind(request).give_back()
+        return ResendingExecution(self, request, measure, loop_timeout_ns)
+
+
+def _notify(callback: ExecutionCallback, launch: Launch, done: SyncFence) -> None:
+    try:
+        result = launch.outcome()
+    except Error as e:
+        callback(status_of(e), (), NO_TIMING)
+        return
+    enough = result.output_sufficient_size
+    status = ErrorStatus.NONE if enough else ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
+    callback(status, result.output_shapes, result.timing)
+
+
+class DirectBurst(BurstDefaults):
+    """A burst of a device in this process: pools are mapped already, so that an identifier only names its first memory."""
+
+    def __init__(self, prepared: PreparedModel) -> None:
+        self._prepared = prepared
+        self._memories: dict[int, Memory] = {}
+        self._launch: Launch | None = None
+
+    def launch(
+        self,
+        request: Request,
+        memory_identifiers: Sequence[int],
+        *,
+        measure: bool = False,
+        deadline_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
+    ) -> Launch:
+        """See ``Burst``. The device itself orders an execution after one that was cancelled."""
+        check_memory_identifiers(request, memory_identifiers)
+        last = self._launch
+        if last is not None and not last.is_done and not last.is_cancelled:
+            raise InvalidArgument("burst: an execution is in flight already")
+        request = self._with_remembered(request, memory_identifiers)
+        self._launch = launch = self._prepared.launch(
+            request, measure=measure, deadline_ns=deadline_ns, loop_timeout_ns=loop_timeout_ns
+        )
+        return launch
+
+    async def execute_synchronously(
+        self,
+        request: Request,
+        memory_identifiers: Sequence[int],
+        *,
+        measure: bool = False,
+        deadline_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
+    ) -> ExecutionResult:
+        """See ``Burst``."""
+        return await outcome_of(
+            self.launch(
+                request,
+                memory_identifiers,
+                measure=measure,
+                deadline_ns=deadline_ns,
+                loop_timeout_ns=loop_timeout_ns,
+            )
+        )
+
+    def _with_remembered(self, request: Request, memory_identifiers: Sequence[int]) -> Request:
+        """The request on the memories that its identifiers stand for: those that came with their first use."""
+        pools = list(request.pools)
+        for index, (pool, identifier) in enumerate(zip(pools, memory_identifiers, strict=True)):
+            if identifier != -1 and isinstance(pool, Memory):
+                if identifier not in self._memories and len(self._memories) >= MEMORIES_MAX:
+                    raise ResourceExhausted(f"burst: more than {MEMORIES_MAX} memories", transient=False)
+                pools[index] = self._memories.setdefault(identifier, pool)
+        if all(a is b for a, b in zip(pools, request.pools, strict=True)):
+            return request
+        return msgspec.structs.replace(request, pools=tuple(pools))
+
+    async def release_memory_resource(self, memory_identifier: int) -> None:
+        """See ``Burst``."""
+        if memory_identifier < -1:
+            raise InvalidArgument(
+                f"burst: expected a memory identifier of at least -1, got {memory_identifier}"
+            )
+        self._memories.pop(memory_identifier, None)
+
+    async def aclose(self) -> None:
+        """Forgets the memories. Idempotent."""
+        self._memories.clear()
+        self._launch = None

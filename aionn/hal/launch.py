@@ -1,0 +1,202 @@
+"""One way to execute: a launch, which ends when the device no longer uses the memory of its request.
+
+Owns the verb from which all forms of execution of the contract are made, and the classes that drivers and their clients report
+launches with. ``aionn.hal.device`` lists where a launch comes from: ``PreparedModel.launch`` and ``Burst.launch``.
+
+Invariants:
+1. A launch is done once, however its execution ended: with a result, with an error, cancelled, or by the death of its process.
+2. A launch that is done has an outcome. It never changes, but an error is raised as itself once, and later as one that is equal:
+   an error refers to the frames through which it was raised, and these refer to the launch and its memory.
+3. Cancelling the task that awaits a launch changes nothing about the launch.
+
+Source: semaphores of IREE's HAL, on which everything hangs that must outlive a caller; ``IPreparedModel`` for the outcomes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Coroutine, Generator
+from typing import Any, Protocol
+
+from aionn.errors import Error, GeneralFailure, error_for_status
+from aionn.hal.request import ExecutionResult
+from fences import SyncFence
+
+__all__ = ["Launch", "LaunchBase", "TaskLaunch", "outcome_of"]
+
+
+class Launch(Protocol):
+    """An execution that a device has accepted. It runs to its end even if no caller keeps this object.
+
+    ``await launch`` waits until it is done and returns or raises its outcome; a task that is cancelled there has only stopped
+    waiting. This is the cheap way to wait: ``done`` costs a fence, and is for those who do not wait themselves.
+
+    Attributes:
+        done: Signalled when the device no longer uses the request's memory, however the execution ended; never fails. Made when
+            it is first asked for.
+        is_done: Whether ``done`` is signalled, or would be.
+        is_cancelled: Whether ``cancel`` was called before it was done.
+    """
+
+    @property
+    def done(self) -> SyncFence: ...
+
+    @property
+    def is_done(self) -> bool: ...
+
+    @property
+    def is_cancelled(self) -> bool: ...
+
+    def outcome(self) -> ExecutionResult:
+        """Returns the result of a launch that is done.
+
+        Raises:
+            Error: The execution failed. After ``cancel`` this may be any error, or there is a result.
+            RuntimeError: It is not done.
+        """
+        ...
+
+    def cancel(self) -> None:
+        """Asks the device to stop; the outcome is not wanted any more. A device that cannot stop ignores it. Idempotent."""
+        ...
+
+    def __await__(self) -> Generator[Any, None, ExecutionResult]:
+        """Waits for ``done``. Raises as ``outcome``."""
+        ...
+
+
+class LaunchBase:
+    """A launch whose end is reported by ``finish``, in the thread of the event loop.
+
+    A subclass that is finished in other threads creates ``_fence`` before it can be finished.
+    """
+
+    is_cancelled = False
+    _fence: SyncFence | None = None
+    _waiter: asyncio.Future[None] | None = None
+    _result: ExecutionResult | None = None
+    _error: Error | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """See ``Launch``."""
+        return self._result is not None or self._error is not None
+
+    @property
+    def done(self) -> SyncFence:
+        """See ``Launch``."""
+        fence = self._fence
+        if fence is None:
+            fence = self._fence = SyncFence("execution")
+            if self.is_done:
+                fence.signal()
+        return fence
+
+    def finish(self, outcome: ExecutionResult | Error) -> None:
+        """Ends it and wakes its waiters; ignored if it has ended."""
+        if self.is_done:
+            return
+        if not isinstance(outcome, Error):
+            self._result = outcome
+        else:
+            if self.is_cancelled:
+                traceback.clear_frames(outcome.__traceback__)  # The error may never be raised again.
+            self._error = outcome
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+        if self._fence is not None:
+            self._fence.signal()
+
+    def outcome(self) -> ExecutionResult:
+        """See ``Launch``."""
+        result, error = self._result, self._error
+        if result is not None:
+            return result
+        if error is None:
+            raise RuntimeError("launch: it has no outcome before it is done")
+        self._error = error_for_status(error.status, str(error))
+        try:
+            raise error
+        finally:
+            del error, self
+
+    def cancel(self) -> None:
+        """See ``Launch``. A subclass asks the device in ``_ask_to_stop``."""
+        if not self.is_cancelled and not self.is_done:
+            self.is_cancelled = True
+            self._ask_to_stop()
+
+    def _ask_to_stop(self) -> None:
+        """Ignored."""
+
+    def __await__(self) -> Generator[Any, None, ExecutionResult]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> ExecutionResult:
+        try:
+            if not self.is_done:
+                if self._fence is None and self._waiter is None:
+                    # One waiter as a rule: a fence that is made for it would cost more than the wait.
+                    self._waiter = waiter = asyncio.get_running_loop().create_future()
+                    try:
+                        await waiter
+                    finally:
+                        self._waiter = None
+                else:
+                    await self.done
+            return self.outcome()
+        finally:
+            del self  # An error refers to this frame.
+
+
+class TaskLaunch(LaunchBase):
+    """A call of a driver that has no launches of its own, in a task that only the end of its event loop cancels.
+
+    Args:
+        call: What the driver's ``execute_synchronously`` returned.
+        name: Names the task.
+    """
+
+    def __init__(self, call: Coroutine[Any, Any, ExecutionResult], name: str) -> None:
+        task = asyncio.get_running_loop().create_task(call, name=name)
+        _tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[ExecutionResult]) -> None:
+        _tasks.discard(task)
+        if task.cancelled():
+            self.finish(GeneralFailure("execution: the event loop ended before it"))
+            return
+        error = task.exception()
+        if error is None:
+            result = task.result()
+            if not isinstance(result, ExecutionResult):
+                result = GeneralFailure(f"execution: expected an ExecutionResult, got {result!r:.80}")
+            self.finish(result)
+        elif isinstance(error, Error):
+            self.finish(error)
+        else:
+            failure = GeneralFailure(f"execution: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            self.finish(failure)
+
+
+_tasks: set[asyncio.Task[ExecutionResult]] = set()
+"""An event loop has only weak references to its tasks."""
+
+
+async def outcome_of(launch: Launch) -> ExecutionResult:
+    """``execute_synchronously``, for a device that launches: waits for the outcome. Cancelled, it cancels the launch.
+
+    Raises:
+        Error: See ``Launch.outcome``.
+    """
+    try:
+        return await launch
+    except BaseException:
+        launch.cancel()
+        raise
+    finally:
+        del launch  # An error refers to this frame.
