@@ -31,7 +31,8 @@ import aionn.runtime.runtime as asynchronous_runtime
 from aionn.errors import InvalidArgument
 from aionn.hal import DeviceStatus, Model, Priority
 from aionn.runtime.devices import RuntimeDevice
-from aionn.runtime.executions.execution import ExecutionState, Result
+from aionn.runtime.executions.results import ExecutionState, Result
+from aionn.runtime.executions.slot_pool import BurstStatistics
 from aionn.runtime.introspection import Support
 from aionn.runtime.memory.arguments import Array, TensorSpec
 from aionn.runtime.memory.images import ImageMemory
@@ -403,6 +404,10 @@ class Burst(_Closing):
         """
         items = read_on_thread(source, self._loop)
         return Stream(self._loop, self._loop.do(lambda: self._burst.stream(items, **options)))
+
+    def statistics(self) -> BurstStatistics:
+        """Counts of its buffers, and of those that use them."""
+        return self._loop.do(self._burst.statistics)
 
     def __enter__(self) -> Self:
         self._loop.call(self._burst.__aenter__)

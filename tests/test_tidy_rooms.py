@@ -16,13 +16,6 @@ FULL_FOLDERS: dict[str, str] = {
 """``folder: reason`` for folders that hold more files."""
 
 KNOTTED: dict[str, str] = {
-    **dict.fromkeys(
-        (
-            "aionn.runtime.executions.burst",
-            "aionn.runtime.executions.stream",
-        ),
-        "a stream takes and leaves the slots of its burst, which ends it",
-    ),
     **dict.fromkeys(("fmq.aio", "fmq.queue"), "a queue offers asynchronous methods, which work on queues"),
 }
 """``module: reason`` for modules that import each other in a circle; imports for types alone count."""

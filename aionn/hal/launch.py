@@ -171,7 +171,10 @@ class TaskLaunch(LaunchBase):
             return
         error = task.exception()
         if error is None:
-            self.finish(task.result())
+            result = task.result()
+            if not isinstance(result, ExecutionResult):
+                result = GeneralFailure(f"execution: expected an ExecutionResult, got {result!r:.80}")
+            self.finish(result)
         elif isinstance(error, Error):
             self.finish(error)
         else:

@@ -13,6 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+from asyncio import _get_running_loop
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -20,7 +21,10 @@ from typing import Any
 import anyio
 import anyio.abc
 
+from aionn.errors import MissedDeadline
+from aionn.hal import Launch
 from aionn.platform.loops import Home, finish
+from fences import FenceStatus, SyncFence
 
 __all__ = ["Background", "Waiter"]
 
@@ -131,12 +135,60 @@ class Background:
         """For the running task to await."""
         return Waiter(self._loop)
 
-    def call_soon(self, call: Callable[[], None]) -> None:
+    def call_soon(self, call: Callable[[], object]) -> None:
         """Calls in the loop's next turn, from whatever thread; never, where the loop is closed."""
         try:
             self._loop.call_soon_threadsafe(call)
         except RuntimeError:
             pass
+
+    async def in_time(
+        self, deadline_ns: int | None, awaited: Launch | SyncFence, message: Callable[[], str]
+    ) -> Any:
+        """Awaits a launch or a fence, but not beyond a deadline.
+
+        A timer cancels the task, and that cancellation is taken back, as ``asyncio.timeout_at`` does at a higher cost.
+
+        Args:
+            deadline_ns: Absolute; None means no deadline.
+            awaited: Can be awaited again.
+            message: Names what the deadline has ended.
+
+        Raises:
+            MissedDeadline: The deadline passed before.
+            Exception: As ``awaited``.
+        """
+        if deadline_ns is None:
+            return await awaited
+        task = asyncio.current_task()
+        assert task is not None, "coroutines run in tasks"
+        cancelled_before = task.cancelling()
+        has_passed = False
+
+        def expire() -> None:
+            nonlocal has_passed
+            has_passed = True
+            task.cancel()
+
+        # Loop timers are floats and may fire a few ns early; the deadline then counts as passed.
+        timer = self._loop.call_at(deadline_ns / 1e9, expire)
+        try:
+            return await awaited
+        except asyncio.CancelledError:
+            if not has_passed or task.uncancel() > cancelled_before:
+                raise  # Another cancellation came as well.
+        finally:
+            timer.cancel()
+        if awaited.status != FenceStatus.PENDING if isinstance(awaited, SyncFence) else awaited.is_done:
+            return await awaited  # It ended in the same turn of the loop.
+        raise MissedDeadline(message(), transient=True)
+
+    def run_in_loop(self, call: Callable[[], object]) -> None:
+        """Calls in the loop's thread: immediately if this is it, otherwise in the loop's next turn. Never, where it is closed."""
+        if _get_running_loop() is self._loop:
+            call()
+        else:
+            self.call_soon(call)
 
     async def aclose(self) -> None:
         """Cancels what runs and waits for its end. Idempotent.

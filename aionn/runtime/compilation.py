@@ -14,26 +14,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import anyio.to_thread
 
-from aionn.errors import Error, InvalidArgument
-from aionn.hal import Priority, Timing, check_deadline_ns, check_fences
-from aionn.observability.tracing import section
+from aionn.errors import ErrorStatus, InvalidArgument
+from aionn.hal import Priority, check_deadline_ns, check_fences
 from aionn.platform.loops import finish, finish_all
 from aionn.platform.real_work import real_work
 from aionn.runtime.background import Background
 from aionn.runtime.clock import to_ns
 from aionn.runtime.dropping import close_when_dropped
 from aionn.runtime.executions.burst import Burst
-from aionn.runtime.executions.direct import execute_directly, hold
-from aionn.runtime.executions.execution import (
-    PRIORITY,
-    Execution,
-    Result,
-    Turn,
-    failing,
-    priority_of,
-    result_of,
-)
-from aionn.runtime.executions.stepping import execute_step
+from aionn.runtime.executions.execution import Execution, start
+from aionn.runtime.executions.job import ExecutionJob, JobOwner, run_job
+from aionn.runtime.executions.results import Result, priority_of
 from aionn.runtime.memory.arguments import (
     AREAS_KEPT_MAX,
     BOUND,
@@ -44,8 +35,7 @@ from aionn.runtime.memory.arguments import (
     output_target,
 )
 from aionn.runtime.memory.own import OwnMemory, bind, image_view
-from aionn.runtime.placement.plan import LastValues, Plan, learnt_by, settle_of
-from aionn.scheduler.work import Work
+from aionn.runtime.placement.plan import LastValues, Plan, learnt_by
 from aionn.validation import needed_inputs
 from fences import SyncFence
 
@@ -86,6 +76,10 @@ async def _on_thread(fill: Callable[[], RequestArea]) -> RequestArea:
         return await anyio.to_thread.run_sync(fill)
 
 
+def _keep_memory(job: ExecutionJob) -> None:
+    """A reusable execution keeps its memory."""
+
+
 class Compilation:
     """A model made ready. Close it with ``aclose`` or ``async with``; the runtime closes what is left.
 
@@ -110,7 +104,7 @@ class Compilation:
         *,
         from_cache: bool = False,
         polling: Mapping[str, int] | None = None,
-        report: Callable[[Execution], None] | None = None,
+        report: Callable[[ErrorStatus, Result | None, int], None] | None = None,
         on_close: Callable[[Compilation], None],
     ) -> None:
         self._polling = polling or {}
@@ -125,10 +119,12 @@ class Compilation:
         self._bursts: weakref.WeakSet[Burst] = weakref.WeakSet()
         self._closed = False
         self._finalizer = close_when_dropped(self, background, plan.aclose)
-        self._learnt_by = learnt_by(plan, self)
-        self._device_names = plan.device_names
-        # The wait for the execution of a cancelled caller; None where a task of its own must wait.
-        self._settle = None if report is not None else settle_of(plan)
+        self._steps = [
+            plan.step(index, key=key, sizes=self._sizes) for index, key in enumerate(learnt_by(plan, self))
+        ]
+        self._owner = JobOwner(
+            background, plan.model.main.output_indexes, plan.device_names, plan.rescue_step(), report
+        )
         # Address and hash of a dropped compilation come again; this does not, as long as a memory refers to it.
         self.identity = object()
         self.model = plan.model
@@ -173,48 +169,7 @@ class Compilation:
         Cancelled while waiting: the execution never runs. Cancelled while running: the device keeps its slot until it is done.
         """
         asked = self._asked(inputs, outputs, deadline, priority, loop_timeout)
-        if deadline is None and self._settle is not None:
-            with section("LR_PE", self._device_names):
-                return await self._execute_directly(asked, measure)
-        return await result_of(self._start(asked, measure))
-
-    async def _execute_directly(self, asked: _Asked, measure: bool) -> Result:
-        """Executes the only step in the caller's own task.
-
-        Cancelled or failed, what is left is done in the background: waiting for the device's answer, or falling back.
-        """
-        turn = self._turn(0, measure, asked.loop_timeout_ns)
-        with section("LR_PIO", "inputs"):
-            made = self._area(asked)
-            area: RequestArea | None = made if isinstance(made, RequestArea) else await made
-        assert area is not None, "made or raised"
-
-        def abandon(work: Work) -> None:
-            nonlocal area
-            left, area = area, None  # It goes back when the device is done with it.
-            step, settle = self._plan.steps[0], self._settle
-            assert left is not None and settle is not None, "abandoned once, on this way alone"
-            request = left.request(step.inputs, step.outputs)
-            ending = hold(functools.partial(settle, request), turn, work)
-            self._background.start_execution(ending, lambda task: self._give_back(left))
-
-        async def recover(failure: Error) -> Result:
-            return await result_of(self._start(asked, measure, failure=failure))
-
-        token = PRIORITY.set(asked.priority)
-        try:
-            return await execute_directly(
-                turn,
-                area,
-                self.model.main.output_indexes,
-                device=self._device_names,
-                priority=asked.priority,
-                abandon=abandon,
-                recover=recover,
-            )
-        finally:
-            PRIORITY.reset(token)
-            self._give_back(area)
+        return await run_job(self._job(asked, measure))
 
     def execute_fenced(
         self,
@@ -252,7 +207,7 @@ class Compilation:
         check_fences(wait_for, where="wait_for")
         duration_ns = None if duration is None else to_ns(duration, what="duration")
         asked = self._asked(inputs, outputs, deadline, priority, loop_timeout)
-        return self._start(asked, measure, wait_for, duration_ns)
+        return start(self._job(asked, measure, wait_for, duration_ns))
 
     def _asked(
         self,
@@ -274,35 +229,25 @@ class Compilation:
             None if loop_timeout is None else to_ns(loop_timeout, what="loop_timeout"),
         )
 
-    def _start(
+    def _job(
         self,
         asked: _Asked,
         measure: bool,
         wait_for: Sequence[SyncFence] = (),
         duration_ns: int | None = None,
-        *,
-        failure: Error | None = None,
-    ) -> Execution:
-        """Starts an execution in the background; one whose only step has failed already continues from there."""
-        steps = range(len(self._plan.steps))
-        turns = [self._turn(index, measure, asked.loop_timeout_ns) for index in steps]
-        if failure is not None:
-            turns = [turns[0]._replace(run=failing(failure), model=None)]
-        execution = Execution(
-            lambda: self._area(asked),
-            turns,
-            self.model.main.output_indexes,
-            device=self._device_names,
-            priority=asked.priority,
+    ) -> ExecutionJob:
+        return ExecutionJob(
+            self._owner,
+            self._steps,
+            self._give_back,
+            asked.priority,
+            fill=functools.partial(self._area, asked),
             deadline_ns=asked.deadline_ns,
             duration_ns=duration_ns,
             wait_for=wait_for,
-            rescue=self._plan.rescue(measure, asked.loop_timeout_ns),
-            report=self._report,
-            finish=self._give_back,
+            measure=measure,
+            loop_timeout_ns=asked.loop_timeout_ns,
         )
-        execution.start(self._background)
-        return execution
 
     def _bindings(
         self, inputs: Sequence[Any], outputs: Sequence[Any] | None
@@ -334,16 +279,6 @@ class Compilation:
                 targets[main.output_indexes[index]] = output_target(index, self.outputs[index], value)
         return bound, plain, targets
 
-    def _turn(self, index: int, measure: bool, loop_timeout_ns: int | None) -> Turn:
-        step = self._plan.steps[index]
-
-        async def run(area: RequestArea, deadline_ns: int | None) -> Timing:
-            return await execute_step(step, area, self._sizes, measure, deadline_ns, loop_timeout_ns)
-
-        fall_back = self._plan.fall_back(index, measure, loop_timeout_ns)
-        declared_ns = step.prepared.expected_duration_ns
-        return Turn(step.device.dispatcher, run, fall_back, self._learnt_by[index], declared_ns)
-
     def _area(self, asked: _Asked) -> RequestArea | Awaitable[RequestArea]:
         """Memory that holds the inputs; to be awaited where filling it takes longer than the loop may be held."""
         arrays, bound, targets = asked.inputs, asked.bound, asked.targets
@@ -369,7 +304,8 @@ class Compilation:
             is_quick = sum([a.nbytes for a in arrays if a is not None]) <= COPIED_BYTES_IN_LOOP_MAX
         return filled() if is_quick else _on_thread(filled)
 
-    def _give_back(self, area: RequestArea | None) -> None:
+    def _give_back(self, job: ExecutionJob) -> None:
+        area = job.area
         # One that had to grow has its values scattered; the next execution starts with one memory of the right size.
         keep = area is not None and len(area.memories) == 1 and not self._closed
         if area is not None:
@@ -438,34 +374,29 @@ class Compilation:
             measure,
             loop_timeout,
             check_open=self._check_open,
-            start=self._start_computation,
+            make_job=self._computation,
         )
 
-    def _start_computation(
+    def _computation(
         self,
         area: RequestArea,
-        *,
         measure: bool,
         loop_timeout_ns: int | None,
         deadline_ns: int | None,
         priority: str | Priority | None,
-        finish: Callable[[RequestArea | None], None],
-    ) -> Execution:
+    ) -> ExecutionJob:
         # A method, by which a reusable execution keeps its compilation.
-        execution = Execution(
-            lambda: area,
-            [self._turn(index, measure, loop_timeout_ns) for index in range(len(self._plan.steps))],
-            self.model.main.output_indexes,
-            device=self._device_names,
-            priority=self._priority if priority is None else priority_of(priority),
+        return ExecutionJob(
+            self._owner,
+            self._steps,
+            _keep_memory,
+            self._priority if priority is None else priority_of(priority),
+            area=area,
             deadline_ns=deadline_ns,
+            measure=measure,
+            loop_timeout_ns=loop_timeout_ns,
             copy=False,
-            rescue=self._plan.rescue(measure, loop_timeout_ns),
-            report=self._report,
-            finish=finish,
         )
-        execution.start(self._background)
-        return execution
 
     async def aclose(self) -> None:
         """Ends its bursts and frees it at the device. Idempotent.

@@ -47,7 +47,7 @@ from aionn.runtime.discovery import (
     devices_given,
     drivers_wanted,
 )
-from aionn.runtime.executions.execution import priority_of
+from aionn.runtime.executions.results import priority_of
 from aionn.runtime.extensions import check_extensions
 from aionn.runtime.introspection import Support, ask_support
 from aionn.runtime.memory.allocation import allocate

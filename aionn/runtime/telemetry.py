@@ -27,7 +27,7 @@ from aionn.runtime.memory.arguments import TensorSpec
 
 if TYPE_CHECKING:
     from aionn.runtime.devices import RuntimeDevice
-    from aionn.runtime.executions.execution import Execution
+    from aionn.runtime.executions.results import Result
     from aionn.runtime.placement.plan import Plan
     from aionn.runtime.placement.planning import LoadedModel
 
@@ -192,9 +192,8 @@ class Reporter:
         """Reports the compilation."""
         tell(self._listeners, msgspec.structs.replace(self._base, took_ns=took_ns))
 
-    def executed(self, execution: Execution) -> None:
-        """Reports an execution that has ended."""
-        status, result, took_ns = execution.outcome()
+    def executed(self, status: ErrorStatus, result: Result | None, took_ns: int) -> None:
+        """Reports an execution that has ended, with its result where it has one."""
         report = msgspec.structs.replace(
             self._base,
             kind="execution",

@@ -1,20 +1,18 @@
 """Bursts as an application sees them: one execution after the other, through memory and queues that stay.
 
-Owns request memory in slots (while one request runs, the next is filled), and which of the device's bursts a request goes through.
-Refuses to own the order of a stream's results and what happens to late frames: that is ``aionn.runtime.executions.stream``'s.
+Owns the memory and the device's bursts, from opening to closing. ``slot_pool`` orders those that wait for a buffer, ``stream`` the
+results of a stream.
 
 Invariants:
-1. A slot is used again only when both the device and the consumer are done with it, and so is the device's own.
+1. A buffer is used again only when both the device and the consumer are done with it, and so is the device's own burst.
 2. Nothing of a stream outlives its burst: closing the burst ends the stream's tasks.
-3. An execution that is cancelled keeps its slots until the device has answered.
 """
 
 from __future__ import annotations
 
 import functools
 import mmap
-from collections import deque
-from collections.abc import AsyncIterable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Coroutine, Hashable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
@@ -22,36 +20,39 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from aionn.errors import Error, GeneralFailure, InvalidArgument, MissedDeadline
-from aionn.hal import Burst as HalBurst
+from aionn.errors import ErrorStatus, GeneralFailure, InvalidArgument
 from aionn.hal import (
     BurstDefaults,
     ExecutionResult,
+    Launch,
     Priority,
-    Timing,
     check_abilities,
     check_deadline_ns,
     dimensions_are_known,
 )
-from aionn.observability.tracing import section
 from aionn.platform.loops import finish, finish_all
 from aionn.platform.real_work import real_work
 from aionn.runtime.background import Background
-from aionn.runtime.clock import now_ns
 from aionn.runtime.dropping import close_when_dropped
-from aionn.runtime.executions.direct import execute_directly, hold
-from aionn.runtime.executions.execution import Execution, Result, Turn, failing, priority_of, result_of
-from aionn.runtime.executions.stepping import PreparedStep
-from aionn.runtime.executions.stream import Frames, SlotClaim, Stream, frames_of
+from aionn.runtime.executions.job import ExecutionJob, JobOwner, run_job
+from aionn.runtime.executions.results import Result, priority_of
+from aionn.runtime.executions.slot_pool import BurstStatistics, FrameBuffer, SlotPool
+from aionn.runtime.executions.stepping import (
+    Conditions,
+    DeviceBurst,
+    InterpretedBurst,
+    Step,
+    free_burst,
+)
+from aionn.runtime.executions.stream import Stream, StreamPump
 from aionn.runtime.memory.arguments import Array, RequestArea, TensorSpec, Value, Writer, check_inputs
 from aionn.runtime.placement.plan import learnt_by
-from aionn.scheduler.work import Work
 from aionn.validation import check_execution_result, needed_inputs
 
 if TYPE_CHECKING:
     from aionn.runtime.placement.plan import Plan
 
-__all__ = ["Burst", "Line", "Slot"]
+__all__ = ["Burst"]
 
 SLOTS_MAX = 64
 """Most request memories of one burst: frames that wait in a burst only get older."""
@@ -62,30 +63,49 @@ CLOSE_S_MAX = 1.0
 _T = TypeVar("_T")
 
 
-class Slot:
-    """One execution's memory, the requests of its steps, and how many still use it."""
+class _StepInBurst(Step):
+    """A step over one buffer, launched through a burst of its device."""
 
-    def __init__(self, identifier: int, area: RequestArea, plan: Plan) -> None:
-        self.identifier = identifier
-        self.area = area
-        # Nothing changes from frame to frame but the values, so the requests are made once.
-        self.requests = [area.request(step.inputs, step.outputs) for step in plan.steps]
-        self.identifiers = (identifier,)
-        self.checked: list[ExecutionResult | None] = [None] * len(plan.steps)
-        self.line: Line | None = None
-        self.users = 0
+    __slots__ = ("_buffer", "_bursts", "_index", "_inside", "_request")
 
+    def __init__(
+        self,
+        plan: Plan,
+        index: int,
+        buffer: FrameBuffer,
+        opened: list[DeviceBurst] | InterpretedBurst,
+        key: Hashable,
+    ) -> None:
+        step = plan.steps[index]
+        super().__init__(step, key=key, fallback=plan.fallback_step(index), name=plan.step_name(index))
+        self._index = index
+        self._buffer = buffer
+        # Nothing changes from frame to frame but the values, so the request is made once.
+        self._request = buffer.area.request(step.inputs, step.outputs)
+        self._inside = None if isinstance(opened, list) else opened
+        self._bursts = opened if isinstance(opened, list) else opened.bursts
 
-class Line:
-    """A burst of a device, and its user: one execution at a time."""
+    def launch(self, area: RequestArea, job: Conditions) -> Launch:
+        burst = free_burst(self._bursts, self._buffer.identifier)
+        if burst is None:
+            return super().launch(area, job)
+        return burst.launch(self._request, self._buffer.identifiers, job)
 
-    __slots__ = ("free", "hal", "settle")
+    async def interpret(self, area: RequestArea, job: Conditions) -> ExecutionResult:
+        assert self.interpreted is not None, "other steps are launched"
+        return await self.interpreted.interpret(self._request, job, self._inside)
 
-    def __init__(self, hal: HalBurst) -> None:
-        self.hal = hal
-        # Does not yield to the loop where there is nothing to wait for: the device's answer does.
-        self.free = anyio.Semaphore(1, fast_acquire=True)
-        self.settle = hal.settle
+    def accept(self, area: RequestArea, result: ExecutionResult, job: Conditions) -> bool:
+        # Frames without timings give the same object again.
+        checked = self._buffer.checked
+        if result is not checked[self._index]:
+            step = self.prepared_step
+            check_execution_result(step.model.main, result, measure=job.measure)
+            if not result.output_sufficient_size:
+                raise GeneralFailure(f"burst: {step.device.name} reports an output larger than the model's")
+            area.note(step.outputs, result.output_shapes)
+            checked[self._index] = None if job.measure else result
+        return True
 
 
 class Burst:
@@ -99,7 +119,7 @@ class Burst:
         slots: int,
         *,
         polling: Mapping[str, int] | None = None,
-        report: Callable[[Execution], None] | None = None,
+        report: Callable[[ErrorStatus, Result | None, int], None] | None = None,
         on_close: Callable[[Burst], None],
     ) -> None:
         if not 1 <= slots <= SLOTS_MAX:
@@ -112,200 +132,83 @@ class Burst:
         self._inputs = plan.inputs
         self._needed = functools.cache(functools.partial(needed_inputs, plan.model))
         self._input_indexes = plan.model.main.input_indexes
-        self._output_indexes = plan.model.main.output_indexes
-        self._device_names = plan.device_names
         self._priority = priority
-        self._slot_count = slots
         self._polling = polling or {}
-        self._slots: list[Slot] = []
-        self._unused: list[Slot] = []
-        self._waiting: deque[SlotClaim] = deque()
-        # Number of those that are executions, for which streams release slots that they can spare.
-        self._demand = 0
-        # For each step one for each slot of its device: with fewer the device would be idle between two executions.
-        self._lines: list[list[Line]] = []
-        self._opened = False
-        # By slot and by whether they measure. Not in the slots: what refers to itself waits for the garbage collector.
-        self._turns_of: dict[tuple[int, bool], list[Turn]] = {}
-        self._streams: set[Frames] = set()
+        self._pool = SlotPool(background, slots)
+        self._owner = JobOwner(
+            background, plan.model.main.output_indexes, plan.device_names, plan.rescue_step(), report
+        )
+        # Of each step, its device's bursts, or those of the steps inside of one that is interpreted.
+        self._opened: list[list[DeviceBurst] | InterpretedBurst] = []
+        self._steps_of: dict[int, list[Step]] = {}  # By buffer.
+        self._was_entered = False
+        self._streams: set[StreamPump] = set()
         self._on_close = on_close
         self._learnt_by = learnt_by(plan, self)
-        self._report = report
         self._closed = False
-        self._finalizer = close_when_dropped(self, background, functools.partial(_close_lines, self._lines))
+        self._finalizer = close_when_dropped(self, background, functools.partial(_close_all, self._opened))
 
     async def __aenter__(self) -> Self:
-        if self._opened or self._closed:
+        if self._was_entered or self._closed:
             raise InvalidArgument("burst: can be entered once")
-        self._opened = True
+        self._was_entered = True
         try:
-            for step in self._plan.steps:
-                lines: list[Line] = []
-                self._lines.append(lines)
-                for _ in range(min(self._slot_count, step.device.info.slots)):
-                    burst = await step.prepared.configure_execution_burst(**self._polling)
-                    check_abilities(burst, BurstDefaults, step.device.name)
-                    lines.append(Line(burst))
+            await self._open_steps()
             values = self._plan.values([spec.dimensions for spec in self._inputs], {})
-            for identifier in range(self._slot_count):
+            buffers: list[FrameBuffer] = []
+            for identifier in range(self._pool.slots):
                 # On a thread, with every page touched: the kernel takes a while to find and clear memory.
                 with real_work("making a burst's memory"):
                     area = await anyio.to_thread.run_sync(_touched_area, values)
-                self._slots.append(Slot(identifier, area, self._plan))
-            # The first is taken first: a burst that is used by one alone keeps to one memory, which the caches know.
-            self._unused = self._slots[::-1]
+                buffer = FrameBuffer(identifier, area, len(self._plan.steps))
+                buffers.append(buffer)
+                self._steps_of[identifier] = [
+                    _StepInBurst(self._plan, index, buffer, opened, key)
+                    for index, (opened, key) in enumerate(zip(self._opened, self._learnt_by, strict=True))
+                ]
+            self._pool.open(buffers)
         except BaseException:
             await self.aclose()
             raise
         return self
+
+    async def _open_steps(self) -> None:
+        for step in self._plan.steps:
+            if step.interpreted is not None:
+                self._opened.append(await step.interpreted.open_burst(self._polling))
+                continue
+            bursts: list[DeviceBurst] = []
+            self._opened.append(bursts)
+            for _ in range(min(self._pool.slots, step.device.info.slots)):
+                burst = await step.prepared.configure_execution_burst(**self._polling)
+                check_abilities(burst, BurstDefaults, step.device.name)
+                bursts.append(DeviceBurst(burst))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.aclose()
 
-    async def _take(self, deadline_ns: int | None) -> Slot:
-        """Waits for a slot, but not beyond the deadline; the caller must leave it.
+    def statistics(self) -> BurstStatistics:
+        """Counts of its buffers, and of those that use them."""
+        return self._pool.statistics()
 
-        Raises:
-            MissedDeadline: No slot was free in time.
-            InvalidArgument: The burst is not open, or was closed during the call.
-        """
-        slot = self._take_unused()
-        if slot is not None:
-            return slot
-        background = self._background
-        if deadline_ns is not None and deadline_ns <= now_ns():
-            raise MissedDeadline(
-                "burst: the deadline had passed before the execution was asked for", transient=False
-            )
-        waiter = background.waiter()
-        taken: list[Slot] = []
-
-        def take(slot: Slot) -> None:
-            taken.append(slot)
-            waiter.wake()
-
-        claim = SlotClaim(_always, take)
-        timer = None if deadline_ns is None else background.at(deadline_ns, waiter.wake)
-        self._wait_for_slot(claim)
-        self._demand += 1
-        try:
-            self._reclaim()
-            await waiter.future
-        except BaseException:
-            for slot in taken:
-                self._leave(slot)
-            raise
-        finally:
-            self._demand -= 1
-            self._stop_waiting(claim)
-            if timer is not None:
-                timer.cancel()
-        if not taken:
-            raise MissedDeadline("burst: the deadline passed while waiting for a free slot", transient=True)
-        if self._closed:
-            self._leave(taken[0])
-            raise InvalidArgument("burst: closed while an execution waited for a free slot")
-        return taken[0]
-
-    def _take_unused(self) -> Slot | None:
-        """An unused slot, None if all are in use; the caller must leave it."""
-        if self._closed:
-            raise InvalidArgument("burst: closed")
-        if not self._slots:
-            raise InvalidArgument("burst: not open; use it with async with")
-        self._background.home.check("burst")
-        if not self._unused:
-            return None
-        slot = self._unused.pop()
-        slot.users = 1
-        return slot
-
-    def _wait_for_slot(self, claim: SlotClaim) -> None:
-        """Has the claim given the next slot that becomes free, by the task that leaves it. First come, first served."""
-        self._waiting.append(claim)
-
-    def _stop_waiting(self, claim: SlotClaim) -> None:
-        for index, waiting in enumerate(self._waiting):
-            if waiting is claim:
-                del self._waiting[index]
-                return
-
-    def _leave(self, slot: Slot) -> None:
-        slot.users -= 1
-        if slot.users:
-            if self._demand:
-                self._reclaim()  # The device may have finished what a stream can spare.
-            return
-        for index, claim in enumerate(self._waiting):
-            if claim.wants():
-                del self._waiting[index]
-                slot.users = 1
-                claim.take(slot)
-                return
-        self._unused.append(slot)
-
-    def _reclaim(self) -> None:
-        """Makes a stream release the slot of a result that its consumer has not requested yet, if there is one."""
-        for frames in tuple(self._streams):
-            if frames.spare():
-                return
-
-    def _offer_unused(self) -> None:
-        """Offers an unused slot to the waiters: one of them can use it now."""
-        if self._waiting and self._unused:
-            slot = self._unused.pop()
-            slot.users = 1
-            self._leave(slot)
-
-    def _begin(
-        self,
-        slot: Slot,
-        deadline_ns: int | None,
-        priority: Priority,
-        measure: bool,
-        *,
-        copy: bool,
-        failure: Error | None = None,
-    ) -> Execution:
-        """Starts an execution in the background; one whose only step has failed already continues from there."""
-        turns = self._turns(slot, measure)
-        if failure is not None:
-            turns = [turns[0]._replace(run=failing(failure), model=None)]
-        slot.users += 1
-        execution = Execution(
-            lambda: slot.area,
-            turns,
-            self._output_indexes,
-            device=self._device_names,
-            priority=priority,
+    def _run(
+        self, buffer: FrameBuffer, deadline_ns: int | None, priority: Priority, measure: bool, copy: bool
+    ) -> Coroutine[Any, Any, Result]:
+        """Executes what is in a buffer, which the execution uses from now on."""
+        buffer.users += 1
+        job = ExecutionJob(
+            self._owner,
+            self._steps_of[buffer.identifier],
+            functools.partial(_leave, self._pool, buffer),
+            priority,
+            area=buffer.area,
             deadline_ns=deadline_ns,
+            measure=measure,
             copy=copy,
-            rescue=self._plan.rescue(measure),
-            report=self._report,
-            finish=lambda area: self._leave(slot),
         )
-        execution.start(self._background)
-        return execution
-
-    def _turns(self, slot: Slot, measure: bool) -> list[Turn]:
-        turns = self._turns_of.get((slot.identifier, measure))
-        if turns is None:
-            turns = [self._turn(slot, index, measure) for index in range(len(self._lines))]
-            self._turns_of[slot.identifier, measure] = turns
-        return turns
-
-    def _turn(self, slot: Slot, index: int, measure: bool) -> Turn:
-        step, lines = self._plan.steps[index], self._lines[index]
-
-        async def run(area: RequestArea, deadline_ns: int | None) -> Timing:
-            # Without the burst, which would refer to itself.
-            return await _run(step, index, slot, lines, measure, deadline_ns)
-
-        fall_back = self._plan.fall_back(index, measure)
-        declared_ns = step.prepared.expected_duration_ns
-        return Turn(step.device.dispatcher, run, fall_back, self._learnt_by[index], declared_ns)
+        return run_job(job)
 
     async def execute(
         self,
@@ -321,47 +224,14 @@ class Burst:
         """
         check_deadline_ns(deadline, where="burst")
         values = check_inputs(self._inputs, inputs, self._needed)
-        rank = self._priority if priority is None else self._priority_of(priority)
-        slot = await self._take(deadline)
+        rank = self._priority if priority is None else priority_of(priority)
+        pool = self._pool
+        buffer = pool.take_free() or await pool.take(deadline)
         try:
-            slot.area.write(self._input_indexes, values)
-            if deadline is None and self._is_alone():
-                return await self._execute_directly(slot, rank, measure, copy=True)
-            return await result_of(self._begin(slot, deadline, rank, measure, copy=True))
+            buffer.area.write(self._input_indexes, values)
+            return await self._run(buffer, deadline, rank, measure, True)
         finally:
-            self._leave(slot)
-
-    def _is_alone(self) -> bool:
-        """Whether an execution without a deadline can run in the caller's task."""
-        return len(self._lines) == 1 and self._lines[0][0].settle is not None and self._report is None
-
-    async def _execute_directly(self, slot: Slot, priority: Priority, measure: bool, *, copy: bool) -> Result:
-        """Executes the only step in the caller's own task.
-
-        Cancelled or failed, what is left is done in the background: waiting for the device's answer, or falling back.
-        """
-        turn = self._turns(slot, measure)[0]
-
-        def abandon(work: Work) -> None:
-            assert slot.line is not None, "what was begun has a line"
-            slot.users += 1
-            ending = hold(functools.partial(_settled, slot.line), turn, work)
-            self._background.start_execution(ending, lambda task: self._leave(slot))
-
-        async def recover(failure: Error) -> Result:
-            return await result_of(self._begin(slot, None, priority, measure, copy=copy, failure=failure))
-
-        with section("LR_PE", self._device_names):
-            return await execute_directly(
-                turn,
-                slot.area,
-                self._output_indexes,
-                device=self._device_names,
-                priority=priority,
-                copy=copy,
-                abandon=abandon,
-                recover=recover,
-            )
+            pool.leave(buffer)
 
     def stream(
         self,
@@ -396,20 +266,21 @@ class Burst:
             raise InvalidArgument(f"on_late: expected drop or deliver, got {on_late!r}")
         if not isinstance(source, AsyncIterable):
             raise InvalidArgument(f"stream: expected an async iterable, got a {type(source).__name__}")
-        frames = frames_of(
-            self,
+        rank = self._priority if priority is None else priority_of(priority)
+        pump = StreamPump(
+            self._pool,
+            self._background,
             source,
-            into or _array_writer(self._inputs[0]),
-            deadline,
-            on_late,
-            self._priority_of(priority),
-            measure,
+            functools.partial(self._run, priority=rank, measure=measure, copy=False),
+            key=self._input_indexes[0],
+            write=into or _array_writer(self._inputs[0]),
+            deadline=deadline,
+            drops_late=on_late == "drop",
+            device_slots=sum(len(opened) if isinstance(opened, list) else 1 for opened in self._opened),
+            on_end=self._streams.discard,
         )
-        self._streams.add(frames)
-        return Stream(frames)
-
-    def _priority_of(self, priority: str | Priority | None) -> Priority:
-        return self._priority if priority is None else priority_of(priority)
+        self._streams.add(pump)
+        return Stream(pump)
 
     async def aclose(self) -> None:
         """Ends its streams and frees it at the driver. Waits for a running execution, but not without a limit. Idempotent.
@@ -420,76 +291,36 @@ class Burst:
             return
         self._background.home.check("burst")
         self._closed = True
+        self._pool.close()
         self._on_close(self)
-        for frames in list(self._streams):
-            frames.cancel()
+        for pump in list(self._streams):
+            pump.cancel()
         try:
             await finish(self._close())
         finally:
-            self._slots.clear()
+            self._pool.clear()
+            self._steps_of.clear()
 
     async def _close(self) -> None:
         with anyio.move_on_after(CLOSE_S_MAX):
-            for line in (line for lines in self._lines for line in lines):
-                async with line.free:
-                    pass
-        await _close_lines(self._lines)
+            for opened in self._opened:
+                for burst in opened if isinstance(opened, list) else opened.bursts:
+                    await burst.landed()
+        await _close_all(self._opened)
         self._finalizer.detach()  # Not before: a closing that failed is tried again when this object is dropped.
         # Completion callbacks run in the loop's next turn: wait for them before closing returns.
         await anyio.lowlevel.checkpoint()
 
 
-def _always() -> bool:
-    return True
+def _leave(pool: SlotPool, buffer: FrameBuffer, job: ExecutionJob) -> None:
+    pool.leave(buffer)
 
 
-async def _acquired(semaphore: anyio.Semaphore) -> None:
-    """Acquires a semaphore; at a third of the cost where there is nothing to wait for."""
-    if semaphore.value:
-        semaphore.acquire_nowait()
-    else:
-        await semaphore.acquire()
-
-
-def _line(slot: Slot, lines: Sequence[Line]) -> Line:
-    """The burst through which a slot's request goes: the slot's own, which knows its memory; another while that is in use."""
-    own = lines[slot.identifier % len(lines)]
-    if own.free.value:
-        return own
-    return next((line for line in lines if line.free.value), own)
-
-
-async def _run(
-    step: PreparedStep, index: int, slot: Slot, lines: Sequence[Line], measure: bool, deadline_ns: int | None
-) -> Timing:
-    """Runs a step. The caller holds a slot of the device."""
-    line = slot.line = _line(slot, lines)
-    await _acquired(line.free)
-    try:
-        with section("LI_PE", step.device.name):
-            result = await line.hal.execute_synchronously(
-                slot.requests[index], slot.identifiers, measure=measure, deadline_ns=deadline_ns
-            )
-    finally:
-        line.free.release()
-    # Frames without timings give the same object again.
-    if result is not slot.checked[index]:
-        check_execution_result(step.model.main, result, measure=measure)
-        if not result.output_sufficient_size:
-            raise GeneralFailure(f"burst: {step.device.name} reports an output larger than the model's")
-        slot.area.note(step.outputs, result.output_shapes)
-        slot.checked[index] = None if measure else result
-    return result.timing
-
-
-async def _close_lines(lines: Sequence[Sequence[Line]]) -> None:
-    await finish_all(line.hal.aclose for of_step in lines for line in of_step)
-
-
-async def _settled(line: Line) -> None:
-    async with line.free:
-        if line.settle is not None:
-            await line.settle()
+async def _close_all(opened: Sequence[list[DeviceBurst] | InterpretedBurst]) -> None:
+    closings: list[Callable[[], Coroutine[Any, Any, None]]] = []
+    for bursts in opened:
+        closings += [b.hal.aclose for b in bursts] if isinstance(bursts, list) else [bursts.aclose]
+    await finish_all(closings)
 
 
 def _touched_area(values: Sequence[Value]) -> RequestArea:

@@ -11,34 +11,22 @@ Source: reusable executions of the NN HAL's runtime.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 import msgspec
 
 from aionn.errors import InvalidArgument
 from aionn.hal import Priority, check_deadline_ns, dimensions_are_known
 from aionn.runtime.clock import to_ns
-from aionn.runtime.executions.execution import Execution, ExecutionState, Result
+from aionn.runtime.executions.job import ExecutionJob, run_job
+from aionn.runtime.executions.results import ExecutionState, Result
 from aionn.runtime.memory.arguments import Array, RequestArea
 from aionn.runtime.placement.plan import Plan
-from fences import FenceStatus
 
-__all__ = ["ReusableExecution", "Start"]
+__all__ = ["ReusableExecution"]
 
-
-class Start(Protocol):
-    """Starts a computation of all steps over an area, of which the result gives views; ``finish`` is called when it has ended."""
-
-    def __call__(
-        self,
-        area: RequestArea,
-        *,
-        measure: bool,
-        loop_timeout_ns: int | None,
-        deadline_ns: int | None,
-        priority: str | Priority | None,
-        finish: Callable[[RequestArea | None], None],
-    ) -> Execution: ...
+MakeJob = Callable[[RequestArea, bool, int | None, int | None, str | Priority | None], ExecutionJob]
+"""Makes an execution of all steps over an area, of which the result gives views: from the area, whether to measure, the loop
+time-out, the deadline and the priority."""
 
 
 class ReusableExecution:
@@ -48,7 +36,7 @@ class ReusableExecution:
         plan: What is computed.
         sizes: What executions have learnt about sizes, by key.
         check_open: Raises where the compilation is closed.
-        start: Starts a computation.
+        make_job: Makes a computation.
 
     Attributes:
         inputs: Views of the inputs; what they hold is what the next computation reads.
@@ -63,19 +51,19 @@ class ReusableExecution:
         loop_timeout: float | None,
         *,
         check_open: Callable[[], None],
-        start: Start,
+        make_job: MakeJob,
     ) -> None:
         for spec in plan.inputs:
             if not dimensions_are_known(spec.type, spec.dimensions):
                 raise InvalidArgument(f"reusable execution: expected known input shapes, got {spec}")
         self._check_open = check_open
-        self._start = start
+        self._make_job = make_job
         self._measure = measure
         self._loop_timeout_ns = None if loop_timeout is None else to_ns(loop_timeout, what="loop_timeout")
         self._area = RequestArea(plan.values([spec.dimensions for spec in plan.inputs], sizes))
         self.inputs = tuple(self._area.view(key) for key in plan.model.main.input_indexes)
         self.outputs: tuple[Array, ...] = ()
-        self._running: Execution | None = None
+        self._job: ExecutionJob | None = None
 
     async def execute(self, *, deadline: int | None = None, priority: str | Priority | None = None) -> Result:
         """Computes once. The result's arrays are views that the next computation overwrites.
@@ -86,28 +74,10 @@ class ReusableExecution:
         """
         self._check_open()
         check_deadline_ns(deadline, where="execute")
-        running = self._running
-        if running is not None and (
-            running.fence.status == FenceStatus.PENDING or running.state is ExecutionState.RUNNING
-        ):
+        if self._job is not None and self._job.state is not ExecutionState.FINISHED:
             raise InvalidArgument("reusable execution: a computation is under way")
-        execution = self._running = self._start(
-            self._area,
-            measure=self._measure,
-            loop_timeout_ns=self._loop_timeout_ns,
-            deadline_ns=deadline,
-            priority=priority,
-            finish=self._forget,
-        )
-        try:
-            result = msgspec.structs.replace(await execution, valid_until="the next computation")
-        except BaseException:
-            execution.cancel()
-            raise
+        job = self._make_job(self._area, self._measure, self._loop_timeout_ns, deadline, priority)
+        self._job = job
+        result = msgspec.structs.replace(await run_job(job), valid_until="the next computation")
         self.outputs = result.outputs
         return result
-
-    def _forget(self, area: RequestArea | None) -> None:
-        # An execution refers to this object: without the garbage collector the two would never free their memory.
-        if self._running is not None and self._running.state is ExecutionState.FINISHED:
-            self._running = None

@@ -1,33 +1,121 @@
 """One step of a plan on its device: the driver's call, the check of its answer, and growth of outputs.
 
-Owns the record of such a step, which of the driver's calls is taken and how often one is repeated. ``execution`` orders the steps.
+Owns the records of such a step, and which of the driver's calls is taken. ``job`` orders the steps and waits for them.
+
+A burst of a device takes one launch at a time. The runtime has one for each of the device's slots, since with fewer the device
+would be idle between two executions. Where all are in use, because the device was sent a more urgent execution beside one that it
+interrupts, a request goes to the prepared model.
 
 Invariants:
-1. An answer that breaks the contract is refused before anything believes it.
-2. An output that did not fit has at least twice the room at the next try, and tries are counted.
+1. An answer that breaks the contract is rejected before anything relies on it.
+2. An output that did not fit has at least twice the room at the next try.
 
 Source: ``StepExecutor`` of the NN HAL's runtime.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
-from aionn.errors import ErrorStatus, OutputInsufficientSize, error_for_status
-from aionn.hal import ExecutionResult, Model, OutputShape, PreparedModel, Request, Timing
-from aionn.observability.tracing import section
-from aionn.platform.real_work import real_work
+from aionn.errors import Error, OutputInsufficientSize
+from aionn.hal import Burst as HalBurst
+from aionn.hal import ExecutionResult, Launch, Model, PreparedModel, Priority, Request, Timing
+from aionn.runtime.background import Background
 from aionn.runtime.devices import RuntimeDevice
-from aionn.runtime.executions.execution import PRIORITY
+from aionn.runtime.executions.launching import BackgroundLaunch, execute_by_callback
 from aionn.runtime.memory.arguments import RequestArea
 from aionn.validation import check_execution_result
-from fences import SyncFence
 
-__all__ = ["Interpreted", "PreparedStep", "execute_step"]
+__all__ = [
+    "GROWTH_TRIES_MAX",
+    "Conditions",
+    "DeviceBurst",
+    "Interpreted",
+    "InterpretedBurst",
+    "PreparedStep",
+    "Step",
+    "execute_step",
+    "free_burst",
+    "output_too_small",
+]
 
 GROWTH_TRIES_MAX = 8
 """Number of times that an execution is repeated with larger outputs; each try at least doubles those that were too small."""
+
+
+class Conditions(Protocol):
+    """The part of an execution that its steps see.
+
+    Attributes:
+        background: Where the runtime's tasks live.
+        measure: Whether timings are wanted.
+        deadline_ns: Absolute; None means no deadline.
+        loop_timeout_ns: For every WHILE; None for the default.
+    """
+
+    @property
+    def background(self) -> Background: ...
+
+    measure: bool
+    deadline_ns: int | None
+    loop_timeout_ns: int | None
+
+    @property
+    def rank(self) -> Priority:
+        """Its priority, or that of an execution that waits for it where that is higher."""
+        ...
+
+    def run(self, step: Step, area: RequestArea) -> Awaitable[Timing]:
+        """Runs a step that an interpreted step consists of: waits for its device, and falls back where that is allowed."""
+        ...
+
+    def when_unused(self, call: Callable[[], None]) -> None:
+        """Calls when no device uses the memory of the execution any more; immediately if none does."""
+        ...
+
+
+class DeviceBurst:
+    """A burst of a device, one launch at a time.
+
+    Attributes:
+        hal: The driver contract's side of it.
+    """
+
+    __slots__ = ("_launch", "hal")
+
+    def __init__(self, hal: HalBurst) -> None:
+        self.hal = hal
+        self._launch: Launch | None = None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing runs through it."""
+        return self._launch is None or self._launch.is_done
+
+    def launch(self, request: Request, identifiers: Sequence[int], job: Conditions) -> Launch:
+        """Launches a request while it is free. Raises as ``Burst.launch``: it was rejected."""
+        launch = self._launch = self.hal.launch(
+            request,
+            identifiers,
+            measure=job.measure,
+            deadline_ns=job.deadline_ns,
+            loop_timeout_ns=job.loop_timeout_ns,
+        )
+        return launch
+
+    async def landed(self) -> None:
+        """Waits until nothing runs through it."""
+        if self._launch is not None:
+            await self._launch.done
+
+
+def free_burst(bursts: Sequence[DeviceBurst], preferred: int) -> DeviceBurst | None:
+    """A free burst, None where all are in use. The preferred one, if it is free: it knows the memory of the request."""
+    own = bursts[preferred % len(bursts)]
+    if own.is_free:
+        return own
+    return next((burst for burst in bursts if burst.is_free), None)
 
 
 class Interpreted(Protocol):
@@ -40,6 +128,32 @@ class Interpreted(Protocol):
 
     def uses(self, argument: int, *, is_output: bool) -> list[tuple[PreparedStep, bool, int]] | None:
         """The steps inside that read or write an argument in place; None if the runtime itself does."""
+        ...
+
+    async def open_burst(self, polling: Mapping[str, int]) -> InterpretedBurst:
+        """Opens bursts for the steps inside. Raises as ``configure_execution_burst``."""
+        ...
+
+    async def interpret(
+        self, request: Request, job: Conditions, burst: InterpretedBurst | None = None
+    ) -> ExecutionResult:
+        """Executes a request, through a burst that it has opened or without one. Waits for the devices of the steps inside, and
+        raises as those do."""
+        ...
+
+
+class InterpretedBurst(Protocol):
+    """The bursts of the steps inside of an IF or WHILE.
+
+    Attributes:
+        bursts: All of them.
+    """
+
+    @property
+    def bursts(self) -> Sequence[DeviceBurst]: ...
+
+    async def aclose(self) -> None:
+        """Ends them. Idempotent."""
         ...
 
 
@@ -65,81 +179,111 @@ class PreparedStep(NamedTuple):
     interpreted: Interpreted | None = None
 
 
-async def execute_step(
-    step: PreparedStep,
-    area: RequestArea,
-    sizes: dict[int, int],
-    measure: bool,
-    deadline_ns: int | None,
-    loop_timeout_ns: int | None,
-) -> Timing:
-    """Executes a step on its device, with more room for outputs whose size only the device knows.
+class Step:
+    """A prepared step as the executions of one owner run it.
 
-    Args:
-        step: What to execute.
-        area: Holds the values; grows with them.
-        sizes: Takes up what was learnt about sizes, for the next execution.
-        measure: Whether timings are wanted.
-        deadline_ns: Absolute; None means no deadline.
-        loop_timeout_ns: For every WHILE; None for the default.
+    Attributes:
+        prepared_step: The step of the plan.
+        dispatcher: The slots of its device.
+        interpreted: See ``PreparedStep``: the step has no slot of its own then.
+        key: What its duration on the device is learnt by; None to learn nothing.
+        sizes: Takes up what was learnt about sizes of outputs, for the next execution.
+        fallback: The step on the reference device, for failures; None where that is not allowed.
+        name: Names the step where a fallback is reported.
     """
-    urgency: dict[str, Any] = {}
-    if step.prepared.takes_priority:
-        urgency["priority"] = PRIORITY.get()
-    for _ in range(GROWTH_TRIES_MAX):
-        request = area.request(step.inputs, step.outputs)
-        with section("LI_PE", step.device.name):
-            if step.device.is_asynchronous:
-                result = await _launch(step.prepared, request, measure, deadline_ns, loop_timeout_ns, urgency)
-            else:
-                result = await step.prepared.execute_synchronously(
-                    request,
-                    measure=measure,
-                    deadline_ns=deadline_ns,
-                    loop_timeout_ns=loop_timeout_ns,
-                    **urgency,
-                )
-        check_execution_result(step.model.main, result, measure=measure)
+
+    __slots__ = ("dispatcher", "fallback", "interpreted", "key", "name", "prepared_step", "sizes")
+
+    def __init__(
+        self,
+        prepared_step: PreparedStep,
+        *,
+        key: Hashable = None,
+        sizes: dict[int, int] | None = None,
+        fallback: Step | None = None,
+        name: str = "",
+    ) -> None:
+        self.prepared_step = prepared_step
+        self.dispatcher = prepared_step.device.dispatcher
+        self.interpreted = prepared_step.interpreted
+        self.key = key
+        self.sizes = {} if sizes is None else sizes
+        self.fallback = fallback
+        self.name = name
+
+    def least_ns(self) -> int:
+        """Its least duration, as far as is known."""
+        return self.dispatcher.least_ns(self.key, self.prepared_step.prepared.expected_duration_ns)
+
+    def expected_ns(self) -> int:
+        """Its expected duration."""
+        return self.dispatcher.expected_ns(self.key, self.prepared_step.prepared.expected_duration_ns)
+
+    def launch(self, area: RequestArea, job: Conditions) -> Launch:
+        """Launches it; the caller has a slot of its device. Raises as ``PreparedModel.launch``: it was rejected."""
+        step = self.prepared_step
+        prepared, request = step.prepared, area.request(step.inputs, step.outputs)
+        if step.device.is_asynchronous:
+            call = execute_by_callback(
+                prepared,
+                request,
+                measure=job.measure,
+                deadline_ns=job.deadline_ns,
+                loop_timeout_ns=job.loop_timeout_ns,
+                priority=job.rank,
+            )
+            return BackgroundLaunch(job.background, call)
+        return prepared.launch(
+            request,
+            measure=job.measure,
+            deadline_ns=job.deadline_ns,
+            loop_timeout_ns=job.loop_timeout_ns,
+            priority=job.rank if prepared.takes_priority else None,
+        )
+
+    async def interpret(self, area: RequestArea, job: Conditions) -> ExecutionResult:
+        """Executes it where it is interpreted. Raises as its steps."""
+        step = self.prepared_step
+        assert self.interpreted is not None, "other steps are launched"
+        return await self.interpreted.interpret(area.request(step.inputs, step.outputs), job)
+
+    def accept(self, area: RequestArea, result: ExecutionResult, job: Conditions) -> bool:
+        """Takes an answer over; False if an output did not fit: then the area has grown, and the step is to be repeated.
+
+        Raises:
+            Error: The answer breaks the contract, or an output is in memory that cannot grow.
+        """
+        step = self.prepared_step
+        check_execution_result(step.model.main, result, measure=job.measure)
         area.note(step.outputs, result.output_shapes)
         if result.output_sufficient_size:
-            return result.timing
-        sizes.update(area.grow(step.outputs, result.output_shapes))
-    raise OutputInsufficientSize(
+            return True
+        self.sizes.update(area.grow(step.outputs, result.output_shapes))
+        return False
+
+    def fallback_message(self, error: Error) -> str:
+        """The sentence with which a result reports that ``fallback`` ran after this error."""
+        assert self.fallback is not None, "asked after it has run"
+        device = self.prepared_step.device.name
+        return f"{self.name}: {device} failed ({error}); ran on {self.fallback.prepared_step.device.name}"
+
+
+async def execute_step(step: Step, area: RequestArea, job: Conditions) -> ExecutionResult:
+    """Executes a step to its end without a slot of its device, again with more memory where an output did not fit.
+
+    Raises:
+        Error: It failed.
+    """
+    for _ in range(GROWTH_TRIES_MAX):
+        result = await step.launch(area, job)
+        if step.accept(area, result, job):
+            return result
+    raise output_too_small(result)
+
+
+def output_too_small(result: ExecutionResult) -> OutputInsufficientSize:
+    """The failure of a step whose outputs did not fit the last time that it was tried."""
+    return OutputInsufficientSize(
         f"execute: the outputs did not fit after {GROWTH_TRIES_MAX} tries",
-        [(s.dimensions, s.is_sufficient) for s in result.output_shapes],
+        [(shape.dimensions, shape.is_sufficient) for shape in result.output_shapes],
     )
-
-
-async def _launch(
-    prepared: PreparedModel,
-    request: Request,
-    measure: bool,
-    deadline_ns: int | None,
-    loop_timeout_ns: int | None,
-    urgency: Mapping[str, Any],
-) -> ExecutionResult:
-    """The driver's asynchronous call, waited for."""
-    done = SyncFence("launched execution")
-    outcome: list[tuple[ErrorStatus, Sequence[OutputShape], Timing]] = []
-
-    def callback(status: ErrorStatus, shapes: Sequence[OutputShape], timing: Timing) -> None:
-        # From any thread; a second one is ignored.
-        outcome.append((status, shapes, timing))
-        done.try_signal()
-
-    with real_work("a launched execution"):
-        status = await prepared.execute(
-            request,
-            callback,
-            measure=measure,
-            deadline_ns=deadline_ns,
-            loop_timeout_ns=loop_timeout_ns,
-            **urgency,
-        )
-        if status != ErrorStatus.NONE:
-            raise error_for_status(status, "execution: the device refused to launch it")
-        await done
-    status, shapes, timing = outcome[0]
-    if status not in (ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE):
-        raise error_for_status(status, "execution: the device reports that it failed")
-    return ExecutionResult(status == ErrorStatus.NONE, tuple(shapes), timing)

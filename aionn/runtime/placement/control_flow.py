@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import anyio.lowlevel
@@ -30,9 +30,9 @@ from aionn.errors import GeneralFailure, InvalidArgument, MissedDeadline
 from aionn.hal import (
     NO_TIMING,
     BufferToken,
-    BurstDefaults,
     DataLocation,
     ExecutionResult,
+    Launch,
     Memory,
     Model,
     Operand,
@@ -51,18 +51,21 @@ from aionn.hal import (
     operand_dtype,
     operand_size_bytes,
 )
-from aionn.hal import Burst as HalBurst
-from aionn.observability.tracing import section
 from aionn.platform.loops import finish, finish_all
 from aionn.runtime.clock import now_ns
 from aionn.runtime.devices import RuntimeDevice
-from aionn.runtime.executions.execution import UNDER_WAY, Turn, sum_of
-from aionn.runtime.executions.stepping import PreparedStep, execute_step
+from aionn.runtime.executions.results import sum_of
+from aionn.runtime.executions.stepping import (
+    Conditions,
+    DeviceBurst,
+    InterpretedBurst,
+    PreparedStep,
+    Step,
+)
 from aionn.runtime.memory.arguments import AREAS_KEPT_MAX, Binding, RequestArea, Value
+from aionn.runtime.placement import partition
 from aionn.runtime.placement.interpreter_device import interpreter_device
-from aionn.runtime.placement.partition import Step
 from aionn.runtime.placement.plan import LastValues, Plan
-from aionn.validation import check_execution_result
 
 __all__ = ["InterpretedModel", "interpreted_step"]
 
@@ -73,7 +76,7 @@ Held = Binding | None
 """The place of a value; None for one that is left out."""
 
 
-def interpreted_step(model: Model, step: Step, plans: Sequence[Plan]) -> PreparedStep:
+def interpreted_step(model: Model, step: partition.Step, plans: Sequence[Plan]) -> PreparedStep:
     """The step of one IF or WHILE.
 
     Args:
@@ -94,13 +97,15 @@ class _Subgraph:
     """A subgraph that is placed on its own, and memory for its values.
 
     Attributes:
-        plan: Its steps.
+        plan: Its plan.
         sizes: What executions have learnt about sizes.
+        steps: The plan's steps, as executions run them.
     """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.sizes: dict[int, int] = {}
+        self.steps = [plan.step(index, sizes=self.sizes) for index in range(len(plan.steps))]
         self._areas: list[RequestArea] = []
         self._last_values = LastValues(plan)
 
@@ -142,22 +147,21 @@ class _Frame:
         self._results: list[Binding] = []
 
     async def run(
-        self, turns: Sequence[Turn], inputs: Sequence[Held], outputs: Sequence[Held] = ()
+        self, job: Conditions, steps: Sequence[Step], inputs: Sequence[Held], outputs: Sequence[Held] = ()
     ) -> tuple[list[Binding], list[Timing]]:
         """Runs the subgraph over values in place.
 
         Args:
-            turns: One per step.
+            job: The execution.
+            steps: Those of the subgraph.
             inputs: One per input.
             outputs: One per output: where to write it in place, or None; empty for nowhere.
 
         Returns:
             The places of the outputs until the next run, and the measured timing.
         """
-        execution = UNDER_WAY.get()()
-        assert execution is not None, "a step runs in the task of its execution"
         area = self._enter(inputs, outputs)
-        timings = [await execution.take_turn(turn, area) for turn in turns]
+        timings = [await job.run(step, area) for step in steps]
         results = [area.binding(key) for key in self._subgraph.plan.model.main.output_indexes]
         # Equal ones stay the same objects, by which the next reader sees that nothing has moved.
         kept = self._results if len(self._results) == len(results) else results
@@ -239,26 +243,18 @@ class InterpretedModel(PreparedModelDefaults):
                 found += subgraph.plan.uses(keys[position])
         return found
 
-    async def execute_synchronously(
-        self,
-        request: Request,
-        *,
-        measure: bool = False,
-        deadline_ns: int | None = None,
-        loop_timeout_ns: int | None = None,
+    async def interpret(
+        self, request: Request, job: Conditions, burst: InterpretedBurst | None = None
     ) -> ExecutionResult:
-        """See ``PreparedModel``; in the task of an execution, which waits for the slots of the steps inside."""
-        run = _Run(measure, loop_timeout_ns, _plain)
-        return await self.interpret(request, run)
-
-    async def interpret(self, request: Request, run: _Run) -> ExecutionResult:
-        """Executes the request's operation.
+        """See ``Interpreted``: executes the request's operation.
 
         Raises:
             InvalidArgument: The condition is not one boolean.
             MissedDeadline: The loop took longer than its time-out.
             Error: A step failed.
         """
+        assert burst is None or isinstance(burst, _BurstInside), "one that it has opened"
+        run = _Run(job, burst)
         held: dict[int, Held] = dict(self._constants)
         main = self._model.main
         for index, argument in zip(main.input_indexes, request.inputs, strict=True):
@@ -274,7 +270,7 @@ class InterpretedModel(PreparedModelDefaults):
             for frame in frames:
                 frame.leave()
         is_sufficient = all(shape.is_sufficient for shape in shapes)
-        timing = sum_of(run.timings) if is_sufficient and run.measure and run.timings else NO_TIMING
+        timing = sum_of(run.timings) if is_sufficient and job.measure and run.timings else NO_TIMING
         return ExecutionResult(is_sufficient, shapes, timing)
 
     async def _run_if(
@@ -287,9 +283,10 @@ class InterpretedModel(PreparedModelDefaults):
         place = dict(zip(self._model.main.output_indexes, request.outputs, strict=True))
         outputs = [self._in_place(request, place.get(index), index) for index in self._operation.outputs]
         try:
-            results, timings = await frame.run(run.turns(subgraph), passed, outputs if any(outputs) else ())
+            in_place = outputs if any(outputs) else ()
+            results, timings = await frame.run(run.job, run.steps(subgraph), passed, in_place)
         except BaseException:
-            frame.leave()
+            run.job.when_unused(frame.leave)
             raise
         run.timings += timings
         return results, [frame]
@@ -303,12 +300,13 @@ class InterpretedModel(PreparedModelDefaults):
         condition, body = self._subgraphs
         conditions, bodies = [_Frame(condition), _Frame(condition)], [_Frame(body), _Frame(body)]
         frames = [*conditions, *bodies]
-        limit_ns = effective_loop_timeout_ns(run.loop_timeout_ns)
+        limit_ns = effective_loop_timeout_ns(run.job.loop_timeout_ns)
         started_ns = now_ns()
+        job, condition_steps, body_steps = run.job, run.steps(condition), run.steps(body)
         state = list(passed)
         try:
             for round_number in itertools.count():
-                (holds,), timings = await conditions[round_number % 2].run(run.turns(condition), state)
+                (holds,), timings = await conditions[round_number % 2].run(job, condition_steps, state)
                 run.add(timings)
                 if not _truth(holds, "condition"):
                     break
@@ -316,7 +314,7 @@ class InterpretedModel(PreparedModelDefaults):
                     raise MissedDeadline(
                         f"the loop took longer than its time-out of {limit_ns / 1e9:g} s", transient=True
                     )
-                results, timings = await bodies[round_number % 2].run(run.turns(body), state)
+                results, timings = await bodies[round_number % 2].run(job, body_steps, state)
                 run.add(timings)
                 # State beyond the body's outputs is constant through the loop.
                 state[: len(results)] = results
@@ -324,7 +322,7 @@ class InterpretedModel(PreparedModelDefaults):
                 await anyio.lowlevel.checkpoint()
         except BaseException:
             for frame in frames:
-                frame.leave()
+                job.when_unused(frame.leave)
             raise
         results_kept = state[: len(self._operation.outputs)]
         if any(held is None for held in results_kept):
@@ -356,15 +354,12 @@ class InterpretedModel(PreparedModelDefaults):
                 np.copyto(room.view(held.array.dtype), held.array.reshape(-1))
         return tuple(shapes)
 
-    async def configure_execution_burst(
-        self, *, controller_polling_us: int = 0, server_polling_us: int = 0
-    ) -> HalBurst:
-        """See ``PreparedModel``: a burst of each step inside."""
-        polling = {"controller_polling_us": controller_polling_us, "server_polling_us": server_polling_us}
-        burst = _InterpretedBurst(self, polling if any(polling.values()) else {})
+    async def open_burst(self, polling: Mapping[str, int]) -> InterpretedBurst:
+        """See ``Interpreted``."""
+        burst = _BurstInside()
         try:
             for subgraph in self._subgraphs:
-                await burst.open(subgraph)
+                await burst.open(subgraph, polling)
         except BaseException:
             await finish(burst.aclose())
             raise
@@ -376,123 +371,116 @@ class InterpretedModel(PreparedModelDefaults):
 
 
 class _Run:
-    """One execution of an IF or WHILE: how it measures, and how its steps run.
+    """One execution of an IF or WHILE.
 
     Attributes:
-        measure: Whether timings are wanted.
-        loop_timeout_ns: For every WHILE; None for the default.
+        job: The execution that it is a step of.
         timings: What was measured so far.
     """
 
-    def __init__(self, measure: bool, loop_timeout_ns: int | None, step: _RunStep) -> None:
-        self.measure = measure
-        self.loop_timeout_ns = loop_timeout_ns
+    def __init__(self, job: Conditions, burst: _BurstInside | None) -> None:
+        self.job = job
         self.timings: list[Timing] = []
-        self._step = step
-        self._turns: dict[int, list[Turn]] = {}
+        self._burst = burst
 
     def add(self, timings: Sequence[Timing]) -> None:
         """Adds what a round has measured, if that is wanted: a loop's rounds are not kept one by one."""
-        if self.measure:
+        if self.job.measure:
             self.timings = [sum_of([*self.timings, *timings])]
 
-    def turns(self, subgraph: _Subgraph) -> list[Turn]:
-        """The turns of a subgraph's steps, made once for all rounds."""
-        number = id(subgraph)
-        if number not in self._turns:
-            self._turns[number] = [self._turn(subgraph, index) for index in range(len(subgraph.plan.steps))]
-        return self._turns[number]
+    def steps(self, subgraph: _Subgraph) -> Sequence[Step]:
+        """The steps of a subgraph."""
+        return subgraph.steps if self._burst is None else self._burst.steps(subgraph)
 
-    def _turn(self, subgraph: _Subgraph, index: int) -> Turn:
+
+class _StepInside(Step):
+    """A step inside of an IF or WHILE, launched through a burst."""
+
+    __slots__ = ("_burst", "_identifiers")
+
+    def __init__(
+        self,
+        subgraph: _Subgraph,
+        index: int,
+        burst: DeviceBurst | InterpretedBurst,
+        identifiers: _Identifiers,
+    ) -> None:
         plan = subgraph.plan
+        fallback, name = plan.fallback_step(index), plan.step_name(index)
+        super().__init__(plan.steps[index], sizes=subgraph.sizes, fallback=fallback, name=name)
+        self._burst = burst
+        self._identifiers = identifiers
 
-        async def run(area: RequestArea, deadline_ns: int | None) -> Timing:
-            return await self._step(self, subgraph, index, area, deadline_ns)
+    def launch(self, area: RequestArea, job: Conditions) -> Launch:
+        burst, step = self._burst, self.prepared_step
+        request = area.request(step.inputs, step.outputs)
+        identifiers = self._identifiers.of(request)
+        if identifiers is None or not isinstance(burst, DeviceBurst) or not burst.is_free:
+            return super().launch(area, job)
+        return burst.launch(request, identifiers, job)
 
-        fall_back = plan.fall_back(index, self.measure, self.loop_timeout_ns)
-        return Turn(plan.steps[index].device.dispatcher, run, fall_back)
-
-
-_RunStep = Callable[[_Run, _Subgraph, int, RequestArea, int | None], Awaitable[Timing]]
-
-
-async def _plain(
-    run: _Run, subgraph: _Subgraph, index: int, area: RequestArea, deadline_ns: int | None
-) -> Timing:
-    """A step inside, as any step is executed."""
-    step = subgraph.plan.steps[index]
-    return await execute_step(step, area, subgraph.sizes, run.measure, deadline_ns, run.loop_timeout_ns)
+    async def interpret(self, area: RequestArea, job: Conditions) -> ExecutionResult:
+        assert self.interpreted is not None and not isinstance(self._burst, DeviceBurst)
+        step = self.prepared_step
+        return await self.interpreted.interpret(area.request(step.inputs, step.outputs), job, self._burst)
 
 
-class _InterpretedBurst(BurstDefaults):
-    """Bursts of the steps inside of an IF or WHILE; one execution at a time, like every burst."""
+class _Identifiers:
+    """The identifiers of memories for the bursts inside of an IF or WHILE."""
 
-    def __init__(self, model: InterpretedModel, polling: Mapping[str, int]) -> None:
-        self._model = model
-        self._polling = polling
-        self._bursts: dict[tuple[int, int], HalBurst] = {}
-        self._identifiers: weakref.WeakKeyDictionary[Memory, int] = weakref.WeakKeyDictionary()
+    def __init__(self) -> None:
+        self._of: weakref.WeakKeyDictionary[Memory, int] = weakref.WeakKeyDictionary()
         self._numbers = itertools.count(1)
 
-    async def open(self, subgraph: _Subgraph) -> None:
-        """Opens the bursts of a subgraph's steps. Raises as ``configure_execution_burst``."""
-        for index, step in enumerate(subgraph.plan.steps):
-            prepared = step.prepared
-            self._bursts[id(subgraph), index] = await prepared.configure_execution_burst(**self._polling)
-
-    async def execute_synchronously(
-        self,
-        request: Request,
-        memory_identifiers: Sequence[int],
-        *,
-        measure: bool = False,
-        deadline_ns: int | None = None,
-        loop_timeout_ns: int | None = None,
-    ) -> ExecutionResult:
-        """See ``Burst``."""
-        return await self._model.interpret(request, _Run(measure, loop_timeout_ns, self._step))
-
-    async def _step(
-        self, run: _Run, subgraph: _Subgraph, index: int, area: RequestArea, deadline_ns: int | None
-    ) -> Timing:
-        step, burst = subgraph.plan.steps[index], self._bursts[id(subgraph), index]
-        request = area.request(step.inputs, step.outputs)
-        identifiers = self._identifiers_of(request)
-        if identifiers is None:
-            return await _plain(run, subgraph, index, area, deadline_ns)
-        with section("LI_PE", step.device.name):
-            result = await burst.execute_synchronously(
-                request,
-                identifiers,
-                measure=run.measure,
-                deadline_ns=deadline_ns,
-                loop_timeout_ns=run.loop_timeout_ns,
-            )
-        check_execution_result(step.model.main, result, measure=run.measure)
-        area.note(step.outputs, result.output_shapes)
-        if result.output_sufficient_size:
-            return result.timing
-        subgraph.sizes.update(area.grow(step.outputs, result.output_shapes))
-        return await _plain(run, subgraph, index, area, deadline_ns)
-
-    def _identifiers_of(self, request: Request) -> list[int] | None:
-        """The device's identifiers of the request's memories; None for a request that no burst can take."""
+    def of(self, request: Request) -> list[int] | None:
+        """The identifiers of a request's memories; None for a request that no burst can take."""
         identifiers = []
         for pool in request.pools:
             if isinstance(pool, BufferToken):
                 return None
-            if pool not in self._identifiers and len(self._identifiers) < MEMORIES_REMEMBERED_MAX:
-                self._identifiers[pool] = next(self._numbers)
-            identifiers.append(self._identifiers.get(pool, -1))
+            if pool not in self._of and len(self._of) < MEMORIES_REMEMBERED_MAX:
+                self._of[pool] = next(self._numbers)
+            identifiers.append(self._of.get(pool, -1))
         return identifiers
 
-    async def release_memory_resource(self, memory_identifier: int) -> None:
-        """See ``Burst``; the interpreter remembers no memory of its caller's."""
+
+class _BurstInside:
+    """The bursts of the steps inside of an IF or WHILE, and these steps, launched through them."""
+
+    def __init__(self) -> None:
+        self._opened: list[DeviceBurst | InterpretedBurst] = []
+        self._steps: dict[int, list[Step]] = {}
+        self._identifiers = _Identifiers()
+
+    async def open(self, subgraph: _Subgraph, polling: Mapping[str, int]) -> None:
+        """Opens the bursts of a subgraph's steps. Raises as ``configure_execution_burst``."""
+        steps = self._steps[id(subgraph)] = []
+        for index, step in enumerate(subgraph.plan.steps):
+            burst: DeviceBurst | InterpretedBurst
+            if step.interpreted is not None:
+                burst = await step.interpreted.open_burst(polling)
+            else:
+                burst = DeviceBurst(await step.prepared.configure_execution_burst(**polling))
+            self._opened.append(burst)
+            steps.append(_StepInside(subgraph, index, burst, self._identifiers))
+
+    def steps(self, subgraph: _Subgraph) -> Sequence[Step]:
+        """The steps of a subgraph that was opened."""
+        return self._steps[id(subgraph)]
+
+    @property
+    def bursts(self) -> list[DeviceBurst]:
+        """See ``InterpretedBurst``."""
+        found: list[DeviceBurst] = []
+        for burst in self._opened:
+            found += [burst] if isinstance(burst, DeviceBurst) else burst.bursts
+        return found
 
     async def aclose(self) -> None:
-        """See ``Burst``."""
-        while self._bursts:
-            await self._bursts.popitem()[1].aclose()
+        """See ``InterpretedBurst``."""
+        while self._opened:
+            burst = self._opened.pop()
+            await (burst.hal if isinstance(burst, DeviceBurst) else burst).aclose()
 
 
 def _constants_of(model: Model, indexes: Sequence[int]) -> dict[int, Held]:

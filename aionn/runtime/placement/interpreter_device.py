@@ -1,32 +1,26 @@
 """The pseudo-device of the steps that the runtime itself runs: an IF or WHILE that no device takes.
 
-Presents the interpreter as a device: a name, no memories, and unlimited slots, since its steps wait for slots of devices, which
-order them.
+Presents the interpreter as a device: a name and no memories. Its steps take no slot of it: the steps inside wait for slots of
+devices, which order them.
 
 Source: the interpreter pseudo-device of the NN HAL's runtime (``ExecutionPlan``).
 """
 
 from __future__ import annotations
 
-import itertools
-from typing import Any, NoReturn, cast
+from typing import NoReturn, cast
 
 from aionn.errors import GeneralFailure
-from aionn.hal import Device, DeviceInfo, DeviceType, FeatureLevel, Priority, uniform_capabilities
-from aionn.runtime.clock import now_ns
+from aionn.hal import Device, DeviceInfo, DeviceType, FeatureLevel, uniform_capabilities
 from aionn.runtime.devices import RuntimeDevice
 from aionn.runtime.placement.division import INTERPRETER
-from aionn.scheduler.dispatcher import Dispatcher
-from aionn.scheduler.work import Work, WorkState
 
 __all__ = ["interpreter_device"]
 
 
 def interpreter_device() -> RuntimeDevice:
     """A device for the step of one IF or WHILE."""
-    device = RuntimeDevice(INTERPRETER, INTERPRETER, cast(Device, _InterpreterDevice()))
-    device.dispatcher = _Everybody()
-    return device
+    return RuntimeDevice(INTERPRETER, INTERPRETER, cast(Device, _InterpreterDevice()))
 
 
 class _InterpreterDevice:
@@ -39,35 +33,3 @@ class _InterpreterDevice:
     async def allocate(self, *arguments: object) -> NoReturn:
         """See ``Device``."""
         raise GeneralFailure(f"{INTERPRETER}: has no memories of its own")
-
-
-class _Everybody(Dispatcher):
-    """Unlimited slots: a step that holds one waits for slots of devices, which order the steps."""
-
-    def __init__(self) -> None:
-        super().__init__(1, now=now_ns)
-        self._given = itertools.count()
-
-    def enter(self, *, priority: Priority, deadline_ns: int | None, **told: Any) -> Work:
-        """See ``Dispatcher``."""
-        work = Work(
-            next(self._given),
-            priority=priority,
-            deadline_ns=deadline_ns,
-            arrival_ns=now_ns(),
-            durations_ns=(1,),
-        )
-        work.state = WorkState.RUNNING
-        return work
-
-    async def turn(self, work: Work) -> None:
-        """See ``Dispatcher``: its turn has come."""
-
-    def leave(self, work: Work) -> None:
-        """See ``Dispatcher``."""
-        work.state = WorkState.ENDED
-
-    def release(self, work: Work, **told: Any) -> int:
-        """See ``Dispatcher``."""
-        work.state = WorkState.ENDED
-        return now_ns()

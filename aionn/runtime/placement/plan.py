@@ -7,23 +7,22 @@ ready. Plans are made in ``planning`` and run in ``compilation``, ``burst`` and 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import msgspec
 
-from aionn.errors import Error
-from aionn.hal import Model, Request, Timing
+from aionn.hal import ExecutionResult, Launch, Model, PreparedModel, PreparedModelDefaults
 from aionn.platform.loops import finish_all
-from aionn.runtime.executions.execution import Turn
-from aionn.runtime.executions.stepping import PreparedStep, execute_step
+from aionn.runtime.executions.launching import BackgroundLaunch
+from aionn.runtime.executions.stepping import Conditions, PreparedStep, Step, execute_step
 from aionn.runtime.memory.arguments import RequestArea, TensorSpec, Value, input_value, result_value
 from aionn.runtime.placement.fallback import Fallback, in_ordinary_memory
 
 if TYPE_CHECKING:
     from aionn.runtime.devices import RuntimeDevice
 
-__all__ = ["LastValues", "Placement", "Plan", "learnt_by", "settle_of"]
+__all__ = ["LastValues", "Placement", "Plan", "learnt_by"]
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -67,46 +66,31 @@ class Plan(NamedTuple):
     fallback: Fallback | None = None
     number: int = 0
 
-    def fall_back(
-        self, index: int, measure: bool, loop_timeout_ns: int | None = None
-    ) -> Callable[[RequestArea, int | None, Error], Awaitable[tuple[Timing, str]]] | None:
-        """The form of a step on the reference device after a failure on its own device."""
+    def step_name(self, index: int) -> str:
+        """Names a step where a fallback is reported."""
+        inside = f"subgraph {self.number}, " if self.number else ""
+        return f"{inside}step {index} of {len(self.steps)}"
+
+    def step(self, index: int, *, key: Hashable = None, sizes: dict[int, int] | None = None) -> Step:
+        """A step as executions run it; see ``Step`` for the arguments."""
+        fallback = self.fallback_step(index)
+        return Step(self.steps[index], key=key, sizes=sizes, fallback=fallback, name=self.step_name(index))
+
+    def fallback_step(self, index: int) -> Step | None:
+        """The form of a step on the reference device, for failures on its own device; None where that is not allowed."""
         fallback, step = self.fallback, self.steps[index]
         if fallback is None or step.device is fallback.device:
             return None
+        return _ReferenceStep(fallback, index, step)
 
-        async def run(area: RequestArea, deadline_ns: int | None, error: Error) -> tuple[Timing, str]:
-            elsewhere = step._replace(
-                device=fallback.device, prepared=await fallback.prepared(index), interpreted=None
-            )
-            async with in_ordinary_memory(area, step.inputs, step.outputs):
-                timing = await execute_step(elsewhere, area, {}, measure, deadline_ns, loop_timeout_ns)
-            inside = f"subgraph {self.number}, " if self.number else ""
-            told = f"{inside}step {index} of {len(self.steps)}: {step.device.name} failed ({error}); ran on {fallback.device.name}"
-            return timing, told
-
-        return run
-
-    def rescue(self, measure: bool, loop_timeout_ns: int | None = None) -> Turn | None:
-        """The form of the whole model on the reference device when a step has failed there as well, or cannot run."""
+    def rescue_step(self) -> Step | None:
+        """The form of the whole model on the reference device, for where a step has failed there as well, or cannot run."""
         fallback = self.fallback
         if fallback is None or len(self.steps) == 1:
             return None
-        main = self.model.main
-
-        async def run(area: RequestArea, deadline_ns: int | None) -> Timing:
-            step = PreparedStep(
-                fallback.device,
-                await fallback.prepared(len(self.steps)),
-                self.model,
-                main.input_indexes,
-                main.output_indexes,
-                (),
-            )
-            async with in_ordinary_memory(area, step.inputs, step.outputs):
-                return await execute_step(step, area, {}, measure, deadline_ns, loop_timeout_ns)
-
-        return Turn(fallback.device.dispatcher, run)
+        main, last = self.model.main, self.steps[-1]
+        whole = last._replace(model=self.model, inputs=main.input_indexes, outputs=main.output_indexes)
+        return _ReferenceStep(fallback, len(self.steps), whole)
 
     @property
     def devices(self) -> tuple[RuntimeDevice, ...]:
@@ -157,6 +141,32 @@ class Plan(NamedTuple):
         await finish_all(closings if self.fallback is None else [*closings, self.fallback.aclose])
 
 
+class _ReferenceStep(Step):
+    """A step on the reference device, which is prepared when it is first needed."""
+
+    __slots__ = ("_fallback", "_index")
+
+    def __init__(self, fallback: Fallback, index: int, step: PreparedStep) -> None:
+        unprepared = cast(PreparedModel, PreparedModelDefaults())
+        super().__init__(
+            step._replace(device=fallback.device, prepared=unprepared, operations=(), interpreted=None)
+        )
+        self._fallback = fallback
+        self._index = index
+
+    def launch(self, area: RequestArea, job: Conditions) -> Launch:
+        return BackgroundLaunch(job.background, self._execute(area, job))
+
+    async def _execute(self, area: RequestArea, job: Conditions) -> ExecutionResult:
+        step = self.prepared_step
+        prepared = Step(step._replace(prepared=await self._fallback.prepared(self._index)))
+        async with in_ordinary_memory(area, step.inputs, step.outputs):
+            return await execute_step(prepared, area, job)
+
+    def accept(self, area: RequestArea, result: ExecutionResult, job: Conditions) -> bool:
+        return True  # ``execute_step`` has accepted it.
+
+
 class LastValues:
     """The values of a plan for the shapes, sizes and places of the last execution: the same tuple until one of them changes."""
 
@@ -186,16 +196,3 @@ def learnt_by(plan: Plan, owner: object) -> list[Hashable]:
         # Not when it is closed: an execution may end after that, and be learnt from, as long as its owner lives.
         weakref.finalize(owner, step.device.dispatcher.forget, key).atexit = False
     return keys
-
-
-def settle_of(plan: Plan) -> Callable[[Request], Awaitable[None]] | None:
-    """The wait until the only step's device is done with a request whose caller was cancelled.
-
-    None if there are several steps, or if the device has no ``settle``: then executions have tasks of their own.
-    """
-    if len(plan.steps) != 1:
-        return None
-    (step,) = plan.steps
-    if step.interpreted is not None or step.device.is_asynchronous:
-        return None
-    return step.prepared.settle

@@ -113,8 +113,10 @@ class Bench:
     def left(self) -> list[object]:
         """What is under way."""
         device, burst = self.runtime.devices[0], self.burst
-        left: list[object] = [*self.runtime.background._executions, *burst._waiting, *burst._streams]
-        left += [slot for slot in burst._slots if slot.users]
+        left: list[object] = [*self.runtime.background._executions]
+        buffers = burst.statistics()
+        if (buffers.free, buffers.waiting, buffers.streams) != (buffers.total, 0, 0):
+            left.append(buffers)
         if "slot 0: free" not in device.dispatcher.explain():
             left.append(device.dispatcher.explain())
         if list(self.runtime._compilations) != [self.net]:
@@ -246,7 +248,8 @@ async def close_a_burst_with_work_under_way(bench: Bench) -> None:
         try:
             await burst.aclose()
         finally:
-            assert burst._closed and not burst._streams and not burst._slots
+            buffers = burst.statistics()
+            assert (buffers.total, buffers.streams) == (0, 0)
             await finish(ended(executing))
 
 
@@ -268,7 +271,7 @@ async def end_a_stream(bench: Bench) -> None:
         await anext(results)
     finally:
         await results.aclose()
-        assert results._frames not in bench.burst._streams
+        assert bench.burst.statistics().streams == 0
 
 
 async def start_and_end_a_driver_process(bench: Bench) -> None:

@@ -237,7 +237,7 @@ async def test_burst_that_is_dropped_as_the_runtime_begins_to_close_is_closed(
         net = await runtime.compile(endless_model())
         opened = await net.burst().__aenter__()
         await opened.execute([-ONE])
-        controllers = [line.hal for lines in opened._lines for line in lines]
+        controllers = [device_burst.hal for of_step in opened._opened for device_burst in of_step]
         del net, opened
     assert [cast(BurstController, c).state for c in controllers] == [BurstState.CLOSED]
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pytest
 
 import aionn
+from aionn.burst.controller import BurstController
 from aionn.conformance.vts.models import endless_model
 
 Values = npt.NDArray[np.float32]
@@ -210,21 +211,29 @@ async def test_deadline_ends_an_execution_in_the_driver(runtime: aionn.Runtime) 
 
 @pytest.mark.parametrize("preference", ["fast_single_answer", "low_power"])
 async def test_polling_windows_are_the_drivers_and_the_bursts_unless_power_is_to_be_saved(
-    digits: Path, silence: Values, preference: str
+    digits: Path, silence: Values, preference: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    make, given = BurstController.__init__, []
+
+    def noted(self: BurstController, *args: Any, **options: Any) -> None:
+        given.append(options["polling_ns"])
+        make(self, *args, **options)
+
+    monkeypatch.setattr(BurstController, "__init__", noted)
     async with aionn.open(
         drivers=["reference"], burst_controller_polling_us=40, burst_server_polling_us=50
     ) as runtime:
         net = await runtime.compile(digits, preference=preference)
         expected = (await net.execute([silence])).outputs[0]
         async with net.burst() as burst:
-            hal = burst._lines[0][0].hal
-            assert hal._polling_ns == (40_000 if preference == "fast_single_answer" else 0)
+            assert given == [40_000 if preference == "fast_single_answer" else 0]
             for _ in range(3):
                 np.testing.assert_array_equal((await burst.execute([silence])).outputs[0], expected)
 
 
-async def test_failed_execution_falls_back_where_that_is_allowed(digits: Path, silence: Values) -> None:
+async def test_failed_execution_falls_back_where_that_is_allowed(
+    digits: Path, silence: Values, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("ai_edge_litert")
     async with aionn.open(drivers=["litert-cpu", "reference"]) as runtime:
         for allow_fallback in (True, False):
@@ -232,14 +241,14 @@ async def test_failed_execution_falls_back_where_that_is_allowed(digits: Path, s
             assert net.devices == ("litert-cpu",)
             async with net.burst(slots=1) as burst:
                 expected = await burst.execute([silence])
-                hal = burst._lines[0][0].hal
-                right, calls = hal.execute_synchronously, []
+                calls = []
 
-                async def fail(*args: Any, **options: Any) -> Any:
+                def fail(*args: Any, **options: Any) -> Any:
                     calls.append(args)  # noqa: B023 - called in this round alone
                     raise aionn.GeneralFailure("broken")
 
-                hal.execute_synchronously = fail
+                right = BurstController.launch
+                monkeypatch.setattr(BurstController, "launch", fail)
                 if allow_fallback:
                     result = await burst.execute([silence])
                     np.testing.assert_allclose(result.outputs[0], expected.outputs[0], atol=1e-5)
@@ -248,7 +257,7 @@ async def test_failed_execution_falls_back_where_that_is_allowed(digits: Path, s
                     with pytest.raises(aionn.GeneralFailure, match="broken"):
                         await burst.execute([silence])
                 assert len(calls) == 1, "what was sent is not sent again"
-                hal.execute_synchronously = right
+                monkeypatch.setattr(BurstController, "launch", right)
                 assert (await burst.execute([silence])).fallback == ()
 
 
@@ -257,7 +266,7 @@ async def test_wait_for_a_slot_ends_at_the_deadline(any_runtime: aionn.Runtime) 
     value = np.ones(1, np.float32)
     async with net.burst(slots=1) as burst, anyio.create_task_group() as tasks:
         tasks.start_soon(burst.execute, [value])
-        while burst._unused:
+        while burst.statistics().free:
             await anyio.lowlevel.checkpoint()
         deadline = aionn.after(0.05)
         with anyio.fail_after(1.5), pytest.raises(aionn.MissedDeadline) as missed:
@@ -266,7 +275,7 @@ async def test_wait_for_a_slot_ends_at_the_deadline(any_runtime: aionn.Runtime) 
         with pytest.raises(aionn.MissedDeadline) as missed:
             await burst.execute([-value], deadline=1)
         assert not missed.value.transient
-        assert not burst._waiting
+        assert not burst.statistics().waiting
         tasks.cancel_scope.cancel()
 
 
@@ -287,9 +296,9 @@ async def test_execution_that_waits_for_a_slot_is_told_that_its_burst_was_closed
 
         async with burst:
             tasks.start_soon(execute, value)
-            while burst._unused:
+            while burst.statistics().free:
                 await anyio.lowlevel.checkpoint()
             tasks.start_soon(execute, -value)
-            while not burst._waiting:
+            while not burst.statistics().waiting:
                 await anyio.lowlevel.checkpoint()
     assert any("closed" in str(e) for e in errors)

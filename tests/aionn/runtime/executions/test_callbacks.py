@@ -113,7 +113,7 @@ async def test_what_is_raised_for_an_item_ends_its_stream_alone(
             with pytest.raises(StopAsyncIteration):
                 await anext(stream)
             # Nothing else has ended, and every slot is free.
-            while len(burst._unused) < 3:
+            while burst.statistics().free < 3:
                 await anyio.lowlevel.checkpoint()
             assert (await burst.execute([-7 * ONE])).outputs[0] == -7
             go.set()

@@ -144,18 +144,13 @@ async def test_wait_for_fences(bench: Bench) -> None:
 
 
 async def test_wait_for_a_slot_of_the_burst(bench: Bench) -> None:
-    slot = await bench.burst._take(None)
-    await told_at_the_deadline(execute_in_a_burst, bench)
-    bench.burst._leave(slot)
-    assert (await bench.burst.execute([-ONE])).outputs[0] == -1
+    async def one() -> AsyncIterator[Any]:
+        yield -ONE
 
-
-async def test_wait_for_the_devices_burst(bench: Bench) -> None:
-    ((line,),) = bench.burst._lines
-    async with line.free:
+    async with bench.burst.stream(one()) as results:
+        await anext(results)  # It has the only slot until the next result is asked for.
         await told_at_the_deadline(execute_in_a_burst, bench)
-    with anyio.fail_after(LIMIT_S):
-        assert (await bench.burst.execute([-ONE])).outputs[0] == -1
+    assert (await bench.burst.execute([-ONE])).outputs[0] == -1
 
 
 @pytest.mark.parametrize("call", [execute, execute_fenced], ids=lambda call: call.__name__)
@@ -178,7 +173,7 @@ async def test_wait_for_the_fallback_to_be_prepared(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(fallback_module.Fallback, "prepared", for_ever)
 
-    async def fail(*args: Any, **told: Any) -> Any:
+    def fail(*args: Any, **told: Any) -> Any:
         raise aionn.GeneralFailure("broken")
 
     first = ReferenceDevice("first")
@@ -187,7 +182,7 @@ async def test_wait_for_the_fallback_to_be_prepared(monkeypatch: pytest.MonkeyPa
         net = await runtime.compile(identity(), allow_fallback=True)
         (step,) = net._plan.steps
         assert step.device.name == "first"
-        monkeypatch.setattr(step.prepared, "execute_synchronously", fail)
+        monkeypatch.setattr(step.prepared, "launch", fail)
         with anyio.fail_after(LIMIT_S), pytest.raises(aionn.MissedDeadline):
             await net.execute([-ONE], deadline=aionn.after(0.1))
         assert asked.is_set()

@@ -19,8 +19,9 @@ import pytest
 import pytest_asyncio
 
 import aionn
+from aionn.burst.controller import BurstController
 from aionn.conformance.vts.models import endless_model
-from aionn.runtime.executions.stream import StreamStatistics, _DirectFrames
+from aionn.runtime.executions.stream import StreamStatistics
 
 Values = npt.NDArray[np.float32]
 ONE = np.ones(1, np.float32)
@@ -52,29 +53,22 @@ async def numbers(count: int, first: int = 1) -> AsyncIterator[Values]:
 
 
 def tasks_of_streams() -> list[str]:
-    return [name for t in asyncio.all_tasks() if "Frames" in (name := repr(t.get_coro()))]
+    return [name for t in asyncio.all_tasks() if "StreamPump" in (name := t.get_name())]
 
 
 async def settled(burst: aionn.Burst, runtime: aionn.Runtime) -> None:
     """Waits until nothing of a stream is left."""
 
     def left() -> list[object]:
-        users = [slot.users for slot in burst._slots if slot.users]
         held = [] if "free" in runtime.devices[0].dispatcher.explain() else ["the device"]
-        return [*tasks_of_streams(), *burst._streams, *burst._waiting, *users, *held]
+        buffers = burst.statistics()
+        is_unused = (buffers.free, buffers.waiting, buffers.streams) == (buffers.total, 0, 0)
+        return [*tasks_of_streams(), *([] if is_unused else [buffers]), *held]
 
     with anyio.move_on_after(LIMIT_S):
         while left():
             await anyio.sleep(0.001)
     assert left() == []
-    assert len(burst._unused) == len(burst._slots)
-
-
-async def test_only_streams_without_deadlines_are_direct(net: aionn.Compilation) -> None:
-    async with net.burst() as burst:
-        assert isinstance(burst.stream(numbers(1))._frames, _DirectFrames)
-        with_deadlines = burst.stream(numbers(1), deadline=lambda item: 1)
-        assert not isinstance(with_deadlines._frames, _DirectFrames)
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 5])
@@ -197,7 +191,8 @@ async def test_device_that_works_holds_its_slots_when_a_stream_ends(
         while "free" in runtime.devices[0].dispatcher.explain():
             await anyio.sleep(0.001)
         stream.cancel()
-        assert any(slot.users for slot in burst._slots), "the device has not answered yet"
+        buffers = burst.statistics()
+        assert buffers.free < buffers.total, "the device has not answered yet"
         await settled(burst, runtime)
 
 
@@ -298,20 +293,22 @@ async def test_writer_that_raises_ends_the_stream_after_its_results(
 
 
 async def test_error_of_the_device_comes_at_its_item_and_ends_the_stream(
-    net: aionn.Compilation, runtime: aionn.Runtime, options: dict[str, Any]
+    net: aionn.Compilation,
+    runtime: aionn.Runtime,
+    options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    right, calls = BurstController.launch, 0
+
+    def fail(*args: Any, **told: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls >= 4:
+            raise aionn.GeneralFailure("broken")
+        return right(*args, **told)
+
+    monkeypatch.setattr(BurstController, "launch", fail)
     async with net.burst(slots=3) as burst:
-        calls = 0
-        for line in burst._lines[0]:
-
-            async def fail(*args: Any, right: Any = line.hal.execute_synchronously, **told: Any) -> Any:
-                nonlocal calls
-                calls += 1
-                if calls >= 4:
-                    raise aionn.GeneralFailure("broken")
-                return await right(*args, **told)
-
-            line.hal.execute_synchronously = fail  # type: ignore[method-assign]
         stream = burst.stream(numbers(100), **options)
         seen = []
         with pytest.raises(aionn.GeneralFailure, match="broken"):
@@ -321,7 +318,9 @@ async def test_error_of_the_device_comes_at_its_item_and_ends_the_stream(
         await settled(burst, runtime)
 
 
-async def test_failed_frame_falls_back_where_that_is_allowed(digits: Path, silence: Values) -> None:
+async def test_failed_frame_falls_back_where_that_is_allowed(
+    digits: Path, silence: Values, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("ai_edge_litert")
 
     async def source() -> AsyncIterator[Values]:
@@ -333,13 +332,11 @@ async def test_failed_frame_falls_back_where_that_is_allowed(digits: Path, silen
         async with net.burst(slots=2) as burst:
             expected = (await burst.execute([silence])).outputs[0]
 
-            async def fail(*args: Any, **told: Any) -> Any:
+            def fail(*args: Any, **told: Any) -> Any:
                 raise aionn.GeneralFailure("broken")
 
-            for line in burst._lines[0][:1]:
-                line.hal.execute_synchronously = fail  # type: ignore[method-assign]
+            monkeypatch.setattr(BurstController, "launch", fail)
             stream = burst.stream(source())
-            assert isinstance(stream._frames, _DirectFrames)
             count = 0
             async for result in stream:
                 np.testing.assert_allclose(result.outputs[0], expected, atol=1e-5)
@@ -382,7 +379,7 @@ async def test_results_are_told_when_they_were_here(net: aionn.Compilation) -> N
         stream = burst.stream(numbers(2))
         start_ns = aionn.now_ns()
         first = await anext(stream)
-        while not all(entry.is_here for entry in stream._frames.entries) or not stream._frames.entries:
+        while tasks_of_streams():
             await anyio.sleep(0.001)
         here_ns = aionn.now_ns()
         await anyio.sleep(0.01)
@@ -498,7 +495,7 @@ async def test_item_that_waits_for_a_slot_is_dropped_at_its_deadline(
             async with anyio.create_task_group() as tasks:
                 # The driver's own time-out ends it after two seconds; the only slot is its own until then.
                 tasks.start_soon(burst.execute, [ONE])
-                while burst._unused:
+                while burst.statistics().free:
                     await anyio.lowlevel.checkpoint()
                 stream = burst.stream(numbers(3), deadline=lambda item: aionn.after(0.02))
                 seen = [(r.status, r.outputs, float(r.item[0])) async for r in stream]

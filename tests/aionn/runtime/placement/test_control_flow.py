@@ -17,9 +17,9 @@ from aionn.conformance import cts
 from aionn.conformance.cts import CtsTest
 from aionn.drivers.kit.launching import DirectBurst
 from aionn.errors import DeadObject, Error, GeneralFailure, InvalidArgument, MissedDeadline
-from aionn.hal import ExecutionResult, FeatureLevel, Memory, Model, OperandType, OperationType
+from aionn.hal import ExecutionResult, FeatureLevel, Launch, Memory, Model, OperandType, OperationType
 from aionn.models.builder import GraphBuilder
-from aionn.runtime.placement.control_flow import InterpretedModel, _InterpretedBurst
+from aionn.runtime.placement.control_flow import InterpretedModel
 from aionn.testing.split import PickyDevice
 from fences import FenceStatus, SyncFence
 
@@ -366,17 +366,18 @@ async def test_loop_ends_with_its_time_out_and_never_falls_back() -> None:
 async def test_time_out_of_a_loop_holds_in_a_burst(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter's own loop ends, and one that a device runs inside of an IF, which is told with the frame."""
     told: list[int | None] = []
-    direct, interpreted = DirectBurst.execute_synchronously, _InterpretedBurst.execute_synchronously
+    direct, interpreted = DirectBurst.launch, InterpretedModel.interpret
 
-    async def noted(self: DirectBurst, *args: Any, **options: Any) -> ExecutionResult:
+    def noted(self: DirectBurst, *args: Any, **options: Any) -> Launch:
         told.append(options["loop_timeout_ns"])
-        return await direct(self, *args, **options)
+        return direct(self, *args, **options)
 
-    async def limited(self: _InterpretedBurst, *args: Any, **options: Any) -> ExecutionResult:
-        return await interpreted(self, *args, **{**options, "loop_timeout_ns": 50_000_000})
+    async def limited(self: InterpretedModel, request: Any, job: Any, burst: Any) -> ExecutionResult:
+        job.loop_timeout_ns = 50_000_000
+        return await interpreted(self, request, job, burst)
 
-    monkeypatch.setattr(DirectBurst, "execute_synchronously", noted)
-    monkeypatch.setattr(_InterpretedBurst, "execute_synchronously", limited)
+    monkeypatch.setattr(DirectBurst, "launch", noted)
+    monkeypatch.setattr(InterpretedModel, "interpret", limited)
     is_inside = where == "device"
     model, before = (choice_of_loop(1e9), [YES]) if is_inside else (rounds(1e9), [])
     kinds = [kind for kind in OperationType if kind != (Op.IF if is_inside else Op.WHILE)]

@@ -93,13 +93,13 @@ class NotingBursts(PickyDevice):
 
         async def noting(**polling: int) -> Any:
             burst = await open_burst(**polling)
-            execute = burst.execute_synchronously
+            launch = burst.launch
 
-            async def execute_and_note(*arguments: Any, **limits: Any) -> Any:
+            def launch_and_note(*arguments: Any, **limits: Any) -> Any:
                 self.limits.append(limits)
-                return await execute(*arguments, **limits)
+                return launch(*arguments, **limits)
 
-            burst.execute_synchronously = execute_and_note
+            burst.launch = launch_and_note
             return burst
 
         prepared.configure_execution_burst = noting

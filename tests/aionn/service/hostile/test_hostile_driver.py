@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 
 import aionn
+from aionn.hal import LaunchBase
 from aionn.service.client import device as client
 from aionn.service.client import prepared as prepared_module
 from aionn.service.client import supervisor
@@ -201,8 +202,8 @@ async def test_closing_waits_for_executions_of_several_bursts_at_once(
         with anyio.move_on_after(limit_s):
             await bursts[0].execute(values)  # It holds the device's only slot, and is answered by nobody.
         for burst in bursts[1:]:
-            line = burst._lines[0][0]
-            await line.free.acquire()  # As an execution does that runs.
+            (device_burst,) = burst._opened[0]
+            device_burst._launch = LaunchBase()  # One that runs, and never ends.
         began_s = time.monotonic()
         with anyio.fail_after(60):
             await compilation.aclose()

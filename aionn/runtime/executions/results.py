@@ -1,0 +1,86 @@
+"""Records of executions: the result, where an execution is in its life, sums of timings, priorities by name."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+import msgspec
+
+from aionn.errors import ErrorStatus, InvalidArgument
+from aionn.hal import NO_TIMING, Priority, Timing
+from aionn.runtime.memory.arguments import Array
+
+__all__ = ["ExecutionState", "Result", "priority_of", "sum_of"]
+
+
+class Result(msgspec.Struct, frozen=True):
+    """The result of an execution.
+
+    Attributes:
+        outputs: One array per output. From ``execute`` they are the caller's own; from a stream they are read-only views of shared
+            memory, valid until the next result is asked for.
+        timing: What was measured, counted from the launch: time in the driver has the wait for dependencies in it, which is the
+            runtime's doing, but not the wait for the device's slot, see ``queued_ns``. None entries where nothing was measured.
+        status: NONE; a result of another status is an exception instead.
+        device: Name of the device that ran it, or names, in the order of the steps.
+        fallback: What ran on the reference device instead, and why; empty where nothing did.
+        queued_ns: From the call until a device slot was acquired, dependencies included.
+        total_ns: From the call until the result was here.
+        valid_until: What ends the validity of ``outputs``; empty where they are the caller's own, for good.
+        dependencies_ns: From the call until this process saw that the last fence of ``wait_for`` had signalled; 0 where none had
+            to be waited for.
+    """
+
+    outputs: tuple[Array, ...]
+    timing: Timing = NO_TIMING
+    status: ErrorStatus = ErrorStatus.NONE
+    device: str = ""
+    fallback: tuple[str, ...] = ()
+    queued_ns: int = 0
+    total_ns: int = 0
+    valid_until: str = ""
+    dependencies_ns: int = 0
+
+    @property
+    def fenced(self) -> Timing:
+        """As ``timing``, counted from the moment that the last dependency signalled; equal to it without dependencies.
+
+        Never more than ``timing``. Source: ``timingLaunched`` and ``timingFenced`` of the NN HAL 1.3.
+        """
+        in_driver_ns = self.timing.time_in_driver_ns
+        if in_driver_ns is None or not self.dependencies_ns:
+            return self.timing
+        return Timing(self.timing.time_on_device_ns, in_driver_ns - self.dependencies_ns)
+
+
+def priority_of(value: str | Priority) -> Priority:
+    """A priority by name or value.
+
+    Raises:
+        InvalidArgument: There is no such priority.
+    """
+    try:
+        return Priority[value.upper()] if isinstance(value, str) else Priority(value)
+    except (KeyError, ValueError):
+        names = ", ".join(p.name.lower() for p in Priority)
+        raise InvalidArgument(f"priority: expected one of {names}, got {value!r}") from None
+
+
+class ExecutionState(enum.Enum):
+    """Where an execution is in its life."""
+
+    WAITING_FOR_FENCES = "waiting for fences"
+    WAITING_FOR_SLOT = "waiting for the device"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+def sum_of(timings: Sequence[Timing]) -> Timing:
+    """The timing of all steps; None where one was not measured."""
+    on_device = [t.time_on_device_ns for t in timings if t.time_on_device_ns is not None]
+    in_driver = [t.time_in_driver_ns for t in timings if t.time_in_driver_ns is not None]
+    return Timing(
+        sum(on_device) if len(on_device) == len(timings) else None,
+        sum(in_driver) if len(in_driver) == len(timings) else None,
+    )

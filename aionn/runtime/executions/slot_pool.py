@@ -1,0 +1,227 @@
+"""The frame buffers of a burst: memory for one frame each, and the order of those that wait for one.
+
+Owns how many users a buffer has, and which waiter gets a buffer that becomes free. ``burst`` makes the buffers; executions and the
+streams of a burst take and leave them.
+
+Invariants:
+1. A buffer is taken again only when its last user has left it: the device, the execution, the consumer of a stream's result.
+2. Waiters get buffers in the order in which they began to wait, except those that have no use for one now.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from aionn.errors import InvalidArgument, MissedDeadline
+from aionn.hal import ExecutionResult
+from aionn.runtime.background import Background
+from aionn.runtime.clock import now_ns
+from aionn.runtime.memory.arguments import RequestArea
+
+__all__ = ["FrameBuffer", "BurstStatistics", "SlotPool", "Waiting"]
+
+
+class FrameBuffer:
+    """Memory for one frame, and how many still use it.
+
+    Attributes:
+        identifier: Its number in the burst, by which devices remember its memory.
+        identifiers: The same, as requests name it.
+        area: The memory.
+        users: How many use it; 0 for one that is free.
+        checked: By step, the answer that was checked last: frames without timings give the same object again.
+    """
+
+    __slots__ = ("area", "checked", "identifier", "identifiers", "users")
+
+    def __init__(self, identifier: int, area: RequestArea, step_count: int) -> None:
+        self.identifier = identifier
+        self.identifiers = (identifier,)
+        self.area = area
+        self.users = 0
+        self.checked: list[ExecutionResult | None] = [None] * step_count
+
+
+class Waiting(NamedTuple):
+    """One that waits for a buffer.
+
+    Attributes:
+        wants: Whether it has a use for one now; otherwise the next in the order gets it.
+        take: Takes one over immediately: called by the task that leaves it.
+    """
+
+    wants: Callable[[], bool]
+    take: Callable[[FrameBuffer], None]
+
+
+class Lender(Protocol):
+    """A stream, which holds buffers of results that were not requested yet."""
+
+    def spare(self) -> bool:
+        """Leaves one such buffer. Returns whether it could."""
+        ...
+
+
+class BurstStatistics(NamedTuple):
+    """The buffers of a burst.
+
+    Attributes:
+        total: Number of buffers; 0 while the burst is not open.
+        free: Number of those without a user.
+        waiting: Number of executions and streams that wait for one.
+        streams: Number of streams that have not ended.
+    """
+
+    total: int
+    free: int
+    waiting: int
+    streams: int
+
+
+class SlotPool:
+    """The buffers of one burst.
+
+    Args:
+        background: Where the runtime's tasks live.
+        slots: Number of buffers that it will have.
+
+    Attributes:
+        slots: See above.
+        lenders: The streams that have not ended.
+    """
+
+    def __init__(self, background: Background, slots: int) -> None:
+        self.slots = slots
+        self.lenders: set[Lender] = set()
+        self._background = background
+        self._buffers: Sequence[FrameBuffer] = ()
+        self._free: list[FrameBuffer] = []
+        self._waiting: deque[Waiting] = deque()
+        # Number of executions that wait: streams leave buffers that they can spare for them.
+        self._demand = 0
+        self._closed = False
+
+    def open(self, buffers: Sequence[FrameBuffer]) -> None:
+        """Has it give these buffers from now on."""
+        self._buffers = buffers
+        # The first is taken first: a burst that is used by one alone keeps to one memory, which the caches know.
+        self._free = [*buffers[::-1]]
+
+    def close(self) -> None:
+        """Gives no more buffers: those that wait are rejected when they get one."""
+        self._closed = True
+
+    def clear(self) -> None:
+        """Forgets the buffers of a closed burst."""
+        self._buffers = ()
+
+    def statistics(self) -> BurstStatistics:
+        """Counts of now."""
+        return BurstStatistics(len(self._buffers), len(self._free), len(self._waiting), len(self.lenders))
+
+    def take_free(self) -> FrameBuffer | None:
+        """A free buffer, None if all are in use; the caller must leave it.
+
+        Raises:
+            InvalidArgument: The burst is not open.
+        """
+        if self._closed:
+            raise InvalidArgument("burst: closed")
+        if not self._buffers:
+            raise InvalidArgument("burst: not open; use it with async with")
+        self._background.home.check("burst")
+        if not self._free:
+            return None
+        buffer = self._free.pop()
+        buffer.users = 1
+        return buffer
+
+    async def take(self, deadline_ns: int | None) -> FrameBuffer:
+        """Waits for a buffer, but not beyond the deadline; the caller must leave it.
+
+        Raises:
+            MissedDeadline: No buffer was free in time.
+            InvalidArgument: The burst is not open, or was closed during the call.
+        """
+        buffer = self.take_free()
+        if buffer is not None:
+            return buffer
+        background = self._background
+        if deadline_ns is not None and deadline_ns <= now_ns():
+            raise MissedDeadline(
+                "burst: the deadline had passed before the execution was asked for", transient=False
+            )
+        waiter = background.waiter()
+        taken: list[FrameBuffer] = []
+
+        def take(buffer: FrameBuffer) -> None:
+            taken.append(buffer)
+            waiter.wake()
+
+        waiting = Waiting(_always, take)
+        timer = None if deadline_ns is None else background.at(deadline_ns, waiter.wake)
+        self.wait(waiting)
+        self._demand += 1
+        try:
+            self._reclaim()
+            await waiter.future
+        except BaseException:
+            for buffer in taken:
+                self.leave(buffer)
+            raise
+        finally:
+            self._demand -= 1
+            self.stop_waiting(waiting)
+            if timer is not None:
+                timer.cancel()
+        if not taken:
+            raise MissedDeadline("burst: the deadline passed while waiting for a free slot", transient=True)
+        if self._closed:
+            self.leave(taken[0])
+            raise InvalidArgument("burst: closed while an execution waited for a free slot")
+        return taken[0]
+
+    def wait(self, waiting: Waiting) -> None:
+        """Has it take the next buffer that becomes free, in the task that leaves that one."""
+        self._waiting.append(waiting)
+
+    def stop_waiting(self, waiting: Waiting) -> None:
+        """Takes ``wait`` back. Idempotent."""
+        for index, other in enumerate(self._waiting):
+            if other is waiting:
+                del self._waiting[index]
+                return
+
+    def leave(self, buffer: FrameBuffer) -> None:
+        """One user less; the last one gives the buffer to the next that waits."""
+        buffer.users -= 1
+        if buffer.users:
+            if self._demand:
+                self._reclaim()  # The device may have finished what a stream can spare.
+            return
+        for index, waiting in enumerate(self._waiting):
+            if waiting.wants():
+                del self._waiting[index]
+                buffer.users = 1
+                waiting.take(buffer)
+                return
+        self._free.append(buffer)
+
+    def _reclaim(self) -> None:
+        """Makes a stream leave the buffer of a result that its consumer has not requested yet, if there is one."""
+        for lender in tuple(self.lenders):
+            if lender.spare():
+                return
+
+    def offer_free(self) -> None:
+        """Offers a free buffer to those that wait: one of them can use it now."""
+        if self._waiting and self._free:
+            buffer = self._free.pop()
+            buffer.users = 1
+            self.leave(buffer)
+
+
+def _always() -> bool:
+    return True
