@@ -549,7 +549,15 @@ def test_nothing_is_left_on_uvloop(isolation: str, repository: Path, request: py
     command = [sys.executable, "-W", "error", __file__, "--isolation", isolation]
     if request.config.getoption("--long"):
         command.append("--long")
-    done = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(
+        command,
+        cwd=repository,
+        env={**os.environ, "PYTHONPATH": str(repository)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "nothing left\n", "")
 
 

@@ -206,4 +206,6 @@ def test_every_python_process_of_the_product_is_started_with_this_command() -> N
     starting = {
         path.relative_to(REPOSITORY).as_posix() for path in paths if "sys.executable" in path.read_text()
     }
-    assert starting == {"aionn/service/python_process.py"}
+    # The watchdog is a script that imports nothing of ours: an isolated interpreter runs it.
+    assert starting == {"aionn/service/python_process.py", "aionn/realtime/watchdog.py"}
+    assert '"-I",' in (REPOSITORY / "aionn/realtime/watchdog.py").read_text()

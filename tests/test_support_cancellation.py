@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from aionn.testing import cancellation
+from tests.support import cancellation
 from tests.support.cancellation import READINGS_MAX, child_processes
 
 
