@@ -491,7 +491,7 @@ def _end_with_client(fd: int) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The process's entry point."""
-    parser = argparse.ArgumentParser(prog="aionn.service.host", description="Serves one driver; internal.")
+    parser = argparse.ArgumentParser(prog="aionn.service.entry", description="Serves one driver; internal.")
     parser.add_argument("--fd", type=int, required=True, help="connected Unix socket, inherited")
     parser.add_argument("--driver", required=True, help="registered name of the driver")
     parser.add_argument("--name", required=True, help="name of the device")
