@@ -65,17 +65,17 @@ def test_every_default_is_a_member_of_its_protocol_and_in_the_documentation(prot
 
 def test_look_rule_catches():
     bad = {
-        "aionn/runtime/plan.py": "def f(prepared):\n    return getattr(prepared, 'settle', None)",
+        "aionn/runtime/plan.py": "def f(prepared):\n    return getattr(prepared, 'steal', None)",
         "aionn/service/session.py": "x = 1\nif hasattr(prepared, 'owner'): pass",
         "aionn/drivers/kit/a.py": "getattr(buffer, 'size_bytes')",
     }
     assert looks(bad) == [
-        ("settle", "aionn/runtime/plan.py:2: getattr of 'settle'"),
+        ("steal", "aionn/runtime/plan.py:2: getattr of 'steal'"),
         ("owner", "aionn/service/session.py:2: hasattr of 'owner'"),
         ("size_bytes", "aionn/drivers/kit/a.py:1: getattr of 'size_bytes'"),
     ]
     good = {
-        "aionn/hal/device.py": "hasattr(made, 'settle')",
-        "aionn/runtime/a.py": "getattr(module, name)\nprepared.settle\nself.getattr('a', 'b')",
+        "aionn/hal/device.py": "hasattr(made, 'steal')",
+        "aionn/runtime/a.py": "getattr(module, name)\nprepared.steal\nself.getattr('a', 'b')",
     }
     assert looks(good) == []

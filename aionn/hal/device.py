@@ -129,13 +129,7 @@ class Burst(Protocol):
     It lives from ``PreparedModel.configure_execution_burst`` until it or its prepared model is closed, and remembers the memories
     that its requests name. A cancelled execution leaves the burst usable: the next one may be asked for immediately, and waits
     for the cancelled one where it has to.
-
-    Attributes:
-        settle: None. Nothing sets it: ``launch`` has its role.
     """
-
-    @property
-    def settle(self) -> Callable[[], Awaitable[None]] | None: ...
 
     def launch(
         self,
@@ -197,7 +191,6 @@ class Burst(Protocol):
 class BurstDefaults:
     """The abilities of a ``Burst`` that has none: inherit it, and define ``launch`` where the burst has it."""
 
-    settle: Callable[[], Awaitable[None]] | None = None
     execute_synchronously: Callable[..., Coroutine[Any, Any, ExecutionResult]]
 
     def launch(
@@ -294,7 +287,6 @@ class PreparedModel(Protocol):
             where this is true.
         expected_duration_ns: Duration of one execution on the idle device, in nanoseconds. None: the driver does not know it, and
             callers learn it.
-        settle: None. Nothing sets it: ``launch`` has its role.
         execute_bound: Executes on a thread of the caller's, which saves a burst two changes of threads. None: a burst's thread
             asks the event loop to execute.
     """
@@ -306,9 +298,6 @@ class PreparedModel(Protocol):
 
     @property
     def expected_duration_ns(self) -> int | None: ...
-
-    @property
-    def settle(self) -> Callable[[Request], Awaitable[None]] | None: ...
 
     @property
     def execute_bound(self) -> ExecuteBound | None: ...
@@ -453,7 +442,6 @@ class PreparedModelDefaults:
     owner: Hashable = None
     takes_priority: bool = False
     expected_duration_ns: int | None = None
-    settle: Callable[[Request], Awaitable[None]] | None = None
     execute_bound: ExecuteBound | None = None
     execute_synchronously: Callable[..., Coroutine[Any, Any, ExecutionResult]]
 

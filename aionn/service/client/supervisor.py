@@ -1,6 +1,6 @@
 """Starts and ends driver processes.
 
-Owns the process, its socket and the wait for its end. ``connection`` owns the messages on the socket and reports the end to its users.
+Owns the process, its socket and the wait for its end. ``connection`` owns the messages on the socket, and reports the end.
 
 Invariants:
 1. A process that was started is always reaped, and killed if it does not end by itself in time, however often the task that

@@ -156,7 +156,7 @@ async def test_every_ability_that_is_missing_is_named() -> None:
     with pytest.raises(GeneralFailure) as caught:
         check_abilities(OldModel(None), PreparedModelDefaults, "plain")
     assert str(caught.value).endswith(
-        "plain: the driver's OldModel lacks owner, takes_priority, expected_duration_ns, settle, execute_bound, launch, bind,"
+        "plain: the driver's OldModel lacks owner, takes_priority, expected_duration_ns, execute_bound, launch, bind,"
         " abandon; inherit aionn.hal.PreparedModelDefaults"
     )
     with pytest.raises(
@@ -210,9 +210,7 @@ async def test_driver_in_the_application_without_the_members_is_refused(small: A
             await runtime.compile(small.sum_model())
     async with aionn.open(devices=[HandWritten(MixedModel)]) as runtime:
         net = await runtime.compile(small.sum_model())
-        with pytest.raises(
-            GeneralFailure, match=r"OldBurst lacks settle, launch; inherit aionn\.hal\.BurstDefaults"
-        ):
+        with pytest.raises(GeneralFailure, match=r"OldBurst lacks launch; inherit aionn\.hal\.BurstDefaults"):
             async with net.burst():
                 pass
 

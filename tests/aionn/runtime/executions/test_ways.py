@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import aionn
-from aionn.drivers.simulated.driver import SimulatedPreparedModel
 from aionn.drivers.simulated.profiles import Draw
 from aionn.errors import ErrorStatus
 from aionn.hal import NO_TIMING
@@ -60,34 +59,15 @@ async def stream(net: aionn.Compilation, **options: Any) -> aionn.Result:
     raise AssertionError("the stream gave nothing")
 
 
-@pytest.fixture
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
-    """A way to execute; ``directly``: in the caller's own task, as over devices that say when they are done with a request."""
-    function, is_direct = request.param
-    if is_direct:
-
-        async def settle(self: object, request: object) -> None:
-            raise AssertionError("nothing is cancelled here")
-
-        monkeypatch.setattr(SimulatedPreparedModel, "settle", settle)
-    chosen: Way = function
-    return chosen
-
-
 EXECUTIONS = [
-    pytest.param((execute, False), id="execute"),
-    pytest.param((execute, True), id="execute_directly"),
-    pytest.param((execute_fenced, False), id="execute_fenced"),
-    pytest.param((execute_again, False), id="execute_again"),
-    pytest.param((execute_in_a_burst, False), id="burst"),
-    pytest.param((execute_in_a_burst, True), id="burst_directly"),
+    pytest.param(execute, id="execute"),
+    pytest.param(execute_fenced, id="execute_fenced"),
+    pytest.param(execute_again, id="execute_again"),
+    pytest.param(execute_in_a_burst, id="burst"),
 ]
-STREAMS = [
-    pytest.param((stream, False), id="stream"),
-    pytest.param((stream, True), id="stream_directly"),
-]
-every_execution = pytest.mark.parametrize("way", EXECUTIONS, indirect=True)
-every_way = pytest.mark.parametrize("way", EXECUTIONS + STREAMS, indirect=True)
+STREAMS = [pytest.param(stream, id="stream")]
+every_execution = pytest.mark.parametrize("way", EXECUTIONS)
+every_way = pytest.mark.parametrize("way", EXECUTIONS + STREAMS)
 
 
 def npu(**options: Any) -> SimulatedDevice:
