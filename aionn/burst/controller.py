@@ -398,6 +398,7 @@ class BurstController(BurstDefaults):
             await self._free_temporary(launch)
         if launch is self._sent:  # It may have ended by the driver's death.
             self._end_launch(launch, launch.received)
+        launch.received = None  # An error that is raised refers to the launch.
 
     async def _free_temporary(self, launch: _BurstLaunch) -> None:
         while launch.temporary:

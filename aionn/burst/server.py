@@ -215,8 +215,8 @@ class BurstServer:
         except Error as e:
             _logger.debug("request failed: %s", e)
             failed = failed_result(status_of(e))
-        except Exception:
-            # The client waits: whatever an executor does, there is an answer.
+        except BaseException:
+            # The client waits: whatever an executor does, SystemExit included, there is an answer.
             _logger.exception("%s: a request failed", self._name)
             failed = failed_result(ErrorStatus.GENERAL_FAILURE)
         if not self._has_answered:

@@ -15,6 +15,7 @@ Source: semaphores of IREE's HAL, on which everything hangs that must outlive a 
 from __future__ import annotations
 
 import asyncio
+import logging
 import traceback
 from collections.abc import Coroutine, Generator
 from typing import Any, Protocol
@@ -23,7 +24,9 @@ from aionn.errors import Error, GeneralFailure, error_for_status
 from aionn.hal.request import ExecutionResult
 from fences import SyncFence
 
-__all__ = ["Launch", "LaunchBase", "TaskLaunch", "outcome_of"]
+__all__ = ["Launch", "LaunchBase", "TaskLaunch", "ask_to_stop", "check_launch", "outcome_of"]
+
+_logger = logging.getLogger("aionn.driver")
 
 
 class Launch(Protocol):
@@ -94,12 +97,14 @@ class LaunchBase:
         return fence
 
     def finish(self, outcome: ExecutionResult | Error) -> None:
-        """Ends it and wakes its waiters; ignored if it has ended."""
+        """Ends it and wakes its waiters; ignored if it has ended. An outcome of another type ends it with ``GeneralFailure``."""
         if self.is_done:
             return
-        if not isinstance(outcome, Error):
+        if isinstance(outcome, ExecutionResult):
             self._result = outcome
         else:
+            if not isinstance(outcome, Error):
+                outcome = GeneralFailure(f"execution: expected an ExecutionResult, got {outcome!r:.80}")
             if self.is_cancelled:
                 traceback.clear_frames(outcome.__traceback__)  # The error may never be raised again.
             self._error = outcome
@@ -171,10 +176,7 @@ class TaskLaunch(LaunchBase):
             return
         error = task.exception()
         if error is None:
-            result = task.result()
-            if not isinstance(result, ExecutionResult):
-                result = GeneralFailure(f"execution: expected an ExecutionResult, got {result!r:.80}")
-            self.finish(result)
+            self.finish(task.result())
         elif isinstance(error, Error):
             self.finish(error)
         else:
@@ -196,7 +198,37 @@ async def outcome_of(launch: Launch) -> ExecutionResult:
     try:
         return await launch
     except BaseException:
-        launch.cancel()
+        ask_to_stop(launch)
         raise
     finally:
         del launch  # An error refers to this frame.
+
+
+_MEMBERS = ("done", "is_done", "is_cancelled", "outcome", "cancel", "__await__")
+
+
+def check_launch(made: object, where: str) -> None:
+    """Checks that what a driver has launched can be waited for, before anything depends on it.
+
+    Args:
+        made: What the driver's ``launch`` returned.
+        where: Names the driver in the message.
+
+    Raises:
+        GeneralFailure: Members are missing: it is a coroutine, for example.
+    """
+    if isinstance(made, LaunchBase):
+        return
+    missing = [name for name in _MEMBERS if not hasattr(made, name)]
+    if missing:
+        raise GeneralFailure(
+            f"{where}: expected a Launch from the driver's launch, got a {type(made).__name__}, which lacks {', '.join(missing)}"
+        )
+
+
+def ask_to_stop(launch: Launch) -> None:
+    """Cancels a launch. An exception of the driver is logged: the caller has left, and has an exception of its own."""
+    try:
+        launch.cancel()
+    except Exception:
+        _logger.exception("execution: a launch of the driver cannot be cancelled")

@@ -20,6 +20,7 @@ from typing import Any
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 
 from aionn.errors import MissedDeadline
 from aionn.hal import Launch
@@ -175,8 +176,13 @@ class Background:
         try:
             return await awaited
         except asyncio.CancelledError:
-            if not has_passed or task.uncancel() > cancelled_before:
-                raise  # Another cancellation came as well.
+            if not has_passed:
+                raise
+            if task.uncancel() > cancelled_before:
+                # Another cancellation came as well. Two that come in one turn of the loop raise one error, with the message of the
+                # first; a scope of anyio knows its own by the message, and raises it again in the next turn.
+                await anyio.lowlevel.checkpoint_if_cancelled()
+                raise
         finally:
             timer.cancel()
         if awaited.status != FenceStatus.PENDING if isinstance(awaited, SyncFence) else awaited.is_done:

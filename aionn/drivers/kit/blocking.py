@@ -159,7 +159,9 @@ class BlockingPreparedModel(LaunchingPreparedModel):
             shapes = tuple(self.run(arguments.inputs(), arguments.outputs, control))
         except Error:
             raise
-        except Exception as e:
+        except (
+            BaseException
+        ) as e:  # SystemExit of a driver is its failure as well, and would end the thread without an answer.
             raise GeneralFailure(f"{self.device.info.name}: {type(e).__name__}: {e}") from e
         finally:
             self.end_run()
@@ -279,7 +281,7 @@ class _GateLaunch(LaunchBase):
                     loop_timeout_ns=self._loop_timeout_ns,
                     is_cancelled=lambda: self.is_cancelled,
                 )
-            except Exception as e:
+            except BaseException as e:
                 outcome = e if isinstance(e, Error) else self._failure(e)
         del arguments
         self.finish(outcome)
@@ -287,7 +289,7 @@ class _GateLaunch(LaunchBase):
         self._end()
         del outcome  # It refers to this frame.
 
-    def _failure(self, error: Exception) -> GeneralFailure:
+    def _failure(self, error: BaseException) -> GeneralFailure:
         failure = GeneralFailure(f"{self._prepared.device.gate}: {type(error).__name__}: {error}")
         failure.__cause__ = error
         return failure

@@ -382,7 +382,7 @@ async def run_on_gate(
             outcome.append(call(cancelled.is_set))
         except Error as e:
             outcome.append(e)
-        except Exception as e:
+        except BaseException as e:  # SystemExit too: the caller waits, and so do others for this thread.
             outcome.append(GeneralFailure(f"{gate}: {type(e).__name__}: {e}"))
             outcome[0].__cause__ = e  # type: ignore[union-attr]
         if cancelled.is_set():

@@ -32,7 +32,7 @@ from aionn.errors import (
     MissedDeadline,
     status_of,
 )
-from aionn.hal import TIME_MAX_NS, ExecutionResult, Launch, Priority, Timing
+from aionn.hal import TIME_MAX_NS, ExecutionResult, Launch, Priority, Timing, ask_to_stop
 from aionn.observability.tracing import section
 from aionn.runtime.background import Background
 from aionn.runtime.clock import now_ns
@@ -396,8 +396,6 @@ async def _landed(
         if launch.is_done:
             _release(job, dispatcher, work, _outcome(e))
             raise
-        if not isinstance(e, MissedDeadline):
-            launch.cancel()  # A device that misses the deadline knows that itself.
         job.left_count += 1
 
         def release(done: SyncFence) -> None:
@@ -414,6 +412,8 @@ async def _landed(
             job.unused()
 
         launch.done.add_callback(release)
+        if not isinstance(e, MissedDeadline):
+            ask_to_stop(launch)  # A device that misses the deadline knows that itself.
         raise
     _release(job, dispatcher, work, _outcome(result))
     return result

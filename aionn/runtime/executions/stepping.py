@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 
 from aionn.errors import Error, OutputInsufficientSize
 from aionn.hal import Burst as HalBurst
-from aionn.hal import ExecutionResult, Launch, Model, PreparedModel, Priority, Request, Timing
+from aionn.hal import ExecutionResult, Launch, Model, PreparedModel, Priority, Request, Timing, check_launch
 from aionn.runtime.background import Background
 from aionn.runtime.devices import RuntimeDevice
 from aionn.runtime.executions.launching import BackgroundLaunch, execute_by_callback
@@ -95,13 +95,15 @@ class DeviceBurst:
 
     def launch(self, request: Request, identifiers: Sequence[int], job: Conditions) -> Launch:
         """Launches a request while it is free. Raises as ``Burst.launch``: it was rejected."""
-        launch = self._launch = self.hal.launch(
+        launch = self.hal.launch(
             request,
             identifiers,
             measure=job.measure,
             deadline_ns=job.deadline_ns,
             loop_timeout_ns=job.loop_timeout_ns,
         )
+        check_launch(launch, "burst")
+        self._launch = launch
         return launch
 
     async def landed(self) -> None:
@@ -233,13 +235,15 @@ class Step:
                 priority=job.rank,
             )
             return BackgroundLaunch(job.background, call)
-        return prepared.launch(
+        launch = prepared.launch(
             request,
             measure=job.measure,
             deadline_ns=job.deadline_ns,
             loop_timeout_ns=job.loop_timeout_ns,
             priority=job.rank if prepared.takes_priority else None,
         )
+        check_launch(launch, step.device.name)
+        return launch
 
     async def interpret(self, area: RequestArea, job: Conditions) -> ExecutionResult:
         """Executes it where it is interpreted. Raises as its steps."""

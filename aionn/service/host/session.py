@@ -39,7 +39,9 @@ from aionn.hal import (
     Request,
     Subgraph,
     Timing,
+    ask_to_stop,
     check_abilities,
+    check_launch,
 )
 from aionn.hal.callers import client_of_call
 from aionn.hal.pieces import pace_of_call
@@ -375,10 +377,11 @@ class Session:
                 loop_timeout_ns=body.loop_timeout_ns,
                 **_class_of(body, prepared),
             )
+            check_launch(launch, self._device.info.name)
             try:
                 return ExecuteReply(await launch)
             except BaseException:
-                launch.cancel()
+                ask_to_stop(launch)
                 if not launch.is_done:
                     # The answer to a cancelled call means that the device is done with it. It counts as work until then.
                     done = first([launch.done, channel.ended])

@@ -397,3 +397,15 @@ async def test_closing_that_is_cancelled_ends_the_driver_end_first(count: int) -
     await cancelled_natively(both.controller.aclose(), count)
     assert ended == ["ended"]
     assert both.controller.state == BurstState.CLOSED
+
+
+async def test_executor_that_ends_its_thread_gives_an_answer(ends: Ends, memory: Memory) -> None:
+    def end(request: Request, measure: bool) -> ExecutionResult:
+        raise SystemExit(3)
+
+    execute, ends.execute = ends.execute, end
+    with anyio.fail_after(ANSWER_S_MAX):
+        with pytest.raises(GeneralFailure, match="the driver answered GENERAL_FAILURE"):
+            await ends.controller.execute_synchronously(doubling(memory), [0])
+        ends.execute = execute
+        assert (await ends.controller.execute_synchronously(doubling(memory), [0])).output_sufficient_size

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from typing import Any
 
 import anyio
@@ -141,3 +143,27 @@ async def test_task_that_stops_waiting_does_not_cancel_its_launch(ends: Ends, me
     held.go.set()
     with anyio.fail_after(ANSWER_S_MAX):
         assert (await launch).output_sufficient_size
+
+
+async def test_launch_that_failed_is_freed_with_its_error(ends: Ends, memory: Memory) -> None:
+    """Without the garbage collector: an error refers to the frames that it was raised through, and these to the launch."""
+
+    def fail(request: Request, measure: bool) -> ExecutionResult:
+        raise GeneralFailure("planted")
+
+    launches: list[weakref.ref[Any]] = []
+
+    async def execute() -> ExecutionResult:
+        launch = ends.controller.launch(doubling(memory), [0])
+        launches.append(weakref.ref(launch))
+        return await launch
+
+    ends.execute = fail
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(GeneralFailure, match="GENERAL_FAILURE"):
+            await execute()
+        assert launches[0]() is None
+    finally:
+        gc.enable()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 from collections.abc import Sequence
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
 
@@ -18,6 +21,7 @@ from aionn.hal import (
     BurstDefaults,
     CacheFiles,
     ExecutionResult,
+    LaunchBase,
     Memory,
     PreparedModelDefaults,
     Request,
@@ -193,6 +197,51 @@ async def test_served_driver_without_the_members_is_refused(serving: Any, small:
         GeneralFailure, match=r"OldBuffer lacks size_bytes; inherit aionn\.hal\.BufferDefaults"
     ):
         await client.allocate(BufferDesc(), [prepared], [BufferRole(0, 0)], [])
+    await client.aclose()
+
+
+class Uncancellable(LaunchBase):
+    def cancel(self) -> None:
+        raise RuntimeError("planted")
+
+
+async def test_cancelled_call_of_a_driver_whose_launch_cannot_be_cancelled_ends_with_the_launch(
+    serving: Any, small: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its end is the client's permission to use the memory again."""
+    caplog.set_level(logging.CRITICAL)
+    held, made = Uncancellable(), anyio.Event()
+
+    class Model(NewModel):
+        def launch(self, request: Request, **options: Any) -> Any:
+            made.set()
+            return held
+
+    client = (await serving(HandWritten(Model))).client("plain")
+    launch = (await client.prepare_model(small.sum_model())).launch(small.Sum().request)
+    with anyio.fail_after(5):
+        await made.wait()
+        launch.cancel()
+        await client.status()  # Answered after the cancellation has been read.
+        assert not launch.is_done
+        held.finish(ExecutionResult())
+        await launch.done
+    await client.aclose()
+
+
+async def test_served_driver_whose_launch_is_none_is_refused(serving: Any, small: Any) -> None:
+    class Model(NewModel):
+        async def launch(self, request: Request, **options: Any) -> Any:  # type: ignore[override]
+            return None
+
+    client = (await serving(HandWritten(Model))).client("plain")
+    prepared = await client.prepare_model(small.sum_model())
+    with pytest.warns(RuntimeWarning, match="never awaited"):
+        with pytest.raises(
+            GeneralFailure, match="expected a Launch from the driver's launch, got a coroutine"
+        ):
+            await prepared.execute_synchronously(small.Sum().request)
+        gc.collect()
     await client.aclose()
 
 

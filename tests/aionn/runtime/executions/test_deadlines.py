@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -15,10 +16,13 @@ import numpy as np
 import pytest
 
 import aionn
+import fmq
+import fmq.aio
 from aionn.conformance.vts.models import endless_model
 from aionn.drivers.reference import ReferenceDevice
 from aionn.hal import uniform_capabilities
 from aionn.runtime import compilation as compilation_module
+from aionn.runtime.background import Background
 from aionn.runtime.devices import RuntimeDevice
 from aionn.runtime.placement import fallback as fallback_module
 from aionn.service.client.device import RemoteDevice
@@ -219,3 +223,33 @@ async def test_compilation_waits_for_a_restart_until_its_deadline(
             await bench.runtime.compile(endless_model(), deadline=aionn.after(0.05))
     net = await bench.runtime.compile(endless_model(), deadline=aionn.after(60))
     assert (await net.execute([-ONE])).outputs[0] == -1
+
+
+class Reading:
+    """A launch that ends with a message that never comes."""
+
+    is_done = False
+
+    def __init__(self, queue: fmq.MessageQueue) -> None:
+        self._queue = queue
+
+    def __await__(self) -> Any:
+        return fmq.aio.read_message(self._queue).__await__()
+
+
+async def test_deadline_in_one_turn_with_a_cancelled_scope_leaves_that_to_the_scope() -> None:
+    """A wait for a queue is no future, so anyio cancels it although the deadline has: asyncio raises one error for both."""
+    background, loop = Background(), asyncio.get_running_loop()
+    await background.start()
+    with fmq.MessageQueue.create(1, 1 << 12) as queue:
+        passed_s = loop.time() - 1
+        for scope_first in (False, True):
+            with anyio.fail_after(LIMIT_S), anyio.CancelScope() as scope:
+                # Both have passed, so the next turn calls them, in the order of their times.
+                loop.call_at(passed_s - (0.5 if scope_first else -0.5), scope.cancel)
+                launch: Any = Reading(queue)
+                await background.in_time(int(passed_s * 1e9), launch, lambda: "late")
+            assert scope.cancelled_caught
+            task = asyncio.current_task()
+            assert task is not None and task.cancelling() == 0
+    await background.aclose()
