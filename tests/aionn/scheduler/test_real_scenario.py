@@ -79,7 +79,7 @@ class Recorder(Dispatcher):
 
     def release(self, job, *, outcome="ended"):
         with self.told("release", (job.number, outcome)):
-            super().release(job, outcome=outcome)
+            return super().release(job, outcome=outcome)
 
     def leave(self, job):
         with self.told("leave", job.number):
@@ -108,7 +108,9 @@ async def play():
             took_s.append(anyio.current_time() - began_s)
         # On a machine that is busy with others everything takes longer by about as much: periods, deadlines and executions.
         window_s = min(max(0.01, EXECUTIONS_PER_WINDOW * statistics.median(took_s)), 0.01 * SLOWER_MAX)
-        device.dispatcher = Recorder(now_ns)
+        device.dispatcher = record = Recorder(now_ns)
+        # The steps of a compilation keep the dispatcher that their device had.
+        net = await runtime.compile(MODEL)
         end_s = anyio.current_time() + AUDIO * window_s
 
         async def one(name, deadline_s, priority):
@@ -133,7 +135,7 @@ async def play():
             tasks.start_soon(periodic, tasks, "audio", AUDIO)
             for _ in range(FLOODS):
                 tasks.start_soon(flood)
-        return counts, device.dispatcher
+        return counts, record
 
 
 async def play_again(record):
