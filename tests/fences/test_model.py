@@ -370,6 +370,9 @@ FencesAgainstModel.TestCase.settings = settings(
 )
 TestFencesAgainstModel = FencesAgainstModel.TestCase
 
+MORE_EXAMPLES = [(FencesAgainstModel, 150)]
+"""Models, and how many examples of each the long form takes, as repeatable as those of the ordinary run."""
+
 
 class FencesAgainstModelOnUvloop(FencesAgainstModel):
     pass
@@ -388,18 +391,27 @@ else:
         FencesAgainstModel.TestCase.settings, max_examples=30
     )
     TestFencesAgainstModelOnUvloop = FencesAgainstModelOnUvloop.TestCase
+    MORE_EXAMPLES.append((FencesAgainstModelOnUvloop, 50))
+
+
+def run_with(model, **changes):
+    """Runs a model with other settings."""
+
+    class Long(model):
+        pass
+
+    Long.TestCase.settings = settings(model.TestCase.settings, **changes)
+    Long.TestCase("runTest").runTest()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("model", "max_examples"), MORE_EXAMPLES)
+def test_model_with_more_examples(model, max_examples):
+    run_with(model, max_examples=max_examples)
 
 
 @pytest.mark.long
 def test_model_for_long():
-    class Long(FencesAgainstModel):
-        pass
-
-    Long.TestCase.settings = settings(
-        FencesAgainstModel.TestCase.settings,
-        max_examples=2000,
-        stateful_step_count=80,
-        derandomize=False,
-        print_blob=True,
+    run_with(
+        FencesAgainstModel, max_examples=2000, stateful_step_count=80, derandomize=False, print_blob=True
     )
-    Long.TestCase("runTest").runTest()

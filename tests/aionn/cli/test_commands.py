@@ -51,9 +51,9 @@ def digits(example_data: Path) -> Path:
     return example_data / "digits_float.tflite"
 
 
-@pytest.fixture
-def answer_here(aionn_here: Command) -> Callable[..., Any]:
-    """What a command prints as JSON, in this process."""
+@pytest.fixture(params=["here", pytest.param("in a process", marks=pytest.mark.long)])
+def answered(aionn_here: Command, request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """What a command prints as JSON, in this process; with ``--long`` also in one of its own."""
 
     def run(*arguments: str | Path) -> Any:
         finished = aionn_here(*arguments, "--json")
@@ -61,7 +61,7 @@ def answer_here(aionn_here: Command) -> Callable[..., Any]:
         (line,) = finished.stdout.splitlines()
         return json.loads(line)
 
-    return run
+    return run if request.param == "here" else answer
 
 
 def test_devices_lists_the_reference_device_last() -> None:
@@ -70,10 +70,8 @@ def test_devices_lists_the_reference_device_last() -> None:
     assert (last["name"], last["type"], last["status"]) == ("reference", "cpu", "available")
 
 
-def test_inspect_counts_operations_and_asks_devices(
-    example_data: Path, answer_here: Callable[..., Any]
-) -> None:
-    report = answer_here("inspect", example_data / "shapes_int8.tflite")
+def test_inspect_counts_operations_and_asks_devices(example_data: Path, answered: Callable[..., Any]) -> None:
+    report = answered("inspect", example_data / "shapes_int8.tflite")
     assert report["operations"]["DEPTHWISE_CONV_2D"] == 5
     assert report["feature_level"] == 4
     # The last layer has a scale for each of its five units: it becomes five operations, and one that joins them.
@@ -91,10 +89,10 @@ def test_run_is_reproducible_by_seed(digits: Path, aionn_here: Command) -> None:
     assert first == again != other
 
 
-def test_run_reads_and_writes_arrays(digits: Path, tmp_path: Path, answer_here: Callable[..., Any]) -> None:
+def test_run_reads_and_writes_arrays(digits: Path, tmp_path: Path, answered: Callable[..., Any]) -> None:
     given = np.full((1, 49, 40, 1), np.log(1e-6), np.float32)
     np.save(tmp_path / "in.npy", given)
-    report = answer_here(
+    report = answered(
         "run", digits, "--input", tmp_path / "in.npy", "--output", tmp_path / "out.npz", "--count", "3"
     )
     assert report["executions"] == 3
@@ -104,7 +102,7 @@ def test_run_reads_and_writes_arrays(digits: Path, tmp_path: Path, answer_here: 
 
 
 def test_stream_counts_every_item(
-    example_data: Path, tmp_path: Path, digits: Path, answer_here: Callable[..., Any]
+    example_data: Path, tmp_path: Path, digits: Path, answered: Callable[..., Any]
 ) -> None:
     import wave
 
@@ -114,7 +112,7 @@ def test_stream_counts_every_item(
     ):
         short.setparams(whole.getparams())
         short.writeframes(whole.readframes(2 * whole.getframerate()))
-    report = answer_here(
+    report = answered(
         "stream", digits, "--audio", tmp_path / "short.wav", "--keep", "all", "--deadline-ms", "5000"
     )
     assert report["items"] == report["on_time"] + report["late"] + report["dropped"] == 11

@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.support.server_scope import server_scope
+
 HERE = Path(__file__).parent
 RUN_S_MAX = 100
 START_S_MAX = 30
@@ -76,7 +78,7 @@ class Stage(NamedTuple):
     folder: Path
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope=server_scope)
 def stage(library: Path, tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Stage:
     folder = tmp_path_factory.mktemp("stage")
     plan = folder / "plan"
@@ -86,9 +88,9 @@ def stage(library: Path, tmp_path_factory: pytest.TempPathFactory, repository: P
     return Stage({**os.environ, **more}, plan, folder)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope=server_scope)
 def server(stage: Stage) -> Iterator[tuple[int, Path]]:
-    """A driver process that outlives the lives of the clients of all tests, whatever fails in it."""
+    """A driver process that outlives the lives of its clients, whatever fails in it: one for all tests, or for each."""
     path, log = stage.folder / "device.sock", stage.folder / "server.log"
     command = [sys.executable, "-m", "aionn", "serve", "reference", "--socket", str(path), "--quiet"]
     with (
@@ -137,6 +139,14 @@ def of(role: str, *groups: tuple[str, ...]) -> list[str]:
     return [f"{role}:{fault}" for group in groups for fault in group]
 
 
+ROLES = [
+    pytest.param(("client", "driver"), id="client and driver"),
+    pytest.param(("client",), id="client", marks=pytest.mark.long),
+    pytest.param(("driver",), id="driver", marks=pytest.mark.long),
+]
+"""In which process calls fail: in both, in lives one after the other of one application; or in one, for which there is one."""
+
+
 def test_shortage_in_the_application_is_an_error_and_passes(stage: Stage, server: tuple[int, Path]) -> None:
     faults = [*of("client", SHORTAGES), "client:socket:EMFILE", "client:connect:EAGAIN"]
     outcomes = lives(stage, server, faults, step=2)
@@ -156,18 +166,24 @@ def test_shortage_in_the_driver_process_is_an_error_and_passes(
     assert outcomes["driver:accept:EMFILE"] == {"success": 1}  # The client waits in the backlog.
 
 
-def test_interrupted_calls_are_made_again(stage: Stage, server: tuple[int, Path]) -> None:
+@pytest.mark.parametrize("roles", ROLES)
+def test_interrupted_calls_are_made_again(
+    stage: Stage, server: tuple[int, Path], roles: tuple[str, ...]
+) -> None:
     interruptions = ("recvmsg:EINTR", "sendmsg:EAGAIN", "sendmsg:EINTR")
-    faults = [*of("client", interruptions), *of("driver", interruptions)]
+    faults = [fault for role in roles for fault in of(role, interruptions)]
     outcomes = lives(stage, server, faults, step=12)
     assert all(set(outcomes[fault]) == {"success"} for fault in faults)
-    for role in ("client", "driver"):
+    for role in roles:
         assert outcomes[f"{role}:recvmsg:EINTR"]["success"] >= 2
 
 
-def test_connection_that_fails_ends_alone(stage: Stage, server: tuple[int, Path]) -> None:
-    outcomes = lives(stage, server, [*of("client", TRAFFIC), *of("driver", TRAFFIC)], step=15)
-    for role in ("client", "driver"):
+@pytest.mark.parametrize("roles", ROLES)
+def test_connection_that_fails_ends_alone(
+    stage: Stage, server: tuple[int, Path], roles: tuple[str, ...]
+) -> None:
+    outcomes = lives(stage, server, [fault for role in roles for fault in of(role, TRAFFIC)], step=15)
+    for role in roles:
         ended = [counts for fault, counts in outcomes.items() if fault.startswith(role)]
         assert sum(sum(counts.values()) for counts in ended) >= 4
 

@@ -73,7 +73,16 @@ async def reference() -> AsyncIterator[Device]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mode", "part"), [("sync", 120), ("async", 600), ("burst", 600), ("fenced", 600)])
+@pytest.mark.parametrize(
+    ("mode", "part"),
+    [
+        ("sync", 120),
+        ("async", 600),
+        ("burst", 600),
+        ("fenced", 600),
+        *(pytest.param(mode, 120, marks=pytest.mark.long) for mode in ("async", "burst", "fenced")),
+    ],
+)
 async def test_reference_passes_a_share_of_the_data(
     data: Path, reference: Device, mode: Mode, part: int
 ) -> None:

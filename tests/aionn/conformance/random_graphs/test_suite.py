@@ -265,11 +265,12 @@ async def test_reference_agrees_on_graphs_of_all_kinds() -> None:
     assert (report.failed, report.passed) == (0, 60), report.failures
 
 
-async def test_graphs_are_shared_by_processes() -> None:
-    seen = []
-    report = await run_random_suite("reference", range(40, 100), jobs=2, progress=lambda t, n: seen.append(n))
-    assert (report.failed, report.passed) == (0, 60), report.failures
-    assert seen == [60] * 60
+@pytest.mark.parametrize("count", [60, pytest.param(120, marks=pytest.mark.long)])
+async def test_graphs_are_shared_by_processes(count: int) -> None:
+    seen, seeds = [], range(40, 40 + count)
+    report = await run_random_suite("reference", seeds, jobs=2, progress=lambda t, n: seen.append(n))
+    assert (report.failed, report.passed) == (0, count), report.failures
+    assert seen == [count] * count
 
 
 @pytest.mark.parametrize("driver", ["reference", "litert-cpu"])

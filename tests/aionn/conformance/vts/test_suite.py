@@ -133,16 +133,17 @@ def test_sample_has_every_operation(tests: Sequence[CtsTest]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "step"),
+    ("kind", "step", "data_step"),
     [
-        (ReferenceDevice, 1),
+        (ReferenceDevice, 1, 20),
+        pytest.param(ReferenceDevice, 1, 10, marks=pytest.mark.long),
         # The rules of models and requests are the same code as the reference device's.
-        (LoopReferenceDevice, 4),
-        pytest.param(LoopReferenceDevice, 1, marks=pytest.mark.long),
+        (LoopReferenceDevice, 4, 40),
+        pytest.param(LoopReferenceDevice, 1, 40, marks=pytest.mark.long),
     ],
 )
 async def test_reference_passes_in_this_process(
-    tests: Sequence[CtsTest], kind: type[ReferenceDevice | LoopReferenceDevice], step: int
+    tests: Sequence[CtsTest], kind: type[ReferenceDevice | LoopReferenceDevice], step: int, data_step: int
 ) -> None:
     async with kind() as reference, kind() as second:
 
@@ -156,7 +157,7 @@ async def test_reference_passes_in_this_process(
         report = await run_cases(
             DeviceUnderTest(make),
             cases,
-            tests=tests[::20] if kind is ReferenceDevice else tests[::40],
+            tests=tests[::data_step],
             settings=SAMPLE,
             other=DeviceUnderTest(make_second),
         )

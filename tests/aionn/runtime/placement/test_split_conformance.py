@@ -6,6 +6,7 @@ import functools
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -29,6 +30,9 @@ from tests.support.split_run import Tally, run_one, run_split
 SHARE = 16
 """One conformance test in so many is in the ordinary run, with those of several operations drawn more often."""
 
+SHARE_LONG = 12
+"""The same with ``--long``, besides."""
+
 
 @pytest.fixture(scope="module")
 def data(shared: Path) -> Iterator[Path]:
@@ -43,20 +47,26 @@ def all_tests(data: Path) -> list[CtsTest]:
     return list(cts.iterate_tests(data))
 
 
-def draw(data: Path, seed: int) -> list[CtsTest]:
+def draw(data: Path, seed: int, share: int) -> list[CtsTest]:
     rng = random.Random(seed)
     return [
         test
         for test in all_tests(data)
-        if rng.random() < (len(test.main.operations) > 1) / SHARE + 1 / (8 * SHARE)
+        if rng.random() < (len(test.main.operations) > 1) / share + 1 / (8 * share)
     ]
 
 
+@pytest.mark.parametrize(
+    ("share", "more_than", "cut_more_than"),
+    [(SHARE, 150, 45), pytest.param(SHARE_LONG, 200, 60, marks=pytest.mark.long)],
+)
 @pytest.mark.parametrize("seed", [1])
-async def test_share_of_the_data_passes_on_a_split_device(data: Path, seed: int) -> None:
-    tally = await run_split(draw(data, seed), seed)
-    assert tally.tests > 150
-    assert tally.cut > 45
+async def test_share_of_the_data_passes_on_a_split_device(
+    data: Path, seed: int, share: int, more_than: int, cut_more_than: int
+) -> None:
+    tally = await run_split(draw(data, seed, share), seed)
+    assert tally.tests > more_than
+    assert tally.cut > cut_more_than
     assert tally.interpreted > 0
 
 
@@ -69,28 +79,53 @@ async def test_all_data_pass_on_a_split_device(data: Path, seed: int) -> None:
     assert tally.interpreted > 100
 
 
-FAILING_SHARE = 4
-"""Of the draw of a seed, one test in so many is run with a device that fails."""
+class FailingShare(NamedTuple):
+    """How many tests are run with a device that fails.
+
+    Attributes:
+        share: As for a device that does not fail.
+        failing: Of that draw, one test in so many.
+        more_than: Fewest tests that these are, less one.
+        fallen_back_more_than: Fewest executions that fall back, less one.
+    """
+
+    share: int
+    failing: int
+    more_than: int
+    fallen_back_more_than: int
+
+    def draw(self, data: Path, seed: int) -> list[CtsTest]:
+        return draw(data, seed, self.share)[:: self.failing]
 
 
+FAILING_SHARES = [
+    pytest.param(FailingShare(SHARE, 4, 30, 10), id="share"),
+    pytest.param(FailingShare(SHARE_LONG, 3, 60, 20), id="long share", marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize("share", FAILING_SHARES)
 @pytest.mark.parametrize("index", range(len(SPLIT)))
 @pytest.mark.parametrize("fail_at", ["prepare", "run"])
 async def test_share_of_the_data_passes_with_a_device_that_fails(
-    data: Path, fail_at: str, index: int
+    data: Path, fail_at: str, index: int, share: FailingShare
 ) -> None:
     """Whichever of the three it is, and wherever it fails: the answers are right, and results say what fell back."""
     seed = 3
     devices = [SplitDevice(i, seed, fail_at=fail_at if i == index else None) for i in range(len(SPLIT))]
-    tests = draw(data, seed)[::FAILING_SHARE]
+    tests = share.draw(data, seed)
     # The last one is slow and frugal: only who wants that is sent there.
     preference = "low_power" if index == 2 else "fast_single_answer"
     tally = await run_split(tests, seed, devices=devices, preference=preference)
-    assert tally.tests > 30
-    assert (tally.fallen_back > 10) == (fail_at == "run")
+    assert tally.tests > share.more_than
+    assert (tally.fallen_back > share.fallen_back_more_than) == (fail_at == "run")
 
 
+@pytest.mark.parametrize("share", FAILING_SHARES)
 @pytest.mark.parametrize("after", [1, 7])
-async def test_share_of_the_data_passes_with_a_device_that_dies_midway(data: Path, after: int) -> None:
+async def test_share_of_the_data_passes_with_a_device_that_dies_midway(
+    data: Path, after: int, share: FailingShare
+) -> None:
     """From one execution on everything that the device is asked fails, as with a process that is gone."""
     calls = 0
 
@@ -101,20 +136,21 @@ async def test_share_of_the_data_passes_with_a_device_that_dies_midway(data: Pat
             raise DeadObject("planted")
 
     devices = [PickyDevice("mortal", fail=dies), *split_devices(6)]
-    tally = await run_split(draw(data, 6)[::FAILING_SHARE], 6, devices=devices)
-    assert calls > after and tally.fallen_back > 10
+    tally = await run_split(share.draw(data, 6), 6, devices=devices)
+    assert calls > after and tally.fallen_back > share.fallen_back_more_than
 
 
 EXPECTED_REFUSALS = ("no device can be given an empty value", "has no inputs", "has no outputs")
 """What a cut can meet that no device can be asked for; with leave to fall back, the reference device gets the whole model."""
 
 
-async def test_without_leave_to_fall_back_only_what_cannot_be_cut_fails(data: Path) -> None:
+@pytest.mark.parametrize("share", [SHARE, pytest.param(SHARE_LONG, marks=pytest.mark.long)])
+async def test_without_leave_to_fall_back_only_what_cannot_be_cut_fails(data: Path, share: int) -> None:
     seed, failed = 4, 0
     async with aionn.open(
         devices=split_devices(seed), drivers=["reference"], isolation="in_process"
     ) as runtime:
-        for test in draw(data, seed):
+        for test in draw(data, seed, share):
             if test.expect_failure:
                 continue
             try:

@@ -275,16 +275,22 @@ async def test_process_that_is_stopped_is_killed(background: Any, small: Any) ->
     assert not Path(f"/proc/{pid}").exists()
 
 
-async def test_busy_device_is_not_taken_for_a_hanging_one(background: Any, small: Any) -> None:
-    device = RemoteDevice("reference", "reference", background.tasks, hang_after_s=0.5)
+@pytest.mark.parametrize(
+    ("hang_after_s", "busy_s", "idle_s"),
+    [(0.5, 0.8, 0.6), pytest.param(1.0, 1.5, 1.2, marks=pytest.mark.long)],
+)
+async def test_busy_device_is_not_taken_for_a_hanging_one(
+    background: Any, small: Any, hang_after_s: float, busy_s: float, idle_s: float
+) -> None:
+    device = RemoteDevice("reference", "reference", background.tasks, hang_after_s=hang_after_s)
     prepared = await device.prepare_model(small.sum_model())
     pid = device.pid
-    end_s = time.monotonic() + 0.8
+    end_s = time.monotonic() + busy_s
     while time.monotonic() < end_s:
         async with anyio.create_task_group() as tasks:
             for _ in range(8):
                 tasks.start_soon(prepared.execute_synchronously, small.Sum().request)
-    await anyio.sleep(0.6)  # Idle for longer than the limit is no hang, either.
+    await anyio.sleep(idle_s)  # Idle for longer than the limit is no hang, either.
     await device.status()
     assert device.pid == pid
     await device.aclose()
@@ -325,12 +331,14 @@ async def _gone(device: RemoteDevice) -> None:
         ("wrong_drivers:dies", "is gone"),
     ],
 )
+@pytest.mark.parametrize("calls", [1, pytest.param(2, marks=pytest.mark.long)])
 async def test_driver_that_cannot_start_is_unavailable_with_its_reason(
-    background: Any, driver: str, why: str
+    background: Any, driver: str, why: str, calls: int
 ) -> None:
     device = RemoteDevice(driver, "broken", background.tasks)
-    with anyio.fail_after(NOTICED_S_MAX), pytest.raises(DeviceUnavailable, match=why):
-        await device.connect()
+    for _ in range(calls):
+        with anyio.fail_after(NOTICED_S_MAX), pytest.raises(DeviceUnavailable, match=why):
+            await device.connect()
     await device.aclose()
 
 

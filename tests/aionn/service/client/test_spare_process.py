@@ -266,10 +266,13 @@ async def test_spare_process_waits_for_a_quiet_moment(
     assert started == [True] and len(asked) == 11
 
 
+@pytest.mark.parametrize(
+    "delays_s", [(0.0, 0.1), pytest.param((0.0, 0.01, 0.1, 0.4), marks=pytest.mark.long)], ids=["two", "four"]
+)
 async def test_closed_device_leaves_no_spare_process_at_any_moment(
-    background: Background, started: list[bool]
+    background: Background, started: list[bool], delays_s: tuple[float, ...]
 ) -> None:
-    for delay_s in (0.0, 0.1):
+    for delay_s in delays_s:
         device = RemoteDevice("reference", "reference", background.tasks, spare=True)
         await device.connect()
         await anyio.sleep(delay_s)

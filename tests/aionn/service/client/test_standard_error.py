@@ -77,9 +77,12 @@ def test_nothing_is_reported_where_nothing_was_suppressed(
     assert said(caplog) == ["x"] * 3
 
 
-def test_flood_is_reported_once_in_a_while(noisy: StandardError, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("lines", [8_000, pytest.param(32_000, marks=pytest.mark.long)])
+def test_flood_is_reported_once_in_a_while(
+    noisy: StandardError, caplog: pytest.LogCaptureFixture, lines: int
+) -> None:
     for turn in range(1000):
-        take(noisy, b"x\n" * 8_000, now_s=turn * REPORT_S / 100)
+        take(noisy, b"x\n" * lines, now_s=turn * REPORT_S / 100)
     reports = sum("suppressed" in line for line in said(caplog))
     assert 9 <= reports <= 11
     assert len(said(caplog)) <= LINES_BURST + LINES_PER_S * 10 * REPORT_S + reports

@@ -234,9 +234,11 @@ async def test_killed_process_gives_the_slot_back() -> None:
         await free(runtime)
 
 
-async def test_runtime_can_be_closed_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aionn.service.client.supervisor.END_S_MAX", 0.3)
-    monkeypatch.setattr("aionn.service.client.prepared.FREE_S_MAX", 0.2)
+@pytest.mark.parametrize("limits", ["shortened", pytest.param("whole", marks=pytest.mark.long)])
+async def test_runtime_can_be_closed_meanwhile(monkeypatch: pytest.MonkeyPatch, limits: str) -> None:
+    if limits == "shortened":
+        monkeypatch.setattr("aionn.service.client.supervisor.END_S_MAX", 0.3)
+        monkeypatch.setattr("aionn.service.client.prepared.FREE_S_MAX", 0.2)
     async with busy_process() as (runtime, _):
         with anyio.fail_after(WAIT_S_MAX):
             await runtime.aclose()

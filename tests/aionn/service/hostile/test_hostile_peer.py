@@ -15,6 +15,8 @@ from typing import Any
 import hostile_stage as stage
 import pytest
 
+from tests.support.server_scope import server_scope
+
 HERE = Path(__file__).parent
 ATTACK_S = 0.3
 ATTACK_LONG_S = 20.0
@@ -105,9 +107,9 @@ class Scene:
         return wrong
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope=server_scope)
 def scene(peer: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    """One server for all attacks: what one leaves, the next ones would meet."""
+    """One server for all attacks: what one leaves, the next ones would meet. With ``--long`` one for each test."""
     server = stage.Server(tmp_path_factory.mktemp("scene"))
     took_s = 0.0
     try:
