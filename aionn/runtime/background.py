@@ -55,12 +55,15 @@ class Background:
         tasks: Where to start tasks; valid from ``start`` to ``aclose``.
         home: The loop in which all of it runs; valid from ``start`` on.
         is_open: Whether its runtime is open, and is not being closed; the runtime sets it.
+        starting_count: Number of executions whose tasks have not taken their first step. One that runs in its caller's task lets
+            them go first, since they were asked for before.
     """
 
     def __init__(self) -> None:
         self.tasks: anyio.abc.TaskGroup
         self.home: Home
         self.is_open = False
+        self.starting_count = 0
         self._loop: asyncio.AbstractEventLoop
         self._stop = anyio.Event()
         self._host: asyncio.Task[None] | None = None

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+import anyio.lowlevel
 import anyio.to_thread
 
 from aionn.errors import ErrorStatus, InvalidArgument
@@ -169,6 +170,8 @@ class Compilation:
         Cancelled while waiting: the execution never runs. Cancelled while running: the device keeps its slot until it is done.
         """
         asked = self._asked(inputs, outputs, deadline, priority, loop_timeout)
+        if self._background.starting_count:
+            await anyio.lowlevel.checkpoint()
         return await run_job(self._job(asked, measure))
 
     def execute_fenced(
@@ -375,6 +378,7 @@ class Compilation:
             loop_timeout,
             check_open=self._check_open,
             make_job=self._computation,
+            background=self._background,
         )
 
     def _computation(

@@ -229,6 +229,8 @@ class Burst:
         buffer = pool.take_free() or await pool.take(deadline)
         try:
             buffer.area.write(self._input_indexes, values)
+            if self._background.starting_count:
+                await anyio.lowlevel.checkpoint()
             return await self._run(buffer, deadline, rank, measure, True)
         finally:
             pool.leave(buffer)

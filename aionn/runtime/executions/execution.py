@@ -54,7 +54,9 @@ class Execution:
             self._lend()
         else:
             job.begin_allowance(job.asked_ns)
-        self._task = job.owner.background.start_execution(self._run(), self._end)
+        self._has_begun = False
+        job.background.starting_count += 1
+        self._task = job.background.start_execution(self._run(), self._end)
 
     @property
     def state(self) -> ExecutionState:
@@ -66,7 +68,13 @@ class Execution:
         """Absolute limit: the deadline, or the end of the allowance if that is sooner; None means no limit."""
         return self._job.deadline_ns
 
+    def _begin(self) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._job.background.starting_count -= 1
+
     async def _run(self) -> None:
+        self._begin()
         try:
             result = await run_job(self._job)
         except Exception as e:
@@ -81,8 +89,9 @@ class Execution:
     def _end(self, task: object) -> None:
         # A task that was cancelled refers to the frames that it ended in, and those to this object.
         self._task = None
+        self._begin()  # It may have been cancelled before its first step.
         job = self._job
-        if not job.has_left:  # Cancelled before its first step.
+        if not job.has_left:
             job.note_end(ErrorStatus.GENERAL_FAILURE, None)
             job.leave()
         self._fail(ExecutionCancelled("execution: cancelled"))

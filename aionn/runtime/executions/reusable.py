@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import anyio.lowlevel
 import msgspec
 
 from aionn.errors import InvalidArgument
 from aionn.hal import Priority, check_deadline_ns, dimensions_are_known
+from aionn.runtime.background import Background
 from aionn.runtime.clock import to_ns
 from aionn.runtime.executions.job import ExecutionJob, run_job
 from aionn.runtime.executions.results import ExecutionState, Result
@@ -37,6 +39,7 @@ class ReusableExecution:
         sizes: What executions have learnt about sizes, by key.
         check_open: Raises where the compilation is closed.
         make_job: Makes a computation.
+        background: Where the runtime's tasks live.
 
     Attributes:
         inputs: Views of the inputs; what they hold is what the next computation reads.
@@ -52,12 +55,14 @@ class ReusableExecution:
         *,
         check_open: Callable[[], None],
         make_job: MakeJob,
+        background: Background,
     ) -> None:
         for spec in plan.inputs:
             if not dimensions_are_known(spec.type, spec.dimensions):
                 raise InvalidArgument(f"reusable execution: expected known input shapes, got {spec}")
         self._check_open = check_open
         self._make_job = make_job
+        self._background = background
         self._measure = measure
         self._loop_timeout_ns = None if loop_timeout is None else to_ns(loop_timeout, what="loop_timeout")
         self._area = RequestArea(plan.values([spec.dimensions for spec in plan.inputs], sizes))
@@ -74,6 +79,8 @@ class ReusableExecution:
         """
         self._check_open()
         check_deadline_ns(deadline, where="execute")
+        if self._background.starting_count:
+            await anyio.lowlevel.checkpoint()
         if self._job is not None and self._job.state is not ExecutionState.FINISHED:
             raise InvalidArgument("reusable execution: a computation is under way")
         job = self._make_job(self._area, self._measure, self._loop_timeout_ns, deadline, priority)

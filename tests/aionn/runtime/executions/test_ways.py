@@ -255,3 +255,32 @@ def test_computation_that_was_given_up_does_not_hide_the_next_one() -> None:
             await again.execute()  # What was given up has not ended yet: it ends in the loop's next turn.
 
     play(main, npu())
+
+
+@pytest.mark.parametrize("way", EXECUTIONS)
+def test_executions_of_one_class_start_in_the_order_in_which_they_were_asked_for(way: Way) -> None:
+    """An execution in the caller's own task does not overtake one that was asked for before and has a task of its own."""
+
+    async def main(runtime: aionn.Runtime, clock: VirtualClock) -> None:
+        net = await runtime.compile(models.identity((4,)))
+        first, second = net.execute_fenced([X]), net.execute_fenced([X])
+        await way(net)
+        assert clock.now == pytest.approx(3 * RUN_MS / 1000)
+        assert (await first).total_ns == RUN_MS * 1_000_000
+        assert (await second).total_ns == 2 * RUN_MS * 1_000_000
+
+    play(main, npu())
+
+
+def test_executions_that_never_began_delay_no_later_one() -> None:
+    async def main(runtime: aionn.Runtime, clock: VirtualClock) -> None:
+        net = await runtime.compile(models.identity((4,)))
+        gone = net.execute_fenced([X])
+        gone.cancel()
+        with pytest.raises(aionn.ExecutionCancelled):
+            await gone
+        await net.execute([X])
+        assert net._background.starting_count == 0
+        assert clock.now == pytest.approx(RUN_MS / 1000)
+
+    play(main, npu())
