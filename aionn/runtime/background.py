@@ -55,8 +55,8 @@ class Background:
         tasks: Where to start tasks; valid from ``start`` to ``aclose``.
         home: The loop in which all of it runs; valid from ``start`` on.
         is_open: Whether its runtime is open, and is not being closed; the runtime sets it.
-        starting_count: Number of executions whose tasks have not taken their first step. One that runs in its caller's task lets
-            them go first, since they were asked for before.
+        starting_count: Number of executions whose tasks have not begun. An execution in its caller's task waits for a turn of the
+            loop if there are any, since they were asked for before.
     """
 
     def __init__(self) -> None:
