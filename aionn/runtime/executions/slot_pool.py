@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 from aionn.errors import InvalidArgument, MissedDeadline
 from aionn.hal import ExecutionResult
-from aionn.runtime.background import Background
+from aionn.runtime.background import Background, Waiter
 from aionn.runtime.clock import now_ns
 from aionn.runtime.memory.arguments import RequestArea
 
@@ -99,8 +99,8 @@ class SlotPool:
         self._buffers: Sequence[FrameBuffer] = ()
         self._free: list[FrameBuffer] = []
         self._waiting: deque[Waiting] = deque()
-        # Number of executions that wait: streams leave buffers that they can spare for them.
-        self._demand = 0
+        # Executions that wait: streams leave buffers that they can spare for them.
+        self._demand: set[Waiter] = set()
         self._closed = False
 
     def open(self, buffers: Sequence[FrameBuffer]) -> None:
@@ -110,8 +110,10 @@ class SlotPool:
         self._free = [*buffers[::-1]]
 
     def close(self) -> None:
-        """Gives no more buffers: those that wait are rejected when they get one."""
+        """Gives no more buffers: executions that wait are rejected. A device that hangs never leaves the one that it has."""
         self._closed = True
+        for waiter in self._demand:
+            waiter.wake()
 
     def clear(self) -> None:
         """Forgets the buffers of a closed burst."""
@@ -163,7 +165,7 @@ class SlotPool:
         waiting = Waiting(_always, take)
         timer = None if deadline_ns is None else background.at(deadline_ns, waiter.wake)
         self.wait(waiting)
-        self._demand += 1
+        self._demand.add(waiter)
         try:
             self._reclaim()
             await waiter.future
@@ -172,15 +174,16 @@ class SlotPool:
                 self.leave(buffer)
             raise
         finally:
-            self._demand -= 1
+            self._demand.discard(waiter)
             self.stop_waiting(waiting)
             if timer is not None:
                 timer.cancel()
+        if self._closed:
+            for buffer in taken:
+                self.leave(buffer)
+            raise InvalidArgument("burst: closed while an execution waited for a free slot")
         if not taken:
             raise MissedDeadline("burst: the deadline passed while waiting for a free slot", transient=True)
-        if self._closed:
-            self.leave(taken[0])
-            raise InvalidArgument("burst: closed while an execution waited for a free slot")
         return taken[0]
 
     def wait(self, waiting: Waiting) -> None:

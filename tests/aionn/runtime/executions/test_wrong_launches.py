@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import aionn
-from aionn.errors import GeneralFailure
+from aionn.errors import GeneralFailure, InvalidArgument
 from aionn.hal import BurstDefaults, ExecutionResult, LaunchBase, Request
+from aionn.runtime.executions import burst as burst_module
 from aionn.testing.models import identity
 from tests.support.loop_reference import LoopReferenceDevice
 
@@ -67,12 +68,12 @@ class Bench:
     def __init__(self, device: WrongDevice, runtime: aionn.Runtime, burst: aionn.Burst, net: Any) -> None:
         self.device = device
         self._dispatcher = runtime.devices[0].dispatcher
-        self._burst = burst
+        self.burst = burst
         self.calls = (net.execute, burst.execute, lambda inputs: net.execute_fenced(inputs).wait())
 
     @property
     def is_idle(self) -> bool:
-        statistics = self._burst.statistics()
+        statistics = self.burst.statistics()
         return "slot 0: free" in self._dispatcher.explain() and statistics.free == statistics.total
 
 
@@ -81,7 +82,7 @@ async def bench() -> AsyncIterator[Bench]:
     device = WrongDevice("wrong")
     async with aionn.open(devices=[device]) as runtime:
         net = await runtime.compile(identity())
-        async with net.burst() as burst:
+        async with net.burst(slots=1) as burst:
             yield Bench(device, runtime, burst, net)
 
 
@@ -127,3 +128,25 @@ async def test_outcome_of_another_type_is_a_failure(bench: Bench, outcome: Any) 
         ):
             await call([ONE])
         assert bench.is_idle
+
+
+async def test_burst_that_closes_rejects_what_waits_for_a_device_that_hangs(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(burst_module, "CLOSE_S_MAX", 0.01)
+    launch = LaunchBase()
+
+    async def wait() -> None:
+        with pytest.raises(InvalidArgument, match="closed while an execution waited for a free slot"):
+            await bench.burst.execute([ONE])
+
+    bench.device.launches = lambda: launch
+    with anyio.move_on_after(0.01):
+        await bench.burst.execute([ONE])
+    assert bench.burst.statistics().free == 0
+    with anyio.fail_after(LIMIT_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await anyio.wait_all_tasks_blocked()
+            await bench.burst.aclose()
+    launch.finish(ExecutionResult())
