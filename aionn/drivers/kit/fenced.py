@@ -88,6 +88,8 @@ class FencedLaunch:
         if self._deadline_ns is not None:
             self._expire_at(self._deadline_ns, "deadline")
         ready = merge([*wait_for]) if wait_for else SyncFence.signalled()
+        # When it is over first: a fence that never signals would keep it for good.
+        self._stops.append(ready.close)
         ready.add_callback(lambda ready: self._timers.call(lambda: self._on_ready(ready)))
 
     def close(self) -> None:

@@ -273,10 +273,13 @@ def _check_time(job: ExecutionJob) -> None:
 
 async def _wait_for_fences(job: ExecutionJob) -> None:
     is_ready = all(fence.status != FenceStatus.PENDING for fence in job.wait_for)
+    ready = merge([*job.wait_for])
     try:
-        await job.owner.background.in_time(job.deadline_ns, merge([*job.wait_for]), job.passed)
+        await job.owner.background.in_time(job.deadline_ns, ready, job.passed)
     except FenceError as e:
         raise GeneralFailure(f"execution: a fence that it waits for has failed: {e}") from e
+    finally:
+        ready.close()  # Otherwise a fence that never signals would keep it for each execution that has left.
     job.state = ExecutionState.WAITING_FOR_SLOT
     ready_ns = now_ns()
     if not is_ready:

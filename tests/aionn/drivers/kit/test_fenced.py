@@ -107,6 +107,18 @@ async def test_launch_whose_fence_has_finished_is_cancelled_and_its_outputs_hold
     assert fenced.launched.is_cancelled
 
 
+async def test_execution_that_is_over_is_no_waiter_of_its_dependencies() -> None:
+    for ends in ("deadline", "failed dependency"):
+        fenced, camera, never = Fenced(), SyncFence("camera"), SyncFence("never")
+        fenced.execution.begin([camera, never])
+        assert never.waiter_count == 1
+        if ends == "deadline":
+            fenced.end("deadline")
+        else:
+            camera.fail("unplugged")
+        assert never.waiter_count == 0 and fenced.execution.fence.status == FenceStatus.FAILED
+
+
 async def test_failed_dependency_keeps_its_origin() -> None:
     fenced, dependency = Fenced(), SyncFence("camera")
     fenced.execution.begin([dependency])

@@ -145,6 +145,15 @@ async def test_wait_for_fences(bench: Bench) -> None:
         return await bench.net.execute_fenced([-ONE], wait_for=[never], deadline=deadline)
 
     await told_at_the_deadline(call, bench)
+    assert never.waiter_count == 0
+    execution = bench.net.execute_fenced([-ONE], wait_for=[never])
+    await anyio.lowlevel.checkpoint()
+    assert never.waiter_count == 1
+    execution.cancel()
+    with pytest.raises(aionn.errors.ExecutionCancelled):
+        await execution
+    await anyio.lowlevel.checkpoint()
+    assert never.waiter_count == 0
     never.signal()
 
 
