@@ -28,7 +28,7 @@ from aionn.errors import DeadObject, InvalidArgument
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
 
-__all__ = ["Home", "begin", "canceller", "finish", "finish_all", "wait_from_thread"]
+__all__ = ["Home", "begin", "canceller", "finish", "finish_all", "is_cancelled", "wait_from_thread"]
 
 _T = TypeVar("_T")
 
@@ -141,6 +141,16 @@ def wait_from_thread(portal: BlockingPortal, ask: Callable[[], Awaitable[_T]], e
         finally:
             del answered
     return answered
+
+
+def is_cancelled() -> bool:
+    """Whether the running task was cancelled, by asyncio or by a scope of anyio.
+
+    If not, a ``CancelledError`` that is raised in it is a failure of what it awaits, such as a driver whose own task was cancelled.
+    """
+    task = asyncio.current_task()
+    assert task is not None, "called by a coroutine"
+    return task.cancelling() > 0
 
 
 def canceller() -> Callable[[], object]:

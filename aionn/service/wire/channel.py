@@ -43,7 +43,7 @@ from aionn.errors import (
     status_of,
     words_of,
 )
-from aionn.platform.loops import Home
+from aionn.platform.loops import Home, is_cancelled
 from aionn.service.wire.calls import (
     REPLY_DESCRIPTORS_MAX,
     Handled,
@@ -430,6 +430,11 @@ class Channel:
         except Error as e:
             return Failed(e.status, shortened(str(e)))
         except Exception as e:
+            return Failed(status_of(e), shortened(words_of(e, "service")))
+        except anyio.get_cancelled_exc_class() as e:
+            if is_cancelled():
+                raise
+            # Raised further, it would end the connection.
             return Failed(status_of(e), shortened(words_of(e, "service")))
 
     def _cancel_handled(self, call_id: int) -> None:

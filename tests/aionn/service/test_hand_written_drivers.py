@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 from collections.abc import Sequence
@@ -242,6 +243,21 @@ async def test_served_driver_whose_launch_is_none_is_refused(serving: Any, small
         ):
             await prepared.execute_synchronously(small.Sum().request)
         gc.collect()
+    await client.aclose()
+
+
+async def test_driver_that_raises_cancellation_of_its_own_fails_one_call_alone(
+    serving: Any, small: Any
+) -> None:
+    class Cancelling(HandWritten):
+        async def prepare_model(self, model: Any, **options: Any) -> Any:
+            raise asyncio.CancelledError("planted")
+
+    client = (await serving(Cancelling(NewModel))).client("plain")
+    with anyio.fail_after(5):
+        for _ in range(2):
+            with pytest.raises(GeneralFailure, match="CancelledError: planted"):
+                await client.prepare_model(small.sum_model())
     await client.aclose()
 
 
