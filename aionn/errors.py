@@ -29,6 +29,7 @@ __all__ = [
     "ErrorStatus",
     "ExecutionCancelled",
     "GeneralFailure",
+    "general_failure_of",
     "InvalidArgument",
     "InvalidModel",
     "MissedDeadline",
@@ -178,6 +179,13 @@ def status_of(error: BaseException) -> ErrorStatus:
     return (
         ErrorStatus.GENERAL_FAILURE if _shortage(error) is None else ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
     )
+
+
+def general_failure_of(error: BaseException, where: str) -> GeneralFailure:
+    """The error of aionn for an exception of any other package, which is its cause: the bug of a driver."""
+    failure = GeneralFailure(f"{where}: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
 
 
 def shortage_of(error: BaseException, where: str) -> ResourceExhausted | None:

@@ -51,6 +51,7 @@ from aionn.hal import (
     Request,
     check_deadline_ns,
     check_duration_ns,
+    outcome_of,
 )
 from aionn.platform.loops import begin, finish
 from aionn.validation import check_memory_identifiers
@@ -234,20 +235,15 @@ class BurstController(BurstDefaults):
         loop_timeout_ns: int | None = None,
     ) -> ExecutionResult:
         """See ``aionn.hal.Burst``."""
-        launch = self.launch(
-            request,
-            memory_identifiers,
-            measure=measure,
-            deadline_ns=deadline_ns,
-            loop_timeout_ns=loop_timeout_ns,
+        return await outcome_of(
+            self.launch(
+                request,
+                memory_identifiers,
+                measure=measure,
+                deadline_ns=deadline_ns,
+                loop_timeout_ns=loop_timeout_ns,
+            )
         )
-        try:
-            return await (self.received(launch) if isinstance(launch, _BurstLaunch) else launch)
-        except BaseException:
-            launch.cancel()
-            raise
-        finally:
-            del launch  # An error refers to this frame.
 
     def _launch_by_model(
         self,

@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Coroutine, Generator
 from typing import Any, Protocol
 
-from aionn.errors import Error, GeneralFailure, error_for_status
+from aionn.errors import Error, GeneralFailure, error_for_status, general_failure_of
 from aionn.hal.request import ExecutionResult
 from fences import SyncFence
 
@@ -180,9 +180,7 @@ class TaskLaunch(LaunchBase):
         elif isinstance(error, Error):
             self.finish(error)
         else:
-            failure = GeneralFailure(f"execution: {type(error).__name__}: {error}")
-            failure.__cause__ = error
-            self.finish(failure)
+            self.finish(general_failure_of(error, "execution"))
 
 
 _tasks: set[asyncio.Task[ExecutionResult]] = set()

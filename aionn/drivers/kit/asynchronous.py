@@ -31,13 +31,7 @@ from aionn.drivers.kit.checked import CheckedDevice
 from aionn.drivers.kit.fenced import FencedLaunch
 from aionn.drivers.kit.launching import LaunchingPreparedModel
 from aionn.drivers.kit.loop_gate import LoopControl, LoopGate, loop_now_ns
-from aionn.errors import (
-    DeviceUnavailable,
-    Error,
-    GeneralFailure,
-    InvalidArgument,
-    MissedDeadline,
-)
+from aionn.errors import DeviceUnavailable, Error, InvalidArgument, MissedDeadline, general_failure_of
 from aionn.hal import (
     NO_TIMING,
     CacheFiles,
@@ -255,9 +249,7 @@ class AsyncDevice(CheckedDevice):
             return task.result()
         if isinstance(error, Error):
             return error
-        failure = GeneralFailure(f"{self.info.name}: {type(error).__name__}: {error}")
-        failure.__cause__ = error
-        return failure
+        return general_failure_of(error, self.info.name)
 
     async def supported_operations(self, model: Model) -> tuple[bool, ...]:
         """See ``Device``."""

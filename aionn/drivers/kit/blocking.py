@@ -41,6 +41,7 @@ from aionn.errors import (
     InvalidArgument,
     MissedDeadline,
     ResourceExhausted,
+    general_failure_of,
 )
 from aionn.hal import (
     NO_TIMING,
@@ -282,17 +283,14 @@ class _GateLaunch(LaunchBase):
                     is_cancelled=lambda: self.is_cancelled,
                 )
             except BaseException as e:
-                outcome = e if isinstance(e, Error) else self._failure(e)
+                outcome = (
+                    e if isinstance(e, Error) else general_failure_of(e, str(self._prepared.device.gate))
+                )
         del arguments
         self.finish(outcome)
         # Not before the event loop has been woken.
         self._end()
         del outcome  # It refers to this frame.
-
-    def _failure(self, error: BaseException) -> GeneralFailure:
-        failure = GeneralFailure(f"{self._prepared.device.gate}: {type(error).__name__}: {error}")
-        failure.__cause__ = error
-        return failure
 
 
 class BlockingDevice(CheckedDevice):

@@ -22,7 +22,7 @@ from collections.abc import Callable, Hashable
 from types import TracebackType
 from typing import TypeVar
 
-from aionn.errors import DeviceUnavailable, Error, GeneralFailure, ResourceExhausted
+from aionn.errors import DeviceUnavailable, Error, ResourceExhausted, general_failure_of
 from aionn.hal import Priority
 from aionn.hal.callers import client_of_call
 from aionn.interpreter import RunControl
@@ -383,8 +383,7 @@ async def run_on_gate(
         except Error as e:
             outcome.append(e)
         except BaseException as e:  # SystemExit too: the caller waits, and so do others for this thread.
-            outcome.append(GeneralFailure(f"{gate}: {type(e).__name__}: {e}"))
-            outcome[0].__cause__ = e  # type: ignore[union-attr]
+            outcome.append(general_failure_of(e, str(gate)))
         if cancelled.is_set():
             outcome.clear()
         done.signal()

@@ -25,6 +25,7 @@ from aionn.errors import (
     InvalidArgument,
     MissedDeadline,
     OutputInsufficientSize,
+    general_failure_of,
     shortage_of,
 )
 from aionn.hal import (
@@ -48,9 +49,7 @@ def driver_error(error: BaseException, where: str) -> Error:
     """The exception of a driver in this process, as one of the errors that drivers may raise."""
     if isinstance(error, Error):
         return error
-    wrong = shortage_of(error, where) or GeneralFailure(f"{where}: {type(error).__name__}: {error}")
-    wrong.__cause__ = error
-    return wrong
+    return shortage_of(error, where) or general_failure_of(error, where)
 
 
 def may_fall_back(error: Error) -> bool:
