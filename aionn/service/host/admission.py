@@ -6,7 +6,8 @@ The rule. The kernel identifies the process and the user of a connection (SO_PEE
 newcomer is served if its process, its user and all clients together stay within their limits; processes of another PID namespace
 have no number, and are limited by their user alone. At a limit, the client that has waited longest without sending Hello loses its
 place, of those that the limit counts; if all have sent it, the new one is rejected. So silent connections exclude no client, and
-one user cannot take all places.
+one user cannot take all places. A client that is gone keeps its place until its objects are freed; the error of a rejected newcomer
+contains whether such a place can be waited for.
 
 Invariant: no limit is ever exceeded.
 """
@@ -23,7 +24,7 @@ import msgspec
 
 from aionn.errors import InvalidArgument, ResourceExhausted
 
-__all__ = ["FOREIGN_PID", "Admission", "ClientLimits", "Credentials", "Place"]
+__all__ = ["FOREIGN_PID", "Admission", "ClientLimits", "Credentials", "NoPlace", "Place"]
 
 REPORT_S = 1.0
 """Refusals are reported at most this often: a client that connects in a loop must not fill the log."""
@@ -81,21 +82,39 @@ class ClientLimits(msgspec.Struct, frozen=True):
             raise InvalidArgument(f"limit hello_s: expected a positive number of seconds, got {self.hello_s}")
 
 
+class NoPlace(ResourceExhausted):
+    """A limit of the concurrent clients is reached.
+
+    Attributes:
+        is_being_freed: Whether a client that the limit counts is gone: its place is free as soon as its objects are.
+    """
+
+    def __init__(self, message: str, *, is_being_freed: bool) -> None:
+        super().__init__(message, transient=True)
+        self.is_being_freed = is_being_freed
+
+
 class Place:
     """The place of a client while it is served.
 
     Attributes:
         client: Whose it is.
         on_displaced: Called with the reason when the place is given to another client.
+        end_if_gone: Called at a limit: ends the connection if the client has closed its end, though messages of it are unread.
     """
 
     def __init__(self, client: Credentials) -> None:
         self.client = client
         self.on_displaced: Callable[[str], None] = _nobody
+        self.end_if_gone: Callable[[], None] = _unknown
 
 
 def _nobody(why: str) -> None:
     """There is no client to notify."""
+
+
+def _unknown() -> None:
+    """There is no connection yet, or no more."""
 
 
 class Admission:
@@ -112,6 +131,7 @@ class Admission:
         # In the order in which they came.
         self._silent: dict[Place, None] = {}
         self._taken: set[Place] = set()
+        self._ending: set[Place] = set()
         self._unreported = 0
         self._reported_s: float | None = None
 
@@ -122,7 +142,7 @@ class Admission:
         """A place for a newcomer.
 
         Raises:
-            ResourceExhausted: There is no free place; names the limit.
+            NoPlace: A limit is reached; the message names it.
         """
         limits = self._limits
         if client.pid != FOREIGN_PID:
@@ -161,7 +181,12 @@ class Admission:
             return
         silent = next((place for place in self._silent if counts(place)), None)
         if silent is None:
-            raise ResourceExhausted(f"the device serves {which} already ({option})", transient=True)
+            for place in self._taken - self._ending:
+                if counts(place):
+                    place.end_if_gone()
+            raise NoPlace(
+                f"the device serves {which} already ({option})", is_being_freed=any(map(counts, self._ending))
+            )
         tell = silent.on_displaced
         self.leave(silent)
         tell(f"the device serves {which} already ({option}), and this one had not sent Hello")
@@ -170,12 +195,23 @@ class Admission:
         """The client has sent Hello, and keeps its place until it leaves."""
         self._silent.pop(place, None)
 
+    def ends(self, place: Place) -> None:
+        """The client is gone, and its objects are being freed. Idempotent."""
+        if place in self._taken:
+            self._silent.pop(place, None)
+            self._ending.add(place)
+            place.on_displaced, place.end_if_gone = _nobody, _unknown
+
     def leave(self, place: Place) -> None:
-        """The client is gone. Idempotent."""
+        """The client is gone, and holds nothing. Idempotent."""
         if place not in self._taken:
             return
         self._taken.remove(place)
-        place.on_displaced = _nobody  # It knows the connection, which knows the place.
+        self._ending.discard(place)
+        place.on_displaced, place.end_if_gone = (
+            _nobody,
+            _unknown,
+        )  # They know the connection, which knows the place.
         self._silent.pop(place, None)
         for table, key in ((self._of_process, place.client.pid), (self._of_user, place.client.uid)):
             table[key] -= 1

@@ -48,21 +48,17 @@ from aionn.observability.tracing import TRACE_VARIABLE, start_tracing
 from aionn.platform.loops import finish
 from aionn.platform.threads import start_thread
 from aionn.service.host.admission import FOREIGN_PID, Admission, ClientLimits, Credentials, Place
+from aionn.service.host.newcomers import Newcomers, tell_why
 from aionn.service.host.session import Session
 from aionn.service.progress import Progress
 from aionn.service.wire.channel import Channel
 from aionn.service.wire.peers import Peer, Peers
 from aionn.service.wire.protocol import (
-    INLINE_BYTES_MAX,
     CallBody,
-    Failed,
-    Reply,
     ReplyBody,
-    encode,
-    read_envelope,
 )
 from aionn.service.wire.quotas import Quotas
-from aionn.service.wire.received import close_unread, payload_of
+from aionn.service.wire.received import close_unread, has_hung_up
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -87,12 +83,6 @@ execution passes the lock on up to six times, between the event loop and a threa
 the model of another client is prepared. The Python code of a burst's frame is shorter as a rule, and is not interrupted."""
 
 BACKLOG = 64
-
-REFUSALS_MAX = 32
-"""Rejected clients that get the reason concurrently; the connections of further ones are closed without a message."""
-
-REFUSAL_S_MAX = 1.0
-"""Limit of the time until a rejected client sends a call that can be answered."""
 
 FIRST_CALL = 1
 """The number that clients of ours give their first call, Hello: the answer to it may come before the call."""
@@ -143,6 +133,7 @@ async def serve(
     hello_s: float | None = None,
     place: Place | None = None,
     on_hello: Callable[[], None] | None = None,
+    on_end: Callable[[], None] | None = None,
     peer: Peer | None = None,
 ) -> bool:
     """Serves one client until it goes away, then frees what was its own.
@@ -158,6 +149,7 @@ async def serve(
         hello_s: Limit of the time until the client has sent Hello; None means no limit.
         place: The connection ends when this is given to another client; None for a process that has one client.
         on_hello: Called when the client has sent Hello.
+        on_end: Called when the connection has ended, before the client's objects are freed.
         peer: The client's process, which may have other connections; None for one that has none.
 
     Returns:
@@ -186,11 +178,17 @@ async def serve(
         )
 
         def dismiss(why: str) -> None:
-            _tell_why(sock, FIRST_CALL, why)
+            tell_why(sock, FIRST_CALL, why)
             channel.close(why)
 
+        def end_if_gone() -> None:
+            if has_hung_up(sock):
+                channel.close(f"{peer_name} is gone")
+
         if place is not None:
-            place.on_displaced = dismiss
+            place.on_displaced, place.end_if_gone = dismiss, end_if_gone
+        if on_end is not None:
+            channel.ended.add_callback(lambda _: on_end())
         tasks.start_soon(_rest, session, idle_s)
         if hello_s is not None:
             tasks.start_soon(_await_hello, session, hello_s, peer_name, dismiss)
@@ -230,16 +228,6 @@ async def _await_hello(
         dismiss(f"service: expected Hello within {hello_s:g} s")
 
 
-def _tell_why(sock: socket.socket, call: int, why: str) -> None:
-    """Answers a call of a client that is not served, or not any more, if there is room for it in the socket."""
-    error = DeviceUnavailable(why)
-    payload, _, _ = encode(Reply(call, Failed(error.status, why)))
-    try:
-        sock.send(payload, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-    except OSError:
-        pass  # It is gone, or does not read.
-
-
 async def listen(
     device: Device,
     path: str | os.PathLike[str],
@@ -272,8 +260,7 @@ async def listen(
         async with anyio.create_task_group() as tasks:
             if started is not None:
                 started.set()
-            admission, peers, cut_off = Admission(limits), Peers(), _CutOff()
-            refusals = anyio.CapacityLimiter(REFUSALS_MAX)
+            peers, cut_off = Peers(), _CutOff()
             tasks.start_soon(cut_off.collect)
 
             async def serve_one(sock: socket.socket, client: Credentials, place: Place) -> None:
@@ -289,7 +276,8 @@ async def listen(
                     peer_name=f"the client ({client})",
                     hello_s=limits.hello_s,
                     place=place,
-                    on_hello=lambda: admission.greeted(place),
+                    on_hello=lambda: newcomers.admission.greeted(place),
+                    on_end=lambda: newcomers.admission.ends(place),
                     peer=peer,
                 )
                 try:
@@ -299,29 +287,19 @@ async def listen(
                     # One client's end, however it comes, does not affect other clients.
                     _logger.exception("serving a client (%s) failed", client)
                 finally:
-                    admission.leave(place)
+                    newcomers.leave(place)
 
+            newcomers = Newcomers(Admission(limits), tasks, serve_one)
             while True:
                 # Where connections come without end, those who are served have their turns between two of them.
                 await peers.next_connection()
                 sock = await _accept(listener)
                 try:
                     client = Credentials.of(sock)
-                    place = admission.admit(client)
                 except OSError:
                     close_unread(sock)  # It is gone.
-                except ResourceExhausted as e:
-                    count = admission.report(anyio.current_time())
-                    if count:
-                        _logger.warning(
-                            "refused a client (%s), the last of %d refusals: %s", client, count, e
-                        )
-                    if refusals.available_tokens:
-                        tasks.start_soon(_refuse_one, sock, str(e), refusals)
-                    else:
-                        close_unread(sock)
                 else:
-                    tasks.start_soon(serve_one, sock, client, place)
+                    newcomers.receive(sock, client)
     finally:
         listener.close()
         _unlink(os.fspath(path), identity)
@@ -344,23 +322,6 @@ class _CutOff:
             self.happened = anyio.Event()
             gc.collect()
             await anyio.sleep(GARBAGE_PAUSE_S)
-
-
-async def _refuse_one(sock: socket.socket, why: str, refusals: anyio.CapacityLimiter) -> None:
-    """Answers the client's first call with the reason why it is not served."""
-    async with refusals:
-        try:
-            with anyio.move_on_after(REFUSAL_S_MAX):
-                sock.setblocking(False)
-                try:
-                    await anyio.wait_readable(sock)
-                    envelope = read_envelope(payload_of(sock, INLINE_BYTES_MAX))
-                except OSError:
-                    return
-                if envelope is not None:
-                    _tell_why(sock, envelope[1], why)
-        finally:
-            close_unread(sock)
 
 
 async def _accept(listener: socket.socket) -> socket.socket:

@@ -13,10 +13,22 @@ import anyio.lowlevel
 import pytest
 
 from aionn.errors import DeviceUnavailable, InvalidArgument, ResourceExhausted
-from aionn.service.host import admission
-from aionn.service.host.admission import FOREIGN_PID, Admission, ClientLimits, Credentials
+from aionn.service.host import admission, newcomers
+from aionn.service.host.admission import FOREIGN_PID, Admission, ClientLimits, Credentials, NoPlace
+from aionn.service.host.session import Session
 from aionn.service.wire.peers import Peers
-from aionn.service.wire.protocol import PROTOCOL_VERSION, Failed, GetStatus, Hello, HelloReply, Reply, decode
+from aionn.service.wire.protocol import (
+    PROTOCOL_VERSION,
+    Call,
+    Failed,
+    GetStatus,
+    Hello,
+    HelloReply,
+    Ping,
+    Reply,
+    decode,
+    encode,
+)
 
 ENDED_S_MAX = 10.0
 
@@ -88,6 +100,28 @@ def test_silent_client_that_the_limit_counts_gives_up_its_place() -> None:
     own.admit(Credentials(5, 12))
     own.admit(Credentials(6, 13))
     assert [pid for pid, _ in told] == [2, 1] and len(own) == 4
+
+
+def test_error_tells_whether_a_place_that_the_limit_counts_is_being_freed() -> None:
+    own = Admission(ClientLimits(clients=4, clients_per_user=2, clients_per_process=2))
+    first, second, other, last = (own.admit(Credentials(pid, pid // 10)) for pid in (11, 12, 21, 31))
+    for place in (first, second, other, last):
+        own.greeted(place)
+    own.ends(other)
+    for newcomer, is_being_freed in ((13, False), (41, True)):
+        with pytest.raises(NoPlace) as raised:
+            own.admit(Credentials(newcomer, newcomer // 10))
+        assert raised.value.is_being_freed is is_being_freed
+    own.ends(second)
+    with pytest.raises(NoPlace) as raised:
+        own.admit(Credentials(13, 1))
+    assert raised.value.is_being_freed
+    own.leave(second)
+    own.ends(second)
+    own.greeted(own.admit(Credentials(13, 1)))
+    with pytest.raises(NoPlace) as raised:
+        own.admit(Credentials(14, 1))
+    assert not raised.value.is_being_freed
 
 
 def test_refusals_are_reported_once_in_a_while() -> None:
@@ -194,15 +228,58 @@ async def test_refused_client_is_told_why_and_named_in_the_log(
     assert isinstance(reply, Failed) and "serves 2 connections" in reply.message
     raw.close()
     places.pop().close()
-    with anyio.fail_after(ENDED_S_MAX):
-        while True:
-            raw = served.raw()
-            reply = await raw.ask(1, Hello(PROTOCOL_VERSION))
-            raw.close()
-            if isinstance(reply, HelloReply):
-                break
+    raw = await served.raw().hello()
+    raw.close()
     await client.aclose()
     places.pop().close()
+
+
+async def test_client_gets_the_place_of_one_that_has_left_in_a_flood(serving: Any) -> None:
+    served = await serving(limits=ClientLimits(clients_per_process=3))
+    payload, _, _ = encode(Call(2, Ping()))
+    for _ in range(5):
+        crowd = [await served.raw().hello() for _ in range(3)]
+        for raw in crowd:
+            raw.sock.setblocking(False)
+            try:
+                while True:
+                    raw.sock.send(payload)
+            except BlockingIOError:
+                pass
+        for raw in crowd:
+            raw.close()
+
+
+async def test_newcomer_is_told_why_where_a_place_is_freed_too_late(
+    serving: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(newcomers, "FREED_S_MAX", 0.05)
+    served = await serving(limits=ClientLimits(clients_per_process=1))
+    place = await served.raw().hello()
+    is_held, is_over = anyio.Event(), anyio.Event()
+    aclose = Session.aclose
+
+    async def late(session: Session) -> None:
+        is_held.set()
+        await is_over.wait()
+        await aclose(session)
+
+    monkeypatch.setattr(Session, "aclose", late)
+    place.close()
+    await is_held.wait()
+    raw = served.raw()
+    reply = await raw.ask(1, Hello(PROTOCOL_VERSION))
+    assert isinstance(reply, Failed) and "serves 1 connections of process" in reply.message
+    raw.close()
+    payload, _, _ = encode(Call(1, Hello(PROTOCOL_VERSION)))
+    monkeypatch.setattr(newcomers, "FREED_S_MAX", ENDED_S_MAX)
+    waiting = served.raw()
+    waiting.sock.send(payload)
+    await anyio.lowlevel.checkpoint()
+    is_over.set()
+    answer = decode(await waiting.receive(), [])
+    assert isinstance(answer, Reply) and isinstance(answer.body, HelloReply)
+    waiting.close()
 
 
 async def test_more_refused_clients_than_are_told_why_are_closed(serving: Any) -> None:

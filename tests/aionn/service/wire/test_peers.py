@@ -30,6 +30,7 @@ from aionn.service.wire.peers import (
     Shares,
 )
 from aionn.service.wire.protocol import Call, CancelCall, Done, ExecuteFenced, Ping, decode, encode
+from aionn.service.wire.received import DRAINED_WEIGHT
 from aionn.service.wire.sizes import FENCES_MAX
 from fences import FenceError, SyncFence
 
@@ -497,7 +498,7 @@ async def test_unread_messages_of_an_ended_connection_are_taken_in_turns_of_the_
         assert process.takes_turns
         await next_turn()
 
-    for number in range(20):
+    for number in range(5 * DRAINED_WEIGHT):
         theirs.send(encode(Call(number, Ping()))[0])
     channel.close("the end")
     other.received(has_waited=True)
@@ -507,7 +508,7 @@ async def test_unread_messages_of_an_ended_connection_are_taken_in_turns_of_the_
             await channel.run()
     channel.release()
     theirs.close()
-    assert taken >= 20
+    assert taken >= 5
 
 
 async def test_end_of_a_connection_pauses_after_its_backlog_is_over(clock: Any) -> None:

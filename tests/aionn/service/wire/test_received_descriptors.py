@@ -28,7 +28,7 @@ from aionn.service.wire.protocol import (
     decode,
     encode,
 )
-from aionn.service.wire.received import close_unread, have_strange_sockets
+from aionn.service.wire.received import DRAINED_WEIGHT, close_unread, drain, have_strange_sockets
 from aionn.service.wire.repetition import RecallMemories
 from fences import SyncFence
 
@@ -123,6 +123,29 @@ def test_closing_a_socket_closes_what_nobody_has_read_also_behind_empty_messages
     began_s = time.monotonic()
     close_unread(ours)
     assert time.monotonic() - began_s < WAITED_S_MAX
+
+
+@pytest.mark.parametrize(
+    ("count", "descriptors", "turns"),
+    [(160, 0, 10), (10, DRAINED_WEIGHT - 1, 10), (3, 3 * DRAINED_WEIGHT, 3)],
+)
+async def test_others_have_a_turn_after_some_unread_messages_and_not_after_each(
+    pair: tuple[socket.socket, socket.socket], count: int, descriptors: int, turns: int
+) -> None:
+    ours, theirs = pair
+    with closing(socket.create_server(("127.0.0.1", 0))) as anything:
+        for _ in range(count):
+            socket.send_fds(theirs, [b"ping"], [anything.fileno()] * descriptors)
+    ours.shutdown(socket.SHUT_RDWR)
+    taken = 0
+
+    async def next_turn() -> None:
+        nonlocal taken
+        taken += 1
+
+    await drain(ours, next_turn)
+    assert taken == turns
+    assert ours.recv(1) == b""
 
 
 async def done(body: Any, channel: Channel) -> Any:
