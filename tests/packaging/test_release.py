@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from release.contents import check_contents
+from release.contents import check_contents, platform_breach
 from release.manifest import checksums, software_bill
 from release.version import ReleaseError, check_changelog, declared_version
 
@@ -91,6 +91,31 @@ def test_wheel_without_its_data_stops_a_release(tmp_path: Path) -> None:
         archive.writestr("tests/conftest.py", "")
     with pytest.raises(ReleaseError, match=r"example_data/shapes\.json.*too much: tests"):
         check_contents(wheel)
+
+
+AUDIT = {"sym_tag": "manylinux_2_17_x86_64", "external_libs": {}, "unsupported_isa": False}
+MUSL_AUDIT = {"sym_tag": "musllinux_1_2_x86_64", "external_libs": {"libc.so": None}, "unsupported_isa": False}
+
+
+@pytest.mark.parametrize(
+    ("report", "platform", "reason"),
+    [
+        (AUDIT, "manylinux_2_28_x86_64", ""),
+        (MUSL_AUDIT, "musllinux_1_2_x86_64", ""),
+        (AUDIT, "manylinux_2_28_aarch64", "symbols of manylinux_2_28_aarch64"),
+        (AUDIT, "musllinux_1_2_x86_64", "symbols of musllinux"),
+        ({**AUDIT, "sym_tag": "manylinux_2_34_x86_64"}, "manylinux_2_28_x86_64", "those of manylinux_2_34"),
+        ({**AUDIT, "sym_tag": "linux_x86_64"}, "manylinux_2_28_x86_64", "those of linux_x86_64"),
+        ({**AUDIT, "external_libs": {"libz.so.1": None}}, "manylinux_2_28_x86_64", "libz"),
+        ({**MUSL_AUDIT, "sym_tag": "manylinux_2_17_x86_64"}, "manylinux_2_28_x86_64", "libc.so"),
+        ({**AUDIT, "unsupported_isa": True}, "manylinux_2_28_x86_64", "instructions"),
+    ],
+)
+def test_wheel_with_the_wrong_tag_stops_a_release(
+    report: dict[str, object], platform: str, reason: str
+) -> None:
+    breach = platform_breach(report, platform)
+    assert reason in breach and bool(reason) == bool(breach)
 
 
 def release(repository: Path, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
