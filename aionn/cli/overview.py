@@ -99,8 +99,10 @@ def print_overview(arguments: Sequence[str]) -> bool:
     if asked not in HELP:
         return False
     print_line("aionn COMMAND [OPTIONS]", lead="Usage:")
+    print_line("")
+    print_line(PURPOSE, indent="")
     commands = {place.partition(":")[2]: text for place, text in sorted(DESCRIPTIONS.items())}
-    for title, texts in ((PURPOSE, commands), ("Options:", OPTIONS)):
+    for title, texts in (("Commands:", commands), ("Options:", OPTIONS)):
         print_line("")
         print_line(title)
         width = max(map(len, texts))

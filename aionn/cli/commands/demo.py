@@ -141,7 +141,8 @@ async def run_demo(device: str | None, precision: str, data: Path, live: bool) -
         hearing = await runtime.compile(
             data / f"digits_{precision}.tflite", devices=device, priority="medium"
         )
-        used = ", ".join(dict.fromkeys((*seeing.devices, *hearing.devices)))
+        names = dict.fromkeys((*seeing.devices, *hearing.devices))
+        used = ", ".join(names)
         video: Account[Frame] = Account("video", shapes.classes)
         audio: Account[AudioWindow] = Account("audio", digits.classes)
         _, height, width, _ = seeing.inputs[0].dimensions
@@ -154,7 +155,7 @@ async def run_demo(device: str | None, precision: str, data: Path, live: bool) -
         async with seeing.burst() as seen, hearing.burst() as heard:
             await warm_up(seen, seeing.inputs[0])
             await warm_up(heard, hearing.inputs[0])
-            pids = tuple(d.pid for d in runtime.devices if d.pid is not None)
+            pids = tuple(d.pid for d in runtime.devices if d.name in names and d.pid is not None)
             running = 2
 
             async def see() -> None:
