@@ -38,7 +38,7 @@ async def classify(model: Path, video: Path) -> list[int]:
                 into=lambda frame, view: write(frame.data, view),
                 deadline=lambda frame: frame.captured_at_ns + 33_000_000,
             ):
-                if result.outputs is not None:
+                if result.outputs:
                     found.append(int(result.outputs[0].argmax()))
         try:
             await net.execute([], deadline=aionn.after(0.1))
@@ -123,5 +123,4 @@ def test_pyright_finds_no_error_under_strict_but_a_planted_one(
         return [one["message"] for one in found if one["severity"] == "error"]
 
     assert check("application.py") == []
-    (planted,) = check("wrong.py")
-    assert "Compilation" in planted
+    assert [message for message in check("wrong.py") if "Compilation" in message] != []
