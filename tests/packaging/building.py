@@ -11,6 +11,7 @@ import pytest
 
 BUILD_S_MAX = 110
 EPOCH_S = 1_700_000_000
+RELEASE_S_MAX = 1800
 
 
 def call_backend(tree: Path, function: str, out: Path, *arguments: object, **environment: str) -> Path:
@@ -28,6 +29,17 @@ def call_backend(tree: Path, function: str, out: Path, *arguments: object, **env
     )
     assert done.returncode == 0, done.stderr
     return out / done.stdout.splitlines()[-1]
+
+
+def release(repository: Path, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Makes the files of a release of the last commit."""
+    return subprocess.run(
+        [sys.executable, "-m", "release", "--out", str(out), *options],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        timeout=RELEASE_S_MAX,
+    )
 
 
 class Environment:

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.building import Environment, call_backend
+from tests.packaging.building import Environment, call_backend, release
 
 SETUPTOOLS_MIN = 77
+TOOLS = ("setuptools", "ziglang", "auditwheel", "abi3audit")
 
 
 @pytest.fixture(scope="session")
@@ -74,3 +75,15 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environm
     environment = Environment(tmp_path_factory.mktemp("installed") / "venv")
     environment.install(wheel)
     return environment
+
+
+@pytest.fixture(scope="session")
+def released(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All files of a rehearsed release of the last commit."""
+    for tool in TOOLS:
+        if importlib.util.find_spec(tool) is None:
+            pytest.skip(f"{tool} is not installed: pip install --group release")
+    out = tmp_path_factory.mktemp("release")
+    done = release(repository, out, "--rehearsal")
+    assert done.returncode == 0, done.stderr
+    return out

@@ -17,9 +17,7 @@ import pytest
 from release.contents import check_contents, platform_breach
 from release.manifest import checksums, software_bill
 from release.version import ReleaseError, check_changelog, declared_version
-
-RELEASE_S_MAX = 1800
-TOOLS = ("setuptools", "ziglang", "auditwheel", "abi3audit")
+from tests.packaging.building import release
 
 
 def test_version_is_the_same_everywhere(repository: Path) -> None:
@@ -118,33 +116,11 @@ def test_wheel_with_the_wrong_tag_stops_a_release(
     assert reason in breach and bool(reason) == bool(breach)
 
 
-def release(repository: Path, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "release", "--out", str(out), *options],
-        cwd=repository,
-        capture_output=True,
-        text=True,
-        timeout=RELEASE_S_MAX,
-    )
-
-
 def test_platform_that_does_not_exist_is_reported_in_a_sentence(repository: Path, tmp_path: Path) -> None:
     pytest.importorskip("setuptools")
     done = release(repository, tmp_path, "--platform", "win_amd64")
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert done.stderr.startswith("release: --platform: expected some of manylinux_2_28_x86_64")
-
-
-@pytest.fixture(scope="session")
-def released(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All files of a rehearsed release of the last commit."""
-    for tool in TOOLS:
-        if importlib.util.find_spec(tool) is None:
-            pytest.skip(f"{tool} is not installed: pip install --group release")
-    out = tmp_path_factory.mktemp("release")
-    done = release(repository, out, "--rehearsal")
-    assert done.returncode == 0, done.stderr
-    return out
 
 
 @pytest.mark.long
