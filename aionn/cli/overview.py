@@ -81,7 +81,7 @@ OPTIONS = {
     "--version": "Show the version.",
 }
 
-HELP = ([], ["--help"], ["-h"])
+HELP: tuple[list[str], ...] = ([], ["--help"], ["-h"])
 VERSION = (["--version"],)
 
 GAP = 2

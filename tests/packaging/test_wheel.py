@@ -15,11 +15,6 @@ from release.contents import check_contents
 from tests.packaging.building import Environment, call_backend
 
 
-def test_wheel_has_the_data_and_no_packages_but_ours(wheel: Path) -> None:
-    check_contents(wheel)
-    assert wheel.name.startswith("aionn-") and "-cp311-abi3-" in wheel.name
-
-
 def test_sdist_has_what_the_tests_need(source: Path, repository: Path) -> None:
     for name in (
         "tests/conftest.py",
@@ -30,6 +25,11 @@ def test_sdist_has_what_the_tests_need(source: Path, repository: Path) -> None:
     ):
         assert (source / name).read_bytes() == (repository / name).read_bytes()
     assert not list(source.rglob("*.so")) and not list(source.rglob("__pycache__"))
+
+
+def test_wheel_has_the_data_and_no_packages_but_ours(wheel: Path) -> None:
+    check_contents(wheel)
+    assert wheel.name.startswith("aionn-") and "-cp311-abi3-" in wheel.name
 
 
 def test_installed_package_has_the_example_data(
@@ -86,12 +86,9 @@ def test_sdist_is_the_same_bytes_each_time(tree: Path, sdist: Path, tmp_path: Pa
 def test_wheel_is_the_same_bytes_each_time_and_has_no_file_of_an_earlier_build(
     source: Path, compiler_that_writes_nothing: str, tmp_path: Path
 ) -> None:
-    first, second = (
-        call_backend(source, "build_wheel", tmp_path / name, CC=compiler_that_writes_nothing) for name in "ab"
-    )
-    assert first.read_bytes() == second.read_bytes()
-    stale = source / "build" / "lib" / "aionn" / "stale.py"
-    stale.parent.mkdir(parents=True)
-    stale.touch()
-    third = call_backend(source, "build_wheel", tmp_path / "c", CC=compiler_that_writes_nothing)
-    assert third.read_bytes() == first.read_bytes()
+    first = call_backend(source, "build_wheel", tmp_path / "first", CC=compiler_that_writes_nothing)
+    for stale in ("build/lib/aionn/stale.py", "build/lib/aionn/example_data/stale.json"):
+        (source / stale).parent.mkdir(parents=True, exist_ok=True)
+        (source / stale).touch()
+    second = call_backend(source, "build_wheel", tmp_path / "second", CC=compiler_that_writes_nothing)
+    assert second.read_bytes() == first.read_bytes()
