@@ -8,7 +8,13 @@ aionn`` costs next to nothing.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
+
+if "t" in sys.abiflags:
+    raise ImportError(
+        "aionn: expected a Python with a global interpreter lock, got a free-threaded build: queues and fences rely on the lock"
+    )
 
 if TYPE_CHECKING:
     from aionn.errors import (

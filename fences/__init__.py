@@ -1,5 +1,12 @@
 """Sync fences for asyncio: awaitable by tasks and threads, chained by plain calls, exportable as file descriptors."""
 
+import sys
+
+if "t" in sys.abiflags:
+    raise ImportError(
+        "fences: expected a Python with a global interpreter lock, got a free-threaded build: fences rely on the lock"
+    )
+
 from fences.chain import Chain
 from fences.clock import now_ns, set_clock
 from fences.fence import ChainedFence, SyncFence

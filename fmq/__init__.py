@@ -4,6 +4,13 @@ Start with `MessageQueue.create` and send `queue.descriptor` and `queue.fds` to 
 `MessageQueue.attach`; await it with the functions of `fmq.aio`. See README.md beside this file.
 """
 
+import sys
+
+if "t" in sys.abiflags:
+    raise ImportError(
+        "fmq: expected a Python with a global interpreter lock, got a free-threaded build: queues rely on the lock"
+    )
+
 from fmq import aio, passing
 from fmq.descriptor import Flavour, Grantor, GrantorDescriptor, MQDescriptor
 from fmq.errors import (

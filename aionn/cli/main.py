@@ -11,9 +11,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from aionn.cli import interrupts
+from aionn.cli.overview import TRACEBACK_VARIABLE, print_overview
 
 if TYPE_CHECKING:
     from cyclopts import CycloptsError
@@ -34,6 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     if arguments is None:
         interrupts.guard()
+    try:
+        is_done = print_overview(sys.argv[1:] if arguments is None else arguments)
+    except BrokenPipeError:
+        _end_unread()
+    if is_done:
+        raise SystemExit(0)
+    if arguments is None:
         from aionn.cli.heap import use_one_heap
 
         use_one_heap()
@@ -42,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         label_lines()
     from cyclopts import CycloptsError
 
-    from aionn.cli.commands import TRACEBACK_VARIABLE, app
+    from aionn.cli.commands import app
     from aionn.errors import Error
 
     try:
@@ -63,10 +71,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print("aionn: interrupted", file=sys.stderr)
         raise SystemExit(interrupts.INTERRUPTED) from None
     except BrokenPipeError:
-        # The reader of our output went away, as `head` does: nothing to complain about, and nowhere to.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(0) from None
+        _end_unread()
     raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _end_unread() -> NoReturn:
+    """Ends the process when the reader of its output has gone, as `head` does: no mistake, and no place to report one."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise SystemExit(0) from None
 
 
 def _print_error(text: str) -> None:

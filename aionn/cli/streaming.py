@@ -114,13 +114,13 @@ class Account(Generic[_I]):
         )
 
     @property
-    def latest(self) -> str:
-        """The last recognised class."""
+    def latest(self) -> tuple[str, str]:
+        """The last recognised class, and its probability in per cent."""
         if not self.recognised:
-            return "-"
+            return "-", "-"
         last = self.recognised[-1]
         name = self.labels[last.label] if last.label < len(self.labels) else f"class {last.label}"
-        return f"{name} {last.probability:.0%}"
+        return name, f"{last.probability:.0%}"
 
 
 async def warm_up(burst: Burst, spec: TensorSpec) -> None:
@@ -148,9 +148,9 @@ async def stream_into_account(
             account.add(result.item, result.status, result.outputs, result.finished_ns, output)
 
 
-HEADS = ("stream", "per s", "on time", "late", "dropped", "p50 ms", "p99 ms", "recognised")
+HEADS = ("stream", "per s", "on time", "late", "dropped", "p50 ms", "p99 ms", "recognised", "certain")
 
-LEAST = ("p50 ms", "per s", "recognised", "p99 ms")
+LEAST = ("p50 ms", "per s", "certain", "recognised", "p99 ms")
 """The columns that a narrow terminal loses; the counts stay."""
 
 
@@ -159,7 +159,7 @@ def _lines(title: str, accounts: Sequence[Account[Any]], width: int) -> list[str
     for account in accounts:
         latency = account.latency_ms
         figures = (account.on_time, account.late, account.dropped, f"{latency.p50:.1f}", f"{latency.p99:.1f}")
-        rows.append((account.name, f"{account.per_second:.1f}", *figures, account.latest))
+        rows.append((account.name, f"{account.per_second:.1f}", *figures, *account.latest))
     return table_lines(title, HEADS, rows, width, least=LEAST)
 
 

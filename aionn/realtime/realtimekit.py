@@ -127,7 +127,7 @@ class _Connection:
             from jeepney.io.blocking import prep_socket
         except ImportError:
             raise _Failed(
-                Cause.ABSENT, "jeepney is not installed, see 'pip install aionn[realtimekit]'"
+                Cause.ABSENT, "jeepney is not installed: pip install 'aionn[realtimekit]'"
             ) from None
         try:
             address = get_bus("SYSTEM")

@@ -67,7 +67,7 @@ def _scipy() -> Any:
         import scipy.optimize
         import scipy.sparse
     except ImportError as e:
-        raise DeviceUnavailable("bound: scipy is missing; install aionn[bound]") from e
+        raise DeviceUnavailable("bound: scipy is missing: pip install 'aionn[bound]'") from e
     return scipy
 
 

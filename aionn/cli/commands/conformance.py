@@ -13,6 +13,7 @@ from cyclopts import Parameter
 
 from aionn.cli import interrupts
 from aionn.cli.commands.driver_suite import run_driver_suite
+from aionn.cli.driver_module import find_driver_module
 from aionn.cli.numbers import numbers
 from aionn.cli.output import print_json
 from aionn.conformance.computing import Mode
@@ -94,7 +95,7 @@ def conformance(
     Exit code 1 means that a test failed.
 
     Args:
-        device: Registered name of a driver.
+        device: Registered name of a driver, or MODULE:CLASS, in the working directory too.
         data: The folder of the data; by default the one that AIONN_CONFORMANCE_DATA names.
         suite: cts is the models and values of the Android CTS, vts is the driver contract, hostile callers included, random is
             random graphs, compared with the reference device, which itself is compared with plain definitions.
@@ -113,6 +114,7 @@ def conformance(
         json: Print one JSON object.
     """
     settings_from()  # Here, before the processes that read the variables as well.
+    find_driver_module(device)
     count = min(JOBS_MAX, len(os.sched_getaffinity(0))) if jobs is None else jobs
     options = {
         "--mode": mode, "--jobs": jobs, "--check": check, "--data": data, "--all": everything or None, "--junit": junit,

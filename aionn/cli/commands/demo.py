@@ -14,6 +14,7 @@ from cyclopts import Parameter
 
 import aionn
 from aionn.cli import interrupts
+from aionn.cli.example_data import example_data
 from aionn.cli.output import print_json
 from aionn.cli.streaming import (
     Account,
@@ -115,19 +116,15 @@ def demo(
     Args:
         device: Which device runs the models; by default the quickest that there is.
         precision: Which form of the models.
-        data: Folder with the models and media; by default the examples' data beside the package.
+        data: Folder with the models and media; by default those that aionn brings.
         json: Print one JSON object instead of tables.
     """
-    report = interrupts.run(run_demo, device, precision, data or _data_folder(), not json)
+    report = interrupts.run(run_demo, device, precision, data or example_data("--data"), not json)
     if json:
         print_json(report)
     else:
         _print_summary(report)
     return 0
-
-
-def _data_folder() -> Path:
-    return Path(__file__).resolve().parents[3] / "examples" / "data"
 
 
 async def run_demo(device: str | None, precision: str, data: Path, live: bool) -> DemoReport:
@@ -144,7 +141,8 @@ async def run_demo(device: str | None, precision: str, data: Path, live: bool) -
         hearing = await runtime.compile(
             data / f"digits_{precision}.tflite", devices=device, priority="medium"
         )
-        used = ", ".join(dict.fromkeys((*seeing.devices, *hearing.devices)))
+        names = dict.fromkeys((*seeing.devices, *hearing.devices))
+        used = ", ".join(names)
         video: Account[Frame] = Account("video", shapes.classes)
         audio: Account[AudioWindow] = Account("audio", digits.classes)
         _, height, width, _ = seeing.inputs[0].dimensions
@@ -157,7 +155,7 @@ async def run_demo(device: str | None, precision: str, data: Path, live: bool) -
         async with seeing.burst() as seen, hearing.burst() as heard:
             await warm_up(seen, seeing.inputs[0])
             await warm_up(heard, hearing.inputs[0])
-            pids = tuple(d.pid for d in runtime.devices if d.pid is not None)
+            pids = tuple(d.pid for d in runtime.devices if d.name in names and d.pid is not None)
             running = 2
 
             async def see() -> None:

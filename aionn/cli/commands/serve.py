@@ -13,6 +13,7 @@ import msgspec
 from cyclopts import Parameter
 
 from aionn.cli import interrupts
+from aionn.cli.driver_module import find_driver_module
 from aionn.cli.numbers import numbers
 from aionn.drivers import registry
 from aionn.errors import InvalidArgument
@@ -67,7 +68,7 @@ def serve(
     disconnects.
 
     Args:
-        device: Registered name of the driver.
+        device: Registered name of the driver, or MODULE:CLASS, in the working directory too.
         socket: Path of the socket to create; one that a crashed server left is replaced.
         name: Name of the device; by default the driver's.
         mode: Permissions of the socket in octal: 600 admits this user, 660 the group, 666 all users.
@@ -108,6 +109,7 @@ def serve(
     settings_from()  # Refuses a variable whose value makes no sense.
     choose_tags()
     begin_trace(None, process=f"server of {name or device}")
+    find_driver_module(device)
     made = registry.make_device(device, name or device)
     freeze_modules()
     shorten_turns()

@@ -19,6 +19,7 @@ from aionn.benchmarking.stress.slopes import SECONDS_PER_HOUR, Slope
 from aionn.benchmarking.stress.soak import GROWTH_S_MIN, SOAK_S_MAX, SoakProgress, SoakReport
 from aionn.benchmarking.stress.soak import soak as run_soak
 from aionn.cli import interrupts
+from aionn.cli.example_data import example_data
 from aionn.cli.importing import Dimensions, InputShapes, import_options
 from aionn.cli.numbers import SEED_MAX, numbers
 from aionn.cli.output import print_json
@@ -64,7 +65,7 @@ def stress(
         device: A device; may be repeated; by default all devices.
         minutes: Duration of all tests of a device together.
         test: A test; may be repeated; by default all.
-        model: A .tflite or .onnx file; by default one of the examples' data beside the package.
+        model: A .tflite or .onnx file; by default one that aionn brings.
         dimension: NAME=EXTENT for an open extent of an .onnx file; may be repeated.
         input_shape: NAME=EXTENT,... for the shape of an input of an .onnx file; may be repeated.
         seed: Seed of everything that is random.
@@ -85,7 +86,7 @@ def stress(
                 "--soak: expected neither --test nor --model; a soak has episodes and models of its own"
             )
         return _soak(devices, soak, seed, "in_process" if in_process else "process", json=json)
-    file = model or Path(__file__).resolve().parents[3] / "examples" / "data" / "shapes_int8.tflite"
+    file = model or example_data("--model") / "shapes_int8.tflite"
     imports = import_options(dimension, input_shape)
     if imports.names and not is_onnx(file):
         raise InvalidArgument(

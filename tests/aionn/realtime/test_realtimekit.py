@@ -138,7 +138,7 @@ def test_address_that_makes_no_sense_says_absent(address: str) -> None:
 
 def test_missing_library_says_how_to_install_it() -> None:
     found = run_child("sys.modules['jeepney'] = None\n" + ASK)
-    assert found["sentence"] == "jeepney is not installed, see 'pip install aionn[realtimekit]'"
+    assert found["sentence"] == "jeepney is not installed: pip install 'aionn[realtimekit]'"
 
 
 def read_line(client: socket.socket) -> None:

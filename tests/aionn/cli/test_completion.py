@@ -1,0 +1,72 @@
+"""The completion of the shell: written on request, for the shells that exist."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from aionn.cli.main import main
+
+
+def call(*arguments: str | Path) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(list(map(str, arguments)))
+    assert isinstance(end.value.code, int)
+    return end.value.code
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("completion") / "aionn.bash"
+    assert call("--install-completion", "--shell", "bash", "--output", path) == 0
+    return path
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        (["aionn", "con"], {"conformance"}),
+        (["aionn", "demo", "--prec"], {"--precision"}),
+        (["aionn", "demo", "--precision", "u"], {"uint8"}),
+    ],
+)
+def test_bash_completes_commands_options_and_choices(
+    script: Path, typed: list[str], expected: set[str]
+) -> None:
+    if shutil.which("bash") is None:
+        pytest.skip("bash is not installed")
+    words = " ".join(typed)
+    code = f"""
+source {script}
+COMP_WORDS=({words}); COMP_CWORD={len(typed) - 1}
+_aionn
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+    done = subprocess.run(["bash", "--norc", "-c", code], capture_output=True, text=True, timeout=60)
+    assert {word.strip() for word in done.stdout.split()} == expected, done.stderr
+
+
+def test_folder_that_cannot_be_written_is_reported_in_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert call("--install-completion", "--shell", "zsh", "--output", tmp_path / "file" / "below") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("aionn: --output: expected a file that can be written")
+
+
+def test_unknown_shell_is_reported_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from cyclopts.completion.detect import ShellDetectionError
+
+    def fail() -> str:
+        raise ShellDetectionError
+
+    monkeypatch.setattr("cyclopts.completion.detect.detect_shell", fail)
+    assert call("--install-completion") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("aionn: --shell: expected one of bash, zsh, fish")

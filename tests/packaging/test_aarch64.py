@@ -1,0 +1,128 @@
+"""The wheel for aarch64 runs: under qemu-user, with Debian's Python for that processor. Both come by apt, into a scratch folder.
+
+This shows that the compiled code, its calls of the C library and the layout of its data are right. It shows nothing about the order
+of memory accesses: the processor below is another one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+STEP_S_MAX = 600
+
+PROGRAM = """
+import platform, sys, threading
+import anyio, numpy as np
+import aionn, fmq
+from aionn.cli.example_data import example_data
+
+with fmq.MessageQueue.create(quantum_bytes=8, count=16) as queue:
+    with fmq.MessageQueue.attach(queue.descriptor, queue.fds) as peer:
+        for number in range(1000):
+            assert queue.write(number.to_bytes(8, "little"))
+            assert int.from_bytes(bytes(peer.read()), "little") == number
+        writer = threading.Thread(target=queue.write, args=(bytes(8),))
+        writer.start()
+        assert peer.wait_readable(1, None)
+        writer.join()
+
+
+async def main():
+    async with aionn.open(isolation="in_process", drivers=["reference"]) as runtime:
+        net = await runtime.compile(example_data("") / "digits_float.tflite")
+        async with net.burst() as burst:
+            return await burst.execute([np.zeros(net.inputs[0].dimensions, np.float32)])
+
+
+result = anyio.run(main)
+assert result.outputs[0].shape == (1, 11) and abs(float(result.outputs[0].sum()) - 1) < 1e-3
+print(platform.machine(), fmq._native.__file__)
+"""
+
+
+def step(command: list[str | Path], reason: str) -> None:
+    """Runs a command that fetches; skips the test where it cannot."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=STEP_S_MAX)
+    except (OSError, subprocess.TimeoutExpired) as e:
+        pytest.skip(f"{reason}: {e}")
+    if done.returncode:
+        pytest.skip(f"{reason}: {(done.stderr.strip().splitlines() or ['no reason given'])[-1]}")
+
+
+def fetch_debian(folder: Path, package: str, *options: str) -> Path:
+    """A package of Debian and all that it needs, unpacked into a folder."""
+    state, root = folder / "apt", folder / "root"
+    for part in ("state/lists/partial", "cache/archives/partial"):
+        (state / part).mkdir(parents=True)
+    root.mkdir()
+    (state / "status").touch()
+    apt = [
+        "apt-get",
+        "-qq",
+        "-y",
+        *options,
+        "-o",
+        f"Dir::State={state}/state",
+        "-o",
+        f"Dir::Cache={state}/cache",
+    ]
+    apt += ["-o", f"Dir::State::status={state}/status", "-o", "APT::Sandbox::User=root"]
+    apt += ["-o", "Debug::NoLocking=1", "-o", "APT::Install-Recommends=0"]
+    reason = f"Debian's {package} cannot be fetched here"
+    step([*apt, "update"], reason)
+    step([*apt, "--download-only", "install", package], reason)
+    for archive in sorted((state / "cache/archives").glob("*.deb")):
+        step(["dpkg-deb", "-x", archive, root], reason)
+    return root
+
+
+@pytest.mark.long
+def test_wheel_for_aarch64_runs_under_emulation(released: Path, tmp_path: Path) -> None:
+    if os.uname().machine == "aarch64":
+        pytest.skip("this is one")
+    if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
+        pytest.skip("apt-get and dpkg-deb are not installed here")
+    for name in ("emulator", "system", "packages"):
+        (tmp_path / name).mkdir()
+    emulator = fetch_debian(tmp_path / "emulator", "qemu-user-static") / "usr/bin/qemu-aarch64-static"
+    arm = ("-o", "APT::Architecture=arm64", "-o", "APT::Architectures::=arm64")
+    root = fetch_debian(tmp_path / "system", "python3", *arm)
+    python = max((root / "usr/bin").glob("python3.*"))
+    version = python.name.removeprefix("python")
+    (wheel,) = released.glob("*manylinux*_aarch64.whl")
+    tags = [
+        f"--platform={tag}_aarch64"
+        for tag in ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014")
+    ]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--only-binary=:all:",
+        f"--python-version={version}",
+        *tags,
+    ]
+    step([*pip, "--target", tmp_path / "packages", wheel], "the packages for aarch64 cannot be fetched here")
+    done = subprocess.run(
+        [emulator, "-L", root, python, "-c", PROGRAM],
+        env={
+            "PYTHONHOME": str(root / "usr"),
+            "PYTHONPATH": str(tmp_path / "packages"),
+            "AIONN_SPARE_PROCESSES": "0",
+        },
+        capture_output=True,
+        text=True,
+        timeout=STEP_S_MAX,
+    )
+    assert done.returncode == 0, done.stderr
+    machine, native = done.stdout.split()
+    assert machine == "aarch64" and native.startswith(str(tmp_path / "packages"))
