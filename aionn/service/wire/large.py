@@ -130,7 +130,7 @@ def in_memory(payload: bytes) -> InMemory | None:
         return None
     try:
         stands_for = _DECODER.decode(payload)
-    except (msgspec.MsgspecError, ValueError) as e:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as e:
         raise InvalidArgument(f"message: {e}") from e
     check_large(stands_for.kind, stands_for.size_bytes)
     if stands_for.values_bytes < 0 or stands_for.total_bytes > MESSAGE_BYTES_MAX:

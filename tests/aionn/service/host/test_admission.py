@@ -293,6 +293,29 @@ async def test_more_refused_clients_than_are_told_why_are_closed(serving: Any) -
     place.close()
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"\x83\xa4type\xa4Call\xa2id\x05\xa1z" + b"\x91" * 5000,
+        b"\x82\xa4type\xa4Call\xa2id\xcf" + b"\xff" * 8,
+        b"\x81\xa4type\xa1\xff",
+        b"\xc1",
+        b"",
+    ],
+    ids=["deep", "large number", "not UTF-8", "not msgpack", "empty"],
+)
+async def test_server_outlives_whatever_a_refused_client_sends(serving: Any, message: bytes) -> None:
+    served = await serving(limits=ClientLimits(clients_per_process=1))
+    place = await served.raw().hello()
+    raw = served.raw()
+    raw.sock.send(message)
+    while await raw.receive():
+        pass
+    raw.close()
+    assert not isinstance(await place.ask(2, GetStatus()), Failed)
+    place.close()
+
+
 async def test_descriptors_that_a_refused_client_sends_are_closed(serving: Any) -> None:
     served = await serving(limits=ClientLimits(clients_per_process=1))
     place = await served.raw().hello()

@@ -8,6 +8,7 @@ import random
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from aionn.service.host.session import Session
 from aionn.service.progress import Progress
 from aionn.service.wire.channel import Channel
 from aionn.service.wire.handles import CacheOnWire, PoolOnWire, RequestOnWire, close_all
+from aionn.service.wire.large import in_memory
 from aionn.service.wire.protocol import (
     DESCRIPTORS_MAX,
     DESCRIPTORS_WITH_MESSAGE_MAX,
@@ -390,3 +392,21 @@ def test_message_carries_as_many_memories_as_it_may_and_no_more() -> None:
         encode(Reply(1, GetMemoriesReply((memory,) * (DESCRIPTORS_WITH_MESSAGE_MAX + 1))))
     del payload, keep
     memory.close()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"\x83\xa4type\xa4Call\xa2id\x05\xa1z",
+        b"\x9f\xa9_InMemory",
+        b"\x9f\xa9_InMemory\xa1a\xc3\x01\x01\x01",
+    ],
+    ids=["message", "first field", "further field"],
+)
+def test_nesting_of_any_depth_is_an_invalid_message(head: bytes) -> None:
+    payload = head + b"\x91" * 5000
+    assert read_envelope(payload) is None
+    with pytest.raises(InvalidArgument):
+        decode(payload, [])
+    with suppress(InvalidArgument):
+        in_memory(payload)
