@@ -4,10 +4,10 @@ Owns the places and their clients. Refuses to own sockets and time, which the ho
 
 The rule. The kernel identifies the process and the user of a connection (SO_PEERCRED); a client's own claims do not count. A
 newcomer is served if its process, its user and all clients together stay within their limits; processes of another PID namespace
-have no number, and are limited by their user alone. At a limit, the client that has waited longest without sending Hello loses its
-place, of those that the limit counts; if all have sent it, the new one is rejected. So silent connections exclude no client, and
-one user cannot take all places. A client that is gone keeps its place until its objects are freed; the error of a rejected newcomer
-contains whether such a place can be waited for.
+have no number, and are limited by their user alone. At a limit, the client that has waited longest without sending anything loses
+its place, of those that the limit counts; if all have sent something, the new one is rejected. So silent connections exclude no
+client, and one user cannot take all places. A client that is gone keeps its place until its objects are freed; the error of a
+rejected newcomer contains whether such a place can be waited for.
 
 Invariant: no limit is ever exceeded.
 """
@@ -99,14 +99,16 @@ class Place:
 
     Attributes:
         client: Whose it is.
-        on_displaced: Called with the reason when the place is given to another client.
-        end_if_gone: Called at a limit: ends the connection if the client has closed its end, though messages of it are unread.
+        on_displaced: Called with the reason when the place is given to another client; ends the connection.
+        on_gone: Called at a limit when the client has closed its end, though messages of it are unread; ends the connection.
+        has_sent: Whether the client has sent anything; asked at a limit. Its Hello may be unread where many come.
     """
 
     def __init__(self, client: Credentials) -> None:
         self.client = client
         self.on_displaced: Callable[[str], None] = _nobody
-        self.end_if_gone: Callable[[], None] = _unknown
+        self.on_gone: Callable[[], None] = _unknown
+        self.has_sent: Callable[[], bool] = _nothing
 
 
 def _nobody(why: str) -> None:
@@ -115,6 +117,16 @@ def _nobody(why: str) -> None:
 
 def _unknown() -> None:
     """There is no connection yet, or no more."""
+
+
+def _nothing() -> bool:
+    """There is no connection yet, or no more."""
+    return False
+
+
+def _forget_connection(place: Place) -> None:
+    """The functions of a place refer to the connection, which refers to the place."""
+    place.on_displaced, place.on_gone, place.has_sent = _nobody, _unknown, _nothing
 
 
 class Admission:
@@ -179,11 +191,8 @@ class Admission:
     ) -> None:
         if count < limit:
             return
-        silent = next((place for place in self._silent if counts(place)), None)
+        silent = next((place for place in self._silent if counts(place) and not place.has_sent()), None)
         if silent is None:
-            for place in self._taken - self._ending:
-                if counts(place):
-                    place.end_if_gone()
             raise NoPlace(
                 f"the device serves {which} already ({option})", is_being_freed=any(map(counts, self._ending))
             )
@@ -200,18 +209,15 @@ class Admission:
         if place in self._taken:
             self._silent.pop(place, None)
             self._ending.add(place)
-            place.on_displaced, place.end_if_gone = _nobody, _unknown
+            _forget_connection(place)
 
     def leave(self, place: Place) -> None:
         """The client is gone, and holds nothing. Idempotent."""
+        _forget_connection(place)
         if place not in self._taken:
             return
         self._taken.remove(place)
         self._ending.discard(place)
-        place.on_displaced, place.end_if_gone = (
-            _nobody,
-            _unknown,
-        )  # They know the connection, which knows the place.
         self._silent.pop(place, None)
         for table, key in ((self._of_process, place.client.pid), (self._of_user, place.client.uid)):
             table[key] -= 1

@@ -3,16 +3,19 @@
 Owns the newcomers that wait. ``admission`` decides; the host accepts connections and serves clients.
 
 Invariants:
-1. No more than ``REFUSALS_MAX`` newcomers wait or get a reason concurrently, none for longer than ``FREED_S_MAX`` and
-   ``REFUSAL_S_MAX``; the connections of further ones are closed.
-2. The connection of a newcomer without a place is closed, and no descriptor that came over it stays.
+1. No more than ``REFUSALS_MAX`` newcomers wait or get a reason concurrently, ``REFUSALS_PER_USER_MAX`` of one user, none for longer
+   than ``FREED_S_MAX`` and ``REFUSAL_S_MAX``; the connections of further ones are closed.
+2. The connection of a newcomer without a place is closed, and no descriptor that came over it stays. Others have their turns
+   while it is closed.
+3. A place that becomes free belongs to the newcomer that has waited longest, of those that it lets in.
+4. A place that is given to another client before its own is served ends the connection as well.
 """
 
 from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import anyio
@@ -21,14 +24,17 @@ import anyio.abc
 from aionn.errors import DeviceUnavailable
 from aionn.service.host.admission import Admission, Credentials, NoPlace, Place
 from aionn.service.wire.protocol import Failed, Reply, encode, read_envelope
-from aionn.service.wire.received import close_unread, payload_of
+from aionn.service.wire.received import HangUps, close_in_turns, has_unread, payload_of
 from aionn.service.wire.sizes import INLINE_BYTES_MAX
 
-__all__ = ["Newcomers", "tell_why"]
+__all__ = ["FIRST_CALL", "Newcomers", "tell_why"]
 
-REFUSALS_MAX = 32
+REFUSALS_MAX = 64
 """Clients without a place that wait for one, or get the reason, concurrently; the connections of further ones are closed without a
 message."""
+
+REFUSALS_PER_USER_MAX = REFUSALS_MAX // 2
+"""Those of one user: half of all, so that the newcomers of one user leave room for those of others."""
 
 FREED_S_MAX = 5.0
 """Limit of the wait for the place of a client that is gone. Its objects are freed in a fraction of a second, or in some seconds
@@ -37,7 +43,30 @@ where many clients leave beside others that are served."""
 REFUSAL_S_MAX = 1.0
 """Limit of the time until a rejected client sends a call that can be answered."""
 
+FIRST_CALL = 1
+"""The number that clients of ours give their first call, Hello: the answer to it may come before the call."""
+
 _logger = logging.getLogger("aionn.service")
+
+
+class _Newcomer:
+    """One without a place.
+
+    Attributes:
+        sock: Its connection.
+        client: Its process and user.
+        why: Why it has no place.
+        is_decided: Set when it is served, is rejected or has left.
+        is_served: Whether it has got a place; then ``serve_one`` owns its connection.
+        has_left: Whether it has closed its end.
+    """
+
+    def __init__(self, sock: socket.socket, client: Credentials, why: str) -> None:
+        self.sock = sock
+        self.client = client
+        self.why = why
+        self.is_decided = anyio.Event()
+        self.is_served = self.has_left = False
 
 
 class Newcomers:
@@ -46,7 +75,8 @@ class Newcomers:
     Args:
         admission: The places.
         tasks: Where clients are served.
-        serve_one: Serves a client with a place; calls ``leave``.
+        serve_one: Serves a client with a place and owns its connection; calls ``ends`` before that is closed, and ``leave``.
+        next_turn: Awaited between parts of closing a rejected connection; others have turns in it.
     """
 
     def __init__(
@@ -54,52 +84,130 @@ class Newcomers:
         admission: Admission,
         tasks: anyio.abc.TaskGroup,
         serve_one: Callable[[socket.socket, Credentials, Place], Coroutine[Any, Any, None]],
+        next_turn: Callable[[], Awaitable[None]],
     ) -> None:
         self.admission = admission
         self._tasks = tasks
         self._serve_one = serve_one
-        self._without_place = anyio.CapacityLimiter(REFUSALS_MAX)
-        self._freed = anyio.Event()
+        self._next_turn = next_turn
+        # In the order in which they came: those that wait, and all that have no place.
+        self._waiting: dict[_Newcomer, int] = {}
+        self._without_place: dict[_Newcomer, None] = {}
+        self._closed = anyio.Event()
+        self._hang_ups = HangUps()
+        self._watched: dict[Place, int] = {}
+
+    def ends(self, place: Place) -> None:
+        """The connection of a client is over, and its objects are being freed. Idempotent."""
+        self._forget(place)
+        self.admission.ends(place)
 
     def leave(self, place: Place) -> None:
-        """Frees a place."""
+        """Frees a place, for the newcomer that has waited longest, of those that it lets in."""
+        self._forget(place)
         self.admission.leave(place)
-        self._freed.set()
-        self._freed = anyio.Event()
-
-    def receive(self, sock: socket.socket, client: Credentials) -> None:
-        """Serves a newcomer, or has it wait or refused in a task of its own."""
-        try:
-            place = self.admission.admit(client)
-        except NoPlace as e:
-            if self._without_place.available_tokens:
-                self._tasks.start_soon(self._wait, sock, client, str(e), e.is_being_freed)
-            else:
-                self._report(client, str(e))
-                close_unread(sock)
-        else:
-            self._tasks.start_soon(self._serve_one, sock, client, place)
-
-    async def _wait(self, sock: socket.socket, client: Credentials, why: str, is_being_freed: bool) -> None:
-        """Waits for the places of clients that are gone, and rejects the client where none is free in time."""
-        place = None
-        async with self._without_place:
+        if self._waiting:
+            self._hang_ups.look()
+        for newcomer in list(self._waiting):
             try:
-                with anyio.move_on_after(FREED_S_MAX):
-                    while place is None and is_being_freed:
-                        await self._freed.wait()
-                        try:
-                            place = self.admission.admit(client)
-                        except NoPlace as e:
-                            why, is_being_freed = str(e), e.is_being_freed
-                if place is None:
-                    self._report(client, why)
-                    await _tell_newcomer(sock, why)
+                admitted = self.admission.admit(newcomer.client)
+            except NoPlace as e:
+                newcomer.why = str(e)
+                if not e.is_being_freed:
+                    self._end_wait(newcomer)
+            else:
+                self._end_wait(newcomer)
+                newcomer.is_served = True
+                self._begin(newcomer.sock, newcomer.client, admitted)
+
+    async def receive(self, sock: socket.socket, client: Credentials) -> None:
+        """Serves a newcomer, or has it wait or refused in a task of its own; owns its connection. Ends when the next may come."""
+        is_taken = False
+        try:
+            while True:
+                try:
+                    place = self._admit(client)
+                except NoPlace as e:
+                    if self._has_room(client):
+                        is_taken = True
+                        self._keep(_Newcomer(sock, client, str(e)), is_being_freed=e.is_being_freed)
+                        return
+                    if not any(newcomer.has_left for newcomer in self._without_place):
+                        self._report(client, str(e))
+                        return
+                else:
+                    is_taken = True
+                    self._begin(sock, client, place)
+                    return
+                await self._closed.wait()
+        finally:
+            if not is_taken:
+                await close_in_turns(sock, self._next_turn)
+
+    def _admit(self, client: Credentials) -> Place:
+        """A place. Raises as ``Admission.admit``, after the connections of clients that are gone have ended."""
+        try:
+            return self.admission.admit(client)
+        except NoPlace:
+            self._hang_ups.look()
+        return self.admission.admit(client)
+
+    def _has_room(self, client: Credentials) -> bool:
+        """Whether one more newcomer may wait or get the reason."""
+        of_user = sum(newcomer.client.uid == client.uid for newcomer in self._without_place)
+        return len(self._without_place) < REFUSALS_MAX and of_user < REFUSALS_PER_USER_MAX
+
+    def _begin(self, sock: socket.socket, client: Credentials, place: Place) -> None:
+        # Another newcomer may come before the task begins.
+        place.has_sent = lambda: has_unread(sock)
+        place.on_displaced = lambda why: _end(sock, why)
+        self._watched[place] = self._hang_ups.watch(sock, lambda: place.on_gone())
+        self._tasks.start_soon(self._serve_one, sock, client, place)
+
+    def _forget(self, place: Place) -> None:
+        number = self._watched.pop(place, None)
+        if number is not None:
+            self._hang_ups.forget(number)
+
+    def _keep(self, newcomer: _Newcomer, *, is_being_freed: bool) -> None:
+        def leaves() -> None:
+            newcomer.has_left = True
+            self._end_wait(newcomer)
+
+        self._without_place[newcomer] = None
+        if is_being_freed:
+            self._waiting[newcomer] = self._hang_ups.watch(newcomer.sock, leaves)
+        else:
+            newcomer.is_decided.set()
+        self._tasks.start_soon(self._await_decision, newcomer)
+
+    def _end_wait(self, newcomer: _Newcomer) -> None:
+        number = self._waiting.pop(newcomer, None)
+        if number is not None:
+            self._hang_ups.forget(number)
+        newcomer.is_decided.set()
+
+    async def _await_decision(self, newcomer: _Newcomer) -> None:
+        """Waits for the places of clients that are gone, and rejects the newcomer where none is free in time."""
+        try:
+            with anyio.move_on_after(FREED_S_MAX):
+                await newcomer.is_decided.wait()
+            self._end_wait(newcomer)
+            if not newcomer.is_served and not newcomer.has_left:
+                self._report(newcomer.client, newcomer.why)
+                await _tell_newcomer(newcomer.sock, newcomer.why)
+        except Exception:
+            # One newcomer's end, however it comes, does not affect others.
+            _logger.exception("refusing a client (%s) failed", newcomer.client)
+        finally:
+            self._end_wait(newcomer)
+            try:
+                if not newcomer.is_served:
+                    await close_in_turns(newcomer.sock, self._next_turn)
             finally:
-                if place is None:
-                    close_unread(sock)
-        if place is not None:
-            self._tasks.start_soon(self._serve_one, sock, client, place)
+                del self._without_place[newcomer]
+                self._closed.set()
+                self._closed = anyio.Event()
 
     def _report(self, client: Credentials, why: str) -> None:
         count = self.admission.report(anyio.current_time())
@@ -118,6 +226,15 @@ async def _tell_newcomer(sock: socket.socket, why: str) -> None:
             return
         if envelope is not None:
             tell_why(sock, envelope[1], why)
+
+
+def _end(sock: socket.socket, why: str) -> None:
+    """Sends a client the reason why it is not served any more, and ends its connection, which its task then closes."""
+    tell_why(sock, FIRST_CALL, why)
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # It is gone.
 
 
 def tell_why(sock: socket.socket, call: int, why: str) -> None:

@@ -48,7 +48,7 @@ from aionn.observability.tracing import TRACE_VARIABLE, start_tracing
 from aionn.platform.loops import finish
 from aionn.platform.threads import start_thread
 from aionn.service.host.admission import FOREIGN_PID, Admission, ClientLimits, Credentials, Place
-from aionn.service.host.newcomers import Newcomers, tell_why
+from aionn.service.host.newcomers import FIRST_CALL, Newcomers, tell_why
 from aionn.service.host.session import Session
 from aionn.service.progress import Progress
 from aionn.service.wire.channel import Channel
@@ -58,7 +58,7 @@ from aionn.service.wire.protocol import (
     ReplyBody,
 )
 from aionn.service.wire.quotas import Quotas
-from aionn.service.wire.received import close_unread, has_hung_up
+from aionn.service.wire.received import close_in_turns, has_unread
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -83,9 +83,6 @@ execution passes the lock on up to six times, between the event loop and a threa
 the model of another client is prepared. The Python code of a burst's frame is shorter as a rule, and is not interrupted."""
 
 BACKLOG = 64
-
-FIRST_CALL = 1
-"""The number that clients of ours give their first call, Hello: the answer to it may come before the call."""
 
 ABANDONED_S = 1.0
 """After this time what a client left running has ended, as a rule."""
@@ -181,12 +178,10 @@ async def serve(
             tell_why(sock, FIRST_CALL, why)
             channel.close(why)
 
-        def end_if_gone() -> None:
-            if has_hung_up(sock):
-                channel.close(f"{peer_name} is gone")
-
         if place is not None:
-            place.on_displaced, place.end_if_gone = dismiss, end_if_gone
+            place.on_displaced = dismiss
+            place.on_gone = lambda: channel.close(f"{peer_name} is gone")
+            place.has_sent = lambda: channel.has_received or has_unread(sock)
         if on_end is not None:
             channel.ended.add_callback(lambda _: on_end())
         tasks.start_soon(_rest, session, idle_s)
@@ -277,7 +272,7 @@ async def listen(
                     hello_s=limits.hello_s,
                     place=place,
                     on_hello=lambda: newcomers.admission.greeted(place),
-                    on_end=lambda: newcomers.admission.ends(place),
+                    on_end=lambda: newcomers.ends(place),
                     peer=peer,
                 )
                 try:
@@ -289,7 +284,7 @@ async def listen(
                 finally:
                     newcomers.leave(place)
 
-            newcomers = Newcomers(Admission(limits), tasks, serve_one)
+            newcomers = Newcomers(Admission(limits), tasks, serve_one, peers.next_connection)
             while True:
                 # Where connections come without end, those who are served have their turns between two of them.
                 await peers.next_connection()
@@ -297,9 +292,9 @@ async def listen(
                 try:
                     client = Credentials.of(sock)
                 except OSError:
-                    close_unread(sock)  # It is gone.
+                    await close_in_turns(sock, peers.next_connection)  # It is gone.
                 else:
-                    newcomers.receive(sock, client)
+                    await newcomers.receive(sock, client)
     finally:
         listener.close()
         _unlink(os.fspath(path), identity)

@@ -128,7 +128,8 @@ class Channel:
         answered: The kinds of calls that the handler answers, None for all; of others nothing large and no descriptor is read.
 
     Attributes:
-        received_count: How many messages came from the peer.
+        has_received: Whether a message came from the peer.
+        received_count: How many messages of the peer were read.
         ended: Signalled when the connection has ended.
         was_cut_off: Whether the connection ended before calls of the peer were answered.
     """
@@ -164,11 +165,10 @@ class Channel:
         self._has_waited = True
         self._load = Load()
         self._room = anyio.Event()
-        self._is_running = False
         self._over = anyio.Event()
         self.received_count = 0
         self.ended = SyncFence("connection")
-        self.was_cut_off = False
+        self._is_running = self.has_received = self.was_cut_off = False
 
     @property
     def is_alive(self) -> bool:
@@ -239,6 +239,7 @@ class Channel:
                 return
             if not payload:
                 return
+            self.has_received = True
             message: Message | Refusal | None
             try:
                 await self._take_turn(payload, fds)

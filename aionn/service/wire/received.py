@@ -23,15 +23,19 @@ import stat
 import struct
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+import anyio
+
 from aionn.service.wire.handles import close_all
 from fences.descriptor import NAME_PREFIX
 
 __all__ = [
     "SENT_AT_ONCE_MAX",
+    "HangUps",
+    "close_in_turns",
     "close_unread",
     "descriptors_of",
     "drain",
-    "has_hung_up",
+    "has_unread",
     "have_strange_sockets",
     "no_descriptor_is_left",
     "payload_of",
@@ -124,11 +128,58 @@ async def drain(sock: socket.socket, next_turn: Callable[[], Awaitable[None]]) -
             await next_turn()
 
 
-def has_hung_up(sock: socket.socket) -> bool:
-    """Whether the peer has closed its end, also while messages of it are unread."""
+async def close_in_turns(sock: socket.socket, next_turn: Callable[[], Awaitable[None]]) -> None:
+    """As ``close_unread``, while others have turns; also when it is cancelled. See ``drain`` for the arguments."""
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # The peer has done it.
+    try:
+        with anyio.CancelScope(shield=True):
+            await drain(sock, next_turn)
+    finally:
+        close_unread(sock)
+
+
+def has_unread(sock: socket.socket) -> bool:
+    """Whether a message of a peer that has not closed its end is unread."""
     poll = select.poll()
-    poll.register(sock, 0)
-    return bool(poll.poll(0))
+    poll.register(sock, select.POLLIN)
+    return any(events == select.POLLIN for _, events in poll.poll(0))
+
+
+class HangUps:
+    """Finds out which of many connections their peers have closed, also while messages are unread.
+
+    One call of the kernel asks for all: each call releases the interpreter's lock, as in ``handles.close_all``.
+    """
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self._on_hang_up: dict[int, Callable[[], None]] = {}
+
+    def watch(self, sock: socket.socket, on_hang_up: Callable[[], None]) -> int:
+        """Has a function called by ``look`` when the peer has closed its end. To be forgotten before the socket is closed.
+
+        Returns:
+            What ``forget`` takes.
+        """
+        number = sock.fileno()
+        self._poll.register(number, 0)
+        self._on_hang_up[number] = on_hang_up
+        return number
+
+    def forget(self, number: int) -> None:
+        """Undoes ``watch``."""
+        self._poll.unregister(number)
+        del self._on_hang_up[number]
+
+    def look(self) -> None:
+        """Calls the functions of those connections that are closed."""
+        closed = [self._on_hang_up.get(number) for number, _ in self._poll.poll(0)]
+        for on_hang_up in closed:
+            if on_hang_up is not None:
+                on_hang_up()
 
 
 def close_unread(sock: socket.socket) -> None:
