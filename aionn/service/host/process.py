@@ -45,7 +45,7 @@ from aionn.errors import (
 from aionn.hal import Device
 from aionn.observability.log_tags import choose_tags
 from aionn.observability.tracing import TRACE_VARIABLE, start_tracing
-from aionn.platform.loops import finish
+from aionn.platform.loops import finish, is_cancelled
 from aionn.platform.threads import start_thread
 from aionn.service.host.admission import FOREIGN_PID, Admission, ClientLimits, Credentials, Place
 from aionn.service.host.newcomers import FIRST_CALL, Newcomers, tell_why
@@ -280,6 +280,11 @@ async def listen(
                         cut_off.happened.set()
                 except Exception:
                     # One client's end, however it comes, does not affect other clients.
+                    _logger.exception("serving a client (%s) failed", client)
+                except anyio.get_cancelled_exc_class():
+                    if is_cancelled():
+                        raise
+                    # A driver raised it while it freed its objects. Raised further, it would end the task group of all clients.
                     _logger.exception("serving a client (%s) failed", client)
                 finally:
                     newcomers.leave(place)

@@ -13,6 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -103,6 +104,8 @@ from fences import FenceError, FenceStatus, SyncFence, first, merge
 __all__ = ["Session"]
 
 _T = TypeVar("_T")
+
+_logger = logging.getLogger("aionn.service")
 
 OBJECT_BYTES = 256
 """Memory of an operand or an operation without its lists: CPython's objects have 150, and a driver keeps something for each."""
@@ -520,7 +523,7 @@ class Session:
         """Frees everything that the client made, and abandons what it left running."""
         self.greeted.set()
         self.closed.set()
-        await self._in_turns(list(self._prepared.values()), lambda owned: owned.model.abandon())
+        await self._in_turns(list(self._prepared.values()), _abandon)
         # The launch has no waiter any more: it fails and ends.
         await self._in_turns(list(self._awaited), SyncFence.close)
         await self._in_turns(list(self._fenced), self._fenced.pop)
@@ -539,6 +542,14 @@ class Session:
             free(each)
             if place % FREED_PER_TURN == 0:
                 await self._peer.next_turn_of_leaving()
+
+
+def _abandon(owned: _Prepared) -> None:
+    """Abandons the executions of a model. A fault of the driver does not keep the rest from being freed."""
+    try:
+        owned.model.abandon()
+    except (Exception, anyio.get_cancelled_exc_class()):
+        _logger.exception("a prepared model cannot be abandoned")
 
 
 def _find(table: dict[int, _T], handle: int, what: str) -> _T:
