@@ -99,10 +99,24 @@ def _empty(sock: socket.socket) -> None:
         sock.shutdown(socket.SHUT_RDWR)
     except OSError:
         pass  # The peer has done it, or it was never connected.
+    if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        _empty_backlog(sock)
+        return
     _ask_for_numbers(sock)
     for _ in range(UNREAD_MAX):
         if not _take_unread(sock):
             return
+
+
+def _empty_backlog(listener: socket.socket) -> None:
+    """Closes the connections that no process has accepted: their messages are closed with a listening socket."""
+    listener.setblocking(False)
+    for _ in range(UNREAD_MAX):
+        try:
+            sock, _ = listener.accept()
+        except OSError:
+            return  # No further one has come, or no descriptor is left.
+        close_unread(sock)
 
 
 def payload_of(sock: socket.socket, bytes_max: int) -> bytes:

@@ -113,6 +113,22 @@ def test_sockets_inside_of_sockets_are_closed_at_once(lingering: Lingering, kind
     assert time.monotonic() - began_s < WAITED_S_MAX
 
 
+@pytest.mark.parametrize("kind", [socket.SOCK_SEQPACKET, socket.SOCK_STREAM])
+def test_connections_that_nobody_accepted_are_closed_at_once(lingering: Lingering, kind: int) -> None:
+    listener = socket.socket(socket.AF_UNIX, kind)
+    listener.bind("")  # The kernel chooses a name.
+    listener.listen()
+    for _ in range(3):
+        with socket.socket(socket.AF_UNIX, kind) as connection:
+            connection.connect(listener.getsockname())
+            lingering.send(connection, b"unread")
+    fd = listener.detach()
+    assert have_strange_sockets([fd])
+    began_s = time.monotonic()
+    os.close(fd)
+    assert time.monotonic() - began_s < WAITED_S_MAX
+
+
 def test_closing_a_socket_closes_what_nobody_has_read_also_behind_empty_messages(
     lingering: Lingering, pair: tuple[socket.socket, socket.socket]
 ) -> None:
