@@ -139,7 +139,7 @@ def read_trace(path: str | os.PathLike[str]) -> list[_Event]:
         text = text[: text.rfind(b"}") + 1] + b"]"
     try:
         events = msgspec.json.decode(text, type=list[_Event])
-    except msgspec.MsgspecError as e:
+    except (msgspec.MsgspecError, RecursionError) as e:
         raise InvalidArgument(f"trace {os.fspath(path)}: expected a JSON array of trace events: {e}") from e
     if len(events) > EVENTS_MAX:
         raise InvalidArgument(

@@ -74,6 +74,11 @@ def test_text_that_is_no_toml_is_told_with_its_line():
         workload_from_text('name = "x"\nduration_s = 1\n[[stream\n')
 
 
+def test_toml_of_any_depth_is_rejected():
+    with pytest.raises(InvalidArgument, match=r"deep\.toml: no TOML"):
+        workload_from_text("a = " + "[" * 5000, where="deep.toml")
+
+
 def test_missing_file_and_missing_field_are_told(tmp_path):
     with pytest.raises(InvalidArgument, match="cannot be read"):
         read_workload(tmp_path / "nothing.toml")

@@ -200,7 +200,7 @@ def _read(path: Path, kind: type[_T]) -> _T:
         raise InvalidArgument(f"{e}; --data names the folder of the demo's data") from e
     try:
         return msgspec.json.decode(read, type=kind)
-    except msgspec.MsgspecError as e:
+    except (msgspec.MsgspecError, RecursionError) as e:
         raise InvalidArgument(f"demo: {path}: {e}") from e
 
 

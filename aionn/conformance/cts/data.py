@@ -148,7 +148,7 @@ def load_tests(path: Path) -> list[CtsTest]:
     """
     try:
         tests = _DECODER.decode(gzip.decompress(read_regular(path, "conformance data:", FILE_BYTES_MAX)))
-    except (gzip.BadGzipFile, EOFError, zlib.error, msgspec.MsgspecError) as e:
+    except (gzip.BadGzipFile, EOFError, zlib.error, msgspec.MsgspecError, RecursionError) as e:
         raise InvalidArgument(f"conformance data: {path} cannot be read: {e}") from e
     for test in tests:
         for index, subgraph in enumerate((test.main, *test.referenced)):

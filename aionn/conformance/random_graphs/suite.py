@@ -154,7 +154,7 @@ def load_plan(path: Path) -> Plan:
     """
     try:
         plan = msgspec.json.decode(read_regular(path, "plan", PLAN_BYTES_MAX), type=Plan)
-    except msgspec.DecodeError as e:
+    except (msgspec.DecodeError, RecursionError) as e:
         raise InvalidArgument(f"{path}: expected a plan of a random graph: {e}") from e
     unknown = [o.signature for o in plan.operations if o.signature not in _OPERATION_OF]
     if plan.test not in TESTS or unknown or not plan.operations:

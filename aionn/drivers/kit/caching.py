@@ -227,7 +227,7 @@ def decode_model(contents: CacheContents) -> Model:
     try:
         on_disk = _DECODER.decode(contents.model[0])
         data = contents.data[0]
-    except (msgspec.MsgspecError, IndexError, ValueError) as e:
+    except (msgspec.MsgspecError, IndexError, ValueError, RecursionError) as e:
         raise GeneralFailure(f"compilation cache: expected a model: {e}") from e
     if on_disk.value_bytes + sum(on_disk.pool_bytes) != len(data):
         raise GeneralFailure("compilation cache: the constants are not those of the model")

@@ -45,7 +45,7 @@ def convert_described(text: str, kind: type[_T], *, where: str) -> _T:
     """
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as e:
+    except (tomllib.TOMLDecodeError, RecursionError) as e:
         raise InvalidArgument(f"{where}: no TOML: {e}") from e
     try:
         return msgspec.convert(table, kind)

@@ -185,7 +185,7 @@ class LitertDevice(BlockingDevice):
                 kept.is_output_in_place,
             )
             return LitertPreparedModel(self, kept.model, priority, lowered)
-        except (msgspec.MsgspecError, IndexError) as e:
+        except (msgspec.MsgspecError, IndexError, RecursionError) as e:
             raise GeneralFailure(f"compilation cache: expected a lowered model: {e}") from e
         except Unsupported as e:
             raise GeneralFailure(f"compilation cache: {self.info.name}: {e}") from e

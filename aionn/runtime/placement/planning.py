@@ -211,7 +211,7 @@ async def restore_plan(
         return None
     try:
         kept = await _on_thread(lambda: _DECODER.decode(data), "decoding a plan")
-    except (msgspec.MsgspecError, ValueError) as e:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as e:
         _logger.info("the kept plan is not used: %s", e)
         return None
     whole = model if isinstance(model, Model) else kept.model

@@ -159,12 +159,8 @@ def read_envelope(payload: bytes) -> tuple[bool, int] | None:
     """Whether an undecodable message is a call, and its number; None if it cannot be answered."""
     try:
         envelope = _ENVELOPE_DECODER.decode(payload)
-    except (
-        msgspec.MsgspecError,
-        ValueError,
-        RecursionError,
-    ):  # Text that is not UTF-8 is a plain ValueError.
-        return None
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None  # Text that is not UTF-8 is a plain ValueError.
     return (envelope.type == "Call", envelope.id) if envelope.type in ("Call", "Reply") else None
 
 

@@ -183,7 +183,18 @@ def test_cut_off_trace_is_added_up_without_its_last_line(tmp_path: Path) -> None
     assert summarize(read_trace(path)).executions == 2
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"no trace", b"[1, 2]", b'[{"name": 5, "ph": "X"}]'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{}",
+        b"no trace",
+        b"[1, 2]",
+        b'[{"name": 5, "ph": "X"}]',
+        b'[{"name": "x", "ph": "X", "deep": ' + b"[" * 5000 + b"}]",
+    ],
+    ids=["empty", "no array", "no JSON", "numbers", "wrong type", "deep"],
+)
 def test_what_is_no_trace_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "trace.json"
     path.write_bytes(content)

@@ -252,7 +252,15 @@ async def test_device_that_hangs_is_replaced_and_its_graph_fails() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", '{"test": "ADD_1"}', '{"test":"?","seed":0,"operations":[],"links":[],"extent_max":1}'],
+    [
+        "",
+        "{",
+        "[]",
+        '{"test": "ADD_1"}',
+        '{"test":"?","seed":0,"operations":[],"links":[],"extent_max":1}',
+        '{"other":' + "[" * 5000,
+    ],
+    ids=["empty", "cut off", "no object", "without fields", "no test", "deep"],
 )
 def test_file_that_is_no_plan_is_rejected(tmp_path: Path, text: str) -> None:
     (tmp_path / "plan.json").write_text(text)
