@@ -20,6 +20,10 @@ STALE_PERIODS = 2
 """A frame that is older than so many periods was not the newest when it was taken."""
 
 
+STALE_NS_DEFAULT = 200_000_000
+"""The same for a source whose period is not known: two periods of a camera in the dark."""
+
+
 def is_stale(age_ns: int, period_ns: int | None, was_starved: bool) -> bool:
     """Whether newer frames than this one were lost because no buffer was free, so that a fresh one is nearer than this one.
 
@@ -28,7 +32,8 @@ def is_stale(age_ns: int, period_ns: int | None, was_starved: bool) -> bool:
         period_ns: Time between two frames; None if it is not known.
         was_starved: Whether the device had no buffer left to fill when this frame was taken.
     """
-    return was_starved and period_ns is not None and age_ns > STALE_PERIODS * period_ns
+    limit_ns = STALE_NS_DEFAULT if period_ns is None else STALE_PERIODS * period_ns
+    return was_starved and age_ns > limit_ns
 
 
 class GrabQueue:

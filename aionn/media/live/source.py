@@ -58,6 +58,9 @@ CLOSE_S_MAX = 3.0
 SPURIOUS_S = 0.005
 """Pause after a descriptor was readable and had nothing: a driver that reports an error in this way must not keep a core busy."""
 
+CONVERT_S_MAX = 5.0
+"""A conversion takes milliseconds; one that takes so long will not end, and the source is opened again."""
+
 CORRUPT_MAX = 60
 """So many damaged items in a row, 2 s of a usual camera, and the source is opened again."""
 
@@ -142,6 +145,7 @@ class LiveSource(Generic[T]):
         self._has_gap = False
         self._damaged_row = self._undecodable_row = 0
         self._broken: BaseException | None = None
+        self._convert_ns = 0
         self._presented = self._delivered = self._dropped = self._lost = self._corrupt = self._late = 0
 
     async def __aenter__(self) -> LiveSource[T]:
@@ -429,6 +433,10 @@ class LiveSource(Generic[T]):
             raise SourceUnavailable(
                 f"{capture.name}: {type(self._broken).__name__}: {self._broken}", is_permanent=True
             ) from self._broken
+        if self._converting is not None and self._now() - self._convert_ns > CONVERT_S_MAX * 1e9:
+            raise SourceUnavailable(
+                f"{capture.name}: expected to be converted within {CONVERT_S_MAX:g} s; the decoder is at fault"
+            )
         if max(self._damaged_row, self._undecodable_row) >= CORRUPT_MAX:
             raise SourceUnavailable(
                 f"{capture.name}: expected whole items, got {CORRUPT_MAX} damaged ones in a row; the device, its "
@@ -467,6 +475,7 @@ class LiveSource(Generic[T]):
             return
         call = self._worker.submit(functools.partial(capture.convert, grab))
         self._converting = call
+        self._convert_ns = self._now()
         call.future.add_done_callback(functools.partial(self._take_converted, call, capture, grab))
 
     def _take_converted(self, call: Call[T], capture: Capture[T], grab: Grab, future: object) -> None:

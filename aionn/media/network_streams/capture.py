@@ -30,6 +30,7 @@ from aionn.media.live.capture import Grab, SourceUnavailable
 from aionn.media.live.clock import CaptureTime, MediaClock
 from aionn.media.network_streams.addresses import masked
 from aionn.media.network_streams.messages import (
+    AUDIO_SLOT_SAMPLES,
     MESSAGE_BYTES_MAX,
     Ended,
     Filled,
@@ -44,8 +45,9 @@ from aionn.media.windows import WindowCutter, WindowPlan
 
 __all__ = ["SoundCapture", "StreamProcess", "VideoCapture"]
 
-MEMORY_BYTES_MAX = 1 << 30
-"""The slots together: four pictures of 8192 x 8192 pixels are 800 MB, and nothing larger is decoded."""
+MEMORY_BYTES_MAX = 512 << 20
+"""The slots together: four pictures of 7680 x 4320 pixels (8K) are 400 MB. A server chooses the size where the caller names
+none."""
 
 DELAY_NS_MAX = 3_000_000_000
 """A stream that arrives so much later than before has a queue on its way that will not become empty by itself: it is opened
@@ -171,20 +173,41 @@ class StreamProcess:
                     f"{self.name}: cannot be opened: {message.reason}", is_permanent=message.is_permanent
                 )
             if isinstance(message, Opened):
-                return message
+                return self._checked(message)
             if message is not None:
                 raise SourceUnavailable(f"{self.name}: the process that decodes breaks the order of messages")
+
+    def _checked(self, opened: Opened) -> Opened:
+        """Returns what the process announces, if it agrees with what was asked for and with itself."""
+        start = self._start
+        if start.kind == "audio":
+            agrees = opened.slot_bytes == AUDIO_SLOT_SAMPLES * 4
+        else:
+            size = opened.width, opened.height
+            agrees = min(size) > 0 and opened.slot_bytes == opened.width * opened.height * 3
+            agrees = agrees and start.size in (None, size)
+        if not agrees:
+            raise SourceUnavailable(
+                f"{self.name}: expected the size that was asked for, got {opened}; the process that decodes is at fault"
+            )
+        return opened
 
     def _share_memory(self, slots: int) -> None:
         slot_bytes = self.opened.slot_bytes
         total = slot_bytes * slots
         if not 0 < total <= MEMORY_BYTES_MAX:
             raise SourceUnavailable(
-                f"{self.name}: expected slots of {MEMORY_BYTES_MAX} bytes at most, got {total}; give a smaller size"
+                f"{self.name}: expected {slots} buffers of {MEMORY_BYTES_MAX} bytes together at most, got {total}; "
+                f"give a smaller size"
             )
         descriptor = os.memfd_create("aionn-stream", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.posix_fallocate(descriptor, 0, total)
+            try:
+                os.posix_fallocate(descriptor, 0, total)
+            except OSError as e:
+                raise SourceUnavailable(
+                    f"{self.name}: no memory for {slots} buffers of {slot_bytes} bytes: {e.strerror}"
+                ) from e
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
             self._memory = mmap.mmap(descriptor, total)
             socket.send_fds(self._link, [b"memory"], [descriptor])
@@ -281,7 +304,7 @@ class VideoCapture(_Receiving[Frame]):
     def period_ns(self) -> int | None:
         """By the rate that the stream names."""
         rate = self._process.opened.rate
-        return int(1e9 / rate) if 0 < rate < 10_000 else None
+        return int(1e9 / rate) if 0.001 < rate < 10_000 else None
 
     def dequeue(self, now_ns: int) -> Grab | None:
         """See `aionn.media.live.capture.Capture`."""

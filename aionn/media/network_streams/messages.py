@@ -17,6 +17,7 @@ import msgspec
 from aionn.media.live.capture import SourceUnavailable
 
 __all__ = [
+    "AUDIO_SLOT_SAMPLES",
     "Ended",
     "Filled",
     "MESSAGE_BYTES_MAX",
@@ -31,6 +32,9 @@ __all__ = [
 
 MESSAGE_BYTES_MAX = 65_536
 """Far above the largest message, the first, which has the module path of the application."""
+
+AUDIO_SLOT_SAMPLES = 16_384
+"""Samples of a slot; a decoder's frame has up to some thousand, and a longer one is divided."""
 
 TEXT_MAX = 1_000
 """Characters of a reason."""

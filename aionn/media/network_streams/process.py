@@ -30,6 +30,7 @@ import numpy as np
 from aionn.errors import DeviceUnavailable
 from aionn.media.network_streams.addresses import without_credentials
 from aionn.media.network_streams.messages import (
+    AUDIO_SLOT_SAMPLES,
     MESSAGE_BYTES_MAX,
     Ended,
     Filled,
@@ -40,13 +41,10 @@ from aionn.media.network_streams.messages import (
 )
 from aionn.media.pyav import load
 
-__all__ = ["AUDIO_SLOT_SAMPLES", "EDGE_MAX", "main"]
+__all__ = ["EDGE_MAX", "main"]
 
 EDGE_MAX = 8192
 """The longest edge of a stream's picture: the largest that H.264 has at its highest level, nearly."""
-
-AUDIO_SLOT_SAMPLES = 16_384
-"""Samples of a slot; a decoder's frame has up to some thousand, and a longer one is divided."""
 
 DAMAGED_MAX = 100
 """So many packets in a row that cannot be decoded end the stream; a lost key frame costs some tens."""
