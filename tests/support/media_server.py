@@ -26,7 +26,12 @@ HEAD = b"HTTP/1.0 200 OK\r\nContent-Type: multipart/x-mixed-replace;boundary=fra
 def jpeg(level: int = 128, width: int = 64, height: int = 48) -> bytes:
     """A picture of one grey level."""
     encoder = av.CodecContext.create("mjpeg", "w")
-    encoder.width, encoder.height, encoder.pix_fmt, encoder.framerate = width, height, "yuvj420p", Fraction(30)
+    encoder.width, encoder.height, encoder.pix_fmt, encoder.framerate = (
+        width,
+        height,
+        "yuvj420p",
+        Fraction(30),
+    )
     encoder.time_base = Fraction(1, 30)
     picture = av.VideoFrame.from_ndarray(np.full((height, width, 3), level, np.uint8), format="rgb24")
     packets = encoder.encode(picture.reformat(format="yuvj420p")) or encoder.encode(None)

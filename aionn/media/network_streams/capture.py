@@ -53,6 +53,9 @@ DELAY_NS_MAX = 3_000_000_000
 """A stream that arrives so much later than before has a queue on its way that will not become empty by itself: it is opened
 again."""
 
+COUNT_MAX = 1_000_000
+"""Items that may be dropped between two that are sent: hours of a camera."""
+
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 REAP_S_MAX = 2.0
@@ -271,15 +274,17 @@ class _Receiving(Generic[T]):
             return None
         if isinstance(message, Ended):
             raise SourceUnavailable(f"{self.name}: lost: {message.reason}", is_permanent=message.is_permanent)
-        if not isinstance(message, Filled) or not self._is_sound(message):
+        if not isinstance(message, Filled) or not self._is_valid(message):
             raise SourceUnavailable(
                 f"{self.name}: expected a filled slot, got {message}; the process that decodes is at fault"
             )
         return message
 
-    def _is_sound(self, message: Filled) -> bool:
+    def _is_valid(self, message: Filled) -> bool:
         is_free = 0 <= message.slot < self._slots and message.slot not in self._held
-        return is_free and 0 < message.used <= self._process.opened.slot_bytes and message.dropped >= 0
+        counts = message.dropped, message.damaged
+        is_free = is_free and all(0 <= count <= COUNT_MAX for count in counts)
+        return is_free and 0 < message.used <= self._process.opened.slot_bytes
 
     def _captured(self, message: Filled, now_ns: int) -> tuple[CaptureTime, bool]:
         """The time of capture, and whether the stream's clock was set."""
@@ -375,7 +380,9 @@ class SoundCapture(_Receiving[AudioWindow]):
                 return None
             if message.used % 4:
                 raise SourceUnavailable(f"{self.name}: expected whole samples, got {message.used} bytes")
-            samples = np.frombuffer(self._process.views[message.slot], np.float32, message.used // 4).copy()
+            samples = np.frombuffer(self._process.views[message.slot], np.float32, message.used // 4)
+            # A copy; a stream of floats may hold some that are not numbers, and infinite ones.
+            samples = np.nan_to_num(samples, nan=0.0, posinf=1.0, neginf=-1.0).clip(-1.0, 1.0)
             self._process.release(message.slot)
             captured, was_set = self._captured(message, now_ns)
             if message.dropped or message.damaged or was_set:

@@ -44,11 +44,20 @@ def disturb(one, chance):
             one.fill(age_ns=chance.choice([0, 0, 10**9]))
 
 
-REQUESTS = {videodev.S_FMT, videodev.QBUF, videodev.DQBUF, videodev.STREAMON, videodev.REQBUFS, videodev.QUERYCAP}
+REQUESTS = {
+    videodev.S_FMT,
+    videodev.QBUF,
+    videodev.DQBUF,
+    videodev.STREAMON,
+    videodev.REQBUFS,
+    videodev.QUERYCAP,
+}
 
 
 @pytest.mark.parametrize("keep", ["latest", "oldest", "all"])
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(n, marks=pytest.mark.long) for n in range(4, 60))])
+@pytest.mark.parametrize(
+    "seed", [*range(4), *(pytest.param(n, marks=pytest.mark.long) for n in range(4, 60))]
+)
 def test_random_events_break_no_promise(really, seed, keep):
     chance = random.Random(seed)
     system = FakeSystem()
@@ -62,7 +71,9 @@ def test_random_events_break_no_promise(really, seed, keep):
 
     async def body():
         indices = []
-        async with camera(system=system, keep=keep, queue_frames_max=chance.randrange(1, 5), reconnect=SOON) as source:
+        async with camera(
+            system=system, keep=keep, queue_frames_max=chance.randrange(1, 5), reconnect=SOON
+        ) as source:
             task = asyncio.create_task(consume(source, indices))
             for _ in range(150):
                 disturb(one, chance)

@@ -24,6 +24,8 @@ from tests.support.media_server import (
     wav,
 )
 
+pytestmark = pytest.mark.slow
+
 SOON = Reconnection(first_s=0.02, most_s=0.1)
 ENDLESS = 10**6
 
