@@ -33,6 +33,10 @@ QUANTIZATION_FULL, QUANTIZATION_LIMITED = 1, 2
 FRACTION_BITS: Final = 13
 """Bits after the point of the coefficients: products of 8 bits stay far below 32, and the error below a thousandth of a level."""
 
+BLOCK_PIXELS: Final = 20_480
+"""Pixels that are converted together, so that what is between stays in a processor's cache: 32 rows of 640 took a sixth of the time
+that 480 rows took."""
+
 BYTES_PER_PIXEL: dict[str, int] = {"YUYV": 2, "UYVY": 2, "NV12": 1, "GREY": 1, "RGB3": 3, "BGR3": 3}
 """In a row of the first plane."""
 
@@ -126,6 +130,8 @@ class PixelConverter:
         scale = 1 << FRACTION_BITS
         self._coefficients = tuple(round(c * scale) for c in colours.coefficients)
         self._black = 0 if colours.is_full else 16
+        self._block_rows = max(1, BLOCK_PIXELS // width)
+        self._has_pairs = width == geometry.width and width % 2 == 0
 
     def convert(self, buffer: memoryview, used: int) -> Bytes:
         """Converts one picture.
@@ -150,31 +156,40 @@ class PixelConverter:
         if geometry.format in ("RGB3", "BGR3"):
             colours = pixels[self._rows].reshape(len(self._rows), geometry.width, 3)[:, self._columns]
             return np.ascontiguousarray(colours if geometry.format == "RGB3" else colours[:, :, ::-1])
-        if geometry.format == "NV12":
-            brightness = pixels[self._rows][:, self._columns]
-            chroma = pixels[geometry.height + self._rows // 2]
-            pairs = self._columns // 2 * 2
-            return self._rgb(brightness, chroma[:, pairs], chroma[:, pairs + 1])
-        at_y, at_u, at_v = PACKED[geometry.format]
-        picked = pixels[self._rows]
-        groups = self._columns // 2 * 4
-        return self._rgb(
-            picked[:, self._columns * 2 + at_y], picked[:, groups + at_u], picked[:, groups + at_v]
-        )
-
-    def _rgb(self, y: Bytes, u: Bytes, v: Bytes) -> Bytes:
-        by_y, red_v, green_u, green_v, blue_u = self._coefficients
-        # Half a level is added before the bits after the point are cut off.
-        level = (y.astype(np.int32) - self._black) * by_y + (1 << FRACTION_BITS - 1)
-        blue_difference = u.astype(np.int32) - 128
-        red_difference = v.astype(np.int32) - 128
-        rgb = np.empty((*y.shape, 3), np.uint8)
-        for channel, value in enumerate(
-            (
-                level + red_difference * red_v,
-                level + blue_difference * green_u + red_difference * green_v,
-                level + blue_difference * blue_u,
-            )
-        ):
-            rgb[:, :, channel] = np.clip(value >> FRACTION_BITS, 0, 255)
+        rgb = np.empty((len(self._rows), len(self._columns), 3), np.uint8)
+        for first in range(0, len(rgb), self._block_rows):
+            rows = self._rows[first : first + self._block_rows]
+            self._fill(rgb[first : first + len(rows)], *self._components(pixels, rows))
         return rgb
+
+    def _components(self, pixels: Bytes, rows: npt.NDArray[np.intp]) -> tuple[Bytes, Bytes, Bytes]:
+        """Brightness and differences of some rows; the differences for each pixel, or for each pair at the camera's own width."""
+        geometry, columns = self._geometry, self._columns
+        picked = pixels[rows]
+        if geometry.format == "NV12":
+            chroma = pixels[geometry.height + rows // 2]
+            if self._has_pairs:
+                return picked, chroma[:, 0::2], chroma[:, 1::2]
+            pairs = columns // 2 * 2
+            return picked[:, columns], chroma[:, pairs], chroma[:, pairs + 1]
+        at_y, at_u, at_v = PACKED[geometry.format]
+        if self._has_pairs:
+            return picked[:, at_y::2], picked[:, at_u::4], picked[:, at_v::4]
+        groups = columns // 2 * 4
+        return picked[:, columns * 2 + at_y], picked[:, groups + at_u], picked[:, groups + at_v]
+
+    def _fill(self, rgb: Bytes, y: Bytes, u: Bytes, v: Bytes) -> None:
+        """Converts some rows into their place."""
+        by_y, red_v, green_u, green_v, blue_u = self._coefficients
+        groups = u.shape[1]
+        level = y.astype(np.int32)
+        level -= self._black
+        level *= by_y
+        level += 1 << FRACTION_BITS - 1  # Half a level, before the bits after the point are cut off.
+        level = level.reshape(len(y), groups, -1)
+        blue, red = u.astype(np.int32) - 128, v.astype(np.int32) - 128
+        target = rgb.reshape(len(y), groups, -1, 3)
+        for channel, difference in enumerate((red * red_v, blue * green_u + red * green_v, blue * blue_u)):
+            value = level + difference[:, :, None]
+            value >>= FRACTION_BITS
+            target[..., channel] = np.clip(value, 0, 255, out=value)
