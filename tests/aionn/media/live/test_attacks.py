@@ -2,6 +2,8 @@
 
 import asyncio
 import random
+import subprocess
+import sys
 import threading
 
 import anyio
@@ -207,3 +209,75 @@ def test_loop_stays_responsive_while_a_camera_floods(really):
         return turns
 
     assert really(body) > 10
+
+
+def test_sources_work_on_uvloop(repository):
+    pytest.importorskip("uvloop", reason="uvloop is not installed")
+    # In a process of its own: uvloop keeps a pipe as long as its process lives.
+    program = """
+import asyncio, uvloop
+from aionn.media import Reconnection, camera
+from tests.support.fake_camera import FakeSystem
+system = FakeSystem()
+one = system.camera
+async def until(condition):
+    while not condition():
+        await asyncio.sleep(0.001)
+async def body():
+    async with camera(system=system, reconnect=Reconnection(first_s=0.01, most_s=0.02)) as source:
+        for _ in range(3):
+            one.fill()
+            await anext(source)
+            one.unplug()
+            await until(lambda: source.health().state != "live")
+            one.plug()
+            await until(lambda: one.is_streaming)
+        waiting = asyncio.create_task(anext(source))
+        await asyncio.sleep(0)
+        waiting.cancel()
+with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    runner.run(asyncio.wait_for(body(), 30))
+assert one.holds_nothing
+"""
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_loop_that_ends_with_an_open_source_leaves_no_thread_that_keeps_the_process(repository):
+    """A program that returns from its main task without closing, and one that is interrupted, end by themselves."""
+    program = """
+import asyncio, sys
+from aionn.media import camera
+from tests.support.fake_camera import FakeSystem
+system = FakeSystem()
+async def use():
+    async with camera(system=system) as source:
+        await anext(source)
+async def main():
+    task = asyncio.create_task(use())
+    while not system.camera.is_streaming:
+        await asyncio.sleep(0.001)
+    if sys.argv[1] == "error":
+        raise SystemExit(7)
+asyncio.run(main())
+assert system.camera.holds_nothing
+print("ended")
+"""
+    for way, code in (("return", 0), ("error", 7)):
+        ended = subprocess.run(
+            [sys.executable, "-c", program, way],
+            cwd=repository,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert ended.returncode == code, ended.stderr
+        assert ended.stderr == ""
