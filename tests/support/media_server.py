@@ -89,8 +89,8 @@ def wav(samples: int = 16_000) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def media_server(behaviour: Behaviour) -> AsyncIterator[int]:
-    """Serves on a port of this machine, which it yields; every connection has ended when it is left."""
+async def media_server(behaviour: Behaviour, port: int = 0) -> AsyncIterator[int]:
+    """Serves on a port of this machine, a free one by default, which it yields; every connection has ended when it is left."""
     connections: set[asyncio.Task[None]] = set()
     count = 0
 
@@ -109,7 +109,7 @@ async def media_server(behaviour: Behaviour) -> AsyncIterator[int]:
             with contextlib.suppress(ConnectionError, asyncio.CancelledError):
                 await writer.wait_closed()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(serve, "127.0.0.1", port)
     try:
         yield int(server.sockets[0].getsockname()[1])
     finally:

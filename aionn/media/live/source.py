@@ -17,6 +17,7 @@ the system
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import random
 import time
@@ -27,14 +28,13 @@ from types import TracebackType
 from typing import Any, Generic, Literal, TypeVar
 
 import anyio
-from anyio.abc import TaskGroup
 
 from aionn.errors import Error, InvalidArgument
 from aionn.media.live.capture import Capture, CorruptItem, Grab, Opener, SourceUnavailable
 from aionn.media.live.queueing import GrabQueue, is_stale
 from aionn.media.live.readable import until_readable
 from aionn.media.live.reconnection import Connection, ConnectionState, Health, Reconnection
-from aionn.media.live.worker import Call, Worker
+from aionn.media.live.worker import Call, Worker, outlast
 from aionn.media.pacing import Keep, checked_keep, checked_queue_max
 from aionn.media.records import AudioWindow, Frame, SourceStatistics
 
@@ -172,9 +172,10 @@ class LiveSource(Generic[T]):
             self._state = "closed"
             await self._close_all()
             raise
-        self._tasks: TaskGroup = anyio.create_task_group()
-        await self._tasks.__aenter__()
-        self._tasks.start_soon(self._run)
+        # Not a task group of anyio: that leaves a coroutine behind, with a warning, when the loop ends before the task's first
+        # step; and it
+        # must be left by the task that entered it, which fixtures of tests do not do.
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"aionn-{self._name}")
         return self
 
     async def __aexit__(
@@ -187,10 +188,9 @@ class LiveSource(Generic[T]):
         if self._state != "open":
             return
         self._state = "closed"
-        self._tasks.cancel_scope.cancel()
+        self._task.cancel()
         try:
-            # The task group does not get the body's exception: it would wrap it in a group. Its own task raises nothing.
-            await self._tasks.__aexit__(None, None, None)
+            await outlast(self._task, CLOSE_S_MAX)
         finally:
             self._connection.ended(self._now())
             await self._close_all()
@@ -336,10 +336,11 @@ class LiveSource(Generic[T]):
                     self._connection.due(self._now())
                 else:
                     await self._try_to_open()
-        except Exception as e:  # A bug; the consumer gets it, since a task group would wrap it.
+        except Exception as e:  # A bug; the consumer gets it.
             self._failure = e
-        self._has_ended = True
-        self._announce_change()
+        finally:
+            self._has_ended = True
+            self._announce_change()
 
     async def _read_until_lost(self) -> None:
         capture = self._capture

@@ -219,7 +219,7 @@ def test_camera_that_has_another_number_afterwards_is_found_by_its_name_and_plac
             await until(lambda: source.health().state != "live")
             one.plug()
             system.cameras = {"/dev/video0": other, "/dev/video1": one}
-            await until(lambda: one.is_streaming)
+            await until(lambda: source.health().state == "live")
             assert not other.is_streaming
             one.fill()
             assert (await anext(source)).follows_gap

@@ -415,11 +415,8 @@ def test_absent_server_is_an_error_and_is_waited_for_if_the_policy_says_so(reall
         async with network(url, reconnect=policy) as source:
             while source.health().failures < 2:
                 await anyio.sleep(0.01)
-            server = await asyncio.start_server(lambda r, w: camera_server(r, w, 1), "127.0.0.1", port)
-            try:
+            async with media_server(camera_server, port):
                 await anext(source)
-            finally:
-                server.close()
 
     really(body)
 
