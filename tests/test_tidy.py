@@ -83,7 +83,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "tensorflow": (),
     "openvino": ("aionn/drivers/openvino/",),
     "onnxruntime": ("aionn/drivers/onnxruntime/",),
-    "av": ("aionn/media/",),
+    **dict.fromkeys(("av", "sounddevice"), ("aionn/media/",)),
     "jeepney": ("aionn/realtime/realtimekit.py",),
     "mlperf_loadgen": ("aionn/benchmarking/loadgen.py",),
     "asyncio": (
@@ -91,6 +91,7 @@ HOMES: dict[str, tuple[str, ...]] = {
         "aionn/benchmarking/stress/",
         "aionn/drivers/kit/asynchronous.py",
         "aionn/hal/launch.py",
+        "aionn/media/live/",
         "aionn/platform/loops.py",
         "aionn/runtime/background.py",
         "aionn/runtime/clock.py",
@@ -590,9 +591,7 @@ def test_use_rule_catches():
     unused = ["aionn/dead.py", "aionn/ops/forgotten.py"]
     pair = ["aionn/testing/pair.py", "aionn/testing/pair_run.py"]
     assert unused_modules(sources, entry_points, "Use `aionn.testing.clock.run`.") == [*unused, *pair]
-    assert (
-        unused_modules(sources, entry_points, "Use `aionn.testing.clock`, `aionn.testing.pair:f`.") == unused
-    )
+    assert unused_modules(sources, entry_points, "`aionn.testing.clock`, `aionn.testing.pair:f`.") == unused
 
 
 def test_place_rule_catches():

@@ -21,7 +21,7 @@ DESCRIPTIONS = {
 Recognise shapes in a video and digits in a recording, both live, and show how late and how right the answers were.
 """,
     "aionn.cli.commands.stream:stream": """
-Stream a video or a recording through a model and show how late the answers are and what was recognised.
+Stream a video, a recording or a live source through a model and show how late the answers are and what was recognised.
 """,
     "aionn.cli.commands.run:run": """
 Execute a model and show its outputs and timing.

@@ -1,17 +1,26 @@
 """Video and sound as async iterators, presented at their natural pace.
 
-Owns sources, what they hand out, and the front end of the digits model. Refuses to own models and executions; imports nothing of
-aionn but its errors.
+Owns sources (files, cameras, microphones, network streams), the items that they return, and the front end of the digits model.
+Refuses to own models and executions; imports nothing of aionn but its errors.
 
     async with aionn.media.video_file("clip.mp4", size=(96, 96)) as frames:
         async for frame in frames:
             ...  # frame.data, frame.captured_at_ns
 
-Files other than 16-bit WAV need PyAV: ``pip install 'aionn[media]'``.
+Cameras need no further package, unless they compress their pictures. Those, network streams, and files other than 16-bit WAV
+need PyAV: ``pip install 'aionn[media]'``.
 """
 
 from aionn.media.audio import audio_file
+from aionn.media.cameras.listing import CameraInfo
+from aionn.media.cameras.opening import camera, list_cameras
 from aionn.media.features import LogMel, log_mel
+from aionn.media.live.capture import SourceUnavailable
+from aionn.media.live.reconnection import Health, Reconnection
+from aionn.media.live.source import LiveSource, LiveStatistics
+from aionn.media.microphones.opening import microphone, raw_audio
+from aionn.media.named import named_source, shown_name
+from aionn.media.network_streams.opening import network, network_audio
 from aionn.media.pacing import Keep
 from aionn.media.records import AudioWindow, Frame, SourceStatistics
 from aionn.media.source import Source
@@ -20,14 +29,28 @@ from aionn.media.video import Interpolation, video_file
 
 __all__ = [
     "AudioWindow",
+    "CameraInfo",
     "Frame",
+    "Health",
     "Interpolation",
     "Keep",
+    "LiveSource",
+    "LiveStatistics",
     "LogMel",
+    "Reconnection",
     "Source",
     "SourceStatistics",
+    "SourceUnavailable",
     "audio_file",
+    "camera",
+    "list_cameras",
     "log_mel",
+    "microphone",
+    "named_source",
+    "network",
+    "network_audio",
+    "raw_audio",
+    "shown_name",
     "synthetic_audio",
     "synthetic_video",
     "video_file",

@@ -26,12 +26,21 @@ class Frame(msgspec.Struct, frozen=True, eq=False):
         captured_at_ns: When the source presented it, CLOCK_MONOTONIC.
         index: Number in the source, from 0.
         time_s: Position in the medium; the first frame is at 0.
+        clock: Origin of ``captured_at_ns``: ``presented`` by a source with a pace; ``driver``, the stamp of the device;
+            ``arrival`` of the data, smoothed where they have time stamps of their own.
+        uncertainty_ns: The frame may have been captured so much earlier or later, as far as that clock shows.
+        lost_before: Frames that the device or the sender lost since the last one, by its own count.
+        follows_gap: Whether the source was lost, and opened again, since the last frame.
     """
 
     data: npt.NDArray[np.uint8]
     captured_at_ns: int
     index: int
     time_s: float
+    clock: str = "presented"
+    uncertainty_ns: int = 0
+    lost_before: int = 0
+    follows_gap: bool = False
 
     def __repr__(self) -> str:
         height, width = self.data.shape[:2]
@@ -46,12 +55,20 @@ class AudioWindow(msgspec.Struct, frozen=True, eq=False):
         captured_at_ns: When its last sample was captured, CLOCK_MONOTONIC.
         index: Number of the window in the source, from 0.
         start_s: Position of its first sample in the medium.
+        clock: As in `Frame`.
+        uncertainty_ns: As in `Frame`.
+        lost_before: Windows that were lost since the last one.
+        follows_gap: As in `Frame`.
     """
 
     samples: npt.NDArray[np.float32]
     captured_at_ns: int
     index: int
     start_s: float
+    clock: str = "presented"
+    uncertainty_ns: int = 0
+    lost_before: int = 0
+    follows_gap: bool = False
 
     def __repr__(self) -> str:
         return f"AudioWindow(index={self.index}, start_s={self.start_s:.3f}, samples={self.samples.size})"

@@ -5,22 +5,31 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from cyclopts import Parameter
+from msgspec import to_builtins
 
 import aionn
 from aionn.cli import interrupts
 from aionn.cli.output import print_json
 from aionn.errors import Error
+from aionn.media import list_cameras
 from aionn.reports.terminal import print_line, print_table
 
 __all__ = ["devices"]
 
 
-def devices(*, json: Annotated[bool, Parameter(negative=())] = False) -> int:
+def devices(
+    *,
+    sources: Annotated[bool, Parameter(negative=())] = False,
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
     """List the devices with type, version, feature level and status, and the drivers that cannot be used, with the reason.
 
     Args:
+        sources: List the cameras of this machine instead, with the names that survive a reconnection.
         json: Print one JSON object instead of a table.
     """
+    if sources:
+        return _sources(json)
     report = interrupts.run(_devices)
     if json:
         print_json(report)
@@ -33,6 +42,28 @@ def devices(*, json: Annotated[bool, Parameter(negative=())] = False) -> int:
     print_table("devices", heads, rows, least=("cancel", "slots", "level"))
     for missing in report["unavailable"]:
         print_line(f"unavailable: {missing['name']}: {missing['reason']}")
+    return 0
+
+
+def _sources(json: bool) -> int:
+    cameras = interrupts.run(list_cameras)
+    if json:
+        print_json({"cameras": [to_builtins(camera) for camera in cameras]})
+        return 0
+    if not cameras:
+        print_line(
+            "no camera: none is plugged in, or none is passed into this container; --source pattern: is a test picture"
+        )
+        return 0
+    rows = [
+        (c.path, c.name, ", ".join(c.formats), c.bus, c.stable_path or "-") for c in cameras if not c.problem
+    ]
+    print_table(
+        "cameras", ("path", "name", "formats", "place", "stable path"), rows, least=("place", "formats")
+    )
+    for camera in cameras:
+        if camera.problem:
+            print_line(f"unavailable: {camera.problem}")
     return 0
 
 

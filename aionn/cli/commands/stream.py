@@ -1,7 +1,8 @@
-"""``aionn stream``: a video or a recording through any model, at its natural pace."""
+"""``aionn stream``: a camera, a microphone, a network stream or a file through any model, at its natural pace."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,17 +17,20 @@ from aionn.cli.numbers import DEADLINE_MS_MAX, numbers
 from aionn.cli.output import print_json
 from aionn.cli.streaming import Account, show_live, stream_into_account, warm_up
 from aionn.errors import InvalidArgument
-from aionn.media import AudioWindow, Frame, audio_file, log_mel, video_file
+from aionn.media import LiveStatistics, audio_file, log_mel, named_source, shown_name, video_file
 from aionn.models.importing import ImportOptions
 from aionn.platform.files import TEXT_BYTES_MAX, read_regular
 from aionn.reports.terminal import print_line, print_table
 from aionn.runtime.clock import to_ns
-from aionn.runtime.memory.arguments import Array, TensorSpec, Writer, image_size, image_writer, value_writer
+from aionn.runtime.memory.arguments import TensorSpec, Writer, image_size, image_writer, value_writer
 
 __all__ = ["stream"]
 
 LOG_MEL_SHAPE = (49, 40)
 """An input of this many values is taken to want the log-mel energies of one second."""
+
+SECONDS_MAX = 31_622_400
+"""A leap year, as for deadlines."""
 
 LEVEL_MAX = 1e6
 """The largest magnitude of black and white: beyond the range of all element types of a picture."""
@@ -38,6 +42,8 @@ def stream(
     *,
     video: Path | None = None,
     audio: Path | None = None,
+    source: str | None = None,
+    seconds: Annotated[float | None, numbers(0, SECONDS_MAX, "seconds", is_open=True)] = None,
     device: str | None = None,
     priority: str = "high",
     deadline_ms: Annotated[float, numbers(0, DEADLINE_MS_MAX, "ms")] = 33.0,
@@ -51,12 +57,14 @@ def stream(
     value: Values = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Stream a video or a recording through a model and show how late the answers are and what was recognised.
+    """Stream a video, a recording or a live source through a model and show how late the answers are and what was recognised.
 
     Args:
         model: A .tflite or .onnx file with one input: a picture, or one second of sound (samples or 49 x 40 log-mel energies).
         video: A video file.
         audio: A recording.
+        source: 0 or /dev/video0, a camera; camera:NAME; microphone:; rtsp://... or another address; pattern:, a test picture.
+        seconds: Ends the stream after so long; by default it ends with its source.
         device: Which device; by default the first that supports the model.
         priority: low, medium or high.
         deadline_ms: An answer is on time this long after its capture.
@@ -70,8 +78,8 @@ def stream(
         value: NAME=FILE.npy or NAME=NUMBER,... for an input of an .onnx file that becomes a constant; may be repeated.
         json: Print one JSON object.
     """
-    if (video is None) == (audio is None):
-        raise InvalidArgument("stream: expected either --video FILE or --audio FILE")
+    if (video is not None) + (audio is not None) + (source is not None) != 1:
+        raise InvalidArgument("stream: expected either --video FILE or --audio FILE or --source NAME")
     within_ns = to_ns(deadline_ms / 1e3, what="--deadline-ms")
     names = _labels(labels)
     imports = import_options(dimension, input_shape, value)
@@ -81,6 +89,8 @@ def stream(
         imports,
         video,
         audio,
+        source,
+        seconds,
         device,
         priority,
         within_ns,
@@ -114,11 +124,39 @@ def _sound_writer(spec: TensorSpec) -> Writer:
     return lambda window, view: write(window.samples[:size], view)
 
 
+def _picture_writer(spec: TensorSpec, levels: tuple[float, float]) -> Writer:
+    write = image_writer(spec, low=levels[0], high=levels[1])
+    return lambda frame, view: write(frame.data, view)
+
+
+def _source(spec: TensorSpec, video: Path | None, audio: Path | None, named: str | None, keep: Any) -> Any:
+    if audio is not None:
+        return audio_file(audio, keep=keep)
+    if named is not None and named.startswith("microphone:"):
+        return named_source(named, keep=keep)
+    size = image_size(spec)
+    return (
+        video_file(video, size=size, keep=keep)
+        if video is not None
+        else named_source(named or "", size=size, keep=keep)
+    )
+
+
+def _losses(source: Any) -> dict[str, int]:
+    """Counts that live sources alone have."""
+    counts = source.statistics()
+    if not isinstance(counts, LiveStatistics):
+        return {}
+    return {"lost": counts.lost, "corrupt": counts.corrupt, "reconnections": counts.reconnections}
+
+
 async def _stream(
     model: Path,
     imports: ImportOptions,
     video: Path | None,
     audio: Path | None,
+    named: str | None,
+    seconds: float | None,
     device: str | None,
     priority: str,
     within_ns: int,
@@ -132,20 +170,10 @@ async def _stream(
         net = await runtime.compile(model, devices=device, priority=priority, **imports.keywords)
         if len(net.inputs) != 1:
             raise InvalidArgument(f"stream: expected a model with one input, got {len(net.inputs)}")
-        account: Account[Any]
-        source: Any
-        into: Writer
-        if video is not None:
-            account = Account[Frame]("video", names)
-            write_picture = image_writer(net.inputs[0], low=levels[0], high=levels[1])
-            source = video_file(video, size=image_size(net.inputs[0]), keep=keep)
-
-            def into(frame: Frame, view: Array) -> None:
-                write_picture(frame.data, view)
-        else:
-            account = Account[AudioWindow]("audio", names)
-            source = audio_file(audio or "", keep=keep)
-            into = _sound_writer(net.inputs[0])
+        source = _source(net.inputs[0], video, audio, named, keep)
+        is_sound = audio is not None or (named or "").startswith("microphone:")
+        account: Account[Any] = Account("audio" if is_sound else "video", names)
+        into = _sound_writer(net.inputs[0]) if is_sound else _picture_writer(net.inputs[0], levels)
         async with net.burst() as burst:
             await warm_up(burst, net.inputs[0])
             finished = anyio.Event()
@@ -154,27 +182,29 @@ async def _stream(
                     title = f"{model.name} on {', '.join(net.devices)}"
                     tasks.start_soon(lambda: show_live(title, (account,), finished=finished.is_set))
                 try:
-                    await stream_into_account(
-                        account,
-                        source,
-                        burst,
-                        into=into,
-                        output=net.outputs[0],
-                        within_ns=within_ns,
-                        on_late=on_late,
-                    )
+                    with anyio.move_on_after(math.inf if seconds is None else seconds):
+                        await stream_into_account(
+                            account,
+                            source,
+                            burst,
+                            into=into,
+                            output=net.outputs[0],
+                            within_ns=within_ns,
+                            on_late=on_late,
+                        )
                 finally:
                     finished.set()
         counts = np.bincount([r.label for r in account.recognised] or [0], minlength=1)
         order = np.argsort(-counts, kind="stable")
         return {
             "model": str(model),
-            "source": str(video or audio),
+            "source": str(video or audio or (shown_name(named) if named else "")),
             "device": ", ".join(net.devices),
             "items": account.presented,
             "on_time": account.on_time,
             "late": account.late,
             "dropped": account.dropped,
+            **_losses(source),
             "per_second": round(account.per_second, 2),
             "latency_ms": account.latency_ms,
             "recognised": [
@@ -187,6 +217,10 @@ async def _stream(
 
 def _print(report: dict[str, Any]) -> None:
     latency = report["latency_ms"]
+    if report.get("lost") or report.get("corrupt") or report.get("reconnections"):
+        print_line(
+            f"lost before it arrived {report['lost']}, damaged {report['corrupt']}, opened again {report['reconnections']} times"
+        )
     print_line(
         f"through {report['model']} on {report['device']}: "
         f"{report['items']} items, "

@@ -119,6 +119,19 @@ def test_stream_counts_every_item(
     assert report["recognised"] and report["latency_ms"]["p50"] > 0
 
 
+def test_stream_of_the_test_picture_ends_after_its_time(
+    example_data: Path, answered: Callable[..., Any]
+) -> None:
+    model = example_data / "shapes_int8.tflite"
+    report = answered("stream", model, "--source", "pattern:", "--seconds", "0.5", "--deadline-ms", "5000")
+    assert report["source"] == "pattern:"
+    assert report["items"] >= report["on_time"] > 0
+
+
+def test_cameras_of_this_machine_are_listed(answered: Callable[..., Any]) -> None:
+    assert isinstance(answered("devices", "--sources")["cameras"], list)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -146,6 +159,14 @@ def test_stream_counts_every_item(
             "No such file or directory",
         ),
         (("stream", "{data}/digits_float.tflite"), "expected either --video FILE or --audio FILE"),
+        (("stream", "{data}/shapes_int8.tflite", "--source", "0", "--video", "x"), "expected either --video"),
+        (
+            ("stream", "{data}/shapes_int8.tflite", "--source", "camera:"),
+            "expected a camera's number or path",
+        ),
+        (("stream", "{data}/shapes_int8.tflite", "--source", "/dev/video250"), "there is no such camera"),
+        (("stream", "{data}/shapes_int8.tflite", "--source", "gopher://a:secret@b/"), "got 'gopher://b/'"),
+        (("stream", "{data}/shapes_int8.tflite", "--source", "pattern:", "--seconds", "0"), "--seconds"),
         (("stream", "{data}/shapes_int8.tflite", "--video", "{tmp}/none.mp4"), "none.mp4"),
         (("stream", "{data}/shapes_int8.tflite", "--video", "{data}/shapes.json"), "shapes.json"),
         (("stream", "{data}/digits_float.tflite", "--audio", "{tmp}/none.wav"), "none.wav"),

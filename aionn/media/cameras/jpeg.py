@@ -1,0 +1,101 @@
+"""Pictures of cameras that compress them: Motion JPEG, decoded by PyAV.
+
+Owns the check of a picture's header, and the decoder. Refuses to own PyAV's loading (`aionn/media/pyav.py`).
+
+Invariant: no picture is decoded whose header does not have the size that the driver declared; a damaged length field could
+    otherwise
+ask for gigabytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aionn.errors import DeviceUnavailable
+from aionn.media.live.capture import CorruptItem
+from aionn.media.pyav import load
+
+__all__ = ["JpegConverter", "can_decode_jpeg", "jpeg_size"]
+
+SEGMENTS_MAX = 64
+"""Segments before the frame header of a JPEG picture; cameras write fewer than ten."""
+
+FRAME_HEADERS = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
+"""Markers of a frame header, which has the size (ITU-T T.81, table B.1)."""
+
+
+def can_decode_jpeg() -> bool:
+    """Whether PyAV is installed and has the decoder."""
+    try:
+        load("camera")
+    except DeviceUnavailable:
+        return False
+    return True
+
+
+def jpeg_size(data: bytes | memoryview) -> tuple[int, int] | None:
+    """``(width, height)`` of a JPEG picture by its header; None if it has none."""
+    if bytes(data[:2]) != b"\xff\xd8":
+        return None
+    place = 2
+    for _ in range(SEGMENTS_MAX):
+        while place + 1 < len(data) and data[place] == 0xFF and data[place + 1] == 0xFF:
+            place += 1  # Fill bytes.
+        if place + 9 > len(data) or data[place] != 0xFF:
+            return None
+        if data[place + 1] in FRAME_HEADERS:
+            return int.from_bytes(data[place + 7 : place + 9]), int.from_bytes(data[place + 5 : place + 7])
+        place += 2 + max(2, int.from_bytes(data[place + 2 : place + 4]))
+    return None
+
+
+class JpegConverter:
+    """Decodes pictures of one size to uint8 ``[height, width, 3]``.
+
+    Args:
+        captured_size: ``(width, height)`` that every picture must have.
+        size: ``(width, height)`` of the result.
+        where: Begins messages.
+
+    Raises:
+        DeviceUnavailable: PyAV is not installed.
+    """
+
+    def __init__(self, captured_size: tuple[int, int], size: tuple[int, int], where: str) -> None:
+        self._av = load(where)
+        self._captured_size = captured_size
+        self._size = size
+        reformatter = self._av.video.reformatter
+        self._reformatter = reformatter.VideoReformatter()
+        self._method = reformatter.Interpolation.FAST_BILINEAR
+        self._decoder = self._new_decoder()
+
+    def _new_decoder(self) -> Any:
+        decoder = self._av.CodecContext.create("mjpeg", "r")
+        decoder.thread_count = 1
+        return decoder
+
+    def convert(self, buffer: memoryview, used: int) -> npt.NDArray[np.uint8]:
+        """Decodes one picture.
+
+        Raises:
+            CorruptItem: It cannot be decoded, or has another size than was declared.
+        """
+        data = bytes(buffer[:used])
+        found = jpeg_size(data)
+        if found != self._captured_size:
+            raise CorruptItem(f"a picture of {found} instead of {self._captured_size}")
+        try:
+            pictures = self._decoder.decode(self._av.Packet(data))
+        except self._av.error.FFmpegError as error:
+            self._decoder = self._new_decoder()  # It may hold a part of what it could not decode.
+            raise CorruptItem(str(error)) from error
+        if not pictures or getattr(pictures[-1], "is_corrupt", False):
+            raise CorruptItem("the decoder made no picture of it")
+        width, height = self._size
+        scaled = self._reformatter.reformat(pictures[-1], width, height, "rgb24", interpolation=self._method)
+        pixels: npt.NDArray[np.uint8] = np.array(scaled.to_ndarray())
+        return pixels

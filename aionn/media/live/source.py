@@ -1,0 +1,518 @@
+"""The shell of live sources: an async iterator over what a capture dequeues, opened again when it is lost.
+
+Owns the task that reads the capture and lives through its losses, and the order of the end. Refuses to own what is captured
+(`Capture`), what is kept (`queueing.py`), and when a lost source is opened again (`reconnection.py`).
+
+An item is converted when the consumer asks for it: until then its buffer waits in the queue, and under ``keep="latest"`` a
+newer one replaces it, so that nothing is converted in vain.
+
+Invariants:
+1. The event loop's thread never waits: what may block runs in the worker thread, and has a limit.
+2. When ``async with`` has ended, by whatever way, the capture is closed and no thread runs for us. The exception is a call of
+the system
+   that has not returned within `CLOSE_S_MAX`: the thread closes the capture when it returns.
+3. The error that ends the source reaches the consumer after every item that was kept.
+4. ``presented == delivered + dropped + queued`` in the statistics, at any time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import random
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Generic, Literal, TypeVar
+
+import anyio
+
+from aionn.errors import Error, InvalidArgument
+from aionn.media.live.capture import Capture, CorruptItem, Grab, Opener, SourceUnavailable
+from aionn.media.live.queueing import GrabQueue, is_stale
+from aionn.media.live.readable import until_readable
+from aionn.media.live.reconnection import Connection, ConnectionState, Health, Reconnection
+from aionn.media.live.worker import Call, Worker, outlast
+from aionn.media.pacing import Keep, checked_keep, checked_queue_max
+from aionn.media.records import AudioWindow, Frame, SourceStatistics
+
+__all__ = ["LiveSource", "LiveStatistics"]
+
+FIRST_ITEM_S_MAX = 5.0
+"""The first item after opening may take so long: cameras measure the light first, and a stream begins with a key frame."""
+
+SILENCE_PERIODS = 3
+"""A source is lost if so many periods pass without an item, since two missing ones may be an exposure in the dark."""
+
+SILENCE_S_MIN = 1.0
+"""A source is not lost earlier, however short its period: a busy machine may pause for tenths of a second."""
+
+SILENCE_S_DEFAULT = 5.0
+"""The limit for a source whose period is not known; still pictures come once in some seconds at the slowest."""
+
+CLOSE_S_MAX = 3.0
+"""Closing takes milliseconds; a driver whose device was unplugged may wait for a transfer's time-out of 1 to 2 s."""
+
+SPURIOUS_S = 0.005
+"""Pause after a descriptor was readable and had nothing: a driver that reports an error in this way must not keep a core busy."""
+
+CONVERT_S_MAX = 5.0
+"""A conversion takes milliseconds; one that takes so long will not end, and the source is opened again."""
+
+CORRUPT_MAX = 60
+"""So many damaged items in a row, 2 s of a usual camera, and the source is opened again."""
+
+SEQUENCE_MASK = 0xFFFF_FFFF
+
+LOST_MAX = 1_000_000
+"""A gap in the numbers of a device that is larger, or goes backwards, is a counter that was set: nothing is counted then."""
+
+T = TypeVar("T", Frame, AudioWindow)
+
+
+class LiveStatistics(SourceStatistics, frozen=True):
+    """Counts of a live source so far. ``presented == delivered + dropped + queued`` at any time.
+
+    Attributes:
+        lost: Items that the device or the sender lost before they reached this process, by its own count.
+        corrupt: Items left out because they were incomplete or damaged.
+        reconnections: How often the source was opened again after it had been lost.
+        delay_ns: How much later the last item arrived than the fastest of the last seconds, for sources with a clock of their
+            own; else 0.
+        drift_ppm: How much slower the source's clock is than CLOCK_MONOTONIC; None if it is the same, or not known yet.
+    """
+
+    lost: int = 0
+    corrupt: int = 0
+    reconnections: int = 0
+    delay_ns: int = 0
+    drift_ppm: float | None = None
+
+
+class LiveSource(Generic[T]):
+    """Items of a camera, a microphone or a network stream: ``async with source as items: async for item in items``.
+
+    A source is entered once, and read by one consumer at a time. While it is lost the iterator waits; the first item afterwards has
+    ``follows_gap``.
+    """
+
+    def __init__(
+        self,
+        opener: Opener[T],
+        *,
+        name: str,
+        keep: Keep = "latest",
+        queue_max: int = 4,
+        reconnect: Reconnection | None,
+        now: Callable[[], int] = time.monotonic_ns,
+        rng: Callable[[], float] = random.random,
+    ) -> None:
+        """Makes a source; opens nothing yet.
+
+        Args:
+            opener: Opens the capture.
+            name: Shown in messages and in the `repr`.
+            keep: What a slow consumer gets: ``"latest"`` the newest item; ``"oldest"`` what was queued first; ``"all"``
+                everything: the
+                source is held back while ``queue_max`` wait, and a device that cannot be held back loses items, which are counted.
+            queue_max: See ``keep``.
+            reconnect: When it is opened again after a loss; None ends it with the error.
+            now: The time in ns of CLOCK_MONOTONIC.
+            rng: Numbers of [0, 1), for the delays.
+
+        Raises:
+            InvalidArgument: ``keep`` or ``queue_max`` is out of range.
+        """
+        self._state: Literal["new", "open", "closed"] = "new"
+        self._name = name
+        self._opener: Opener[T] = opener
+        self._queue = GrabQueue(checked_keep(keep, name), checked_queue_max(queue_max, "queue_max", name))
+        self._policy = reconnect
+        self._now = now
+        self._rng = rng
+        self._connection = Connection(reconnect, now(), rng)
+        self._worker = Worker(f"aionn-{name}")
+        self._capture: Capture[T] | None = None
+        self._converting: Call[T] | None = None
+        self._ready: deque[T] = deque()
+        self._failure: Exception | None = None
+        self._has_ended = False
+        self._index = 0
+        self._first_ns: int | None = None
+        self._last_sequence: int | None = None
+        self._has_gap = False
+        self._damaged_row = self._undecodable_row = 0
+        self._broken: BaseException | None = None
+        self._convert_ns = 0
+        self._presented = self._delivered = self._dropped = self._lost = self._corrupt = self._late = 0
+
+    async def __aenter__(self) -> LiveSource[T]:
+        """Opens the source and starts to read it.
+
+        Raises:
+            SourceUnavailable: It cannot be opened, and ``reconnect`` does not repeat the first attempt.
+            InvalidArgument: The source has been entered before, or is not what the arguments claim.
+        """
+        if self._state != "new":
+            raise InvalidArgument(
+                f"{self._name}: expected a source that was not used before, this one is {self._state}; make another"
+            )
+        self._state = "open"
+        self._changed = anyio.Event()
+        self._connection = Connection(self._policy, self._now(), self._rng)
+        try:
+            await self._try_to_open()
+            failure, self._failure = self._failure, None
+            if self._connection.state is ConnectionState.ENDED:
+                assert failure is not None
+                raise failure
+        except BaseException:
+            self._state = "closed"
+            await self._close_all()
+            raise
+        # Not a task group of anyio: that leaves a coroutine behind, with a warning, when the loop ends before the task's first
+        # step; and it
+        # must be left by the task that entered it, which fixtures of tests do not do.
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"aionn-{self._name}")
+        return self
+
+    async def __aexit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Ends the task and closes the source; items that were not taken are dropped."""
+        if self._state != "open":
+            return
+        self._state = "closed"
+        self._task.cancel()
+        try:
+            await outlast(self._task, CLOSE_S_MAX)
+        finally:
+            self._connection.ended(self._now())
+            await self._close_all()
+
+    def __del__(self) -> None:
+        if getattr(self, "_state", "closed") == "open":
+            warnings.warn(
+                f"{self!r} was dropped open; use `async with`", ResourceWarning, stacklevel=2, source=self
+            )
+
+    def __repr__(self) -> str:
+        return (
+            f"<LiveSource {self._name} {self._connection.state.value}, presented {self._presented}, "
+            f"delivered {self._delivered}, dropped {self._dropped}, lost {self._lost}>"
+        )
+
+    def __aiter__(self) -> LiveSource[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        """The next item under the policy; waits until there is one, also while the source is lost.
+
+        Cancelling loses nothing under ``"all"`` and ``"oldest"``; under ``"latest"`` a newer item may replace the one that was
+        being converted.
+
+        Raises:
+            StopAsyncIteration: The source has ended, and its error was raised before.
+            SourceUnavailable: The source was lost and is not opened again.
+            InvalidArgument: The source is not open.
+        """
+        if self._state != "open":
+            raise InvalidArgument(
+                f"{self._name}: expected to be iterated inside its `async with`, the source is {self._state}"
+            )
+        if self._queue.keeps_latest and self._ready and len(self._queue):
+            # Converted for a consumer that was cancelled; a newer one is here.
+            self._ready.clear()
+            self._dropped += 1
+        while not self._ready:
+            self._convert_next()
+            if self._ready:
+                break
+            if self._has_ended and self._converting is None and not len(self._queue):
+                failure, self._failure = self._failure, None
+                if failure is not None:
+                    raise failure
+                raise StopAsyncIteration
+            await self._changed.wait()
+        self._delivered += 1
+        item = self._ready.popleft()
+        self._announce_change()
+        return item
+
+    def statistics(self) -> LiveStatistics:
+        """Counts so far; also after the end."""
+        clock = None if self._capture is None else self._capture.clock
+        return LiveStatistics(
+            presented=self._presented,
+            delivered=self._delivered,
+            dropped=self._dropped,
+            queued=self._presented - self._delivered - self._dropped,
+            held_back=0,
+            late=self._late,
+            lost=self._lost,
+            corrupt=self._corrupt,
+            reconnections=self._connection.reconnections,
+            delay_ns=0 if clock is None else clock.delay_ns,
+            drift_ppm=None if clock is None else clock.drift_ppm(),
+        )
+
+    def health(self) -> Health:
+        """State of the connection: since when, and why it was last lost."""
+        return self._connection.health()
+
+    # An anyio event cannot be cleared, so each change uses one up.
+    def _announce_change(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    # Opening and closing
+
+    async def _try_to_open(self) -> None:
+        """One attempt: changes the connection's state, and sets ``_capture`` or ``_failure``."""
+        try:
+            capture: Capture[T] = await self._worker.run(
+                self._opener.open, limit_s=self._opener.limit_s, what=self._name, discard=_close
+            )
+        except Error as e:
+            is_permanent = (
+                e.is_permanent if isinstance(e, SourceUnavailable) else isinstance(e, InvalidArgument)
+            )
+            self._failure = e
+            self._connection.failed(self._now(), str(e), is_permanent=is_permanent)
+            return
+        self._capture = capture
+        self._last_sequence = None
+        self._damaged_row = self._undecodable_row = 0
+        self._connection.opened(self._now())
+
+    async def _close_all(self) -> None:
+        """Closes whatever is open and ends the thread, in bounded time, however often the caller is cancelled."""
+        while len(self._queue):
+            self._queue.take()
+            self._dropped += 1
+        self._dropped += len(self._ready)
+        self._ready.clear()
+        capture, self._capture = self._capture, None
+        self._converting = None
+        self._opener.cancel()
+        await self._worker.aclose(_nothing if capture is None else capture.close, CLOSE_S_MAX)
+        # A conversion that was under way has ended before, and its item is lost.
+        self._dropped = self._presented - self._delivered
+
+    async def _leave(self, capture: Capture[T]) -> None:
+        """Converts what is kept of a lost capture, since its buffers end with it, and closes it."""
+        if self._queue.keeps_latest and len(self._queue):
+            self._dropped += len(self._ready)
+            self._ready.clear()
+        # Under ``"all"`` nothing is dropped; what is ready stays bounded, since nothing is read while a capacity of it waits.
+        most = self._queue.capacity * (2 if self._queue.keeps_all else 1)
+        with anyio.move_on_after(CLOSE_S_MAX):
+            while len(self._ready) < most and (len(self._queue) or self._converting is not None):
+                self._convert_next()
+                if self._converting is not None:
+                    await self._changed.wait()
+        while len(self._queue):
+            self._queue.take()
+            self._dropped += 1
+        self._dropped += self._converting is not None
+        self._converting = None
+        self._capture = None
+        await self._worker.run(capture.close, limit_s=CLOSE_S_MAX, what=self._name)
+
+    # The task
+
+    async def _run(self) -> None:
+        try:
+            while self._connection.state is not ConnectionState.ENDED:
+                if self._connection.state is ConnectionState.LIVE:
+                    await self._read_until_lost()
+                elif self._connection.state is ConnectionState.WAITING:
+                    await self._sleep_until(self._connection.wake_ns)
+                    self._connection.due(self._now())
+                else:
+                    await self._try_to_open()
+        except Exception as e:  # A bug; the consumer gets it.
+            self._failure = e
+        finally:
+            self._has_ended = True
+            self._announce_change()
+
+    async def _read_until_lost(self) -> None:
+        capture = self._capture
+        assert capture is not None
+        try:
+            await self._read(capture)
+        except SourceUnavailable as e:
+            self._failure = e
+            self._has_gap = True
+            self._connection.lost(self._now(), str(e), is_permanent=e.is_permanent)
+        try:
+            await self._leave(capture)
+        except SourceUnavailable as e:
+            # The system has not closed it in time; the thread will, and attempts fail until it has.
+            self._capture = None
+            if self._connection.state is ConnectionState.ENDED and self._failure is None:
+                self._failure = e
+
+    async def _read(self, capture: Capture[T]) -> None:
+        """Reads until the capture is lost, which it raises."""
+        last_ns = self._now()
+        limit_ns = int(FIRST_ITEM_S_MAX * 1e9)
+        while True:
+            self._check_items(capture)
+            if self._queue.must_wait or (self._queue.keeps_all and len(self._ready) >= self._queue.capacity):
+                await self._changed.wait()
+                last_ns = self._now()
+                continue
+            left_ns = last_ns + limit_ns - self._now()
+            if left_ns <= 0:
+                raise SourceUnavailable(
+                    f"{capture.name}: expected an item within {limit_ns / 1e9:g} s, got none; the device or the server is silent"
+                )
+            if not await until_readable(capture.fileno(), left_ns / 1e9):
+                continue
+            count = self._drain(capture)
+            if count:
+                last_ns, limit_ns = self._now(), _silence_ns(capture.period_ns)
+            else:
+                await anyio.sleep(SPURIOUS_S)
+
+    def _drain(self, capture: Capture[T]) -> int:
+        """Takes what the capture has, at most as much as it has buffers; returns how many items that were."""
+        count = 0
+        was_starved = False
+        grabs: list[Grab] = []
+        try:
+            while count < capture.depth and len(grabs) + len(self._queue) < self._room(capture):
+                grab = capture.dequeue(self._now())
+                if grab is None:
+                    break
+                count += 1
+                if self._is_good(capture, grab):
+                    grabs.append(grab)
+            was_starved = count >= capture.depth - len(self._queue) - (self._converting is not None)
+        finally:
+            self._keep(capture, grabs, was_starved)
+        return count
+
+    def _room(self, capture: Capture[T]) -> int:
+        """Items that may be held at a time: under ``"all"`` none is dequeued that the queue cannot take."""
+        return self._queue.capacity if self._queue.keeps_all else capture.depth + 1
+
+    def _is_good(self, capture: Capture[T], grab: Grab) -> bool:
+        """Counts an item's losses and numbers it; requeues a damaged one."""
+        if grab.sequence is not None:
+            if self._last_sequence is not None:
+                gap = (grab.sequence - self._last_sequence - 1) & SEQUENCE_MASK
+                grab.lost_before += gap if gap < LOST_MAX else 0
+            self._last_sequence = grab.sequence
+        self._lost += grab.lost_before
+        self._index += grab.lost_before
+        if grab.is_corrupt:
+            capture.requeue(grab)
+            self._corrupt += 1
+            self._damaged_row += 1
+            return False
+        self._damaged_row = 0
+        if self._first_ns is None:
+            self._first_ns = grab.captured.at_ns
+        grab.index = self._index
+        self._index += 1
+        grab.time_s = (grab.captured.at_ns - self._first_ns) / 1e9
+        grab.follows_gap |= self._has_gap
+        self._has_gap = False
+        return True
+
+    def _check_items(self, capture: Capture[T]) -> None:
+        """Raises what makes it useless to read further."""
+        if self._broken is not None:
+            raise SourceUnavailable(
+                f"{capture.name}: {type(self._broken).__name__}: {self._broken}", is_permanent=True
+            ) from self._broken
+        if self._converting is not None and self._now() - self._convert_ns > CONVERT_S_MAX * 1e9:
+            raise SourceUnavailable(
+                f"{capture.name}: expected to be converted within {CONVERT_S_MAX:g} s; the decoder is at fault"
+            )
+        if max(self._damaged_row, self._undecodable_row) >= CORRUPT_MAX:
+            raise SourceUnavailable(
+                f"{capture.name}: expected whole items, got {CORRUPT_MAX} damaged ones in a row; the device, its "
+                f"cable or the server "
+                "is at fault"
+            )
+
+    def _keep(self, capture: Capture[T], grabs: list[Grab], was_starved: bool) -> None:
+        """Puts items into the queue, and gives the buffers of those that are dropped back."""
+        if grabs and self._queue.keeps_latest:
+            age_ns = self._now() - grabs[-1].captured.at_ns
+            are_stale = is_stale(age_ns, capture.period_ns, was_starved)
+        else:
+            are_stale = False
+        for grab in grabs:
+            self._presented += 1
+            dropped = grab if are_stale else self._queue.put(grab)
+            if dropped is not None:
+                self._dropped += 1
+                capture.requeue(dropped)
+        if grabs:
+            self._announce_change()
+
+    # Conversion
+
+    def _convert_next(self) -> None:
+        """Begins to convert the first of the queue, unless one is being converted."""
+        capture = self._capture
+        if capture is None or self._converting is not None or not len(self._queue):
+            return
+        grab = self._queue.take()
+        self._announce_change()  # There is room.
+        if capture.is_immediate:
+            self._ready.append(capture.convert(grab))
+            capture.requeue(grab)
+            return
+        call = self._worker.submit(functools.partial(capture.convert, grab))
+        self._converting = call
+        self._convert_ns = self._now()
+        call.future.add_done_callback(functools.partial(self._take_converted, call, capture, grab))
+
+    def _take_converted(self, call: Call[T], capture: Capture[T], grab: Grab, future: object) -> None:
+        error = None if call.future.cancelled() else call.future.exception()
+        if self._converting is not call:
+            return  # The capture was closed.
+        self._converting = None
+        capture.requeue(grab)
+        if isinstance(error, CorruptItem):
+            self._corrupt += 1
+            self._undecodable_row += 1
+            self._presented -= 1
+        elif error is not None:
+            self._dropped += 1
+            self._broken = error
+        else:
+            self._undecodable_row = 0
+            self._ready.append(call.future.result())
+        self._announce_change()
+
+    async def _sleep_until(self, due_ns: int) -> None:
+        while (left_ns := due_ns - self._now()) > 0:
+            await anyio.sleep(max(left_ns, 1_000) / 1e9)
+
+
+def _close(capture: Capture[Any]) -> None:
+    """Closes a capture that is not wanted any more."""
+    capture.close()
+
+
+def _nothing() -> None:
+    """Called in place of closing what was never opened."""
+
+
+def _silence_ns(period_ns: int | None) -> int:
+    """The longest pause between two items of a source that is not lost."""
+    if period_ns is None:
+        return int(SILENCE_S_DEFAULT * 1e9)
+    return max(SILENCE_PERIODS * period_ns, int(SILENCE_S_MIN * 1e9))

@@ -1,0 +1,130 @@
+"""The functions for users: a microphone, or raw samples, as a source of windows.
+
+Owns their arguments. Refuses to own anything else.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Literal
+
+from aionn.errors import InvalidArgument
+from aionn.media.live.reconnection import Reconnection
+from aionn.media.live.source import LiveSource
+from aionn.media.microphones.recorders import open_parec, open_pipe, open_portaudio
+from aionn.media.microphones.samples import SampleFormat, SampleLayout, SamplesCapture
+from aionn.media.pacing import Keep
+from aionn.media.records import AudioWindow
+from aionn.media.windows import WindowPlan
+
+__all__ = ["Recorder", "microphone", "raw_audio"]
+
+Recorder = Literal["parec", "portaudio"]
+
+OPEN_S_MAX = 10.0
+"""Opening takes tenths of a second; a Bluetooth headset that changes its profile takes some seconds."""
+
+RECONNECTION = Reconnection(most_s=2.0)
+"""A sound server that is started again is there within a second."""
+
+
+class _SoundOpener:
+    limit_s = OPEN_S_MAX
+
+    def __init__(self, open_it: Callable[[], SamplesCapture]) -> None:
+        self._open = open_it
+
+    def open(self) -> SamplesCapture:
+        """See `aionn.media.live.capture.Opener`."""
+        return self._open()
+
+    def cancel(self) -> None:
+        """See `aionn.media.live.capture.Opener`. None of the recorders waits long."""
+
+
+def microphone(
+    device: str | int | None = None,
+    *,
+    window_s: float = 1.0,
+    hop_s: float = 0.1,
+    sample_rate_hz: int = 16_000,
+    recorder: Recorder = "parec",
+    keep: Keep = "latest",
+    queue_windows_max: int = 4,
+    reconnect: Reconnection | None = RECONNECTION,
+) -> LiveSource[AudioWindow]:
+    """Overlapping windows of a microphone: ``async with microphone() as windows: async for window in windows``.
+
+    ``captured_at_ns`` is the arrival of the window's last sample, smoothed over the number of samples; the delay of the sound
+    server before that, usually some 20 ms, is not in it.
+
+    Args:
+        device: For ``parec`` the name of a source of the sound server (``pactl list sources short``), for ``portaudio`` a
+            number or a part of a name; None means the default.
+        window_s: Length of a window, rounded to whole samples.
+        hop_s: Distance between the starts of neighbours, rounded to whole samples.
+        sample_rate_hz: Samples per second; the sound server resamples.
+        recorder: ``"parec"`` for PipeWire and PulseAudio, by a subprocess; ``"portaudio"``, the extra ``microphone``, for machines
+            without a sound server.
+        keep: What a slow consumer gets: the ``"latest"`` window, the ``"oldest"`` ones, or ``"all"``.
+        queue_windows_max: How many windows wait for the consumer under ``"all"`` and ``"oldest"``.
+        reconnect: When a microphone that was lost is opened again; None ends the source with the error.
+
+    Returns:
+        A source of `AudioWindow`, float32 ``[window_s * sample_rate_hz]`` in [-1, 1]. After samples were lost the next window
+        begins with new ones, and has ``follows_gap``.
+
+    Raises:
+        InvalidArgument: An argument is out of range.
+    """
+    where = "aionn.media.microphone"
+    plan = WindowPlan.of(window_s, hop_s, sample_rate_hz, where)
+    if recorder == "parec":
+        if isinstance(device, int):
+            raise InvalidArgument(
+                f"{where}: device: expected the name of a source of the sound server, got {device}"
+            )
+        name = device
+        opener = _SoundOpener(lambda: open_parec(name, plan))
+    elif recorder == "portaudio":
+        opener = _SoundOpener(lambda: open_portaudio(device, plan))
+    else:
+        raise InvalidArgument(f"{where}: recorder: expected parec or portaudio, got {recorder!r}")
+    return LiveSource(opener, name=where, keep=keep, queue_max=queue_windows_max, reconnect=reconnect)
+
+
+def raw_audio(
+    source: str | os.PathLike[str] | int,
+    *,
+    window_s: float = 1.0,
+    hop_s: float = 0.1,
+    sample_rate_hz: int = 16_000,
+    sample_format: SampleFormat = "s16le",
+    channels: int = 1,
+    keep: Keep = "latest",
+    queue_windows_max: int = 4,
+    reconnect: Reconnection | None = None,
+) -> LiveSource[AudioWindow]:
+    """Overlapping windows of raw samples from a named pipe, or from the descriptor of a pipe or a connected socket.
+
+    Args:
+        source: Path of a named pipe, or a descriptor, which is duplicated and set not to block.
+        window_s: See `microphone`.
+        hop_s: See `microphone`.
+        sample_rate_hz: Of the samples, which are not resampled.
+        sample_format: Type of the samples: 16-bit integers or 32-bit floats, little-endian.
+        channels: Number of interleaved channels, which are mixed into one.
+        keep: See `microphone`.
+        queue_windows_max: See `microphone`.
+        reconnect: When it is opened again after its writer was silent or has left; None ends the source with the error.
+
+    Raises:
+        InvalidArgument: An argument is out of range.
+    """
+    where = "aionn.media.raw_audio"
+    plan = WindowPlan.of(window_s, hop_s, sample_rate_hz, where)
+    layout = SampleLayout.of(sample_format, channels, sample_rate_hz, where)
+    path = source if isinstance(source, int) else os.fspath(source)
+    opener = _SoundOpener(lambda: open_pipe(path, layout, plan))
+    return LiveSource(opener, name=where, keep=keep, queue_max=queue_windows_max, reconnect=reconnect)

@@ -1,0 +1,64 @@
+"""Sources by a name that a person types.
+
+Owns what a name means. Refuses to own the sources.
+"""
+
+from __future__ import annotations
+
+from aionn.errors import InvalidArgument
+from aionn.media.cameras.opening import camera
+from aionn.media.live.source import LiveSource
+from aionn.media.microphones.opening import microphone
+from aionn.media.network_streams.addresses import masked
+from aionn.media.network_streams.opening import network
+from aionn.media.pacing import Keep
+from aionn.media.records import AudioWindow, Frame
+from aionn.media.source import Source
+from aionn.media.synthetic import synthetic_video
+from aionn.media.video import video_file
+
+__all__ = ["named_source", "shown_name"]
+
+PATTERN_FRAMES = 2**53
+"""The test pattern never ends: nine million years at 30 frames/s."""
+
+
+def named_source(
+    name: str, *, size: tuple[int, int] | None = None, keep: Keep = "latest"
+) -> Source[Frame] | LiveSource[Frame] | LiveSource[AudioWindow]:
+    """A source by its name.
+
+    Args:
+        name: ``0`` or ``/dev/video0``, a camera; ``camera:NAME``, one by a part of its name; ``microphone:`` or
+            ``microphone:DEVICE``;
+            ``pattern:``, a test picture that moves at 30 frames/s; an address such as ``rtsp://...``; any other name is a
+            video file.
+        size: ``(width, height)`` of the frames; None leaves that of the source.
+        keep: What a slow consumer gets.
+
+    Raises:
+        InvalidArgument: The name is empty, or an address that cannot be read.
+    """
+    kind, separator, rest = name.partition(":")
+    if name.isdecimal() or name.startswith("/dev/video"):
+        return camera(name, size=size, keep=keep)
+    if separator and kind == "camera" and rest:
+        return camera(rest, size=size, keep=keep)
+    if separator and kind == "microphone":
+        return microphone(rest or None, keep=keep)
+    if name == "pattern:":
+        return synthetic_video(size=size or (640, 480), frames=PATTERN_FRAMES, keep=keep)
+    if "://" in name:
+        return network(name, size=size, keep=keep)
+    if not name or (separator and kind in ("camera", "pattern")):
+        raise InvalidArgument(
+            f"aionn.media.named_source: expected a camera's number or path, camera:NAME, microphone:, pattern:, "
+            f"an address or a video "
+            f"file, got {name!r}"
+        )
+    return video_file(name, size=size, keep=keep)
+
+
+def shown_name(name: str) -> str:
+    """A source's name as it may be shown: an address without credentials."""
+    return masked(name) if "://" in name else name

@@ -1,0 +1,106 @@
+"""Which addresses are read, by which protocols, and how they are shown.
+
+Owns the check of an address, FFmpeg's options for it, and the hiding of credentials. Refuses to own a connection.
+
+Invariant: no message contains a user's name, a password or a query of an address: all of them are used as keys to cameras.
+
+Source: FFmpeg's documentation of its protocols; the options are those that were measured to give fresh frames.
+"""
+
+from __future__ import annotations
+
+import re
+import urllib.parse
+
+from aionn.errors import InvalidArgument
+
+__all__ = ["SCHEMES", "checked_address", "masked", "options_of", "without_credentials"]
+
+ADDRESS_MAX = 4096
+"""Characters of an address; servers accept some 2,000 to 8,000."""
+
+_WEB = "http,https,tcp,tls,crypto,httpproxy"
+_RTSP = "rtsp,rtp,rtcp,udp,tcp,tls,srtp,http,https"
+
+SCHEMES: dict[str, str] = {
+    "rtsp": _RTSP,
+    "rtsps": _RTSP,
+    "http": _WEB,
+    "https": _WEB,
+    "rtmp": "rtmp,tcp",
+    "rtmps": "rtmps,rtmp,tcp,tls",
+    "tcp": "tcp",
+    "udp": "udp",
+}
+"""``scheme: protocols that FFmpeg may use for it``. No file: a playlist from the network must not name one of this machine."""
+
+
+def checked_address(url: str, where: str) -> str:
+    """Returns an address if its scheme is known and it names a host.
+
+    Raises:
+        InvalidArgument: Otherwise; the message does not contain credentials.
+    """
+    if not 0 < len(url) <= ADDRESS_MAX or any(c.isspace() or not c.isprintable() for c in url):
+        raise InvalidArgument(
+            f"{where}: url: expected up to {ADDRESS_MAX} characters without spaces, got {masked(url)[:80]!r}"
+        )
+    try:
+        parts = urllib.parse.urlsplit(url)
+        port, host = parts.port, parts.hostname
+    except ValueError as e:
+        raise InvalidArgument(f"{where}: url: expected scheme://host:port/path, got {masked(url)!r}") from e
+    if parts.scheme.lower() not in SCHEMES:
+        raise InvalidArgument(
+            f"{where}: url: expected one of {', '.join(SCHEMES)}, got {masked(url)!r}; files are read by video_file"
+        )
+    if not host and not (parts.scheme == "udp" and port):
+        raise InvalidArgument(f"{where}: url: expected a host, got {masked(url)!r}")
+    return url
+
+
+def masked(url: str) -> str:
+    """An address as it may be shown: without credentials, query and fragment."""
+    head, separator, rest = url.partition("://")
+    if not separator:
+        return url.rpartition("@")[2].partition("?")[0]
+    place = re.split(r"[?#]", rest, maxsplit=1)[0]
+    authority, slash, path = place.partition("/")
+    return f"{head}://{authority.rpartition('@')[2]}{slash}{path}"
+
+
+def without_credentials(text: str, url: str) -> str:
+    """A message of a library about an address, with the address and its secret parts replaced."""
+    shown = masked(url)
+    text = text.replace(url, shown)
+    parts = urllib.parse.urlsplit(url)
+    for secret in (parts.password, parts.username, parts.query):
+        if secret:
+            for form in (secret, urllib.parse.unquote(secret)):
+                text = text.replace(form, "***")
+    return text
+
+
+def options_of(url: str, transport: str, open_s_max: float, *, keeps_all: bool) -> dict[str, str]:
+    """FFmpeg's options for an address.
+
+    ``nobuffer`` delivers the packets that arrive, rather than first those that were read while the format was found out; it costs
+    the first frame.
+
+    Args:
+        url: A checked address.
+        transport: ``"tcp"`` or ``"udp"``, for RTSP.
+        open_s_max: Limit of opening.
+        keeps_all: Whether the caller wants every frame, rather than the newest.
+    """
+    scheme = url.partition("://")[0].lower()
+    options = {"protocol_whitelist": SCHEMES[scheme]}
+    if not keeps_all:
+        options["fflags"] = "nobuffer"
+    if scheme in ("rtsp", "rtsps"):
+        options["rtsp_transport"] = transport
+        options["allowed_media_types"] = "video+audio"
+    if scheme in ("http", "https", "rtsp", "rtsps"):
+        # The time-out of a socket's operations, in microseconds; the process is ended if that does not suffice.
+        options["timeout"] = str(int(open_s_max * 1e6))
+    return options

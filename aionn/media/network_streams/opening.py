@@ -1,0 +1,199 @@
+"""The functions for users: a network stream as a source of frames or of windows of sound.
+
+Owns their arguments. Refuses to own anything else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Generic, Literal, TypeVar
+
+import msgspec
+
+from aionn.errors import InvalidArgument
+from aionn.media.live.capture import Capture
+from aionn.media.live.reconnection import Reconnection
+from aionn.media.live.source import LiveSource
+from aionn.media.network_streams.addresses import checked_address, options_of
+from aionn.media.network_streams.capture import SoundCapture, StreamProcess, VideoCapture
+from aionn.media.network_streams.messages import Start
+from aionn.media.pacing import Keep
+from aionn.media.records import AudioWindow, Frame
+from aionn.media.video import checked_size
+from aionn.media.windows import WindowPlan
+
+__all__ = ["network", "network_audio"]
+
+OPEN_S_DEFAULT = 10.0
+"""Opening takes about a second; a camera that wakes up, or a slow line, takes several."""
+
+OPEN_S_MAX = 120.0
+"""The longest limit that may be asked for."""
+
+READ_S_MAX = 5.0
+"""FFmpeg's own limit of a read; the source's own limits are independent of it."""
+
+RECONNECTION = Reconnection()
+"""The default: after a quarter of a second, then ever more rarely, up to every 10 s, without an end."""
+
+SLOTS = 4
+"""One that is filled, one that waits, one that is copied, and one in reserve."""
+
+DECODER_BYTES_MAX = 4 << 30
+"""Address space of the process: libraries and stacks of threads take about one GiB of addresses, 8K pictures another."""
+
+T = TypeVar("T", Frame, AudioWindow)
+
+
+class _StreamOpener(Generic[T]):
+    def __init__(self, start: Start, make: Callable[[StreamProcess, int], Capture[T]]) -> None:
+        self._start = start
+        self._make: Callable[[StreamProcess, int], Capture[T]] = make
+        # The process ends by its own limit first, with a better reason.
+        self.limit_s = start.open_s_max + 5.0
+        self._opening: StreamProcess | None = None
+        self._is_cancelled = False
+
+    def open(self) -> Capture[T]:
+        """See `aionn.media.live.capture.Opener`."""
+        process = self._opening = StreamProcess(self._start)
+        try:
+            if self._is_cancelled:
+                process.kill()
+            process.wait_until_open()
+        finally:
+            self._opening = None
+        return self._make(process, self._start.slots)
+
+    def cancel(self) -> None:
+        """See `aionn.media.live.capture.Opener`."""
+        self._is_cancelled = True
+        opening = self._opening
+        if opening is not None:
+            opening.kill()
+
+
+def network(
+    url: str,
+    *,
+    size: tuple[int, int] | None = None,
+    transport: Literal["tcp", "udp"] = "tcp",
+    format: str | None = None,
+    options: Mapping[str, str] | None = None,
+    keep: Keep = "latest",
+    queue_frames_max: int = 4,
+    reconnect: Reconnection | None = RECONNECTION,
+    open_s_max: float = OPEN_S_DEFAULT,
+) -> LiveSource[Frame]:
+    """The frames of a network camera: ``async with network("rtsp://...") as frames: async for frame in frames``.
+
+    A process of its own connects and decodes, so that a silent or hostile server can neither block nor end the application.
+    ``captured_at_ns`` is the arrival, smoothed by the stream's own time stamps (`Frame.clock` is ``"arrival"``).
+
+    Args:
+        url: ``rtsp://``, ``rtsps://``, ``http://``, ``https://``, ``rtmp://``, ``rtmps://``, ``tcp://`` or ``udp://``.
+            Credentials in it are not shown in messages.
+        size: ``(width, height)`` to scale to, without regard to the proportions; None leaves the size of the stream.
+        transport: How RTSP sends its data; ``"udp"`` loses packets where ``"tcp"`` delays them.
+        format: FFmpeg's name of the container; None has it found out.
+        options: Further options of FFmpeg, which replace those that are set here.
+        keep: What a slow consumer gets: the ``"latest"`` frame, the ``"oldest"`` ones, or ``"all"``, which holds the server
+            back, as far as it can be held back.
+        queue_frames_max: How many frames wait for the consumer under ``"all"`` and ``"oldest"``.
+        reconnect: When a lost stream is opened again; None ends the source with the error. The end of a stream cannot be
+            distinguished from a loss.
+        open_s_max: Limit of opening, in seconds.
+
+    Returns:
+        A source of `Frame`, uint8 ``[height, width, 3]`` RGB. Entering it raises `SourceUnavailable` when the stream cannot be
+        opened; iterating raises it when it is lost and not opened again.
+
+    Raises:
+        InvalidArgument: An argument is out of range.
+    """
+    where = "aionn.media.network"
+    if size is not None:
+        size = checked_size(size, where)
+    start = _start(url, "video", transport, format, options, keep, open_s_max, where)
+    slots = SLOTS if keep == "latest" else queue_frames_max + 3
+    start = msgspec.structs.replace(start, size=size, slots=min(slots, 255))
+    opener: _StreamOpener[Frame] = _StreamOpener(start, VideoCapture)
+    return LiveSource(opener, name=where, keep=keep, queue_max=queue_frames_max, reconnect=reconnect)
+
+
+def network_audio(
+    url: str,
+    *,
+    window_s: float = 1.0,
+    hop_s: float = 0.1,
+    sample_rate_hz: int = 16_000,
+    transport: Literal["tcp", "udp"] = "tcp",
+    format: str | None = None,
+    options: Mapping[str, str] | None = None,
+    keep: Keep = "latest",
+    queue_windows_max: int = 4,
+    reconnect: Reconnection | None = RECONNECTION,
+    open_s_max: float = OPEN_S_DEFAULT,
+) -> LiveSource[AudioWindow]:
+    """Overlapping windows of a network stream's sound. See `network` for the arguments that are not listed.
+
+    Args:
+        url: See `network`.
+        window_s: Length of a window, rounded to whole samples.
+        hop_s: Distance between the starts of neighbours, rounded to whole samples.
+        sample_rate_hz: What the windows have; the sound is resampled, and its channels are mixed into one.
+        transport: See `network`.
+        format: See `network`.
+        options: See `network`.
+        keep: What a slow consumer gets: the ``"latest"`` window, the ``"oldest"`` ones, or ``"all"``.
+        queue_windows_max: How many windows wait for the consumer under ``"all"`` and ``"oldest"``.
+        reconnect: See `network`.
+        open_s_max: See `network`.
+
+    Returns:
+        A source of `AudioWindow`, float32 ``[window_s * sample_rate_hz]`` in [-1, 1]. After a loss the next window begins with
+        new sound.
+
+    Raises:
+        InvalidArgument: An argument is out of range.
+    """
+    where = "aionn.media.network_audio"
+    plan = WindowPlan.of(window_s, hop_s, sample_rate_hz, where)
+    start = _start(url, "audio", transport, format, options, keep, open_s_max, where)
+    start = msgspec.structs.replace(start, sample_rate_hz=sample_rate_hz, slots=16)
+    opener: _StreamOpener[AudioWindow] = _StreamOpener(
+        start, lambda process, slots: SoundCapture(process, slots, plan)
+    )
+    return LiveSource(opener, name=where, keep=keep, queue_max=queue_windows_max, reconnect=reconnect)
+
+
+def _start(
+    url: str,
+    kind: Literal["video", "audio"],
+    transport: str,
+    format: str | None,
+    options: Mapping[str, str] | None,
+    keep: Keep,
+    open_s_max: float,
+    where: str,
+) -> Start:
+    """The first message, with its checked parts; size, sample rate and slots are filled in by the caller."""
+    checked_address(url, where)
+    if transport not in ("tcp", "udp"):
+        raise InvalidArgument(f"{where}: transport: expected tcp or udp, got {transport!r}")
+    if not (math.isfinite(open_s_max) and 0.1 <= open_s_max <= OPEN_S_MAX):
+        raise InvalidArgument(f"{where}: open_s_max: expected 0.1 to {OPEN_S_MAX:g}, got {open_s_max}")
+    return Start(
+        url=url,
+        kind=kind,
+        size=None,
+        sample_rate_hz=16_000,
+        options={**options_of(url, transport, open_s_max, keeps_all=keep == "all"), **(options or {})},
+        format=format,
+        open_s_max=open_s_max,
+        read_s_max=READ_S_MAX,
+        slots=SLOTS,
+        drops=keep != "all",
+        memory_bytes_max=DECODER_BYTES_MAX,
+    )

@@ -1,0 +1,302 @@
+"""The process that connects to a server and decodes what it sends.
+
+Owns the calls of PyAV for network sources. Refuses to own reconnection and every limit that must hold: its parent ends it.
+
+It is a process of its own because FFmpeg's calls cannot be interrupted in every state, because a server can send anything, and
+because a decoder that fails on hostile data must not end the application. Its address space is limited.
+
+Invariants:
+1. The process ends when the parent's end of the socket is closed, also while a call of FFmpeg blocks.
+2. A slot is written only between its release by the parent and the message that it is filled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import resource
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from aionn.errors import DeviceUnavailable
+from aionn.media.network_streams.addresses import without_credentials
+from aionn.media.network_streams.messages import (
+    AUDIO_SLOT_SAMPLES,
+    MESSAGE_BYTES_MAX,
+    Ended,
+    Filled,
+    Opened,
+    Start,
+    decode_start,
+    encode,
+)
+from aionn.media.pyav import load
+
+__all__ = ["EDGE_MAX", "main"]
+
+EDGE_MAX = 8192
+"""The longest edge of a stream's picture: the largest that H.264 has at its highest level, nearly."""
+
+DAMAGED_MAX = 100
+"""So many packets in a row that cannot be decoded end the stream; a lost key frame costs some tens."""
+
+NO_TIME_STAMPS = 0x80
+"""``AVFMT_NOTIMESTAMPS`` of FFmpeg: such as Motion JPEG over HTTP."""
+
+PERMANENT = frozenset(
+    {"HTTPUnauthorizedError", "HTTPForbiddenError", "HTTPNotFoundError", "HTTPBadRequestError"}
+)
+"""Errors of PyAV that another attempt does not change. Absent servers come back; wrong passwords do not."""
+
+
+class _Refused(Exception):
+    """The stream is not what is wanted; its message is for the user."""
+
+    def __init__(self, message: str, *, is_permanent: bool) -> None:
+        super().__init__(message)
+        self.is_permanent = is_permanent
+
+
+class _Slots:
+    """The buffers that the parent has released, and its messages.
+
+    Args:
+        link: The socket to the parent.
+        count: Number of buffers.
+    """
+
+    def __init__(self, link: socket.socket, count: int) -> None:
+        self._link = link
+        self._count = count
+        self._free = deque(range(count))
+        self._changed = threading.Condition()
+
+    def serve(self) -> None:
+        """Takes released slots until the parent is gone. In a thread."""
+        while data := self._link.recv(MESSAGE_BYTES_MAX):
+            with self._changed:
+                self._free.extend(slot for slot in data if slot < self._count)
+                self._changed.notify()
+
+    def take(self, *, waits: bool) -> int | None:
+        """A free slot; None without one, unless ``waits`` is set."""
+        with self._changed:
+            while waits and not self._free:
+                self._changed.wait()
+            return self._free.popleft() if self._free else None
+
+
+class _Outlet:
+    """Writes items into slots.
+
+    Args:
+        start: The parent's wishes.
+        link: The socket to the parent.
+        memory: The slots.
+        slot_bytes: Length of one.
+        slots: Those that are free.
+    """
+
+    def __init__(
+        self, start: Start, link: socket.socket, memory: mmap.mmap, slot_bytes: int, slots: _Slots
+    ) -> None:
+        self._waits = not start.drops
+        self._link = link
+        self._slots = slots
+        self._views = [
+            np.frombuffer(memory, np.uint8, slot_bytes, slot * slot_bytes) for slot in range(start.slots)
+        ]
+        self._dropped = 0
+        self._damaged = 0
+        self._damaged_row = 0
+
+    def put(self, item: Any, media_ns: int | None) -> None:
+        """Sends one item, a numpy array, or drops it where no slot is free."""
+        self._damaged_row = 0
+        slot = self._slots.take(waits=self._waits)
+        if slot is None:
+            self._dropped += 1
+            return
+        used = item.nbytes
+        self._views[slot][:used].view(item.dtype).reshape(item.shape)[...] = item
+        filled = Filled(slot, used, media_ns, time.monotonic_ns(), self._dropped, self._damaged)
+        self._dropped = self._damaged = 0
+        self._link.send(encode(filled))
+
+    def count_damaged(self) -> None:
+        """Counts an item that cannot be decoded."""
+        self._damaged += 1
+        self._damaged_row += 1
+        if self._damaged_row >= DAMAGED_MAX:
+            raise _Refused(f"{DAMAGED_MAX} packets in a row cannot be decoded", is_permanent=False)
+
+
+def main(descriptor: int) -> None:
+    """Connects, decodes and sends until the stream or the parent ends. The process ends with it.
+
+    Args:
+        descriptor: The socket to the parent.
+    """
+    link = socket.socket(fileno=descriptor)
+    threading.Thread(target=_end_with_parent, args=(link,), daemon=True).start()
+    start = decode_start(link.recv(MESSAGE_BYTES_MAX))
+    resource.setrlimit(resource.RLIMIT_AS, (start.memory_bytes_max, start.memory_bytes_max))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    slots = _Slots(link, start.slots)
+    reason, is_permanent = "the server ended the stream", False
+    try:
+        _stream(start, link, slots)
+    except _Refused as e:
+        reason, is_permanent = str(e), e.is_permanent
+    except DeviceUnavailable as e:
+        reason, is_permanent = str(e), True
+    except MemoryError:
+        reason = f"the stream needs more than {start.memory_bytes_max >> 20} MiB to decode"
+    except Exception as e:  # Any exception of FFmpeg is an answer for the parent.
+        reason = without_credentials(_words(e), start.url)
+        # An error of another kind is a bug here, or a wrong option: it comes again.
+        names = {kind.__name__ for kind in type(e).__mro__}
+        is_permanent = "FFmpegError" not in names or bool(names & PERMANENT)
+    with contextlib.suppress(OSError):
+        link.send(encode(Ended(reason, is_permanent)))
+    # Not sys.exit: closing a container may wait for the server.
+    os._exit(0)
+
+
+def _end_with_parent(link: socket.socket) -> None:
+    """Ends the process when the parent has closed its end. In a thread, since FFmpeg may block in the other one."""
+    poll = select.poll()
+    poll.register(link, select.POLLRDHUP)
+    poll.poll()
+    os._exit(0)
+
+
+def _words(error: Exception) -> str:
+    if type(error).__name__ == "ExitError":
+        return "the server was silent for too long"
+    if getattr(error, "errno", None) == errno.EIO:
+        return "the server ended the connection"
+    return f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}"
+
+
+def _stream(start: Start, link: socket.socket, slots: _Slots) -> None:
+    av = load("aionn.media.network")
+    av.logging.set_level(None)
+    # It is never closed: that may wait for the server, and the end of the process does the same.
+    container = _open(start, av)
+    streams = getattr(container.streams, start.kind)
+    if not streams:
+        kinds = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
+        raise _Refused(f"expected {start.kind}, the stream holds {kinds}", is_permanent=True)
+    stream = streams[0]
+    # Frame threads would hold a frame each; the server's data are decoded as they come.
+    stream.thread_type = "SLICE"
+    opened = _announcement(start, stream)
+    link.send(encode(opened))
+    # The parent's answer is the memory, which it has made itself and whose size cannot change.
+    _, descriptors, _, _ = socket.recv_fds(link, 16, 1)
+    memory = mmap.mmap(descriptors[0], opened.slot_bytes * start.slots)
+    os.close(descriptors[0])
+    threading.Thread(target=slots.serve, daemon=True).start()
+    outlet = _Outlet(start, link, memory, opened.slot_bytes, slots)
+    items = _frames if start.kind == "video" else _sounds
+    has_clock = _has_clock(container)
+    for item, media_ns in items(start, av, container, stream, outlet, opened):
+        outlet.put(item, media_ns if has_clock else None)
+
+
+def _open(start: Start, av: Any) -> Any:
+    timeout = (start.open_s_max, start.read_s_max)
+    try:
+        return av.open(start.url, format=start.format, options=dict(start.options), timeout=timeout)
+    except av.error.FFmpegError as e:
+        if type(e).__name__ == "InvalidDataError":
+            raise _Refused("the server sends no media that FFmpeg knows", is_permanent=False) from e
+        raise
+
+
+def _announcement(start: Start, stream: Any) -> Opened:
+    if start.kind == "audio":
+        return Opened(AUDIO_SLOT_SAMPLES * 4, 0, 0, 0.0)
+    width, height = start.size or (stream.width, stream.height)
+    _check_size(stream.width, stream.height)
+    rate = stream.average_rate or stream.guessed_rate or 0
+    return Opened(width * height * 3, width, height, float(rate) if 0 < rate < 1000 else 0.0)
+
+
+def _check_size(width: int, height: int) -> None:
+    if not (0 < width <= EDGE_MAX and 0 < height <= EDGE_MAX):
+        raise _Refused(
+            f"expected pictures of 1 to {EDGE_MAX} pixels, got {width}x{height}", is_permanent=False
+        )
+
+
+def _decoded(container: Any, stream: Any, outlet: _Outlet, av: Any) -> Iterator[Any]:
+    """Pictures or sounds; packets that cannot be decoded are counted. A loss comes after what the decoder still holds."""
+    lost: Exception | None = None
+    packets = container.demux(stream)
+    while lost is None:
+        try:
+            packet = next(packets, None)
+            if packet is None:
+                return
+        except av.error.FFmpegError as e:
+            packet, lost = None, e
+        try:
+            yield from stream.decode(None) if packet is None else packet.decode()
+        except av.error.FFmpegError:
+            outlet.count_damaged()
+    raise lost
+
+
+def _has_clock(container: Any) -> bool:
+    """Whether the sender made the time stamps: for some containers FFmpeg computes them from a rate that it assumes."""
+    return not int(container.format.flags) & NO_TIME_STAMPS
+
+
+def _media_ns(item: Any) -> int | None:
+    return (
+        None if item.pts is None or item.time_base is None else int(item.pts * item.time_base * 1_000_000_000)
+    )
+
+
+def _frames(
+    start: Start, av: Any, container: Any, stream: Any, outlet: _Outlet, opened: Opened
+) -> Iterator[tuple[Any, int | None]]:
+    reformatter_module = av.video.reformatter
+    reformatter = reformatter_module.VideoReformatter()
+    method = reformatter_module.Interpolation.FAST_BILINEAR
+    for picture in _decoded(container, stream, outlet, av):
+        size = picture.width, picture.height
+        _check_size(*size)
+        if start.size is None and size != (opened.width, opened.height):
+            raise _Refused(
+                f"the size changed from {opened.width}x{opened.height} to {size[0]}x{size[1]}",
+                is_permanent=False,
+            )
+        scaled = reformatter.reformat(picture, opened.width, opened.height, "rgb24", interpolation=method)
+        yield scaled.to_ndarray(), _media_ns(picture)
+
+
+def _sounds(
+    start: Start, av: Any, container: Any, stream: Any, outlet: _Outlet, opened: Opened
+) -> Iterator[tuple[Any, int | None]]:
+    resampler = av.AudioResampler(format="fltp", rate=start.sample_rate_hz)
+    for sound in _decoded(container, stream, outlet, av):
+        # The end of a sound is captured when it arrives.
+        end_ns = _media_ns(sound)
+        if end_ns is not None and sound.sample_rate:
+            end_ns += sound.samples * 1_000_000_000 // sound.sample_rate
+        for part in resampler.resample(sound):
+            samples = part.to_ndarray().mean(axis=0, dtype=np.float32).clip(-1.0, 1.0)
+            for first in range(0, samples.size, AUDIO_SLOT_SAMPLES):
+                yield samples[first : first + AUDIO_SLOT_SAMPLES], end_ns
