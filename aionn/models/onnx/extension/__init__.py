@@ -12,8 +12,9 @@ omitted ones at the end. Values have ONNX's order of axes. The record states ONN
   ONNX's type, computes with that, and converts results back; a result that does not fit 32 bits is an error of the execution.
 - DOUBLE, BFLOAT16: TENSOR_FLOAT32, or the type of the extension. With TENSOR_FLOAT32 a driver converts as above; a result that
   float32 cannot hold becomes an infinity.
-- An operand has the stored shape of the value: [1] for rank 0, and the leading axes merged if there are more than four. A driver
-  converts the shape as well. An extent of 0 in an operand and of -1 in the record is unknown.
+- If the extents are known, an operand has the stored shape of the value: [1] for rank 0, and the leading axes merged if there are
+  more than four; a driver converts the shape as well. Otherwise it has the rank of the value or none, and -1 in the record and 0 in
+  the operand mean an unknown extent. A value of rank 0 whose rank is not known is stored as [1].
 - An omitted operand whose record has a shape with an extent of 0 is a value without elements.
 
 Signatures: ``encode_attributes`` takes the types and shapes of the values as well; ``decode_attributes`` returns version and

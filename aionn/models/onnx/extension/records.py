@@ -1,8 +1,8 @@
 """The record of an extension operation: the operator's version and attributes, and ONNX's types and shapes of its values.
 
 A record is MessagePack: ``{"a": attributes, "i": inputs, "o": outputs, "v": version}`` with the keys of all maps sorted, so that
-equal operations have equal bytes. An attribute is a whole number, a real number, a text, a list of one of these, or a tensor. An input or
-output is ``[element type, extents]``, or null for an omitted one; null instead of extents means an unknown rank.
+equal operations have equal bytes. An attribute is a whole number, a real number, a text, a list of one of these, or a tensor. An
+input or output is ``[element type, extents]``, or null for an omitted one; null instead of extents means an unknown rank.
 
 Invariants:
 1. Sizes are checked before memory is allocated: bytes, numbers of values, extents, lists, elements of tensors.
