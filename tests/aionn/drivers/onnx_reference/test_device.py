@@ -14,6 +14,7 @@ from aionn.drivers.onnx_reference.driver import OnnxReferenceDevice
 from aionn.errors import InvalidArgument, InvalidModel
 from aionn.hal import OperandType
 from aionn.models.builder import ExtensionCode, GraphBuilder
+from aionn.models.dot import graph_text
 from aionn.models.onnx import load_onnx
 from aionn.models.onnx.encoding import node
 from aionn.models.onnx.extension import (
@@ -23,6 +24,7 @@ from aionn.models.onnx.extension import (
     encode_attributes,
     number_of,
 )
+from aionn.runtime.introspection import summarize_model
 from tests.aionn.models.onnx.building import file, info
 
 X = np.array([[1.0, -2.0, 3.0], [4.0, 0.0, -6.0]], np.float32)
@@ -182,3 +184,23 @@ def test_attributes_must_be_constant() -> None:
     main = msgspec.structs.replace(whole.main, operations=(changed,))
     with pytest.raises(InvalidModel, match="constant attributes"):
         supported(msgspec.structs.replace(whole, main=main))
+
+
+async def test_compilations_are_cached(tmp_path: Path) -> None:
+    path, cache = tmp_path / "m.onnx", tmp_path / "cache"
+    cache.mkdir()
+    path.write_bytes(file([node("NonZero", ["x"], ["y"])], [info("x", X)], ["y"]))
+    async with aionn.open(drivers=["onnx-reference", "reference"], isolation="in_process") as runtime:
+        found = []
+        for _ in range(2):
+            async with await runtime.compile(path, cache_dir=cache) as net:
+                found.append((net.from_cache, (await net.execute([X])).outputs[0].tolist()))
+    assert found == [(False, np.array(np.nonzero(X)).tolist()), (True, np.array(np.nonzero(X)).tolist())]
+
+
+def test_inspect_names_the_operations(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(file([node("NonZero", ["x"], ["y"])], [info("x", X)], ["y"]))
+    model = load_onnx(path).model
+    assert [operation.type for operation in summarize_model(model).operations] == ["ai.onnx.NonZero"]
+    assert '0: ai.onnx.NonZero"' in graph_text(model)
