@@ -82,7 +82,7 @@ def power(
     if a.dtype.kind in "iu" and b.dtype.kind in "iu":
         if (b < 0).any():
             return np.trunc(np.power(a.astype(np.float64), b.astype(np.float64))).astype(a.dtype)
-        return np.power(a, b.astype(a.dtype))
+        return np.asarray(np.power(a, b.astype(a.dtype)))
     return np.power(a.astype(np.float64), b.astype(np.float64)).astype(a.dtype)
 
 
@@ -116,7 +116,7 @@ def erf(x: Array) -> Array:
 def gelu(x: Array, *, approximate: str = "none") -> Array:
     y = x.astype(np.float64)
     if approximate == "tanh":
-        return 0.5 * y * (1 + np.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3)))
+        return np.asarray(0.5 * y * (1 + np.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3))))
     if approximate != "none":
         raise InvalidArgument(f"attribute 'approximate': expected none or tanh, got {approximate!r:.40}")
     return 0.5 * y * (1 + _erf(y / math.sqrt(2))) if y.size else y
@@ -168,7 +168,7 @@ def prelu(x: Array, slope: Array, *, consumed_inputs: Any = None) -> Array:
 
 
 def hard_sigmoid(x: Array, *, alpha: float = 0.2, beta: float = 0.5, consumed_inputs: Any = None) -> Array:
-    return np.clip(np.float32(alpha) * wide(x) + np.float32(beta), 0, 1)
+    return np.asarray(np.clip(np.float32(alpha) * wide(x) + np.float32(beta), 0, 1))
 
 
 def hard_swish(x: Array) -> Array:
@@ -240,7 +240,7 @@ def range_(start: Array, limit: Array, step: Array, *, stash_type: int = 1) -> A
     count = max(0, math.ceil((last - first) / distance))
     if count > 1 << 28:
         raise InvalidArgument(f"Range: expected at most {1 << 28} numbers, got {count}")
-    return (first + np.arange(count) * distance).astype(start.dtype)
+    return np.asarray((first + np.arange(count) * distance).astype(start.dtype))
 
 
 def constant_of_shape(shape: Array, *, value: Array | None = None) -> Array:

@@ -110,9 +110,8 @@ def affine_grid(theta: Array, size: Array, *, align_corners: int = 0) -> Array:
     # The coordinates of a point begin with the last axis.
     points = np.stack([*reversed(np.meshgrid(*axes, indexing="ij")), np.ones(spatial)], -1)
     flat = points.reshape(-1, len(spatial) + 1)
-    return np.matmul(flat, theta.astype(np.float64).swapaxes(1, 2)).reshape(
-        theta.shape[0], *spatial, len(spatial)
-    )
+    shape = (theta.shape[0], *spatial, len(spatial))
+    return np.asarray(np.matmul(flat, theta.astype(np.float64).swapaxes(1, 2))).reshape(shape)
 
 
 SAMPLES_MAX = 1 << 12

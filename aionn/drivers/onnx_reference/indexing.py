@@ -47,7 +47,7 @@ def _grid(places: Array, axis: int, shape: tuple[int, ...]) -> tuple[Array, ...]
         extent > most for i, (extent, most) in enumerate(zip(places.shape, shape, strict=True)) if i != axis
     ):
         raise InvalidArgument(f"indices: expected a shape within {list(shape)}, got {list(places.shape)}")
-    grid = list(np.indices(places.shape, sparse=True))
+    grid: list[Array] = list(np.indices(places.shape, sparse=True))
     grid[axis] = places
     return tuple(grid)
 
@@ -60,7 +60,7 @@ def gather_nd(x: Array, indices: Array, *, batch_dims: int = 0) -> Array:
         )
     lead = np.indices(batch).reshape(batch_dims, *batch, *[1] * (indices.ndim - 1 - batch_dims))
     parts = [checked_indices(indices[..., i], x.shape[batch_dims + i]) for i in range(indices.shape[-1])]
-    return x[(*lead, *parts)]
+    return np.asarray(x[(*lead, *parts)])
 
 
 _REDUCTIONS: dict[str, Any] = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
@@ -118,7 +118,7 @@ def one_hot(indices: Array, depth: Array, values: Array, *, axis: int = -1) -> A
     shape = [1] * (indices.ndim + 1)
     shape[axis] = count
     is_on = np.expand_dims(places, axis) == np.arange(count).reshape(shape)
-    return np.where(is_on, values[1], values[0])
+    return np.asarray(np.where(is_on, values[1], values[0]))
 
 
 def non_zero(x: Array) -> Array:

@@ -64,7 +64,9 @@ def instance_normalization(
     y = wide(x)
     axes = tuple(range(2, x.ndim))
     mean, variance = y.mean(axes, keepdims=True), y.var(axes, keepdims=True)
-    return _channels(scale, x.ndim) * (y - mean) / np.sqrt(variance + epsilon) + _channels(bias, x.ndim)
+    return np.asarray(
+        _channels(scale, x.ndim) * (y - mean) / np.sqrt(variance + epsilon) + _channels(bias, x.ndim)
+    )
 
 
 def group_normalization(
@@ -88,7 +90,7 @@ def group_normalization(
         # Before version 21 each group has one scale and one bias.
         size = x.shape[1] // num_groups
         scale, bias = np.repeat(scale, size), np.repeat(bias, size)
-    return _channels(scale, x.ndim) * result + _channels(bias, x.ndim)
+    return np.asarray(_channels(scale, x.ndim) * result + _channels(bias, x.ndim))
 
 
 def layer_normalization(
@@ -115,12 +117,12 @@ def rms_normalization(
 ) -> Array:
     y = wide(x)
     axes = tuple(range(axis_of(axis, x.ndim), x.ndim))
-    return (y / np.sqrt(np.square(y).mean(axes, keepdims=True) + epsilon)).astype(x.dtype) * scale
+    return np.asarray((y / np.sqrt(np.square(y).mean(axes, keepdims=True) + epsilon)).astype(x.dtype) * scale)
 
 
 def mean_variance_normalization(x: Array, *, axes: Any = (0, 2, 3)) -> Array:
     y, along = wide(x), tuple(axis_of(axis, x.ndim) for axis in axes)
-    return (y - y.mean(along, keepdims=True)) / (y.std(along, keepdims=True) + 1e-9)
+    return np.asarray((y - y.mean(along, keepdims=True)) / (y.std(along, keepdims=True) + 1e-9))
 
 
 def lp_normalization(x: Array, *, axis: int = -1, p: int = 2) -> Array:
@@ -272,7 +274,7 @@ def _bias(
     allowed = _allowed((queries, keys), offset, is_causal, left, right)
     if lengths is not None:
         allowed = allowed & (np.arange(keys) < lengths.reshape(-1, 1, 1, 1))
-    return bias + np.where(allowed, 0, -np.inf).astype(products.dtype)
+    return np.asarray(bias + np.where(allowed, 0, -np.inf).astype(products.dtype))
 
 
 def _masked_softmax(x: Array, bias: Array) -> Array:

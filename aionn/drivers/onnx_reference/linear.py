@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -23,7 +23,7 @@ __all__ = ["KERNELS", "convolved", "windowed"]
 
 
 def matmul(a: Array, b: Array) -> Array:
-    return np.matmul(wide(a), wide(b))
+    return np.asarray(np.matmul(wide(a), wide(b)))
 
 
 def gemm(
@@ -40,7 +40,9 @@ def gemm(
     product = wide(a.T if transA else a) @ wide(b.T if transB else b)
     if a.dtype.kind == "f":
         product = np.float32(alpha).astype(product.dtype) * product
-        return product if c is None else product + np.float32(beta).astype(product.dtype) * wide(c)
+        return np.asarray(
+            product if c is None else product + np.float32(beta).astype(product.dtype) * wide(c)
+        )
     product = (alpha * product).astype(a.dtype)
     return product if c is None else product + (beta * c).astype(a.dtype)
 
@@ -161,7 +163,8 @@ def conv_transpose(
         own = wide(x)[:, part * channels : (part + 1) * channels]
         into = result[:, part * filters : (part + 1) * filters]
         for place in itertools.product(*map(range, kernel)):
-            matrix = wide(weights)[(slice(part * channels, (part + 1) * channels), slice(None), *place)]
+            index: tuple[Any, ...] = (slice(part * channels, (part + 1) * channels), slice(None), *place)
+            matrix = wide(weights)[index]
             area = tuple(
                 slice(p * d, p * d + (n - 1) * s + 1, s)
                 for p, d, n, s in zip(place, w.dilations, x.shape[2:], w.strides, strict=True)
@@ -199,7 +202,7 @@ def average_pool(
         sides = [(0, 0), (0, 0), *zip(w.begins, w.ends, strict=True)]
         counted = np.pad(counted, sides, constant_values=1)
         w = w._replace(begins=(0,) * len(w.begins), ends=(0,) * len(w.ends))
-    return totals / windowed(counted, w, 0).sum(axes)
+    return np.asarray(totals / windowed(counted, w, 0).sum(axes))
 
 
 def max_pool(
@@ -230,8 +233,8 @@ def max_pool(
     values = np.take_along_axis(rows, best[..., None], -1)[..., 0]
     if count < 2:
         return (values,)
-    order = "F" if storage_order else "C"
-    places = np.arange(math.prod(spatial)).reshape(spatial, order=order)
+    order: Literal["F", "C"] = "F" if storage_order else "C"
+    places = np.arange(math.prod(spatial)).reshape(tuple(spatial), order=order)
     inside = windowed(places[None, None], w, -1)
     flat = inside.reshape((*inside.shape[: 2 + len(spatial)], -1))
     picked = np.take_along_axis(np.broadcast_to(flat, rows.shape), best[..., None], -1)[..., 0]
@@ -259,7 +262,7 @@ def lp_pool(
     }
     w = windows(attributes, x.shape[2:], kernel_shape, is_pool=True)
     axes = tuple(range(2 + len(kernel_shape), 2 + 2 * len(kernel_shape)))
-    return (windowed(np.abs(wide(x)) ** p, w, 0).sum(axes)) ** (1 / p)
+    return np.asarray((windowed(np.abs(wide(x)) ** p, w, 0).sum(axes)) ** (1 / p))
 
 
 def global_pool(function: Callable[..., Any]) -> Callable[..., Array]:
@@ -270,7 +273,7 @@ def global_pool(function: Callable[..., Any]) -> Callable[..., Array]:
 
 
 def global_lp_pool(x: Array, *, p: float = 2) -> Array:
-    return np.sum(np.abs(wide(x)) ** p, tuple(range(2, x.ndim)), keepdims=True) ** (1 / p)
+    return np.asarray(np.sum(np.abs(wide(x)) ** p, tuple(range(2, x.ndim)), keepdims=True) ** (1 / p))
 
 
 def max_unpool(
@@ -319,7 +322,8 @@ def col2im(
             slice(p * d, p * d + (n - 1) * s + 1, s)
             for p, d, n, s in zip(place, w.dilations, w.extents, w.strides, strict=True)
         )
-        result[(slice(None), slice(None), *area)] += parts[(slice(None), slice(None), *place)]
+        index: tuple[Any, ...] = (slice(None), slice(None), *place)
+        result[(slice(None), slice(None), *area)] += parts[index]
     cut = tuple(slice(begin, begin + extent) for begin, extent in zip(w.begins, spatial, strict=True))
     return result[(slice(None), slice(None), *cut)]
 

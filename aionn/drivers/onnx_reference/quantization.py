@@ -81,8 +81,8 @@ def dequantize(
 
 def dynamic_quantize(x: Array) -> tuple[Array, Array, Array]:
     low, high = np.float32(min(0, x.min())), np.float32(max(0, x.max()))
-    scale = np.float32(1 if high == low else high - low) / np.float32(255)
-    zero_point = np.rint(np.clip(-low / scale, 0, 255))
+    scale = np.asarray(np.float32(1 if high == low else high - low) / np.float32(255))
+    zero_point = np.asarray(np.rint(np.clip(-low / scale, 0, 255)))
     return (
         np.clip(np.rint(x / scale) + zero_point, 0, 255).astype(np.uint8),
         scale,
@@ -105,7 +105,7 @@ def _shifted(x: Array, zero_point: Array | None, axis: int | None = None) -> Arr
 
 def matmul_integer(a: Array, b: Array, a_zero: Array | None = None, b_zero: Array | None = None) -> Array:
     left = _shifted(a, a_zero, -2 if a.ndim > 1 else None)
-    return np.matmul(left, _shifted(b, b_zero, -1))
+    return np.asarray(np.matmul(left, _shifted(b, b_zero, -1)))
 
 
 def conv_integer(

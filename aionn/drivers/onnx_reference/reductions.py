@@ -85,18 +85,18 @@ def _log_sum_exp(x: Array, **where: Any) -> Array:
     shift = np.max(y, initial=-np.inf, axis=where["axis"], keepdims=True)
     shift = np.where(np.isfinite(shift), shift, 0)
     total = np.log(np.sum(np.exp(y - shift), axis=where["axis"], keepdims=True)) + shift
-    return total if where["keepdims"] else np.squeeze(total, where["axis"])
+    return np.asarray(total if where["keepdims"] else np.squeeze(total, where["axis"]))
 
 
 def softmax(x: Array, axis: int) -> Array:
     """The shares of the exponentials along an axis; NaN where all of them are infinitely small."""
     shifted = np.exp(x - np.max(x, axis, keepdims=True))
-    return shifted / np.sum(shifted, axis, keepdims=True)
+    return np.asarray(shifted / np.sum(shifted, axis, keepdims=True))
 
 
 def log_softmax(x: Array, axis: int) -> Array:
     shifted = x - np.max(x, axis, keepdims=True)
-    return shifted - np.log(np.sum(np.exp(shifted), axis, keepdims=True))
+    return np.asarray(shifted - np.log(np.sum(np.exp(shifted), axis, keepdims=True)))
 
 
 def _softmax(function: Callable[[Array, int], Array]) -> Callable[..., Array]:
