@@ -83,4 +83,9 @@ def stored_as(
 def in_declared(view: Array, declared: Declared, *, copy: bool) -> Array:
     """A result in the declared type and shape; without ``copy`` a view where the type is that of the operand."""
     shape = view.shape if declared.dimensions is None else declared.dimensions
-    return view.reshape(shape).astype(declared.dtype, copy=copy)
+    try:
+        dtype = np.dtype(declared.dtype)
+    except TypeError:
+        # Types such as bfloat16 exist where a package has added them to numpy; else the result has the operand's type.
+        dtype = view.dtype
+    return view.reshape(shape).astype(dtype, copy=copy)
