@@ -13,6 +13,8 @@ import numpy as np
 
 from aionn.drivers.onnx_reference.arrays import Array, check_room, numbers, wide
 from aionn.errors import InvalidArgument
+from aionn.models.onnx.extension.narrow import NARROW, carrier_of, rounded
+from aionn.models.onnx.schema import DataType
 
 __all__ = ["KERNELS"]
 
@@ -196,18 +198,24 @@ def where(condition: Array, yes: Array, no: Array) -> Array:
     return np.where(condition, yes, no)
 
 
-def cast(x: Array, *, out: np.dtype[Any], to: int, saturate: int = 1, round_mode: str = "up") -> Array:
-    return converted(x, out)
+def cast(
+    x: Array, *, kind: DataType, to: int | None = None, saturate: int = 1, round_mode: str = "up"
+) -> Array:
+    return converted(x, kind, saturates=bool(saturate))
 
 
-def cast_like(x: Array, like: Array, *, saturate: int = 1, round_mode: str = "up") -> Array:
-    return converted(x, like.dtype)
+def cast_like(x: Array, like: Array, *, kind: DataType, saturate: int = 1, round_mode: str = "up") -> Array:
+    return converted(x, kind, saturates=bool(saturate))
 
 
-def converted(x: Array, dtype: np.dtype[Any]) -> Array:
-    """Floats are cut towards 0; numbers that the type cannot hold give any result, as ONNX permits."""
-    with np.errstate(all="ignore"):
-        return x.astype(dtype)
+def converted(x: Array, kind: DataType, *, saturates: bool) -> Array:
+    """Floats become whole numbers by cutting towards 0; numbers that such a type cannot hold give any result, as ONNX permits."""
+    if kind in NARROW and carrier_of(kind).kind == "f":
+        source = (
+            np.where(np.isinf(x), np.copysign(1e300, x), x) if saturates and kind != DataType.BFLOAT16 else x
+        )
+        return rounded(source, kind, saturates=saturates and kind != DataType.BFLOAT16)
+    return x.astype(carrier_of(kind))
 
 
 def bit_cast(x: Array, *, out: np.dtype[Any], to: int) -> Array:

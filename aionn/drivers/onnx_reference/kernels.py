@@ -1,8 +1,9 @@
 """The table of kernels, and the kernel for an operation of a model.
 
 A kernel is a function of numpy arrays: its parameters are the operator's inputs in order, its keyword parameters the attributes
-with their defaults. So the signature defines which inputs and attributes are accepted. Three keyword parameters are not attributes:
-``version`` is that of the operator set, ``count`` the number of outputs, ``out`` numpy's type of the first output.
+with their defaults. So the signature defines which inputs and attributes are accepted. Four keyword parameters are not attributes:
+``version`` is that of the operator set, ``count`` the number of outputs, ``kind`` the element type of the first output and ``out``
+numpy's type of that. Values of types that numpy lacks are in their carriers (``aionn.models.onnx.extension.narrow``).
 
 Source: the ONNX operators' specifications.
 """
@@ -29,8 +30,8 @@ from aionn.drivers.onnx_reference import (
     signals,
 )
 from aionn.drivers.onnx_reference.arrays import Array
-from aionn.models.onnx.constants import DTYPE_NAMES
 from aionn.models.onnx.extension import AttributeTensor, Record
+from aionn.models.onnx.extension.narrow import NAMES, NARROW, carrier_of, rounded
 from aionn.models.onnx.schema import DataType
 
 __all__ = ["KERNELS", "Kernel", "kernel_for"]
@@ -52,7 +53,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
 Kernel = Callable[..., Sequence[Array]]
 """Takes an array or None for each input, and returns an array for each output."""
 
-_FROM_RECORD = {"version", "count", "out"}
+_FROM_RECORD = {"version", "count", "out", "kind"}
 
 
 @functools.cache
@@ -85,13 +86,15 @@ def kernel_for(op_type: str, record: Record) -> Kernel | None:
     }
     if given.keys() & _FROM_RECORD or not given.keys() <= known:
         return None
-    dtypes = [
-        np.dtype(DTYPE_NAMES[DataType(v.data_type)])
-        if v is not None and DataType(v.data_type) in DTYPE_NAMES
-        else None
-        for v in record.outputs
-    ]
-    values = {"version": record.version, "count": len(record.outputs), "out": dtypes[0]}
+    kinds = [None if value is None else DataType(value.data_type) for value in record.outputs]
+    if any(kind is not None and kind not in NAMES for kind in kinds):
+        return None
+    values = {
+        "version": record.version,
+        "count": len(record.outputs),
+        "out": None if kinds[0] is None else carrier_of(kinds[0]),
+        "kind": kinds[0],
+    }
     given |= {name: values[name] for name in _FROM_RECORD & known}
     if required - given.keys() or not least <= len(record.inputs) <= most:
         return None
@@ -102,9 +105,13 @@ def kernel_for(op_type: str, record: Record) -> Kernel | None:
     def kernel(*inputs: Array | None) -> Sequence[Array]:
         results = function(*inputs)
         listed = results if isinstance(results, tuple) else (results,)
-        return [
-            np.asarray(array) if dtype is None else np.asarray(array).astype(dtype, copy=False)
-            for array, dtype in zip(listed, dtypes, strict=False)
-        ]
+        return [_typed(np.asarray(array), kind) for array, kind in zip(listed, kinds, strict=False)]
 
     return kernel
+
+
+def _typed(array: Array, kind: DataType | None) -> Array:
+    """A result in its element type."""
+    if kind is None:
+        return array
+    return rounded(array, kind) if kind in NARROW else array.astype(carrier_of(kind), copy=False)

@@ -22,7 +22,6 @@ from aionn.drivers.onnx_reference.arrays import Array
 from aionn.drivers.onnx_reference.kernels import Kernel, kernel_for
 from aionn.errors import InvalidArgument, InvalidModel
 from aionn.hal import Model, Operand, OperandLifeTime, Operation, constant_bytes, operand_dtype
-from aionn.models.onnx.constants import DTYPE_NAMES
 from aionn.models.onnx.extension import (
     DTYPES,
     EXTENSION_NAME,
@@ -33,6 +32,7 @@ from aionn.models.onnx.extension import (
     op_type_of,
 )
 from aionn.models.onnx.extension.contracts import check_application
+from aionn.models.onnx.extension.narrow import CARRIERS, NAMES, carrier_of
 from aionn.models.onnx.schema import DataType
 
 __all__ = ["Step", "called", "empty_value", "read_step", "stored", "value_of"]
@@ -128,15 +128,16 @@ def _is_omitted(model: Model, index: int, value: ValueType | None) -> bool:
 
 
 _HELD_IN = {
-    "int32": {"int64", "uint64", "uint32", "int16", "uint16"},
-    "float32": {"float64"},
+    "int32": {"int64", "uint64", "uint32", "int16", "uint16"}
+    | {n for n, c in CARRIERS.items() if c != "float32"},
+    "float32": {"float64"} | {n for n, c in CARRIERS.items() if c == "float32"},
 }
 """ONNX's types that operands of another type may hold, by numpy's names."""
 
 
 def _check_type(model: Model, operand: Operand, value: ValueType) -> None:
     own = _operand_dtype(model, operand).name
-    wanted = DTYPE_NAMES.get(DataType(value.data_type))
+    wanted = NAMES.get(DataType(value.data_type))
     if wanted != own and wanted not in _HELD_IN.get(own, ()):
         raise InvalidModel(f"operand: expected one that holds {DataType(value.data_type).name}, got {own}")
     if value.shape is not None and value.is_known and all(operand.dimensions):
@@ -159,7 +160,7 @@ def value_of(model: Model, operand: Operand, array: Array, value: ValueType) -> 
         array = np.frombuffer(array.tobytes(), dtype)
         if all(operand.dimensions):
             array = array.reshape(operand.dimensions)
-    result = array.astype(DTYPE_NAMES[DataType(value.data_type)])
+    result = array.astype(carrier_of(value.data_type))
     if value.shape is not None and value.is_known:
         return result.reshape(value.shape)
     return result
@@ -167,7 +168,7 @@ def value_of(model: Model, operand: Operand, array: Array, value: ValueType) -> 
 
 def empty_value(value: ValueType) -> Array:
     """A value without elements, which has no operand."""
-    return np.zeros(value.shape or (0,), DTYPE_NAMES[DataType(value.data_type)])
+    return np.zeros(value.shape or (0,), carrier_of(value.data_type))
 
 
 def stored(model: Model, operand: Operand, array: Array, value: ValueType | None, where: str) -> Array:

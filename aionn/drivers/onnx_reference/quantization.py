@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 
 from aionn.drivers.onnx_reference.arrays import Array, axis_of
+from aionn.drivers.onnx_reference.elementwise import converted
 from aionn.drivers.onnx_reference.linear import convolved
 from aionn.errors import InvalidArgument
 from aionn.models.onnx.constants import DTYPE_NAMES
+from aionn.models.onnx.extension.narrow import NARROW, carrier_of
 from aionn.models.onnx.schema import DataType
 
 __all__ = ["KERNELS"]
@@ -45,7 +47,7 @@ def quantize(
     scale: Array,
     zero_point: Array | None = None,
     *,
-    out: np.dtype[Any],
+    kind: DataType,
     axis: int = 1,
     block_size: int = 0,
     output_dtype: int = 0,
@@ -54,14 +56,19 @@ def quantize(
 ) -> Array:
     factor = _spread(scale, x, axis, block_size)
     if precision:
-        kind = DTYPE_NAMES[DataType(precision)]
-        scaled = x.astype(kind) / factor.astype(kind)
+        wide = DTYPE_NAMES[DataType(precision)]
+        scaled = x.astype(wide) / factor.astype(wide)
     else:
         scaled = x / factor
+    if carrier_of(kind).kind == "f":
+        return converted(scaled, kind, saturates=bool(saturate))
     result = np.rint(scaled.astype(np.float64))
     if zero_point is not None:
         result = result + _spread(zero_point, x, axis, block_size).astype(np.float64)
-    return _in_range(result, out)
+    if kind in NARROW:
+        largest = NARROW[kind].largest
+        return np.asarray(np.clip(result, -largest - 1 if carrier_of(kind).kind == "i" else 0, largest))
+    return _in_range(result, carrier_of(kind))
 
 
 def dequantize(

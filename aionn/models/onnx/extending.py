@@ -14,12 +14,12 @@ import numpy as np
 
 from aionn.errors import InvalidModel
 from aionn.hal import FusedActivation
-from aionn.models.onnx.constants import DTYPE_NAMES
 from aionn.models.onnx.encoding import DATA_TYPES
 from aionn.models.onnx.extension import AttributeTensor, ValueType, encode_attributes
 from aionn.models.onnx.extension.application import Application
 from aionn.models.onnx.extension.attributes import ATTRIBUTE_NAMES
 from aionn.models.onnx.extension.contracts import CONTRACTS, output_types
+from aionn.models.onnx.extension.narrow import CARRIERS, NAMES, NARROW, carrier_of
 from aionn.models.onnx.operator import Operator
 from aionn.models.onnx.schema import AttributeType, DataType
 from aionn.models.onnx.tensors import OPERAND_TYPES, Inexpressible, OpenTensor, Tensor
@@ -28,6 +28,8 @@ from aionn.models.onnx.writer import GraphWriter
 __all__ = ["AnyTensor", "extended", "needs_extension"]
 
 AnyTensor = Tensor | OpenTensor
+
+_DATA_TYPES = DATA_TYPES | {narrow.name: kind for kind, narrow in NARROW.items()}
 
 SHAPED = {"Shape", "Size"}
 """Operators that HAL conversions can express for values of every type, since they read only the shape."""
@@ -82,7 +84,7 @@ def _written(
     inputs: Sequence[AnyTensor | None],
     count: int,
 ) -> list[AnyTensor]:
-    types = [None if t is None else ValueType(int(DATA_TYPES[t.dtype]), t.shape) for t in inputs]
+    types = [None if t is None else ValueType(int(_DATA_TYPES[t.dtype]), t.shape) for t in inputs]
     constants = [t.array if isinstance(t, Tensor) else None for t in inputs]
     application = Application(op_type, version, attributes, types, constants, count)
     try:
@@ -91,7 +93,7 @@ def _written(
         raise InvalidModel(f"onnx, {g.source}: {e}") from e
     names = []
     for output in outputs:
-        name = DTYPE_NAMES.get(DataType(output.data_type))
+        name = NAMES.get(DataType(output.data_type))
         if name is None:
             raise Inexpressible(f"values of type {DataType(output.data_type).name}")
         names.append(name)
@@ -104,7 +106,8 @@ def _written(
             results.append(g.tensor(value, name, output.shape))
         elif output.shape is not None and 0 in output.shape and output.is_known:
             # A value without elements has one possible content.
-            results.append(g.constant(np.zeros(output.shape, name)))
+            array = np.zeros(output.shape, carrier_of(output.data_type))
+            results.append(Tensor(name, output.shape, array=array))
         else:
             results.append(OpenTensor(name, output.shape, value))
     return results
@@ -141,5 +144,5 @@ def _activated(g: GraphWriter, tensor: AnyTensor, activation: FusedActivation) -
     if activation == FusedActivation.RELU:
         return _written(g, "Relu", ACTIVATION_VERSION, {}, [tensor], 1)[0]
     low, high = {FusedActivation.RELU1: (-1, 1), FusedActivation.RELU6: (0, 6)}[activation]
-    limits = [g.constant(np.array(limit, tensor.dtype)) for limit in (low, high)]
+    limits = [g.constant(np.array(limit, CARRIERS.get(tensor.dtype, tensor.dtype))) for limit in (low, high)]
     return _written(g, "Clip", ACTIVATION_VERSION, {}, [tensor, *limits], 1)[0]

@@ -24,9 +24,10 @@ import numpy as np
 
 from aionn.errors import InvalidArgument, InvalidModel
 from aionn.hal import Model, Operand
-from aionn.models.onnx.constants import DTYPE_NAMES, ConstantReader, UnsupportedType
+from aionn.models.onnx.constants import ConstantReader, UnsupportedType
 from aionn.models.onnx.extending import AnyTensor, extended, needs_extension
 from aionn.models.onnx.extension.contracts import CONTRACTS
+from aionn.models.onnx.extension.narrow import CARRIERS, NAMES
 from aionn.models.onnx.folding import fold
 from aionn.models.onnx.graph import Graph, Node, inner_nodes, resolve
 from aionn.models.onnx.operator import Operator
@@ -256,7 +257,7 @@ def _dtype(info: ValueInfo) -> str:
     if info.kind != "tensor":
         raise Inexpressible(f"a {info.kind}")
     known = info.data_type in DataType.__members__.values()
-    name = DTYPE_NAMES.get(DataType(info.data_type)) if known else None
+    name = NAMES.get(DataType(info.data_type)) if known else None
     if name is None:
         raise Inexpressible(f"values of type {DataType(info.data_type).name if known else info.data_type}")
     return name
@@ -348,6 +349,8 @@ class _Import:
             try:
                 dtype = _dtype(info)
                 if info.name in self._bound.values:
+                    if dtype in CARRIERS:
+                        raise Inexpressible(f"a given value of type {dtype}")
                     array = _in_type(np.asarray(self._bound.values[info.name]), dtype)
                     shape = info.shape
                     fits = shape is None or (
@@ -366,7 +369,8 @@ class _Import:
                 extents = self._bound.shape(info)
                 if self._extends and 0 in extents:
                     # It has one possible value, and devices take no inputs without elements.
-                    self._values[info.name] = self._g.constant(np.zeros(extents, dtype))
+                    array = np.zeros(extents, CARRIERS.get(dtype, dtype))
+                    self._values[info.name] = Tensor(dtype, extents, array=array)
                     continue
                 tensor = self._g.input(dtype, extents, types)
             except Inexpressible as e:

@@ -330,8 +330,8 @@ Rules for all operators:
 - DOUBLE: values are float32 in the model, so results have the precision of float32. A constant that float32 cannot hold needs the
   extension.
 - INT64: values are INT32 in the model. Constants must fit, and HAL arithmetic is written only if the bounds of its inputs prove
-  that the result fits; otherwise the operator needs the extension. UINT64, UINT32, INT16 and UINT16 are INT32 as well, and only
-  operations of the extension read them.
+  that the result fits; otherwise the operator needs the extension. UINT64, UINT32, INT16, UINT16 and whole numbers of 4 and 2 bits
+  are INT32 as well, BFLOAT16 and floats of 8 and 4 bits are float32, and only operations of the extension read them.
 - Open extents are given as `dimensions={{"batch": 1}}`, or as `input_shapes` if they have no name. Inputs that determine shapes
   are given as `values` and become constants. If such an input is not constant, its operator and all operators after it need the
   extension, since only the execution knows their extents.

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from aionn.hal import FusedActivation, OperandType
 from aionn.models.builder import Value
+from aionn.models.onnx.extension.narrow import CARRIERS
 
 __all__ = [
     "INT32",
@@ -60,9 +61,14 @@ OPERAND_TYPES = {
 }
 """The HAL's type by the name of ONNX's. Unquantised numbers of 8 bits have scale 1 and zero point 0."""
 
-EXTENSION_STORED = OPERAND_TYPES | dict.fromkeys(
-    ("uint16", "int16", "uint32", "uint64"), OperandType.TENSOR_INT32
-)
+EXTENSION_STORED = {
+    **OPERAND_TYPES,
+    **dict.fromkeys(("uint16", "int16", "uint32", "uint64"), OperandType.TENSOR_INT32),
+    **{
+        name: OperandType.TENSOR_FLOAT32 if carrier == "float32" else OperandType.TENSOR_INT32
+        for name, carrier in CARRIERS.items()
+    },
+}
 """The HAL's type by the name of ONNX's, for the values of extension operations that are not constant."""
 
 

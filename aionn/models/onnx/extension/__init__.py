@@ -10,8 +10,8 @@ omitted ones at the end. Values have ONNX's order of axes. The record states ONN
   operation sees the bytes, not the scale; or the types UINT8 and INT8 of the extension.
 - INT64, UINT64, UINT32, INT16, UINT16: TENSOR_INT32, or the type of the extension. With TENSOR_INT32 a driver converts inputs to
   ONNX's type, computes with that, and converts results back; a result that does not fit 32 bits is an error of the execution.
-- DOUBLE, BFLOAT16: TENSOR_FLOAT32, or the type of the extension. With TENSOR_FLOAT32 a driver converts as above; a result that
-  float32 cannot hold becomes an infinity.
+- DOUBLE, BFLOAT16, floats of 8 and 4 bits: TENSOR_FLOAT32, or the type of the extension. With TENSOR_FLOAT32 a driver converts as
+  above; a result that float32 cannot hold becomes an infinity. Whole numbers of 4 and 2 bits: TENSOR_INT32.
 - If the extents are known, an operand has the stored shape of the value: [1] for rank 0, and the leading axes merged if there are
   more than four; a driver converts the shape as well. Otherwise it has the rank of the value or none, and -1 in the record and 0 in
   the operand mean an unknown extent. A value of rank 0 whose rank is not known is stored as [1].

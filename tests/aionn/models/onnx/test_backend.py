@@ -20,10 +20,10 @@ import aionn
 from aionn.errors import Error
 from aionn.models.onnx.schema import read_model
 
-PLAIN_MIN = 1150
+PLAIN_MIN = 1255
 """Plain cases that pass on an onnx package of 1,404 of them; newer packages have more."""
 
-EXPANDED_MIN = 380
+EXPANDED_MIN = 430
 """Cases that pass among the 480 in which an operator is written as the function that defines it."""
 
 SAMPLE_STEP = 24
@@ -68,15 +68,8 @@ CANNOT = {
 """Cases that the importer rejects, or that have no inputs, with the reason."""
 
 NOT_YET = {
-    "test_*bfloat16*": "BFLOAT16",
-    "test_*_bf16*": "BFLOAT16",
-    "test_cast*BFLOAT16*": "BFLOAT16",
-    "test_cast*FLOAT8*": "floats of 8 bits",
-    "test_*_e[45]m[23]*": "floats of 8 bits",
-    "test_cast*FLOAT4*": "numbers of 4 and 2 bits",
-    "test_cast*INT[24]*": "numbers of 4 and 2 bits",
-    "test_*quantizelinear_*int[24]": "numbers of 4 and 2 bits",
-    "test_*quantizelinear_float4e2m1": "numbers of 4 and 2 bits",
+    "test_*_bf16_expanded": "a constant that is cast to BFLOAT16",
+    "test_cast_e8m0_*": "FLOAT8E8M0",
     "test_if": "graphs as attributes",
     "test_loop11": "graphs as attributes",
     "test_scan*": "graphs as attributes",
@@ -87,6 +80,8 @@ NOT_YET = {
 
 EXPECTED_TO_DIFFER = {
     "test_attention_4d_causal_fp16_expanded": "sums of float16 are rounded in another order",
+    "test_attention_3d_causal_bf16": "results in between are not rounded to BFLOAT16",
+    "test_attention_4d_*_bf16": "the same",
     "test_attention_causal_boolmask_nan_robustness_expanded": "REDUCE_MAX of infinities only is a finite number",
     "test_attention_23_boolmask_fullymasked_row_nan_robustness_expanded": "the same",
     "test_attention_23_fullymasked_qk_matmul_output_mode3_zero_expanded": "the same",
@@ -174,7 +169,7 @@ async def check_cases(cases: Sequence[Case], path: Path) -> tuple[int, int, list
                     assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
                     np.testing.assert_allclose(got, expected, case.rtol, case.atol)
             except AssertionError as e:
-                if case.name not in EXPECTED_TO_DIFFER:
+                if not any(fnmatch.fnmatchcase(case.name, pattern) for pattern in EXPECTED_TO_DIFFER):
                     failed.append(f"{case.name}: {' '.join(str(e).split())[:120]}")
                 continue
             passed[case.is_plain] += 1
