@@ -17,6 +17,7 @@ from aionn.drivers.onnx_reference.indexing import checked_indices
 from aionn.drivers.onnx_reference.linear import convolved
 from aionn.errors import InvalidArgument
 from aionn.models.onnx.constants import DTYPE_NAMES
+from aionn.models.onnx.extension.narrow import rounded
 from aionn.models.onnx.schema import DataType
 
 __all__ = ["KERNELS"]
@@ -211,6 +212,7 @@ def attention(
     lengths: Array | None = None,
     *,
     count: int,
+    kind: DataType,
     is_causal: int = 0,
     kv_num_heads: int = 0,
     left_window_size: int = -1,
@@ -221,7 +223,11 @@ def attention(
     softcap: float = 0.0,
     softmax_precision: int | None = None,
 ) -> tuple[Array, ...]:
-    """Rows in which no key may be attended to give 0."""
+    """Rows in which no key may be attended to give 0. Results in between are rounded to BFLOAT16 if that is the type."""
+
+    def fit(array: Array) -> Array:
+        return rounded(array, kind) if kind == DataType.BFLOAT16 else array
+
     queries, keys, values = _heads(q, q_num_heads), _heads(k, kv_num_heads), _heads(v, kv_num_heads)
     if past_key is not None and past_value is not None:
         keys, values = np.concatenate([past_key, keys], 2), np.concatenate([past_value, values], 2)
@@ -229,18 +235,23 @@ def attention(
     repeats = queries.shape[1] // keys.shape[1]
     if repeats > 1:
         keys, values = np.repeat(keys, repeats, 1), np.repeat(values, repeats, 1)
-    factor = q.dtype.type(math.sqrt(1 / math.sqrt(queries.shape[-1]) if scale is None else scale))
-    products = np.matmul(queries * factor, keys.swapaxes(2, 3) * factor)
+    factor = fit(np.asarray(math.sqrt(1 / math.sqrt(queries.shape[-1]) if scale is None else scale), q.dtype))
+    products = fit(np.matmul(fit(queries * factor), fit(keys.swapaxes(2, 3) * factor)))
     shown = products
     if softcap > 0:
         products = np.tanh(products / softcap) * softcap
         shown = products if qk_matmul_output_mode == 1 else shown
     bias = _bias(products, mask, past_key, lengths, is_causal, left_window_size, right_window_size)
-    with_bias = products + bias
+    with_bias = fit(products + bias)
     if qk_matmul_output_mode in (1, 2) and not (qk_matmul_output_mode == 1 and softcap > 0):
         shown = with_bias if qk_matmul_output_mode == 2 else shown
-    kind = np.dtype(DTYPE_NAMES[DataType(softmax_precision)]) if softmax_precision else with_bias.dtype
-    shares = _masked_softmax(with_bias.astype(kind), bias).astype(q.dtype)
+    inner = with_bias.dtype
+    if softmax_precision and softmax_precision != DataType.BFLOAT16:
+        inner = np.dtype(DTYPE_NAMES[DataType(softmax_precision)])
+    is_narrow = kind == DataType.BFLOAT16 and softmax_precision in (None, DataType.BFLOAT16)
+    shares = fit(
+        _masked_softmax(with_bias.astype(inner), bias, fit if is_narrow else np.asarray).astype(q.dtype)
+    )
     if qk_matmul_output_mode == 3:
         shown = shares
     result = np.matmul(shares, values)
@@ -277,10 +288,15 @@ def _bias(
     return np.asarray(bias + np.where(allowed, 0, -np.inf).astype(products.dtype))
 
 
-def _masked_softmax(x: Array, bias: Array) -> Array:
+def _masked_softmax(x: Array, bias: Array, fit: Callable[[Array], Array]) -> Array:
     most = np.max(x, -1, keepdims=True)
-    shares = np.exp(x - np.where(np.isneginf(most), 0, most))
-    total = shares.sum(-1, keepdims=True)
+    shares = fit(np.exp(fit(x - np.where(np.isneginf(most), np.zeros((), x.dtype), most))))
+    if fit is np.asarray:
+        total = shares.sum(-1, keepdims=True)
+    else:
+        total = np.zeros_like(most)
+        for place in range(shares.shape[-1]):
+            total = fit(total + shares[..., place : place + 1])
     shares = shares / np.where(total == 0, 1, total)
     return np.where(np.isneginf(np.max(bias, -1, keepdims=True)), 0, shares)
 
