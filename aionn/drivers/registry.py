@@ -83,6 +83,7 @@ class ExtensionPolicy(msgspec.Struct, frozen=True):
 
 BUILT_IN = {
     "litert-cpu": "aionn.drivers.litert.driver:LitertDevice",
+    "onnx-reference": "aionn.drivers.onnx_reference.driver:OnnxReferenceDevice",
     "reference": "aionn.drivers.reference:ReferenceDevice",
     "simulated": "aionn.drivers.simulated.driver:SimulatedDevice",
 }

@@ -22,8 +22,8 @@ from aionn.hal import (
     constant_array,
     is_extension_operand_type,
     operand_type_name,
-    operation_type_name,
 )
+from aionn.models.operation_names import operation_name
 
 __all__ = ["graph_text", "write_graph"]
 
@@ -63,7 +63,7 @@ def graph_text(model: Model, *, name: str = "model") -> str:
     for index, operand in enumerate(main.operands):
         lines.append(_operand_line(model, index, operand, roles.get(index)))
     for index, operation in enumerate(main.operations):
-        lines += _operation_lines(index, operation)
+        lines += _operation_lines(model, index, operation)
     lines.append("}")
     return "\n".join(lines) + "\n"
 
@@ -103,11 +103,11 @@ def _value(model: Model, operand: Operand) -> str:
     return f" = {array.reshape(-1)[0]}" if array.size == 1 else ""
 
 
-def _operation_lines(index: int, operation: Operation) -> list[str]:
+def _operation_lines(model: Model, index: int, operation: Operation) -> list[str]:
     inputs, outputs = operation.inputs, operation.outputs
     arity = max(len(inputs), len(outputs))
     ordering = "" if arity <= 1 else " ordering=in" if arity == len(inputs) else " ordering=out"
-    lines = [f'    n{index} [shape=box{ordering} label="{index}: {operation_type_name(operation.type)}"]']
+    lines = [f'    n{index} [shape=box{ordering} label="{index}: {operation_name(model, operation.type)}"]']
     for position, operand in enumerate(inputs):
         lines.append(f"    d{operand} -> n{index}{_edge_label(position, len(inputs))}")
     for position, operand in enumerate(outputs):

@@ -28,10 +28,10 @@ from aionn.hal import (
     Subgraph,
     operand_size_bytes,
     operand_type_name,
-    operation_type_name,
 )
 from aionn.hal.slicing import Slice
 from aionn.models.importing import NO_OPTIONS, ImportOptions
+from aionn.models.operation_names import operation_name
 from aionn.platform.real_work import real_work
 from aionn.runtime.devices import RuntimeDevice
 from aionn.runtime.placement.levels import expressible_part, operation_levels
@@ -143,7 +143,7 @@ def summarize_model(model: Model) -> ModelSummary:
             OperationSummary(
                 position,
                 index,
-                operation_type_name(operation.type),
+                operation_name(model, operation.type),
                 _described(subgraph, operation.inputs),
                 _described(subgraph, operation.outputs),
                 levels[index] if position == 0 else 0,

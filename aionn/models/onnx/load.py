@@ -24,7 +24,10 @@ import numpy as np
 
 from aionn.errors import InvalidArgument, InvalidModel
 from aionn.hal import Model, Operand
-from aionn.models.onnx.constants import DTYPE_NAMES, ConstantReader, UnsupportedType
+from aionn.models.onnx.constants import ConstantReader, UnsupportedType
+from aionn.models.onnx.extending import AnyTensor, extended, needs_extension
+from aionn.models.onnx.extension.contracts import CONTRACTS
+from aionn.models.onnx.extension.narrow import CARRIERS, NAMES
 from aionn.models.onnx.folding import fold
 from aionn.models.onnx.graph import Graph, Node, inner_nodes, resolve
 from aionn.models.onnx.operator import Operator
@@ -38,7 +41,7 @@ from aionn.models.onnx.schema import (
     ValueInfo,
     read_model,
 )
-from aionn.models.onnx.tensors import Inexpressible, Tensor
+from aionn.models.onnx.tensors import EXTENSION_STORED, OPERAND_TYPES, Inexpressible, OpenTensor, Tensor
 from aionn.models.onnx.writer import GraphWriter
 from aionn.platform.files import read_regular
 
@@ -87,13 +90,13 @@ class OnnxArgument(msgspec.Struct, frozen=True):
         name: The value's name in the file.
         operand: Its operand in ``model.main``: ``type``, ``dimensions``, ``scale`` and ``zero_point``.
         dimensions: Its shape in the file with all extents known. The operand's shape differs for rank 0, which becomes [1], and
-            for more than four axes, of which the leading ones are merged.
+            for more than four axes, of which the leading ones are merged. None if only the execution knows the extents.
         dtype: numpy's name of the file's element type; ``int64`` values are TENSOR_INT32, ``float64`` ones TENSOR_FLOAT32.
     """
 
     name: str
     operand: Operand
-    dimensions: tuple[int, ...] = ()
+    dimensions: tuple[int, ...] | None = ()
     dtype: str = ""
 
 
@@ -124,6 +127,7 @@ def load_onnx(
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     values: Mapping[str, Any] | None = None,
     external_data: str | os.PathLike[str] | None = None,
+    extensions: str = "needed",
 ) -> OnnxModel:
     """Imports a file.
 
@@ -134,6 +138,8 @@ def load_onnx(
         values: Arrays by the names of inputs that become constants, such as shapes and switches; the model has no such inputs then.
         external_data: The folder of other files with constants; None means the file's own folder, or no such files if ``source`` is
             bytes.
+        extensions: ``needed`` writes operators that HAL operations cannot express as operations of the extension ``ai.onnx``,
+            ``none`` rejects them.
 
     Raises:
         InvalidModel: The file is damaged, or has operators that the HAL cannot express; all of these are listed.
@@ -147,8 +153,11 @@ def load_onnx(
         where, data = f"model {os.fsdecode(source)}", read_regular(source, "model", FILE_BYTES_MAX)
         folder = folder or os.path.dirname(os.path.abspath(os.fsdecode(source)))
     bound = _Bindings(dimensions or {}, input_shapes or {}, values or {})
+    if extensions not in ("needed", "none"):
+        raise InvalidArgument(f"extensions: expected 'needed' or 'none', got {extensions!r:.80}")
     try:
-        return _Import(resolve(read_model(data)), ConstantReader(folder), bound).run()
+        graph = resolve(read_model(data))
+        return _Import(graph, ConstantReader(folder), bound, extends=extensions == "needed").run()
     except UnsupportedOperators as e:
         raise UnsupportedOperators(f"{where}: {e}", e.operators) from e
     except InvalidModel as e:
@@ -248,7 +257,7 @@ def _dtype(info: ValueInfo) -> str:
     if info.kind != "tensor":
         raise Inexpressible(f"a {info.kind}")
     known = info.data_type in DataType.__members__.values()
-    name = DTYPE_NAMES.get(DataType(info.data_type)) if known else None
+    name = NAMES.get(DataType(info.data_type)) if known else None
     if name is None:
         raise Inexpressible(f"values of type {DataType(info.data_type).name if known else info.data_type}")
     return name
@@ -269,19 +278,21 @@ class _Missing(Exception):
 NO_CONVERSION = "the importer has no conversion for this operator"
 
 
-def _is_convertible(node: Node) -> bool:
-    return not node.domain and (node.op_type in CONVERSIONS or node.op_type == "If")
+def _is_convertible(node: Node, *, extends: bool) -> bool:
+    known = (*CONVERSIONS, "If", *(CONTRACTS if extends else ()))
+    return not node.domain and node.op_type in known
 
 
 class _Import:
     """One import: values by name, and the operators that cannot be expressed."""
 
-    def __init__(self, graph: Graph, reader: ConstantReader, bound: _Bindings) -> None:
+    def __init__(self, graph: Graph, reader: ConstantReader, bound: _Bindings, *, extends: bool) -> None:
         self._graph = graph
+        self._extends = extends
         self._reader = reader
         self._bound = bound
         self._g = GraphWriter()
-        self._values: dict[str, Tensor | None] = {}
+        self._values: dict[str, AnyTensor | None] = {}
         self._failures: Counter[tuple[str, str]] = Counter()
         self._uses: Counter[str] = Counter()
 
@@ -323,7 +334,7 @@ class _Import:
                 for (n, t), o in zip(inputs, model.main.inputs, strict=True)
             ),
             tuple(
-                OnnxArgument(i.name, o, t.shape, t.dtype)
+                OnnxArgument(i.name, o, None if isinstance(t, OpenTensor) else t.shape, t.dtype)
                 for i, o, t in zip(graph.outputs, model.main.outputs, outputs, strict=True)
             ),
             names,
@@ -338,6 +349,8 @@ class _Import:
             try:
                 dtype = _dtype(info)
                 if info.name in self._bound.values:
+                    if dtype in CARRIERS:
+                        raise Inexpressible(f"a given value of type {dtype}")
                     array = _in_type(np.asarray(self._bound.values[info.name]), dtype)
                     shape = info.shape
                     fits = shape is None or (
@@ -352,7 +365,14 @@ class _Import:
                         )
                     self._values[info.name] = self._g.constant(array)
                     continue
-                tensor = self._g.input(dtype, self._bound.shape(info))
+                types = EXTENSION_STORED if self._extends else OPERAND_TYPES
+                extents = self._bound.shape(info)
+                if self._extends and 0 in extents:
+                    # It has one possible value, and devices take no inputs without elements.
+                    array = np.zeros(extents, CARRIERS.get(dtype, dtype))
+                    self._values[info.name] = Tensor(dtype, extents, array=array)
+                    continue
+                tensor = self._g.input(dtype, extents, types)
             except Inexpressible as e:
                 self._fail("input", e)
                 self._values[info.name] = None
@@ -370,10 +390,10 @@ class _Import:
                 tensor = self._value(name)
             except (_Missing, Inexpressible):
                 return None
-            return tensor.array
+            return tensor.array if isinstance(tensor, Tensor) else None
         return None
 
-    def _value(self, name: str) -> Tensor:
+    def _value(self, name: str) -> AnyTensor:
         if name not in self._values:
             proto = self._graph.constants.get(name)
             if proto is None:
@@ -402,7 +422,7 @@ class _Import:
         except (Inexpressible, _Missing, UnsupportedType) as e:
             if not isinstance(e, _Missing):
                 self._fail(node.label, e)
-            elif not _is_convertible(node):
+            elif not _is_convertible(node, extends=self._extends):
                 # Found although its inputs are missing, so that one error lists all unknown operators.
                 self._fail(node.label, Inexpressible(NO_CONVERSION))
             for name in filter(None, node.outputs):
@@ -413,17 +433,31 @@ class _Import:
             if isinstance(e, InvalidArgument):
                 raise
             raise InvalidModel(f"onnx, {node.where}: unforeseen contents: {e!r}") from e
-        if len(results) < len(node.outputs) and any(node.outputs[len(results) :]):
-            self._fail(node.label, Inexpressible("an output beyond the first"))
         for position, name in enumerate(node.outputs):
             if name:
                 self._values[name] = results[position] if position < len(results) else None
 
-    def _converted(self, node: Node, inputs: list[Tensor | None], depth: int) -> Sequence[Tensor]:
-        if node.op_type == "If" and not node.domain:
-            return self._branch(node, inputs, depth)
+    def _converted(self, node: Node, inputs: list[AnyTensor | None], depth: int) -> Sequence[AnyTensor]:
+        """The outputs of a node: by HAL operations, or by an operation of the extension if that is not possible."""
         is_sole = bool(node.inputs) and depth == 0 and self._uses[node.inputs[0]] == 1
-        op = Operator(node, inputs, self._reader, is_sole_reader=is_sole)
+        known = [tensor if isinstance(tensor, Tensor) else None for tensor in inputs]
+        op = Operator(node, known, self._reader, is_sole_reader=is_sole)
+        try:
+            if needs_extension(node.op_type, inputs):
+                raise Inexpressible("values that only operations of the extension can read")
+            return self._by_hal(node, op, depth)
+        except Inexpressible as e:
+            if not self._extends:
+                raise
+            reason = e
+        try:
+            return extended(self._g, op, inputs)
+        except Inexpressible:
+            raise reason from None
+
+    def _by_hal(self, node: Node, op: Operator, depth: int) -> Sequence[AnyTensor]:
+        if node.op_type == "If" and not node.domain:
+            return self._branch(node, op, depth)
         folded = fold(self._g, op)
         if folded is not None:
             op.check_attributes()
@@ -431,13 +465,15 @@ class _Import:
         conversion = CONVERSIONS.get(node.op_type) if not node.domain else None
         if conversion is None:
             raise Inexpressible(NO_CONVERSION)
-        results = conversion.convert(self._g, op)
+        converted = conversion.convert(self._g, op)
         op.check_attributes()
-        return [results] if isinstance(results, Tensor) else results
+        results = [converted] if isinstance(converted, Tensor) else converted
+        if any(node.outputs[len(results) :]):
+            raise Inexpressible("an output beyond the first")
+        return results
 
-    def _branch(self, node: Node, inputs: list[Tensor | None], depth: int) -> list[Tensor]:
+    def _branch(self, node: Node, op: Operator, depth: int) -> list[AnyTensor]:
         """The outputs of the branch of an If whose condition is a constant."""
-        op = Operator(node, inputs, self._reader)
         condition = op.array(0, "the condition")
         if condition.size != 1 or depth >= DEPTH_MAX:
             op.refuse("condition", "one truth value", condition.size)

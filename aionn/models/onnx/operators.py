@@ -10,6 +10,7 @@ Source: "Operator Schemas" of ONNX, operator sets 1 to 28.
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +28,7 @@ from aionn.models.onnx.conversions import (
     reductions,
 )
 from aionn.models.onnx.conversions import elementwise as ew
+from aionn.models.onnx.extension.contracts import CONTRACTS
 from aionn.models.onnx.operator import Convert, Operator
 from aionn.models.onnx.tensors import Inexpressible, Tensor
 from aionn.models.onnx.writer import GraphWriter
@@ -303,42 +305,60 @@ CONVERSIONS = {conversion.name: conversion for conversion in _TABLE}
 def document() -> str:
     """The text of ``docs/onnx-operators.md``."""
     listed = sorted(_TABLE, key=lambda conversion: conversion.name)
-    rows = "\n".join(f"| {c.name} | {c.how} |" for c in listed)
-    return f"{_HEAD.format(count=len(listed))}\n{rows}\n"
+    rows = "\n".join(f"| {c.name} | {c.how}{'' if c.name in CONTRACTS else _HAL_ONLY} |" for c in listed)
+    others = ", ".join(sorted(CONTRACTS.keys() - CONVERSIONS.keys()))
+    return _HEAD.format(count=len(listed), rows=rows, all=len(CONTRACTS), others=textwrap.fill(others, 128))
 
+
+_HAL_ONLY = "; no extension operation"
 
 _HEAD = """# ONNX operators
 
-The importer (`aionn.models.load_onnx`) converts the operators of an `.onnx` file to operations of the HAL. This page is generated
-from the importer's table (`aionn.models.onnx.operators.document`), and a test compares both. The table has {count} operators of
-ONNX's own domain, for operator sets 1 to 28; every other operator and domain is rejected.
+The importer (`aionn.models.load_onnx`) converts the operators of an `.onnx` file to operations of the HAL. Where the HAL cannot
+express an operator, it writes an operation of the vendor extension `ai.onnx`, see [below](#operations-of-the-extension). This page
+is generated from the importer's tables (`aionn.models.onnx.operators.document`), and a test compares both. HAL operations can
+express {count} operators of ONNX's own domain, for operator sets 1 to 28; operators of other domains are rejected.
 
 Rules for all operators:
 
-- Every operation is checked against its contract, so the HAL operation in the table determines the types and ranks. An operator
-  that breaks a contract is rejected with the message of the contract.
+- Every HAL operation is checked against its contract, so the HAL operation in the table determines the types and ranks. An operator
+  that breaks a contract needs the extension.
 - One error lists all operators of a file that cannot be expressed, with their counts. An operator with an unknown attribute is
-  rejected as well.
+  rejected as well. `load_onnx(path, extensions="none")` also rejects every operator that needs the extension.
 - Types: FLOAT, FLOAT16, INT32 and BOOL have HAL types. UINT8 and INT8 become quantised types with scale 1, until QuantizeLinear
-  gives them a scale. The import computes with constants of any type. Values of the other types are rejected.
-- DOUBLE: values are float32 in the model, so results have the precision of float32. A constant that float32 cannot hold is
-rejected. - INT64: values are INT32 in the model. Constants must fit, and arithmetic is written only if the bounds of its inputs
-prove that the
-  result fits; otherwise the operator is rejected.
+  gives them a scale. The import computes with constants of any type.
+- DOUBLE: values are float32 in the model, so results have the precision of float32. A constant that float32 cannot hold needs the
+  extension.
+- INT64: values are INT32 in the model. Constants must fit, and HAL arithmetic is written only if the bounds of its inputs prove
+  that the result fits; otherwise the operator needs the extension. UINT64, UINT32, INT16, UINT16 and whole numbers of 4 and 2 bits
+  are INT32 as well, BFLOAT16 and floats of 8 and 4 bits are float32, and only operations of the extension read them.
 - Open extents are given as `dimensions={{"batch": 1}}`, or as `input_shapes` if they have no name. Inputs that determine shapes
-  are given as `values` and become constants.
-- Layout: inside the model images have their channels last; inputs and outputs have the order of the file. A TRANSPOSE is written
-  only if no operation made the order of axes that another one needs.
-- More than four axes: the leading axes of inputs and outputs are merged. An operator on such values is written if its neighbouring
-  axes can be merged to four, or as a GATHER of the flattened value.
+  are given as `values` and become constants. If such an input is not constant, its operator and all operators after it need the
+  extension, since only the execution knows their extents.
+- Layout: inside the model images have their channels last; inputs and outputs have the order of the file, and so have operations of
+  the extension. A TRANSPOSE is written only if no operation made the order of axes that another one needs.
+- More than four axes: the leading axes of inputs and outputs are merged. A HAL operation on such values is written if its
+  neighbouring axes can be merged to four, or as a GATHER of the flattened value.
 - INT32, INT64 and BOOL values are moved by GATHER, since few HAL operations accept them; BOOL values are moved as bytes.
 - An operator whose inputs are constants becomes a constant. Relu and Clip (0 to 6, -1 to 1) are fused with the operation before;
   BatchNormalization is computed into the constants of a Conv before it.
 - If is written if its condition is a constant. The functions of a file are inlined.
-- Results differ from ONNX's in three cases: QuantizeLinear with one scale rounds halves away from 0; REDUCE_MAX and REDUCE_MIN
-return
-  a finite number for infinities only; CumSum needs finite values.
-- Values without elements are rejected, unless they are constants.
+- Results of HAL operations differ from ONNX's in three cases: QuantizeLinear with one scale rounds halves away from 0; REDUCE_MAX
+  and REDUCE_MIN return a finite number for infinities only; CumSum needs finite values.
+- An input without elements becomes a constant.
 
 | operator | HAL operations |
-| --- | --- |"""
+| --- | --- |
+{rows}
+
+## Operations of the extension
+
+`ai.onnx` has operations for {all} operators, with ONNX's own inputs, attributes and order of axes. The device `onnx-reference`
+([devices](devices.md#the-onnx-reference-device)) has all of them. Those of the table are written only where the HAL cannot express
+the operator: for other types, ranks and attributes, or values of unknown extents. These operators always need the extension:
+
+{others}.
+
+The other operators of ONNX are rejected: those on texts, sequences and optional values, those with random results, image decoding,
+and Loop, Scan and If with a computed condition.
+"""

@@ -15,20 +15,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from aionn.hal import FusedActivation, OperandType
 from aionn.models.builder import Value
+from aionn.models.onnx.extension.narrow import CARRIERS
 
 __all__ = [
     "INT32",
     "OPERAND_TYPES",
     "RANK_MAX",
     "Array",
+    "EXTENSION_STORED",
     "Inexpressible",
+    "OpenTensor",
     "Order",
     "Shape",
     "Tensor",
@@ -57,6 +60,30 @@ OPERAND_TYPES = {
     "int8": OperandType.TENSOR_QUANT8_ASYMM_SIGNED,
 }
 """The HAL's type by the name of ONNX's. Unquantised numbers of 8 bits have scale 1 and zero point 0."""
+
+EXTENSION_STORED = {
+    **OPERAND_TYPES,
+    **dict.fromkeys(("uint16", "int16", "uint32", "uint64"), OperandType.TENSOR_INT32),
+    **{
+        name: OperandType.TENSOR_FLOAT32 if carrier == "float32" else OperandType.TENSOR_INT32
+        for name, carrier in CARRIERS.items()
+    },
+}
+"""The HAL's type by the name of ONNX's, for the values of extension operations that are not constant."""
+
+
+class OpenTensor(NamedTuple):
+    """A value whose extents only the execution knows. Only extension operations can read it.
+
+    Attributes:
+        dtype: numpy's name of ONNX's element type.
+        shape: Extents, -1 where unknown; None means an unknown rank.
+        value: The HAL value.
+    """
+
+    dtype: str
+    shape: Shape | None
+    value: Value
 
 
 class Inexpressible(Exception):

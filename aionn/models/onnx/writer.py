@@ -18,7 +18,7 @@ Source: "Operand" and "Model" of the NN HAL; the contracts in ``aionn.ops``.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -26,13 +26,16 @@ import numpy as np
 
 from aionn.errors import Error, InvalidModel
 from aionn.hal import Model, Operand, OperandLifeTime, OperandType, OperationType, operand_dtype
-from aionn.models.builder import GraphBuilder, Value
+from aionn.models.builder import ExtensionCode, GraphBuilder, Value
+from aionn.models.onnx.extension import DTYPES, EXTENSION_NAME, ElementType, number_of
 from aionn.models.onnx.tensors import (
+    EXTENSION_STORED,
     INT32,
     OPERAND_TYPES,
     RANK_MAX,
     Array,
     Inexpressible,
+    OpenTensor,
     Order,
     Shape,
     Tensor,
@@ -58,11 +61,18 @@ Input = Value | bool | int | float
 """An argument of an operation: a number means a constant scalar."""
 
 
+_ELEMENT_TYPES = {
+    dtype.name: kind for kind, dtype in reversed(DTYPES.items()) if kind != ElementType.BFLOAT16
+}
+"""The extension's operand type by numpy's name of the element type."""
+
+
 class _Step(NamedTuple):
-    kind: OperationType
+    kind: OperationType | ExtensionCode
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     source: str
+    name: str
 
 
 class GraphWriter:
@@ -95,9 +105,9 @@ class GraphWriter:
 
     # Tensors
 
-    def input(self, dtype: str, shape: Shape) -> Tensor:
-        """Adds the next input of the model, with its axes in ONNX's order."""
-        operand = self._operand(dtype, stored_shape(shape))
+    def input(self, dtype: str, shape: Shape, types: Mapping[str, OperandType] = OPERAND_TYPES) -> Tensor:
+        """Adds the next input of the model, with its axes in ONNX's order; its type is one of ``types``."""
+        operand = self._operand(dtype, stored_shape(shape), types)
         value = self._builder.input(operand.type, operand.dimensions, scale=operand.scale)
         self._inputs.add(value)
         return self.tensor(value, dtype, shape)
@@ -149,8 +159,10 @@ class GraphWriter:
         permutation = tuple(tensor.order.index(axis) for axis in wanted)
         return self.transposed(present, ordered(tensor.shape, tensor.order), permutation)
 
-    def _operand(self, dtype: str, dimensions: Shape) -> Operand:
-        kind = OPERAND_TYPES.get(dtype)
+    def _operand(
+        self, dtype: str, dimensions: Shape, types: Mapping[str, OperandType] = OPERAND_TYPES
+    ) -> Operand:
+        kind = types.get(dtype)
         if kind is None:
             raise Inexpressible(f"values of type {dtype}")
         if 0 in dimensions:
@@ -237,14 +249,77 @@ class GraphWriter:
         whole = [msgspec.structs.replace(t, dimensions=s) for t, s in zip(templates, shapes, strict=True)]
         if all(value in self._arrays for value in values):
             return self._computed(kind, values, whole)
-        if len(self._steps) >= OPERATIONS_MAX:
-            raise InvalidModel(f"onnx, {self.source}: expected at most {OPERATIONS_MAX} operations, got more")
+        self._check_room()
         outputs = tuple(
             self._builder.variable(o.type, o.dimensions, scale=o.scale, zero_point=o.zero_point)
             for o in whole
         )
-        self._steps.append(_Step(kind, values, outputs, self.source))
+        self._steps.append(_Step(kind, values, outputs, self.source, kind.name))
         return list(outputs)
+
+    def _check_room(self) -> None:
+        if len(self._steps) >= OPERATIONS_MAX:
+            raise InvalidModel(f"onnx, {self.source}: expected at most {OPERATIONS_MAX} operations, got more")
+
+    # Operations of the extension
+
+    def emit_extension(
+        self,
+        op_type: str,
+        inputs: Sequence[Value],
+        record: bytes,
+        outputs: Sequence[tuple[str, Shape | None]],
+    ) -> list[Value]:
+        """Writes an operation of the extension ``ai.onnx``.
+
+        Args:
+            op_type: The operator.
+            inputs: Values with ONNX's order of axes.
+            record: The record, the operation's last input.
+            outputs: Element type and shape of each output: -1 for an unknown extent, None for an unknown rank.
+
+        Raises:
+            Inexpressible: A driver cannot store a value of the type.
+        """
+        self._check_room()
+        variables = []
+        for dtype, shape in outputs:
+            if shape is None:
+                dimensions: Shape = ()
+            elif all(extent > 0 for extent in shape):
+                dimensions = stored_shape(shape)
+            else:
+                dimensions = tuple(max(extent, 0) for extent in shape)
+            kind = EXTENSION_STORED.get(dtype)
+            if kind is None:
+                raise Inexpressible(f"values of type {dtype}")
+            if math.prod(dimensions) * operand_dtype(kind).itemsize > OPERAND_BYTES_MAX:
+                raise Inexpressible(f"a value of more than {OPERAND_BYTES_MAX} bytes")
+            variables.append(
+                self._builder.variable(kind, dimensions, scale=1.0 if dtype in ("uint8", "int8") else 0.0)
+            )
+        kinds = ExtensionCode(EXTENSION_NAME, ElementType.ATTRIBUTES)
+        data = self._builder.constant(record, kinds, dimensions=(len(record),))
+        code = ExtensionCode(EXTENSION_NAME, number_of(op_type))
+        step = _Step(code, (*inputs, data), tuple(variables), self.source, f"{EXTENSION_NAME}.{op_type}")
+        self._steps.append(step)
+        return variables
+
+    def extension_value(self, tensor: Tensor | OpenTensor | None) -> Value:
+        """The HAL value of an input of an extension operation; None and constants without elements become omitted ones."""
+        if isinstance(tensor, OpenTensor):
+            return tensor.value
+        if tensor is None or (tensor.array is not None and not tensor.size):
+            return self._builder.omitted(OperandType.TENSOR_FLOAT32)
+        if tensor.array is None or (
+            tensor.dtype in OPERAND_TYPES and tensor.dtype not in ("int64", "float64")
+        ):
+            return self.form(tensor)
+        self.charge(tensor.array.nbytes)
+        code = ExtensionCode(EXTENSION_NAME, _ELEMENT_TYPES[tensor.dtype])
+        return self._builder.constant(
+            np.ascontiguousarray(tensor.array), code, dimensions=stored_shape(tensor.shape)
+        )
 
     def _arguments(self, values: Sequence[Value]) -> list[Argument | None]:
         """The arrays of constants, zeros that take no memory for other values, and None for omitted ones."""
@@ -414,12 +489,12 @@ class GraphWriter:
 
     # The whole
 
-    def finish(self, outputs: Sequence[Tensor]) -> tuple[Model, tuple[str, ...]]:
+    def finish(self, outputs: Sequence[Tensor | OpenTensor]) -> tuple[Model, tuple[str, ...]]:
         """Build the model, with its outputs in ONNX's order of axes, and a name for each operation that states its origin."""
         self.source = "output"
         values: list[Value] = []
         for tensor in outputs:
-            value = self.form(tensor)
+            value = tensor.value if isinstance(tensor, OpenTensor) else self.form(tensor)
             if value in self._inputs or value in self._arrays or value in values:
                 value = self._copied(value)
             values.append(value)
@@ -432,7 +507,7 @@ class GraphWriter:
         live.reverse()
         for step in live:
             self._builder.operation(step.kind, step.inputs, step.outputs)
-        names = tuple(f"{step.kind.name} of {step.source}" for step in live)
+        names = tuple(f"{step.name} of {step.source}" for step in live)
         return self._builder.build(values), names
 
     def _copied(self, value: Value) -> Value:
@@ -443,7 +518,7 @@ class GraphWriter:
             scale=value.operand.scale,
             zero_point=value.operand.zero_point,
         )
-        self._steps.append(_Step(OperationType.CAST, (value,), (variable,), self.source))
+        self._steps.append(_Step(OperationType.CAST, (value,), (variable,), self.source, "CAST"))
         return variable
 
 

@@ -113,8 +113,9 @@ def declared_spec(
 ) -> TensorSpec:
     """The description of an operand for which a file declares a type and a shape; the defaults mean those of the operand."""
     spec = tensor_spec(operand, name)
-    declared = Declared(dtype or spec.dtype.name, spec.dimensions if dimensions is None else dimensions)
-    if declared == Declared(spec.dtype.name, spec.dimensions):
+    own = spec.dimensions if dimensions_are_known(spec.type, spec.dimensions) else None
+    declared = Declared(dtype or spec.dtype.name, own if dimensions is None else dimensions)
+    if declared == Declared(spec.dtype.name, own):
         return spec
     return msgspec.structs.replace(spec, declared=declared)
 
@@ -168,7 +169,7 @@ def _check_input(
             value = np.asarray(value, dtype=spec.dtype)
         elif (
             spec.declared is not None
-            and not spec.declared.dimensions
+            and spec.declared.dimensions == ()
             and isinstance(value, bool | int | float)
         ):
             value = number_of(value, spec.declared.dtype, where)
@@ -214,9 +215,10 @@ def output_target(index: int, spec: TensorSpec, value: Any) -> Array:
     if not array.flags.writeable:
         raise InvalidArgument(f"{where}: expected an array that can be written, got a read-only one")
     if spec.declared is not None:
-        if (array.dtype.name, array.shape) != (spec.declared.dtype, spec.declared.dimensions):
+        shape = array.shape if spec.declared.dimensions is None else spec.declared.dimensions
+        if (array.dtype.name, array.shape) != (spec.declared.dtype, shape):
             raise InvalidArgument(
-                f"{where}: expected {spec.declared.dtype} of shape {list(spec.declared.dimensions)}, "
+                f"{where}: expected {spec.declared.dtype} of shape {list(shape)}, "
                 f"got {array.dtype} of shape {list(array.shape)}"
             )
         return array

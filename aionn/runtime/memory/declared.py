@@ -28,13 +28,15 @@ class Declared(msgspec.Struct, frozen=True):
 
     Attributes:
         dtype: numpy's name of the element type.
-        dimensions: Extents; ``()`` for rank 0.
+        dimensions: Extents; ``()`` for rank 0. None for an output whose extents only the execution knows: those of the operand.
     """
 
     dtype: str
-    dimensions: tuple[int, ...]
+    dimensions: tuple[int, ...] | None
 
     def __str__(self) -> str:
+        if self.dimensions is None:
+            return self.dtype
         return f"{self.dtype} {'x'.join(map(str, self.dimensions)) or 'of rank 0'}"
 
 
@@ -54,6 +56,7 @@ def stored_as(
     Raises:
         InvalidArgument: A number does not fit the operand's type; names its index.
     """
+    assert declared.dimensions is not None, "the extents of an input are known"
     if value.shape == declared.dimensions and value.shape != dimensions:
         value = value.reshape(dimensions)
     if value.dtype.name not in (declared.dtype, dtype.name):
@@ -79,4 +82,10 @@ def stored_as(
 
 def in_declared(view: Array, declared: Declared, *, copy: bool) -> Array:
     """A result in the declared type and shape; without ``copy`` a view where the type is that of the operand."""
-    return view.reshape(declared.dimensions).astype(declared.dtype, copy=copy)
+    shape = view.shape if declared.dimensions is None else declared.dimensions
+    try:
+        dtype = np.dtype(declared.dtype)
+    except TypeError:
+        # Types such as bfloat16 exist where a package has added them to numpy; else the result has the operand's type.
+        dtype = view.dtype
+    return view.reshape(shape).astype(dtype, copy=copy)

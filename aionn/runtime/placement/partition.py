@@ -35,6 +35,7 @@ from aionn.hal import (
     operation_type_name,
 )
 from aionn.hal.slicing import cut_model, read_from_outside, read_outside
+from aionn.models.operation_names import operation_name
 
 __all__ = [
     "CONTROL_FLOW",
@@ -180,7 +181,7 @@ def choose_devices(
                 choices.append(Choice(index, len(candidates), scores, told))
                 continue
         if best is None:
-            name = operation_type_name(operation.type)
+            name = operation_name(model, operation.type)
             homeless.add(f"{name} with values of unknown size" if only_reference else name)
             continue
         choices.append(Choice(index, best, scores, _reason(best, able, scores, candidates)))

@@ -34,10 +34,10 @@ from aionn.hal import (
     PreparedModelDefaults,
     Priority,
     check_abilities,
-    operation_type_name,
 )
 from aionn.hal.slicing import Slice
 from aionn.models.importing import NO_OPTIONS, ImportedArgument, ImportOptions, load_file
+from aionn.models.operation_names import operation_name
 from aionn.observability.tracing import section
 from aionn.platform.loops import finish_all
 from aionn.platform.real_work import real_work
@@ -498,7 +498,7 @@ def _placement(divisions: Mapping[int, Division], devices: Sequence[RuntimeDevic
     return tuple(
         Placement(
             choice.operation,
-            operation_type_name(division.model.main.operations[choice.operation].type),
+            operation_name(division.model, division.model.main.operations[choice.operation].type),
             INTERPRETER if choice.is_interpreted else devices[choice.candidate].name,
             choice.reason,
             number,
