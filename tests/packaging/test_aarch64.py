@@ -118,7 +118,8 @@ def test_wheel_for_aarch64_runs_under_emulation(source: Path, tmp_path: Path) ->
     ]
     step([*pip, "--target", tmp_path / "packages", wheel], "the packages for aarch64 cannot be fetched here")
     done = subprocess.run(
-        [emulator, "-L", root, python, "-c", PROGRAM],
+        [emulator, "-L", root, python, "-P", "-c", PROGRAM],
+        cwd=tmp_path,
         env={
             "PYTHONHOME": str(root / "usr"),
             "PYTHONPATH": str(tmp_path / "packages"),
