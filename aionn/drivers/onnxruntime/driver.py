@@ -48,6 +48,7 @@ from aionn.hal import (
     uniform_capabilities,
 )
 from aionn.interpreter import RunControl
+from aionn.models.onnx.extension import EXTENSION
 
 if TYPE_CHECKING:
     from aionn.drivers.onnxruntime.engine import Slot
@@ -93,6 +94,7 @@ INFO = DeviceInfo(
     cache_files=CacheFileCounts(1, 1),
     slots=2,
     cancel=CancelCapability.BETWEEN_OPERATIONS,
+    extensions=(EXTENSION,),
 )
 
 

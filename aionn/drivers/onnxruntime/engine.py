@@ -243,7 +243,9 @@ class Slot:
         self._run = session.run_with_iobinding
         self._inputs = lowered.inputs
         self._arguments = (*lowered.inputs, *lowered.outputs)
-        self._shapes = [OutputShape(argument.shape) for argument in lowered.outputs]
+        self._shapes = [OutputShape(argument.shape or ()) for argument in lowered.outputs]
+        # ONNX Runtime allocates these outputs in each run.
+        self._open = [argument.name for argument in lowered.outputs if argument.shape is None]
         self._own: list[Array | None] = [None] * len(self._arguments)
         self._bound: dict[tuple[int, ...], _Bound] = {}
         self._options = ort.RunOptions()
@@ -274,6 +276,8 @@ class Slot:
             value, own = inputs[index], self._own[index]
             assert value is not None and own is not None, "looked at when it was bound"
             np.copyto(own, _typed(value, self._arguments[index]), casting="no")
+        for name in self._open:
+            bound.binding.bind_output(name, "cpu")
         try:
             self._run(bound.binding, self._options)
         except _FAILURES as e:
@@ -282,14 +286,15 @@ class Slot:
             return self._shapes
         shapes = list(self._shapes)
         for index in bound.copied_out:
-            own = self._own[len(self._inputs) + index]
-            assert own is not None, "made when it was bound"
-            shapes[index] = areas[index].store(own)
+            result = self._own[len(self._inputs) + index]
+            if result is None:
+                result = bound.binding.get_outputs()[index].numpy()
+            shapes[index] = areas[index].store(result)
         return shapes
 
     def try_out(self) -> None:
         """Computes something of zeros. Raises as ``run``."""
-        own = [_own_memory(argument) for argument in self._arguments]
+        own = [_own_memory(argument) if argument.shape else np.zeros(0) for argument in self._arguments]
         key = tuple(map(id, own))
         bound = self._bind(key, own)
         del self._bound[key]
@@ -307,6 +312,10 @@ class Slot:
             if array is None:
                 raise InvalidArgument(f"execution, input {place}: missing")
             given.append(array)
+            if argument.shape is None:
+                binding.bind_output(argument.name, "cpu")
+                copied.append(place)
+                continue
             address = _address(array)
             if not (argument.is_in_place and _fits(argument, array, is_input=place < count)):
                 own = self._own[place]
@@ -341,6 +350,7 @@ def _error_of(error: BaseException) -> Error:
 
 
 def _own_memory(argument: Argument) -> Array:
+    assert argument.shape is not None, "others are allocated in each run"
     dtype = np.dtype(argument.dtype)
     size_bytes = dtype.itemsize * int(np.prod(argument.shape))
     raw = np.zeros(size_bytes + READ_PAST_BYTES + ALIGNMENT_BYTES, dtype=np.uint8)
@@ -357,11 +367,13 @@ def _typed(array: Array, argument: Argument) -> Array:
     """An input in its type and shape: values of extension types come as bytes."""
     if array.dtype == argument.dtype:
         return array
+    assert argument.shape is not None, "an input's is known"
     return np.frombuffer(array.tobytes(), argument.dtype).reshape(argument.shape)
 
 
 def _fits(argument: Argument, array: Array, *, is_input: bool) -> bool:
     """Whether an array can be used in place. An output's array is its bytes, perhaps more than it needs."""
+    assert argument.shape is not None, "others are allocated in each run"
     size_bytes = np.dtype(argument.dtype).itemsize * int(np.prod(argument.shape))
     if not array.flags.c_contiguous or _address(array) % ALIGNMENT_BYTES:
         return False

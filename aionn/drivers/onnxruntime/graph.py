@@ -15,13 +15,15 @@ Source: operand types of the NN HAL; the operators of ONNX.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from aionn.drivers.kit.arguments import Array
+from aionn.drivers.kit.extensions import extension_code
 from aionn.drivers.onnxruntime.known import Known, Shape
+from aionn.drivers.onnxruntime.lowered import OPSET
 from aionn.hal import (
     ChannelQuant,
     Model,
@@ -29,14 +31,16 @@ from aionn.hal import (
     OperandLifeTime,
     OperandType,
     Operation,
+    constant_bytes,
     is_extension_operand_type,
     is_scalar_type,
     operand_dtype,
 )
 from aionn.models.onnx.encoding import DATA_TYPES, node, tensor
+from aionn.models.onnx.extension import DTYPES, EXTENSION_NAME, ElementType
 from aionn.models.onnx.schema import NodeProto, TensorProto
 
-__all__ = ["NCHW", "NHWC", "Graph", "Order", "Unsupported", "Value", "moved"]
+__all__ = ["NCHW", "NHWC", "Graph", "Native", "Order", "Unsupported", "Value", "moved"]
 
 Order = tuple[int, ...]
 """The axes of a form: its axis i is the value's axis ``order[i]``."""
@@ -49,6 +53,7 @@ NHWC: Order = (0, 2, 3, 1)
 
 _FLOATS = (OperandType.TENSOR_FLOAT16, OperandType.FLOAT16)
 _QUANTIZED = ("uint8", "int8")
+_EXTENSION_DTYPES = {int(kind): DTYPES[kind].name for kind in ElementType if kind <= ElementType.FLOAT64}
 _TYPE_NAMES = {int(kind): name for name, kind in DATA_TYPES.items()}
 
 
@@ -126,6 +131,20 @@ def moved(array: Array) -> Array:
     return result
 
 
+class Native(NamedTuple):
+    """A value of an operation of ``ai.onnx``, with ONNX's type and shape.
+
+    Attributes:
+        name: Its name.
+        dtype: numpy's name of its element type.
+        shape: Its extents, -1 where unknown; None means an unknown rank.
+    """
+
+    name: str
+    dtype: str
+    shape: Shape | None
+
+
 class Graph:
     """A main subgraph that is being lowered.
 
@@ -139,6 +158,8 @@ class Graph:
         initializers: The constants, by name.
         types: The element types of constants, inputs and what nodes write, by name.
         operation_index: The operation that is being lowered.
+        natives: By operand, the results of operations of ``ai.onnx``.
+        opset: The version of the operators that the nodes need.
     """
 
     def __init__(self, model: Model) -> None:
@@ -148,6 +169,8 @@ class Graph:
         self.initializers: dict[str, TensorProto] = {}
         self.types: dict[str, str] = {}
         self.operation_index = 0
+        self.natives: dict[int, Native] = {}
+        self.opset = OPSET
         self._values: dict[int, Value] = {}
         self._small: dict[tuple[str, Shape, bytes], str] = {}
         self._count = 0
@@ -185,7 +208,7 @@ class Graph:
     def _declared(self, index: int) -> Value:
         operand = self.model.main.operands[index]
         if is_extension_operand_type(operand.type):
-            raise Unsupported("ONNX has no tensors of this operand type")
+            return self._declared_extension(index, operand)
         dtype = "float32" if operand.type in _FLOATS else operand_dtype(operand.type).name
         if dtype not in DATA_TYPES or dtype in ("uint32", "int16", "uint16"):
             raise Unsupported("ONNX Runtime has too few kernels for this operand type")
@@ -210,6 +233,18 @@ class Graph:
             constant=None if array is None else array.reshape(shape),
             is_moved=is_moved,
         )
+
+    def _declared_extension(self, index: int, operand: Operand) -> Value:
+        code = extension_code(self.model, operand.type)
+        if code is None or code[0] != EXTENSION_NAME or code[1] not in _EXTENSION_DTYPES:
+            raise Unsupported("ONNX Runtime has too few kernels for this operand type")
+        dtype, shape = _EXTENSION_DTYPES[code[1]], self.known.shapes[index]
+        if shape is None:
+            raise Unsupported("a shape that is not known before execution")
+        constant = None
+        if operand.is_constant:
+            constant = np.frombuffer(constant_bytes(self.model, operand), dtype).reshape(shape)
+        return Value(dtype, shape, constant=constant)
 
     def scalar(self, operation: Operation, position: int) -> Any:
         """The number of a scalar input, which must be known."""
@@ -276,6 +311,10 @@ class Graph:
         types = tuple(self.types.get(name, "") for name in (*written.inputs, *written.outputs))
         names = tuple(sorted(a.name for a in written.attributes))
         return written.domain, written.op_type, types, names
+
+    def require_version(self, opset: int) -> None:
+        """Lets the model have operators of at least this version."""
+        self.opset = max(self.opset, opset)
 
     def emit_to(self, output: str, op_type: str, inputs: Sequence[str], **attributes: Any) -> None:
         """Writes a node whose output has a given name."""
@@ -435,6 +474,14 @@ class Graph:
         return Value(
             value.dtype, shape, scale=value.scale, zero_point=value.zero_point, is_moved=value.is_moved
         )
+
+    def unsigned(self, name: str) -> str:
+        """Signed 8-bit numbers as unsigned ones; see ``moved``."""
+        return self.emit("BitwiseXor", [self.cast(name, "uint8"), self.constant(0x80, "uint8")])
+
+    def signed(self, name: str) -> str:
+        """The inverse of ``unsigned``."""
+        return self.cast(self.emit("BitwiseXor", [name, self.constant(0x80, "uint8")]), "int8")
 
     def cast(self, name: str, dtype: str) -> str:
         """Numbers of another element type, converted as C does."""

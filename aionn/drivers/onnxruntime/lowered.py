@@ -24,13 +24,13 @@ class Argument(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         name: Its name.
         dtype: numpy's name of its element type.
-        shape: Its extents, all known.
+        shape: Its extents; None for an output whose shape only the execution knows.
         is_in_place: Whether ONNX Runtime may use it in memory that a client can change during the execution.
     """
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] | None
     is_in_place: bool
 
 

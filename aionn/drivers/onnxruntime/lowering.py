@@ -18,14 +18,18 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from aionn.drivers.kit.extensions import extension_code
 from aionn.drivers.onnxruntime import lowering_elementwise, lowering_layers, lowering_shapes
-from aionn.drivers.onnxruntime.graph import Graph, Unsupported
-from aionn.drivers.onnxruntime.lowered import IR_VERSION, OPSET, Argument, Lowered
+from aionn.drivers.onnxruntime.graph import Graph, Native, Unsupported
+from aionn.drivers.onnxruntime.lowered import IR_VERSION, Argument, Lowered
 from aionn.drivers.onnxruntime.lowering_elementwise import Rule
+from aionn.drivers.onnxruntime.lowering_extension import narrowed, write_extension
 from aionn.hal import (
+    EXTENSION_OPERATION_MIN,
     Model,
     Operation,
     OperationType,
+    is_extension_operand_type,
     is_scalar_type,
     operand_dtype,
     operation_type_name,
@@ -33,6 +37,7 @@ from aionn.hal import (
 from aionn.hal.pieces import between_pieces
 from aionn.hal.slicing import cut_model, read_from_outside
 from aionn.models.onnx.encoding import DATA_TYPES, encode_model
+from aionn.models.onnx.extension import EXTENSION_NAME
 from aionn.models.onnx.schema import GraphProto, ModelProto, NodeProto, OpsetImport, ValueInfo
 
 __all__ = ["RULES", "Unsupported", "lower", "single_operation_model"]
@@ -70,7 +75,7 @@ class _Lowering:
     def run(self) -> Lowered:
         g, main = self._graph, self._model.main
         for operand in main.inputs:
-            if operand.type < 0x10000 and is_scalar_type(operand.type):
+            if not is_extension_operand_type(operand.type) and is_scalar_type(operand.type):
                 raise Unsupported("a scalar that is not constant")
         inputs = [self._input(position, index) for position, index in enumerate(main.input_indexes)]
         for index, operation in enumerate(main.operations):
@@ -101,6 +106,9 @@ class _Lowering:
         )
 
     def _operation(self, operation: Operation) -> None:
+        if operation.type >= EXTENSION_OPERATION_MIN:
+            self._extension_operation(operation)
+            return
         rule = RULES.get(operation.type)  # type: ignore[call-overload]
         if rule is None:
             raise Unsupported(f"{operation_type_name(operation.type)}: ONNX has no such operator")
@@ -109,10 +117,17 @@ class _Lowering:
         except Unsupported as e:
             raise Unsupported(f"{operation_type_name(operation.type)}: {e}") from e
 
+    def _extension_operation(self, operation: Operation) -> None:
+        code = extension_code(self._model, operation.type)
+        if code is None or code[0] != EXTENSION_NAME:
+            raise Unsupported("an operation of another extension")
+        write_extension(self._graph, operation, code[1])
+
     def _argument(self, name: str, index: int) -> Argument:
-        operand = self._model.main.operands[index]
-        shape = self._graph.value(index).shape
-        return Argument(name, operand_dtype(operand.type).name, shape, False)
+        operand, value = self._model.main.operands[index], self._graph.value(index)
+        is_extension = is_extension_operand_type(operand.type)
+        dtype = value.dtype if is_extension else operand_dtype(operand.type).name
+        return Argument(name, dtype, value.shape, False)
 
     def _input(self, position: int, index: int) -> Argument:
         g = self._graph
@@ -123,12 +138,15 @@ class _Lowering:
         if argument.dtype == "float16":
             name = g.cast(name, "float32")
         elif value.is_moved:
-            name = g.emit("BitwiseXor", [g.cast(name, "uint8"), g.constant(0x80, "uint8")])
+            name = g.unsigned(name)
         g.set(value, name)
         return argument
 
     def _output(self, position: int, index: int) -> Argument:
         g = self._graph
+        native = g.natives.get(index)
+        if native is not None and g.known.shapes[index] is None:
+            return self._open_output(f"out{position}", index, native)
         argument = self._argument(f"out{position}", index)
         value = g.value(index)
         name = g.name(value)
@@ -143,6 +161,20 @@ class _Lowering:
             # ONNX Runtime takes an Identity away: what writes its input then writes the output.
             self._sources[argument.name] = name
         return argument
+
+    def _open_output(self, name: str, index: int, native: Native) -> Argument:
+        """An output whose shape only the execution knows."""
+        g, operand = self._graph, self._model.main.operands[index]
+        is_extension = is_extension_operand_type(operand.type)
+        dtype = native.dtype if is_extension else operand_dtype(operand.type).name
+        source = native.name
+        if dtype != native.dtype:
+            source = narrowed(g, native, dtype)
+        if native.shape == ():
+            source = g.reshaped(source, (1,))
+        g.emit_to(name, "Identity", [source])
+        self._sources[name] = source
+        return Argument(name, dtype, None, False)
 
     def _drop_unused(self, outputs: Sequence[Argument]) -> None:
         """Drops nodes and constants that no output needs."""
@@ -163,7 +195,7 @@ class _Lowering:
             for arguments in (inputs, outputs)
         ]
         graph = GraphProto(tuple(g.nodes), infos[0], infos[1], tuple(g.initializers.values()), name="aionn")
-        return encode_model(ModelProto(IR_VERSION, (OpsetImport("", OPSET),), graph, producer_name="aionn"))
+        return encode_model(ModelProto(IR_VERSION, (OpsetImport("", g.opset),), graph, producer_name="aionn"))
 
 
 _ARITHMETIC = frozenset(

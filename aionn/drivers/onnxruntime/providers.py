@@ -5,7 +5,8 @@ Nothing of ONNX Runtime is imported here, so that clients can ask for a DeviceIn
 
 Invariants:
 1. A name always means the same provider; what is not known is rejected with the names that are.
-2. Two distributions that contain the same module are reported, and never used: the files of the later one replace those of the other.
+2. Two distributions that contain the same module are reported, and never used: the files of the later one replace those of the
+   other.
 
 Source: packages of ONNX Runtime on the Python Package Index; its documentation of execution providers.
 """
