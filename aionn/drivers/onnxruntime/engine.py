@@ -46,9 +46,11 @@ BOUND_MAX = 256
 """Most sets of arguments kept by a slot: a burst's slots come again and again, others once."""
 
 _FAILURES = (
-    states.EPFail, states.EngineError, states.Fail, states.InvalidArgument, states.InvalidGraph, states.InvalidProtobuf,
-    states.NotImplemented, states.RuntimeException, RuntimeError, ValueError, IndexError,
-)  # fmt: skip
+    *(kind for kind in vars(states).values() if isinstance(kind, type) and issubclass(kind, Exception)),
+    RuntimeError,
+    ValueError,
+    IndexError,
+)
 """The exceptions of ONNX Runtime."""
 
 _logger = logging.getLogger("aionn.driver")

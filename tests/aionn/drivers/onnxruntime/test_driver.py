@@ -243,6 +243,24 @@ async def test_deadline_stops_a_running_execution() -> None:
         await prepared.aclose()
 
 
+async def test_deadline_ends_the_loading_of_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = engine.Loading.make
+
+    def slow(self: engine.Loading, file: bytes) -> Any:
+        # ONNX Runtime looks at the flag while it loads; here the deadline has passed by then.
+        while now_ns() < deadline_ns + 50_000_000:
+            threading.Event().wait(0.005)
+        return make(self, file)
+
+    model = chain_of((OperationType.RELU, ()))
+    async with OrtDevice() as device:
+        await device.supported_operations(model)
+        monkeypatch.setattr(engine.Loading, "make", slow)
+        deadline_ns = now_ns() + 300_000_000
+        with pytest.raises(MissedDeadline, match="while preparing"):
+            await device.prepare_model(model, deadline_ns=deadline_ns)
+
+
 async def test_cache_keeps_the_optimised_model(small: Any, tmp_path: Path) -> None:
     model = small.sum_model()
     ones = np.ones((2, 3), np.float32)
