@@ -24,6 +24,7 @@ from aionn.drivers.onnxruntime.graph import Graph, Native, Unsupported
 from aionn.drivers.onnxruntime.lowered import IR_VERSION, Argument, Lowered
 from aionn.drivers.onnxruntime.lowering_elementwise import Rule
 from aionn.drivers.onnxruntime.lowering_extension import narrowed, write_extension
+from aionn.drivers.onnxruntime.patterns import Patterns
 from aionn.hal import (
     EXTENSION_OPERATION_MIN,
     Model,
@@ -70,6 +71,7 @@ class _Lowering:
     def __init__(self, model: Model) -> None:
         self._model = model
         self._graph = Graph(model)
+        self._patterns = Patterns(self._graph)
         self._sources: dict[str, str] = {}
 
     def run(self) -> Lowered:
@@ -113,7 +115,8 @@ class _Lowering:
         if rule is None:
             raise Unsupported(f"{operation_type_name(operation.type)}: ONNX has no such operator")
         try:
-            rule(self._graph, operation)
+            if not self._patterns.write(operation):
+                rule(self._graph, operation)
         except Unsupported as e:
             raise Unsupported(f"{operation_type_name(operation.type)}: {e}") from e
 
@@ -201,9 +204,10 @@ class _Lowering:
 _ARITHMETIC = frozenset(
     (
         "Abs", "Add", "AveragePool", "BitwiseXor", "Cast", "Clip", "Concat", "Conv", "ConvTranspose", "DequantizeLinear", "Div",
-        "Elu", "Exp", "Floor", "Gemm", "HardSigmoid", "InstanceNormalization", "LRN", "Log", "MatMul", "Max", "MaxPool", "Min",
-        "Mul", "Neg", "PRelu", "Pad", "Pow", "QuantizeLinear", "Reciprocal", "ReduceL2", "ReduceMean", "ReduceSum", "Relu",
-        "Resize", "Sigmoid", "Sin", "Slice", "Softmax", "Split", "Sqrt", "Sub", "Tanh", "Tile", "Transpose",
+        "Elu", "Erf", "Exp", "Floor", "Gelu", "Gemm", "HardSigmoid", "InstanceNormalization", "LRN", "LayerNormalization", "Log",
+        "MatMul", "Max", "MaxPool", "Min", "Mul", "Neg", "PRelu", "Pad", "Pow", "QuantizeLinear", "Reciprocal", "ReduceL2",
+        "ReduceMean", "ReduceSum", "Relu", "Resize", "Sigmoid", "Sin", "Slice", "Softmax", "Split", "Sqrt", "Sub", "Tanh", "Tile",
+        "Transpose",
     )
 )  # fmt: skip
 """Operators that read each number for itself, whatever it is by then: none becomes an index, a count or a bound, and none that was
