@@ -45,7 +45,7 @@ instructions of its kernels may load a whole register."""
 BOUND_MAX = 256
 """Most sets of arguments kept by a slot: a burst's slots come again and again, others once."""
 
-_FAILURES = (
+_FAILURES: tuple[type[BaseException], ...] = (
     *(kind for kind in vars(states).values() if isinstance(kind, type) and issubclass(kind, Exception)),
     RuntimeError,
     ValueError,

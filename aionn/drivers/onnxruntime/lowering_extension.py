@@ -10,6 +10,8 @@ Source: ``aionn.models.onnx.extension``.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from aionn.drivers.kit.arguments import Array
@@ -78,7 +80,7 @@ def write_extension(g: Graph, op: Operation, number: int) -> None:
         Application(op_type, record.attributes, names), record.version, len(op.outputs), g.constant
     )
     g.require_version(needed_version(application.op_type, application.attributes))
-    attributes = {
+    attributes: dict[str, Any] = {
         name: tensor("", value.array) if isinstance(value, AttributeTensor) else value
         for name, value in application.attributes.items()
     }
