@@ -55,6 +55,9 @@ _FAILURES: tuple[type[BaseException], ...] = (
 
 _logger = logging.getLogger("aionn.driver")
 
+# ONNX Runtime's messages go to standard error, and those that matter arrive as exceptions. 3 is errors.
+ort.set_default_logger_severity(3)
+
 _checked: set[tuple[object, ...]] = set()
 """The kinds of nodes for which this process has seen a kernel. Bounded by the operators and the types that are written."""
 

@@ -75,6 +75,13 @@ def write_extension(g: Graph, op: Operation, number: int) -> None:
     given = op.inputs[:-1]
     if len(record.inputs) != len(given) or len(record.outputs) != len(op.outputs):
         raise Unsupported(f"{op_type}: a record of other values")
+    is_fmod = record.attributes.get("fmod", 0)
+    if (
+        op_type == "Mod"
+        and not is_fmod
+        and any(k is not None and _dtype(k).startswith("float") for k in record.inputs)
+    ):
+        raise Unsupported("Mod: ONNX Runtime has floats in the manner of C alone")
     names = [_input(g, index, kind) for index, kind in zip(given, record.inputs, strict=True)]
     application = upgraded(
         Application(op_type, record.attributes, names), record.version, len(op.outputs), g.constant

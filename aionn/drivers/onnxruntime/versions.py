@@ -98,6 +98,8 @@ def upgraded(
             attributes.pop("ratio", None)
             if output_count > 1 and version < 10:
                 raise Unsupported("a mask of floats")
+            if len(inputs) > 2 and inputs[2]:
+                raise Unsupported("training, which draws random numbers")
         case "BatchNormalization":
             if attributes.pop("spatial", 1) != 1 or (output_count > 1 and version < 14):
                 raise Unsupported("normalisation as in a version before 14")

@@ -238,6 +238,7 @@ async def test_newer_operator_raises_the_version_of_the_model() -> None:
         ("Resize", 10, {}),
         ("Upsample", 9, {}),
         ("RandomNormalLike", 1, {}),
+        ("Mod", 13, {}),
         ("SwiGLU", 28, {}),
     ],
 )
