@@ -96,6 +96,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 LONG_FORM = "long form: run with --long"
 REMEDIES = {
     "LiteRT|ai.edge.litert": "LiteRT is not installed: pip install -e '.[litert]'",
+    "ONNX Runtime|onnxruntime": "ONNX Runtime is not installed: pip install -e '.[onnxruntime]'",
     "PyAV": "PyAV is not installed: pip install -e '.[media]'",
     "uvloop": "uvloop is not installed: pip install -e '.[uvloop]'",
     "LoadGen|mlperf_loadgen": "MLPerf LoadGen is not installed: pip install -e '.[loadgen]'",

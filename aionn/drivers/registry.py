@@ -84,10 +84,20 @@ class ExtensionPolicy(msgspec.Struct, frozen=True):
 BUILT_IN = {
     "litert-cpu": "aionn.drivers.litert.driver:LitertDevice",
     "onnx-reference": "aionn.drivers.onnx_reference.driver:OnnxReferenceDevice",
+    "ort-cpu": "aionn.drivers.onnxruntime.driver:OrtDevice",
     "reference": "aionn.drivers.reference:ReferenceDevice",
     "simulated": "aionn.drivers.simulated.driver:SimulatedDevice",
 }
 """Our own drivers. The reference device comes last in every listing, as the HAL has it."""
+
+ORT_PREFIX = "ort-"
+"""The prefix of the names of drivers that are execution providers of ONNX Runtime."""
+
+ORT_MODULE = "aionn.drivers.onnxruntime.driver"
+
+ORT_PROVIDERS_VARIABLE = "AIONN_ORT_PROVIDERS"
+"""Environment variable with further drivers on ONNX Runtime: NAME=PROVIDER, with commas between them; options of a provider follow
+as :OPTION=VALUE."""
 
 ON_REQUEST = ("simulated",)
 """Drivers that are used when they are named, and never because they are there. A simulated device is named after its profile."""
@@ -104,7 +114,18 @@ def driver_names() -> tuple[str, ...]:
     """The drivers that are used where none is named: those of others first, the reference driver last."""
     others = {entry.name for entry in _entry_points()} - BUILT_IN.keys()
     own = (name for name in BUILT_IN if name != "reference" and name not in ON_REQUEST)
-    return (*sorted(others), *own, "reference")
+    return (*sorted(others), *own, *_configured_names(), "reference")
+
+
+def _configured_names() -> list[str]:
+    """The drivers that ``ORT_PROVIDERS_VARIABLE`` adds. Whether their providers exist is found out when they are made."""
+    entries = os.environ.get(ORT_PROVIDERS_VARIABLE, "").split(",")
+    names = {entry.partition("=")[0].strip() for entry in entries}
+    return sorted(name for name in names - BUILT_IN.keys() if name.startswith(ORT_PREFIX))
+
+
+def _is_own(name: str) -> bool:
+    return name in BUILT_IN or name.startswith(ORT_PREFIX)
 
 
 def load_factory(name: str) -> DriverFactory:
@@ -119,6 +140,9 @@ def load_factory(name: str) -> DriverFactory:
     """
     if name in BUILT_IN:
         target = BUILT_IN[name]
+    elif name.startswith(ORT_PREFIX):
+        module = importlib.import_module(ORT_MODULE)
+        return cast(DriverFactory, module.factory_for(name))
     elif ":" in name:
         target = name
     else:
@@ -182,7 +206,9 @@ def built_in_info(driver: str, name: str) -> DeviceInfo | None:
     Raises:
         DeviceUnavailable: What the driver is built on is missing or too old.
     """
-    if driver not in BUILT_IN:
+    if not _is_own(driver):
         return None
+    if driver.startswith(ORT_PREFIX):
+        return cast(DeviceInfo, importlib.import_module(ORT_MODULE).info_for(name, driver))
     module = importlib.import_module(BUILT_IN[driver].partition(":")[0])
     return cast(DeviceInfo, module.info_for(name))

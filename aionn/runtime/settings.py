@@ -126,6 +126,13 @@ VARIABLES = (
     Variable(TRACE_VARIABLE, "", "file that a trace of all processes is written to", "trace"),
     Variable(LOG_VARIABLE, "", f"log tags, or all: {', '.join(TAGS)}", "log"),
     Variable("AIONN_LITERT_THREADS", "1", "threads of each LiteRT interpreter"),
+    Variable("AIONN_ORT_THREADS", "1", "threads of each execution on ONNX Runtime"),
+    Variable(
+        "AIONN_ORT_PROVIDERS",
+        "",
+        "further devices on ONNX Runtime's execution providers, with commas between them: NAME=PROVIDER or "
+        "NAME=PROVIDER:OPTION=VALUE, where NAME begins with ort-",
+    ),
     Variable("AIONN_TRACEBACK", "0", "1: the command line shows where an error came from"),
     Variable("AIONN_CONFORMANCE_DATA", "", "folder of the conformance data"),
 )

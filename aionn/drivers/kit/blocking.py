@@ -33,6 +33,7 @@ from aionn.drivers.kit.arguments import Arguments, OutputArea
 from aionn.drivers.kit.caching import CacheContents, HeldFiles
 from aionn.drivers.kit.checked import CheckedDevice
 from aionn.drivers.kit.gate import SlotGate, run_on_gate
+from aionn.drivers.kit.interrupting import Interrupts
 from aionn.drivers.kit.launching import LaunchingPreparedModel
 from aionn.errors import (
     Error,
@@ -113,6 +114,18 @@ class BlockingPreparedModel(LaunchingPreparedModel):
         Returns:
             One shape per output. An output that does not fit is reported as insufficient, not raised.
         """
+
+    def interruptible(
+        self, control: RunControl, interrupt: Callable[[], None]
+    ) -> AbstractContextManager[None]:
+        """Lets an engine be stopped while ``run`` is inside one call of it, within the context that this returns.
+
+        Args:
+            control: The one that ``run`` was given. Check it when the engine was stopped: it raises the reason.
+            interrupt: Called from another thread, at most once, when the execution is cancelled, when its deadline has passed, or
+                when the results are not wanted any more; never after the context was left. It must be quick and must not raise.
+        """
+        return self.device.interrupts.watching(control.deadline_ns, control.is_cancelled, interrupt)
 
     def run_bound(
         self,
@@ -226,6 +239,7 @@ class BlockingPreparedModel(LaunchingPreparedModel):
     def abandon(self) -> None:
         """The results are not wanted any more: waiting executions never start, running ones end where the device can stop."""
         self._abandoned = True
+        self.device.interrupts.look()
 
 
 class _GateLaunch(LaunchBase):
@@ -265,6 +279,9 @@ class _GateLaunch(LaunchBase):
             self._arguments.give_back()
             self._end()
             raise
+
+    def _ask_to_stop(self) -> None:
+        self._prepared.device.interrupts.look()
 
     def _run(self) -> None:
         arguments, self._arguments = self._arguments, None
@@ -306,6 +323,7 @@ class BlockingDevice(CheckedDevice):
         gate: The device's slots.
         preparing: Where models are checked and prepared: the device's slots, or a turn of its own; see ``prepares_beside``.
         alarm: Fails fences on time.
+        interrupts: The runs that can be stopped from another thread; see ``BlockingPreparedModel.interruptible``.
         now: See above.
         memories: The device memories; None for a device without.
         is_preemptible: Whether a run may be made to sleep where it looks at its control while more urgent jobs run, perhaps of the
@@ -331,6 +349,7 @@ class BlockingDevice(CheckedDevice):
             SlotGate(1, name=f"{info.name}-preparing", now=now) if self.prepares_beside else self.gate
         )
         self.alarm = Alarm(now, name=f"aionn-{info.name}-alarm")
+        self.interrupts = Interrupts(now, name=f"aionn-{info.name}-interrupts")
         self.now = now
 
     def call_at(self, time_ns: int, function: Callable[[], None]) -> Callable[[], None]:
@@ -451,6 +470,7 @@ class BlockingDevice(CheckedDevice):
         def close() -> None:
             self.preparing.close()
             self.gate.close()
+            self.interrupts.close()
             self.alarm.close()
             done.signal()
 

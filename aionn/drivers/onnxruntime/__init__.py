@@ -1,0 +1,1 @@
+"""Driver ``ort-cpu``, and ``ort-*`` for ONNX Runtime's other execution providers."""

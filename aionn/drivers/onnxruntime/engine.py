@@ -1,0 +1,401 @@
+"""Sessions of ONNX Runtime: made, checked, bound to the client's memory, run and stopped.
+
+Owns everything that touches ONNX Runtime's Python package: session options, where a session's nodes were placed, bindings in place,
+run options, and what its exceptions mean.
+
+Invariants:
+1. A session runs on the provider that was asked for, or is not made: there is no silent fallback.
+2. ONNX Runtime works directly on memory that a client can change during the execution only where no value is ever an address
+   (``Argument.is_in_place``); other values are copied, into and out of memory of the slot's own.
+3. An array is used in place only while it is the checked object: its mapping lives as long as it does.
+4. One thread at a time runs a slot. All slots of a model share one session. Python's lock is free while ONNX Runtime computes.
+
+Source: ONNX Runtime's Python API.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import mmap
+import tempfile
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnxruntime as ort
+from onnxruntime.capi import onnxruntime_pybind11_state as states
+
+from aionn.drivers.kit.arguments import Array, OutputArea
+from aionn.drivers.onnxruntime.graph import Unsupported
+from aionn.drivers.onnxruntime.lowered import Argument, Lowered
+from aionn.drivers.onnxruntime.providers import Provider
+from aionn.errors import DeviceUnavailable, Error, GeneralFailure, InvalidArgument, ResourceExhausted
+from aionn.hal import OutputShape
+
+__all__ = ["Loading", "Slot", "check", "compile_session", "optimized_bytes", "restore_session"]
+
+ALIGNMENT_BYTES = 64
+READ_PAST_BYTES = 128
+"""Number of bytes behind a value that must be mapped for the value to be used in place. ONNX Runtime states no such bound; vector
+instructions of its kernels may load a whole register."""
+
+BOUND_MAX = 256
+"""Most sets of arguments kept by a slot: a burst's slots come again and again, others once."""
+
+_FAILURES: tuple[type[BaseException], ...] = (
+    *(kind for kind in vars(states).values() if isinstance(kind, type) and issubclass(kind, Exception)),
+    RuntimeError,
+    ValueError,
+    IndexError,
+)
+"""The exceptions of ONNX Runtime."""
+
+_logger = logging.getLogger("aionn.driver")
+
+# ONNX Runtime's messages go to standard error, and those that matter arrive as exceptions. 3 is errors.
+ort.set_default_logger_severity(3)
+
+_checked: set[tuple[object, ...]] = set()
+"""The kinds of nodes for which this process has seen a kernel. Bounded by the operators and the types that are written."""
+
+
+def _options(provider: Provider, thread_count: int) -> Any:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = thread_count
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    # 0 is everything, 3 errors: they arrive as exceptions, and the rest is about ONNX Runtime's own work.
+    options.log_severity_level = 1 if _logger.isEnabledFor(logging.DEBUG) else 4
+    for key, value in (
+        ("session.intra_op.allow_spinning", "0"),
+        ("session.inter_op.allow_spinning", "0"),
+        # Otherwise signed 8-bit layers are made unsigned ones, by a pass that fails on nodes of this opset.
+        ("session.qdqisint8allowed", "1"),
+    ):
+        options.add_session_config_entry(key, value)
+    if not _multiplies_exactly():
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
+    if not provider.is_cpu:
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    return options
+
+
+@functools.cache
+def _multiplies_exactly() -> bool:
+    """Whether the processor adds products of 8-bit numbers up in 32 bits. Others saturate in 16 bits, which gives wrong sums: there
+    quantised layers are computed with floats.
+    """
+    try:
+        text = Path("/proc/cpuinfo").read_text(errors="replace")
+    except OSError:
+        return False
+    return "vnni" in text or "vendor_id" not in text  # Only the x86 processors state a vendor_id.
+
+
+class Loading:
+    """The making of a session, which another thread may end.
+
+    Args:
+        provider: Where it runs.
+        thread_count: Threads of one execution.
+    """
+
+    def __init__(self, provider: Provider, thread_count: int) -> None:
+        self.provider = provider
+        self.options = _options(provider, thread_count)
+
+    def stop(self) -> None:
+        """Ends it: ``make`` raises. From any thread."""
+        self.options.set_load_cancellation_flag(True)
+
+    def make(self, file: bytes) -> Any:
+        """The session of a model.
+
+        Raises:
+            DeviceUnavailable: The provider is not there, or did not take the model.
+            Unsupported: ONNX Runtime rejects the model.
+        """
+        name = self.provider.name
+        available = ort.get_available_providers()
+        if name not in available:
+            raise DeviceUnavailable(
+                f"{name}: the installed ONNX Runtime {ort.__version__} has {', '.join(available)}; install the distribution "
+                "that contains it"
+            )
+        try:
+            session = ort.InferenceSession(
+                file,
+                self.options,
+                providers=[name],
+                provider_options=[dict(self.provider.options)],
+            )
+            session.disable_fallback()
+        except _FAILURES as e:
+            raise Unsupported(f"ONNX Runtime rejects it: {_first_line(e)}") from e
+        got = session.get_providers()
+        if got[0] != name:
+            raise DeviceUnavailable(
+                f"{name}: ONNX Runtime made a session on {', '.join(got)} instead, as a library or a driver of the provider is "
+                "missing; see its messages, and the provider's requirements"
+            )
+        return session
+
+
+def _first_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= 300 else text[:300] + "..."
+
+
+def check(lowered: Lowered, provider: Provider) -> None:
+    """Checks that ONNX Runtime has kernels for a model. Kinds of nodes that it was asked for before are not asked for again.
+
+    Raises:
+        Unsupported: It has not, or rejects the model.
+    """
+    if not lowered.file:
+        return
+    kinds = {(provider.name, *kind) for kind in lowered.kernels}
+    if kinds <= _checked:
+        return
+    loading = Loading(provider, 1)
+    loading.options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    loading.options.add_session_config_entry("session.disable_prepacking", "1")
+    loading.make(lowered.file)
+    _checked.update(kinds)
+
+
+def compile_session(lowered: Lowered, loading: Loading) -> tuple[Any, bool]:
+    """The session that executions use, and whether the model was optimised. Raises as ``Loading.make``.
+
+    A pass of the optimiser may write a graph that no kernel can run: ONNX Runtime moves a Transpose behind a Resize, for example,
+    whose kernel has not every order of axes. So the session is run once, and made again without the optimiser where that fails.
+    """
+    session = loading.make(lowered.file)
+    if _runs(session, lowered):
+        return session, True
+    plain = Loading(loading.provider, loading.options.intra_op_num_threads)
+    plain.options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    other = plain.make(lowered.file)
+    # Zeros may be illegal values as well, which both sessions report.
+    return (other, False) if _runs(other, lowered) else (session, True)
+
+
+def _runs(session: Any, lowered: Lowered) -> bool:
+    """Whether a session computes something of zeros."""
+    try:
+        Slot(session, lowered).try_out()
+    except Error as e:
+        _logger.debug("ONNX Runtime fails on zeros: %s", e)
+        return False
+    return True
+
+
+def optimized_bytes(lowered: Lowered, provider: Provider) -> bytes:
+    """The model after ONNX Runtime's optimisations, in its own format.
+
+    Raises:
+        Unsupported: ONNX Runtime cannot write it.
+    """
+    with tempfile.TemporaryDirectory(prefix="aionn-ort-") as folder:
+        path = Path(folder) / "model.ort"
+        loading = Loading(provider, 1)
+        loading.options.optimized_model_filepath = str(path)
+        loading.options.add_session_config_entry("session.save_model_format", "ORT")
+        loading.make(lowered.file)
+        try:
+            return path.read_bytes()
+        except OSError as e:
+            raise Unsupported(f"ONNX Runtime wrote no optimised model: {e}") from e
+
+
+def restore_session(file: bytes, loading: Loading, *, is_optimized: bool) -> Any:
+    """The session of what ``optimized_bytes`` gave, or of a model that is to stay as it is. Raises as ``Loading.make``."""
+    if is_optimized:
+        loading.options.add_session_config_entry("session.load_model_format", "ORT")
+    loading.options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return loading.make(file)
+
+
+class _Bound(NamedTuple):
+    """One set of arguments that was looked at.
+
+    Attributes:
+        references: The arrays, weakly.
+        binding: What ONNX Runtime is called with.
+        copied_in: Which inputs are copied.
+        copied_out: Which outputs are copied.
+    """
+
+    references: list[weakref.ref[Array]]
+    binding: Any
+    copied_in: list[int]
+    copied_out: list[int]
+
+
+class Slot:
+    """The belongings of one execution at a time: memory of its own, bindings, run options.
+
+    Args:
+        session: Shared by all slots.
+        lowered: The model.
+    """
+
+    def __init__(self, session: Any, lowered: Lowered) -> None:
+        self._session = session
+        self._run = session.run_with_iobinding
+        self._inputs = lowered.inputs
+        self._arguments = (*lowered.inputs, *lowered.outputs)
+        self._shapes = [OutputShape(argument.shape or ()) for argument in lowered.outputs]
+        # ONNX Runtime allocates these outputs in each run.
+        self._open = [argument.name for argument in lowered.outputs if argument.shape is None]
+        self._own: list[Array | None] = [None] * len(self._arguments)
+        self._bound: dict[tuple[int, ...], _Bound] = {}
+        self._options = ort.RunOptions()
+        # Without this entry each run looks for it, raises and catches an exception, at the cost of ten small models.
+        self._options.add_run_config_entry("gpu_graph_id", "-1")
+        self._options.log_severity_level = 4
+
+    def begin(self) -> None:
+        """Takes back an earlier ``stop``. Before each run, and before another thread may stop it."""
+        self._options.terminate = False
+
+    def stop(self) -> None:
+        """Ends the run between two nodes. From any thread."""
+        self._options.terminate = True
+
+    def run(self, inputs: Sequence[Array | None], areas: Sequence[OutputArea]) -> list[OutputShape]:
+        """Computes, and writes the outputs.
+
+        Raises:
+            Error: An input is omitted, ONNX Runtime failed, for example at an index out of range, or it was stopped.
+        """
+        arrays = [*inputs, *[area.buffer for area in areas]]
+        key = tuple(map(id, arrays))
+        bound = self._bound.get(key)
+        if bound is None or not all(r() is a for r, a in zip(bound.references, arrays, strict=True)):
+            bound = self._bind(key, arrays)
+        for index in bound.copied_in:
+            value, own = inputs[index], self._own[index]
+            assert value is not None and own is not None, "looked at when it was bound"
+            np.copyto(own, _typed(value, self._arguments[index]), casting="no")
+        for name in self._open:
+            bound.binding.bind_output(name, "cpu")
+        try:
+            self._run(bound.binding, self._options)
+        except _FAILURES as e:
+            raise _error_of(e) from e
+        if not bound.copied_out:
+            return self._shapes
+        shapes = list(self._shapes)
+        for index in bound.copied_out:
+            result = self._own[len(self._inputs) + index]
+            if result is None:
+                result = bound.binding.get_outputs()[index].numpy()
+            shapes[index] = areas[index].store(result)
+        return shapes
+
+    def try_out(self) -> None:
+        """Computes something of zeros. Raises as ``run``."""
+        own = [_own_memory(argument) if argument.shape else np.zeros(0) for argument in self._arguments]
+        key = tuple(map(id, own))
+        bound = self._bind(key, own)
+        del self._bound[key]
+        try:
+            self._run(bound.binding, self._options)
+        except _FAILURES as e:
+            raise _error_of(e) from e
+
+    def _bind(self, key: tuple[int, ...], arrays: Sequence[Array | None]) -> _Bound:
+        binding = self._session.io_binding()
+        count = len(self._inputs)
+        copied = []
+        given: list[Array] = []
+        for place, (argument, array) in enumerate(zip(self._arguments, arrays, strict=True)):
+            if array is None:
+                raise InvalidArgument(f"execution, input {place}: missing")
+            given.append(array)
+            if argument.shape is None:
+                binding.bind_output(argument.name, "cpu")
+                copied.append(place)
+                continue
+            address = _address(array)
+            if not (argument.is_in_place and _fits(argument, array, is_input=place < count)):
+                own = self._own[place]
+                if own is None:
+                    own = self._own[place] = _own_memory(argument)
+                address = _address(own)
+                copied.append(place)
+            bind = binding.bind_input if place < count else binding.bind_output
+            bind(argument.name, "cpu", 0, np.dtype(argument.dtype), list(argument.shape), address)
+        bound = _Bound(
+            [weakref.ref(array) for array in given],
+            binding,
+            [i for i in copied if i < count],
+            [i - count for i in copied if i >= count],
+        )
+        if len(self._bound) >= BOUND_MAX:
+            self._bound.clear()
+        self._bound[key] = bound
+        return bound
+
+
+def _error_of(error: BaseException) -> Error:
+    """The error for a failed run."""
+    text = f"ONNX Runtime: {_first_line(error)}"
+    if isinstance(error, states.InvalidArgument) or "out of data bounds" in text:
+        return InvalidArgument(f"execution: {text}")
+    if isinstance(error, states.EPFail):
+        return DeviceUnavailable(f"execution: {text}")
+    if "allocate memory" in text or "bad_alloc" in text:
+        return ResourceExhausted(f"execution: {text}")
+    return GeneralFailure(f"execution: {text}")
+
+
+def _own_memory(argument: Argument) -> Array:
+    assert argument.shape is not None, "others are allocated in each run"
+    dtype = np.dtype(argument.dtype)
+    size_bytes = dtype.itemsize * int(np.prod(argument.shape))
+    raw = np.zeros(size_bytes + READ_PAST_BYTES + ALIGNMENT_BYTES, dtype=np.uint8)
+    start = -_address(raw) % ALIGNMENT_BYTES
+    return raw[start : start + size_bytes].view(dtype).reshape(argument.shape)
+
+
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _typed(array: Array, argument: Argument) -> Array:
+    """An input in its type and shape: values of extension types come as bytes."""
+    if array.dtype == argument.dtype:
+        return array
+    assert argument.shape is not None, "an input's is known"
+    return np.frombuffer(array.tobytes(), argument.dtype).reshape(argument.shape)
+
+
+def _fits(argument: Argument, array: Array, *, is_input: bool) -> bool:
+    """Whether an array can be used in place. An output's array is its bytes, perhaps more than it needs."""
+    assert argument.shape is not None, "others are allocated in each run"
+    size_bytes = np.dtype(argument.dtype).itemsize * int(np.prod(argument.shape))
+    if not array.flags.c_contiguous or _address(array) % ALIGNMENT_BYTES:
+        return False
+    if not is_input:
+        return array.nbytes >= size_bytes
+    if array.dtype != argument.dtype or array.shape != argument.shape:
+        return False
+    return _mapped_behind_bytes(array) >= READ_PAST_BYTES
+
+
+def _mapped_behind_bytes(array: Array) -> int:
+    """Number of bytes behind an array that are certainly mapped: those of its pool, and the rest of the page where that ends."""
+    whole = array
+    base: object = array
+    while isinstance(base, np.ndarray | memoryview):
+        if isinstance(base, np.ndarray):
+            whole = base
+        base = base.base if isinstance(base, np.ndarray) else base.obj
+    end = -(-(_address(whole) + whole.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+    return end - (_address(array) + array.nbytes)

@@ -1,0 +1,141 @@
+"""The shapes and the values of a subgraph that are known before execution.
+
+Owns shape inference, by the shape rules of the contracts, and the operations over constants alone, which are computed here by the
+reference's kernels. Outputs that a model declares with unknown shapes get their shapes here, so that ONNX Runtime can write them
+where the client wants them.
+
+Invariants:
+1. A shape that is known is the shape that the execution gives; a rule that fails leaves it unknown.
+2. An operation is computed whole or not at all. An operation that its kernel rejects is left to the execution, which reports it.
+3. No result is larger than ``COMPUTED_BYTES_MAX``.
+
+Source: the contracts in ``aionn.ops``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from aionn.drivers.kit.arguments import Array
+from aionn.errors import Error
+from aionn.hal import (
+    Model,
+    Operand,
+    OperandLifeTime,
+    Operation,
+    OperationType,
+    Subgraph,
+    combine_dimensions,
+    constant_array,
+    dimensions_are_known,
+    is_extension_operand_type,
+    operand_dtype,
+)
+from aionn.hal.pieces import between_pieces
+from aionn.ops import CONTRACTS, Call, Tensor
+
+__all__ = ["COMPUTED_BYTES_MAX", "Known"]
+
+Shape = tuple[int, ...]
+
+COMPUTED_BYTES_MAX = 1 << 28
+"""Largest result that is computed beforehand: the weights of the largest layers in use, and far less than what a file may have."""
+
+_NEVER = (OperationType.IF, OperationType.WHILE, OperationType.RANDOM_MULTINOMIAL)
+"""Other subgraphs are not looked into, and a sample is drawn in each execution."""
+
+_FAILURES = (Error, ArithmeticError, ValueError, TypeError, IndexError, MemoryError)
+
+
+class Known:
+    """The known shapes and values of a model's main subgraph.
+
+    Args:
+        model: The model, validated.
+
+    Attributes:
+        shapes: By operand, its shape; None where it is unknown.
+        values: By operand, the value of what was computed.
+        operations: Indexes of the operations that need not be executed.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._subgraph: Subgraph = model.main
+        self.values: dict[int, Array] = {}
+        self.operations: set[int] = set()
+        self.shapes: list[Shape | None] = [
+            operand.dimensions if _is_known(operand) else None for operand in model.main.operands
+        ]
+        for index, operation in enumerate(model.main.operations):
+            self._look_at(index, operation)
+            between_pieces()
+
+    def value(self, index: int) -> Array | None:
+        """The value of an operand that is constant, or was computed; None for others."""
+        computed = self.values.get(index)
+        if computed is not None:
+            return computed
+        operand = self._subgraph.operands[index]
+        if not operand.is_constant or is_extension_operand_type(operand.type):
+            return None
+        return constant_array(self._model, operand)
+
+    def _look_at(self, index: int, operation: Operation) -> None:
+        contract = CONTRACTS.get(operation.type)  # type: ignore[call-overload]
+        if contract is None or contract.shapes is None or operation.type in _NEVER:
+            return
+        inputs: list[Tensor | None] = []
+        for place in operation.inputs:
+            operand = self._subgraph.operands[place]
+            value = self.value(place)
+            if operand.lifetime == OperandLifeTime.NO_VALUE:
+                inputs.append(None)
+            elif value is not None:
+                inputs.append(Tensor(operand, value, is_constant=True))
+            else:
+                shape = self.shapes[place]
+                if shape is None or is_extension_operand_type(operand.type):
+                    return
+                # Zeros that take no memory. A rule that uses them as values gives a shape for an operation that is not
+                # supported: what decides a shape must be constant.
+                zeros = np.broadcast_to(np.zeros((), operand_dtype(operand.type)), shape)
+                inputs.append(Tensor(operand, zeros))
+        outputs = [self._subgraph.operands[place] for place in operation.outputs]
+        call = Call(inputs, outputs, is_relaxed=self._model.relax_computation_float32_to_float16)
+        try:
+            shapes = [tuple(int(extent) for extent in shape) for shape in contract.shapes(call)]
+        except _FAILURES:
+            return
+        self._infer(operation, outputs, shapes)
+        # A rank is known with the shape.
+        if operation.type == OperationType.RANK or all(t is None or t.is_constant for t in inputs):
+            self._compute(index, operation, call, shapes)
+
+    def _infer(self, operation: Operation, outputs: Sequence[Operand], shapes: Sequence[Shape]) -> None:
+        for place, operand, shape in zip(operation.outputs, outputs, shapes, strict=True):
+            fits = combine_dimensions(operand.dimensions, shape) is not None or not operand.dimensions
+            self.shapes[place] = shape if fits else None
+
+    def _compute(self, index: int, operation: Operation, call: Call, shapes: Sequence[Shape]) -> None:
+        for place, operand, shape in zip(operation.outputs, call.outputs, shapes, strict=True):
+            if self.shapes[place] is None or 0 in shape:
+                return
+            if math.prod(shape) * operand_dtype(operand.type).itemsize > COMPUTED_BYTES_MAX:
+                return
+        try:
+            with np.errstate(all="ignore"):
+                results: list[Array] = list(CONTRACTS[OperationType(operation.type)].execute(call))
+        except _FAILURES:
+            return
+        self.values.update(zip(operation.outputs, results, strict=True))
+        self.operations.add(index)
+
+
+def _is_known(operand: Operand) -> bool:
+    if is_extension_operand_type(operand.type):
+        return bool(operand.dimensions) and 0 not in operand.dimensions
+    return dimensions_are_known(operand.type, operand.dimensions)

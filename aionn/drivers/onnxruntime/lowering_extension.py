@@ -1,0 +1,173 @@
+"""Lowering of operations of the extension ``ai.onnx``: ONNX's operators with ONNX's types and shapes.
+
+Owns the conversion between the HAL's operands and ONNX's values at the edges of such operations; between two of them values stay
+ONNX's, with their types and with shapes that only the execution knows.
+
+Invariant: a whole number that does not fit the HAL's 32 bits ends the execution; see ``narrowed``.
+
+Source: ``aionn.models.onnx.extension``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from aionn.drivers.kit.arguments import Array
+from aionn.drivers.onnxruntime.graph import Graph, Native, Unsupported, moved
+from aionn.drivers.onnxruntime.versions import Application, needed_version, upgraded
+from aionn.errors import InvalidModel
+from aionn.hal import OperandLifeTime, Operation, constant_bytes
+from aionn.models.onnx.constants import DTYPE_NAMES
+from aionn.models.onnx.encoding import DATA_TYPES, tensor
+from aionn.models.onnx.extension import (
+    AttributeTensor,
+    ValueType,
+    decode_record,
+    op_type_of,
+)
+from aionn.models.onnx.schema import DataType
+
+__all__ = ["narrowed", "write_extension"]
+
+_NEVER = frozenset(
+    (
+        "Bernoulli", "ConcatFromSequence", "If", "ImageDecoder", "Loop", "Multinomial", "Optional", "OptionalGetElement",
+        "OptionalHasElement", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "RegexFullMatch", "Scan",
+        "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceLength", "SequenceMap",
+        "SplitToSequence", "StringConcat", "StringNormalizer", "StringSplit", "TfIdfVectorizer",
+    )
+)  # fmt: skip
+"""Operators with graphs, sequences, texts or random numbers, which a record cannot describe or no two devices compute alike."""
+
+_BOUNDED = frozenset(
+    (
+        "ArgMax",
+        "ArgMin",
+        "Compress",
+        "GatherND",
+        "MaxPool",
+        "NonMaxSuppression",
+        "NonZero",
+        "Shape",
+        "Size",
+        "TopK",
+        "Unique",
+    )
+)
+"""Operators whose 64-bit results are indexes or extents, which fit 32 bits."""
+
+
+def write_extension(g: Graph, op: Operation, number: int) -> None:
+    """Writes one operation.
+
+    Raises:
+        Unsupported: ONNX Runtime cannot be given it.
+    """
+    try:
+        op_type = op_type_of(number)
+        record = decode_record(_record_bytes(g, op))
+    except InvalidModel as e:
+        raise Unsupported(str(e)) from e
+    if op_type in _NEVER:
+        raise Unsupported(f"{op_type}: an operator with graphs, sequences, texts or random numbers")
+    given = op.inputs[:-1]
+    if len(record.inputs) != len(given) or len(record.outputs) != len(op.outputs):
+        raise Unsupported(f"{op_type}: a record of other values")
+    is_fmod = record.attributes.get("fmod", 0)
+    if (
+        op_type == "Mod"
+        and not is_fmod
+        and any(k is not None and _dtype(k).startswith("float") for k in record.inputs)
+    ):
+        raise Unsupported("Mod: ONNX Runtime has floats in the manner of C alone")
+    names = [_input(g, index, kind) for index, kind in zip(given, record.inputs, strict=True)]
+    application = upgraded(
+        Application(op_type, record.attributes, names), record.version, len(op.outputs), g.constant
+    )
+    g.require_version(needed_version(application.op_type, application.attributes))
+    attributes: dict[str, Any] = {
+        name: tensor("", value.array) if isinstance(value, AttributeTensor) else value
+        for name, value in application.attributes.items()
+    }
+    outputs = g.emit_all(application.op_type, application.inputs, len(op.outputs), **attributes)
+    for index, name, kind in zip(op.outputs, outputs, record.outputs, strict=True):
+        if kind is not None:
+            _set_output(g, index, Native(name, _dtype(kind), kind.shape), op_type)
+
+
+def _record_bytes(g: Graph, op: Operation) -> memoryview:
+    if not op.inputs or not g.model.main.operands[op.inputs[-1]].is_constant:
+        raise Unsupported("an operation without a constant record")
+    return constant_bytes(g.model, g.model.main.operands[op.inputs[-1]])
+
+
+def _dtype(kind: ValueType) -> str:
+    """numpy's name of a value's element type."""
+    name = DTYPE_NAMES.get(DataType(kind.data_type))
+    if name is None or name not in DATA_TYPES:
+        raise Unsupported(f"values of type {DataType(kind.data_type).name}")
+    return name
+
+
+def _input(g: Graph, index: int, kind: ValueType | None) -> str:
+    """The name of an input with ONNX's type and shape; empty for an omitted one."""
+    if kind is None:
+        return ""
+    dtype = _dtype(kind)
+    operand = g.model.main.operands[index]
+    if operand.lifetime == OperandLifeTime.NO_VALUE:
+        if kind.shape is None or 0 not in kind.shape or not kind.is_known:
+            return ""
+        return g.constant(np.zeros(kind.shape, dtype))
+    native = g.natives.get(index)
+    if native is not None and native.dtype == dtype and native.shape == kind.shape:
+        return native.name
+    value = g.value(index)
+    if value.constant is not None:
+        array = moved(value.constant) if value.is_moved else value.constant
+        return g.constant(_shaped(array.astype(dtype), kind))
+    name = g.name(value)
+    if value.is_moved:
+        name = g.signed(name)
+    if dtype != ("int8" if value.is_moved else value.dtype):
+        name = g.cast(name, dtype)
+    if kind.shape is not None and kind.is_known and kind.shape != value.shape:
+        name = g.reshaped(name, kind.shape)
+    return name
+
+
+def _shaped(array: Array, kind: ValueType) -> Array:
+    return array if kind.shape is None or not kind.is_known else array.reshape(kind.shape)
+
+
+def _set_output(g: Graph, index: int, native: Native, op_type: str) -> None:
+    """States an output: ONNX's value for operations of the extension, and the HAL's for others; one of both is dropped later."""
+    g.types[native.name] = native.dtype
+    g.natives[index] = native
+    if g.known.shapes[index] is None:
+        return
+    value = g.value(index)
+    name = native.name
+    if value.is_moved:
+        name = g.unsigned(name)
+    elif native.dtype != value.dtype:
+        name = g.cast(name, value.dtype) if op_type in _BOUNDED else narrowed(g, native, value.dtype)
+    if native.shape != value.shape:
+        name = g.reshaped(name, value.shape)
+    g.set(value, name)
+
+
+def narrowed(g: Graph, native: Native, dtype: str) -> str:
+    """A value in the HAL's element type. Whole numbers that do not fit end the execution: the sum of a list's only element, at an
+    index that is legal where all numbers fit.
+    """
+    name = g.cast(native.name, dtype)
+    if dtype != "int32" or np.can_cast(native.dtype, dtype):
+        return name
+    same = g.emit("Equal", [g.cast(name, native.dtype), native.name])
+    fits = g.emit("ReduceMin", [g.cast(g.reshaped(same, (-1,)), "int32")], keepdims=0)
+    index = g.emit("Sub", [g.constant(1, "int32"), fits])
+    nothing = g.emit("Gather", [g.constant([0], "int32"), index], axis=0)
+    return g.emit("Add", [name, nothing])

@@ -1,0 +1,335 @@
+"""What `ort-cpu` takes and refuses, how its executions end, and what its cache keeps."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import numpy as np
+import pytest
+
+from aionn.conformance.requests import request_for
+from aionn.drivers.kit.caching import CacheContents
+from aionn.drivers.onnxruntime.driver import EXPECTED_FAILURES, THREADS_VARIABLE, UNSUPPORTED, Form, OrtDevice
+from aionn.drivers.reference import ReferenceDevice
+from aionn.errors import DeviceUnavailable, Error, GeneralFailure, InvalidArgument, MissedDeadline
+from aionn.hal import CacheFiles, FusedActivation, Memory, Model, OperandType, OperationType, Priority
+from aionn.models.builder import GraphBuilder
+from fences import now_ns
+
+pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+
+from aionn.drivers.onnxruntime import engine, lowering
+
+WAIT_S = 20.0
+
+
+def chain_of(*steps: tuple[OperationType, Sequence[Any]], shape: Sequence[int] = (1, 4)) -> Model:
+    """Float32 operations one after the other; a step's further arguments are constants."""
+    graph = GraphBuilder()
+    value = first = graph.input(OperandType.TENSOR_FLOAT32, shape)
+    for kind, arguments in steps:
+        value = graph.result(kind, [value, *(graph.constant(a) for a in arguments)], first, shape)
+    return graph.build([value])
+
+
+def products(count: int, size: int) -> Model:
+    """Products of matrices one after the other: far more work than any test waits for, between operations that take little."""
+    graph = GraphBuilder()
+    a = graph.input(OperandType.TENSOR_FLOAT32, (size, size))
+    no = graph.constant(False)
+    value = a
+    for _ in range(count):
+        value = graph.result(OperationType.BATCH_MATMUL, [value, a, no, no], a, (size, size))
+    return graph.build([value])
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", "257", ""])
+def test_senseless_thread_count_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv(THREADS_VARIABLE, text)
+    with pytest.raises(DeviceUnavailable, match=f"{THREADS_VARIABLE}: expected from 1 to 256"):
+        OrtDevice()
+
+
+def test_every_operation_is_lowered_or_listed_with_a_reason() -> None:
+    computed = {"FILL", "RANK"}  # Before the execution, from constants and shapes.
+    known = {kind.name for kind in lowering.RULES} | computed
+    everything = {kind.name for kind in OperationType} - {"OEM_OPERATION"}
+    assert known | (UNSUPPORTED.keys() & everything) == everything
+    assert not known & UNSUPPORTED.keys()
+    assert not known & EXPECTED_FAILURES.keys()
+
+
+async def test_support_is_answered_per_operation() -> None:
+    model = chain_of((OperationType.RELU, ()), (OperationType.ELU, (-1.0,)), (OperationType.RELU6, ()))
+    async with OrtDevice() as device:
+        assert await device.supported_operations(model) == (True, False, True)
+        with pytest.raises(InvalidArgument, match="ort-cpu does not support ELU"):
+            await device.prepare_model(model)
+
+
+async def test_kernels_that_were_found_are_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, made = chain_of((OperationType.HARD_SWISH, ())), []
+    make = engine.Loading.make
+
+    def counted(self: engine.Loading, file: bytes) -> Any:
+        made.append(file)
+        return make(self, file)
+
+    monkeypatch.setattr(engine.Loading, "make", counted)
+    async with OrtDevice() as device:
+        await device.supported_operations(model)
+        made.clear()
+        assert await device.supported_operations(model) == (True,)
+        assert made == []
+        prepared = await device.prepare_model(model)
+        assert len(made) == 1
+        assert device._found is None
+        await prepared.aclose()
+
+
+async def test_model_that_onnx_runtime_has_no_kernel_for_is_not_supported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def relu(g: Any, op: Any) -> None:
+        g.set(g.output(op), g.emit("Relu", [g.cast(g.input(op, 0).forms[(0, 1)], "bool")]))
+
+    monkeypatch.setitem(lowering.RULES, OperationType.RELU, relu)  # type: ignore[arg-type]
+    async with OrtDevice() as device:
+        assert await device.supported_operations(chain_of((OperationType.RELU, ()))) == (False,)
+
+
+async def test_shape_that_the_model_does_not_state_is_inferred(small: Any) -> None:
+    graph = GraphBuilder()
+    x = graph.input(OperandType.TENSOR_FLOAT32, (2, 3))
+    none = graph.constant(int(FusedActivation.NONE))
+    model = graph.build([graph.result(OperationType.ADD, [x, x, none], x, (0, 0))])
+    async with OrtDevice() as device:
+        prepared = await device.prepare_model(model)
+        request = small.request([np.ones((2, 3), np.float32)], [(24, (0, 0))])
+        result = await prepared.execute_synchronously(request)
+        assert [shape.dimensions for shape in result.output_shapes] == [(2, 3)]
+        assert set(small.output(request).tolist()) == {2.0}
+        await prepared.aclose()
+
+
+async def test_input_of_unknown_shape_is_not_supported() -> None:
+    async with OrtDevice() as device:
+        model = chain_of((OperationType.RELU, ()), shape=(0, 4))
+        assert await device.supported_operations(model) == (False,)
+
+
+@pytest.mark.parametrize("index", [3, -1])
+async def test_index_out_of_range_is_an_error_and_the_model_goes_on(small: Any, index: int) -> None:
+    graph = GraphBuilder()
+    table = graph.input(OperandType.TENSOR_FLOAT32, (3, 2))
+    rows = graph.input(OperandType.TENSOR_INT32, (2,))
+    model = graph.build([graph.result(OperationType.GATHER, [table, graph.constant(0), rows], table, (2, 2))])
+    values = np.arange(6, dtype=np.float32).reshape(3, 2)
+    async with OrtDevice() as device:
+        prepared = await device.prepare_model(model)
+        for place, works in ((2, True), (index, False), (1, True)):
+            request = small.request([values, np.array([0, place], dtype=np.int32)], [(16, (2, 2))])
+            if works:
+                await prepared.execute_synchronously(request)
+                assert small.output(request).tolist() == [*values[0], *values[place]]
+            else:
+                with pytest.raises(InvalidArgument, match="ONNX Runtime"):
+                    await prepared.execute_synchronously(request)
+        await prepared.aclose()
+
+
+async def test_float16_goes_in_and_out(small: Any) -> None:
+    graph = GraphBuilder()
+    x = graph.input(OperandType.TENSOR_FLOAT16, (4,))
+    none = graph.constant(int(FusedActivation.NONE))
+    model = graph.build([graph.result(OperationType.MUL, [x, x, none], x, (4,))])
+    value = np.array([0.5, -2, 3, 7.25], dtype=np.float16)
+    async with OrtDevice() as device:
+        prepared = await device.prepare_model(model)
+        request = small.request([value], [(8, (4,))])
+        await prepared.execute_synchronously(request)
+        pool = request.pools[-1]
+        assert isinstance(pool, Memory)
+        assert np.frombuffer(pool.array.tobytes(), np.float16).tolist() == (value * value).tolist()
+        await prepared.aclose()
+
+
+@pytest.mark.parametrize("signed", [False, True])
+async def test_halves_are_rounded_away_from_zero(small: Any, signed: bool) -> None:
+    kind = OperandType.TENSOR_QUANT8_ASYMM_SIGNED if signed else OperandType.TENSOR_QUANT8_ASYMM
+    zero_point = -3 if signed else 125
+    graph = GraphBuilder()
+    x = graph.input(OperandType.TENSOR_FLOAT32, (160,))
+    result = graph.variable(kind, (160,), scale=0.1, zero_point=zero_point)
+    graph.operation(OperationType.QUANTIZE, [x], [result])
+    model = graph.build([result])
+    halves = np.arange(-80, 80, dtype=np.float32) + np.float32(0.5)
+    values = (halves.astype(np.float64) * np.float32(0.1)).astype(np.float32)
+    # Those whose quotient is a half indeed.
+    exact = values / np.float32(0.1) == halves
+    assert exact.sum() > 100
+    async with OrtDevice() as device:
+        prepared = await device.prepare_model(model)
+        request = small.request([values], [(160, (160,))])
+        await prepared.execute_synchronously(request)
+        pool = request.pools[-1]
+        assert isinstance(pool, Memory)
+        got = np.frombuffer(pool.array.tobytes(), np.int8 if signed else np.uint8)[:160].astype(int)
+        away = np.trunc(halves + np.copysign(0.5, halves)).astype(int) + zero_point
+        assert got[exact].tolist() == away[exact].tolist()
+        await prepared.aclose()
+
+
+async def test_output_that_no_input_decides_is_computed_beforehand(small: Any) -> None:
+    graph = GraphBuilder()
+    x = graph.input(OperandType.TENSOR_FLOAT32, (2,))
+    none = graph.constant(int(FusedActivation.NONE))
+    two = graph.constant(np.full(2, 2, np.float32), OperandType.TENSOR_FLOAT32)
+    four = graph.result(OperationType.ADD, [two, two, none], x, (2,))
+    doubled = graph.result(OperationType.ADD, [x, x, none], x, (2,))
+    model = graph.build([four, doubled])
+    async with OrtDevice() as device:
+        prepared = await device.prepare_model(model)
+        request = small.request([np.ones(2, np.float32)], [(8, (2,)), (8, (2,))])
+        await prepared.execute_synchronously(request)
+        assert small.output(request, 0).tolist() == [4, 4]
+        assert small.output(request, 1).tolist() == [2, 2]
+        await prepared.aclose()
+
+
+@pytest.mark.slow
+async def test_cancelled_execution_stops_between_two_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = products(2000, 256)  # Some seconds of work, of which an operation takes a millisecond.
+    entered = threading.Event()
+    begin = engine.Slot.begin
+
+    def watched(self: engine.Slot) -> None:
+        begin(self)
+        entered.set()
+
+    monkeypatch.setattr(engine.Slot, "begin", watched)
+    request = request_for(model, [np.zeros((256, 256), np.float32)])
+    async with OrtDevice() as device:
+        prepared = await device.prepare_model(model)
+        started_ns = now_ns()
+        await prepared.execute_synchronously(request)
+        whole_ns = now_ns() - started_ns
+        entered.clear()
+        launch = prepared.launch(request)
+        assert await anyio.to_thread.run_sync(entered.wait, WAIT_S)
+        started_ns = now_ns()
+        launch.cancel()
+        with pytest.raises(GeneralFailure, match="cancelled"):
+            await launch
+        assert now_ns() - started_ns < whole_ns / 4
+        # What stopped it is taken back before the next one.
+        await prepared.execute_synchronously(request)
+        await prepared.aclose()
+
+
+@pytest.mark.slow
+async def test_deadline_stops_a_running_execution() -> None:
+    model = products(2000, 256)
+    request = request_for(model, [np.zeros((256, 256), np.float32)])
+    async with OrtDevice() as device:
+        prepared = await device.prepare_model(model)
+        with pytest.raises(MissedDeadline, match="passed between two operations"):
+            await prepared.execute_synchronously(request, deadline_ns=now_ns() + 50_000_000)
+        await prepared.aclose()
+
+
+async def test_deadline_ends_the_loading_of_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = engine.Loading.make
+
+    def slow(self: engine.Loading, file: bytes) -> Any:
+        # ONNX Runtime looks at the flag while it loads; here the deadline has passed by then.
+        while now_ns() < deadline_ns + 50_000_000:
+            threading.Event().wait(0.005)
+        return make(self, file)
+
+    model = chain_of((OperationType.RELU, ()))
+    async with OrtDevice() as device:
+        await device.supported_operations(model)
+        monkeypatch.setattr(engine.Loading, "make", slow)
+        deadline_ns = now_ns() + 300_000_000
+        with pytest.raises(MissedDeadline, match="while preparing"):
+            await device.prepare_model(model, deadline_ns=deadline_ns)
+
+
+async def test_cache_keeps_the_optimised_model(small: Any, tmp_path: Path) -> None:
+    model = small.sum_model()
+    ones = np.ones((2, 3), np.float32)
+    with open(tmp_path / "model", "w+b") as first, open(tmp_path / "data", "w+b") as second:
+        files = CacheFiles((first.fileno(),), (second.fileno(),), bytes(32))
+        async with OrtDevice() as device:
+            saved = await device.prepare_model(model, cache=files)
+            await saved.aclose()
+            restored = await device.prepare_model_from_cache(files)
+            request = small.request([ones, ones], [(24, (2, 3))])
+            await restored.execute_synchronously(request)
+            assert set(small.output(request).tolist()) == {2.0}
+            await restored.aclose()
+
+
+async def test_model_that_the_optimiser_spoils_runs_without_it(small: Any) -> None:
+    # ONNX Runtime moves the first operation's Transpose behind the Resize, for which it has no kernel then.
+    graph = GraphBuilder()
+    x = graph.input(OperandType.TENSOR_FLOAT32, (1, 8, 3, 5))
+    wide = graph.result(
+        OperationType.DEPTH_TO_SPACE, [x, graph.constant(2), graph.constant(True)], x, (1, 2, 6, 10)
+    )
+    size = [graph.constant(4), graph.constant(7), graph.constant(False)]
+    model = graph.build([graph.result(OperationType.RESIZE_BILINEAR, [wide, *size], x, (1, 7, 4, 10))])
+    values = np.random.default_rng(1).random((1, 8, 3, 5), dtype=np.float32)
+    found = []
+    for make in (OrtDevice, ReferenceDevice):
+        async with make() as device:
+            prepared = await device.prepare_model(model)
+            assert getattr(prepared, "_form", Form.PLAIN) == Form.PLAIN
+            for again in (
+                prepared,
+                device.restore(prepared.cached(), priority=Priority.MEDIUM, deadline_ns=None),
+            ):
+                request = small.request([values], [(4 * 280, (1, 7, 4, 10))])
+                await again.execute_synchronously(request)
+                found.append(small.output(request))
+                await again.aclose()
+    for other in found[1:]:
+        np.testing.assert_allclose(found[0], other, atol=1e-6)
+
+
+def _restore(device: OrtDevice, contents: CacheContents) -> Any:
+    return device.restore(contents, priority=Priority.MEDIUM, deadline_ns=None)
+
+
+async def test_damaged_cache_fails_and_nothing_else(small: Any) -> None:
+    async with OrtDevice() as device:
+        prepared = await device.prepare_model(small.sum_model())
+        whole = prepared.cached()  # type: ignore[attr-defined]
+        await prepared.aclose()
+        for contents in (
+            CacheContents([b"\xc1"], whole.data),
+            CacheContents(whole.model, [b"damaged"]),
+            CacheContents(whole.model, [bytes(whole.data[0])[:-40]]),
+            CacheContents(whole.model, []),
+        ):
+            with pytest.raises(Error):
+                _restore(device, contents)
+        _restore(device, whole).release()
+
+
+async def test_cache_of_another_processor_fails(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from aionn.drivers.onnxruntime import driver
+
+    async with OrtDevice() as device:
+        prepared = await device.prepare_model(small.sum_model())
+        whole = prepared.cached()  # type: ignore[attr-defined]
+        await prepared.aclose()
+        monkeypatch.setattr(driver, "_processor", lambda: "another")
+        with pytest.raises(GeneralFailure, match="another processor"):
+            _restore(device, whole)

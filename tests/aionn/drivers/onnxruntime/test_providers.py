@@ -1,0 +1,165 @@
+"""What names of `ort-*` mean, and what is said where ONNX Runtime is missing, too old, installed twice, or has no such provider."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aionn
+from aionn.conformance.expectations import driver_expectations
+from aionn.drivers import registry
+from aionn.drivers.onnxruntime import providers
+from aionn.drivers.onnxruntime.driver import UNSUPPORTED, OrtDevice, info_for
+from aionn.drivers.onnxruntime.providers import Provider, provider_named
+from aionn.errors import DeviceUnavailable
+from aionn.hal import CancelCapability
+
+VARIABLE = registry.ORT_PROVIDERS_VARIABLE
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes it look as though these distributions were installed: names to versions."""
+
+    def install(**versions: str) -> None:
+        found = {name.replace("_", "-"): version for name, version in versions.items()}
+
+        def version_of(name: str) -> str:
+            if name not in found:
+                raise importlib.metadata.PackageNotFoundError(name)
+            return found[name]
+
+        monkeypatch.setattr(importlib.metadata, "version", version_of)
+        providers.installed_version.cache_clear()
+
+    yield install
+    providers.installed_version.cache_clear()
+
+
+def test_missing_package_makes_the_device_unavailable(installed: Any) -> None:
+    installed()
+    with pytest.raises(DeviceUnavailable, match=r"onnxruntime is not installed; pip install 'aionn\[onnx"):
+        registry.built_in_info("ort-cpu", "ort-cpu")
+
+
+def test_old_package_makes_the_device_unavailable(installed: Any) -> None:
+    installed(onnxruntime="1.15.1")
+    with pytest.raises(DeviceUnavailable, match=r"expected version 1\.22 or later, got 1\.15\.1"):
+        OrtDevice()
+
+
+def test_two_packages_with_one_module_make_the_device_unavailable(
+    installed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(onnxruntime="1.32.0", onnxruntime_gpu="1.31.0")
+    monkeypatch.setattr(providers, "_contains_module", lambda name: True)
+    with pytest.raises(DeviceUnavailable, match="onnxruntime and onnxruntime-gpu are installed over each"):
+        registry.built_in_info("ort-cpu", "ort-cpu")
+
+
+def test_package_that_adds_a_provider_is_no_second_one(
+    installed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(onnxruntime="1.32.0", onnxruntime_qnn="2.0.0")
+    monkeypatch.setattr(providers, "_contains_module", lambda name: name == "onnxruntime")
+    assert providers.installed_version() == "1.32.0"
+
+
+async def test_runtime_goes_on_without_it(installed: Any, small: Any) -> None:
+    installed()
+    async with aionn.open(drivers=["ort-cpu", "reference"], isolation="in_process") as runtime:
+        assert [device.name for device in runtime.devices] == ["reference"]
+        (missing,) = runtime.unavailable
+        assert "not installed" in missing.reason
+        compilation = await runtime.compile(small.sum_model())
+        assert compilation.devices == ("reference",)
+
+
+def test_client_imports_nothing_of_onnx_runtime() -> None:
+    pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+    code = (
+        "import sys; from aionn.drivers import registry; registry.built_in_info('ort-cpu', 'a');"
+        "sys.exit(any(name.startswith('onnxruntime') for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_device_of_another_provider_says_what_it_cannot(installed: Any) -> None:
+    installed(onnxruntime_gpu="1.32.0")
+    info = info_for("gpu", "ort-cuda")
+    assert (info.name, info.slots, info.cancel) == ("gpu", 1, CancelCapability.NONE)
+    assert "CUDAExecutionProvider" in info.version
+
+
+def test_versions_name_library_provider_and_opset(installed: Any) -> None:
+    installed(onnxruntime="1.99.1")
+    assert info_for("ort-cpu").version == "1 ONNX Runtime 1.99.1 CPUExecutionProvider opset 21"
+
+
+def test_variable_names_devices_with_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (
+        "ort-cuda1=CUDAExecutionProvider:device_id=1:arena_extend_strategy=kSameAsRequested, ort-x=X,ort-qnn"
+    )
+    monkeypatch.setenv(VARIABLE, text)
+    options = {"device_id": "1", "arena_extend_strategy": "kSameAsRequested"}
+    assert provider_named("ort-cuda1") == Provider("CUDAExecutionProvider", options)
+    assert provider_named("ort-x") == Provider("X")
+    assert provider_named("ort-qnn") == Provider("QNNExecutionProvider")
+    assert registry.driver_names()[-4:] == ("ort-cuda1", "ort-qnn", "ort-x", "reference")
+
+
+@pytest.mark.parametrize("text", ["cuda=X", "ort-a", "ort-a=", "ort-a=X:", "ort-a=X:b", "ort-a=X:=1"])
+def test_senseless_variable_is_reported(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv(VARIABLE, text)
+    with pytest.raises(DeviceUnavailable, match=f"{VARIABLE}: expected ort-NAME=PROVIDER"):
+        provider_named("ort-a")
+
+
+def test_unknown_name_is_reported_with_the_known_ones() -> None:
+    with pytest.raises(DeviceUnavailable, match="ort-none: expected one of ort-cpu, ort-cuda"):
+        registry.built_in_info("ort-none", "ort-none")
+
+
+def test_lists_of_every_driver_reach_the_suites() -> None:
+    assert dict(driver_expectations("ort-cuda").unsupported) == UNSUPPORTED
+
+
+async def test_configured_device_computes(monkeypatch: pytest.MonkeyPatch, small: Any) -> None:
+    pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+    monkeypatch.setenv(VARIABLE, "ort-second=CPUExecutionProvider")
+    async with aionn.open(drivers={"mine": "ort-second"}) as runtime:
+        net = await runtime.compile(small.sum_model(), devices="mine")
+        ones = np.ones((2, 3), np.float32)
+        result = await net.execute([ones, ones])
+        assert result.outputs[0].tolist() == [[2.0] * 3] * 2
+
+
+async def test_provider_that_is_not_there_fails_and_never_becomes_the_cpu(small: Any) -> None:
+    pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+    async with OrtDevice("gpu", "ort-cuda") as device:
+        with pytest.raises(
+            DeviceUnavailable, match=r"CUDAExecutionProvider: the installed ONNX Runtime .* has"
+        ):
+            await device.prepare_model(small.sum_model())
+
+
+async def test_provider_that_falls_back_to_the_cpu_is_unavailable(
+    monkeypatch: pytest.MonkeyPatch, small: Any
+) -> None:
+    ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+    # What ONNX Runtime does where a library of the provider is missing: a session on the CPU, and a line in its log.
+    made = ort.InferenceSession
+
+    def falling_back(file: bytes, options: Any, **ignored: Any) -> Any:
+        return made(file, providers=["CPUExecutionProvider"])
+
+    monkeypatch.setattr(ort, "InferenceSession", falling_back)
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    async with OrtDevice("gpu", "ort-cuda") as device:
+        with pytest.raises(DeviceUnavailable, match="made a session on CPUExecutionProvider instead"):
+            await device.prepare_model(small.sum_model())
