@@ -57,6 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
     assert capture is not None, "pytest has it"
     with capture.global_and_fixture_disabled():
         _stderr = os.dup(2)
+    config.pluginmanager.register(SharedFixtures())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -244,33 +245,35 @@ _begun = pytest.StashKey[list[Belongings]]()
 """What was held before those that are being set up, which may set up others first."""
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_fixture_setup(
-    fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
-) -> Iterator[object]:
-    """What a fixture of several tests holds is not left behind by the test that comes first."""
-    if fixturedef.scope == "function":
-        return (yield)
-    stash = request.session.stash
-    begun = stash.setdefault(_begun, [])
-    before = Belongings()
-    begun.append(before)
-    try:
-        return (yield)
-    finally:
-        begun.pop()
-        after = Belongings()
-        stash.setdefault(_shared, {})[fixturedef] = before, after
-        for held in (stash[_held], *begun):
-            held.shift(before, after)
+class SharedFixtures:
+    """A plugin of its own: pytest asks no conftest below the root about fixtures of the session."""
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
+    ) -> Iterator[object]:
+        """What a fixture of several tests holds is not left behind by the test that comes first."""
+        if fixturedef.scope == "function":
+            return (yield)
+        stash = request.session.stash
+        begun = stash.setdefault(_begun, [])
+        before = Belongings()
+        begun.append(before)
+        try:
+            return (yield)
+        finally:
+            begun.pop()
+            after = Belongings()
+            stash.setdefault(_shared, {})[fixturedef] = before, after
+            for held in (stash[_held], *begun):
+                held.shift(before, after)
 
-def pytest_fixture_post_finalizer(
-    fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
-) -> None:
-    before, after = request.session.stash.get(_shared, {}).pop(fixturedef, (None, None))
-    if before is not None and after is not None:
-        request.session.stash[_held].shift(after, before)
+    def pytest_fixture_post_finalizer(
+        self, fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
+    ) -> None:
+        before, after = request.session.stash.get(_shared, {}).pop(fixturedef, (None, None))
+        if before is not None and after is not None:
+            request.session.stash[_held].shift(after, before)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

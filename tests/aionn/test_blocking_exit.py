@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.forked("any")
+
 RUN_S_MAX = 60
 """Far more than an application takes that starts a driver process; one that hangs at its end hangs for ever."""
 

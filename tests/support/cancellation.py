@@ -7,6 +7,8 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+from tests.support.fork_server import ForkServer
+
 __all__ = ["NATIVE_COUNTS", "cancelled_natively", "child_processes"]
 
 NATIVE_COUNTS = (1, 2, 1000)
@@ -44,7 +46,7 @@ reader wait without a limit, and no test changes its children during each of so 
 
 
 def child_processes() -> set[int]:
-    """The processes of this one that run, or have ended and are not reaped."""
+    """The processes of this one that run, or have ended and are not reaped, but for those that fork processes for tests."""
     before = None
     # While another child is reaped, or the thread that started it ends, the kernel's list can miss one.
     for _ in range(READINGS_MAX):
@@ -52,7 +54,7 @@ def child_processes() -> set[int]:
         if now == before:
             break
         before = now
-    return now
+    return now - ForkServer.pids
 
 
 def _listed_children() -> set[int]:

@@ -64,6 +64,7 @@ def answered(aionn_here: Command, request: pytest.FixtureRequest) -> Callable[..
     return run if request.param == "here" else answer
 
 
+@pytest.mark.forked("any")
 def test_devices_lists_the_reference_device_last() -> None:
     report = answer("devices")
     last = report["devices"][-1]
@@ -81,6 +82,7 @@ def test_inspect_counts_operations_and_asks_devices(example_data: Path, answered
     assert report["devices"]["reference"] == {"supported": count, "of": count, "operations": [True] * count}
 
 
+@pytest.mark.forked("any")
 def test_run_is_reproducible_by_seed(digits: Path, aionn_here: Command) -> None:
     first = answer("run", digits, "--seed", "1")["outputs"]
     again, other = (

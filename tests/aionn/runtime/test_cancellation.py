@@ -37,6 +37,8 @@ from aionn.testing.models import identity
 from fences import FenceStatus
 from tests.support.cancellation import child_processes
 
+pytestmark = pytest.mark.forked("any")
+
 ONE = np.ones(1, np.float32)
 LIMIT_S = 20.0
 """How long what is cancelled, and what is left of it, may take to end."""

@@ -27,6 +27,8 @@ from aionn.service.client import device as client_module
 from aionn.service.host.process import listen
 from aionn.testing.models import chain
 
+pytestmark = pytest.mark.forked("any")
+
 X = np.array([-1.0, 2.0, -3.0], np.float32)
 RELU = np.array([0.0, 2.0, 0.0], np.float32)
 START_S_MAX = 30

@@ -21,6 +21,8 @@ from aionn.observability.tracing import TRACE_VARIABLE, is_tracing, section, sta
 from aionn.runtime import traces
 from aionn.runtime.traces import end_trace, read_trace, summarize, summarize_applications
 
+pytestmark = pytest.mark.forked("any")
+
 Values = npt.NDArray[np.float32]
 
 

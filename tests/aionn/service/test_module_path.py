@@ -18,6 +18,8 @@ import pytest
 
 from aionn.service.python_process import module_path, python_command, python_environment
 
+pytestmark = pytest.mark.forked("none")
+
 REPOSITORY = Path(__file__).resolve().parents[3]
 MODEL = str(REPOSITORY / "examples/data/digits_int8.tflite")
 DEPENDENCIES = (

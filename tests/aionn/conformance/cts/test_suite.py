@@ -76,11 +76,11 @@ async def reference() -> AsyncIterator[Device]:
 @pytest.mark.parametrize(
     ("mode", "part"),
     [
-        ("sync", 120),
+        ("sync", 240),
         ("async", 600),
         ("burst", 600),
         ("fenced", 600),
-        *(pytest.param(mode, 120, marks=pytest.mark.long) for mode in ("async", "burst", "fenced")),
+        *(pytest.param(mode, 120, marks=pytest.mark.long) for mode in ("sync", "async", "burst", "fenced")),
     ],
 )
 async def test_reference_passes_a_share_of_the_data(

@@ -175,6 +175,7 @@ def command_line(pid: int) -> list[str]:
     return words
 
 
+@pytest.mark.forked("none")
 async def test_spare_process_has_the_command_line_of_any_other(background: Background) -> None:
     device = RemoteDevice("reference", "reference", background.tasks, spare=True, hang_after_s=600.0)
     await device.connect()

@@ -42,6 +42,8 @@ from aionn.service.wire.protocol import (
     Ping,
 )
 
+pytestmark = pytest.mark.forked("any")
+
 IN, OUT = [BufferRole(0, 0)], [BufferRole(0, 0)]
 SETTLED_S_MAX = 5.0
 

@@ -20,6 +20,8 @@ from aionn.hal import DeviceStatus, Model, OperandType, OperationType
 from aionn.models.builder import GraphBuilder
 from aionn.service.client.device import RemoteDevice
 
+pytestmark = pytest.mark.forked("any")
+
 WAIT_S_MAX = 30.0
 OPERATIONS = 8000
 """A third of a second to check, on one core."""

@@ -17,6 +17,8 @@ import pytest
 
 from tests.support.server_scope import server_scope
 
+pytestmark = pytest.mark.forked("any")
+
 HERE = Path(__file__).parent
 ATTACK_S = 0.3
 ATTACK_LONG_S = 20.0

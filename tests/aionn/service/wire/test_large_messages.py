@@ -60,6 +60,8 @@ from aionn.service.wire.protocol import (
 )
 from aionn.service.wire.sizes import ARGUMENTS_MAX, INLINE_BYTES_MAX, MODEL_KINDS, check_large
 
+pytestmark = pytest.mark.forked("any")
+
 WAIT_S_MAX = 60.0
 KINDS = [body.__name__ for union in (CallBody, ReplyBody) for body in typing.get_args(union)]
 LARGE_KINDS = {*MODEL_KINDS, "HelloReply", "SupportedOperationsReply"}
