@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from aionn.errors import DeviceUnavailable, InvalidArgument
-from aionn.hal import Device, DeviceInfo
+from aionn.hal import Device, DeviceInfo, Model
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
@@ -34,6 +34,7 @@ __all__ = [
     "load_factory",
     "made_by",
     "make_device",
+    "may_support",
 ]
 
 ENTRY_POINT_GROUP = "aionn.drivers"
@@ -101,6 +102,15 @@ as :OPTION=VALUE."""
 
 ON_REQUEST = ("simulated",)
 """Drivers that are used when they are named, and never because they are there. A simulated device is named after its profile."""
+
+
+EXTENSIONS_ONLY = ("onnx-reference",)
+"""Drivers that support no operation of the HAL."""
+
+
+def may_support(driver: str, model: Model) -> bool:
+    """Whether a driver may support an operation of a model; False is found out without starting the driver."""
+    return driver not in EXTENSIONS_ONLY or bool(model.extension_name_to_prefix)
 
 
 def _entry_points() -> EntryPoints:

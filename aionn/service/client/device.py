@@ -22,6 +22,7 @@ from collections.abc import Sequence
 import anyio
 import anyio.abc
 
+from aionn.drivers import registry
 from aionn.errors import (
     DeadObject,
     DeviceUnavailable,
@@ -259,6 +260,8 @@ class RemoteDevice:
 
     async def supported_operations(self, model: Model) -> tuple[bool, ...]:
         """See ``Device``."""
+        if self._path is None and not registry.may_support(self._driver, model):
+            return (False,) * len(model.main.operations)  # No process is started for that answer.
         connection = await self._connected()
         reply = await connection.channel.call(SupportedOperations(model), SupportedOperationsReply)
         if len(reply.supported) != len(model.main.operations):

@@ -25,6 +25,7 @@ from aionn.models.onnx.extension import (
     number_of,
 )
 from aionn.runtime.introspection import summarize_model
+from aionn.testing.models import identity
 from tests.aionn.models.onnx.building import file, info
 
 X = np.array([[1.0, -2.0, 3.0], [4.0, 0.0, -6.0]], np.float32)
@@ -204,3 +205,10 @@ def test_inspect_names_the_operations(tmp_path: Path) -> None:
     model = load_onnx(path).model
     assert [operation.type for operation in summarize_model(model).operations] == ["ai.onnx.NonZero"]
     assert '0: ai.onnx.NonZero"' in graph_text(model)
+
+
+async def test_model_without_extensions_starts_no_process_of_it() -> None:
+    async with aionn.open(drivers=["onnx-reference", "reference"]) as runtime:
+        await runtime.compile(identity())
+        assert runtime.device("onnx-reference").pid is None
+        assert runtime.device("reference").pid is not None
