@@ -195,7 +195,7 @@ class Newcomers:
             self._end_wait(newcomer)
             if not newcomer.is_served and not newcomer.has_left:
                 self._report(newcomer.client, newcomer.why)
-                await _tell_newcomer(newcomer.sock, newcomer.why)
+                await _tell_newcomer(newcomer.sock, newcomer.why, self._next_turn)
         except Exception:
             # One newcomer's end, however it comes, does not affect others.
             _logger.exception("refusing a client (%s) failed", newcomer.client)
@@ -215,13 +215,13 @@ class Newcomers:
             _logger.warning("refused a client (%s), the last of %d refusals: %s", client, count, why)
 
 
-async def _tell_newcomer(sock: socket.socket, why: str) -> None:
+async def _tell_newcomer(sock: socket.socket, why: str, next_turn: Callable[[], Awaitable[None]]) -> None:
     """Answers the client's first call with the reason why it is not served."""
     with anyio.move_on_after(REFUSAL_S_MAX):
         sock.setblocking(False)
         try:
             await anyio.wait_readable(sock)
-            envelope = read_envelope(payload_of(sock, INLINE_BYTES_MAX))
+            envelope = read_envelope(await payload_of(sock, INLINE_BYTES_MAX, next_turn))
         except OSError:
             return
         if envelope is not None:

@@ -79,6 +79,7 @@ from aionn.service.wire.protocol import (
 from aionn.service.wire.quotas import Account
 from aionn.service.wire.received import (
     SENT_AT_ONCE_MAX,
+    close_received,
     close_unread,
     descriptors_of,
     drain,
@@ -166,8 +167,7 @@ class Channel:
         self._load = Load()
         self._room = anyio.Event()
         self._over = anyio.Event()
-        self.received_count = 0
-        self.ended = SyncFence("connection")
+        self.received_count, self.ended = 0, SyncFence("connection")
         self._is_running = self.has_received = self.was_cut_off = False
 
     @property
@@ -357,8 +357,8 @@ class Channel:
                 self._has_waited = True
         fds = descriptors_of(ancillary) if ancillary else []
         if fds and have_strange_sockets(fds):
-            close_all(fds)
             self.close(f"{self._peer_name} sent a socket that does not belong to a fence")
+            await close_received(fds, self._peer.next_turn_of_leaving)
             return b"", [], False
         if flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC) or len(fds) > DESCRIPTORS_MAX:
             # Asked before they are closed: the received ones are what fills the table.

@@ -21,7 +21,7 @@ import select
 import socket
 import stat
 import struct
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 
 import anyio
 
@@ -32,6 +32,7 @@ __all__ = [
     "SENT_AT_ONCE_MAX",
     "HangUps",
     "close_in_turns",
+    "close_received",
     "close_unread",
     "descriptors_of",
     "drain",
@@ -70,29 +71,45 @@ def descriptors_of(ancillary: _Ancillary) -> list[int]:
 
 
 def have_strange_sockets(fds: Sequence[int]) -> bool:
-    """Whether there are sockets among descriptors that do not belong to a fence. From then on, closing them does not wait."""
-    found = False
+    """Whether there are sockets among descriptors that do not belong to a fence: they are to be closed by ``close_received``."""
+    return any(stat.S_ISSOCK(os.fstat(fd).st_mode) and _is_strange(fd) for fd in fds)
+
+
+def _is_strange(fd: int) -> bool:
+    # With the family given, the constructor does not ask the kernel for it.
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fd)
+    try:
+        name = sock.getsockname()
+        return not (isinstance(name, bytes) and name.startswith(NAME_PREFIX))
+    except OSError:
+        return True
+    finally:
+        sock.detach()
+
+
+_Parts = Generator[int, None, None]
+"""Work in parts, each with its weight: one for a message and for a descriptor. One descriptor may stand for a hundred thousand
+messages: sockets in messages in sockets."""
+
+
+def _closing(fds: Iterable[int]) -> _Parts:
+    """Closes descriptors; those of sockets such that it does not wait."""
     for fd in fds:
-        if not stat.S_ISSOCK(os.fstat(fd).st_mode):
-            continue
-        # With the family given, the constructor does not ask the kernel for it.
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fd)
-        try:
-            name = sock.getsockname()
-            if isinstance(name, bytes) and name.startswith(NAME_PREFIX):
-                continue
-            found = True
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
-            if sock.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN) == socket.AF_UNIX:
-                _empty(sock)
-        except OSError:
-            found = True
-        finally:
-            sock.detach()
-    return found
+        if stat.S_ISSOCK(os.fstat(fd).st_mode) and _is_strange(fd):
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fd)
+            try:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+                if sock.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN) == socket.AF_UNIX:
+                    yield from _emptying(sock)
+            except OSError:
+                pass  # Closing a socket without that option does not wait.
+            finally:
+                sock.detach()
+        close_all([fd])
+        yield 1
 
 
-def _empty(sock: socket.socket) -> None:
+def _emptying(sock: socket.socket) -> _Parts:
     """Shuts a Unix socket down and empties it: descriptors in it are closed with it, and so on, five deep at most
     (MAX_RECURSION_LEVEL of the kernel)."""
     try:
@@ -100,15 +117,12 @@ def _empty(sock: socket.socket) -> None:
     except OSError:
         pass  # The peer has done it, or it was never connected.
     if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-        _empty_backlog(sock)
-        return
-    _ask_for_numbers(sock)
-    for _ in range(UNREAD_MAX):
-        if not _take_unread(sock):
-            return
+        yield from _emptying_backlog(sock)
+    else:
+        yield from _draining(sock)
 
 
-def _empty_backlog(listener: socket.socket) -> None:
+def _emptying_backlog(listener: socket.socket) -> _Parts:
     """Closes the connections that no process has accepted: their messages are closed with a listening socket."""
     listener.setblocking(False)
     for _ in range(UNREAD_MAX):
@@ -116,43 +130,70 @@ def _empty_backlog(listener: socket.socket) -> None:
             sock, _ = listener.accept()
         except OSError:
             return  # No further one has come, or no descriptor is left.
-        close_unread(sock)
+        with sock:
+            yield from _emptying(sock)
 
 
-def payload_of(sock: socket.socket, bytes_max: int) -> bytes:
-    """The next message of a socket, without its descriptors, which are closed. Raises as ``recvmsg``."""
+def _draining(sock: socket.socket) -> _Parts:
+    """Takes the unread messages from a socket that is shut down, and closes their descriptors."""
+    try:
+        # Then every message comes with its sender's number, also an empty one; the end does not.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        # The end of a stream comes with a number, too; but a stream has no empty messages.
+        is_stream = sock.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_STREAM
+        for _ in range(UNREAD_MAX):
+            payload, ancillary, _, _ = sock.recvmsg(_BYTES_AT_ONCE, _ROOM, _FLAGS)
+            yield from _closing(descriptors_of(ancillary))
+            if not payload and (is_stream or not ancillary):
+                return
+            yield 1
+    except OSError:
+        return  # It is closed already, or there is nothing in it.
+
+
+async def _in_turns(parts: _Parts, next_turn: Callable[[], Awaitable[None]]) -> None:
+    """Does all parts, with ``next_turn`` after each ``DRAINED_WEIGHT`` of them; without it when it is cancelled natively."""
+    weight = 0
+    try:
+        with anyio.CancelScope(shield=True):
+            for part in parts:
+                weight += part
+                if weight >= DRAINED_WEIGHT:
+                    weight = 0
+                    await next_turn()
+    finally:
+        for _ in parts:
+            pass
+
+
+async def close_received(fds: Sequence[int], next_turn: Callable[[], Awaitable[None]]) -> None:
+    """Closes descriptors, those of sockets without waiting for their peers, while others have turns; also when it is cancelled.
+
+    Args:
+        fds: The descriptors.
+        next_turn: Awaited between parts of the work; others have turns in it.
+    """
+    await _in_turns(_closing(fds), next_turn)
+
+
+async def payload_of(sock: socket.socket, bytes_max: int, next_turn: Callable[[], Awaitable[None]]) -> bytes:
+    """The next message of a socket, without its descriptors, which are closed in turns. Raises as ``recvmsg``."""
     payload, ancillary, _, _ = sock.recvmsg(bytes_max, _ROOM, _FLAGS)
-    _discard(ancillary)
+    await close_received(descriptors_of(ancillary), next_turn)
     return payload
 
 
 async def drain(sock: socket.socket, next_turn: Callable[[], Awaitable[None]]) -> None:
-    """Takes the unread messages from a socket that is shut down, and closes its descriptors.
-
-    Args:
-        sock: The socket.
-        next_turn: Awaited after each ``DRAINED_WEIGHT`` of messages; others have turns in it.
-    """
-    _ask_for_numbers(sock)
-    weight = 0
-    while taken := _take_unread(sock):
-        weight += taken
-        if weight >= DRAINED_WEIGHT:
-            weight = 0
-            await next_turn()
+    """Takes the unread messages from a socket that is shut down, and closes their descriptors; as ``close_received``."""
+    await _in_turns(_draining(sock), next_turn)
 
 
 async def close_in_turns(sock: socket.socket, next_turn: Callable[[], Awaitable[None]]) -> None:
-    """As ``close_unread``, while others have turns; also when it is cancelled. See ``drain`` for the arguments."""
+    """As ``close_unread``, while others have turns; also when it is cancelled. See ``close_received`` for the arguments."""
     try:
-        sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass  # The peer has done it.
-    try:
-        with anyio.CancelScope(shield=True):
-            await drain(sock, next_turn)
+        await _in_turns(_emptying(sock), next_turn)
     finally:
-        close_unread(sock)
+        sock.close()
 
 
 def has_unread(sock: socket.socket) -> bool:
@@ -197,39 +238,13 @@ class HangUps:
 
 
 def close_unread(sock: socket.socket) -> None:
-    """Closes a Unix socket for good, and the descriptors of unread messages."""
-    _empty(sock)
-    sock.close()
-
-
-def _ask_for_numbers(sock: socket.socket) -> None:
-    """Has every message come with its sender's number from now on, also an empty one; the end does not."""
+    """Closes a Unix socket for good, and the descriptors of unread messages, in one turn: for sockets of processes of our own."""
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        for _ in _emptying(sock):
+            pass
     except OSError:
         pass  # It is closed already.
-
-
-def _take_unread(sock: socket.socket) -> int:
-    """Takes one message of a socket that is shut down, and returns its weight: 1, and 1 for each descriptor; 0 without one."""
-    try:
-        payload, ancillary, _, _ = sock.recvmsg(_BYTES_AT_ONCE, _ROOM, _FLAGS)
-        weight = 1 + _discard(ancillary)
-        if payload:
-            return weight
-        # The end of a stream comes with a number, too; but a stream has no empty messages.
-        is_message = ancillary and sock.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) != socket.SOCK_STREAM
-        return weight if is_message else 0
-    except OSError:
-        return 0  # It is closed already, or there is nothing in it.
-
-
-def _discard(ancillary: _Ancillary) -> int:
-    """Closes the descriptors that came with a message, and returns their number."""
-    fds = descriptors_of(ancillary)
-    have_strange_sockets(fds)
-    close_all(fds)
-    return len(fds)
+    sock.close()
 
 
 def no_descriptor_is_left() -> bool:

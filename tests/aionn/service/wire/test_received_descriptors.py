@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import struct
@@ -28,7 +29,13 @@ from aionn.service.wire.protocol import (
     decode,
     encode,
 )
-from aionn.service.wire.received import DRAINED_WEIGHT, close_unread, drain, have_strange_sockets
+from aionn.service.wire.received import (
+    DRAINED_WEIGHT,
+    close_received,
+    close_unread,
+    drain,
+    have_strange_sockets,
+)
 from aionn.service.wire.repetition import RecallMemories
 from fences import SyncFence
 
@@ -81,7 +88,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-def test_sockets_of_others_are_told_from_fences_and_files(lingering: Lingering) -> None:
+async def test_sockets_of_others_are_told_from_fences_and_files(lingering: Lingering) -> None:
     fd = lingering.make()
     others = [*os.pipe(), os.eventfd(0), os.open("/dev/null", os.O_RDONLY)]
     with SyncFence() as fence:
@@ -91,14 +98,14 @@ def test_sockets_of_others_are_told_from_fences_and_files(lingering: Lingering) 
             assert have_strange_sockets([*others, ours.fileno()])
         assert have_strange_sockets([*others, fence.fileno(), fd])
     began_s = time.monotonic()
-    os.close(fd)
+    await close_received([fd], anyio.lowlevel.checkpoint)
     assert time.monotonic() - began_s < WAITED_S_MAX
     for other in others:
         os.close(other)
 
 
 @pytest.mark.parametrize("kind", [socket.SOCK_SEQPACKET, socket.SOCK_STREAM, socket.SOCK_DGRAM])
-def test_sockets_inside_of_sockets_are_closed_at_once(lingering: Lingering, kind: int) -> None:
+async def test_sockets_inside_of_sockets_are_closed_at_once(lingering: Lingering, kind: int) -> None:
     fd = lingering.make()
     for _ in range(3):
         outer, inner = socket.socketpair(socket.AF_UNIX, kind)
@@ -109,12 +116,12 @@ def test_sockets_inside_of_sockets_are_closed_at_once(lingering: Lingering, kind
         fd = outer.detach()
     assert have_strange_sockets([fd])
     began_s = time.monotonic()
-    os.close(fd)
+    await close_received([fd], anyio.lowlevel.checkpoint)
     assert time.monotonic() - began_s < WAITED_S_MAX
 
 
 @pytest.mark.parametrize("kind", [socket.SOCK_SEQPACKET, socket.SOCK_STREAM])
-def test_connections_that_nobody_accepted_are_closed_at_once(lingering: Lingering, kind: int) -> None:
+async def test_connections_that_nobody_accepted_are_closed_at_once(lingering: Lingering, kind: int) -> None:
     listener = socket.socket(socket.AF_UNIX, kind)
     listener.bind("")  # The kernel chooses a name.
     listener.listen()
@@ -125,7 +132,7 @@ def test_connections_that_nobody_accepted_are_closed_at_once(lingering: Lingerin
     fd = listener.detach()
     assert have_strange_sockets([fd])
     began_s = time.monotonic()
-    os.close(fd)
+    await close_received([fd], anyio.lowlevel.checkpoint)
     assert time.monotonic() - began_s < WAITED_S_MAX
 
 
@@ -143,7 +150,7 @@ def test_closing_a_socket_closes_what_nobody_has_read_also_behind_empty_messages
 
 @pytest.mark.parametrize(
     ("count", "descriptors", "turns"),
-    [(160, 0, 10), (10, DRAINED_WEIGHT - 1, 10), (3, 3 * DRAINED_WEIGHT, 3)],
+    [(160, 0, 10), (10, DRAINED_WEIGHT - 1, 10), (3, 4 * DRAINED_WEIGHT, 12)],
 )
 async def test_others_have_a_turn_after_some_unread_messages_and_not_after_each(
     pair: tuple[socket.socket, socket.socket], count: int, descriptors: int, turns: int
@@ -162,6 +169,60 @@ async def test_others_have_a_turn_after_some_unread_messages_and_not_after_each(
     await drain(ours, next_turn)
     assert taken == turns
     assert ours.recv(1) == b""
+
+
+async def test_others_have_turns_while_messages_in_sockets_in_messages_are_closed() -> None:
+    """Each of many sockets that come with one message may be full of messages."""
+    outer = []
+    for _ in range(10):
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for _ in range(DRAINED_WEIGHT):
+            theirs.send(b"unread")
+        theirs.close()
+        outer.append(ours.detach())
+    turns = 0
+
+    async def next_turn() -> None:
+        nonlocal turns
+        turns += 1
+        await anyio.lowlevel.checkpoint()
+
+    assert have_strange_sockets(outer)
+    await close_received(outer, next_turn)
+    assert turns == 10
+    for fd in outer:
+        with pytest.raises(OSError):
+            os.fstat(fd)
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+async def test_closing_in_turns_that_is_cancelled_leaves_no_descriptor(
+    pair: tuple[socket.socket, socket.socket], is_native: bool
+) -> None:
+    ours, theirs = pair
+    for _ in range(4 * DRAINED_WEIGHT):
+        theirs.send(b"unread")
+    fd = ours.detach()
+    is_waiting, is_over = anyio.Event(), anyio.Event()
+
+    async def next_turn() -> None:
+        is_waiting.set()
+        await is_over.wait()
+
+    async with anyio.create_task_group() as tasks:
+        task = asyncio.get_running_loop().create_task(close_received([fd], next_turn)) if is_native else None
+        if task is None:
+            tasks.start_soon(close_received, [fd], next_turn)
+        await is_waiting.wait()
+        if task is None:
+            tasks.cancel_scope.cancel()
+            is_over.set()
+        else:
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+    with pytest.raises(OSError):
+        os.fstat(fd)
 
 
 async def done(body: Any, channel: Channel) -> Any:
