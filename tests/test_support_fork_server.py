@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from aionn.service.python_process import python_command, python_environment
+from aionn.platform.python_process import python_command, python_environment
 from tests.support.cancellation import child_processes
 from tests.support.fork_server import EXECUTE, ForkedStarts, ForkServer
 

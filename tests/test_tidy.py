@@ -58,7 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aionn.service": RUNTIME_LAYER - {"aionn.models", "aionn.ops", "aionn.interpreter", "aionn.service"},
     "aionn.reports": {"aionn.errors"},
     "aionn.runtime": RUNTIME_LAYER | {"aionn.reports"},
-    "aionn.media": {"aionn.errors"},
+    "aionn.media": {"aionn.errors", "aionn.platform"},
     "aionn.realtime": {"aionn.errors"},
     "aionn.simulation": LOWEST
     | {"aionn.models", "aionn.drivers.kit", "aionn.drivers.simulated", "aionn.reports", "aionn.scheduler"},

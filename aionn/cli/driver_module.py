@@ -13,7 +13,7 @@ def find_driver_module(driver: str) -> None:
     """Lets Python find a module of the working directory that the user has named; does nothing for other drivers.
 
     The directory comes last on ``sys.path``, so that none of its files replaces a module that Python finds elsewhere, and only if
-    the named module is there. The processes that the command starts get the same path (``aionn.service.python_process``); they
+    the named module is there. The processes that the command starts get the same path (``aionn.platform.python_process``); they
     never look into the working directory by themselves.
 
     Args:

@@ -43,7 +43,7 @@ from aionn.conformance.suite import (
 from aionn.errors import Error, ErrorStatus, GeneralFailure, InvalidArgument, error_for_status, status_of
 from aionn.observability.log_tags import label_lines
 from aionn.platform.loops import finish
-from aionn.service.python_process import python_command, python_environment
+from aionn.platform.python_process import python_command, python_environment
 
 __all__ = ["Unit", "find_units", "run_random_suite", "run_suite"]
 

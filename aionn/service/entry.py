@@ -80,7 +80,7 @@ def _be_spare(arguments: Sequence[str]) -> None:
         _end(0)
     _wait(fd, select.POLLIN)
     if _signatures(signatures) != signatures:
-        from aionn.service.python_process import start_over
+        from aionn.platform.python_process import start_over
 
         os.set_inheritable(fd, True)
         start_over(sys.orig_argv[:-1], environment)

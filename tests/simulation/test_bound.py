@@ -146,5 +146,5 @@ def test_missing_scipy_is_told(monkeypatch):
     from aionn.errors import DeviceUnavailable
 
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
-    with pytest.raises(DeviceUnavailable, match=r"install aionn\[bound\]"):
+    with pytest.raises(DeviceUnavailable, match=r"pip install 'aionn\[bound\]'"):
         bound_module.total_bound([BoundRequest(0, 10, (5,), Priority.LOW)], [1])

@@ -88,7 +88,7 @@ class FakeCamera:
             if not self.is_streaming:
                 return False
             sequence, self.sequence = self.sequence, (self.sequence + 1) & 0xFFFF_FFFF
-            if not self.queued:
+            if not self.queued or self.maps[self.queued[0]].closed:
                 return False
             slot = self.queued.popleft()
             memory = self.maps[slot]

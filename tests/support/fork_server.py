@@ -215,7 +215,7 @@ def _program(command: object) -> dict[str, Any] | None:
 
 
 def _is_ours(program: Mapping[str, Any]) -> bool:
-    """Whether it is one of ``aionn.service.python_process``, and does not start itself anew by its own command line."""
+    """Whether it is one of ``aionn.platform.python_process``, and does not start itself anew by its own command line."""
     return bool(
         program["is_safe"]
         and program["kind"] == "-c"
@@ -276,7 +276,7 @@ def serve(fd: int, modules: Sequence[str], path: list[str]) -> CodeType:
     """
     gained = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     path = [entry for entry in path if entry not in gained]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    inherited = signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=fd)
     sock.set_inheritable(False)
     is_ready = False
@@ -301,6 +301,9 @@ def serve(fd: int, modules: Sequence[str], path: list[str]) -> CodeType:
             if not os.read(go_read, 1):
                 os._exit(1)  # The fork server has been killed.
             sock.detach()
+            signal.signal(
+                signal.SIGINT, inherited
+            )  # Ignored where the tests run in the background of a shell.
             _become(message, fds)
             return _main_code(message, path)
         os.close(number_written)
@@ -378,7 +381,6 @@ def _become(message: Mapping[str, Any], fds: Sequence[int]) -> None:
     for name in set(os.environ) - set(message["environment"]):
         del os.environ[name]
     os.environ.update(message["environment"])
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _main_code(message: Mapping[str, Any], path: Sequence[str]) -> CodeType:

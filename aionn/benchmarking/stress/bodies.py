@@ -31,9 +31,9 @@ from aionn.errors import DeadObject, Error, InvalidArgument
 from aionn.hal import Memory, MemoryKind, Model, OperandType, OperationType
 from aionn.models.builder import GraphBuilder, Value
 from aionn.models.importing import ImportOptions, load_file
+from aionn.platform.python_process import python_command, python_environment
 from aionn.runtime.compilation import Compilation
 from aionn.runtime.runtime import Runtime, open_runtime
-from aionn.service.python_process import python_command, python_environment
 
 __all__ = ["BODIES", "Body", "Ended", "StressTask", "run_task", "task_command"]
 

@@ -24,7 +24,7 @@ from aionn.errors import InvalidArgument
 from aionn.models.importing import NO_OPTIONS, ImportOptions
 from aionn.platform.files import check_regular
 from aionn.platform.loops import finish
-from aionn.service.python_process import python_environment
+from aionn.platform.python_process import python_environment
 
 __all__ = ["GRACE_S", "TEST_S_MAX", "StressResult", "stress"]
 

@@ -28,6 +28,7 @@ from types import TracebackType
 from typing import Any, Generic, Literal, TypeVar
 
 import anyio
+import msgspec
 
 from aionn.errors import Error, InvalidArgument
 from aionn.media.live.capture import Capture, CorruptItem, Grab, Opener, SourceUnavailable
@@ -51,6 +52,9 @@ SILENCE_S_MIN = 1.0
 
 SILENCE_S_DEFAULT = 5.0
 """The limit for a source whose period is not known; still pictures come once in some seconds at the slowest."""
+
+GAPS_MAX = 64
+"""Gaps that are kept for a consumer that does not read; of more, the earliest are forgotten."""
 
 CLOSE_S_MAX = 3.0
 """Closing takes milliseconds; a driver whose device was unplugged may wait for a transfer's time-out of 1 to 2 s."""
@@ -143,6 +147,8 @@ class LiveSource(Generic[T]):
         self._first_ns: int | None = None
         self._last_sequence: int | None = None
         self._has_gap = False
+        # The items before which the source was lost, that were not delivered yet: one that is dropped leaves its gap to the next.
+        self._gaps: deque[int] = deque(maxlen=GAPS_MAX)
         self._damaged_row = self._undecodable_row = 0
         self._broken: BaseException | None = None
         self._convert_ns = 0
@@ -242,6 +248,12 @@ class LiveSource(Generic[T]):
         self._delivered += 1
         item = self._ready.popleft()
         self._announce_change()
+        follows_gap = False
+        while self._gaps and self._gaps[0] <= item.index:
+            self._gaps.popleft()
+            follows_gap = True
+        if follows_gap != item.follows_gap:
+            item = msgspec.structs.replace(item, follows_gap=follows_gap)
         return item
 
     def statistics(self) -> LiveStatistics:
@@ -424,7 +436,8 @@ class LiveSource(Generic[T]):
         grab.index = self._index
         self._index += 1
         grab.time_s = (grab.captured.at_ns - self._first_ns) / 1e9
-        grab.follows_gap |= self._has_gap
+        if grab.follows_gap or self._has_gap:
+            self._gaps.append(grab.index)
         self._has_gap = False
         return True
 

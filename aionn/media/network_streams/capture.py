@@ -19,7 +19,6 @@ import os
 import select
 import socket
 import subprocess
-import sys
 import time
 from collections import deque
 from typing import Any, Generic, TypeVar
@@ -42,6 +41,7 @@ from aionn.media.network_streams.messages import (
 )
 from aionn.media.records import AudioWindow, Frame
 from aionn.media.windows import WindowCutter, WindowPlan
+from aionn.platform.python_process import python_command, python_environment
 
 __all__ = ["SoundCapture", "StreamProcess", "VideoCapture"]
 
@@ -60,9 +60,6 @@ SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 REAP_S_MAX = 2.0
 """A killed process is gone in milliseconds, unless the kernel writes a lot of memory back."""
-
-# The arguments contain the module path alone: a process that is started imports the same modules as its parent.
-BOOTSTRAP = "import sys; sys.path[:] = sys.argv[2:]; from aionn.media.network_streams.process import main; main(int(sys.argv[1]))"
 
 T = TypeVar("T", Frame, AudioWindow)
 
@@ -221,9 +218,9 @@ class StreamProcess:
 
 
 def _started(theirs: socket.socket) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    environment = {**python_environment(), "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        [sys.executable, "-P", "-c", BOOTSTRAP, str(theirs.fileno()), *sys.path],
+        python_command("aionn.media.network_streams.process", str(theirs.fileno())),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -22,7 +22,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -140,13 +140,13 @@ class _Outlet:
             raise _Refused(f"{DAMAGED_MAX} packets in a row cannot be decoded", is_permanent=False)
 
 
-def main(descriptor: int) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Connects, decodes and sends until the stream or the parent ends. The process ends with it.
 
     Args:
-        descriptor: The socket to the parent.
+        arguments: The descriptor of the socket to the parent.
     """
-    link = socket.socket(fileno=descriptor)
+    link = socket.socket(fileno=int(arguments[0]))
     threading.Thread(target=_end_with_parent, args=(link,), daemon=True).start()
     start = decode_start(link.recv(MESSAGE_BYTES_MAX))
     resource.setrlimit(resource.RLIMIT_AS, (start.memory_bytes_max, start.memory_bytes_max))

@@ -28,9 +28,9 @@ from aionn.errors import DeviceUnavailable
 from aionn.observability.log_tags import LOG_VARIABLE, chosen_tags
 from aionn.observability.tracing import TRACE_VARIABLE, trace_path
 from aionn.platform.loops import finish
+from aionn.platform.python_process import python_command, python_environment
 from aionn.service.client.standard_error import StandardError
 from aionn.service.entry import READY, SPARE_ARGUMENT
-from aionn.service.python_process import python_command, python_environment
 
 __all__ = ["DriverProcess", "StartConditions"]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from aionn.service.python_process import module_path, python_command, python_environment
+from aionn.platform.python_process import module_path, python_command, python_environment
 
 pytestmark = pytest.mark.forked("none")
 
@@ -209,5 +209,5 @@ def test_every_python_process_of_the_product_is_started_with_this_command() -> N
         path.relative_to(REPOSITORY).as_posix() for path in paths if "sys.executable" in path.read_text()
     }
     # The watchdog is a script that imports nothing of ours: an isolated interpreter runs it.
-    assert starting == {"aionn/service/python_process.py", "aionn/realtime/watchdog.py"}
+    assert starting == {"aionn/platform/python_process.py", "aionn/realtime/watchdog.py"}
     assert '"-I",' in (REPOSITORY / "aionn/realtime/watchdog.py").read_text()

@@ -14,7 +14,7 @@ from aionn.conformance import workers
 from aionn.conformance.suite import Settings, Tally
 from aionn.conformance.workers import find_units, run_suite
 from aionn.errors import DeviceUnavailable, Error, InvalidArgument
-from aionn.service.python_process import python_command, python_environment
+from aionn.platform.python_process import python_command, python_environment
 from tests.support.conformance_data import vector_test, write_tests
 
 RUN_S_MAX = 60

@@ -123,6 +123,30 @@ def test_opening_that_hangs_while_reconnecting_uses_one_thread_and_recovers(real
     assert one.holds_nothing
 
 
+def test_gap_before_a_dropped_frame_is_marked_on_the_next_one(really):
+    system = FakeSystem()
+    one = system.camera
+
+    async def body():
+        async with camera(system=system, reconnect=SOON) as source:
+            one.fill()
+            await anext(source)
+            one.unplug()
+            await until(lambda: source.health().state != "live")
+            one.plug()
+            await until(lambda: source.health().state == "live")
+            while not source.statistics().dropped:
+                one.fill()
+                await anyio.sleep(0.001)
+            assert (await anext(source)).follows_gap
+            for _ in range(source.statistics().queued):
+                assert not (await anext(source)).follows_gap
+            one.fill()
+            assert not (await anext(source)).follows_gap
+
+    really(body)
+
+
 def test_conversion_that_hangs_is_bounded(really, monkeypatch):
     monkeypatch.setattr("aionn.media.live.source.CONVERT_S_MAX", 0.05)
     monkeypatch.setattr("aionn.media.live.source.CLOSE_S_MAX", 0.05)
