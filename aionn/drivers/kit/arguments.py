@@ -11,6 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -42,9 +43,25 @@ from aionn.hal import (
 )
 from aionn.validation import validate_request
 
-__all__ = ["Arguments", "MemoryArea", "OutputArea", "bind", "check_times"]
+__all__ = [
+    "Arguments",
+    "MemoryArea",
+    "OutputArea",
+    "address_of",
+    "bind",
+    "check_times",
+    "engine_memory",
+    "fits_in_place",
+]
 
 Array = npt.NDArray[Any]
+
+ALIGNMENT_BYTES = 64
+"""The alignment of a value that an engine uses in place: LiteRT's own, and a line of the processor's cache."""
+
+READ_PAST_BYTES = 128
+"""Number of bytes behind an input that must be mapped for it to be used in place: XNNPACK states that it reads so far. ONNX Runtime
+states no bound; vector instructions of its kernels may load a whole register."""
 
 
 class OutputArea:
@@ -404,3 +421,49 @@ def check_times(deadline_ns: int | None, loop_timeout_ns: int | None) -> None:
     """
     check_deadline_ns(deadline_ns, where="execution")
     check_duration_ns(loop_timeout_ns, where="execution, loop time-out")
+
+
+def engine_memory(dtype: npt.DTypeLike, shape: Sequence[int]) -> Array:
+    """Zeros that an engine can use in place."""
+    kind = np.dtype(dtype)
+    size_bytes = kind.itemsize * int(np.prod(shape))
+    raw = np.zeros(size_bytes + READ_PAST_BYTES + ALIGNMENT_BYTES, dtype=np.uint8)
+    start = -address_of(raw) % ALIGNMENT_BYTES
+    return raw[start : start + size_bytes].view(kind).reshape(shape)
+
+
+def address_of(array: Array) -> int:
+    """The address of an array's first value."""
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def fits_in_place(array: Array, dtype: npt.DTypeLike, shape: Sequence[int], *, is_input: bool) -> bool:
+    """Whether an engine can use an array in place of memory of its own.
+
+    Args:
+        array: The client's; of an output its bytes, perhaps more than it needs.
+        dtype: The value's, in the engine.
+        shape: The value's, in the engine.
+        is_input: Whether the engine reads it.
+    """
+    kind = np.dtype(dtype)
+    if not array.flags.c_contiguous or address_of(array) % ALIGNMENT_BYTES:
+        return False
+    if not is_input:
+        return array.nbytes >= kind.itemsize * int(np.prod(shape))
+    if array.dtype != kind or array.shape != shape:
+        return False
+    return _mapped_behind_bytes(array) >= READ_PAST_BYTES
+
+
+def _mapped_behind_bytes(array: Array) -> int:
+    """Number of bytes behind an array that are certainly mapped: those of its pool, and the rest of the page where that ends."""
+    whole = array
+    base: object = array
+    while isinstance(base, np.ndarray | memoryview):
+        if isinstance(base, np.ndarray):
+            whole = base
+        base = base.base if isinstance(base, np.ndarray) else base.obj
+    end = -(-(address_of(whole) + whole.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+    return end - (address_of(array) + array.nbytes)

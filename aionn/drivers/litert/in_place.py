@@ -10,7 +10,7 @@ Invariants:
 3. An array is used in place only while it is the checked object: its mapping lives as long as it does.
 4. One thread at a time runs an engine. Python's lock is free while LiteRT computes: ctypes releases it.
 
-Source: LiteRT's public C headers; XNNPACK reads up to ``READ_PAST_BYTES`` behind what it was given.
+Source: LiteRT's public C headers; XNNPACK reads up to ``READ_PAST_BYTES`` (``kit.arguments``) behind what it was given.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import ctypes
 import functools
 import importlib.metadata
 import importlib.util
-import mmap
 import os
 import threading
 import weakref
@@ -28,7 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aionn.drivers.kit.arguments import Array, OutputArea
+from aionn.drivers.kit.arguments import Array, OutputArea, address_of, engine_memory, fits_in_place
 from aionn.drivers.litert.flatbuffer_writer import Unsupported
 from aionn.drivers.litert.lowering import Lowered
 from aionn.errors import InvalidArgument
@@ -38,9 +37,6 @@ __all__ = ["InPlaceEngine", "Tensor", "is_known_version"]
 
 VERSIONS_KNOWN = ("2.3.",)
 """Versions that the signatures below were tried with."""
-
-ALIGNMENT_BYTES = 64
-READ_PAST_BYTES = 128
 
 BOUND_MAX = 256
 """Most sets of arguments kept: a burst's slots come again and again, others once."""
@@ -235,7 +231,7 @@ class InPlaceEngine:
         self._handles: list[tuple[str, ctypes.c_void_p]] = []
         self._bound: dict[tuple[int, ...], _Bound] = {}
         # LiteRT reads the file, and our own memory, for as long as its objects live.
-        self._own = [_own_memory(t) for t in tensors]
+        self._own = [engine_memory(t.dtype, t.shape) for t in tensors]
         options = f"num_threads = {thread_count}\n".encode()
         memory = (lowered.file, options, self._own)
         end = weakref.finalize(self, _destroy, self._functions, self._handles, self._bound, memory)
@@ -267,7 +263,7 @@ class InPlaceEngine:
         kind.layout.dimensions[: len(tensor.shape)] = tensor.shape
         size_bytes = tensor.dtype.itemsize * int(np.prod(tensor.shape))
         return self._library.make(
-            "LiteRtCreateTensorBufferFromHostMemory", kind, _address(array), size_bytes, None
+            "LiteRtCreateTensorBufferFromHostMemory", kind, address_of(array), size_bytes, None
         )
 
     def _arguments(self, buffers: Sequence[ctypes.c_void_p]) -> tuple[Any, ...]:
@@ -316,7 +312,9 @@ class InPlaceEngine:
             given.append(array)
         buffers, made, copied = [], [], []
         for place, (tensor, array) in enumerate(zip(self._tensors, given, strict=True)):
-            if self._may_bind[place] and _fits(tensor, array, is_input=place < self._input_count):
+            if self._may_bind[place] and fits_in_place(
+                array, tensor.dtype, tensor.shape, is_input=place < self._input_count
+            ):
                 made.append(self._buffer(tensor, array))
                 buffers.append(made[-1])
             else:
@@ -339,42 +337,6 @@ class InPlaceEngine:
             self._bound.clear()
         self._bound[key] = bound
         return bound
-
-
-def _own_memory(tensor: Tensor) -> Array:
-    size_bytes = tensor.dtype.itemsize * int(np.prod(tensor.shape))
-    raw = np.zeros(size_bytes + READ_PAST_BYTES + ALIGNMENT_BYTES, dtype=np.uint8)
-    start = -_address(raw) % ALIGNMENT_BYTES
-    return raw[start : start + size_bytes].view(tensor.dtype).reshape(tensor.shape)
-
-
-def _address(array: Array) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
-
-
-def _fits(tensor: Tensor, array: Array, *, is_input: bool) -> bool:
-    """Whether LiteRT can work on an array in place. An output's array is its bytes, perhaps more than it needs."""
-    size_bytes = tensor.dtype.itemsize * int(np.prod(tensor.shape))
-    if not array.flags.c_contiguous or _address(array) % ALIGNMENT_BYTES:
-        return False
-    if not is_input:
-        return array.nbytes >= size_bytes
-    if array.dtype != tensor.dtype or array.shape != tensor.shape:
-        return False
-    return _mapped_behind_bytes(array) >= READ_PAST_BYTES
-
-
-def _mapped_behind_bytes(array: Array) -> int:
-    """Number of bytes behind an array that are certainly mapped: those of its pool, and the rest of the page where that ends."""
-    whole = array
-    base: object = array
-    while isinstance(base, np.ndarray | memoryview):
-        if isinstance(base, np.ndarray):
-            whole = base
-        base = base.base if isinstance(base, np.ndarray) else base.obj
-    end = -(-(_address(whole) + whole.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
-    return end - (_address(array) + array.nbytes)
 
 
 def _release(functions: ctypes.CDLL, buffers: Sequence[ctypes.c_void_p]) -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import mmap
 import tempfile
 import weakref
 from collections.abc import Sequence
@@ -28,7 +27,7 @@ import numpy as np
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as states
 
-from aionn.drivers.kit.arguments import Array, OutputArea
+from aionn.drivers.kit.arguments import Array, OutputArea, address_of, engine_memory, fits_in_place
 from aionn.drivers.onnxruntime.graph import Unsupported
 from aionn.drivers.onnxruntime.lowered import Argument, Lowered
 from aionn.drivers.onnxruntime.providers import Provider
@@ -36,11 +35,6 @@ from aionn.errors import DeviceUnavailable, Error, GeneralFailure, InvalidArgume
 from aionn.hal import OutputShape
 
 __all__ = ["Loading", "Slot", "check", "compile_session", "optimized_bytes", "restore_session"]
-
-ALIGNMENT_BYTES = 64
-READ_PAST_BYTES = 128
-"""Number of bytes behind a value that must be mapped for the value to be used in place. ONNX Runtime states no such bound; vector
-instructions of its kernels may load a whole register."""
 
 BOUND_MAX = 256
 """Most sets of arguments kept by a slot: a burst's slots come again and again, others once."""
@@ -299,7 +293,10 @@ class Slot:
 
     def try_out(self) -> None:
         """Computes something of zeros. Raises as ``run``."""
-        own = [_own_memory(argument) if argument.shape else np.zeros(0) for argument in self._arguments]
+        own = [
+            engine_memory(argument.dtype, argument.shape) if argument.shape else np.zeros(0)
+            for argument in self._arguments
+        ]
         key = tuple(map(id, own))
         bound = self._bind(key, own)
         del self._bound[key]
@@ -321,12 +318,15 @@ class Slot:
                 binding.bind_output(argument.name, "cpu")
                 copied.append(place)
                 continue
-            address = _address(array)
-            if not (argument.is_in_place and _fits(argument, array, is_input=place < count)):
+            address = address_of(array)
+            if not (
+                argument.is_in_place
+                and fits_in_place(array, argument.dtype, argument.shape, is_input=place < count)
+            ):
                 own = self._own[place]
                 if own is None:
-                    own = self._own[place] = _own_memory(argument)
-                address = _address(own)
+                    own = self._own[place] = engine_memory(argument.dtype, argument.shape)
+                address = address_of(own)
                 copied.append(place)
             bind = binding.bind_input if place < count else binding.bind_output
             bind(argument.name, "cpu", 0, np.dtype(argument.dtype), list(argument.shape), address)
@@ -354,48 +354,9 @@ def _error_of(error: BaseException) -> Error:
     return GeneralFailure(f"execution: {text}")
 
 
-def _own_memory(argument: Argument) -> Array:
-    assert argument.shape is not None, "others are allocated in each run"
-    dtype = np.dtype(argument.dtype)
-    size_bytes = dtype.itemsize * int(np.prod(argument.shape))
-    raw = np.zeros(size_bytes + READ_PAST_BYTES + ALIGNMENT_BYTES, dtype=np.uint8)
-    start = -_address(raw) % ALIGNMENT_BYTES
-    return raw[start : start + size_bytes].view(dtype).reshape(argument.shape)
-
-
-def _address(array: Array) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
-
-
 def _typed(array: Array, argument: Argument) -> Array:
     """An input in its type and shape: values of extension types come as bytes."""
     if array.dtype == argument.dtype:
         return array
     assert argument.shape is not None, "an input's is known"
     return np.frombuffer(array.tobytes(), argument.dtype).reshape(argument.shape)
-
-
-def _fits(argument: Argument, array: Array, *, is_input: bool) -> bool:
-    """Whether an array can be used in place. An output's array is its bytes, perhaps more than it needs."""
-    assert argument.shape is not None, "others are allocated in each run"
-    size_bytes = np.dtype(argument.dtype).itemsize * int(np.prod(argument.shape))
-    if not array.flags.c_contiguous or _address(array) % ALIGNMENT_BYTES:
-        return False
-    if not is_input:
-        return array.nbytes >= size_bytes
-    if array.dtype != argument.dtype or array.shape != argument.shape:
-        return False
-    return _mapped_behind_bytes(array) >= READ_PAST_BYTES
-
-
-def _mapped_behind_bytes(array: Array) -> int:
-    """Number of bytes behind an array that are certainly mapped: those of its pool, and the rest of the page where that ends."""
-    whole = array
-    base: object = array
-    while isinstance(base, np.ndarray | memoryview):
-        if isinstance(base, np.ndarray):
-            whole = base
-        base = base.base if isinstance(base, np.ndarray) else base.obj
-    end = -(-(_address(whole) + whole.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
-    return end - (_address(array) + array.nbytes)
