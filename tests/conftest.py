@@ -21,6 +21,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from aionn.benchmarking.stress.samples import child_pids
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
 
@@ -31,9 +33,6 @@ WATCHDOG_LONG_S = 3600
 
 SETTLE_S_MAX = 2.0
 """How long what is left may take to go: a thread that was told to end needs a moment to be scheduled."""
-
-READINGS_MAX = 16
-"""Readings of the kernel's list of children until two agree."""
 
 os.environ["AIONN_SPARE_PROCESSES"] = "0"
 """A spare process comes by itself once a device has served for a while: tests that want one ask for it."""
@@ -127,7 +126,7 @@ class Belongings:
     def __init__(self) -> None:
         self.descriptors = Counter(_descriptors())
         self.threads = Counter(thread.name for thread in threading.enumerate())
-        self.children = _children()
+        self.children = child_pids(os.getpid())
         self.mappings = Counter(_shared_mappings())
 
     def shift(self, before: Belongings, after: Belongings) -> None:
@@ -156,26 +155,6 @@ def _descriptors() -> Iterator[str]:
             continue
         if not target.endswith("/fd") and "/proc/" not in target:
             yield target.split(":[")[0] if ":[" in target else target
-
-
-def _children() -> set[int]:
-    # While another child is reaped, or the thread that started it ends, the kernel's list can miss one.
-    before, now = None, _listed_children()
-    for _ in range(READINGS_MAX):
-        before, now = now, _listed_children()
-        if now == before:
-            break
-    return now
-
-
-def _listed_children() -> set[int]:
-    pids: set[int] = set()
-    for task in os.listdir("/proc/self/task"):
-        try:
-            pids.update(int(pid) for pid in Path(f"/proc/self/task/{task}/children").read_text().split())
-        except OSError:
-            continue
-    return pids
 
 
 def _shared_mappings() -> Iterator[str]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Coroutine
-from pathlib import Path
 from typing import Any
 
+from aionn.benchmarking.stress.samples import child_pids
 from tests.support.fork_server import ForkServer
 
 __all__ = ["NATIVE_COUNTS", "cancelled_natively", "child_processes"]
@@ -40,28 +41,6 @@ async def cancelled_natively(work: Coroutine[Any, Any, Any] | asyncio.Task[Any],
         raise AssertionError("it ended as if it had not been cancelled")
 
 
-READINGS_MAX = 16
-"""Readings of the kernel's list of children until two agree: a process that starts and reaps others all the time must not make its
-reader wait without a limit, and no test changes its children during each of so many."""
-
-
 def child_processes() -> set[int]:
     """The processes of this one that run, or have ended and are not reaped, but for those that fork processes for tests."""
-    before = None
-    # While another child is reaped, or the thread that started it ends, the kernel's list can miss one.
-    for _ in range(READINGS_MAX):
-        now = _listed_children()
-        if now == before:
-            break
-        before = now
-    return now - ForkServer.pids
-
-
-def _listed_children() -> set[int]:
-    pids: set[int] = set()
-    for path in Path("/proc/self/task").glob("*/children"):
-        try:
-            pids.update(int(pid) for pid in path.read_text().split())
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # The thread has ended by now.
-    return pids
+    return child_pids(os.getpid()) - ForkServer.pids

@@ -23,15 +23,21 @@ from aionn.benchmarking.stress.slopes import Slope, slope_of
 __all__ = [
     "DRIVER_QUANTITIES",
     "OWN_QUANTITIES",
+    "READINGS_MAX",
     "SAMPLES_MAX",
     "Series",
     "child_count",
+    "child_pids",
     "descriptor_count",
     "give_back_free_memory",
     "mapping_count",
     "resident_kb",
     "thread_count",
 ]
+
+READINGS_MAX = 16
+"""Most readings of the kernel's lists of children until two agree: a process that starts and reaps others all the time must not
+make its reader wait without a limit."""
 
 SAMPLES_MAX = 4096
 """Most samples of a run: one every 20 s for a day; an hour has some 700."""
@@ -68,10 +74,31 @@ def _maps(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/maps").read_text().splitlines()
 
 
-def child_count(pid: int) -> int:
+def child_pids(pid: int) -> set[int]:
     """Child processes, those that were not reaped included."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return sum(len((task / "children").read_text().split()) for task in tasks)
+    before, now = None, _listed_children(pid)
+    # While a child is reaped, or the thread that started it ends, the kernel's lists can miss others.
+    for _ in range(READINGS_MAX - 1):
+        before, now = now, _listed_children(pid)
+        if now == before:
+            break
+    return now
+
+
+def _listed_children(pid: int) -> set[int]:
+    pids: set[int] = set()
+    for task in os.listdir(f"/proc/{pid}/task"):
+        try:
+            with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as file:
+                pids.update(map(int, file.read().split()))
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # The thread has ended by now; another one of the process is the parent of its children.
+    return pids
+
+
+def child_count(pid: int) -> int:
+    """Number of child processes, those that were not reaped included."""
+    return len(child_pids(pid))
 
 
 def give_back_free_memory() -> None:
