@@ -6,7 +6,7 @@ without the hostile device in the same run. The application uses the hostile dev
 that answers. The hostile driver has the scheduler's lowest priority (nice 19).
 
 The control is the attack ``spin``: a driver that answers rightly and keeps a core busy. It says what part of a ratio is the
-scheduler's, and what part is the application's own work for a second device. Rows and goals are those of hostile_rows.py.
+scheduler's, and what part is the application's own work for a second device. Rows and goals are those of measuring.py.
 
 How: blocks alone, beside the attack and beside the control take turns (rows.py), each a runtime of its own with so many executions.
 A wrong answer or an error of the good device ends the benchmark with status 1.
@@ -26,11 +26,11 @@ from typing import Any
 import anyio
 
 import aionn
-from benchmarks import hostile_rows
-from benchmarks.hostile_rows import NICE, Wrong, chosen_attacks, measure, percentiles_ms, sizes
+from benchmarks.hostile import measuring
+from benchmarks.hostile.measuring import NICE, Wrong, chosen_attacks, measure, percentiles_ms, sizes
 from benchmarks.rows import Options, Report
 
-TESTS = Path(__file__).parents[1] / "tests" / "aionn" / "service" / "hostile"
+TESTS = Path(__file__).parents[2] / "tests" / "aionn" / "service" / "hostile"
 CALL_S = 0.25
 """How long a call on the hostile device may take."""
 
@@ -112,7 +112,7 @@ def run(report: Report, chosen: Options, asked: list[str]) -> None:
 
 def main() -> int:
     """Runs and prints it."""
-    return hostile_rows.main(run, __doc__, "the good device")
+    return measuring.main(run, __doc__, "the good device")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Measured: round trips of 64 bytes (busy waiting, asleep on a futex, asleep in an event loop), one-way streams of single
 and batched 64-byte elements, a 4 MiB message in place against one of 64 bytes, system calls per message, and the
 processor time of an idle reader. Peers: multiprocessing's Pipe and Queue, pyzmq, faster-fifo, iceoryx2, and the bare
-mechanisms: a spinning and a futex ping-pong in C (fmq_reference.c, compiled here) and an eventfd echo on the same loop.
+mechanisms: a spinning and a futex ping-pong in C (reference.c, compiled here) and an eventfd echo on the same loop.
 
 How: every contender is a pair of fresh processes (new ones every five rounds); contenders take turns in blocks of about
 50 ms (rows.py). Placements: both sides on one core, on two cores, and wherever the system puts them; figures are only
@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import benchmarks.fmq_contenders as sides
+import benchmarks.fmq.contenders as sides
 import fmq
 from benchmarks.rows import Goal, Options, Report, alternate, at_least, at_most, compare, options, single
 
@@ -443,8 +443,8 @@ def build_reference(report: Report, folder: Path) -> Callable[[str], Callable[[P
     if compiler is None and importlib.util.find_spec("ziglang") is None:
         report.note("no C compiler: no rows against the bare C ping-pong")
         return None
-    program = folder / "fmq_reference"
-    source = Path(__file__).with_name("fmq_reference.c")
+    program = folder / "reference"
+    source = Path(__file__).with_name("reference.c")
     subprocess.run([*command, "-O2", "-std=gnu11", str(source), "-o", str(program)], check=True)
 
     def mechanism(kind: str) -> Callable[[Placement], float]:

@@ -5,13 +5,13 @@ with its defaults, beside each attack of tests/aionn/service/hostile/hostile_att
 run. Server, client and hostile peer are processes of their own; the peer has the scheduler's lowest priority (nice 19).
 
 The control is the attack ``spin``: the same peer, busy and without a word to the server. It says what part of a ratio is the
-scheduler's, which on two cores is much of it: an attacker, a server and a client are three. The rows are those of hostile_rows.py.
+scheduler's, which on two cores is much of it: an attacker, a server and a client are three. The rows are those of measuring.py.
 
 How: blocks alone, beside the attack and beside the control take turns (rows.py), each of so many executions, with a pause that
 lets what an attack left behind go. The figure of a block is its percentile. A wrong answer or an error ends the benchmark with
 status 1.
 
-With ``--driver`` the roles change: an application waits for a good device beside a hostile driver (hostile_driver.py).
+With ``--driver`` the roles change: an application waits for a good device beside a hostile driver (driver.py).
 
 `python -m benchmarks.hostile [--driver] [--json] [--quick] [ATTACK ...]`
 """
@@ -26,11 +26,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import hostile_rows
-from benchmarks.hostile_rows import NICE, Wrong, chosen_attacks, measure, percentiles_ms, sizes
+from benchmarks.hostile import measuring
+from benchmarks.hostile.measuring import NICE, Wrong, chosen_attacks, measure, percentiles_ms, sizes
 from benchmarks.rows import Options, Report
 
-TESTS = Path(__file__).parents[1] / "tests" / "aionn" / "service" / "hostile"
+TESTS = Path(__file__).parents[2] / "tests" / "aionn" / "service" / "hostile"
 BEGIN_S = 0.1
 """How long an attack goes on before the block begins: it opens its connections."""
 
@@ -117,10 +117,10 @@ def main() -> int:
     """Runs and prints it."""
     if "--driver" in sys.argv:
         sys.argv.remove("--driver")
-        from benchmarks.hostile_driver import main as driver_main
+        from benchmarks.hostile.driver import main as driver_main
 
         return driver_main()
-    return hostile_rows.main(run, __doc__, "the client that behaves well")
+    return measuring.main(run, __doc__, "the client that behaves well")
 
 
 if __name__ == "__main__":
