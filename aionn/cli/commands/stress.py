@@ -12,6 +12,7 @@ from typing import Annotated, Literal, NoReturn
 import msgspec
 from cyclopts import Parameter
 
+import aionn
 from aionn.benchmarking.stress.bodies import BODIES
 from aionn.benchmarking.stress.run import TEST_S_MAX, StressResult
 from aionn.benchmarking.stress.run import stress as run_stress
@@ -62,7 +63,7 @@ def stress(
     is checked, and exit code 1 means that an answer was wrong or never came, or that a resource grows.
 
     Args:
-        device: A device; may be repeated; by default all devices.
+        device: A device; may be repeated; by default all that can be used here.
         minutes: Duration of all tests of a device together.
         test: A test; may be repeated; by default all.
         model: A .tflite or .onnx file; by default one that aionn brings.
@@ -75,7 +76,7 @@ def stress(
     """
     settings_from()  # Here, before the processes that read the variables as well.
     tests = tuple(BODIES) if test is None else tuple(test)
-    devices = registry.driver_names() if device is None else tuple(device)
+    devices = interrupts.run(_usable_devices) if device is None else tuple(device)
     known = (*registry.driver_names(), *registry.ON_REQUEST)
     for name in devices:
         if name not in known:
@@ -115,6 +116,15 @@ def stress(
                 if r.message:
                     print_line(f"{r.test}: {r.message}")
     return 0 if all(r.result == "SUCCESS" for results in report.values() for r in results) else 1
+
+
+async def _usable_devices() -> tuple[str, ...]:
+    """The devices that are used where none is named. A line names each that cannot be used, with the reason."""
+    async with aionn.open() as runtime:
+        for missing in runtime.unavailable:
+            print_line(f"{missing.name} is left out: {missing.reason}", stream=sys.stderr)
+        registered = registry.driver_names()
+        return tuple(device.name for device in runtime.devices if device.driver in registered)
 
 
 def _soak(

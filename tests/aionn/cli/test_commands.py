@@ -17,8 +17,10 @@ import pytest
 
 from aionn.cli.commands import app
 from aionn.cli.commands.run import _spread, _told
+from aionn.cli.commands.stress import _usable_devices
 from aionn.cli.importing import import_options
 from aionn.cli.main import main
+from aionn.drivers import registry
 from aionn.models.onnx.encoding import node
 from aionn.models.onnx.schema import DataType, ValueInfo
 from tests.aionn.models.onnx.building import file
@@ -268,6 +270,15 @@ def test_variable_that_makes_no_sense_is_told_once_with_its_name(
     assert (end.value.code, told.out) == (2, "")
     (line,) = told.err.splitlines()
     assert line.startswith("aionn: AIONN_LOG: expected some of model, ") and line.endswith("got bogus")
+
+
+async def test_stress_leaves_out_devices_that_cannot_be_used_and_says_why(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(registry, "driver_names", lambda: ("no_such_module:Device", "reference"))
+    assert await _usable_devices() == ("reference",)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("no_such_module:Device is left out: ") and "ModuleNotFoundError" in line
 
 
 @pytest.mark.parametrize("count", [1, 9, 10, 500])
