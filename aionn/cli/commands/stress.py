@@ -63,7 +63,7 @@ def stress(
     is checked, and exit code 1 means that an answer was wrong or never came, or that a resource grows.
 
     Args:
-        device: A device; may be repeated; by default all that can be used here.
+        device: A device; may be repeated; by default all that can be used here and support the models.
         minutes: Duration of all tests of a device together.
         test: A test; may be repeated; by default all.
         model: A .tflite or .onnx file; by default one that aionn brings.
@@ -119,12 +119,19 @@ def stress(
 
 
 async def _usable_devices() -> tuple[str, ...]:
-    """The devices that are used where none is named. A line names each that cannot be used, with the reason."""
+    """The devices that are used where none is named. A line names each of the others, with the reason."""
     async with aionn.open() as runtime:
-        for missing in runtime.unavailable:
-            print_line(f"{missing.name} is left out: {missing.reason}", stream=sys.stderr)
+        left_out = {missing.name: missing.reason for missing in runtime.unavailable}
         registered = registry.driver_names()
-        return tuple(device.name for device in runtime.devices if device.driver in registered)
+        found = [device for device in runtime.devices if device.driver in registered]
+        for device in found:
+            if device.driver in registry.EXTENSIONS_ONLY:
+                left_out[device.name] = (
+                    "it supports only operations of extensions, and the models here have none"
+                )
+        for name, reason in left_out.items():
+            print_line(f"{name} is left out: {reason}", stream=sys.stderr)
+        return tuple(device.name for device in found if device.name not in left_out)
 
 
 def _soak(

@@ -275,10 +275,13 @@ def test_variable_that_makes_no_sense_is_told_once_with_its_name(
 async def test_stress_leaves_out_devices_that_cannot_be_used_and_says_why(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(registry, "driver_names", lambda: ("no_such_module:Device", "reference"))
+    monkeypatch.setattr(
+        registry, "driver_names", lambda: ("no_such_module:Device", "onnx-reference", "reference")
+    )
     assert await _usable_devices() == ("reference",)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("no_such_module:Device is left out: ") and "ModuleNotFoundError" in line
+    missing, unsuited = capsys.readouterr().err.splitlines()
+    assert missing.startswith("no_such_module:Device is left out: ") and "ModuleNotFoundError" in missing
+    assert unsuited.startswith("onnx-reference is left out: it supports only operations of extensions")
 
 
 @pytest.mark.parametrize("count", [1, 9, 10, 500])
