@@ -98,7 +98,7 @@ class LaunchBase:
 
     def finish(self, outcome: ExecutionResult | Error) -> None:
         """Ends it and wakes its waiters; ignored if it has ended. An outcome of another type ends it with ``GeneralFailure``."""
-        if self.is_done:
+        if self._result is not None or self._error is not None:
             return
         if isinstance(outcome, ExecutionResult):
             self._result = outcome

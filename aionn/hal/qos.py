@@ -58,7 +58,7 @@ def check_deadline_ns(deadline_ns: int | None, *, where: str) -> int | None:
     Raises:
         InvalidArgument: It is not an integer, is negative, or does not fit 64 bits.
     """
-    return _check_time(deadline_ns, where=where, what="deadline")
+    return None if deadline_ns is None else _check_time(deadline_ns, where=where, what="deadline")
 
 
 def check_duration_ns(duration_ns: int | None, *, where: str) -> int | None:
@@ -67,18 +67,18 @@ def check_duration_ns(duration_ns: int | None, *, where: str) -> int | None:
     Raises:
         InvalidArgument: It is not an integer, is negative, or does not fit 64 bits.
     """
-    return _check_time(duration_ns, where=where, what="duration")
+    return None if duration_ns is None else _check_time(duration_ns, where=where, what="duration")
 
 
-def _check_time(value_ns: int | None, *, where: str, what: str) -> int | None:
-    if value_ns is not None and not isinstance(value_ns, int):
+def _check_time(value_ns: int, *, where: str, what: str) -> int:
+    if not isinstance(value_ns, int):
         advice = ""
         if what == "deadline" and isinstance(value_ns, float):
             advice = f"; use aionn.after({value_ns!r}) for seconds from now"
         raise InvalidArgument(
             f"{where}: {what} must be a whole number of ns or None, got {value_ns!r}{advice}"
         )
-    if value_ns is not None and not 0 <= value_ns <= TIME_MAX_NS:
+    if not 0 <= value_ns <= TIME_MAX_NS:
         raise InvalidArgument(f"{where}: {what} must be from 0 to 2**63 - 1 ns or None, got {value_ns} ns")
     return value_ns
 

@@ -21,6 +21,7 @@ import os
 import threading
 import time
 from types import TracebackType
+from typing import cast
 
 import anyio
 import msgspec
@@ -162,7 +163,15 @@ class _Section:
             self._recorder.leave(self._mark, self._detail, self._lane, self._task, self._start_ns)
 
 
-_NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+class _Nothing:
+    """A section while tracing is off."""
+
+    # A function of C that takes any arguments and returns nothing that is true: entering and leaving ``contextlib.nullcontext``
+    # calls two functions of Python, and an execution has several sections.
+    __enter__ = __exit__ = "".format
+
+
+_NOTHING = cast("contextlib.AbstractContextManager[None]", _Nothing())
 
 
 def section(mark: str, detail: str = "") -> contextlib.AbstractContextManager[None]:

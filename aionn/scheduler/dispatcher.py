@@ -153,8 +153,8 @@ class Dispatcher:
         now_ns = self._now()
         expected_ns = least_ns = 1
         if model is not None:
-            least_ns = self._least_ns(model, declared_ns)
-            expected_ns = max(self._estimates.duration_ns(model, _believed(declared_ns)), least_ns)
+            expected_ns, least_ns = self._estimates.durations_ns(model, _believed(declared_ns))
+            expected_ns = max(expected_ns, least_ns)
             if deadline_ns is not None and deadline_ns > now_ns and now_ns + least_ns > deadline_ns:
                 least_ns = self._probe(model, least_ns)
         job = _TaskJob(
@@ -182,9 +182,6 @@ class Dispatcher:
         self._decide(now_ns)
         return job
 
-    def _least_ns(self, model: Hashable, declared_ns: int | None) -> int:
-        return self._estimates.least_ns(model, _believed(declared_ns))
-
     def _probe(self, model: Hashable, least_ns: int) -> int:
         """The estimate of a job that would be rejected: the learnt one, or zero if it is to be tried."""
         if not self._estimates.count(model):
@@ -207,7 +204,7 @@ class Dispatcher:
 
     def least_ns(self, model: Hashable, declared_ns: int | None = None) -> int:
         """The least duration of an execution, as far as is known; see ``enter`` for the arguments."""
-        return 0 if model is None else self._least_ns(model, declared_ns)
+        return 0 if model is None else self._estimates.least_ns(model, _believed(declared_ns))
 
     def expected_ns(self, model: Hashable, declared_ns: int | None = None) -> int:
         """The expected duration of an execution; see ``enter`` for the arguments."""
@@ -254,10 +251,10 @@ class Dispatcher:
             self._end(job)
             self._decide(self._now())
 
-    def queued_ns(self, job: Job) -> int:
-        """The wait of a job that has its slot."""
+    def started_ns(self, job: Job) -> int:
+        """When a job got its slot, on the dispatcher's clock."""
         assert isinstance(job, _TaskJob), OWN
-        return job.started_ns - job.arrival_ns
+        return job.started_ns
 
     def release(self, job: Job, *, outcome: Outcome = "ended") -> int:
         """Gives a slot back; the next in the order gets it.
@@ -333,8 +330,12 @@ class Dispatcher:
         self._decide(now_ns)
 
     def _decide(self, now_ns: int) -> None:
-        if not self._queue.slot_of and all(slot.job is None for slot in self._slots):
-            return
+        if not self._queue.slot_of:
+            for slot in self._slots:
+                if slot.job is not None:
+                    break
+            else:
+                return  # Nothing waits and nothing runs. A loop, since a generator takes as long as all the rest of a release.
         has_looked_again = False
         for _ in range(2 + PREEMPTED_MAX * len(self._slots)):
             has_preempted = False
@@ -370,14 +371,15 @@ class Dispatcher:
         job.state = JobState.RUNNING
         slot.job = job
         slot.ends_ns = now_ns + job.durations_ns[0]
-        if self._preempted.pop(job.number, None) is not None:
+        if self._preempted and self._preempted.pop(job.number, None) is not None:
             self._taken.discard(slot.index)
             return  # Its task waits for the device, which continues with it.
         job.has_run = True
         job.device = 0
         job.started_ns = now_ns
-        job.has_preempted = slot.index in self._taken
-        self._taken.discard(slot.index)
+        if self._taken:
+            job.has_preempted = slot.index in self._taken
+            self._taken.discard(slot.index)
         job.wake()
 
     def _preempt(self, slot: DeviceSlot, now_ns: int) -> None:

@@ -47,9 +47,11 @@ class Estimates:
             raise InvalidArgument(f"estimates: quantile must be above 0 and at most 1, got {quantile}")
         if window < 1:
             raise InvalidArgument(f"estimates: window must be at least 1, got {window}")
-        self._quantile = quantile
         self._window = window
         self._seen: OrderedDict[Hashable, tuple[deque[int], list[int]]] = OrderedDict()
+        # By the number of timings: which of them is the quantile, and the factor of the margin.
+        self._ranks = [max(0, math.ceil(quantile * count) - 1) for count in range(window + 1)]
+        self._factors = [1 + MARGIN / math.sqrt(1 + count) for count in range(window + 1)]
 
     def keys(self) -> KeysView[Hashable]:
         """The pairs that were timed."""
@@ -72,12 +74,12 @@ class Estimates:
         if duration_ns < 0:
             raise InvalidArgument(f"estimates: a duration must be at least 0 ns, got {duration_ns}")
         pair = self._seen.get(key)
-        if pair is not None and (
-            (limit == "at_least" and duration_ns < pair[1][0])
-            or (limit == "at_most" and duration_ns > pair[1][-1])
-        ):
-            return
-        if pair is None:
+        if pair is not None:
+            if (limit == "at_least" and duration_ns < pair[1][0]) or (
+                limit == "at_most" and duration_ns > pair[1][-1]
+            ):
+                return
+        else:
             if len(self._seen) >= KEYS_MAX:
                 self._seen.popitem(last=False)
             pair = self._seen[key] = (deque(), [])
@@ -92,31 +94,29 @@ class Estimates:
         """Drops the timings of a pair that is never asked for again. From any thread, also from a finaliser."""
         self._seen.pop(key, None)
 
-    def duration_ns(self, key: Hashable, default_ns: int) -> int:
-        """The expected duration, with a margin for how little is known.
+    def durations_ns(self, key: Hashable, default_ns: int) -> tuple[int, int]:
+        """The expected duration, with a margin for how little is known; and the least duration, with less than which left an
+        execution is certain to be late.
 
         Args:
             key: Model and device.
-            default_ns: What is believed as long as nothing was observed.
+            default_ns: What is believed as long as nothing was observed; the least duration, as long as little was.
         """
         pair = self._seen.get(key)
         if pair is None:
-            return max(1, int(default_ns * (1 + MARGIN)))
+            return int(default_ns * (1 + MARGIN)) or 1, default_ns or 1
         ordered = pair[1]
-        known_ns = ordered[math.ceil(self._quantile * len(ordered)) - 1]
-        return max(1, int(known_ns * (1 + MARGIN / math.sqrt(1 + len(ordered)))))
+        count = len(ordered)
+        expected_ns = int(ordered[self._ranks[count]] * self._factors[count]) or 1
+        return expected_ns, (default_ns if count < SURE_COUNT else ordered[0]) or 1
+
+    def duration_ns(self, key: Hashable, default_ns: int) -> int:
+        """The expected duration; see ``durations_ns``."""
+        return self.durations_ns(key, default_ns)[0]
 
     def least_ns(self, key: Hashable, default_ns: int) -> int:
-        """The least duration of an execution, as far as is known: with less time left it is certain to be late.
-
-        Args:
-            key: Model and device.
-            default_ns: What is believed as long as little was observed.
-        """
-        pair = self._seen.get(key)
-        if pair is None or len(pair[1]) < SURE_COUNT:
-            return max(1, default_ns)
-        return max(1, pair[1][0])
+        """The least duration; see ``durations_ns``."""
+        return self.durations_ns(key, default_ns)[1]
 
     def count(self, key: Hashable) -> int:
         """Number of timings of a pair that count now."""

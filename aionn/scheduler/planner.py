@@ -128,9 +128,11 @@ class PlannedQueue:
 
     def pass_through(self, job: Job, slot: DeviceSlot, now_ns: int) -> None:
         """Counts a job that starts on arrival, without a wait."""
-        self._counts["entered"] += 1
+        counts = self._counts
+        counts["entered"] += 1
+        counts["started"] += 1
         self._ages.append((job.arrival_ns + self.age_ns, job))
-        self.started(job, slot, now_ns, "the first in its plan starts, on slot")
+        self.note(job, now_ns, "the first in its plan starts, on slot", slot.index)
 
     def _rejection_of(self, job: Job, now_ns: int) -> Reason | None:
         if job.deadline_ns <= now_ns:

@@ -42,7 +42,6 @@ from aionn.runtime.executions.stepping import (
     DeviceBurst,
     InterpretedBurst,
     Step,
-    free_burst,
 )
 from aionn.runtime.executions.stream import Stream, StreamPump
 from aionn.runtime.memory.arguments import Array, RequestArea, TensorSpec, Value, Writer, check_inputs
@@ -66,7 +65,7 @@ _T = TypeVar("_T")
 class _StepInBurst(Step):
     """A step over one buffer, launched through a burst of its device."""
 
-    __slots__ = ("_buffer", "_bursts", "_index", "_inside", "_request")
+    __slots__ = ("_buffer", "_bursts", "_index", "_inside", "_own", "_request")
 
     def __init__(
         self,
@@ -84,11 +83,15 @@ class _StepInBurst(Step):
         self._request = buffer.area.request(step.inputs, step.outputs)
         self._inside = None if isinstance(opened, list) else opened
         self._bursts = opened if isinstance(opened, list) else opened.bursts
+        # This one knows the memory of the request.
+        self._own = self._bursts[buffer.identifier % len(self._bursts)] if self._bursts else None
 
     def launch(self, area: RequestArea, job: Conditions) -> Launch:
-        burst = free_burst(self._bursts, self._buffer.identifier)
-        if burst is None:
-            return super().launch(area, job)
+        burst = self._own
+        if burst is None or not burst.is_free:
+            burst = next((burst for burst in self._bursts if burst.is_free), None)
+            if burst is None:
+                return super().launch(area, job)
         return burst.launch(self._request, self._buffer.identifiers, job)
 
     async def interpret(self, area: RequestArea, job: Conditions) -> ExecutionResult:
@@ -140,7 +143,9 @@ class Burst:
         )
         # Of each step, its device's bursts, or those of the steps inside of one that is interpreted.
         self._opened: list[list[DeviceBurst] | InterpretedBurst] = []
-        self._steps_of: dict[int, list[Step]] = {}  # By buffer.
+        # By buffer.
+        self._steps_of: dict[int, list[Step]] = {}
+        self._leaving: dict[int, Callable[[ExecutionJob], None]] = {}
         self._was_entered = False
         self._streams: set[StreamPump] = set()
         self._on_close = on_close
@@ -162,6 +167,7 @@ class Burst:
                     area = await anyio.to_thread.run_sync(_touched_area, values)
                 buffer = FrameBuffer(identifier, area, len(self._plan.steps))
                 buffers.append(buffer)
+                self._leaving[identifier] = functools.partial(_leave, self._pool, buffer)
                 self._steps_of[identifier] = [
                     _StepInBurst(self._plan, index, buffer, opened, key)
                     for index, (opened, key) in enumerate(zip(self._opened, self._learnt_by, strict=True))
@@ -201,7 +207,7 @@ class Burst:
         job = ExecutionJob(
             self._owner,
             self._steps_of[buffer.identifier],
-            functools.partial(_leave, self._pool, buffer),
+            self._leaving[buffer.identifier],
             priority,
             area=buffer.area,
             deadline_ns=deadline_ns,
@@ -302,6 +308,7 @@ class Burst:
         finally:
             self._pool.clear()
             self._steps_of.clear()
+            self._leaving.clear()
 
     async def _close(self) -> None:
         with anyio.move_on_after(CLOSE_S_MAX):

@@ -42,7 +42,7 @@ from aionn.runtime.executions.stepping import GROWTH_TRIES_MAX, Step, output_too
 from aionn.runtime.memory.arguments import RequestArea
 from aionn.runtime.placement.fallback import driver_error, may_fall_back
 from aionn.scheduler.dispatcher import Dispatcher, Outcome
-from aionn.scheduler.job import NEVER_NS, Job
+from aionn.scheduler.job import NEVER_NS, Job, JobState
 from fences import FenceError, FenceStatus, SyncFence, merge
 
 __all__ = ["ExecutionJob", "JobOwner", "run_job", "run_step"]
@@ -60,7 +60,8 @@ class JobOwner(NamedTuple):
         background: Where the runtime's tasks live.
         outputs: Keys of what they give.
         device: Names of the devices, as results give them.
-        rescue: The whole model on the reference device, for where a step has failed there as well; None where that is not allowed.
+        rescue: The whole model on the reference device, for where one of several steps has failed there as well; None where that
+            is not allowed, and for one step, whose own fallback is the same.
         report: Called at the end of each with its status, its result and nanoseconds since the call; None without listeners.
     """
 
@@ -218,7 +219,10 @@ async def run_job(job: ExecutionJob) -> Result:
             with section("LR_PIO", "inputs"):
                 if area is None:
                     area = await _filled(job)
-            timing = await _run_steps(job, area)
+            if len(job.steps) == 1:
+                timing = await run_step(job, job.steps[0], area)
+            else:
+                timing = await _run_steps(job, area)
             with section("LR_PR", "outputs"):
                 result = _result(job, area, timing)
     except Exception as e:
@@ -307,8 +311,6 @@ async def _filled(job: ExecutionJob) -> RequestArea:
 
 async def _run_steps(job: ExecutionJob, area: RequestArea) -> Timing:
     try:
-        if len(job.steps) == 1:
-            return await run_step(job, job.steps[0], area)
         return sum_of([await run_step(job, step, area) for step in job.steps])
     except Error as e:
         rescue = job.owner.rescue
@@ -329,12 +331,15 @@ async def run_step(job: ExecutionJob, step: Step, area: RequestArea) -> Timing:
     """
     for _ in range(GROWTH_TRIES_MAX):
         # A rejection by the scheduler does not fall back: nothing has failed.
-        work = None if step.interpreted is not None else await _slot(job, step)
+        work = None if step.interpreted is not None else _enter(job, step)
+        if work is not None and work.state is not JobState.RUNNING:
+            await _wait_for_slot(job, work)
         try:
             if work is None:
                 result = await step.interpret(area, job)
             else:
-                result = await _launched(job, step, area, work)
+                with section("LI_PE", step.prepared_step.device.name):
+                    result = await _landed(job, _launch(job, step, area, work), step.dispatcher, work)
             if step.accept(area, result, job):
                 return result.timing
         except Exception as e:
@@ -342,8 +347,8 @@ async def run_step(job: ExecutionJob, step: Step, area: RequestArea) -> Timing:
     raise output_too_small(result)
 
 
-async def _slot(job: ExecutionJob, step: Step) -> Job:
-    """Waits for a slot. The caller must release it, and launches on it."""
+def _enter(job: ExecutionJob, step: Step) -> Job:
+    """Asks for a slot. Where it runs now, the caller has the slot and must launch on it; otherwise it waits for it."""
     dispatcher = step.dispatcher
     job.state = ExecutionState.WAITING_FOR_SLOT
     work = dispatcher.enter(
@@ -354,27 +359,29 @@ async def _slot(job: ExecutionJob, step: Step) -> Job:
         urgent_ns=job.urgent_ns,
     )
     job.dispatcher, job.work = dispatcher, work
-    try:
-        await dispatcher.wait(work)
-    except BaseException:
-        job.work = None
-        raise
-    if not job.queued_ns:
-        job.queued_ns = work.arrival_ns + dispatcher.queued_ns(work) - job.asked_ns
     return work
 
 
-async def _launched(job: ExecutionJob, step: Step, area: RequestArea, work: Job) -> ExecutionResult:
-    """Launches a step on a slot, and waits for its outcome."""
+async def _wait_for_slot(job: ExecutionJob, work: Job) -> None:
+    assert job.dispatcher is not None, "it was asked for the slot"
+    try:
+        await job.dispatcher.wait(work)
+    except BaseException:
+        job.work = None
+        raise
+
+
+def _launch(job: ExecutionJob, step: Step, area: RequestArea, work: Job) -> Launch:
+    """Launches a step on a slot; releases the slot where the launch is rejected."""
+    if not job.queued_ns:
+        job.queued_ns = step.dispatcher.started_ns(work) - job.asked_ns
     job.state = ExecutionState.RUNNING
-    with section("LI_PE", step.prepared_step.device.name):
-        try:
-            launch = step.launch(area, job)
-        except BaseException:
-            job.work = None
-            step.dispatcher.release(work, outcome="failed")
-            raise
-        return await _landed(job, launch, step.dispatcher, work)
+    try:
+        return step.launch(area, job)
+    except BaseException:
+        job.work = None
+        step.dispatcher.release(work, outcome="failed")
+        raise
 
 
 async def _landed(
@@ -398,28 +405,35 @@ async def _landed(
     except BaseException as e:
         if launch.is_done:
             _release(job, dispatcher, work, _outcome(e))
-            raise
-        job.left_count += 1
-
-        def release(done: SyncFence) -> None:
-            # In-process drivers finish launches in threads of their own.
-            job.owner.background.run_in_loop(released)
-
-        def released() -> None:
-            try:
-                outcome = _outcome(launch.outcome())
-            except Exception as e:
-                # Its traceback refers to the frames that report the launch, and those to the error.
-                outcome = _outcome(e.with_traceback(None))
-            _release(job, dispatcher, work, outcome)
-            job.unused()
-
-        launch.done.add_callback(release)
-        if not isinstance(e, MissedDeadline):
-            ask_to_stop(launch)  # A device that misses the deadline knows that itself.
+        else:
+            _leave_to_device(job, launch, dispatcher, work)
+            if not isinstance(e, MissedDeadline):
+                ask_to_stop(launch)  # A device that misses the deadline knows that itself.
         raise
     _release(job, dispatcher, work, _outcome(result))
     return result
+
+
+def _leave_to_device(
+    job: ExecutionJob, launch: Launch, dispatcher: Dispatcher | None, work: Job | None
+) -> None:
+    """Has slot and memory released when the device is done with a launch for which nothing waits any more."""
+    job.left_count += 1
+
+    def release(done: SyncFence) -> None:
+        # In-process drivers finish launches in threads of their own.
+        job.owner.background.run_in_loop(released)
+
+    def released() -> None:
+        try:
+            outcome = _outcome(launch.outcome())
+        except Exception as e:
+            # Its traceback refers to the frames that report the launch, and those to the error.
+            outcome = _outcome(e.with_traceback(None))
+        _release(job, dispatcher, work, outcome)
+        job.unused()
+
+    launch.done.add_callback(release)
 
 
 def _release(job: ExecutionJob, dispatcher: Dispatcher | None, work: Job | None, outcome: Outcome) -> None:

@@ -204,12 +204,13 @@ class SlotPool:
             if self._demand:
                 self._reclaim()  # The device may have finished what a stream can spare.
             return
-        for index, waiting in enumerate(self._waiting):
-            if waiting.wants():
-                del self._waiting[index]
-                buffer.users = 1
-                waiting.take(buffer)
-                return
+        if self._waiting:
+            for index, waiting in enumerate(self._waiting):
+                if waiting.wants():
+                    del self._waiting[index]
+                    buffer.users = 1
+                    waiting.take(buffer)
+                    return
         self._free.append(buffer)
 
     def _reclaim(self) -> None:

@@ -36,7 +36,6 @@ __all__ = [
     "PreparedStep",
     "Step",
     "execute_step",
-    "free_burst",
     "output_too_small",
 ]
 
@@ -110,14 +109,6 @@ class DeviceBurst:
         """Waits until nothing runs through it."""
         if self._launch is not None:
             await self._launch.done
-
-
-def free_burst(bursts: Sequence[DeviceBurst], preferred: int) -> DeviceBurst | None:
-    """A free burst, None where all are in use. The preferred one, if it is free: it knows the memory of the request."""
-    own = bursts[preferred % len(bursts)]
-    if own.is_free:
-        return own
-    return next((burst for burst in bursts if burst.is_free), None)
 
 
 class Interpreted(Protocol):

@@ -367,6 +367,8 @@ class RequestArea:
 
     def outputs(self, keys: Sequence[int], *, copy: bool) -> tuple[Array, ...]:
         """Results: arrays of their own, or read-only views; values in the application's memory are always views."""
+        if copy and not (self._bound or self._targets or self._declared):
+            return tuple([self.view(key).copy() for key in keys])  # The usual case.
         views = []
         for key in keys:
             if key in self._bound:
