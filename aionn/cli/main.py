@@ -83,7 +83,7 @@ def _open_standard_streams() -> None:
         if getattr(sys, name) is None:
             fd = os.open(os.devnull, os.O_RDWR)  # The lowest number that is free.
             os.set_inheritable(fd, fd == number)
-            setattr(sys, name, open(fd, "r+" if number else "r", closefd=False))
+            setattr(sys, name, os.fdopen(fd, "r+" if number else "r", closefd=False))
 
 
 def _end_unread() -> NoReturn:
