@@ -33,6 +33,7 @@ __all__ = [
     "InvalidArgument",
     "InvalidModel",
     "MissedDeadline",
+    "named",
     "OutputInsufficientSize",
     "ResourceExhausted",
     "error_for_status",
@@ -183,7 +184,7 @@ def status_of(error: BaseException) -> ErrorStatus:
 
 def general_failure_of(error: BaseException, where: str) -> GeneralFailure:
     """The error of aionn for an exception of any other package, which is its cause: the bug of a driver."""
-    failure = GeneralFailure(f"{where}: {type(error).__name__}: {error}")
+    failure = GeneralFailure(f"{where}: {named(error)}")
     failure.__cause__ = error
     return failure
 
@@ -195,7 +196,7 @@ def shortage_of(error: BaseException, where: str) -> ResourceExhausted | None:
     what = _shortage(error)
     if what is None:
         return None
-    told = ResourceExhausted(f"{where}: {what} ({type(error).__name__}: {error})", transient=True)
+    told = ResourceExhausted(f"{where}: {what} ({named(error)})", transient=True)
     told.__cause__ = error
     return told
 
@@ -203,14 +204,23 @@ def shortage_of(error: BaseException, where: str) -> ResourceExhausted | None:
 def words_of(error: BaseException, where: str) -> str:
     """The description of an exception of any package: a shortage with its place, any other with its class."""
     told = shortage_of(error, where)
-    return f"{type(error).__name__}: {error}" if told is None else str(told)
+    return named(error) if told is None else str(told)
+
+
+def named(error: BaseException) -> str:
+    """The class and the text of an exception of any package, also of one whose text cannot be made."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception as e:
+        # Raised further, it would end the thread or the task that reports the first one, and leave its waiters.
+        return f"{type(error).__name__}, whose text raises {type(e).__name__}"
 
 
 def _shortage(error: BaseException) -> str | None:
     if isinstance(error, MemoryError):
         return "no memory is left, see RLIMIT_AS"
     # Python has no class of its own for it.
-    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+    if isinstance(error, RuntimeError) and "can't start new thread" in named(error):
         return "no thread can be started, see RLIMIT_NPROC and RLIMIT_AS"
     if isinstance(error, OSError) and error.errno in _SHORTAGES:
         return "the system refuses what is needed"

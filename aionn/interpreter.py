@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from aionn.errors import Error, GeneralFailure, InvalidArgument, MissedDeadline
+from aionn.errors import Error, GeneralFailure, InvalidArgument, MissedDeadline, named
 from aionn.hal import (
     Model,
     Operand,
@@ -260,9 +260,7 @@ class Interpreter:
                     e.args = (f"{_where(subgraph_index, position, step)}: {e}",)
                 raise
             except (ArithmeticError, ValueError, TypeError, IndexError, MemoryError) as e:
-                raise GeneralFailure(
-                    f"{_where(subgraph_index, position, step)}: {type(e).__name__}: {e}"
-                ) from e
+                raise GeneralFailure(f"{_where(subgraph_index, position, step)}: {named(e)}") from e
             for index in step.drops:
                 values[index] = None
         outputs = []

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 from aionn.cli import interrupts
 from aionn.cli.overview import TRACEBACK_VARIABLE, print_overview
+from aionn.errors import Error
 
 if TYPE_CHECKING:
     from cyclopts import CycloptsError
-
-    from aionn.errors import Error
 
 __all__ = ["main"]
 
@@ -34,11 +33,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: What follows the command's name; None takes those of the process, whose SIGINT is taken over then.
     """
     if arguments is None:
+        _open_standard_streams()
         interrupts.guard()
     try:
         is_done = print_overview(sys.argv[1:] if arguments is None else arguments)
     except BrokenPipeError:
         _end_unread()
+    except Error as e:
+        _print_error(str(e))
+        raise SystemExit(2) from None
     if is_done:
         raise SystemExit(0)
     if arguments is None:
@@ -51,7 +54,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from cyclopts import CycloptsError
 
     from aionn.cli.commands import app
-    from aionn.errors import Error
 
     try:
         code = app(arguments, exit_on_error=False, print_error=False)
@@ -73,6 +75,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         _end_unread()
     raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _open_standard_streams() -> None:
+    """Opens the null device as each standard stream that the caller has closed: another file would get its number, and prints."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            fd = os.open(os.devnull, os.O_RDWR)  # The lowest number that is free.
+            os.set_inheritable(fd, fd == number)
+            setattr(sys, name, os.fdopen(fd, "r+" if number else "r", closefd=False))
 
 
 def _end_unread() -> NoReturn:
@@ -104,8 +115,6 @@ def _shortened(word: str) -> str:
 
 def _first_error(error: BaseException) -> Error | None:
     """The error to report: of several that ended a task group together, the first of aionn's own."""
-    from aionn.errors import Error
-
     if isinstance(error, BaseExceptionGroup):
         return next((found for e in error.exceptions if (found := _first_error(e)) is not None), None)
     return error if isinstance(error, Error) else None

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from aionn.errors import InvalidArgument
+from aionn.reports.terminal import write_out
 
 __all__ = ["check_writable", "print_json", "write_report"]
 
 
 def print_json(value: Any) -> None:
     """One JSON object on one line."""
-    print(msgspec.json.encode(value).decode(), flush=True)
+    write_out(sys.stdout, msgspec.json.encode(value).decode() + "\n")
 
 
 def check_writable(*paths: Path | None) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from aionn.errors import DeviceUnavailable, InvalidArgument
+from aionn.errors import DeviceUnavailable, InvalidArgument, named
 from aionn.hal import Device, DeviceInfo, Model
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def load_factory(name: str) -> DriverFactory:
         Exception,
         SystemExit,
     ) as e:  # A module that ends its process when it is imported must not end ours.
-        raise DeviceUnavailable(f"driver {name!r} cannot be loaded: {type(e).__name__}: {e}") from e
+        raise DeviceUnavailable(f"driver {name!r} cannot be loaded: {named(e)}") from e
 
 
 def make_device(driver: str, name: str) -> Device:
@@ -206,7 +206,7 @@ def made_by(factory: DriverFactory, driver: str, name: str) -> Device:
     except DeviceUnavailable:
         raise
     except (Exception, SystemExit) as e:
-        raise DeviceUnavailable(f"driver {driver!r} makes no device: {type(e).__name__}: {e}") from e
+        raise DeviceUnavailable(f"driver {driver!r} makes no device: {named(e)}") from e
     return device
 
 

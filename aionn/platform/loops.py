@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
-from aionn.errors import DeadObject, InvalidArgument
+from aionn.errors import DeadObject, InvalidArgument, general_failure_of
 
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
@@ -68,6 +68,7 @@ async def finish(work: Coroutine[Any, Any, _T]) -> _T:
     Raises:
         asyncio.CancelledError: The caller was cancelled during the wait; the work has ended. Its result is lost, and its failure is
         the context of this error.
+        GeneralFailure: The work was cancelled from within, as by a driver that cancels its own task: its caller was not.
         Exception: What the work raised.
     """
     task = asyncio.get_running_loop().create_task(work, name="aionn-finish")
@@ -86,6 +87,8 @@ async def finish(work: Coroutine[Any, Any, _T]) -> _T:
                 cancelled = e
     try:
         return task.result()
+    except asyncio.CancelledError as e:
+        raise general_failure_of(e, "work that must be finished") from e
     finally:
         if cancelled is not None:
             try:

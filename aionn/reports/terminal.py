@@ -21,6 +21,7 @@ from typing import TextIO
 
 from rich.cells import cell_len
 
+from aionn.errors import GeneralFailure
 from aionn.reports.columns import number_columns
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "printable",
     "progress_bar",
     "table_lines",
+    "write_out",
 ]
 
 GAP = 2
@@ -234,8 +236,27 @@ def _write(stream: TextIO, lines: Sequence[str]) -> None:
     text = "\n".join(lines) + "\n"
     encoding = getattr(stream, "encoding", None) or "utf-8"
     # A name may have characters that the locale's encoding lacks.
-    stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-    stream.flush()
+    write_out(stream, text.encode(encoding, "backslashreplace").decode(encoding))
+
+
+def write_out(stream: TextIO, text: str) -> None:
+    """Writes a text to standard output or standard error.
+
+    Raises:
+        BrokenPipeError: Its reader has gone.
+        GeneralFailure: It takes no more, as on a full disk; everything else that is written goes nowhere.
+    """
+    try:
+        stream.write(text)
+        stream.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as e:
+        # Python writes the rest of the buffer at the end of the process, and reports the failure once more.
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), stream.fileno())
+        name = stream.name.strip("<>")
+        raise GeneralFailure(f"{name}: expected a stream that can be written: {e.strerror}") from e
 
 
 @contextlib.contextmanager

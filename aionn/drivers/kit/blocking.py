@@ -176,7 +176,7 @@ class BlockingPreparedModel(LaunchingPreparedModel):
         except (
             BaseException
         ) as e:  # SystemExit of a driver is its failure as well, and would end the thread without an answer.
-            raise GeneralFailure(f"{self.device.info.name}: {type(e).__name__}: {e}") from e
+            raise general_failure_of(e, self.device.info.name) from e
         finally:
             self.end_run()
         took_ns = now() - started_ns

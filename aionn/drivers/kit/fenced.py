@@ -19,7 +19,15 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from aionn.drivers.kit.arguments import Arguments
-from aionn.errors import DeviceUnavailable, Error, ErrorStatus, GeneralFailure, MissedDeadline, status_of
+from aionn.errors import (
+    DeviceUnavailable,
+    Error,
+    ErrorStatus,
+    GeneralFailure,
+    MissedDeadline,
+    general_failure_of,
+    status_of,
+)
 from aionn.hal import FencedTiming, Launch, Timing
 from fences import FenceStatus, SyncFence, merge
 
@@ -123,8 +131,8 @@ class FencedLaunch:
                 limit_ns = allowance_ns if limit_ns is None else min(limit_ns, allowance_ns)
                 self._expire_at(allowance_ns, "allowance after its fences")
             launched = launch(limit_ns)
-        except Error as e:
-            self._fail(e.with_traceback(None), status_of(e))
+        except BaseException as e:
+            self._fail_with(e)
             return
         launched.done.add_callback(functools.partial(self._on_done, launched, arguments))
         self.fence.add_callback(lambda _: self._timers.call(launched.cancel))
@@ -134,15 +142,21 @@ class FencedLaunch:
             result = launched.outcome()
             if not result.output_sufficient_size:
                 raise GeneralFailure("fenced execution: an output does not fit its buffer")
-        except Error as e:
+        except BaseException as e:
             # The fence keeps the error, the error its frames, and they what was computed with.
             traceback.clear_frames(e.__traceback__)
-            self._fail(e.with_traceback(None), status_of(e))
+            self._fail_with(e)
             return
         if self._end((ErrorStatus.NONE, self._timing(result.timing))):
             self.fence.try_signal()
         else:
             arguments.fail()  # It was cancelled while it ran to its end.
+
+    def _fail_with(self, raised: BaseException) -> None:
+        """Ends it with whatever the device raised: its fence has waiters."""
+        bare = raised.with_traceback(None)
+        error = bare if isinstance(bare, Error) else general_failure_of(bare, "fenced execution")
+        self._fail(error, status_of(error))
 
     def _timing(self, timing: Timing) -> FencedTiming:
         if not self._measure:

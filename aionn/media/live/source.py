@@ -30,7 +30,7 @@ from typing import Any, Generic, Literal, TypeVar
 import anyio
 import msgspec
 
-from aionn.errors import Error, InvalidArgument
+from aionn.errors import Error, InvalidArgument, named
 from aionn.media.live.capture import Capture, CorruptItem, Grab, Opener, SourceUnavailable
 from aionn.media.live.queueing import GrabQueue, is_stale
 from aionn.media.live.readable import until_readable
@@ -445,7 +445,7 @@ class LiveSource(Generic[T]):
         """Raises what makes it useless to read further."""
         if self._broken is not None:
             raise SourceUnavailable(
-                f"{capture.name}: {type(self._broken).__name__}: {self._broken}", is_permanent=True
+                f"{capture.name}: {named(self._broken)}", is_permanent=True
             ) from self._broken
         if self._converting is not None and self._now() - self._convert_ns > CONVERT_S_MAX * 1e9:
             raise SourceUnavailable(

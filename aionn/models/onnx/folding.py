@@ -38,6 +38,9 @@ __all__ = [
 
 Folder = Callable[[Operator, list[Array]], Array]
 
+WIDEST_BYTES = 8
+"""The size of an element of the widest type."""
+
 
 def fold(g: GraphWriter, op: Operator) -> Array | None:
     """The result if all inputs are constants and the operator is in the table, else None."""
@@ -55,7 +58,9 @@ def fold(g: GraphWriter, op: Operator) -> Array | None:
         shape = np.broadcast_shapes(*(a.shape for a in given)) if op.type not in REDUCED else given[0].shape
     except ValueError:
         op.refuse("shapes", "ones that broadcast", " and ".join(str(list(a.shape)) for a in given))
-    g.charge(math.prod(shape) * max(a.itemsize for a in given))
+    itemsize = WIDEST_BYTES if op.type == "Cast" else max(a.itemsize for a in given)
+    # A list of inputs may name the same constant many times: each costs a pass over the elements.
+    g.charge(math.prod(shape) * itemsize * max(1, len(given) - 1))
     if op.type == "NonZero":
         g.charge(math.prod(shape) * 8 * len(shape))
     if op.version < 7 and op.has_attribute("axis") and op.type not in REDUCED:
@@ -308,8 +313,11 @@ def range_(g: GraphWriter, op: Operator) -> Any:
     )
     if delta == 0:
         op.refuse("input 2 (step)", "not 0", 0)
-    count = max(0, math.ceil((limit.item() - start.item()) / delta.item()))
-    g.charge(count * start.itemsize)
+    try:
+        count = max(0, math.ceil((limit.item() - start.item()) / delta.item()))
+    except (OverflowError, ValueError):
+        op.refuse("start, limit and step", "finite numbers", f"{start}, {limit} and {delta}")
+    g.charge(count * WIDEST_BYTES)
     # Each number is computed by a product, since repeated sums would accumulate rounding errors.
     return g.constant((start + np.arange(count).astype(start.dtype) * delta).astype(start.dtype))
 
@@ -330,7 +338,7 @@ def window(g: GraphWriter, op: Operator) -> Any:
     size = int(op.array(0, "the size").reshape(()))
     if not 0 < size < 1 << 24:
         op.refuse("size", "a number from 1 to 2**24", size)
-    n = np.arange(size) / max(1, size if op.integer("periodic", 1) else size - 1)
+    n = g.counted(size) / max(1, size if op.integer("periodic", 1) else size - 1)
     shares = {
         "HannWindow": (0.5, 0.5, 0.0),
         "HammingWindow": (25 / 46, 21 / 46, 0.0),

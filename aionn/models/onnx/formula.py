@@ -254,8 +254,8 @@ def expanded(g: GraphWriter, tensor: Tensor, shape: Shape, order: Order | None =
         whole = np.broadcast_to(tensor.array.reshape(full), shape).transpose(order)
         return g.constant_value(np.ascontiguousarray(whole), tensor.dtype)
     if rank > RANK_MAX:
-        places = np.arange(tensor.size, dtype=np.int32).reshape(full)
         g.charge(4 * math.prod(shape))
+        places = g.counted(tensor.size).reshape(full)
         return g.taken(g.form(tensor), np.broadcast_to(places, shape).transpose(order))
     value = _in_order(g, tensor, rank, order)
     value = g.reshaped(value, stored_shape(ordered(full, order)))

@@ -13,7 +13,7 @@ Source: "Graphs", "Functions" and "Operator Sets" of the ONNX IR specification.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -110,22 +110,24 @@ def resolve(model: ModelProto) -> Graph:
             )
         functions[key] = function
     nodes = _Inliner(functions).run(graph.nodes, opsets)
-    known = [*constants, *(info.name for info in inputs)]
+    known = [constants, {info.name for info in inputs}]
     return Graph(inputs, graph.outputs, in_order(nodes, known, graph.outputs), constants, opsets)
 
 
-def inner_nodes(graph: GraphProto, node: Node, opsets: Mapping[str, int], outer: Sequence[str]) -> list[Node]:
+def inner_nodes(
+    graph: GraphProto, node: Node, opsets: Mapping[str, int], outer: Sequence[Container[str]]
+) -> list[Node]:
     """The nodes of a graph within a node, whose functions are inlined already, in order.
 
     Args:
         graph: The inner graph.
         node: The node whose attribute the graph is.
         opsets: The version by domain.
-        outer: The names that are defined outside the graph.
+        outer: Collections of the names that are defined outside the graph.
     """
     nodes = [_node(one, i, opsets, f"{node.where}, ") for i, one in enumerate(graph.nodes)]
-    own = [*_constants(graph), *(info.name for info in graph.inputs)]
-    return in_order(nodes, [*outer, *own], graph.outputs)
+    inputs = {info.name for info in graph.inputs}
+    return in_order(nodes, [*outer, _constants(graph), inputs], graph.outputs)
 
 
 def _domain(domain: str) -> str:
@@ -297,36 +299,45 @@ def _reads(node: Node) -> set[str]:
     return {name for name in (*node.inputs, *names_within(node)) if name}
 
 
-def in_order(nodes: Sequence[Node], known: Sequence[str], outputs: Sequence[ValueInfo]) -> list[Node]:
+def in_order(
+    nodes: Sequence[Node], known: Sequence[Container[str]], outputs: Sequence[ValueInfo]
+) -> list[Node]:
     """The nodes that the outputs need, sorted; nodes that are in order already stay in order.
+
+    Args:
+        nodes: The nodes.
+        known: Collections of other names; none is gone through, since each of many branches knows the names of the whole file.
+        outputs: The outputs.
 
     Raises:
         InvalidModel: A name is written twice, or read and never written, or nodes depend on each other in a cycle.
     """
     writer: dict[str, int] = {}
-    for name in known:
-        writer[name] = -1
+
+    def is_known(name: str) -> bool:
+        return any(name in names for names in known)
+
     for index, node in enumerate(nodes):
         for name in filter(None, node.outputs):
-            if name in writer:
+            if name in writer or is_known(name):
                 raise InvalidModel(
                     f"onnx, {node.where}: expected every name to be written once, got {name!r} again"
                 )
             writer[name] = index
     for info in outputs:
-        if info.name not in writer:
+        if info.name not in writer and not is_known(info.name):
             raise InvalidModel(f"onnx, output {info.name!r}: expected a name that is written, got none")
     sources: dict[int, set[int]] = {}
-    pending = [writer[info.name] for info in outputs]
+    pending = [writer[info.name] for info in outputs if info.name in writer]
     while pending:
         index = pending.pop()
-        if index < 0 or index in sources:
+        if index in sources:
             continue
         node = nodes[index]
         for name in node.inputs:
-            if name and name not in writer:
+            if name and name not in writer and not is_known(name):
                 raise InvalidModel(f"onnx, {node.where}: expected inputs that are written, got {name!r}")
-        sources[index] = {writer[name] for name in _reads(node) if writer.get(name, -1) >= 0}
+        sources[index] = {writer[name] for name in _reads(node) if name in writer}
         pending += sources[index]
     return [nodes[index] for index in _sorted(sources, nodes)]
 

@@ -428,7 +428,15 @@ class _Import:
             for name in filter(None, node.outputs):
                 self._values.setdefault(name, None)
             return
-        except (ArithmeticError, LookupError, TypeError, ValueError, AssertionError) as e:
+        except (
+            ArithmeticError,
+            AssertionError,
+            AttributeError,
+            LookupError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ) as e:
             # The checks should find every fault of a file; a fault that they miss is reported as the file's as well.
             if isinstance(e, InvalidArgument):
                 raise
@@ -487,24 +495,26 @@ class _Import:
                 f"no inputs and {len(node.outputs)} outputs",
                 f"{len(graph.inputs)}, {len(graph.outputs)}",
             )
-        # The names of a branch are local, so the names from outside are restored afterwards.
-        around = dict(self._values)
-        known = [*self._values, *self._graph.constants]
-        constants = self._graph.constants
+        values, constants = self._values, self._graph.constants
+        inner = inner_nodes(graph, node, self._graph.opsets, [values, constants])
+        # The names of a branch are local, so those from outside are restored afterwards: these alone, as a file may have as
+        # many branches as names.
+        local = {proto.name for proto in graph.initializers}.union(*(one.outputs for one in inner))
+        around = {name: values[name] for name in local if name in values}
+        stored = {name: constants[name] for name in local if name in constants}
         try:
-            self._graph.constants = dict(constants)
             for proto in graph.initializers:
-                self._graph.constants[proto.name] = proto
-                self._values.pop(proto.name, None)
-            own = {p.name for p in graph.initializers}
-            for inner in inner_nodes(
-                graph, node, self._graph.opsets, [n for n in dict.fromkeys(known) if n not in own]
-            ):
-                self._node(inner, depth + 1)
+                constants[proto.name] = proto
+                values.pop(proto.name, None)
+            for one in inner:
+                self._node(one, depth + 1)
             return [self._value(info.name) for info in graph.outputs]
         finally:
-            self._graph.constants = constants
-            self._values = around
+            for name in local:
+                values.pop(name, None)
+                constants.pop(name, None)
+            values.update(around)
+            constants.update(stored)
 
     def _fail(self, name: str, reason: Exception) -> None:
         self._failures[name, str(reason)] += 1

@@ -24,6 +24,10 @@ from aionn.models.onnx.writer import GraphWriter
 __all__ = ["Convert", "Operator"]
 
 
+NUMBERS_MAX = 1 << 16
+"""Most numbers of a list of axes, extents, bounds or parts; the longest of real models are the parts of a Split, some hundred."""
+
+
 class Operator:
     """An application of an operator.
 
@@ -105,6 +109,8 @@ class Operator:
         array = self.array(position, what)
         if array.dtype.kind not in "iu":
             self.refuse(f"input {position} ({what})", "whole numbers", array.dtype)
+        if array.size > NUMBERS_MAX:
+            self.refuse(f"input {position} ({what})", f"at most {NUMBERS_MAX} numbers", array.size)
         return [int(number) for number in array.reshape(-1)]
 
     def _attribute(self, name: str, kind: AttributeType) -> Attribute | None:

@@ -30,7 +30,7 @@ from aionn.models.onnx.conversions import (
 from aionn.models.onnx.conversions import elementwise as ew
 from aionn.models.onnx.extension.contracts import CONTRACTS
 from aionn.models.onnx.operator import Convert, Operator
-from aionn.models.onnx.tensors import Inexpressible, Tensor
+from aionn.models.onnx.tensors import Inexpressible, Tensor, distinct
 from aionn.models.onnx.writer import GraphWriter
 
 __all__ = ["CONVERSIONS", "Conversion", "document"]
@@ -57,7 +57,7 @@ def _dropout(g: GraphWriter, op: Operator) -> list[Tensor]:
     op.ignore("ratio", "seed")
     if op.version < 7 and not op.integer("is_test", 0):
         raise Inexpressible("training")
-    if op.has(2) and op.array(2, "training_mode").any():
+    if op.has(2) and distinct(op.array(2, "training_mode")).any():
         ratio = float(op.array(1, "the ratio").reshape(())) if op.has(1) else 0.5
         if ratio != 0:
             raise Inexpressible("training")

@@ -35,6 +35,7 @@ __all__ = [
     "Order",
     "Shape",
     "Tensor",
+    "distinct",
     "ordered",
     "stored_shape",
 ]
@@ -105,6 +106,11 @@ def ordered(shape: Sequence[int], order: Order) -> Shape:
     return tuple(shape[axis] for axis in order)
 
 
+def distinct(array: Array) -> Array:
+    """The elements of a constant, without those that a view repeats: some bytes of a file may describe gigabytes of them."""
+    return array[tuple(slice(1) if stride == 0 else slice(None) for stride in array.strides)]
+
+
 class Tensor:
     """A value.
 
@@ -140,7 +146,8 @@ class Tensor:
         self.rescaled: Callable[[Array, Array, FusedActivation], Tensor] | None = None
         self.limits = INT32 if limits is None else limits
         if array is not None and limits is None and array.dtype.kind in "iu":
-            self.limits = (int(array.min()), int(array.max())) if array.size else (0, 0)
+            least = distinct(array)
+            self.limits = (int(least.min()), int(least.max())) if array.size else (0, 0)
 
     def __repr__(self) -> str:
         constant = "" if self.array is None else " constant"

@@ -39,6 +39,7 @@ from aionn.models.onnx.tensors import (
     Order,
     Shape,
     Tensor,
+    distinct,
     ordered,
     stored_shape,
 )
@@ -102,6 +103,11 @@ class GraphWriter:
                 f"onnx, {self.source}: expected at most {CONSTANT_BYTES_MAX} bytes of constants that the import computes, got more"
             )
         self._budget_bytes -= size_bytes
+
+    def counted(self, count: int) -> Array:
+        """The whole numbers from 0 to ``count`` - 1, charged."""
+        self.charge(8 * count)
+        return np.arange(count)
 
     # Tensors
 
@@ -173,9 +179,9 @@ class GraphWriter:
         """A HAL constant with the elements of an array, in its stored shape."""
         operand = self._operand(dtype or array.dtype.name, stored_shape(array.shape))
         target = operand_dtype(operand.type)
-        if target == np.int32 and array.dtype != np.int32 and not _fits(array):
+        if target == np.int32 and array.dtype != np.int32 and not _fits(distinct(array)):
             raise Inexpressible("a constant whose whole numbers do not fit 32 bits")
-        if array.dtype == np.float64 and target != np.float64 and not _is_finite_in(array, target):
+        if array.dtype == np.float64 and target != np.float64 and not _is_finite_in(distinct(array), target):
             raise Inexpressible(f"a constant of type DOUBLE whose numbers do not fit {target.name}")
         if not array.flags.c_contiguous or array.dtype != target:
             self.charge(array.size * target.itemsize)
@@ -192,10 +198,9 @@ class GraphWriter:
         """A constant of a value's element type with the same number in all elements."""
         dtype = operand_dtype(value.operand.type)
         self.charge(math.prod(dimensions) * dtype.itemsize)
-        constant = self._builder.constant(
-            np.full(dimensions, number, dtype), value.operand.type, scale=value.operand.scale
-        )
-        self._arrays[constant] = np.full(dimensions, number, dtype)
+        array = np.full(dimensions, number, dtype)
+        constant = self._builder.constant(array, value.operand.type, scale=value.operand.scale)
+        self._arrays[constant] = array
         return constant
 
     def scalar(self, number: float, value: Value) -> Value:
@@ -420,7 +425,7 @@ class GraphWriter:
                 OperandType.TENSOR_INT32,
                 OperandType.TENSOR_BOOL8,
             ):
-                places = np.arange(math.prod(shape), dtype=np.int32).reshape(shape).transpose(permutation)
+                places = self.counted(math.prod(shape)).reshape(shape).transpose(permutation)
                 return self.taken(value, places)
             if len(shape) <= RANK_MAX:
                 return self.emit(OperationType.TRANSPOSE, [value, self.int32s(permutation)])
@@ -453,10 +458,9 @@ class GraphWriter:
         self.charge(2 * math.prod(dimensions) * dtype.itemsize)
         sides = []
         for number in (yes, no):
-            side = self._builder.constant(
-                np.full(dimensions, number, dtype), like.type, scale=like.scale, zero_point=like.zero_point
-            )
-            self._arrays[side] = np.full(dimensions, number, dtype)
+            array = np.full(dimensions, number, dtype)
+            side = self._builder.constant(array, like.type, scale=like.scale, zero_point=like.zero_point)
+            self._arrays[side] = array
             sides.append(side)
         return self.emit(OperationType.SELECT, [condition, *sides], like)
 

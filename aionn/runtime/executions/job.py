@@ -22,6 +22,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
+import anyio
 import msgspec
 
 from aionn.errors import (
@@ -30,10 +31,12 @@ from aionn.errors import (
     ExecutionCancelled,
     GeneralFailure,
     MissedDeadline,
+    general_failure_of,
     status_of,
 )
 from aionn.hal import TIME_MAX_NS, ExecutionResult, Launch, Priority, Timing, ask_to_stop
 from aionn.observability.tracing import section
+from aionn.platform.loops import is_cancelled
 from aionn.runtime.background import Background
 from aionn.runtime.clock import now_ns
 from aionn.runtime.executions.launching import BackgroundLaunch
@@ -398,10 +401,15 @@ async def _landed(
     Cancelled, it asks the device to stop.
     """
     try:
-        if job.deadline_ns is None:
-            result = await launch
-        else:
-            result = await job.owner.background.in_time(job.deadline_ns, launch, job.passed)
+        try:
+            if job.deadline_ns is None:
+                result = await launch
+            else:
+                result = await job.owner.background.in_time(job.deadline_ns, launch, job.passed)
+        except anyio.get_cancelled_exc_class() as e:
+            if is_cancelled():
+                raise
+            raise general_failure_of(e, "execution") from e  # The driver raised it.
     except BaseException as e:
         if launch.is_done:
             _release(job, dispatcher, work, _outcome(e))
@@ -427,7 +435,7 @@ def _leave_to_device(
     def released() -> None:
         try:
             outcome = _outcome(launch.outcome())
-        except Exception as e:
+        except BaseException as e:  # Whatever a driver raises, its slot is free.
             # Its traceback refers to the frames that report the launch, and those to the error.
             outcome = _outcome(e.with_traceback(None))
         _release(job, dispatcher, work, outcome)

@@ -24,7 +24,11 @@ import msgspec
 
 from aionn.errors import InvalidArgument, ResourceExhausted
 
-__all__ = ["FOREIGN_PID", "Admission", "ClientLimits", "Credentials", "NoPlace", "Place"]
+__all__ = ["FOREIGN_PID", "FREED_S_MAX", "Admission", "ClientLimits", "Credentials", "NoPlace", "Place"]
+
+FREED_S_MAX = 5.0
+"""A place whose client has been gone for longer is stuck, and not waited for. The objects of a client are freed in a fraction of a
+second, or in some seconds where many clients leave beside others that are served."""
 
 REPORT_S = 1.0
 """Refusals are reported at most this often: a client that connects in a loop must not fill the log."""
@@ -86,7 +90,8 @@ class NoPlace(ResourceExhausted):
     """A limit of the concurrent clients is reached.
 
     Attributes:
-        is_being_freed: Whether a client that the limit counts is gone: its place is free as soon as its objects are.
+        is_being_freed: Whether a client that the limit counts is gone, and has been for less than ``FREED_S_MAX``: its place is
+            free as soon as its objects are.
     """
 
     def __init__(self, message: str, *, is_being_freed: bool) -> None:
@@ -143,14 +148,14 @@ class Admission:
         # In the order in which they came.
         self._silent: dict[Place, None] = {}
         self._taken: set[Place] = set()
-        self._ending: set[Place] = set()
+        self._ending: dict[Place, float] = {}  # With the time since when.
         self._unreported = 0
         self._reported_s: float | None = None
 
     def __len__(self) -> int:
         return len(self._taken)
 
-    def admit(self, client: Credentials) -> Place:
+    def admit(self, client: Credentials, now_s: float) -> Place:
         """A place for a newcomer.
 
         Raises:
@@ -164,6 +169,7 @@ class Admission:
                 self._of_process[client.pid],
                 limits.clients_per_process,
                 lambda place: place.client.pid == client.pid,
+                now_s,
             )
         self._make_room(
             f"{limits.clients_per_user} connections of user {client.uid}",
@@ -171,6 +177,7 @@ class Admission:
             self._of_user[client.uid],
             limits.clients_per_user,
             lambda place: place.client.uid == client.uid,
+            now_s,
         )
         self._make_room(
             f"its {limits.clients} connections",
@@ -178,6 +185,7 @@ class Admission:
             len(self._taken),
             limits.clients,
             lambda place: True,
+            now_s,
         )
         place = Place(client)
         self._taken.add(place)
@@ -187,15 +195,16 @@ class Admission:
         return place
 
     def _make_room(
-        self, which: str, option: str, count: int, limit: int, counts: Callable[[Place], bool]
+        self, which: str, option: str, count: int, limit: int, counts: Callable[[Place], bool], now_s: float
     ) -> None:
         if count < limit:
             return
         silent = next((place for place in self._silent if counts(place) and not place.has_sent()), None)
         if silent is None:
-            raise NoPlace(
-                f"the device serves {which} already ({option})", is_being_freed=any(map(counts, self._ending))
+            is_being_freed = any(
+                counts(place) and now_s - since_s < FREED_S_MAX for place, since_s in self._ending.items()
             )
+            raise NoPlace(f"the device serves {which} already ({option})", is_being_freed=is_being_freed)
         tell = silent.on_displaced
         self.leave(silent)
         tell(f"the device serves {which} already ({option}), and this one had not sent Hello")
@@ -204,11 +213,11 @@ class Admission:
         """The client has sent Hello, and keeps its place until it leaves."""
         self._silent.pop(place, None)
 
-    def ends(self, place: Place) -> None:
+    def ends(self, place: Place, now_s: float) -> None:
         """The client is gone, and its objects are being freed. Idempotent."""
         if place in self._taken:
             self._silent.pop(place, None)
-            self._ending.add(place)
+            self._ending.setdefault(place, now_s)
             _forget_connection(place)
 
     def leave(self, place: Place) -> None:
@@ -217,7 +226,7 @@ class Admission:
         if place not in self._taken:
             return
         self._taken.remove(place)
-        self._ending.discard(place)
+        self._ending.pop(place, None)
         self._silent.pop(place, None)
         for table, key in ((self._of_process, place.client.pid), (self._of_user, place.client.uid)):
             table[key] -= 1

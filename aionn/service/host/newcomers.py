@@ -22,7 +22,7 @@ import anyio
 import anyio.abc
 
 from aionn.errors import DeviceUnavailable
-from aionn.service.host.admission import Admission, Credentials, NoPlace, Place
+from aionn.service.host.admission import FREED_S_MAX, Admission, Credentials, NoPlace, Place
 from aionn.service.wire.protocol import Failed, Reply, encode, read_envelope
 from aionn.service.wire.received import HangUps, close_in_turns, has_unread, payload_of
 from aionn.service.wire.sizes import INLINE_BYTES_MAX
@@ -35,10 +35,6 @@ message."""
 
 REFUSALS_PER_USER_MAX = REFUSALS_MAX // 2
 """Those of one user: half of all, so that the newcomers of one user leave room for those of others."""
-
-FREED_S_MAX = 5.0
-"""Limit of the wait for the place of a client that is gone. Its objects are freed in a fraction of a second, or in some seconds
-where many clients leave beside others that are served."""
 
 REFUSAL_S_MAX = 1.0
 """Limit of the time until a rejected client sends a call that can be answered."""
@@ -100,7 +96,7 @@ class Newcomers:
     def ends(self, place: Place) -> None:
         """The connection of a client is over, and its objects are being freed. Idempotent."""
         self._forget(place)
-        self.admission.ends(place)
+        self.admission.ends(place, anyio.current_time())
 
     def leave(self, place: Place) -> None:
         """Frees a place, for the newcomer that has waited longest, of those that it lets in."""
@@ -110,7 +106,7 @@ class Newcomers:
             self._hang_ups.look()
         for newcomer in list(self._waiting):
             try:
-                admitted = self.admission.admit(newcomer.client)
+                admitted = self.admission.admit(newcomer.client, anyio.current_time())
             except NoPlace as e:
                 newcomer.why = str(e)
                 if not e.is_being_freed:
@@ -147,10 +143,10 @@ class Newcomers:
     def _admit(self, client: Credentials) -> Place:
         """A place. Raises as ``Admission.admit``, after the connections of clients that are gone have ended."""
         try:
-            return self.admission.admit(client)
+            return self.admission.admit(client, anyio.current_time())
         except NoPlace:
             self._hang_ups.look()
-        return self.admission.admit(client)
+        return self.admission.admit(client, anyio.current_time())
 
     def _has_room(self, client: Credentials) -> bool:
         """Whether one more newcomer may wait or get the reason."""

@@ -21,7 +21,8 @@ import select
 import socket
 import stat
 import struct
-from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
+from typing import Any
 
 import anyio
 
@@ -72,10 +73,15 @@ def descriptors_of(ancillary: _Ancillary) -> list[int]:
 
 def have_strange_sockets(fds: Sequence[int]) -> bool:
     """Whether there are sockets among descriptors that do not belong to a fence: they are to be closed by ``close_received``."""
-    return any(stat.S_ISSOCK(os.fstat(fd).st_mode) and _is_strange(fd) for fd in fds)
+    return any(map(_is_strange_socket, fds))
 
 
-def _is_strange(fd: int) -> bool:
+def _is_strange_socket(fd: int) -> bool:
+    try:
+        if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+            return False
+    except OSError:
+        return False  # The file system of a file is at fault: that of a network is gone, for example.
     # With the family given, the constructor does not ask the kernel for it.
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fd)
     try:
@@ -87,39 +93,59 @@ def _is_strange(fd: int) -> bool:
         sock.detach()
 
 
-_Parts = Generator[int, None, None]
-"""Work in parts, each with its weight: one for a message and for a descriptor. One descriptor may stand for a hundred thousand
-messages: sockets in messages in sockets."""
+_Parts = Generator[Any, None, None]
+"""Work in parts. Each item is the weight of a part, one for a message, a connection and a descriptor, or a generator of the same
+kind, whose parts come first. One descriptor may stand for a hundred thousand messages: sockets in messages in sockets."""
+
+
+def _weights(parts: _Parts) -> Iterator[int]:
+    """Does all parts; returns the weight of each."""
+    # A stack of generators, no ``yield from``: a sender that packs the outermost socket first nests sockets as deep as it has
+    # descriptors, which is deeper than Python's calls, and passing a weight through all of them would be quadratic.
+    unfinished = [parts]
+    while unfinished:
+        part = next(unfinished[-1], None)
+        if part is None:
+            unfinished.pop()
+        elif isinstance(part, int):
+            yield part
+        else:
+            unfinished.append(part)
 
 
 def _closing(fds: Iterable[int]) -> _Parts:
     """Closes descriptors; those of sockets such that it does not wait."""
     for fd in fds:
-        if stat.S_ISSOCK(os.fstat(fd).st_mode) and _is_strange(fd):
+        if _is_strange_socket(fd):
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fd)
             try:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
-                if sock.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN) == socket.AF_UNIX:
-                    yield from _emptying(sock)
-            except OSError:
-                pass  # Closing a socket without that option does not wait.
+                if _forget_lingering(sock) == socket.AF_UNIX:
+                    yield _emptying(sock)
             finally:
                 sock.detach()
         close_all([fd])
         yield 1
 
 
+def _forget_lingering(sock: socket.socket) -> int:
+    """Has the closing of a socket not wait for its own data. Returns its family."""
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+    except OSError:
+        pass  # Closing a socket without that option does not wait.
+    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN)
+
+
 def _emptying(sock: socket.socket) -> _Parts:
-    """Shuts a Unix socket down and empties it: descriptors in it are closed with it, and so on, five deep at most
-    (MAX_RECURSION_LEVEL of the kernel)."""
+    """Shuts a Unix socket down and empties it: descriptors in it are closed with it, and so on."""
     try:
         sock.shutdown(socket.SHUT_RDWR)
     except OSError:
         pass  # The peer has done it, or it was never connected.
     if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-        yield from _emptying_backlog(sock)
+        yield _emptying_backlog(sock)
     else:
-        yield from _draining(sock)
+        yield _draining(sock)
 
 
 def _emptying_backlog(listener: socket.socket) -> _Parts:
@@ -131,7 +157,8 @@ def _emptying_backlog(listener: socket.socket) -> _Parts:
         except OSError:
             return  # No further one has come, or no descriptor is left.
         with sock:
-            yield from _emptying(sock)
+            yield _emptying(sock)
+        yield 1
 
 
 def _draining(sock: socket.socket) -> _Parts:
@@ -143,7 +170,7 @@ def _draining(sock: socket.socket) -> _Parts:
         is_stream = sock.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_STREAM
         for _ in range(UNREAD_MAX):
             payload, ancillary, _, _ = sock.recvmsg(_BYTES_AT_ONCE, _ROOM, _FLAGS)
-            yield from _closing(descriptors_of(ancillary))
+            yield _closing(descriptors_of(ancillary))
             if not payload and (is_stream or not ancillary):
                 return
             yield 1
@@ -153,16 +180,17 @@ def _draining(sock: socket.socket) -> _Parts:
 
 async def _in_turns(parts: _Parts, next_turn: Callable[[], Awaitable[None]]) -> None:
     """Does all parts, with ``next_turn`` after each ``DRAINED_WEIGHT`` of them; without it when it is cancelled natively."""
-    weight = 0
+    total = 0
+    weights = _weights(parts)
     try:
         with anyio.CancelScope(shield=True):
-            for part in parts:
-                weight += part
-                if weight >= DRAINED_WEIGHT:
-                    weight = 0
+            for weight in weights:
+                total += weight
+                if total >= DRAINED_WEIGHT:
+                    total = 0
                     await next_turn()
     finally:
-        for _ in parts:
+        for _ in weights:
             pass
 
 
@@ -240,7 +268,7 @@ class HangUps:
 def close_unread(sock: socket.socket) -> None:
     """Closes a Unix socket for good, and the descriptors of unread messages, in one turn: for sockets of processes of our own."""
     try:
-        for _ in _emptying(sock):
+        for _ in _weights(_emptying(sock)):
             pass
     except OSError:
         pass  # It is closed already.

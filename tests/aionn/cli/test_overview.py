@@ -123,3 +123,28 @@ def test_extras_in_messages_can_be_copied_into_a_shell(repository: os.PathLike[s
             for found in re.finditer(r"(.?)aionn\[\w+\]", line):
                 # Without quotes, a shell takes the brackets for a pattern.
                 assert found[1] in "'\"", f"{path}: {line.strip()}"
+
+
+@pytest.mark.parametrize("arguments", ["--help", "env", "env --json"])
+@pytest.mark.parametrize("buffering", ["0", "1"])
+def test_output_on_a_full_disk_is_one_sentence(arguments: str, buffering: str) -> None:
+    with open("/dev/full", "wb") as full:
+        finished = subprocess.run(
+            [sys.executable, "-m", "aionn", *arguments.split()],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=RUN_S_MAX,
+            env={**os.environ, "PYTHONUNBUFFERED": buffering.strip("0")},
+        )
+    told = "aionn: stdout: expected a stream that can be written: No space left on device\n"
+    assert (finished.returncode, finished.stderr) == (2, told)
+
+
+def test_closed_streams_are_no_mistake_and_lend_their_numbers_to_no_file() -> None:
+    """A file that were opened as number 1 would get what is printed."""
+    script = "from aionn.cli.main import main; main()"
+    script = f"import os, atexit; atexit.register(lambda: os._exit(os.readlink('/proc/self/fd/1') != '/dev/null')); {script}"
+    command = f'"{sys.executable}" -c "{script}" env <&- >&- 2>&-'
+    finished = subprocess.run(["bash", "-c", command], timeout=RUN_S_MAX)
+    assert finished.returncode == 0

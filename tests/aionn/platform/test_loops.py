@@ -12,7 +12,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from aionn.errors import DeadObject, MissedDeadline
+from aionn.errors import DeadObject, GeneralFailure, MissedDeadline
 from aionn.platform.loops import finish, finish_all, wait_from_thread
 from tests.support.cancellation import cancelled_natively
 
@@ -61,6 +61,32 @@ async def test_failure_is_the_context_of_a_cancellation() -> None:
     with pytest.raises(asyncio.CancelledError) as raised:
         await task
     assert isinstance(raised.value.__context__, OSError)
+
+
+@pytest.mark.parametrize("is_raised", [True, False])
+async def test_work_that_is_cancelled_from_within_is_a_failure_and_no_cancellation_of_its_caller(
+    is_raised: bool,
+) -> None:
+    async def work() -> None:
+        await anyio.lowlevel.checkpoint()
+        if is_raised:
+            raise asyncio.CancelledError("of a driver")
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await anyio.lowlevel.checkpoint()
+
+    with pytest.raises(GeneralFailure, match="CancelledError") as caught:
+        await finish(work())
+    assert isinstance(caught.value.__cause__, asyncio.CancelledError)
+    with pytest.raises(GeneralFailure):
+        await finish_all([work, work])
+    caller = asyncio.create_task(finish(work()))
+    await asyncio.sleep(0)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert caller.cancelled()
 
 
 async def test_scope_of_anyio_is_left_when_the_work_has_ended() -> None:

@@ -523,6 +523,7 @@ def cast(g: GraphWriter, op: Operator, target: str, source: Tensor | None = None
 def _renamed(g: GraphWriter, x: Tensor, target: str) -> Tensor:
     """The same numbers with another declared width: both widths are held in 32 bits."""
     if x.array is not None:
+        g.charge(8 * x.size)
         return g.constant(x.array.astype(target))
     result = Tensor(target, x.shape, order=x.order, limits=x.limits)
     result.forms = x.forms

@@ -231,12 +231,13 @@ def joined(g: GraphWriter, values: list[Value], axis: int) -> Value:
     across = tuple(total if a == axis else 1 for a in range(len(dimensions)))
     start, whole = 0, None
     for value, extent in zip(values, extents, strict=True):
-        places = np.clip(np.arange(total) - start, 0, extent - 1).astype(np.int32)
+        numbers = g.counted(total)
+        places = np.clip(numbers - start, 0, extent - 1).astype(np.int32)
         stretched = g.emit(OperationType.GATHER, [value, axis, g.constant_value(places)])
         if whole is None:
             whole = stretched
         else:
-            mask = np.broadcast_to((np.arange(total) >= start).reshape(across), dimensions)
+            mask = np.broadcast_to((numbers >= start).reshape(across), dimensions)
             whole = g.emit(
                 OperationType.SELECT, [g.constant_value(mask), stretched, whole], stretched.operand
             )
@@ -441,6 +442,8 @@ def expand(g: GraphWriter, op: Operator) -> Tensor:
     if shape == x.shape:
         return x
     if x.array is not None:
+        if math.prod(shape) * x.array.itemsize >= 2**32:
+            op.refuse("shape", "less than 2**32 bytes", list(shape))
         return g.constant(np.broadcast_to(x.array, shape))  # A view, which takes no memory until it is used.
     if 0 in shape:
         raise Inexpressible("a value without elements")
@@ -455,7 +458,7 @@ def trilu(g: GraphWriter, op: Operator) -> Tensor:
     k = int(op.array(1, "k").reshape(())) if op.has(1) else 0
     if x.rank < 2:
         op.refuse("input 0", "matrices", list(x.shape))
-    g.charge(x.size)
+    g.charge(x.size * x.numpy_type.itemsize)
     rows, columns = x.shape[-2:]
     stays = (
         np.triu(np.ones((rows, columns), bool), k) if upper else np.tril(np.ones((rows, columns), bool), k)

@@ -58,6 +58,7 @@ def batch_normalization(g: GraphWriter, op: Operator) -> Tensor:
     parts = [_channels(g, op, x, position) for position in range(1, 5)]
     arrays = [part.array for part in parts]
     if all(array is not None for array in arrays):
+        g.charge(8 * x.shape[1])
         scale, bias, mean, variance = (np.asarray(array, np.float64) for array in arrays)
         factor = scale / np.sqrt(variance + epsilon)
         if x.rescaled is not None and op.is_sole_reader:
@@ -279,7 +280,7 @@ def resize(g: GraphWriter, op: Operator) -> Tensor:
     for axis in range(x.rank):
         if sizes[axis] == x.shape[axis] and scales[axis] == 1:
             continue
-        places = _coordinates(op, coordinates, sizes[axis], x.shape[axis], scales[axis])
+        places = _coordinates(g, op, coordinates, sizes[axis], x.shape[axis], scales[axis])
         if mode == "nearest":
             result = _nearest(g, result, axis, places, nearest)
         else:
@@ -322,9 +323,9 @@ def _targets(op: Operator, x: Tensor, axes: list[int]) -> tuple[list[float], lis
     return scales, sizes
 
 
-def _coordinates(op: Operator, mode: str, size: int, extent: int, scale: float) -> Array:
+def _coordinates(g: GraphWriter, op: Operator, mode: str, size: int, extent: int, scale: float) -> Array:
     """The coordinate in the input of each output."""
-    places = np.arange(size, dtype=np.float64)
+    places = g.counted(size).astype(np.float64)
     if mode == "half_pixel":
         return (places + 0.5) / scale - 0.5
     if mode == "asymmetric":

@@ -34,6 +34,7 @@ def _whole_indices(g: GraphWriter, op: Operator, indices: Tensor, extent: int) -
                 f"numbers from {-extent} to {extent - 1}",
                 f"{indices.limits[0]} to {indices.limits[1]}",
             )
+        g.charge(4 * indices.size)
         return g.constant_value(
             np.where(indices.array < 0, indices.array + extent, indices.array).astype(np.int32)
         )
@@ -104,6 +105,7 @@ def gather_nd(g: GraphWriter, op: Operator) -> Tensor:
         op.refuse(
             "indexes", f"fitting ones for {list(x.shape)}", f"{list(indices.shape)} after {batches} axes"
         )
+    g.charge(8 * indices.size)
     extents = np.array(x.shape[batches : batches + depth])
     if ((indices < -extents) | (indices >= extents)).any() or indices.shape[:batches] != x.shape[:batches]:
         op.refuse("indexes", f"numbers inside of {list(x.shape)}", "others")
@@ -140,8 +142,8 @@ def depth_to_space(g: GraphWriter, op: Operator) -> Tensor:
         last = (0, 2, 3, 1)
         value = g.form(x, last)
         if mode == "CRD":
-            channels = np.arange(c, dtype=np.int32).reshape(depth, block**2).T.reshape(-1)
-            value = g.emit(OperationType.GATHER, [value, 3, g.constant_value(np.ascontiguousarray(channels))])
+            channels = g.counted(c).reshape(depth, block**2).T.reshape(-1)
+            value = g.emit(OperationType.GATHER, [value, 3, g.constant_value(channels)])
         return g.tensor(g.emit(OperationType.DEPTH_TO_SPACE, [value, block]), x.dtype, shape, order=last)
 
     return moved(g, x, shape, move, direct)

@@ -22,11 +22,12 @@ from aionn.models.onnx.writer import GraphWriter
 __all__ = ["dequantize", "qlinear_conv", "qlinear_matmul", "quantize"]
 
 
-def _parameters(op: Operator, x: Tensor, dtype: str) -> tuple[Array, Array]:
+def _parameters(g: GraphWriter, op: Operator, x: Tensor, dtype: str) -> tuple[Array, Array]:
     """Scales and zero points, as single numbers or in shapes that broadcast to the value's."""
     scale = op.array(1, "the scale")
     zero = op.array(2, "the zero point") if op.has(2) else np.zeros(scale.shape, dtype)
     axis, block = op.integer("axis", 1), op.integer("block_size", 0)
+    g.charge(2 * scale.nbytes)
     if not np.isfinite(scale).all() or (scale <= 0).any():
         op.refuse("scale", "positive numbers", "others")
     if scale.shape != zero.shape and zero.size != 1:
@@ -42,6 +43,7 @@ def _parameters(op: Operator, x: Tensor, dtype: str) -> tuple[Array, Array]:
     counts = [-(-e // block) if a == axis and block > 0 else e for a, e in enumerate(x.shape)]
     if block < 1 or list(scale.shape) != counts:
         op.refuse("scale", f"one for each block of {list(x.shape)}", list(scale.shape))
+    g.charge(scale.size * block * (scale.itemsize + zero.itemsize))
     whole = [np.repeat(np.broadcast_to(v, scale.shape), block, axis) for v in (scale, zero)]
     index = tuple(slice(0, extent) for extent in x.shape)
     return whole[0][index], whole[1][index]
@@ -55,7 +57,7 @@ def quantize(g: GraphWriter, op: Operator) -> Tensor:
     dtype = op.input(2).dtype if op.has(2) else stated or "uint8"
     if x.dtype not in ("float32", "float16") or stated is None or dtype not in ("uint8", "int8"):
         raise Inexpressible(f"values of type {x.dtype} as {dtype}")
-    scale, zero = _parameters(op, x, dtype)
+    scale, zero = _parameters(g, op, x, dtype)
     kind = OperandType.TENSOR_QUANT8_ASYMM if dtype == "uint8" else OperandType.TENSOR_QUANT8_ASYMM_SIGNED
     if scale.size == 1:
         like = Operand(kind, (), float(scale), int(zero))
@@ -76,7 +78,7 @@ def dequantize(g: GraphWriter, op: Operator) -> Tensor:
     """DEQUANTIZE if the operand has the scale, else CAST to floats, SUB of the zero point and MUL by the scale."""
     x = op.input(0)
     dtype = op.input(1).dtype
-    scale, zero = _parameters(op, x, x.dtype)
+    scale, zero = _parameters(g, op, x, x.dtype)
     if dtype not in ("float32", "float16") or op.integer("output_dtype", 0) not in (
         0,
         DataType.FLOAT if dtype == "float32" else DataType.FLOAT16,

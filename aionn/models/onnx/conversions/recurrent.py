@@ -15,7 +15,7 @@ from aionn.models.builder import Value
 from aionn.models.onnx.conversions.movement import sliced, transposed
 from aionn.models.onnx.formula import Formula
 from aionn.models.onnx.operator import Operator
-from aionn.models.onnx.tensors import Inexpressible, Order, Shape, Tensor
+from aionn.models.onnx.tensors import Inexpressible, Order, Shape, Tensor, distinct
 from aionn.models.onnx.writer import GraphWriter, Input
 
 __all__ = ["lstm", "rnn"]
@@ -56,7 +56,7 @@ class _Layer:
         ):
             if op.has(position) and op.input(position).shape != shape:
                 op.refuse(f"input {position}", list(shape), list(op.input(position).shape))
-        if op.has(4) and (op.array(4, "the lengths") != self.time).any():
+        if op.has(4) and (distinct(op.array(4, "the lengths")) != self.time).any():
             raise Inexpressible("sequences of different lengths")
         if op.reals("activation_alpha") or op.reals("activation_beta") or op.has_attribute("clip"):
             raise Inexpressible("activations with numbers of their own")

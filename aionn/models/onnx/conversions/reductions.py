@@ -282,7 +282,7 @@ def hardmax(g: GraphWriter, op: Operator) -> Tensor:
     rows = g.reshaped(g.form(plain), (x.size // count, count))
     first = g.emit(OperationType.ARGMAX, [rows, 1], g.described("int32"))
     column = Formula(g, g.reshaped(first, (x.size // count, 1)))
-    hit = column.equal(Formula(g, g.constant_value(np.arange(count, dtype=np.int32).reshape(1, count))))
+    hit = column.equal(Formula(g, g.constant_value(g.counted(count).reshape(1, count))))
     value = g.reshaped(hit.where(1, 0, Formula(g, rows)).value, stored_shape(plain.shape))
     result = g.tensor(value, x.dtype, plain.shape)
     if op.version < 13:
@@ -305,7 +305,7 @@ def one_hot(g: GraphWriter, op: Operator) -> Tensor:
     shape = (*indices.shape[:axis], depth, *indices.shape[axis:])
     column = Formula(g, g.reshaped(g.form(indices), (indices.size, 1)))
     column = column.less(0).where(column + depth, column, column)
-    hit = column.equal(Formula(g, g.constant_value(np.arange(depth, dtype=np.int32).reshape(1, depth))))
+    hit = column.equal(Formula(g, g.constant_value(g.counted(depth).reshape(1, depth))))
     off, on = sides.reshape(-1).tolist()
     like = g.described(sides.dtype.name)
     value = g.selected(hit.value, like, on, off, (indices.size, depth))

@@ -22,6 +22,10 @@ __all__ = ["Application", "Shape", "Unknown"]
 Shape = tuple[int, ...]
 
 
+NUMBERS_MAX = 1 << 16
+"""Most numbers of a constant that a rule reads: axes, extents, bounds or parts."""
+
+
 class Unknown(Exception):
     """A rule needs a shape or a constant that is not known before the execution."""
 
@@ -85,15 +89,21 @@ class Application(msgspec.Struct, frozen=True, eq=False):
             raise Unknown
         return len(shape)
 
+    def _constant(self, position: int) -> npt.NDArray[Any]:
+        array = self.constants[position] if position < len(self.constants) else None
+        if array is None:
+            raise Unknown
+        if array.size > NUMBERS_MAX:
+            self.refuse(f"input {position}", f"at most {NUMBERS_MAX} numbers", array.size)
+        return array
+
     def numbers(self, position: int) -> list[int]:
         """The whole numbers of a constant input.
 
         Raises:
             Unknown: It is not constant.
         """
-        array = self.constants[position] if position < len(self.constants) else None
-        if array is None:
-            raise Unknown
+        array = self._constant(position)
         if array.dtype.kind not in "iu":
             self.refuse(f"input {position}", "whole numbers", array.dtype)
         return [int(number) for number in array.reshape(-1)]
@@ -111,9 +121,7 @@ class Application(msgspec.Struct, frozen=True, eq=False):
         Raises:
             Unknown: It is not constant.
         """
-        array = self.constants[position] if position < len(self.constants) else None
-        if array is None:
-            raise Unknown
+        array = self._constant(position)
         return [float(number) for number in array.reshape(-1)]
 
     def integer(self, name: str, default: int) -> int:

@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from aionn.errors import InvalidModel
 from aionn.models.onnx.extension import shapes as s
 from aionn.models.onnx.extension.application import Application, Shape, Unknown
 from aionn.models.onnx.extension.attributes import ATTRIBUTE_NAMES
-from aionn.models.onnx.extension.records import VALUES_MAX, Record, ValueType
+from aionn.models.onnx.extension.records import VALUES_MAX, AttributeTensor, Record, ValueType
 from aionn.models.onnx.schema import DataType
 
 __all__ = ["CONTRACTS", "Contract", "check_application", "output_types"]
@@ -183,7 +185,9 @@ def _type(application: Application, rule: TypeRule) -> DataType:
         # Statistics in training have the type of the first input where theirs is omitted.
         return application.type(rule if application.has(rule) else 0)
     if rule == "value":
-        value = application.attributes.get("value")
+        value = application.attributes.get(rule)
+        if value is not None and not isinstance(value, AttributeTensor):
+            application.refuse(f"attribute {rule!r}", "a tensor", repr(value)[:40])
         return F32 if value is None else DataType(value.data_type)
     if rule in application.attributes:
         number = application.integer(rule, 0)
@@ -217,7 +221,8 @@ def output_types(application: Application) -> list[ValueType]:
     found: Sequence[Shape | None] = ()
     if contract.shapes is not None:
         try:
-            found = contract.shapes(application)
+            with np.errstate(over="ignore", invalid="ignore"):
+                found = contract.shapes(application)
         except Unknown:
             found = ()
         except (ArithmeticError, LookupError, TypeError, ValueError) as e:

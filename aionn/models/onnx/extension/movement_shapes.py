@@ -67,6 +67,8 @@ def unsqueeze(a: Application) -> Shapes:
     axes = _numbers(a, "axes", 1) or []
     rank = a.rank(0) + len(axes)
     new = {a.axis(axis, rank) for axis in axes}
+    if len(new) != len(axes):
+        a.refuse("axes", "every axis once", axes)
     rest = iter(a.shape(0))
     return [tuple(1 if axis in new else next(rest) for axis in range(rank))]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -137,3 +138,23 @@ async def test_end_of_the_device_ends_what_waits_for_fences(kind: type[Any], sma
     with pytest.raises(FenceError, match="the device was closed"):
         await launched.fence
     assert (await launched.get_execution_info())[0] == ErrorStatus.DEVICE_UNAVAILABLE
+
+
+@pytest.mark.parametrize("raised", [RuntimeError, MemoryError, asyncio.CancelledError, SystemExit])
+@pytest.mark.parametrize("place", ["launch", "outcome"])
+async def test_whatever_a_device_raises_fails_the_fence(place: str, raised: type[BaseException]) -> None:
+    """Its fence has waiters, who would wait without end."""
+    fenced = Fenced()
+
+    def fail(*arguments: Any) -> Any:
+        raise raised("planted")
+
+    if place == "launch":
+        fenced.execution._launch = fail
+    else:
+        fenced.launched.outcome = fail  # type: ignore[method-assign]
+    fenced.execution.begin([])
+    fenced.end("result")
+    assert fenced.execution.fence.status == FenceStatus.FAILED and fenced.arguments.failed == 1
+    status, _ = await fenced.execution.get_execution_info()
+    assert status == ErrorStatus.GENERAL_FAILURE

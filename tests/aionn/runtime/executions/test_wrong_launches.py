@@ -130,6 +130,46 @@ async def test_outcome_of_another_type_is_a_failure(bench: Bench, outcome: Any) 
         assert bench.is_idle
 
 
+class Raising(LaunchBase):
+    """Its outcome is an exception that no driver may raise."""
+
+    def __init__(self, raised: type[BaseException]) -> None:
+        self._raised = raised
+
+    def outcome(self) -> ExecutionResult:
+        raise self._raised("planted")
+
+
+@pytest.mark.parametrize("raised", [asyncio.CancelledError, RuntimeError])
+async def test_outcome_that_raises_anything_is_a_failure_and_no_cancellation_of_the_caller(
+    bench: Bench, raised: type[BaseException]
+) -> None:
+    def made() -> LaunchBase:
+        launch = Raising(raised)
+        asyncio.get_running_loop().call_soon(launch.finish, ExecutionResult())
+        return launch
+
+    bench.device.launches = made
+    for call in bench.calls:
+        with anyio.fail_after(LIMIT_S), pytest.raises(GeneralFailure, match=f"{raised.__name__}: planted"):
+            await call([ONE])
+        assert bench.is_idle
+
+
+@pytest.mark.parametrize("raised", [asyncio.CancelledError, RuntimeError])
+async def test_slot_of_a_launch_that_was_left_is_free_whatever_its_outcome_raises(
+    bench: Bench, raised: type[BaseException]
+) -> None:
+    for call in bench.calls[:2]:
+        launch = Raising(raised)
+        bench.device.launches = lambda launch=launch: launch
+        with anyio.move_on_after(0.01) as scope:
+            await call([ONE])
+        assert scope.cancelled_caught and not bench.is_idle
+        launch.finish(ExecutionResult())
+        assert bench.is_idle
+
+
 async def test_burst_that_closes_rejects_what_waits_for_a_device_that_hangs(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ from aionn.service.wire.protocol import (
 )
 
 ENDED_S_MAX = 10.0
+NOW_S = 1000.0
 
 
 def test_each_limit_refuses_the_client_that_exceeds_it_and_names_it() -> None:
@@ -43,7 +44,7 @@ def test_each_limit_refuses_the_client_that_exceeds_it_and_names_it() -> None:
         Credentials(3, 11),
         Credentials(4, 12),
     ):
-        places.append(own.admit(client))
+        places.append(own.admit(client, NOW_S))
         own.greeted(places[-1])
     for client, whose in (
         (Credentials(1, 10), "serves 2 connections of process 1 already .--clients-per-process"),
@@ -51,11 +52,11 @@ def test_each_limit_refuses_the_client_that_exceeds_it_and_names_it() -> None:
         (Credentials(6, 13), "serves its 5 connections already .--clients"),
     ):
         with pytest.raises(ResourceExhausted, match=whose):
-            own.admit(client)
+            own.admit(client, NOW_S)
     assert len(own) == 5
     own.leave(places[0])
     own.leave(places[0])
-    own.admit(Credentials(1, 10))
+    own.admit(Credentials(1, 10), NOW_S)
     assert len(own) == 5
 
 
@@ -63,10 +64,10 @@ def test_processes_of_another_namespace_are_limited_by_their_user_alone() -> Non
     """They all have the number 0: one of them would take the places of the others."""
     own = Admission(ClientLimits(clients=9, clients_per_user=4, clients_per_process=2))
     for uid in (10, 10, 10, 10, 11, 11, 11):
-        own.greeted(own.admit(Credentials(FOREIGN_PID, uid)))
+        own.greeted(own.admit(Credentials(FOREIGN_PID, uid), NOW_S))
     with pytest.raises(ResourceExhausted, match="serves 4 connections of user 10 already"):
-        own.admit(Credentials(FOREIGN_PID, 10))
-    own.admit(Credentials(FOREIGN_PID, 11))
+        own.admit(Credentials(FOREIGN_PID, 10), NOW_S)
+    own.admit(Credentials(FOREIGN_PID, 11), NOW_S)
 
 
 async def test_connections_of_another_namespace_do_not_count_as_one_process(
@@ -93,35 +94,50 @@ def test_silent_client_that_the_limit_counts_gives_up_its_place() -> None:
     own = Admission(ClientLimits(clients=4, clients_per_user=2, clients_per_process=2))
     told: list[tuple[int, str]] = []
     for pid, uid in ((1, 10), (2, 11), (3, 11)):
-        place = own.admit(Credentials(pid, uid))
+        place = own.admit(Credentials(pid, uid), NOW_S)
         place.on_displaced = lambda why, pid=pid: told.append((pid, why))  # type: ignore[misc]
-    own.admit(Credentials(4, 11))  # The oldest of this user, not the oldest of all.
+    own.admit(Credentials(4, 11), NOW_S)  # The oldest of this user, not the oldest of all.
     assert [pid for pid, _ in told] == [2] and "had not sent Hello" in told[0][1]
-    own.admit(Credentials(5, 12))
-    own.admit(Credentials(6, 13))
+    own.admit(Credentials(5, 12), NOW_S)
+    own.admit(Credentials(6, 13), NOW_S)
     assert [pid for pid, _ in told] == [2, 1] and len(own) == 4
 
 
 def test_error_tells_whether_a_place_that_the_limit_counts_is_being_freed() -> None:
     own = Admission(ClientLimits(clients=4, clients_per_user=2, clients_per_process=2))
-    first, second, other, last = (own.admit(Credentials(pid, pid // 10)) for pid in (11, 12, 21, 31))
+    first, second, other, last = (own.admit(Credentials(pid, pid // 10), NOW_S) for pid in (11, 12, 21, 31))
     for place in (first, second, other, last):
         own.greeted(place)
-    own.ends(other)
+    own.ends(other, NOW_S)
     for newcomer, is_being_freed in ((13, False), (41, True)):
         with pytest.raises(NoPlace) as raised:
-            own.admit(Credentials(newcomer, newcomer // 10))
+            own.admit(Credentials(newcomer, newcomer // 10), NOW_S)
         assert raised.value.is_being_freed is is_being_freed
-    own.ends(second)
+    own.ends(second, NOW_S)
     with pytest.raises(NoPlace) as raised:
-        own.admit(Credentials(13, 1))
+        own.admit(Credentials(13, 1), NOW_S)
     assert raised.value.is_being_freed
     own.leave(second)
-    own.ends(second)
-    own.greeted(own.admit(Credentials(13, 1)))
+    own.ends(second, NOW_S)
+    own.greeted(own.admit(Credentials(13, 1), NOW_S))
     with pytest.raises(NoPlace) as raised:
-        own.admit(Credentials(14, 1))
+        own.admit(Credentials(14, 1), NOW_S)
     assert not raised.value.is_being_freed
+
+
+def test_place_that_is_not_freed_in_time_is_not_waited_for() -> None:
+    """A driver may never return from the freeing of an object: each newcomer would wait in vain."""
+    own = Admission(ClientLimits(clients=1))
+    place = own.admit(Credentials(1, 10), NOW_S)
+    own.greeted(place)
+    own.ends(place, NOW_S)
+    own.ends(place, NOW_S + 1)  # It is gone since the first time.
+    for after_s, is_being_freed in ((admission.FREED_S_MAX - 0.1, True), (admission.FREED_S_MAX, False)):
+        with pytest.raises(NoPlace) as raised:
+            own.admit(Credentials(2, 10), NOW_S + after_s)
+        assert raised.value.is_being_freed is is_being_freed
+    own.leave(place)
+    own.admit(Credentials(2, 10), NOW_S + admission.FREED_S_MAX)
 
 
 def test_refusals_are_reported_once_in_a_while() -> None:

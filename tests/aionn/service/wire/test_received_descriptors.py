@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import struct
@@ -191,6 +192,75 @@ async def test_others_have_turns_while_messages_in_sockets_in_messages_are_close
     await close_received(outer, next_turn)
     assert turns == 10
     for fd in outer:
+        with pytest.raises(OSError):
+            os.fstat(fd)
+
+
+DEPTH = 500
+"""Deeper than Python's calls may be, where each socket takes two or three of them."""
+
+
+async def test_sockets_nested_deeper_than_calls_are_closed_with_turns_for_others(
+    lingering: Lingering,
+) -> None:
+    """The kernel limits the depth of what is sent: a sender that begins with the outermost socket is not limited."""
+    outermost, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for _ in range(DEPTH):
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        socket.send_fds(inner, [b"x"], [ours.fileno()])
+        ours.close()
+        inner.close()
+        inner = theirs
+    lingering.send(inner, b"innermost")
+    inner.close()
+    turns, before = 0, len(os.listdir("/proc/self/fd"))
+
+    async def next_turn() -> None:
+        nonlocal turns
+        turns += 1
+        await anyio.lowlevel.checkpoint()
+
+    began_s = time.monotonic()
+    await close_received([outermost.detach()], next_turn)
+    assert time.monotonic() - began_s < WAITED_S_MAX
+    assert len(os.listdir("/proc/self/fd")) == before - 1
+    assert turns >= DEPTH // DRAINED_WEIGHT
+
+
+async def test_others_have_turns_while_connections_that_nobody_accepted_are_closed() -> None:
+    count = 4 * DRAINED_WEIGHT
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind("")  # The kernel chooses a name.
+    listener.listen(count)
+    for _ in range(count):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            connection.connect(listener.getsockname())
+    turns = 0
+
+    async def next_turn() -> None:
+        nonlocal turns
+        turns += 1
+
+    await close_received([listener.detach()], next_turn)
+    assert turns == count // DRAINED_WEIGHT
+
+
+async def test_descriptors_that_cannot_be_looked_at_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one of a file in a network's file system that is gone."""
+    stale, ours, theirs = os.open("/dev/null", os.O_RDONLY), *socket.socketpair()
+    fstat = os.fstat
+
+    def failing(fd: int) -> os.stat_result:
+        if fd == stale:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return fstat(fd)
+
+    monkeypatch.setattr(os, "fstat", failing)
+    fds = [stale, ours.detach(), theirs.detach()]
+    assert have_strange_sockets(fds)
+    await close_received(fds, anyio.lowlevel.checkpoint)
+    monkeypatch.undo()
+    for fd in fds:
         with pytest.raises(OSError):
             os.fstat(fd)
 
