@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from aionn.benchmarking.stress.samples import child_pids
 
@@ -48,6 +49,10 @@ if "PYTHONPYCACHEPREFIX" not in os.environ and os.environ.pop("PYTHONDONTWRITEBY
 # Its check compares the time that drawing values takes with a limit, and fails where the machine is busy.
 settings.register_profile("aionn", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("aionn")
+
+# Hypothesis also draws constants that occur in modules of ours that are imported: reading these takes seconds, and what a test
+# draws would depend on which tests run beside it.
+providers._get_local_constants = lambda: providers._local_constants
 
 
 class Watchdog:
@@ -245,6 +250,16 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     seconds = WATCHDOG_LONG_S if item.get_closest_marker("long") else WATCHDOG_S
     item.config.stash[_watchdog].watch(seconds, time.monotonic())
     return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """Without the collector: modules and items live to the end, and looking for garbage among them takes a third of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
