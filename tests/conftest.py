@@ -23,6 +23,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
 from aionn.benchmarking.stress.samples import child_pids
+from aionn.service.client.supervisor import StartConditions
+from tests.support.fork_server import ForkedStarts, ForkServer, Kinds
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
@@ -285,6 +287,8 @@ _held = pytest.StashKey[Belongings]()
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    mark = item.get_closest_marker("forked")
+    item.session.stash[_kinds] = mark.args[0] if mark else "product"
     if _held not in item.session.stash:
         item.session.stash[_held] = Belongings()
     return (yield)
@@ -340,6 +344,36 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if left:
         pytest.fail("left behind: " + "; ".join(left), pytrace=False)
     return result
+
+
+MODULES = ("aionn.service.host.process", "aionn.validation", "aionn.drivers.reference")
+"""Imported by the process that those of drivers are forked from."""
+
+PROGRAM_MODULES = (*MODULES, "aionn.blocking", "aionn.cli.commands", "aionn.media", "aionn.reports.terminal")
+"""Imported by the process that programs are forked from."""
+
+_kinds = pytest.StashKey[Kinds]()
+"""Which of the processes that the present test starts are forked."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_starts(request: pytest.FixtureRequest) -> Iterator[ForkedStarts | None]:
+    """Driver processes are forked from one that has imported what they need; with ``--long`` each is executed.
+
+    The mark ``forked("none")`` is for tests whose claims are about the start of a process, ``forked("any")`` for tests that start
+    Python themselves, and make no claim about that.
+    """
+    if request.config.getoption("--long"):
+        yield None
+        return
+    stash = request.session.stash
+    environment = StartConditions.now("reference", "reference", None).environment
+    server, programs = ForkServer(MODULES, environment), ForkServer(PROGRAM_MODULES, environment)
+    starts = ForkedStarts(server, lambda: stash[_kinds], programs)
+    yield starts
+    starts.end()
+    server.close()
+    programs.close()
 
 
 @pytest.fixture(scope="session")
