@@ -14,14 +14,17 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from aionn.benchmarking.stress.samples import child_pids
+from aionn.service.client.supervisor import StartConditions
+from tests.support.fork_server import ForkedStarts, ForkServer, Kinds
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
@@ -30,6 +33,9 @@ WATCHDOG_S = int(os.environ.get("AIONN_TEST_WATCHDOG_S", "120"))
 """Seconds after which a test that hangs ends the whole run; more where the machine is slow, or coverage is measured."""
 
 WATCHDOG_LONG_S = 3600
+
+WATCHDOG_MORE = 0.5
+"""How much longer it may take, as a share: the watchdog is set anew only once that time has passed, not for each test."""
 
 SETTLE_S_MAX = 2.0
 """How long what is left may take to go: a thread that was told to end needs a moment to be scheduled."""
@@ -46,17 +52,64 @@ if "PYTHONPYCACHEPREFIX" not in os.environ and os.environ.pop("PYTHONDONTWRITEBY
 settings.register_profile("aionn", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("aionn")
 
-_stderr = 2
+# Hypothesis also draws constants that occur in modules of ours that are imported: reading these takes seconds, and what a test
+# draws would depend on which tests run beside it.
+providers._get_local_constants = lambda: providers._local_constants
+
+
+class Watchdog:
+    """Ends the run if a test hangs, by the timer of ``faulthandler``.
+
+    Setting it anew ends a thread and starts one: on a machine that is busy, waiting for that takes longer than most tests. The
+    process has one such timer: whoever uses it besides takes it from the watchdog until the next test begins.
+
+    Args:
+        fd: Where the stacks of all threads are written to.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._end_s: float | None = None
+        self._set = faulthandler.dump_traceback_later
+        self._cancel = faulthandler.cancel_dump_traceback_later
+        faulthandler.dump_traceback_later = self._taken(self._set)
+        faulthandler.cancel_dump_traceback_later = self._taken(self._cancel)
+
+    def _taken(self, function: Callable[..., None]) -> Callable[..., None]:
+        def take(*arguments: Any, **more: Any) -> None:
+            self._end_s = None
+            function(*arguments, **more)
+
+        return take
+
+    def watch(self, seconds: float, now_s: float) -> None:
+        """A test begins, which may take so long."""
+        latest_s = now_s + seconds * (1 + WATCHDOG_MORE)
+        if self._end_s is None or not now_s + seconds <= self._end_s <= latest_s:
+            self._set(latest_s - now_s, exit=True, file=self._fd)
+            self._end_s = latest_s
+
+    def end(self) -> None:
+        """No test follows."""
+        self._cancel()
+        faulthandler.dump_traceback_later, faulthandler.cancel_dump_traceback_later = self._set, self._cancel
+        os.close(self._fd)
+
+
+_watchdog = pytest.StashKey[Watchdog]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keeps the terminal's standard error for the watchdog: while tests run, descriptor 2 is pytest's own file."""
-    global _stderr
     capture = config.pluginmanager.getplugin("capturemanager")
     assert capture is not None, "pytest has it"
     with capture.global_and_fixture_disabled():
-        _stderr = os.dup(2)
+        config.stash[_watchdog] = Watchdog(os.dup(2))
     config.pluginmanager.register(SharedFixtures())
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    config.stash[_watchdog].end()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -121,13 +174,22 @@ def grouped_skips(reasons: Iterable[str]) -> list[str]:
 
 
 class Belongings:
-    """What this process holds now."""
+    """What this process holds now.
 
-    def __init__(self) -> None:
+    Args:
+        earlier: What it held earlier. As long as the size of all its mappings is the same, these are not listed anew, which takes
+            milliseconds: a mapping that has come exactly when others have gone is found by a look without this argument.
+    """
+
+    def __init__(self, earlier: Belongings | None = None) -> None:
         self.descriptors = Counter(_descriptors())
         self.threads = Counter(thread.name for thread in threading.enumerate())
         self.children = child_pids(os.getpid())
-        self.mappings = Counter(_shared_mappings())
+        self.size_pages: int | None = _size_pages()
+        if earlier is not None and earlier.size_pages == self.size_pages:
+            self.mappings = earlier.mappings
+        else:
+            self.mappings = Counter(_shared_mappings())
 
     def shift(self, before: Belongings, after: Belongings) -> None:
         """Adds what has come between two looks, and takes away what has gone."""
@@ -137,6 +199,7 @@ class Belongings:
         self.children = (self.children | (after.children - before.children)) - (
             before.children - after.children
         )
+        self.size_pages = None
 
     def more_than(self, before: Belongings) -> list[str]:
         """One line per thing that was not there before."""
@@ -157,6 +220,11 @@ def _descriptors() -> Iterator[str]:
             yield target.split(":[")[0] if ":[" in target else target
 
 
+def _size_pages() -> int:
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split(None, 1)[0])
+
+
 def _shared_mappings() -> Iterator[str]:
     content = Path("/proc/self/maps").read_bytes()
     if b"/memfd:" not in content and b"/dev/shm/" not in content:
@@ -166,9 +234,9 @@ def _shared_mappings() -> Iterator[str]:
             yield line.split(None, 5)[-1]
 
 
-def _left_over(before: Belongings) -> tuple[Belongings, list[str]]:
+def _left_over(before: Belongings, *, is_thorough: bool) -> tuple[Belongings, list[str]]:
     """What is held now, and what of it was not held before, once that has had time to go."""
-    now = Belongings()
+    now = Belongings(None if is_thorough else before)
     left = now.more_than(before)
     if left:
         end_s = time.monotonic() + SETTLE_S_MAX
@@ -182,11 +250,18 @@ def _left_over(before: Belongings) -> tuple[Belongings, list[str]]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
     seconds = WATCHDOG_LONG_S if item.get_closest_marker("long") else WATCHDOG_S
-    faulthandler.dump_traceback_later(seconds, exit=True, file=_stderr)
+    item.config.stash[_watchdog].watch(seconds, time.monotonic())
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """Without the collector: modules and items live to the end, and looking for garbage among them takes a third of the time."""
+    gc.disable()
     try:
         return (yield)
     finally:
-        faulthandler.cancel_dump_traceback_later()
+        gc.enable()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -212,6 +287,8 @@ _held = pytest.StashKey[Belongings]()
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    mark = item.get_closest_marker("forked")
+    item.session.stash[_kinds] = mark.args[0] if mark else "product"
     if _held not in item.session.stash:
         item.session.stash[_held] = Belongings()
     return (yield)
@@ -260,12 +337,43 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     result = yield
     # pytest keeps the fixtures' values until the test is reported; what they hold counts as given back here.
     getattr(item, "funcargs", {}).clear()
-    item.session.stash[_held], left = _left_over(item.session.stash[_held])
-    if nextitem is not None and nextitem.path != item.path:
+    is_last = nextitem is None or nextitem.path != item.path
+    item.session.stash[_held], left = _left_over(item.session.stash[_held], is_thorough=is_last)
+    if nextitem is not None and is_last:
         _freeze_what_stays()
     if left:
         pytest.fail("left behind: " + "; ".join(left), pytrace=False)
     return result
+
+
+MODULES = ("aionn.service.host.process", "aionn.validation", "aionn.drivers.reference")
+"""Imported by the process that those of drivers are forked from."""
+
+PROGRAM_MODULES = (*MODULES, "aionn.blocking", "aionn.cli.commands", "aionn.media", "aionn.reports.terminal")
+"""Imported by the process that programs are forked from."""
+
+_kinds = pytest.StashKey[Kinds]()
+"""Which of the processes that the present test starts are forked."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_starts(request: pytest.FixtureRequest) -> Iterator[ForkedStarts | None]:
+    """Driver processes are forked from one that has imported what they need; with ``--long`` each is executed.
+
+    The mark ``forked("none")`` is for tests whose claims are about the start of a process, ``forked("any")`` for tests that start
+    Python themselves, and make no claim about that.
+    """
+    if request.config.getoption("--long"):
+        yield None
+        return
+    stash = request.session.stash
+    environment = StartConditions.now("reference", "reference", None).environment
+    server, programs = ForkServer(MODULES, environment), ForkServer(PROGRAM_MODULES, environment)
+    starts = ForkedStarts(server, lambda: stash[_kinds], programs)
+    yield starts
+    starts.end()
+    server.close()
+    programs.close()
 
 
 @pytest.fixture(scope="session")

@@ -67,6 +67,7 @@ def test_example_in_the_documentation_runs(
     assert told.out, told.err
 
 
+@pytest.mark.forked("any")
 @pytest.mark.parametrize(
     ("name", "code"), [*ENDLESS, FINITE[0]], ids=[name for name, _ in [*ENDLESS, FINITE[0]]]
 )

@@ -26,6 +26,7 @@ def test_example_runs_and_checks_itself(example: Path, capfd: pytest.CaptureFixt
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.forked("any")
 @pytest.mark.parametrize("example", [*PROGRAMS, HERE[0]], ids=lambda path: path.stem)
 def test_example_is_a_program(example: Path, repository: Path) -> None:
     if "media" in example.read_text():

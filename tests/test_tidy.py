@@ -3,7 +3,6 @@
 Each rule has a test that feeds it bad snippets; a needless excuse fails as well. Source: docs/architecture.md."""
 
 import ast
-import functools
 import pathlib
 import re
 import subprocess
@@ -11,6 +10,8 @@ import tomllib
 from collections import Counter
 
 import pytest
+
+from tests.support.syntax_trees import nodes, parse
 
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGES = ("aionn", "fmq", "fences")
@@ -107,9 +108,6 @@ HOMES: dict[str, tuple[str, ...]] = {
 """Imports that have a home: nothing else in the packages may import them."""
 
 
-parse = functools.cache(ast.parse)
-
-
 def module_name(path: str) -> str:
     parts = path.removesuffix(".py").split("/")
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -136,7 +134,7 @@ def imports_of(path: str, tree: ast.Module, modules: set[str]) -> list[tuple[int
     if not path.endswith("__init__.py"):
         package.pop()
     found = []
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -213,7 +211,7 @@ def print_breaches(sources: dict[str, str]) -> list[str]:
         f"{path}:{node.lineno}: print"
         for path, text in sources.items()
         if not path.startswith("aionn/cli/")
-        for node in ast.walk(parse(text))
+        for node in nodes(parse(text))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
 
@@ -224,12 +222,12 @@ def sleeps(sources: dict[str, str]) -> list[tuple[str, int]]:
     for path, text in sources.items():
         tree = parse(text)
         names = {"time"}
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             if isinstance(node, ast.Import):
                 names |= {a.asname for a in node.names if a.name == "time" and a.asname}
             elif isinstance(node, ast.ImportFrom) and node.module == "time":
                 found += [(path, node.lineno) for a in node.names if a.name == "sleep"]
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             if isinstance(node, ast.Attribute) and node.attr == "sleep" and isinstance(node.value, ast.Name):
                 found += [(path, node.lineno)] * (node.value.id in names)
     return found
@@ -244,7 +242,7 @@ def long_functions(sources: dict[str, str]) -> dict[str, int]:
     """``file:function`` and its lines, without its docstring."""
     found = {}
     for path, text in sources.items():
-        for node in ast.walk(parse(text)):
+        for node in nodes(parse(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 assert node.end_lineno is not None
                 lines = node.end_lineno - node.lineno + 1
@@ -269,7 +267,7 @@ def unused_modules(sources: dict[str, str], entry_points: set[str], documentatio
         own = module_name(path)
         package = own if path.endswith("__init__.py") else own.rpartition(".")[0]
         named[own] = {target for _, target in imports_of(path, tree, set(modules))}
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 named[own] |= {node.value.partition(":")[0], f"{package}.{node.value}"}
     used: set[str] = set()

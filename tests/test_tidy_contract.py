@@ -7,6 +7,7 @@ import ast
 import pytest
 
 from aionn.hal import Buffer, BufferDefaults, Burst, BurstDefaults, PreparedModel, PreparedModelDefaults
+from tests.support.syntax_trees import nodes
 from tests.test_tidy import PACKAGES, ROOT, parse, read, report
 
 USERS = ("aionn/burst/", "aionn/drivers/", "aionn/runtime/", "aionn/scheduler/", "aionn/service/")
@@ -26,7 +27,7 @@ def looks(sources: dict[str, str]) -> list[tuple[str, str]]:
     """``(name, place)`` of every getattr and hasattr with a constant name."""
     found = []
     for path, text in sources.items():
-        for node in ast.walk(parse(text)) if path.startswith(USERS) else ():
+        for node in nodes(parse(text)) if path.startswith(USERS) else ():
             match node:
                 case ast.Call(
                     func=ast.Name(id="getattr" | "hasattr" as called),

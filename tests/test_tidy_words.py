@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.support.syntax_trees import nodes
 from tests.test_tidy import PACKAGES, ROOT, parse, read
 
 SLACK = 5
@@ -170,7 +171,7 @@ def in_one_line(text: str) -> str:
 
 def python_passages(text: str) -> Iterator[Passage]:
     """Docstrings, other strings of several words, and comments; comments on neighbouring lines are one passage."""
-    for node in ast.walk(parse(text)):
+    for node in nodes(parse(text)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value.split()) > 1:
             yield node.lineno, in_one_line(node.value)
     block: list[str] = []

@@ -1,6 +1,4 @@
-"""The command line in this process, since one of its own takes a second to start; forked driver processes, for the same reason; and
-an end to calls that wait for a file.
-"""
+"""The command line in this process, since one of its own takes a second to start; and an end to calls that wait for a file."""
 
 from __future__ import annotations
 
@@ -12,43 +10,9 @@ from pathlib import Path
 import pytest
 
 from aionn.cli.main import main
-from aionn.service.client.supervisor import StartConditions
-from tests.support.fork_server import ForkedStarts, ForkServer, Kinds
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 WAIT_S_MAX = 60
-
-MODULES = ("aionn.service.host.process", "aionn.validation", "aionn.drivers.reference")
-"""Imported by the process that others are forked from."""
-
-_kinds = pytest.StashKey[Kinds]()
-"""Which of the processes that the present test starts are forked."""
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    mark = item.get_closest_marker("forked")
-    kinds: Kinds = mark.args[0] if mark else "product"
-    item.session.stash[_kinds] = kinds
-
-
-@pytest.fixture(scope="session", autouse=True)
-def forked_starts(request: pytest.FixtureRequest) -> Iterator[ForkedStarts | None]:
-    """Driver processes are forked from one that has imported what they need; with ``--long`` each is executed.
-
-    The mark ``forked("none")`` is for tests whose claims are about the start of a process, ``forked("any")`` for tests that start
-    Python themselves, and make no claim about that.
-    """
-    if request.config.getoption("--long"):
-        yield None
-        return
-    stash = request.session.stash
-    environment = StartConditions.now("reference", "reference", None).environment
-    server = ForkServer(MODULES, environment)
-    starts = ForkedStarts(server, lambda: stash[_kinds])
-    yield starts
-    starts.end()
-    server.close()
 
 
 @pytest.fixture

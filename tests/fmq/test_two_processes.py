@@ -18,6 +18,8 @@ import pytest
 import fmq
 from fmq.region import create_memory
 
+pytestmark = pytest.mark.forked("any")
+
 Make = Callable[..., fmq.MessageQueue]
 SYNC_COUNT = 1024
 UNSYNC_COUNT = 2048

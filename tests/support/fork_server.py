@@ -235,20 +235,26 @@ class ForkedStarts:
     Args:
         server: It.
         kinds: Which processes may be forked now: those of the product, any, or none.
+        programs: The server of those that the product does not start, which may import more; None: the same.
 
     Attributes:
         count: The number of forked processes.
     """
 
-    def __init__(self, server: ForkServer, kinds: Callable[[], Kinds]) -> None:
+    def __init__(
+        self, server: ForkServer, kinds: Callable[[], Kinds], programs: ForkServer | None = None
+    ) -> None:
         self.count = 0
+        others = programs or server
         before = subprocess.Popen._execute_child  # type: ignore[attr-defined]
         signature = inspect.signature(EXECUTE)
 
         def start(process: Any, *given: Any) -> None:
             asked = signature.bind(process, *given).arguments
             now = kinds()
-            pid = None if now == "none" else server.start(asked, is_any=now == "any")
+            pid = None if now == "none" else server.start(asked, is_any=False)
+            if pid is None and now == "any":
+                pid = others.start(asked, is_any=True)
             if pid is None:
                 EXECUTE(process, *given)
                 return

@@ -351,6 +351,7 @@ def onnx_files(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.forked("any")
 def test_run_takes_an_onnx_file_with_its_extents(onnx_files: Path, tmp_path: Path) -> None:
     array = tmp_path / "x.npy"
     np.save(array, np.array([[1, 3, 2], [5, 0, 4]], np.float32))
@@ -360,6 +361,7 @@ def test_run_takes_an_onnx_file_with_its_extents(onnx_files: Path, tmp_path: Pat
     assert report["outputs"][0]["largest"][0] == {"index": 0, "value": 1.0}
 
 
+@pytest.mark.forked("any")
 def test_inspect_shows_the_content_of_an_onnx_file(onnx_files: Path) -> None:
     report = answer("inspect", onnx_files / "good.onnx", "--dimension", "batch=1", "--dimension", "size=3")
     assert report["file"]["inputs"] == ["x float [batch, size]"]
@@ -370,6 +372,7 @@ def test_inspect_shows_the_content_of_an_onnx_file(onnx_files: Path) -> None:
     assert "--dimension batch=... --dimension size=..." in incomplete.stderr
 
 
+@pytest.mark.forked("any")
 def test_inspect_lists_every_operator_that_cannot_be_imported(onnx_files: Path) -> None:
     options = ("--dimension", "batch=1", "--dimension", "size=3")
     finished = aionn("inspect", onnx_files / "bad.onnx", *options)

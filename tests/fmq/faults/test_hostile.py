@@ -18,6 +18,8 @@ import pytest
 import fmq
 from fmq import _native
 
+pytestmark = pytest.mark.forked("any")
+
 Make = Callable[..., fmq.MessageQueue]
 SECOND_NS = 1_000_000_000
 ROOT = Path(__file__).parents[3]

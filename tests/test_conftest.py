@@ -1,0 +1,121 @@
+"""What holds for all tests: a summary names each reason to skip once; what a test leaves is found; one that hangs ends the run."""
+
+from __future__ import annotations
+
+import faulthandler
+import mmap
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import REMEDIES, Belongings, Watchdog, grouped_skips
+
+TESTS = Path(__file__).parent
+
+
+def test_reasons_with_one_remedy_are_one_line_and_the_most_frequent_comes_first() -> None:
+    reasons = [
+        "Skipped: no such file",
+        "Skipped: PyAV is not installed",
+        "Skipped: could not import 'ai_edge_litert': No module named 'ai_edge_litert'",
+        "Skipped: PyAV, the extra `media`, is not installed",
+        "Skipped: LiteRT is not installed",
+        "Skipped: PyAV is not installed",
+    ]
+    assert grouped_skips(reasons) == [
+        "3 x PyAV is not installed: pip install -e '.[media]'",
+        "2 x LiteRT is not installed: pip install -e '.[litert]'",
+        "1 x no such file",
+    ]
+
+
+@pytest.mark.parametrize("pattern", REMEDIES)
+def test_remedy_belongs_to_a_reason_that_a_test_gives(pattern: str) -> None:
+    sources = [path.read_text() for path in TESTS.rglob("test_*.py") if path != Path(__file__)]
+    reasons = [r for s in sources for r in re.findall(r'(?:skip\(|importorskip\(|reason=)\s*f?"([^"]+)"', s)]
+    assert any(re.search(pattern, reason) for reason in reasons)
+
+
+# --- What is left ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shared_page() -> Iterator[int]:
+    """A descriptor of shared memory of one page."""
+    fd = os.memfd_create("left")
+    os.ftruncate(fd, mmap.PAGESIZE)
+    yield fd
+    os.close(fd)
+
+
+def test_what_has_come_is_more_than_before(shared_page: int) -> None:
+    before = Belongings()
+    fd = os.dup(shared_page)
+    with mmap.mmap(shared_page, mmap.PAGESIZE):
+        left = Belongings(before).more_than(before)
+    os.close(fd)
+    # A mapping in Python holds a descriptor of its own.
+    assert sorted(set(left)) == [
+        "descriptor of /memfd:left (deleted)",
+        "mapping of /memfd:left (deleted)",
+    ]
+    assert Belongings(before).more_than(before) == []
+
+
+def test_mapping_in_place_of_another_is_found_by_a_thorough_look(shared_page: int) -> None:
+    other = mmap.mmap(-1, mmap.PAGESIZE)
+    before = Belongings()
+    other.close()
+    with mmap.mmap(shared_page, mmap.PAGESIZE):
+        left = Belongings().more_than(before)
+    assert "mapping of /memfd:left (deleted)" in left
+
+
+# --- What hangs --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def settings(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How often the timer was set, and for how many seconds."""
+    calls: list[float] = []
+
+    def set_timer(seconds: float, **more: Any) -> None:
+        calls.append(seconds)
+
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", set_timer)
+    monkeypatch.setattr(faulthandler, "cancel_dump_traceback_later", lambda: None)
+    return calls
+
+
+def test_watchdog_ends_each_test_that_hangs_and_is_set_rarely(settings: list[float]) -> None:
+    watchdog, end_s = Watchdog(os.dup(2)), 0.0
+    for now_s in range(1000):
+        before = len(settings)
+        watchdog.watch(100, now_s)
+        if len(settings) > before:
+            end_s = now_s + settings[-1]
+        assert 100 <= end_s - now_s <= 150
+    assert len(settings) == 20
+    watchdog.end()
+
+
+def test_watchdog_is_set_for_a_test_with_another_limit(settings: list[float]) -> None:
+    watchdog = Watchdog(os.dup(2))
+    for seconds in (100, 1000, 100):
+        watchdog.watch(seconds, 0)
+    assert settings == [150, 1500, 150]
+    watchdog.end()
+
+
+@pytest.mark.parametrize("use", ["dump_traceback_later", "cancel_dump_traceback_later"])
+def test_watchdog_is_set_after_another_use_of_the_timer(settings: list[float], use: str) -> None:
+    watchdog = Watchdog(os.dup(2))
+    watchdog.watch(100, 0)
+    getattr(faulthandler, use)(*([7] if use == "dump_traceback_later" else []))
+    watchdog.watch(100, 0)
+    assert [seconds for seconds in settings if seconds != 7] == [150, 150]
+    watchdog.end()
