@@ -338,7 +338,7 @@ def _spawn(
         inherited = {"--fd": theirs.fileno()}
         if (end := _watchdog_end(scheduling)) is not None:
             inherited["--watchdog-fd"] = lent.enter_context(end).fileno()
-        more = [f"{option}={fd}" for option, fd in inherited.items()]
+        more = [word for option, fd in inherited.items() for word in (option, str(fd))]
         process = subprocess.Popen(
             [*_command(driver, name, hang_after_s), *more, *([SPARE_ARGUMENT] if is_spare else [])],
             stdin=subprocess.DEVNULL,
