@@ -1,4 +1,4 @@
-"""Memory, the collector and telemetry of a runtime with real time; each claim in a real child process."""
+"""Memory, the collector, telemetry and commands with real time; each claim in a real child process."""
 
 from __future__ import annotations
 
@@ -105,3 +105,54 @@ asyncio.run(main())
     found = run_child(OPEN + code)["found"]
     assert found["application"] == ["event loop"]
     assert "control" in found["reference"]
+
+
+# --- Commands ---------------------------------------------------------------------------------------------------------------
+
+
+@as_root
+def test_commands_refuse_required_without_permission_in_one_sentence() -> None:
+    code = """
+import subprocess
+COMMANDS = {"bench": ["bench", MODEL], "serve": ["serve", "reference", "--socket", "/nonexistent/socket"]}
+for name, words in COMMANDS.items():
+    command = [sys.executable, "-m", "aionn", *words, "--realtime", "required"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    say(**{name: [ended.returncode, " ".join(ended.stderr.split())]})
+"""
+    found = run_child(OPEN + code, before=without_sys_nice())
+    for status, words in found.values():
+        assert status != 0
+        assert (
+            words.startswith("aionn: real time is required: no real-time scheduling (")
+            and "Traceback" not in words
+        )
+
+
+@as_root
+def test_served_device_has_the_scheduling_of_its_server() -> None:
+    code = """
+import subprocess, tempfile
+async def main():
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/socket"
+        command = [sys.executable, "-m", "aionn", "serve", "reference", "--socket", path, "--realtime", "required"]
+        server = subprocess.Popen(command, stdout=subprocess.PIPE)
+        server.stdout.readline()
+        try:
+            async with aionn.open(drivers=[], sockets=[path], realtime="if_permitted") as runtime:
+                net = await runtime.compile(MODEL, priority="high")
+                async with net.burst() as burst:
+                    await burst.execute([X])
+                    found = rows(await runtime.realtime())
+        finally:
+            server.terminate()
+            code = server.wait()
+            server.stdout.close()
+    (name,) = [each for each in found if each != "application"]
+    say(code=code, control=found[name]["control"], bursts=[row for each, row in found[name].items() if "burst" in each])
+asyncio.run(main())
+"""
+    found = run_child(OPEN + code)
+    assert found["code"] == 0 and found["control"] == ["real time", "SCHED_RR", 10]
+    assert ["real time", "SCHED_RR", 10] in found["bursts"]
