@@ -206,8 +206,8 @@ class Threads:
     def change(self, tid: int, scheduling_class: SchedulingClass) -> bool:
         """Gives a granted thread another class: a system call of some microseconds, for use on the path of an execution.
 
-        With RealtimeKit a thread keeps the class of ``acquire``: each change would be a call to another process, which answers
-        only a few of them in a minute.
+        With RealtimeKit a thread keeps the class of ``acquire``, or becomes LOW for good: each other change would be a call to
+        another process, which answers only a few of them in a minute.
 
         Returns:
             Whether it has that class now. False also for a thread that was put back: it must be acquired again.
@@ -218,7 +218,7 @@ class Threads:
         if held.scheduling_class is scheduling_class and not held.reason:
             return True
         if self._offer is not None:
-            return False
+            return scheduling_class is SchedulingClass.LOW and self._lower(tid, held)
         priorities = self.permission.priorities
         try:
             if priorities is None or not held.is_watched:
@@ -231,6 +231,18 @@ class Threads:
         except ProcessLookupError:
             held.state, held.reason = State.GONE, "the thread has ended"
             return False
+
+    def _lower(self, tid: int, held: _Held) -> bool:
+        """Makes a thread LOW, for which no permission is needed."""
+        with self._lock:
+            if self._held.get(tid) is not held:
+                return False
+            try:
+                held.state, held.reason = self._grant_low(tid, held.before)
+            except ProcessLookupError:
+                held.state, held.reason = State.GONE, "the thread has ended"
+            held.scheduling_class = SchedulingClass.LOW
+            return not held.reason
 
     def _change_slowly(self, tid: int, held: _Held, scheduling_class: SchedulingClass) -> bool:
         with self._lock:
