@@ -83,12 +83,13 @@ async def both(see: Execute, hear: Execute, seconds: float, result: Result) -> N
         tasks.create_task(run_stream(hear, window, round(seconds / WINDOW_S), WINDOW_S, result.windows_ms))
 
 
-async def run_aionn(realtime: str, seconds: float, result: Result, *, is_flooded: bool = False) -> None:
-    async with aionn.open(drivers=["litert-cpu"], realtime=realtime) as runtime:
-        seeing = await runtime.compile(VIDEO, priority="high")
-        hearing = await runtime.compile(AUDIO, priority="medium")
+async def run_aionn(realtime: str, seconds: float, result: Result, flooded: str = "") -> None:
+    devices = {"litert-cpu": "litert-cpu", **({flooded: "litert-cpu"} if flooded else {})}
+    async with aionn.open(drivers=devices, realtime=realtime) as runtime:
+        seeing = await runtime.compile(VIDEO, devices="litert-cpu", priority="high")
+        hearing = await runtime.compile(AUDIO, devices="litert-cpu", priority="medium")
         async with seeing.burst() as seen, hearing.burst() as heard:
-            flood = asyncio.create_task(_flood(runtime, result)) if is_flooded else None
+            flood = asyncio.create_task(_flood(runtime, flooded, result)) if flooded else None
             await both(lambda x: seen.execute([x]), lambda x: heard.execute([x]), seconds, result)
             report = await runtime.realtime()
             result.note = "; ".join(
@@ -99,8 +100,8 @@ async def run_aionn(realtime: str, seconds: float, result: Result, *, is_flooded
                 await asyncio.wait([flood])
 
 
-async def _flood(runtime: aionn.Runtime, result: Result) -> None:
-    net = await runtime.compile(VIDEO, priority="low")
+async def _flood(runtime: aionn.Runtime, device: str, result: Result) -> None:
+    net = await runtime.compile(VIDEO, devices=device, priority="low")
     frame = np.zeros(FRAME_SHAPE, np.int8)
 
     async def one() -> None:
@@ -162,10 +163,13 @@ async def run_round_trips(realtime: str, seconds: float, result: Result) -> None
 CONTENDERS: dict[str, Callable[[float, Result], Awaitable[None]]] = {
     "aionn": lambda seconds, result: run_aionn("off", seconds, result),
     "aionn real time": lambda seconds, result: run_aionn("if_permitted", seconds, result),
+    "aionn, LOW flood": lambda seconds, result: run_aionn("off", seconds, result, "litert-cpu"),
     "aionn real time, LOW flood": lambda seconds, result: run_aionn(
-        "if_permitted", seconds, result, is_flooded=True
+        "if_permitted", seconds, result, "litert-cpu"
     ),
-    "aionn, LOW flood": lambda seconds, result: run_aionn("off", seconds, result, is_flooded=True),
+    "aionn real time, LOW flood on another device": lambda seconds, result: run_aionn(
+        "if_permitted", seconds, result, "other"
+    ),
     "LiteRT thread": lambda seconds, result: run_litert(False, seconds, result),
     "LiteRT thread, SCHED_RR": lambda seconds, result: run_litert(True, seconds, result),
     "round trip": lambda seconds, result: run_round_trips("off", seconds, result),
