@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import signal
@@ -68,6 +69,15 @@ LOADS = {
 """By name, the command lines of a load; the argument is a folder for its files."""
 
 
+PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+def _end_with_parent() -> None:
+    """Has the kernel end a load when the benchmark is killed."""
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
 @contextmanager
 def beside(name: str) -> Iterator[None]:
     """Runs a load, in sessions of their own, and ends it."""
@@ -77,7 +87,11 @@ def beside(name: str) -> Iterator[None]:
             for command in LOADS[name](folder):
                 running.append(
                     subprocess.Popen(
-                        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
+                        command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL,
+                        start_new_session=True,
+                        preexec_fn=_end_with_parent,
                     )
                 )
             yield
