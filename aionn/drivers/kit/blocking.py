@@ -28,11 +28,11 @@ import anyio
 import numpy.typing as npt
 
 from aionn.drivers.kit import caching
-from aionn.drivers.kit.alarm import Alarm
+from aionn.drivers.kit.threads.alarm import Alarm
 from aionn.drivers.kit.arguments import Arguments, OutputArea
 from aionn.drivers.kit.caching import CacheContents, HeldFiles
 from aionn.drivers.kit.checked import CheckedDevice
-from aionn.drivers.kit.classes import EngineThreads, class_of_priority, running_as
+from aionn.drivers.kit.threads.classes import EngineThreads, class_of_priority, running_as
 from aionn.drivers.kit.gate import GateControl, SlotGate, run_on_gate
 from aionn.drivers.kit.interrupting import Interrupts
 from aionn.drivers.kit.launching import LaunchingPreparedModel

@@ -22,7 +22,7 @@ from collections.abc import Callable, Hashable
 from types import TracebackType
 from typing import TypeVar
 
-from aionn.drivers.kit.classes import running_as, serving
+from aionn.drivers.kit.threads.classes import running_as, serving
 from aionn.errors import DeviceUnavailable, Error, ResourceExhausted, general_failure_of
 from aionn.hal import Priority
 from aionn.hal.callers import client_of_call

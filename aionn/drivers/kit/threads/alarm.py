@@ -7,7 +7,7 @@ import itertools
 import threading
 from collections.abc import Callable
 
-from aionn.drivers.kit.classes import serving
+from aionn.drivers.kit.threads.classes import serving
 from aionn.platform.threads import start_thread
 
 __all__ = ["Alarm"]
