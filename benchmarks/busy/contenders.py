@@ -145,6 +145,32 @@ async def run_litert(is_realtime: bool, seconds: float, result: Result) -> None:
     await both(see, hear, seconds, result)
 
 
+async def run_openvino(seconds: float, result: Result) -> None:
+    import openvino
+
+    core = openvino.Core()
+
+    def execute_with(path: Path) -> Execute:
+        compiled = core.compile_model(
+            str(path), "CPU", {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": 1}
+        )
+        queue = openvino.AsyncInferQueue(compiled, 1)
+        loop = asyncio.get_running_loop()
+        queue.set_callback(lambda _, future: loop.call_soon_threadsafe(future.set_result, None))
+
+        async def execute(value: Any) -> object:
+            future = loop.create_future()
+            queue.start_async({0: value}, future)
+            return await future
+
+        return execute
+
+    see, hear = execute_with(VIDEO), execute_with(AUDIO)
+    gc.collect()
+    gc.freeze()
+    await both(see, hear, seconds, result)
+
+
 async def run_round_trips(realtime: str, seconds: float, result: Result) -> None:
     """Executions of the digits model through a burst, one after the other."""
     async with aionn.open(drivers=["litert-cpu"], realtime=realtime) as runtime:
@@ -172,6 +198,7 @@ CONTENDERS: dict[str, Callable[[float, Result], Awaitable[None]]] = {
     ),
     "LiteRT thread": lambda seconds, result: run_litert(False, seconds, result),
     "LiteRT thread, SCHED_RR": lambda seconds, result: run_litert(True, seconds, result),
+    "OpenVINO AsyncInferQueue": run_openvino,
     "round trip": lambda seconds, result: run_round_trips("off", seconds, result),
     "round trip real time": lambda seconds, result: run_round_trips("if_permitted", seconds, result),
 }

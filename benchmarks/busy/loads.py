@@ -36,6 +36,33 @@ while True:
 """
 """As ``stress-ng --vm``: maps memory, touches each page of it and returns it."""
 
+RECLAIMING = """
+import mmap, time
+with open("/proc/self/oom_score_adj", "w") as file:
+    file.write("1000")
+STEP = 64 << 20
+LEAST_KB = 64 << 10
+def scanned():
+    with open("/proc/vmstat") as file:
+        return sum(int(line.split()[1]) for line in file if line.startswith(("pgscan_kswapd ", "pgscan_direct ")))
+def available_kb():
+    with open("/proc/meminfo") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
+held, before = [], scanned()
+while True:
+    memory = mmap.mmap(-1, STEP)
+    for place in range(0, STEP, mmap.PAGESIZE):
+        memory[place] = 1
+    held.append(memory)
+    now = scanned()
+    if now != before or available_kb() < LEAST_KB:
+        for _ in range(min(4, len(held))):
+            held.pop(0).close()
+    before = now
+"""
+"""Takes memory until the kernel looks for pages to reclaim, returns some of it, and again. If memory ends all the same, the kernel
+kills this program first."""
+
 VM_BYTES = 256 << 20
 """Memory of each of two workers. stress-ng is asked for 1 GiB together with more; half of that leaves room on a small machine."""
 
@@ -65,6 +92,7 @@ LOADS = {
     "idle": lambda folder: [],
     "four busy loops": lambda folder: [_python(BUSY)] * 4,
     "stress": _stress,
+    "reclaim": lambda folder: [_python(RECLAIMING)],
 }
 """By name, the command lines of a load; the argument is a folder for its files."""
 
@@ -80,7 +108,11 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def beside(name: str) -> Iterator[None]:
-    """Runs a load, in sessions of their own, and ends it."""
+    """Runs a load, in sessions of their own, and ends it.
+
+    Raises:
+        ChildProcessError: A program of the load had ended before, so that what was measured was not measured beside it.
+    """
     with tempfile.TemporaryDirectory() as folder:
         running: list[subprocess.Popen[bytes]] = []
         try:
@@ -95,8 +127,11 @@ def beside(name: str) -> Iterator[None]:
                     )
                 )
             yield
+            if any(process.poll() is not None for process in running):
+                raise ChildProcessError(f"a program of the load {name!r} ended by itself")
         finally:
             for process in running:
-                os.killpg(process.pid, signal.SIGKILL)
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
             for process in running:
                 process.wait()
