@@ -81,6 +81,10 @@ from aionn.service.client.device import RemoteDevice
 
 __all__ = ["Isolation", "Runtime", "Unavailable", "open_runtime"]
 
+THREADS_S = 1.0
+"""Longest wait for a driver process's report of its threads: it answers in a millisecond, unless an engine keeps the interpreter's
+lock."""
+
 _logger = logging.getLogger("aionn.manager")
 
 
@@ -475,14 +479,19 @@ class Runtime:
     async def realtime(self) -> RealtimeReport:
         """Reports the permission of the machine, and thread by thread the scheduling that it has now.
 
-        Asks each driver process that runs; one that does not answer has no rows.
+        Asks each driver process that runs; one that does not answer within ``THREADS_S`` has no rows, and the reason in
+        ``not_locked``.
         """
         self._check_open("realtime")
         others = []
         for device in self.devices if self._realtime.scheduling is not None else ():
             if isinstance(device.hal, RemoteDevice) and device.pid is not None:
                 try:
-                    reply = await device.hal.threads()
+                    with anyio.fail_after(THREADS_S):
+                        reply = await device.hal.threads()
+                except TimeoutError:
+                    why = f"it did not answer within {THREADS_S:g} s"
+                    others.append(ProcessThreads(device.name, device.pid, (), why))
                 except Error as e:
                     others.append(ProcessThreads(device.name, device.pid, (), str(e)))
                 else:

@@ -107,6 +107,24 @@ asyncio.run(main())
     assert "control" in found["reference"]
 
 
+def test_report_does_not_wait_for_a_process_that_has_stopped() -> None:
+    code = """
+import signal
+import aionn.runtime.runtime as runtime_module
+runtime_module.THREADS_S = 0.05
+async def main():
+    async with aionn.open(drivers=["reference"], realtime="if_permitted") as runtime:
+        await runtime.compile(MODEL)
+        os.kill(runtime.devices[0].pid, signal.SIGSTOP)
+        (_, driver) = (await runtime.realtime()).processes
+        os.kill(runtime.devices[0].pid, signal.SIGCONT)
+        say(rows=driver.rows, reason=driver.not_locked)
+asyncio.run(main())
+"""
+    found = run_child(OPEN + code)
+    assert found == {"rows": [], "reason": "it did not answer within 0.05 s"}
+
+
 # --- Commands ---------------------------------------------------------------------------------------------------------------
 
 
