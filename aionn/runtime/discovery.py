@@ -256,7 +256,11 @@ class Discovery:
             raise DeviceUnavailable(f"a device is called {name!r} already")
         if not self._settings.is_enabled(name, driver):
             raise _NotEnabled
-        self.devices = (*self.devices, RuntimeDevice(name, driver, hal, self._settings.execution_path, info))
+        # LOW jobs run in the ordinary class then: beside other programs one may hold its slot for several times its duration.
+        keeps_slot = self.scheduling is not None and self.scheduling.is_realtime
+        path = self._settings.execution_path
+        found = RuntimeDevice(name, driver, hal, path, info, keeps_slot=keeps_slot)
+        self.devices = (*self.devices, found)
         self.unused = tuple(other for other in self.unused if other is not hal)
         _logger.debug("found %s: driver %s %s", name, driver, info.version)
 
