@@ -28,14 +28,20 @@ import anyio
 import numpy.typing as npt
 
 from aionn.drivers.kit import caching
-from aionn.drivers.kit.threads.alarm import Alarm
 from aionn.drivers.kit.arguments import Arguments, OutputArea
 from aionn.drivers.kit.caching import CacheContents, HeldFiles
 from aionn.drivers.kit.checked import CheckedDevice
-from aionn.drivers.kit.threads.classes import EngineThreads, class_of_priority, running_as
 from aionn.drivers.kit.gate import GateControl, SlotGate, run_on_gate
 from aionn.drivers.kit.interrupting import Interrupts
 from aionn.drivers.kit.launching import LaunchingPreparedModel
+from aionn.drivers.kit.threads.alarm import Alarm
+from aionn.drivers.kit.threads.classes import (
+    EngineThreads,
+    class_of_priority,
+    computing,
+    count_model,
+    running_as,
+)
 from aionn.errors import (
     Error,
     ExecutionCancelled,
@@ -101,6 +107,9 @@ class BlockingPreparedModel(LaunchingPreparedModel):
         weakref.finalize(self, device.gate.forget, self.identity).atexit = False
         self._abandoned = False
         self._engine_threads = EngineThreads(f"{device.info.name} engine")
+        count_model(self, priority)
+        # An engine that was made before real time was in use is called directly: then a whole run has the class of the job.
+        self._computing = computing if device.marks_engine_calls and current() is not None else running_as
 
     @abc.abstractmethod
     def run(
@@ -199,7 +208,10 @@ class BlockingPreparedModel(LaunchingPreparedModel):
         """Computes under the scheduling class of the job."""
         job_class = class_of_priority(self.priority if control.priority is None else control.priority)
         inputs = arguments.inputs()
-        with self._engine_threads.found(class_of_priority(self.priority)), running_as(scheduling, job_class):
+        with (
+            self._engine_threads.found(class_of_priority(self.priority)),
+            self._computing(scheduling, job_class),
+        ):
             return tuple(self.run(inputs, arguments.outputs, control))
 
     def _is_abandoned(self) -> bool:
@@ -346,10 +358,14 @@ class BlockingDevice(CheckedDevice):
             same prepared model: only where runs share nothing that one of them locks.
         prepares_beside: Whether ``supports`` and ``prepare`` may run beside executions. They then take no slot, and a client that
             sends large models does not delay the executions of others by checking and preparing them.
+        marks_engine_calls: Whether a run computes within ``threads.classes.engine_call`` alone, made after the prepared model's
+            constructor of this class. With real time the thread has the class of a LOW job only there, where it does not hold the
+            interpreter's lock; otherwise during the whole run.
     """
 
     is_preemptible: ClassVar[bool] = False
     prepares_beside: ClassVar[bool] = False
+    marks_engine_calls: ClassVar[bool] = False
 
     def __init__(
         self,
