@@ -207,11 +207,8 @@ class Session:
                 return self._hello(body)
             case Ping():
                 return Done()
-            case JoinScheduling():
-                self._threads.join(body.lent)
-                return Done()
-            case GetThreads():
-                return self._threads.report()
+            case JoinScheduling() | GetThreads():
+                return self._threads.handle(body)
             case GetStatus():
                 return StatusReply(await self._device.status())
             case SupportedOperations():

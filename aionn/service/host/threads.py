@@ -15,7 +15,8 @@ import socket
 from aionn.errors import InvalidArgument
 from aionn.realtime import PageLocks, RunLimit, Scheduling, SchedulingClass, current
 from aionn.realtime.scheduling import Lent, adopt, close_shared
-from aionn.service.wire.scheduling_messages import THREADS_MAX, ThreadsReply
+from aionn.service.wire.protocol import Done
+from aionn.service.wire.scheduling_messages import THREADS_MAX, GetThreads, JoinScheduling, ThreadsReply
 
 __all__ = ["HostThreads"]
 
@@ -36,6 +37,13 @@ class HostThreads:
         self._locks = PageLocks()
         self._limit = RunLimit(None)
         self._not_locked: str | None = None
+
+    def handle(self, body: JoinScheduling | GetThreads) -> Done | ThreadsReply:
+        """Handles a client's message. Raises as ``join`` does."""
+        if isinstance(body, GetThreads):
+            return self.report()
+        self.join(body.lent)
+        return Done()
 
     def join(self, lent: Lent) -> None:
         """Uses what the application lends; for the thread of the event loop, which gets the class HIGH.
