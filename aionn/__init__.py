@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from aionn.runtime.memory.images import ImageMemory
     from aionn.runtime.memory.own import DeviceMemory, SharedMemory
     from aionn.runtime.placement.plan import Placement
+    from aionn.runtime.realtime import RealtimeReport
     from aionn.runtime.runtime import Runtime
     from aionn.runtime.runtime import open_runtime as open
 
@@ -67,6 +68,7 @@ _HOME_BY_NAME = {
     "OutputInsufficientSize": "aionn.errors",
     "Placement": "aionn.runtime.placement.plan",
     "Priority": "aionn.hal",
+    "RealtimeReport": "aionn.runtime.realtime",
     "ResourceExhausted": "aionn.errors",
     "Result": "aionn.runtime.executions.execution",
     "Runtime": "aionn.runtime.runtime",
@@ -102,6 +104,7 @@ __all__ = [
     "OutputInsufficientSize",
     "Placement",
     "Priority",
+    "RealtimeReport",
     "ResourceExhausted",
     "Result",
     "Runtime",

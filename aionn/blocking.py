@@ -38,6 +38,7 @@ from aionn.runtime.memory.arguments import Array, TensorSpec
 from aionn.runtime.memory.images import ImageMemory
 from aionn.runtime.memory.own import SharedMemory
 from aionn.runtime.placement.plan import Placement
+from aionn.runtime.realtime import RealtimeReport
 from aionn.runtime.runtime import Unavailable, open_runtime
 from aionn.runtime.settings import Settings
 from aionn.runtime.threaded import Forked, LoopThread, close_at_exit, forget, read_on_thread
@@ -152,6 +153,10 @@ class Runtime(_Closing):
     def copy(self, source: OwnMemory, destination: OwnMemory) -> None:
         """Copies the values of one memory into another; see ``aionn.Runtime.copy``."""
         self._open_loop().call(self._runtime.copy, _inner(source), _inner(destination))
+
+    def realtime(self) -> RealtimeReport:
+        """Reports the scheduling that the machine granted, thread by thread; see ``aionn.Runtime.realtime``."""
+        return self._open_loop().call(self._runtime.realtime)
 
     def _open_loop(self) -> LoopThread:
         if self._loop is None:

@@ -65,6 +65,7 @@ class BurstServer:
         get_memories: Asks the client for the memories of slots and may block.
         bind: Checks a request and makes it ready for ``execute``, which is given what this gives, any number of times; None where
             ``execute`` takes requests as they are.
+        on_started: Called on the burst's thread before it listens; None calls nothing. It must not raise.
         on_end: Called with the reason, on the burst's thread, when the burst ends without being stopped; ``stop`` must still be
             called.
         on_stopped: Called on the burst's thread when both queues are closed and nothing is executed or asked any more.
@@ -79,6 +80,7 @@ class BurstServer:
         execute: Execute,
         get_memories: Callable[[Sequence[int]], Sequence[Memory]],
         bind: Callable[[Request], Any] | None = None,
+        on_started: Callable[[], object] | None = None,
         on_end: Callable[[str], None] | None = None,
         on_stopped: Callable[[], object] | None = None,
         name: str,
@@ -88,6 +90,7 @@ class BurstServer:
         self._execute = execute
         self._get_memories = get_memories
         self._bind = bind
+        self._on_started = on_started
         self._on_end = on_end
         self._on_stopped = on_stopped
         self._name = name
@@ -152,6 +155,8 @@ class BurstServer:
 
     def _run(self) -> None:
         try:
+            if self._on_started is not None:
+                self._on_started()
             self._listen()
         finally:
             self._close_queues()

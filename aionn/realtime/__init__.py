@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from aionn.realtime.memory import PageFaults, PageLocks
     from aionn.realtime.permission import Permission
     from aionn.realtime.priorities import SchedulingClass
-    from aionn.realtime.scheduling import Mode, Scheduling
+    from aionn.realtime.scheduling import Mode, Scheduling, current
     from aionn.realtime.threads import ThreadRow, Threads
     from aionn.realtime.watchdog import RunLimit, Watchdog
 
@@ -28,6 +28,7 @@ _HOME_BY_NAME = {
     "RunLimit": "aionn.realtime.watchdog",
     "Scheduling": "aionn.realtime.scheduling",
     "SchedulingClass": "aionn.realtime.priorities",
+    "current": "aionn.realtime.scheduling",
     "ThreadRow": "aionn.realtime.threads",
     "Threads": "aionn.realtime.threads",
     "Watchdog": "aionn.realtime.watchdog",
@@ -46,6 +47,7 @@ __all__ = [
     "ThreadRow",
     "Threads",
     "Watchdog",
+    "current",
 ]
 
 

@@ -2,12 +2,18 @@
 
 The application makes one with ``Scheduling.open`` and passes a connection to each driver process, which makes its own with
 ``Scheduling.join``. Both grant threads by the same calls, and one watchdog monitors all of them.
+
+A process has one of them at most that its threads use (``current``): the state of a thread in the kernel has no owner, so that two
+objects would take each other's priorities for the thread's own. ``open_shared`` opens it for the first user and ``close_shared``
+closes it for the last; a process that joins another one's makes it the current one with ``adopt``.
 """
 
 from __future__ import annotations
 
 import enum
+import os
 import socket
+import threading
 
 import msgspec
 
@@ -18,7 +24,7 @@ from aionn.realtime.realtimekit import Offer, ask_realtimekit
 from aionn.realtime.threads import ThreadRow, Threads
 from aionn.realtime.watchdog import Watchdog, WatchdogEnd
 
-__all__ = ["Lent", "Mode", "Scheduling"]
+__all__ = ["Lent", "Mode", "Scheduling", "adopt", "close_shared", "current", "open_shared"]
 
 
 class Mode(enum.StrEnum):
@@ -104,14 +110,19 @@ class Scheduling:
         return cls(found, watchdog, offer)
 
     @classmethod
-    def join(cls, lent: Lent, end: socket.socket) -> Scheduling:
+    def join(cls, lent: Lent, end: socket.socket | None) -> Scheduling:
         """Makes the object of a driver process.
 
         Args:
             lent: The message from the application.
-            end: The connection that came with it; this object closes it.
+            end: The connection that came with it, which this object closes; None means that no thread may be a real-time thread.
         """
-        return cls(lent.permission, WatchdogEnd(end), lent.offer)
+        return cls(lent.permission, None if end is None else WatchdogEnd(end), lent.offer)
+
+    @property
+    def lent(self) -> Lent | None:
+        """The message for a driver process that gets no connection; None if real time is off."""
+        return None if self.permission is None else Lent(self.permission, self._offer)
 
     @property
     def is_realtime(self) -> bool:
@@ -140,6 +151,15 @@ class Scheduling:
         """See ``Threads.change``; False if real time is off."""
         return self._threads is not None and self._threads.change(tid, scheduling_class)
 
+    def class_of(self, tid: int) -> SchedulingClass | None:
+        """See ``Threads.class_of``; None if real time is off."""
+        return None if self._threads is None else self._threads.class_of(tid)
+
+    def put_back_all(self, reason: str) -> None:
+        """See ``Threads.put_back_all``."""
+        if self._threads is not None:
+            self._threads.put_back_all(reason)
+
     def give_back(self, tid: int | None = None) -> None:
         """See ``Threads.give_back``."""
         if self._threads is not None:
@@ -159,3 +179,72 @@ class Scheduling:
         if self._end is not None:
             self._end.close()
         return left
+
+    def forget(self) -> None:
+        """Closes the connection alone, in a forked child: threads and watchdog belong to the parent, whose end the watchdog notices
+        only when no other process has the connection."""
+        if self._end is not None:
+            WatchdogEnd.close(self._end)
+
+
+_current: Scheduling | None = None
+_users = 0
+_lock = threading.Lock()
+
+
+def current() -> Scheduling | None:
+    """The object that the threads of this process use; None if real time is off."""
+    return _current
+
+
+def open_shared(mode: Mode) -> Scheduling:
+    """Opens the object of this process for one more user, who calls ``close_shared`` once. Blocks as ``Scheduling.open`` does.
+
+    Args:
+        mode: ``REQUIRED`` or ``IF_PERMITTED``; with ``OFF`` there is nothing to open.
+
+    Raises:
+        DeviceUnavailable: Real time is required, and this machine does not permit it, or did not when the first user opened it.
+    """
+    global _current, _users
+    with _lock:
+        if _current is None:
+            _current = Scheduling.open(mode)
+        elif mode is Mode.REQUIRED and not _current.is_realtime:
+            raise DeviceUnavailable(f"real time is required: {_current.permission}")
+        _users += 1
+        return _current
+
+
+def close_shared() -> list[str]:
+    """Closes the object if this was its last user. Blocks as ``Scheduling.close`` does.
+
+    Returns:
+        A line for each thread that could not be restored completely.
+    """
+    global _current, _users
+    with _lock:
+        _users -= 1
+        if _users or _current is None:
+            return []
+        closed, _current = _current, None
+        return closed.close()
+
+
+def adopt(scheduling: Scheduling) -> None:
+    """Makes an object that joined another process's the current one of this process, with one user. The previous one is closed."""
+    global _current, _users
+    with _lock:
+        before, _current, _users = _current, scheduling, 1
+    if before is not None:
+        before.close()
+
+
+def _forget_in_child() -> None:
+    global _current, _users, _lock
+    before, _current, _users, _lock = _current, None, 0, threading.Lock()
+    if before is not None:
+        before.forget()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -19,6 +19,7 @@ Source: sched(7), sched_setscheduler(2), prctl(2) for the timer slack, whose fil
 
 from __future__ import annotations
 
+import ctypes
 import enum
 import errno
 import os
@@ -49,6 +50,8 @@ POLICY_NAMES = {
     6: "SCHED_DEADLINE",
 }
 REALTIME = (os.SCHED_FIFO, os.SCHED_RR)
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.sched_setscheduler.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_void_p)
 ORDINARY = os.sched_param(0)
 DEADLINE = 6
 """SCHED_DEADLINE; Python 3.11 has no name for it."""
@@ -163,6 +166,8 @@ class Threads:
             held = self._held.get(tid)
             try:
                 if held is None or held.before.started != _started(tid):
+                    if len(self._held) >= ROWS_MAX:
+                        self._forget_ended()
                     if held is None and len(self._held) >= ROWS_MAX:
                         return self._row(
                             tid,
@@ -183,34 +188,95 @@ class Threads:
                 if scheduling_class is not SchedulingClass.LOW:
                     _set_slack(tid, SLACK_NS)
             except ProcessLookupError:
-                self._held.pop(tid, None)
-                before = _Before(os.SCHED_OTHER, 0, 0, None, "")
-                held = _Held(name, before, scheduling_class, State.GONE, "the thread has ended")
+                return self._without(tid, name, scheduling_class, State.GONE, "the thread has ended")
+            except OSError as e:
+                return self._without(
+                    tid, name, scheduling_class, State.REFUSED, _failed("reading its state", e)
+                )
             return self._row(tid, held)
+
+    def _without(
+        self, tid: int, name: str, scheduling_class: SchedulingClass, state: State, reason: str
+    ) -> ThreadRow:
+        """The row of a thread whose state cannot be read, which is not kept."""
+        self._held.pop(tid, None)
+        policy = POLICY_NAMES[os.SCHED_OTHER]
+        return ThreadRow(tid, name, scheduling_class, state, policy, 0, 0, None, reason)
 
     def change(self, tid: int, scheduling_class: SchedulingClass) -> bool:
         """Gives a granted thread another class: a system call of some microseconds, for use on the path of an execution.
 
-        With RealtimeKit a thread keeps the class of ``acquire``: each change would be a call to another process, which answers
-        only a few of them in a minute.
+        With RealtimeKit a thread keeps the class of ``acquire``, or becomes LOW for good: each other change would be a call to
+        another process, which answers only a few of them in a minute.
 
         Returns:
             Whether it has that class now. False also for a thread that was put back: it must be acquired again.
         """
+        held = self._held.get(tid)
+        if held is None or held.state is State.PUT_BACK:
+            return False
+        if held.scheduling_class is scheduling_class and not held.reason:
+            return True
+        if self._offer is not None:
+            return scheduling_class is SchedulingClass.LOW and self._lower(tid, held)
+        priorities = self.permission.priorities
+        try:
+            if priorities is None or not held.is_watched:
+                return self._change_slowly(tid, held, scheduling_class)
+            # Without the lock, which a thread that has just become ordinary could hold while other programs run.
+            if held.state is State.REALTIME and not _is_realtime(tid):
+                self.put_back(tid, "the watchdog or another process made it ordinary")
+                return False
+            return self._switch(tid, held, scheduling_class, priorities.of(scheduling_class))
+        except ProcessLookupError:
+            held.state, held.reason = State.GONE, "the thread has ended"
+            return False
+
+    def _lower(self, tid: int, held: _Held) -> bool:
+        """Makes a thread LOW, for which no permission is needed."""
         with self._lock:
-            held = self._held.get(tid)
-            if held is None or held.state is State.PUT_BACK:
+            if self._held.get(tid) is not held:
                 return False
-            if held.scheduling_class is scheduling_class and not held.reason:
-                return True
-            if self._offer is not None:
-                return False
-            held.scheduling_class = scheduling_class
             try:
-                held.state, held.reason = self._grant(tid, held)
+                held.state, held.reason = self._grant_low(tid, held.before)
             except ProcessLookupError:
                 held.state, held.reason = State.GONE, "the thread has ended"
+            held.scheduling_class = SchedulingClass.LOW
             return not held.reason
+
+    def _change_slowly(self, tid: int, held: _Held, scheduling_class: SchedulingClass) -> bool:
+        with self._lock:
+            if self._held.get(tid) is not held:
+                return False
+            held.scheduling_class = scheduling_class
+            held.state, held.reason = self._grant(tid, held)
+            return not held.reason
+
+    def _switch(self, tid: int, held: _Held, scheduling_class: SchedulingClass, priority: int) -> bool:
+        """Changes between classes of a monitored thread."""
+        ordinary = (
+            os.SCHED_OTHER if held.before.policy & ~os.SCHED_RESET_ON_FORK in REALTIME else held.before.policy
+        )
+        policy = os.SCHED_RR if priority else ordinary
+        held.scheduling_class = scheduling_class
+        held.state = State.REALTIME if priority else State.ORDINARY
+        number = _set_policy(tid, policy | os.SCHED_RESET_ON_FORK, priority)
+        if number == errno.ESRCH:
+            raise ProcessLookupError(number, "the thread has ended")
+        held.reason = ""
+        if number:
+            held.state = State.REFUSED
+            held.reason = f"sched_setscheduler failed with {errno.errorcode.get(number, number)}"
+        if self._held.get(tid) is not held:
+            # It was given back during the change.
+            _restore(tid, held.before)
+            return False
+        return not number
+
+    def class_of(self, tid: int) -> SchedulingClass | None:
+        """The class of a granted thread; None if it was not granted one. Takes no lock: for use on the path of an execution."""
+        held = self._held.get(tid)
+        return None if held is None else held.scheduling_class
 
     def give_back(self, tid: int | None = None) -> str:
         """Restores the state of a thread. Has no effect on a thread that was not granted a class or has ended.
@@ -268,6 +334,16 @@ class Threads:
             self._note_put_back()
             return [self._row(tid, held) for tid, held in self._held.items()]
 
+    def _forget_ended(self) -> None:
+        """Drops the rows of threads that have ended: those of an engine's pool end without giving anything back."""
+        for tid, held in list(self._held.items()):
+            try:
+                has_ended = _started(tid) != held.before.started
+            except ProcessLookupError:
+                has_ended = True
+            if has_ended:
+                del self._held[tid]
+
     def _note_put_back(self) -> None:
         if self._guard is None:
             return
@@ -300,6 +376,9 @@ class Threads:
                 raise
             except OSError as e:
                 return State.REFUSED, _failed("setpriority", e)
+            # Threads and processes that it starts are not to inherit the value. Refused, the value holds all the same.
+            if not before.policy & os.SCHED_RESET_ON_FORK:
+                _set_policy(tid, before.policy | os.SCHED_RESET_ON_FORK, 0)
             return State.NICE, ""
         return State.REFUSED, str(self.permission)
 
@@ -414,6 +493,21 @@ def _restore(tid: int, before: _Before) -> str:
     if before.slack_ns and not _set_slack(tid, before.slack_ns):
         problems.append("its timer slack can be set only by itself or with CAP_SYS_NICE")
     return "; ".join(problems)
+
+
+def _is_realtime(tid: int) -> bool:
+    return os.sched_getscheduler(tid) & ~os.SCHED_RESET_ON_FORK in REALTIME
+
+
+def _set_policy(tid: int, policy: int, priority: int) -> int:
+    """As ``os.sched_setscheduler``, without the interpreter's lock; returns the errno, 0 for success.
+
+    A thread that makes itself ordinary may lose the processor to other programs within the call. With the interpreter's lock it
+    would stop every other thread of this process.
+    """
+    if _libc.sched_setscheduler(tid, policy, ctypes.byref(ctypes.c_int(priority))) == 0:
+        return 0
+    return ctypes.get_errno()
 
 
 def _set_ordinary(tid: int) -> None:

@@ -25,6 +25,7 @@ import anyio.lowlevel
 from aionn.errors import MissedDeadline
 from aionn.hal import Launch
 from aionn.platform.loops import Home, finish
+from aionn.realtime import PageLocks
 from fences import FenceStatus, SyncFence
 
 __all__ = ["Background", "Waiter"]
@@ -55,6 +56,7 @@ class Background:
         tasks: Where to start tasks; valid from ``start`` to ``aclose``.
         home: The loop in which all of it runs; valid from ``start`` on.
         is_open: Whether its runtime is open, and is not being closed; the runtime sets it.
+        locks: Keeps the memory of bursts in memory; None if real time is off. The runtime sets it.
         starting_count: Number of executions whose tasks have not begun. An execution in its caller's task waits for a turn of the
             loop if there are any, since they were asked for before.
     """
@@ -63,6 +65,7 @@ class Background:
         self.tasks: anyio.abc.TaskGroup
         self.home: Home
         self.is_open = False
+        self.locks: PageLocks | None = None
         self.starting_count = 0
         self._loop: asyncio.AbstractEventLoop
         self._stop = anyio.Event()
@@ -74,12 +77,17 @@ class Background:
         self._has_ended = False
         self._failures: list[BaseException] = []
 
-    async def start(self) -> None:
-        """Starts the group."""
+    async def start(self, on_end: Callable[[], None] = lambda: None) -> None:
+        """Starts the group.
+
+        Args:
+            on_end: Called when the group has ended, also when its loop ends without ``aclose``.
+        """
         started = anyio.Event()
         self._loop = asyncio.get_running_loop()
         self.home = Home()
         self._host = asyncio.create_task(self._run(started), name="aionn-runtime")
+        self._host.add_done_callback(lambda _: on_end())
         # One loop turn. Cancelled in it or not, ``aclose`` ends the host.
         await finish(started.wait())
 

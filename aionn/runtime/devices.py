@@ -29,6 +29,14 @@ class RuntimeDevice:
         info: What never changes for a build of its driver; asked for once.
         dispatcher: Its slots.
         is_asynchronous: Whether executions take the driver's asynchronous call.
+
+    Args:
+        name: See above.
+        driver: See above.
+        hal: See above.
+        execution_path: The driver's call that executions take.
+        info: See above; None asks ``hal``.
+        keeps_slot: Whether a slot is kept from LOW jobs; see ``Dispatcher``.
     """
 
     def __init__(
@@ -38,6 +46,8 @@ class RuntimeDevice:
         hal: Device,
         execution_path: ExecutionPath = ExecutionPath.SYNC,
         info: DeviceInfo | None = None,
+        *,
+        keeps_slot: bool = False,
     ) -> None:
         self.is_asynchronous = execution_path == ExecutionPath.ASYNC
         self.name = name
@@ -45,7 +55,9 @@ class RuntimeDevice:
         self.hal = hal
         self.info = hal.info if info is None else info
         can_preempt = self.info.cancel != CancelCapability.NONE
-        self.dispatcher = Dispatcher(self.info.slots, now=now_ns, can_preempt=can_preempt)
+        self.dispatcher = Dispatcher(
+            self.info.slots, now=now_ns, can_preempt=can_preempt, keeps_slot=keeps_slot
+        )
 
     @property
     def type(self) -> DeviceType:

@@ -26,6 +26,7 @@ from aionn.hal import (
     DeviceInfo,
 )
 from aionn.platform.real_work import real_work
+from aionn.realtime import Scheduling
 from aionn.runtime.devices import RuntimeDevice
 from aionn.runtime.settings import Settings
 from aionn.service.client.device import RemoteDevice
@@ -127,6 +128,7 @@ class Discovery:
         is_asked_for: Whether the caller named the drivers.
 
     Attributes:
+        scheduling: What driver processes get for their threads; to be set before ``find``, None if real time is off.
         devices: The usable devices, in order of preference.
         unavailable: The unavailable devices, with the reasons.
         unused: What was made or given and is in no use, to be closed with the runtime.
@@ -136,6 +138,7 @@ class Discovery:
         self._settings = settings
         self._isolation = isolation
         self._is_asked_for = is_asked_for
+        self.scheduling: Scheduling | None = None
         self.devices: tuple[RuntimeDevice, ...] = ()
         self.unavailable: tuple[Unavailable, ...] = ()
         self.unused: tuple[Device, ...] = ()
@@ -228,7 +231,15 @@ class Discovery:
                 return registry.made_by(factory, driver, name)
             if info is None and driver not in registry.driver_names():
                 registry.load_factory(driver)  # raises: names what there is
-        device = RemoteDevice(driver, name, tasks, info=info, spare=spare, hang_after_s=limit_s)
+        device = RemoteDevice(
+            driver,
+            name,
+            tasks,
+            info=info,
+            spare=spare,
+            hang_after_s=limit_s,
+            scheduling=self.scheduling,
+        )
         if info is None:
             await device.connect()
         return device
@@ -245,7 +256,11 @@ class Discovery:
             raise DeviceUnavailable(f"a device is called {name!r} already")
         if not self._settings.is_enabled(name, driver):
             raise _NotEnabled
-        self.devices = (*self.devices, RuntimeDevice(name, driver, hal, self._settings.execution_path, info))
+        # LOW jobs run in the ordinary class then: beside other programs one may hold its slot for several times its duration.
+        keeps_slot = self.scheduling is not None and self.scheduling.is_realtime
+        path = self._settings.execution_path
+        found = RuntimeDevice(name, driver, hal, path, info, keeps_slot=keeps_slot)
+        self.devices = (*self.devices, found)
         self.unused = tuple(other for other in self.unused if other is not hal)
         _logger.debug("found %s: driver %s %s", name, driver, info.version)
 

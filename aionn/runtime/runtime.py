@@ -66,11 +66,24 @@ from aionn.runtime.placement.planning import (
     make_plan,
     restore_plan,
 )
+from aionn.runtime.realtime import ProcessThreads, RealtimeReport, RuntimeRealtime
 from aionn.runtime.settings import PartitionMode, Settings, preference_of, settings_from
-from aionn.runtime.telemetry import Listener, Reporter, failure_report_of, report_of
+from aionn.runtime.telemetry import (
+    Listener,
+    Reporter,
+    failure_report_of,
+    report_of,
+    tell,
+    threads_report_of,
+)
 from aionn.runtime.traces import begin_trace, end_trace
+from aionn.service.client.device import RemoteDevice
 
 __all__ = ["Isolation", "Runtime", "Unavailable", "open_runtime"]
+
+THREADS_S = 1.0
+"""Longest wait for a driver process's report of its threads: it answers in a millisecond, unless an engine keeps the interpreter's
+lock."""
 
 _logger = logging.getLogger("aionn.manager")
 
@@ -91,6 +104,8 @@ def open_runtime(
     extensions: str | None = None,
     spare_processes: bool | None = None,
     hang_after_s: float | None = None,
+    realtime: str | None = None,
+    collector: str | None = None,
     trace: str | os.PathLike[str] | None = None,
     telemetry: Sequence[Listener] = (),
 ) -> Runtime:
@@ -118,6 +133,13 @@ def open_runtime(
         hang_after_s: Seconds after which a driver process that has work and makes no progress is ended, and the calls that wait for
             it raise ``DeadObject``; longer than the longest compilation or execution. None takes ``AIONN_HANG_AFTER_S``, and
             without that nothing is ended. Not with ``in_process``.
+        realtime: ``required``, ``if_permitted`` or ``off``: whether the thread of the event loop and the threads of driver
+            processes get real-time scheduling, and memory of bursts is locked, until the runtime is closed; see
+            ``Runtime.realtime``. Where the machine does not permit ``required``, entering raises ``DeviceUnavailable`` with the
+            remedy. None takes ``AIONN_REALTIME``, and without that it is off.
+        collector: ``ordinary``, ``frozen`` or ``disabled``: Python's garbage collector from the first compilation on, until the
+            runtime is closed. ``frozen`` excludes existing objects, ``disabled`` stops automatic collections as well. None takes
+            ``AIONN_COLLECTOR``, and without that ``frozen`` with real time, otherwise ``ordinary``.
         trace: A file that a trace of all processes is written to; None takes ``AIONN_TRACE``.
         telemetry: Called with a ``Report`` at the end of each compilation and of each execution.
 
@@ -143,6 +165,8 @@ def open_runtime(
         extensions=extensions,
         spare_processes=spare_processes,
         hang_after_s=hang_after_s,
+        realtime=realtime,
+        collector=collector,
     )
     return Runtime(
         wanted,
@@ -184,6 +208,8 @@ class Runtime:
         self._found = Discovery(self.settings, isolation, is_asked_for=is_asked_for)
         self._background = Background()
         self._compilations: weakref.WeakSet[Compilation] = weakref.WeakSet()
+        self._realtime = RuntimeRealtime(self.settings.realtime, self.settings.collector)
+        self._background.locks = self._realtime.locks
 
     @property
     def devices(self) -> tuple[RuntimeDevice, ...]:
@@ -215,7 +241,9 @@ class Runtime:
         choose_tags(self.settings.log)
         self._owns_trace = begin_trace(self._trace)
         try:
-            await self._background.start()
+            await self._background.start(self._realtime.give_back)
+            await finish(self._realtime.open())
+            self._found.scheduling = self._realtime.scheduling
             with section("LR_PI", "find devices"):
                 await self._found.find(self._given, self._drivers, self.tasks)
         except BaseException:
@@ -368,6 +396,8 @@ class Runtime:
             on_close=self._compilations.discard,
         )
         self._compilations.add(compilation)
+        self._realtime.compiled()
+        await self._report_threads()
         return compilation
 
     async def _plan(
@@ -446,6 +476,33 @@ class Runtime:
         self._check_open("allocate")
         return await allocate(self._background, inputs, outputs, shape)
 
+    async def realtime(self) -> RealtimeReport:
+        """Reports the permission of the machine, and thread by thread the scheduling that it has now.
+
+        Asks each driver process that runs; one that does not answer within ``THREADS_S`` has no rows, and the reason in
+        ``not_locked``.
+        """
+        self._check_open("realtime")
+        others = []
+        for device in self.devices if self._realtime.scheduling is not None else ():
+            if isinstance(device.hal, RemoteDevice) and device.pid is not None:
+                try:
+                    with anyio.fail_after(THREADS_S):
+                        reply = await device.hal.threads()
+                except TimeoutError:
+                    why = f"it did not answer within {THREADS_S:g} s"
+                    others.append(ProcessThreads(device.name, device.pid, (), why))
+                except Error as e:
+                    others.append(ProcessThreads(device.name, device.pid, (), str(e)))
+                else:
+                    others.append(ProcessThreads(device.name, device.pid, reply.rows, reply.not_locked))
+        return self._realtime.report(others)
+
+    async def _report_threads(self) -> None:
+        """Reports the threads to the listeners, if real time is in use and they changed."""
+        if self._listeners and self._realtime.scheduling is not None:
+            tell(self._listeners, threads_report_of((await self.realtime()).processes))
+
     async def copy(self, source: OwnMemory, destination: OwnMemory) -> None:
         """Copies the values of one memory into another; to itself is nothing.
 
@@ -490,6 +547,7 @@ class Runtime:
         ]
         closings.append(self._background.close_dropped)
         async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._realtime.close)
             stack.push_async_callback(self._background.aclose)
             stack.push_async_callback(finish_all, devices)
             stack.push_async_callback(finish_all, closings)

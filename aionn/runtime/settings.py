@@ -25,6 +25,7 @@ from aionn.errors import InvalidArgument
 from aionn.hal import ExecutionPreference
 from aionn.observability.log_tags import LOG_VARIABLE, TAGS, parse_tags
 from aionn.observability.tracing import TRACE_VARIABLE
+from aionn.realtime import CollectorMode, Mode
 from aionn.service.progress import check_hang_after_s
 
 __all__ = [
@@ -118,6 +119,18 @@ VARIABLES = (
         "hang_after_s",
     ),
     Variable(
+        "AIONN_REALTIME",
+        "off",
+        "required, if_permitted or off: real-time scheduling of the event loop's thread and of driver processes",
+        "realtime",
+    ),
+    Variable(
+        "AIONN_COLLECTOR",
+        "",
+        "ordinary, frozen or disabled: Python's garbage collector after a compilation; frozen with real time, ordinary without",
+        "collector",
+    ),
+    Variable(
         EXTENSIONS_VARIABLE,
         "*",
         "vendor extensions that may be used, with commas between them: names, in which * stands for any text; none for none",
@@ -153,6 +166,8 @@ class Settings(msgspec.Struct, frozen=True):
         extensions: Vendor extensions that may be used.
         spare_processes: Whether a spare process is kept for each driver process that has served for a while.
         hang_after_s: Seconds without progress after which a driver process that has work is ended; None means no watch.
+        realtime: Whether real-time scheduling is required, used if permitted, or off.
+        collector: The setting of Python's garbage collector after a compilation.
     """
 
     enabled_devices: str = ".*"
@@ -166,6 +181,8 @@ class Settings(msgspec.Struct, frozen=True):
     extensions: ExtensionPolicy = ExtensionPolicy()
     spare_processes: bool = True
     hang_after_s: float | None = None
+    realtime: Mode = Mode.OFF
+    collector: CollectorMode = CollectorMode.ORDINARY
 
     def polling(self, preference: ExecutionPreference) -> Mapping[str, int]:
         """The polling windows of a compilation's bursts, as ``configure_execution_burst`` takes them; empty for none."""
@@ -197,6 +214,8 @@ def settings_from(
     extensions: str | None = None,
     spare_processes: bool | None = None,
     hang_after_s: float | None = None,
+    realtime: str | None = None,
+    collector: str | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Settings:
     """Settings from options and variables.
@@ -213,6 +232,8 @@ def settings_from(
         extensions: As in the variable.
         spare_processes: See ``Settings``.
         hang_after_s: See ``Settings``.
+        realtime: See ``Settings``.
+        collector: See ``Settings``; without a variable it is frozen with real time, and ordinary without.
         environment: The variables; None takes the process's.
 
     Raises:
@@ -247,7 +268,23 @@ def settings_from(
     policy = ExtensionPolicy.parse(*value(extensions, "extensions", EXTENSIONS_VARIABLE, "*"))
     found = _sockets(sockets, variables)
     limit_s = _hang_after_s(hang_after_s, variables)
-    return Settings(pattern, cpu, mode, path, found, *windows, log, policy, spares, limit_s)
+    realtime_mode = Mode.parse(*value(realtime, "realtime", "AIONN_REALTIME", "off"))
+    usual = CollectorMode.ORDINARY if realtime_mode is Mode.OFF else CollectorMode.FROZEN
+    collector_mode = _member(CollectorMode, *value(collector, "collector", "AIONN_COLLECTOR", usual))
+    return Settings(
+        pattern,
+        cpu,
+        mode,
+        path,
+        found,
+        *windows,
+        log,
+        policy,
+        spares,
+        limit_s,
+        realtime_mode,
+        collector_mode,
+    )
 
 
 def _switch(given: bool | None, option: str, default: str, variables: Mapping[str, str]) -> bool:

@@ -1,9 +1,12 @@
-"""Reports about compilations and executions, for applications that count them. Opt-in: no report is built without a listener.
+"""Reports about compilations, executions and threads, for applications that count them.
+
+Opt-in: no report is built without a listener.
 
 Owns what is reported. A report holds no value of a model and no data: the model is named by a digest of its structure.
 
 Invariants:
-1. A listener is called once at the end of each compilation and of each execution, in the event loop.
+1. A listener is called once at the end of each compilation and of each execution, in the event loop; and, with real
+   time, after each compilation with the threads of all processes.
 2. A listener that raises is logged and changes nothing.
 
 Source: ``Telemetry`` of the NN HAL's runtime.
@@ -24,6 +27,7 @@ import msgspec
 from aionn.errors import ErrorStatus
 from aionn.hal import Model, OperandType, OperationType
 from aionn.runtime.memory.arguments import TensorSpec
+from aionn.runtime.realtime import ProcessThreads
 
 if TYPE_CHECKING:
     from aionn.runtime.devices import RuntimeDevice
@@ -43,6 +47,7 @@ __all__ = [
     "session_number",
     "structure_digest",
     "tell",
+    "threads_report_of",
 ]
 
 _logger = logging.getLogger("aionn.manager")
@@ -64,10 +69,10 @@ _CLASS_BY_TYPE: dict[int, DataClass] = {
 
 
 class Report(msgspec.Struct, frozen=True):
-    """One compilation or execution.
+    """One compilation or execution, or the threads.
 
     Attributes:
-        kind: Which.
+        kind: Which; the reports of threads have ``processes`` and no model.
         session: A number for this process's session.
         model: Digest of the model's structure, without its constants; empty for a file that could not be loaded.
         devices: ``name=version`` of the devices, sorted; of a compilation that failed, all that could have been used.
@@ -81,9 +86,10 @@ class Report(msgspec.Struct, frozen=True):
         from_cache: Whether the compilation came from a cache.
         control_flow: Whether the model has an IF or WHILE.
         dynamic_temporaries: Whether a value between two steps has a size that only executions know.
+        processes: The threads of each process with their scheduling; empty in reports of another kind.
     """
 
-    kind: Literal["compilation", "execution"]
+    kind: Literal["compilation", "execution", "threads"]
     session: int
     model: str
     devices: tuple[str, ...]
@@ -97,6 +103,7 @@ class Report(msgspec.Struct, frozen=True):
     from_cache: bool = False
     control_flow: bool = False
     dynamic_temporaries: bool = False
+    processes: tuple[ProcessThreads, ...] = ()
 
 
 Listener = Callable[[Report], None]
@@ -174,6 +181,21 @@ def failure_report_of(
         took_ns=0,
         chosen_devices=chosen,
         control_flow=loaded is not None and has_control_flow(loaded.model),
+    )
+
+
+def threads_report_of(processes: tuple[ProcessThreads, ...]) -> Report:
+    """The report of the threads of a runtime's processes."""
+    return Report(
+        kind="threads",
+        session=session_id(),
+        model="",
+        devices=(),
+        status=ErrorStatus.NONE,
+        input_class="unknown",
+        output_class="unknown",
+        took_ns=0,
+        processes=processes,
     )
 
 

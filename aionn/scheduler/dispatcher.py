@@ -9,12 +9,13 @@ Invariants:
 3. A cancelled waiter leaves the queue; a cancelled holder gives its slot back only by ``release``.
 4. A slot is held until its holder gives it back, also by a job that runs past its deadline.
 5. No estimate rejects jobs permanently: now and then one is admitted to test whether the estimate still holds.
+6. If a slot is kept from LOW jobs, they hold at most all slots but one for some time after each job above LOW.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Literal
 
 import anyio
@@ -34,7 +35,7 @@ from aionn.scheduler.job import (
     Reason,
     Start,
 )
-from aionn.scheduler.planner import WAITING_MAX
+from aionn.scheduler.planner import WAITING_MAX, PlannedQueue
 from aionn.scheduler.policy import PlanPolicy, start_immediately
 from aionn.scheduler.ready_queue import QueueStatistics
 
@@ -51,6 +52,10 @@ DECLARED_NS_MAX = 86_400_000_000_000
 
 PREEMPTED_MAX = 2
 """Number of preempted jobs per slot that may wait at the device: one of each lower class."""
+
+KEPT_NS = 1_000_000_000
+"""Time after a job above LOW for which one slot is kept from LOW jobs: longer than the period of most streams. A device without
+such jobs has all of its slots for LOW ones."""
 
 OWN = "a dispatcher has only jobs that it made itself"
 
@@ -93,6 +98,9 @@ class Dispatcher:
         now: The clock of the deadlines, the same as the loop's.
         can_preempt: Whether the device preempts what runs for more urgent jobs, between operations or anywhere, and continues
             it afterwards.
+        keeps_slot: Whether one slot is kept from LOW jobs while the device has more urgent work, see ``KEPT_NS``: for devices on
+            which LOW jobs take several times as long beside other programs, as they do in the ordinary scheduling class. No effect
+            on a device with one slot, or where ``can_preempt``.
         estimates: Where durations are learnt; None for a new place.
         waiting_max: Most that may wait.
         on_full: ``refuse`` or ``displace``: what happens to a new one, or to the last in the order, when too many wait.
@@ -105,6 +113,7 @@ class Dispatcher:
         *,
         now: Callable[[], int],
         can_preempt: bool = False,
+        keeps_slot: bool = False,
         estimates: Estimates | None = None,
         waiting_max: int = WAITING_MAX,
         on_full: str = "refuse",
@@ -122,6 +131,9 @@ class Dispatcher:
         self._preempted: dict[int, Job] = {}
         self._taken: set[int] = set()
         self._rejections: dict[Hashable, int] = {}
+        self._keeps_slot = keeps_slot and slot_count > 1 and not can_preempt
+        self._start_immediately = self._start_unless_kept if self._keeps_slot else start_immediately
+        self._urgent_ns = -KEPT_NS
         self._counts = dict.fromkeys(("preempted", "overran", "probed"), 0)
 
     def enter(
@@ -170,7 +182,7 @@ class Dispatcher:
         job.event = job.reason = None
         job.started_ns = 0
         job.has_preempted = job.was_preempted = False
-        start = start_immediately(now_ns, self._queue, self._slots, job)
+        start = self._start_immediately(now_ns, self._queue, self._slots, job)
         if start is not None:
             self._jobs[job.number] = job
             self._apply(start, now_ns)
@@ -343,6 +355,8 @@ class Dispatcher:
                 may_preempt = len(self._preempted) < PREEMPTED_MAX * len(self._slots)
                 for slot in self._slots:
                     slot.can_preempt = may_preempt
+            if self._keeps_slot:  # In the loop: what was just started counts.
+                self._queue.low_left = self._low_left(now_ns)
             for action in self._policy.decide(now_ns, self._queue, self._slots):
                 self._apply(action, now_ns)
                 has_preempted = has_preempted or isinstance(action, Preempt)
@@ -351,6 +365,23 @@ class Dispatcher:
                 return
             # Again: there is a free slot for the one that it was taken for, or for what was planned anew just now.
             has_looked_again = not has_preempted
+
+    def _start_unless_kept(
+        self, now_ns: int, queue: PlannedQueue, slots: Sequence[DeviceSlot], job: Job
+    ) -> Start | None:
+        """As ``start_immediately``, for a device with a slot that is kept from LOW jobs."""
+        if job.priority > Priority.LOW:
+            self._urgent_ns = now_ns
+        elif self._low_left(now_ns) <= 0:
+            return None
+        return start_immediately(now_ns, queue, slots, job)
+
+    def _low_left(self, now_ns: int) -> int:
+        """The number of LOW jobs that may start now. One that may not starts when another one has ended, at the latest."""
+        if now_ns - self._urgent_ns >= KEPT_NS:
+            return len(self._slots)
+        held = sum(slot.job is not None and slot.job.priority == Priority.LOW for slot in self._slots)
+        return len(self._slots) - 1 - held
 
     def _apply(self, action: Action, now_ns: int) -> None:
         if self._trace is not None:

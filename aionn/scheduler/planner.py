@@ -52,7 +52,7 @@ NOTES_MAX = 256
 """Of how many jobs the last decision is remembered: most of those that an explanation is asked for wait, or
 have just ended. Some 0.1 MB."""
 
-HIGH = int(Priority.HIGH)
+LOW, HIGH = int(Priority.LOW), int(Priority.HIGH)
 _PREEMPTION = 1 << 62
 """Added to a slot's cost where the job that runs would be preempted: any other slot is better."""
 
@@ -74,6 +74,8 @@ class PlannedQueue:
         displaced: Jobs that lost their place because too many wait, until ``too_late`` returns them.
         age_ns: As given.
         may_have_room: Whether there may be room for a job on standby.
+        low_left: Number of LOW jobs that may still be started, where a shell keeps slots from them. It does not concern a job that
+            has aged, or to which a higher class was lent.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class PlannedQueue:
         self._waiting_max = waiting_max
         self._on_full = on_full
         self.age_ns = age_ns
+        self.low_left = NEVER_NS
         self._notes: OrderedDict[int, tuple[int, str, int]] = OrderedDict()
         self._counts = dict.fromkeys(
             ("entered", "rejected", "started", "moved", "displaced", "retried", "aged"), 0

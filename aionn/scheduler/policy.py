@@ -6,7 +6,8 @@ in its own time. Nothing here reads a clock or waits, so the same code decides i
 Invariants:
 1. Expired jobs are rejected before anything is ordered; a job that runs past its deadline is aborted.
 2. HIGH preempts lower classes at the next boundary; MEDIUM and equals preempt only where they would be late otherwise.
-3. A free slot runs the first job of its plan, or one of another slot that it would end sooner.
+3. A free slot runs the first job of its plan, or one of another slot that it would end sooner; unless it is kept from LOW jobs
+   (``PlannedQueue.low_left``), and the job is one of these.
 
 Source: earliest deadline first within a class is optimal if all deadlines are feasible; priorities after the NN HAL 1.3.
 """
@@ -17,7 +18,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 from aionn.scheduler.job import NEVER_NS, Abort, Action, DeviceSlot, Job, JobState, Preempt, Reason, Start
-from aionn.scheduler.planner import HIGH, PlannedQueue
+from aionn.scheduler.planner import HIGH, LOW, PlannedQueue
 
 __all__ = ["PlanPolicy", "decide", "start_immediately"]
 
@@ -81,6 +82,7 @@ def decide(now_ns: int, queue: PlannedQueue, slots: Sequence[DeviceSlot]) -> lis
                 queue.started(
                     helped, slot, now_ns, "started on a free slot that ends it sooner than its own, slot"
                 )
+                queue.low_left -= helped.rank == LOW
                 gone.add(helped.number)
                 actions.append(Start(helped, slot))
     return actions
@@ -96,6 +98,8 @@ def _start_sole(now_ns: int, queue: PlannedQueue, slots: Sequence[DeviceSlot]) -
             return None
         job = queue.plans[index].jobs[0]
         if now_ns + job.durations_ns[slot.device] > job.deadline_ns:
+            return None
+        if queue.low_left <= 0 and job.rank == LOW:
             return None
     for other in slots:
         running = other.job
@@ -131,7 +135,7 @@ def _start(now_ns: int, queue: PlannedQueue, slot: DeviceSlot, gone: set[int], a
     # The first of the plan is not always the one that starts: those before it may have taken longer than expected. To start it all
     # the same would use device time for a job that is expected to end late.
     for job in queue.plans[slot.index].jobs[:]:
-        if job.number in gone:
+        if job.number in gone or (queue.low_left <= 0 and job.rank == LOW):
             continue
         if now_ns + job.durations_ns[slot.device] > job.deadline_ns:
             # Those before it took longer than expected: it leaves this plan for another, or goes to standby.
@@ -147,6 +151,7 @@ def _start(now_ns: int, queue: PlannedQueue, slot: DeviceSlot, gone: set[int], a
             if other is not None:
                 job, why = other, "started on a free slot that ends it sooner than its own, slot"
         queue.started(job, slot, now_ns, why)
+        queue.low_left -= job.rank == LOW
         gone.add(job.number)
         actions.append(Start(job, slot))
         return True
@@ -214,6 +219,8 @@ def _candidates(
         job = plan.jobs[position]
         ends_ns = now_ns + job.durations_ns[slot.device]
         if job.durations_ns[slot.device] == NEVER_NS or job.number in gone or ends_ns > job.deadline_ns:
+            continue
+        if queue.low_left <= 0 and job.rank == LOW:
             continue
         if not other.is_up or ends_ns <= turns_ns + plan.before_ns(position + 1):
             yield job

@@ -66,12 +66,15 @@ def _be_spare(arguments: Sequence[str]) -> None:
     """Returns when the first message is there."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--watchdog-fd", type=int)
     parser.add_argument("--driver", required=True)
     options, _ = parser.parse_known_args(arguments)
     fd: int = options.fd
+    inherited = [fd] if options.watchdog_fd is None else [fd, options.watchdog_fd]
     environment = dict(os.environ)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.set_inheritable(fd, False)
+    for each in inherited:
+        os.set_inheritable(each, False)
     _import_quietly(fd, options.driver)
     signatures = _signatures()
     try:
@@ -82,7 +85,8 @@ def _be_spare(arguments: Sequence[str]) -> None:
     if _signatures(signatures) != signatures:
         from aionn.platform.python_process import start_over
 
-        os.set_inheritable(fd, True)
+        for each in inherited:
+            os.set_inheritable(each, True)
         start_over(sys.orig_argv[:-1], environment)
 
 

@@ -29,6 +29,7 @@ from aionn.cli import interrupts
 from aionn.cli.importing import Dimensions, InputShapes, Values, import_options
 from aionn.cli.numbers import SEED_MAX, numbers
 from aionn.cli.output import check_writable, print_json, write_report
+from aionn.cli.realtime import RealtimeOption
 from aionn.reports.terminal import print_line, print_table, progress_bar
 
 __all__ = ["bench"]
@@ -63,6 +64,7 @@ def bench(
     dimension: Dimensions = None,
     input_shape: InputShapes = None,
     value: Values = None,
+    realtime: RealtimeOption = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Measure latency, throughput, compilation, memory and accuracy of a model.
@@ -90,6 +92,7 @@ def bench(
         dimension: NAME=EXTENT for an open extent of an .onnx file; may be repeated.
         input_shape: NAME=EXTENT,... for the shape of an input of an .onnx file; may be repeated.
         value: NAME=FILE.npy or NAME=NUMBER,... for an input of an .onnx file that becomes a constant; may be repeated.
+        realtime: Real-time scheduling: required, used if the machine permits it, or off; by default AIONN_REALTIME, or off.
         json: Print one JSON object.
     """
     paths = tuple(p for p in PATHS if path is None or p in path)
@@ -106,7 +109,7 @@ def bench(
                 show(step, share, 1.0)
 
         async def run() -> BenchmarkReport:
-            async with aionn.open() as runtime:
+            async with aionn.open(realtime=realtime) as runtime:
                 names = device or [found.name for found in runtime.devices]
                 return await benchmark(runtime, model, names, settings, progress, imports)
 

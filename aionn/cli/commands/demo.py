@@ -16,6 +16,7 @@ import aionn
 from aionn.cli import interrupts
 from aionn.cli.example_data import example_data
 from aionn.cli.output import print_json
+from aionn.cli.realtime import RealtimeOption, realtime_sentence
 from aionn.cli.streaming import (
     Account,
     Latency,
@@ -102,6 +103,7 @@ class DemoReport(msgspec.Struct, frozen=True):
     audio: AudioReport
     driver_pids: tuple[int, ...]
     device: str
+    realtime: str = ""
 
 
 def demo(
@@ -109,6 +111,7 @@ def demo(
     device: str | None = None,
     precision: Literal["float", "int8", "uint8"] = "int8",
     data: Path | None = None,
+    realtime: RealtimeOption = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Recognise shapes in a video and digits in a recording, both live, and show how late and how right the answers were.
@@ -117,9 +120,10 @@ def demo(
         device: Which device runs the models; by default the quickest that there is.
         precision: Which form of the models.
         data: Folder with the models and media; by default those that aionn brings.
+        realtime: Real-time scheduling: required, used if the machine permits it, or off; by default AIONN_REALTIME, or off.
         json: Print one JSON object instead of tables.
     """
-    report = interrupts.run(run_demo, device, precision, data or example_data("--data"), not json)
+    report = interrupts.run(run_demo, device, precision, data or example_data("--data"), not json, realtime)
     if json:
         print_json(report)
     else:
@@ -127,7 +131,9 @@ def demo(
     return 0
 
 
-async def run_demo(device: str | None, precision: str, data: Path, live: bool) -> DemoReport:
+async def run_demo(
+    device: str | None, precision: str, data: Path, live: bool, realtime: RealtimeOption = None
+) -> DemoReport:
     """Runs the demo.
 
     Raises:
@@ -136,7 +142,7 @@ async def run_demo(device: str | None, precision: str, data: Path, live: bool) -
     """
     shapes = _read(data / "shapes.json", Shapes)
     digits = _read(data / "digits.json", Digits)
-    async with aionn.open() as runtime:
+    async with aionn.open(realtime=realtime) as runtime:
         seeing = await runtime.compile(data / f"shapes_{precision}.tflite", devices=device, priority="high")
         hearing = await runtime.compile(
             data / f"digits_{precision}.tflite", devices=device, priority="medium"
@@ -156,6 +162,7 @@ async def run_demo(device: str | None, precision: str, data: Path, live: bool) -
             await warm_up(seen, seeing.inputs[0])
             await warm_up(heard, hearing.inputs[0])
             pids = tuple(d.pid for d in runtime.devices if d.name in names and d.pid is not None)
+            granted = realtime_sentence(await runtime.realtime())
             running = 2
 
             async def see() -> None:
@@ -190,7 +197,7 @@ async def run_demo(device: str | None, precision: str, data: Path, live: bool) -
                 if live:
                     title = f"aionn demo on {used}, driver process {', '.join(map(str, pids)) or 'none'}"
                     tasks.start_soon(lambda: show_live(title, (video, audio), finished=lambda: running == 0))
-    return DemoReport(_video_report(video, shapes), _audio_report(audio, digits), pids, used)
+    return DemoReport(_video_report(video, shapes), _audio_report(audio, digits), pids, used, granted)
 
 
 def _read(path: Path, kind: type[_T]) -> _T:
@@ -245,6 +252,8 @@ def _print_summary(report: DemoReport) -> None:
     video, audio = report.video, report.audio
     pids = ", ".join(map(str, report.driver_pids)) or "none"
     print_line(f"{report.device}, driver process {pids}", lead="device")
+    if report.realtime:
+        print_line(report.realtime, lead="real time")
     print_line(
         f"{video.frames} frames at {video.fps:.1f}/s: {video.on_time} on time (33 ms), {video.late} late, "
         f"{video.dropped} dropped; {video.accuracy:.1%} right; "

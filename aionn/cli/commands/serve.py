@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import resource
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -15,11 +17,14 @@ from cyclopts import Parameter
 from aionn.cli import interrupts
 from aionn.cli.driver_module import find_driver_module
 from aionn.cli.numbers import numbers
+from aionn.cli.realtime import RealtimeOption
 from aionn.drivers import registry
 from aionn.errors import InvalidArgument
 from aionn.hal import Device
 from aionn.observability.log_tags import choose_tags
 from aionn.platform.loops import finish
+from aionn.realtime import Mode, PageLocks, RunLimit, SchedulingClass
+from aionn.realtime.scheduling import close_shared, open_shared
 from aionn.reports.terminal import print_line
 from aionn.runtime.settings import settings_from
 from aionn.runtime.traces import begin_trace
@@ -60,6 +65,7 @@ def serve(
     clients_per_process: Annotated[int, numbers(1, OBJECTS_MAX)] = DEFAULT_LIMITS.clients_per_process,
     hello_within: Annotated[float, numbers(0, SECONDS_MAX, "s", is_open=True)] = DEFAULT_LIMITS.hello_s,
     hang_after: Annotated[float | None, numbers(0, SECONDS_MAX, "s", is_open=True)] = None,
+    realtime: RealtimeOption = None,
     quiet: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Serve a device to every application that may write to a socket, until interrupted.
@@ -84,6 +90,8 @@ def serve(
         clients_per_process: Concurrent connections of one process.
         hello_within: Seconds after which a connection that has not sent Hello is ended.
         hang_after: End the process, with status 1, when the device makes no progress for this number of seconds.
+        realtime: Real-time scheduling of this process: required, used if the machine permits it, or off; by default AIONN_REALTIME,
+            or off.
         quiet: Print nothing.
     """
     try:
@@ -106,18 +114,39 @@ def serve(
     resource.setrlimit(
         resource.RLIMIT_NOFILE, (most, most)
     )  # The usual 1024 are what a few clients may have.
-    settings_from()  # Refuses a variable whose value makes no sense.
+    settings = settings_from(realtime=realtime)  # Refuses a variable whose value makes no sense.
     choose_tags()
     begin_trace(None, process=f"server of {name or device}")
     find_driver_module(device)
     made = registry.make_device(device, name or device)
     freeze_modules()
     shorten_turns()
-    try:
-        interrupts.run(_serve, made, socket, permissions, quotas, limits, hang_after, quiet)
-    except KeyboardInterrupt:
-        pass  # That is how it is ended.
+    with _realtime(settings.realtime):
+        try:
+            interrupts.run(_serve, made, socket, permissions, quotas, limits, hang_after, quiet)
+        except KeyboardInterrupt:
+            pass  # That is how it is ended.
     return 0
+
+
+@contextmanager
+def _realtime(mode: Mode) -> Iterator[None]:
+    """Gives the thread of the event loop the class HIGH; the threads of the device acquire theirs when they start."""
+    if mode is Mode.OFF:
+        yield
+        return
+    scheduling = open_shared(mode)
+    limit = RunLimit(lambda: scheduling.put_back_all("RLIMIT_RTTIME"))
+    locks = PageLocks()
+    try:
+        limit.open()
+        scheduling.acquire(SchedulingClass.HIGH, "control")
+        locks.keep_everything()
+        yield
+    finally:
+        locks.close()
+        limit.close()
+        close_shared()
 
 
 async def _serve(

@@ -15,6 +15,7 @@ from aionn.cli import interrupts
 from aionn.cli.importing import Dimensions, InputShapes, Values, import_options
 from aionn.cli.numbers import DEADLINE_MS_MAX, numbers
 from aionn.cli.output import print_json
+from aionn.cli.realtime import RealtimeOption, realtime_sentence
 from aionn.cli.streaming import Account, show_live, stream_into_account, warm_up
 from aionn.errors import InvalidArgument
 from aionn.media import LiveStatistics, audio_file, log_mel, named_source, shown_name, video_file
@@ -55,6 +56,7 @@ def stream(
     dimension: Dimensions = None,
     input_shape: InputShapes = None,
     value: Values = None,
+    realtime: RealtimeOption = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Stream a video, a recording or a live source through a model and show how late the answers are and what was recognised.
@@ -76,6 +78,7 @@ def stream(
         dimension: NAME=EXTENT for an open extent of an .onnx file; may be repeated.
         input_shape: NAME=EXTENT,... for the shape of an input of an .onnx file; may be repeated.
         value: NAME=FILE.npy or NAME=NUMBER,... for an input of an .onnx file that becomes a constant; may be repeated.
+        realtime: Real-time scheduling: required, used if the machine permits it, or off; by default AIONN_REALTIME, or off.
         json: Print one JSON object.
     """
     if (video is not None) + (audio is not None) + (source is not None) != 1:
@@ -99,6 +102,7 @@ def stream(
         names,
         (low, high),
         not json,
+        realtime,
     )
     if json:
         print_json(report)
@@ -165,8 +169,9 @@ async def _stream(
     names: list[str],
     levels: tuple[float, float],
     live: bool,
+    realtime: RealtimeOption,
 ) -> dict[str, Any]:
-    async with aionn.open() as runtime:
+    async with aionn.open(realtime=realtime) as runtime:
         net = await runtime.compile(model, devices=device, priority=priority, **imports.keywords)
         if len(net.inputs) != 1:
             raise InvalidArgument(f"stream: expected a model with one input, got {len(net.inputs)}")
@@ -176,6 +181,7 @@ async def _stream(
         into = _sound_writer(net.inputs[0]) if is_sound else _picture_writer(net.inputs[0], levels)
         async with net.burst() as burst:
             await warm_up(burst, net.inputs[0])
+            granted = realtime_sentence(await runtime.realtime())
             finished = anyio.Event()
             async with anyio.create_task_group() as tasks:
                 if live:
@@ -194,8 +200,6 @@ async def _stream(
                         )
                 finally:
                     finished.set()
-        counts = np.bincount([r.label for r in account.recognised] or [0], minlength=1)
-        order = np.argsort(-counts, kind="stable")
         return {
             "model": str(model),
             "source": str(video or audio or (shown_name(named) if named else "")),
@@ -207,12 +211,20 @@ async def _stream(
             **_losses(source),
             "per_second": round(account.per_second, 2),
             "latency_ms": account.latency_ms,
-            "recognised": [
-                {"label": names[i] if i < len(names) else f"class {i}", "count": int(counts[i])}
-                for i in map(int, order[:10])
-                if account.recognised and counts[i]
-            ],
+            "realtime": granted,
+            "recognised": _counted(account, names),
         }
+
+
+def _counted(account: Account[Any], names: list[str]) -> list[dict[str, Any]]:
+    """The ten most frequent classes."""
+    counts = np.bincount([r.label for r in account.recognised] or [0], minlength=1)
+    order = np.argsort(-counts, kind="stable")
+    return [
+        {"label": names[i] if i < len(names) else f"class {i}", "count": int(counts[i])}
+        for i in map(int, order[:10])
+        if account.recognised and counts[i]
+    ]
 
 
 def _print(report: dict[str, Any]) -> None:
@@ -228,6 +240,8 @@ def _print(report: dict[str, Any]) -> None:
         f"latency p50 {latency.p50:.1f} ms, p99 {latency.p99:.1f} ms",
         lead=report["source"],
     )
+    if report["realtime"]:
+        print_line(report["realtime"], lead="real time")
     if report["recognised"]:
         print_table(
             "recognised", ("label", "count"), [(r["label"], r["count"]) for r in report["recognised"]]

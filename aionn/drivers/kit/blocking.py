@@ -28,13 +28,20 @@ import anyio
 import numpy.typing as npt
 
 from aionn.drivers.kit import caching
-from aionn.drivers.kit.alarm import Alarm
 from aionn.drivers.kit.arguments import Arguments, OutputArea
 from aionn.drivers.kit.caching import CacheContents, HeldFiles
 from aionn.drivers.kit.checked import CheckedDevice
-from aionn.drivers.kit.gate import SlotGate, run_on_gate
+from aionn.drivers.kit.gate import GateControl, SlotGate, run_on_gate
 from aionn.drivers.kit.interrupting import Interrupts
 from aionn.drivers.kit.launching import LaunchingPreparedModel
+from aionn.drivers.kit.threads.alarm import Alarm
+from aionn.drivers.kit.threads.classes import (
+    EngineThreads,
+    class_of_priority,
+    computing,
+    count_model,
+    running_as,
+)
 from aionn.errors import (
     Error,
     ExecutionCancelled,
@@ -65,6 +72,7 @@ from aionn.observability.tracing import section
 from aionn.platform.loops import finish
 from aionn.platform.real_work import begin_real_work, real_work
 from aionn.platform.threads import start_thread
+from aionn.realtime import Scheduling, current
 from fences import SyncFence
 from fences import now_ns as fences_now_ns
 
@@ -98,6 +106,10 @@ class BlockingPreparedModel(LaunchingPreparedModel):
         super().__init__(device, model, priority)
         weakref.finalize(self, device.gate.forget, self.identity).atexit = False
         self._abandoned = False
+        self._engine_threads = EngineThreads(f"{device.info.name} engine")
+        count_model(self, priority)
+        # An engine that was made before real time was in use is called directly: then a whole run has the class of the job.
+        self._computing = computing if device.marks_engine_calls and current() is not None else running_as
 
     @abc.abstractmethod
     def run(
@@ -170,7 +182,11 @@ class BlockingPreparedModel(LaunchingPreparedModel):
         control.check()  # An execution that was cancelled while it waited for a slot never starts.
         self.begin_run()
         try:
-            shapes = tuple(self.run(arguments.inputs(), arguments.outputs, control))
+            scheduling = current()
+            if scheduling is None:
+                shapes = tuple(self.run(arguments.inputs(), arguments.outputs, control))
+            else:
+                shapes = self._run_classed(scheduling, arguments, control)
         except Error:
             raise
         except (
@@ -185,6 +201,18 @@ class BlockingPreparedModel(LaunchingPreparedModel):
         return ExecutionResult(
             sufficient, shapes, Timing(on_device_ns, took_ns) if measure and sufficient else NO_TIMING
         )
+
+    def _run_classed(
+        self, scheduling: Scheduling, arguments: Arguments, control: GateControl
+    ) -> tuple[OutputShape, ...]:
+        """Computes under the scheduling class of the job."""
+        job_class = class_of_priority(self.priority if control.priority is None else control.priority)
+        inputs = arguments.inputs()
+        with (
+            self._engine_threads.found(class_of_priority(self.priority)),
+            self._computing(scheduling, job_class),
+        ):
+            return tuple(self.run(inputs, arguments.outputs, control))
 
     def _is_abandoned(self) -> bool:
         return self._abandoned
@@ -330,10 +358,14 @@ class BlockingDevice(CheckedDevice):
             same prepared model: only where runs share nothing that one of them locks.
         prepares_beside: Whether ``supports`` and ``prepare`` may run beside executions. They then take no slot, and a client that
             sends large models does not delay the executions of others by checking and preparing them.
+        marks_engine_calls: Whether a run computes within ``threads.classes.engine_call`` alone, made after the prepared model's
+            constructor of this class. With real time the thread has the class of a LOW job only there, where it does not hold the
+            interpreter's lock; otherwise during the whole run.
     """
 
     is_preemptible: ClassVar[bool] = False
     prepares_beside: ClassVar[bool] = False
+    marks_engine_calls: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -346,7 +378,9 @@ class BlockingDevice(CheckedDevice):
         self.gate = SlotGate(info.slots, name=info.name, now=now, can_preempt=self.is_preemptible)
         # One at a time, whatever the slots: clients take turns, and concurrent ones would only share the interpreter's lock.
         self.preparing = (
-            SlotGate(1, name=f"{info.name}-preparing", now=now) if self.prepares_beside else self.gate
+            SlotGate(1, name=f"{info.name}-preparing", now=now, executes=False)
+            if self.prepares_beside
+            else self.gate
         )
         self.alarm = Alarm(now, name=f"aionn-{info.name}-alarm")
         self.interrupts = Interrupts(now, name=f"aionn-{info.name}-interrupts")
@@ -419,7 +453,8 @@ class BlockingDevice(CheckedDevice):
     ) -> BlockingPreparedModel:
         self._check_time_left(deadline_ns, self.now(), "prepare_model")
         self._check_supported(model, self._checked_support(model))
-        prepared = self.prepare(model, preference=preference, priority=priority, deadline_ns=deadline_ns)
+        with EngineThreads(f"{self.info.name} engine").found(class_of_priority(priority)):
+            prepared = self.prepare(model, preference=preference, priority=priority, deadline_ns=deadline_ns)
         if deadline_ns is not None and self.now() >= deadline_ns:
             prepared.release()
             raise MissedDeadline("prepare_model: the deadline passed while preparing", transient=True)
@@ -441,7 +476,8 @@ class BlockingDevice(CheckedDevice):
         self._check_time_left(deadline_ns, self.now(), "prepare_model_from_cache")
         contents = self._load(held)
         try:
-            return self.restore(contents, priority=priority, deadline_ns=deadline_ns)
+            with EngineThreads(f"{self.info.name} engine").found(class_of_priority(priority)):
+                return self.restore(contents, priority=priority, deadline_ns=deadline_ns)
         except InvalidArgument as e:
             raise self._not_what_was_saved(e) from e
 

@@ -22,12 +22,14 @@ from collections.abc import Callable, Hashable
 from types import TracebackType
 from typing import TypeVar
 
+from aionn.drivers.kit.threads.classes import running_as, serving
 from aionn.errors import DeviceUnavailable, Error, ResourceExhausted, general_failure_of
 from aionn.hal import Priority
 from aionn.hal.callers import client_of_call
 from aionn.interpreter import RunControl
 from aionn.platform.real_work import real_work
 from aionn.platform.threads import start_thread
+from aionn.realtime import SchedulingClass, current
 from aionn.scheduler.shared_slots import ClientJob, SharedSlots
 from fences import SyncFence
 
@@ -99,6 +101,8 @@ class SlotGate:
         name: Names the threads.
         now: The clock of the deadlines.
         can_preempt: Whether jobs can be preempted between operations: they must look at a ``GateControl`` there.
+        executes: Whether jobs are executions, for which the threads wait under the class HIGH where real time is in use; otherwise
+            they are ordinary threads.
     """
 
     def __init__(
@@ -108,6 +112,7 @@ class SlotGate:
         name: str,
         now: Callable[[], int] = time.monotonic_ns,
         can_preempt: bool = False,
+        executes: bool = True,
     ) -> None:
         self._lock = threading.Lock()
         self._slots = SharedSlots(slot_count, name=name, now=now, can_preempt=can_preempt)
@@ -115,6 +120,7 @@ class SlotGate:
         self._name = name
         self._now = now
         self._running = _Running()
+        self._executes = executes
         self._paused_count = 0
         self._begins: queue.SimpleQueue[_SubmittedJob | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -199,6 +205,13 @@ class SlotGate:
         return None
 
     def _work(self) -> None:
+        if not self._executes:
+            self._serve()
+            return
+        with serving(f"{self._name} worker"):
+            self._serve()
+
+    def _serve(self) -> None:
         while (job := self._begins.get()) is not None:
             call, job.call = job.call, None
             assert call is not None, "a job is begun once"
@@ -311,6 +324,11 @@ class GateControl(RunControl):
     def away_ns(self) -> int:
         return 0 if self._job is None else self._job.away_ns
 
+    @property
+    def priority(self) -> Priority | None:
+        """The priority of the job; None on a thread without a slot."""
+        return None if self._job is None else self._job.priority
+
     def check(self) -> None:
         """See ``RunControl``; pauses first if a more urgent job needs the slot."""
         job = self._job
@@ -379,7 +397,13 @@ async def run_on_gate(
             done.signal()  # It has no waiter, while other callers wait for their slots, or for the end of the device.
             return
         try:
-            outcome.append(call(cancelled.is_set))
+            scheduling = current()
+            if scheduling is None:
+                outcome.append(call(cancelled.is_set))
+            else:
+                # Not an execution: it may compute for seconds.
+                with running_as(scheduling, SchedulingClass.LOW):
+                    outcome.append(call(cancelled.is_set))
         except Error as e:
             outcome.append(e)
         except BaseException as e:  # SystemExit too: the caller waits, and so do others for this thread.

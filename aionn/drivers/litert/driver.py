@@ -122,6 +122,7 @@ class LitertDevice(BlockingDevice):
     """
 
     prepares_beside = True
+    marks_engine_calls = True
 
     def __init__(self, name: str = INFO.name) -> None:
         super().__init__(info_for(name), memory_bytes_max=MEMORY_BYTES_MAX)

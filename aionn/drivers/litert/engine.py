@@ -20,6 +20,7 @@ import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from aionn.drivers.kit.arguments import OutputArea
+from aionn.drivers.kit.threads.classes import engine_call
 from aionn.drivers.litert.flatbuffer_writer import Array, Unsupported
 from aionn.drivers.litert.in_place import InPlaceEngine, Tensor, is_known_version
 from aionn.drivers.litert.lowering import Lowered
@@ -117,6 +118,7 @@ class Engine:
         try:
             self._interpreter = Interpreter(model_content=lowered.file, num_threads=thread_count)
             self._interpreter.allocate_tensors()
+            self._invoke = engine_call(self._interpreter.invoke)
         except (RuntimeError, ValueError) as e:
             raise Unsupported(f"LiteRT refuses it: {e}") from e
         inputs, outputs = self._interpreter.get_input_details(), self._interpreter.get_output_details()
@@ -155,7 +157,7 @@ class Engine:
             if value is None:
                 raise InvalidArgument(f"execution, input {position}: missing")
             np.copyto(view, value, casting="no")
-        self._interpreter.invoke()
+        self._invoke()
         return self._views[1]
 
     def _run_by_value(self, inputs: Sequence[Array | None]) -> list[Array]:
@@ -163,7 +165,7 @@ class Engine:
             if value is None:
                 raise InvalidArgument(f"execution, input {position}: missing")
             self._interpreter.set_tensor(index, value)
-        self._interpreter.invoke()
+        self._invoke()
         return [np.asarray(self._interpreter.get_tensor(index)) for index in self._outputs]
 
 

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aionn.drivers.kit.arguments import Array, OutputArea, address_of, engine_memory, fits_in_place
+from aionn.drivers.kit.threads.classes import engine_call
 from aionn.drivers.litert.flatbuffer_writer import Unsupported
 from aionn.drivers.litert.lowering import Lowered
 from aionn.errors import InvalidArgument
@@ -223,7 +224,7 @@ class InPlaceEngine:
         with _lock:
             self._library = _library()
         self._functions = self._library.functions
-        self._run = self._functions.LiteRtRunCompiledModel
+        self._run = engine_call(self._functions.LiteRtRunCompiledModel)
         self._tensors = tensors
         self._input_count = len(inputs)
         self._may_bind = (*lowered.is_input_in_place, *lowered.is_output_in_place)

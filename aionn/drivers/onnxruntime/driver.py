@@ -138,6 +138,7 @@ class OrtDevice(BlockingDevice):
     """
 
     prepares_beside = True
+    marks_engine_calls = True
 
     def __init__(self, name: str = INFO.name, driver: str = INFO.name) -> None:
         super().__init__(info_for(name, driver), memory_bytes_max=MEMORY_BYTES_MAX)

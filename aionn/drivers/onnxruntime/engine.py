@@ -28,6 +28,7 @@ import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as states
 
 from aionn.drivers.kit.arguments import Array, OutputArea, address_of, engine_memory, fits_in_place
+from aionn.drivers.kit.threads.classes import engine_call
 from aionn.drivers.onnxruntime.graph import Unsupported
 from aionn.drivers.onnxruntime.lowered import Argument, Lowered
 from aionn.drivers.onnxruntime.providers import Provider
@@ -239,7 +240,7 @@ class Slot:
 
     def __init__(self, session: Any, lowered: Lowered) -> None:
         self._session = session
-        self._run = session.run_with_iobinding
+        self._run = engine_call(session.run_with_iobinding)
         self._inputs = lowered.inputs
         self._arguments = (*lowered.inputs, *lowered.outputs)
         self._shapes = [OutputShape(argument.shape or ()) for argument in lowered.outputs]

@@ -32,6 +32,7 @@ from aionn.hal import (
 )
 from aionn.platform.loops import finish, finish_all
 from aionn.platform.real_work import real_work
+from aionn.realtime import PageLocks
 from aionn.runtime.background import Background
 from aionn.runtime.dropping import close_when_dropped
 from aionn.runtime.executions.job import ExecutionJob, JobOwner, run_job
@@ -151,7 +152,10 @@ class Burst:
         self._on_close = on_close
         self._learnt_by = learnt_by(plan, self)
         self._closed = False
-        self._finalizer = close_when_dropped(self, background, functools.partial(_close_all, self._opened))
+        self._kept = _Kept(background.locks)
+        self._finalizer = close_when_dropped(
+            self, background, functools.partial(_close_all, self._opened, self._kept)
+        )
 
     async def __aenter__(self) -> Self:
         if self._was_entered or self._closed:
@@ -164,7 +168,7 @@ class Burst:
             for identifier in range(self._pool.slots):
                 # On a thread, with every page touched: the kernel takes a while to find and clear memory.
                 with real_work("making a burst's memory"):
-                    area = await anyio.to_thread.run_sync(_touched_area, values)
+                    area = await anyio.to_thread.run_sync(_touched_area, values, self._kept)
                 buffer = FrameBuffer(identifier, area, len(self._plan.steps))
                 buffers.append(buffer)
                 self._leaving[identifier] = functools.partial(_leave, self._pool, buffer)
@@ -315,7 +319,7 @@ class Burst:
             for opened in self._opened:
                 for burst in opened if isinstance(opened, list) else opened.bursts:
                     await burst.landed()
-        await _close_all(self._opened)
+        await _close_all(self._opened, self._kept)
         self._finalizer.detach()  # Not before: a closing that failed is tried again when this object is dropped.
         # Completion callbacks run in the loop's next turn: wait for them before closing returns.
         await anyio.lowlevel.checkpoint()
@@ -325,16 +329,44 @@ def _leave(pool: SlotPool, buffer: FrameBuffer, job: ExecutionJob) -> None:
     pool.leave(buffer)
 
 
-async def _close_all(opened: Sequence[list[DeviceBurst] | InterpretedBurst]) -> None:
+async def _close_all(opened: Sequence[list[DeviceBurst] | InterpretedBurst], kept: _Kept) -> None:
     closings: list[Callable[[], Coroutine[Any, Any, None]]] = []
     for bursts in opened:
         closings += [b.hal.aclose for b in bursts] if isinstance(bursts, list) else [bursts.aclose]
-    await finish_all(closings)
+    try:
+        await finish_all(closings)
+    finally:
+        kept.release()
 
 
-def _touched_area(values: Sequence[Value]) -> RequestArea:
+class _Kept:
+    """The memories of a burst that stay in memory, where real time is in use.
+
+    Args:
+        locks: Keeps them; None keeps nothing.
+    """
+
+    def __init__(self, locks: PageLocks | None) -> None:
+        self._locks = locks
+        self._arrays: list[Array] = []
+
+    def keep(self, array: Array) -> None:
+        """Keeps one more."""
+        if self._locks is not None:
+            self._locks.keep(array, "frame buffer of a burst")
+            self._arrays.append(array)
+
+    def release(self) -> None:
+        """Keeps none of them any longer. Idempotent."""
+        while self._arrays and self._locks is not None:
+            self._locks.release(self._arrays.pop())
+
+
+def _touched_area(values: Sequence[Value], kept: _Kept) -> RequestArea:
     area = RequestArea(values)
-    area.memories[0].array[:: mmap.PAGESIZE] = 0
+    array = area.memories[0].array
+    array[:: mmap.PAGESIZE] = 0
+    kept.keep(array)
     return area
 
 

@@ -45,6 +45,7 @@ from aionn.hal import (
     Priority,
 )
 from aionn.platform.loops import Home
+from aionn.realtime import Scheduling
 from aionn.service.client.connection import Connection, Peer, ServedSocket
 from aionn.service.client.prepared import RemoteBuffer, RemotePreparedModel
 from aionn.service.client.spare import Spare
@@ -55,6 +56,7 @@ from aionn.service.wire.protocol import (
     PROTOCOL_VERSION,
     Allocate,
     AllocateReply,
+    Done,
     FreeBuffer,
     GetStatus,
     Hello,
@@ -66,6 +68,7 @@ from aionn.service.wire.protocol import (
     SupportedOperations,
     SupportedOperationsReply,
 )
+from aionn.service.wire.scheduling_messages import GetThreads, JoinScheduling, ThreadsReply
 from aionn.validation import check_device_info
 
 __all__ = ["RemoteDevice"]
@@ -101,6 +104,7 @@ class RemoteDevice:
             its process itself; None waits without a limit.
         spare: Whether a spare process is kept once the device has served for a while: when its process dies, the next call need
             not wait until one has started.
+        scheduling: What each process that is started for this device gets for its threads; None if real time is off.
     """
 
     def __init__(
@@ -113,6 +117,7 @@ class RemoteDevice:
         path: str | os.PathLike[str] | None = None,
         hang_after_s: float | None = None,
         spare: bool = False,
+        scheduling: Scheduling | None = None,
     ) -> None:
         check_hang_after_s(hang_after_s, where=f"device {name!r}: hang_after_s")
         self._driver = driver
@@ -124,6 +129,7 @@ class RemoteDevice:
         self._hang_after_s = hang_after_s
         self._has_spares = spare and path is None
         self._spare: Spare | None = None
+        self._scheduling = scheduling if path is None else None
         self._connection: Connection | None = None
         self._connecting = anyio.Lock()
         self._started_s: float | None = None
@@ -172,7 +178,9 @@ class RemoteDevice:
     async def _open(self) -> Peer:
         if self._path is not None:
             return await ServedSocket.connect(self._path)
-        return await DriverProcess.start(self._driver, self._name, hang_after_s=self._hang_after_s)
+        return await DriverProcess.start(
+            self._driver, self._name, hang_after_s=self._hang_after_s, scheduling=self._scheduling
+        )
 
     async def _pause(self) -> None:
         """Waits before a start that follows on several short lives."""
@@ -212,6 +220,7 @@ class RemoteDevice:
                 self._hang_after_s,
                 is_quiet=connection.is_quiet,
                 is_serving=lambda: connection.channel.is_alive,
+                scheduling=self._scheduling,
             )
             self._tasks.start_soon(self._spare.keep)
         return connection
@@ -251,7 +260,29 @@ class RemoteDevice:
         self._info = hello.info
         connection.identifiers.limit = min(hello.pools, POOLS_MAX)
         connection.is_serving.set()
+        if self._scheduling is not None:
+            await self._lend(connection, self._scheduling)
         return connection
+
+    async def _lend(self, connection: Connection, scheduling: Scheduling) -> None:
+        """Lends the process this one's scheduling. Without it the process serves on ordinary threads."""
+        if scheduling.lent is None:
+            return
+        try:
+            with anyio.fail_after(START_S_MAX):
+                await connection.channel.call(JoinScheduling(scheduling.lent), Done)
+        except (Error, TimeoutError) as e:
+            _logger.warning("device %r: the threads of its process are ordinary: %s", self._name, e)
+        except BaseException:
+            await connection.aclose("its start was cancelled")
+            raise
+
+    async def threads(self) -> ThreadsReply:
+        """The scheduling that the threads of its process have; empty where no process runs. Starts none."""
+        connection = self._connection
+        if connection is None or not connection.channel.is_alive:
+            return ThreadsReply(())
+        return await connection.channel.call(GetThreads(), ThreadsReply)
 
     async def status(self) -> DeviceStatus:
         """See ``Device``."""

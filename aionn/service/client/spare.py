@@ -22,6 +22,7 @@ import anyio
 
 from aionn.errors import DeviceUnavailable
 from aionn.platform.loops import finish
+from aionn.realtime import Scheduling
 from aionn.service.client.supervisor import DriverProcess, StartConditions
 from aionn.service.wire.received import close_unread
 
@@ -55,6 +56,7 @@ class Spare:
         hang_after_s: The same.
         is_quiet: Whether nothing is under way at the device now.
         is_serving: Whether the device's process still serves; no spare process is started when it does not.
+        scheduling: As ``DriverProcess.start`` takes it.
 
     Attributes:
         pid: The process while it is ready and waits; None otherwise.
@@ -68,10 +70,12 @@ class Spare:
         *,
         is_quiet: Callable[[], bool],
         is_serving: Callable[[], bool],
+        scheduling: Scheduling | None = None,
     ) -> None:
         self._driver, self._name, self._hang_after_s = driver, name, hang_after_s
         self._is_quiet = is_quiet
         self._is_serving = is_serving
+        self._scheduling = scheduling
         self._scope = anyio.CancelScope()
         self._over = anyio.Event()
         self._has_begun = False
@@ -111,7 +115,11 @@ class Spare:
         try:
             self._conditions = StartConditions.now(self._driver, self._name, self._hang_after_s)
             process = await DriverProcess.start(
-                self._driver, self._name, hang_after_s=self._hang_after_s, is_spare=True
+                self._driver,
+                self._name,
+                hang_after_s=self._hang_after_s,
+                is_spare=True,
+                scheduling=self._scheduling,
             )
         except (DeviceUnavailable, OSError) as e:
             _logger.debug("no spare process: %s", e)

@@ -7,8 +7,9 @@ Invariants:
    starts or ends it is cancelled.
 2. Processes that it has started end with it, unless they have a process group or session of their own: they may have copies of its
    ends of sockets and fences, whose closing reports its end.
-3. Everything inherited is the one end of the socket pair. Standard output and standard error go to a logger: a holder of a
-   descriptor of the application's could set flags of it for both, so that the application's own output fails.
+3. Everything inherited is the one end of the socket pair and, with real time, a connection to the watchdog. Standard output and
+   standard error go to a logger: a holder of a descriptor of the application's could set flags of it for both, so that the
+   application's own output fails.
 4. The process is its own session: a terminal's Ctrl-C reaches the application alone.
 """
 
@@ -18,6 +19,7 @@ import os
 import signal
 import socket
 import subprocess
+from contextlib import ExitStack
 
 import anyio
 import anyio.lowlevel
@@ -29,6 +31,7 @@ from aionn.observability.log_tags import LOG_VARIABLE, chosen_tags
 from aionn.observability.tracing import TRACE_VARIABLE, trace_path
 from aionn.platform.loops import finish
 from aionn.platform.python_process import python_command, python_environment
+from aionn.realtime import Scheduling
 from aionn.service.client.standard_error import StandardError
 from aionn.service.entry import READY, SPARE_ARGUMENT
 
@@ -92,7 +95,13 @@ class DriverProcess:
 
     @classmethod
     async def start(
-        cls, driver: str, name: str, *, hang_after_s: float | None = None, is_spare: bool = False
+        cls,
+        driver: str,
+        name: str,
+        *,
+        hang_after_s: float | None = None,
+        is_spare: bool = False,
+        scheduling: Scheduling | None = None,
     ) -> DriverProcess:
         """Starts a process for a registered driver.
 
@@ -101,6 +110,7 @@ class DriverProcess:
             name: The device's name.
             hang_after_s: The process ends itself when its device makes no progress for so long; None for never.
             is_spare: The process makes no device before the first message; see ``wait_until_ready``.
+            scheduling: The process inherits a connection to its watchdog; None if real time is off.
 
         Raises:
             DeviceUnavailable: The process cannot be started.
@@ -113,7 +123,9 @@ class DriverProcess:
 
         async def start() -> None:
             # Forking is quick but not instant; exec waits for the file system. The thread has the descriptors until it is done.
-            process = await anyio.to_thread.run_sync(_spawn, driver, name, theirs, hang_after_s, is_spare)
+            process = await anyio.to_thread.run_sync(
+                _spawn, driver, name, theirs, hang_after_s, is_spare, scheduling
+            )
             try:
                 started.append(cls(process, ours, name))
             except BaseException:
@@ -305,18 +317,36 @@ def _command(driver: str, name: str, hang_after_s: float | None) -> list[str]:
     return python_command("aionn.service.entry", *arguments)
 
 
+def _watchdog_end(scheduling: Scheduling | None) -> socket.socket | None:
+    """A connection to the watchdog; None if no thread may be a real-time thread, or the watchdog has ended."""
+    try:
+        lent = None if scheduling is None else scheduling.lend()
+    except OSError:
+        return None
+    return None if lent is None else lent[1]
+
+
 def _spawn(
-    driver: str, name: str, theirs: socket.socket, hang_after_s: float | None, is_spare: bool
+    driver: str,
+    name: str,
+    theirs: socket.socket,
+    hang_after_s: float | None,
+    is_spare: bool,
+    scheduling: Scheduling | None,
 ) -> subprocess.Popen[bytes]:
-    more = ["--fd", str(theirs.fileno()), *([SPARE_ARGUMENT] if is_spare else [])]
-    process = subprocess.Popen(
-        [*_command(driver, name, hang_after_s), *more],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        pass_fds=(theirs.fileno(),),
-        env=_environment(),
-        start_new_session=True,
-    )
+    with ExitStack() as lent:
+        inherited = {"--fd": theirs.fileno()}
+        if (end := _watchdog_end(scheduling)) is not None:
+            inherited["--watchdog-fd"] = lent.enter_context(end).fileno()
+        more = [word for option, fd in inherited.items() for word in (option, str(fd))]
+        process = subprocess.Popen(
+            [*_command(driver, name, hang_after_s), *more, *([SPARE_ARGUMENT] if is_spare else [])],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=tuple(inherited.values()),
+            env=_environment(),
+            start_new_session=True,
+        )
     process.stdout, process.stderr = None, process.stdout  # One pipe has both.
     return process

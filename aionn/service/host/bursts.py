@@ -22,8 +22,9 @@ from aionn.burst.server import BurstServer
 from aionn.burst.server import Execute as BurstExecute
 from aionn.burst.session import POLLING_US_MAX
 from aionn.errors import DeadObject, Error, InvalidArgument, ResourceExhausted
-from aionn.hal import ExecutionResult, Memory, PreparedModel, Request
+from aionn.hal import ExecutionResult, Memory, PreparedModel, Priority, Request
 from aionn.platform.loops import finish, wait_from_thread
+from aionn.realtime import SchedulingClass, current
 from aionn.service.progress import Progress
 from aionn.service.wire.channel import Channel
 from aionn.service.wire.peers import Peer
@@ -81,8 +82,16 @@ class Bursts:
         self._handles = itertools.count(1)
         self._bursts: dict[int, _Burst] = {}
 
-    def configure(self, body: ConfigureBurst, prepared: PreparedModel, channel: Channel) -> int:
+    def configure(
+        self, body: ConfigureBurst, prepared: PreparedModel, priority: Priority, channel: Channel
+    ) -> int:
         """Starts a burst; returns its handle.
+
+        Args:
+            body: What the client asks for.
+            prepared: The model.
+            priority: That of the model, for the scheduling class of the burst's thread.
+            channel: To the client.
 
         Raises:
             InvalidArgument: The polling window is too long, or the queues are invalid.
@@ -102,10 +111,15 @@ class Bursts:
                 )
             queue_bytes += queue.size_bytes
         with self._account.taking("bursts"), self._account.taking("memory_bytes", queue_bytes):
-            return self._start(body, prepared, channel, queue_bytes)
+            return self._start(body, prepared, priority, channel, queue_bytes)
 
     def _start(
-        self, body: ConfigureBurst, prepared: PreparedModel, channel: Channel, queue_bytes: int
+        self,
+        body: ConfigureBurst,
+        prepared: PreparedModel,
+        priority: Priority,
+        channel: Channel,
+        queue_bytes: int,
     ) -> int:
         requests = body.requests.attach(spin_ns=1000 * body.polling_us)
         try:
@@ -118,19 +132,32 @@ class Bursts:
         def get_memories(slots: Sequence[int]) -> Sequence[Memory]:
             return self._from_thread(lambda: self._ask_for_memories(channel, handle, tuple(slots)))
 
+        def on_started() -> None:
+            scheduling = current()
+            if scheduling is not None:
+                scheduling.acquire(SchedulingClass(priority), f"burst {handle}")
+
         def on_end(why: str) -> None:
             self._portal.start_task_soon(self._tell_of_end, channel, handle, why)
 
         bind, execute = self._executor(prepared)
         stopped = SyncFence("end of a burst")
+
+        def on_stopped() -> None:
+            scheduling = current()
+            if scheduling is not None:
+                scheduling.give_back()
+            stopped.signal()
+
         server = BurstServer(
             requests,
             results,
             bind=bind,
             execute=execute,
             get_memories=get_memories,
+            on_started=on_started,
             on_end=on_end,
-            on_stopped=stopped.signal,
+            on_stopped=on_stopped,
             name=f"aionn-burst-{handle}",
         )
         try:

@@ -50,6 +50,7 @@ from aionn.platform.threads import start_thread
 from aionn.service.host.admission import FOREIGN_PID, Admission, ClientLimits, Credentials, Place
 from aionn.service.host.newcomers import FIRST_CALL, Newcomers, tell_why
 from aionn.service.host.session import Session
+from aionn.service.host.threads import HostThreads
 from aionn.service.progress import Progress
 from aionn.service.wire.channel import Channel
 from aionn.service.wire.peers import Peer, Peers
@@ -132,6 +133,7 @@ async def serve(
     on_hello: Callable[[], None] | None = None,
     on_end: Callable[[], None] | None = None,
     peer: Peer | None = None,
+    threads: HostThreads | None = None,
 ) -> bool:
     """Serves one client until it goes away, then frees what was its own.
 
@@ -148,6 +150,7 @@ async def serve(
         on_hello: Called when the client has sent Hello.
         on_end: Called when the connection has ended, before the client's objects are freed.
         peer: The client's process, which may have other connections; None for one that has none.
+        threads: The scheduling of this process, which the client may lend; None if it may not.
 
     Returns:
         Whether it went in the middle of something.
@@ -164,6 +167,7 @@ async def serve(
             progress=progress or Progress(None),
             on_hello=on_hello,
             peer=peer,
+            threads=threads,
         )
         channel = Channel(
             sock,
@@ -392,7 +396,9 @@ def _unlink(path: str, identity: int) -> None:
         pass  # It was removed or replaced, and does not belong to this process any more.
 
 
-async def _main(driver: str, name: str, sock: socket.socket, hang_after_s: float | None) -> None:
+async def _main(
+    driver: str, name: str, sock: socket.socket, hang_after_s: float | None, threads: HostThreads
+) -> None:
     try:
         device = registry.make_device(driver, name)
     except (DeviceUnavailable, InvalidArgument) as e:
@@ -402,9 +408,12 @@ async def _main(driver: str, name: str, sock: socket.socket, hang_after_s: float
     shorten_turns()
     with Progress(hang_after_s) as progress:
         try:
-            await serve(device, sock, progress=progress)
+            await serve(device, sock, progress=progress, threads=threads)
         finally:
-            await finish(device.aclose())
+            try:
+                await finish(device.aclose())
+            finally:
+                threads.close()
 
 
 async def _refuse(sock: socket.socket, why: DeviceUnavailable | ResourceExhausted) -> None:
@@ -454,6 +463,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The process's entry point."""
     parser = argparse.ArgumentParser(prog="aionn.service.entry", description="Serves one driver; internal.")
     parser.add_argument("--fd", type=int, required=True, help="connected Unix socket, inherited")
+    parser.add_argument(
+        "--watchdog-fd", type=int, help="connection to the watchdog over real-time threads, inherited"
+    )
     parser.add_argument("--driver", required=True, help="registered name of the driver")
     parser.add_argument("--name", required=True, help="name of the device")
     parser.add_argument(
@@ -465,6 +477,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=options.fd)
     sock.set_inheritable(False)
+    watchdog = None
+    if options.watchdog_fd is not None:
+        watchdog = socket.socket(fileno=options.watchdog_fd)
+        watchdog.set_inheritable(False)
+    threads = HostThreads(may_join=True, watchdog=watchdog)
     choose_tags(is_driver=True)
     trace = os.environ.get(TRACE_VARIABLE)
     if trace:
@@ -482,7 +499,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             # Without the watch a device that hangs would outlive its client; this message needs no thread.
             anyio.run(_refuse, sock, e)
             return
-        anyio.run(_main, options.driver, options.name, sock, options.hang_after)
+        anyio.run(_main, options.driver, options.name, sock, options.hang_after, threads)
     except (MemoryError, OSError, RuntimeError) as e:
         shortage = shortage_of(e, options.name)
         if shortage is None:

@@ -37,6 +37,7 @@ from aionn.hal import (
     OutputShape,
     PreparedModel,
     PreparedModelDefaults,
+    Priority,
     Request,
     Subgraph,
     Timing,
@@ -48,6 +49,7 @@ from aionn.hal.callers import client_of_call
 from aionn.hal.pieces import pace_of_call
 from aionn.platform.loops import finish
 from aionn.service.host.bursts import Bursts
+from aionn.service.host.threads import HostThreads
 from aionn.service.progress import Progress
 from aionn.service.wire.channel import Channel
 from aionn.service.wire.handles import CacheOnWire, RequestOnWire
@@ -99,6 +101,7 @@ from aionn.service.wire.repetition import (
     RecallMemories,
     RememberedMemories,
 )
+from aionn.service.wire.scheduling_messages import GetThreads, JoinScheduling
 from fences import FenceError, FenceStatus, SyncFence, first, merge
 
 __all__ = ["Session"]
@@ -129,6 +132,7 @@ _countings: anyio.lowlevel.RunVar[anyio.CapacityLimiter] = anyio.lowlevel.RunVar
 
 class _Prepared(NamedTuple):
     model: PreparedModel
+    priority: Priority
     memory_bytes: int
 
 
@@ -153,6 +157,7 @@ class Session:
         progress: Is notified of the work that the device does.
         on_hello: Called when the client has sent Hello.
         peer: The client's process, beside which others may be served; None for one that is alone.
+        threads: The scheduling of this process; None if it cannot be lent one.
 
     Attributes:
         greeted: Set when the client has sent Hello, or never will.
@@ -169,6 +174,7 @@ class Session:
         progress: Progress,
         on_hello: Callable[[], None] | None = None,
         peer: Peer | None = None,
+        threads: HostThreads | None = None,
     ) -> None:
         self._device = device
         self._portal = portal
@@ -179,6 +185,7 @@ class Session:
         self.closed = anyio.Event()
         self._on_hello = on_hello
         self._peer = Peer() if peer is None else peer
+        self._threads = HostThreads(may_join=False) if threads is None else threads
         self._handles = itertools.count(1)
         self._prepared: dict[int, _Prepared] = {}
         self._buffers: dict[int, _Buffer] = {}
@@ -200,6 +207,8 @@ class Session:
                 return self._hello(body)
             case Ping():
                 return Done()
+            case JoinScheduling() | GetThreads():
+                return self._threads.handle(body)
             case GetStatus():
                 return StatusReply(await self._device.status())
             case SupportedOperations():
@@ -217,8 +226,8 @@ class Session:
             case Allocate() | CopyTo() | CopyFrom() | FreeBuffer():
                 return await self._handle_buffer(body)
             case ConfigureBurst():
-                prepared = self._prepared_model(body.prepared)
-                return ConfigureBurstReply(self._bursts.configure(body, prepared, channel))
+                owned = _find(self._prepared, body.prepared, "prepared model")
+                return ConfigureBurstReply(self._bursts.configure(body, owned.model, owned.priority, channel))
             case ForgetMemory():
                 self._memories.forget(body.identifier)
                 return Done()
@@ -274,7 +283,7 @@ class Session:
             check_abilities(prepared, PreparedModelDefaults, self._device.info.name)
             prepared.owner = self  # Clients of a shared device take turns among equals.
             handle = next(self._handles)
-            self._prepared[handle] = _Prepared(prepared, memory_bytes)
+            self._prepared[handle] = _Prepared(prepared, body.priority, memory_bytes)
         return PrepareModelReply(handle, prepared.expected_duration_ns)
 
     async def _prepare_by(

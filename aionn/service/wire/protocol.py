@@ -61,6 +61,7 @@ from aionn.service.wire.repetition import (
     ForgetMemory,
     RecallMemories,
 )
+from aionn.service.wire.scheduling_messages import GetThreads, JoinScheduling, ThreadsReply
 from aionn.service.wire.sizes import (
     FENCES_MAX,
     INLINE_BYTES_MAX,
@@ -91,7 +92,7 @@ __all__ = [
     "read_envelope",
 ]
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 """Refused at the handshake when it differs: both ends come from one installation, except with a served device."""
 
 DESCRIPTORS_WITH_MESSAGE_MAX = 240
@@ -329,6 +330,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 CallBody = (
     Hello
+    | JoinScheduling
+    | GetThreads
     | GetStatus
     | SupportedOperations
     | PrepareModel
@@ -360,6 +363,7 @@ CallBody = (
 
 ReplyBody = (
     HelloReply
+    | ThreadsReply
     | StatusReply
     | SupportedOperationsReply
     | PrepareModelReply

@@ -64,6 +64,7 @@ _INLINE_BYTES_MAX = {
     "GetMemoriesReply": INLINE_BYTES_MAX,
     "HelloReply": INLINE_BYTES_MAX,
     "SupportedOperationsReply": INLINE_BYTES_MAX,
+    "ThreadsReply": INLINE_BYTES_MAX,
     "Allocate": 16 << 10,
     "ExecuteReply": 16 << 10,
     "Failed": 16 << 10,

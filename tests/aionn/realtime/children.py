@@ -121,3 +121,47 @@ def finished_child(
         text=True,
         timeout=CHILD_S,
     )
+
+
+OPEN = """
+import asyncio, gc
+import numpy as np
+import aionn
+from aionn.errors import DeviceUnavailable
+RR, FLAG = os.SCHED_RR, os.SCHED_RESET_ON_FORK
+MODEL = "examples/data/digits_int8.tflite"
+X = np.zeros((1, 49, 40, 1), np.int8)
+
+def state(tid=0):
+    "Policy without the flag, priority, nice value and timer slack of a thread of this process."
+    tid = tid or threading.get_native_id()
+    return [os.sched_getscheduler(tid) & ~FLAG, os.sched_getparam(tid).sched_priority, os.getpriority(os.PRIO_PROCESS, tid),
+            open(f"/proc/{tid}/timerslack_ns").read().strip()]
+
+def rows(report):
+    return {process.process: {row.name: [row.state, row.policy, row.priority] for row in process.rows}
+            for process in report.processes}
+"""
+"""The beginning of a child that opens runtimes."""
+
+TRY = """
+async def main():
+    try:
+        async with aionn.open(drivers=["reference"], realtime="required") as runtime:
+            say(required=True)
+    except DeviceUnavailable as e:
+        say(required=str(e))
+    before = state()
+    async with aionn.open(drivers=["reference"], realtime="if_permitted") as runtime:
+        net = await runtime.compile(MODEL, priority="high")
+        async with net.burst() as burst:
+            result = await burst.execute([X])
+            report = await runtime.realtime()
+            nice = [os.getpriority(os.PRIO_PROCESS, row.tid) for each in report.processes for row in each.rows]
+        say(outputs=len(result.outputs), rows=rows(report), permission=report.permission, slack=state()[3], nice=nice,
+            memory=[[row.is_touched, row.is_locked, row.reason] for row in report.memory],
+            not_locked=report.processes[1].not_locked)
+    say(same=state() == before)
+asyncio.run(main())
+"""
+"""A runtime with ``required``, then one with ``if_permitted`` that executes, and what the machine granted."""

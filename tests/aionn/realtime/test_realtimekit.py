@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.aionn.realtime.children import as_root, run_child, without_sys_nice
+from tests.aionn.realtime.children import OPEN, as_root, run_child, without_sys_nice
 
 pytest.importorskip("jeepney")
 
@@ -72,9 +72,12 @@ scheduling = Scheduling.open(Mode.REQUIRED)
 LOW, MEDIUM, HIGH = SchedulingClass
 rows = [scheduling.acquire(c, "test") for c in (HIGH, MEDIUM, LOW, HIGH)]
 changed = scheduling.change(threading.get_native_id(), MEDIUM)
+lowered = [scheduling.change(threading.get_native_id(), each) for each in (LOW, HIGH)]
+lowered.append(os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK)
 limits = resource.getrlimit(resource.RLIMIT_RTTIME)
 watchdog = scheduling._end.pid
-say(changed=changed, way=scheduling.permission.way, rows=[[row.state, row.policy, row.priority] for row in rows], limits=limits,
+say(changed=changed, lowered=lowered, way=scheduling.permission.way,
+    rows=[[row.state, row.policy, row.priority] for row in rows], limits=limits,
     watchdog=[os.sched_getscheduler(watchdog) & ~os.SCHED_RESET_ON_FORK, os.sched_getparam(watchdog).sched_priority],
     left=scheduling.close(), policy=os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK)
 """
@@ -82,6 +85,7 @@ say(changed=changed, way=scheduling.permission.way, rows=[[row.state, row.policy
         found = run_child(code, before=without_sys_nice(), environment=environment)
     assert found["way"] == "RealtimeKit"
     assert not found["changed"], "no question to another process in the path of an execution"
+    assert found["lowered"] == [True, False, 0], "a LOW job must not keep the class of a HIGH one"
     assert found["rows"] == [
         ["real time", "SCHED_RR", 10],
         ["real time", "SCHED_RR", 5],
@@ -93,6 +97,26 @@ say(changed=changed, way=scheduling.permission.way, rows=[[row.state, row.policy
     )
     assert found["watchdog"] == [2, 15]
     assert (found["left"], found["policy"]) == ([], 0)
+
+
+@as_root
+def test_runtime_gets_the_threads_of_both_processes_from_realtimekit(bus: str) -> None:
+    code = """
+async def main():
+    async with aionn.open(drivers=["reference"], realtime="required") as runtime:
+        net = await runtime.compile(MODEL, priority="high")
+        async with net.burst() as burst:
+            await burst.execute([X])
+            report = await runtime.realtime()
+    say(permission=report.permission, rows=rows(report), after=os.sched_getscheduler(0) & ~FLAG)
+asyncio.run(main())
+"""
+    with kit(bus, "grant") as environment:
+        found = run_child(OPEN + code, before=without_sys_nice(), environment=environment)
+    assert found["permission"].endswith("by RealtimeKit") and found["after"] == 0
+    granted = ["real time", "SCHED_RR", 10]
+    assert found["rows"]["application"]["event loop"] == found["rows"]["reference"]["control"] == granted
+    assert granted in [row for name, row in found["rows"]["reference"].items() if "burst" in name]
 
 
 @as_root

@@ -106,3 +106,46 @@ say(state=row.state, reason=row.reason, left=scheduling.close())
         "refused",
         "there is no watchdog to monitor real-time threads",
     )
+
+
+@pytest.mark.parametrize("may_join", [False, True])
+def test_process_joins_one_scheduling_of_the_client_that_started_it(may_join: bool) -> None:
+    code = """
+from aionn.errors import InvalidArgument
+from aionn.realtime import Permission, current
+from aionn.realtime.permission import Way
+from aionn.realtime.scheduling import Lent
+from aionn.service.host.threads import HostThreads
+threads = HostThreads(may_join=MAY)
+refused = []
+for _ in range(2):
+    try:
+        threads.join(Lent(Permission(Way.NONE)))
+        refused.append(False)
+    except InvalidArgument:
+        refused.append(True)
+joined = current() is not None
+threads.close()
+say(refused=refused, joined=joined, left=current() is not None)
+"""
+    found = run_child(code.replace("MAY", str(may_join)))
+    assert found == {"refused": [not may_join, True], "joined": may_join, "left": False}
+
+
+@as_root
+def test_objects_of_a_process_are_shared_until_the_last_user_has_closed() -> None:
+    code = """
+from aionn.realtime.scheduling import close_shared, current, open_shared
+first = open_shared(Mode.IF_PERMITTED)
+second = open_shared(Mode.REQUIRED)
+first.acquire(HIGH, "test")
+close_shared()
+between = [current() is first, os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK]
+pid = os.fork()
+if pid == 0:
+    os._exit(current() is not None)
+forked = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+close_shared()
+say(same=second is first, between=between, forked=forked, left=[current() is not None, os.sched_getscheduler(0)])
+"""
+    assert run_child(OPEN + code) == {"same": True, "between": [True, 2], "forked": 0, "left": [False, 0]}

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from aionn.conformance.requests import request_for
-from aionn.drivers.kit.alarm import Alarm
 from aionn.drivers.kit.gate import SlotGate
+from aionn.drivers.kit.threads.alarm import Alarm
 from aionn.drivers.reference import ReferenceDevice
 from aionn.errors import ResourceExhausted
 from aionn.hal import Priority

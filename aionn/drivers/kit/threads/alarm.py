@@ -7,6 +7,7 @@ import itertools
 import threading
 from collections.abc import Callable
 
+from aionn.drivers.kit.threads.classes import serving
 from aionn.platform.threads import start_thread
 
 __all__ = ["Alarm"]
@@ -44,6 +45,10 @@ class Alarm:
             self._condition.notify()
 
     def _work(self) -> None:
+        with serving(self._name):
+            self._call_all()
+
+    def _call_all(self) -> None:
         while True:
             with self._condition:
                 while not self._closed and (not self._heap or self._heap[0][0] > self._now()):

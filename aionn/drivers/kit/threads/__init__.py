@@ -1,0 +1,1 @@
+"""Threads of a device beside those of its slots, and the scheduling of all of them."""

@@ -1,0 +1,156 @@
+"""Deadlines while other programs are busy: the demo's two streams on litert-cpu, with and without real-time scheduling.
+
+Each contender is a process of its own that runs the shapes model on 30 frames a second (HIGH) and the digits model on 10 windows
+a second (MEDIUM), beside a load: nothing, four busy loops, or ``stress-ng --cpu 8 --io 2 --vm 2 --vm-bytes 1G`` (without stress-ng:
+eight busy loops, two programs that write and wait for the disk, two that map and touch memory), or a program that takes memory
+until the kernel reclaims pages. Contenders: aionn without and with ``realtime="if_permitted"``; the same models by LiteRT's
+interpreters, each in a worker thread that asyncio awaits, without and with SCHED_RR set by hand on that thread and on the event
+loop's; and, where it is installed, OpenVINO's AsyncInferQueue.
+
+How each figure is taken:
+- All contenders execute the same arrays, which are in memory: no camera and no decoder.
+- Latency counts from the time at which a frame is due by a fixed schedule to its result in the event loop, so that a late wake of
+  the event loop counts. Its timers have a grain of a millisecond.
+- "on time": the share of HIGH frames whose latency is at most 10 ms. "aged": the number whose latency exceeds a period (33 ms).
+- Contenders take turns in blocks (A B B A); a figure is over all frames of all blocks. A quantile that has fewer than five frames
+  beyond it is left out.
+- "LOW flood": two LOW executions of the shapes model are always under way, on the device of the streams or on another one, which is
+  a process of its own.
+- "round trip": executions of the digits model through a burst, each 5 ms after the one before.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.busy.loads import LOADS, beside, has_stress_ng
+from benchmarks.rows import Options, Report, Row, alternating, at_least, at_most, options, single
+
+ROOT = Path(__file__).resolve().parents[2]
+DEADLINE_MS = 10.0
+PERIOD_MS = 1e3 / 30
+BLOCK_S, BLOCK_S_QUICK = 15.0, 5.0
+ROUNDS, ROUNDS_QUICK = 4, 2
+ON_TIME_MIN = 0.9999
+RECLAIM_ON_TIME_MIN = FLOODED_ON_TIME_MIN = 0.999
+P99_RATIO_MAX, P999_RATIO_MAX, ROUND_TRIP_RATIO_MAX = 1.2, 2.0, 1.5
+BEYOND_MIN = 5
+BLOCK_S_MAX = 120.0
+"""Longest wait for one block beside a load, its start included."""
+
+STREAMS = ("aionn", "aionn real time", "LiteRT thread", "LiteRT thread, SCHED_RR")
+OPENVINO = ("OpenVINO AsyncInferQueue",)
+FLOODS = (
+    "aionn, LOW flood",
+    "aionn real time, LOW flood",
+    "aionn real time, LOW flood on another device",
+)
+ROUND_TRIPS = ("round trip", "round trip real time")
+OURS = "aionn real time"
+
+
+def run_block(contender: str, seconds: float) -> dict[str, list[float]]:
+    """What one contender measured in one block."""
+    command = [sys.executable, "-m", "benchmarks.busy.contenders", contender, str(seconds)]
+    ended = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=BLOCK_S_MAX)
+    found: dict[str, list[float]] = json.loads(ended.stdout)
+    return found
+
+
+def quantile(values: list[float], share: float) -> float | None:
+    """A quantile, None if fewer than ``BEYOND_MIN`` values are beyond it."""
+    ordered = sorted(values)
+    place = int(share * len(ordered))
+    return ordered[place] if len(ordered) - place > BEYOND_MIN else None
+
+
+def measure(chosen: Options, load: str) -> dict[str, dict[str, list[float]]]:
+    """All frames of all blocks by contender, beside one load."""
+    seconds, rounds = (BLOCK_S_QUICK, ROUNDS_QUICK) if chosen.quick else (BLOCK_S, ROUNDS)
+    others = OPENVINO if importlib.util.find_spec("openvino") else ()
+    names = [*STREAMS, *others, *(FLOODS if load == "four busy loops" else ()), *ROUND_TRIPS]
+    found: dict[str, dict[str, list[float]]] = {
+        name: {"frames": [], "windows": [], "low": []} for name in names
+    }
+    with beside(load):
+        for name in alternating(names, rounds):
+            block = run_block(name, seconds)
+            found[name]["frames"] += block["frames_ms"]
+            found[name]["windows"] += block["windows_ms"]
+            found[name]["low"].append(float(block["low_count"]) / seconds)  # type: ignore[arg-type]
+    return found
+
+
+def rows_of(load: str, name: str, frames: list[float], idle: list[float]) -> list[Row]:
+    """The figures of one contender beside one load."""
+    is_ours, is_loaded = name.startswith(OURS), load != "idle"
+    share = sum(each <= DEADLINE_MS for each in frames) / len(frames)
+    least = (
+        FLOODED_ON_TIME_MIN if "flood" in name else RECLAIM_ON_TIME_MIN if load == "reclaim" else ON_TIME_MIN
+    )
+    rows = [
+        single(f"{load}: {name}, on time", "", [share], at_least(least) if is_ours and is_loaded else None)
+    ]
+    for label, at, ratio_max in (
+        ("p50", 0.5, None),
+        ("p99", 0.99, P99_RATIO_MAX),
+        ("p99.9", 0.999, P999_RATIO_MAX),
+    ):
+        value, before = quantile(frames, at), quantile(idle, at)
+        if value is None:
+            continue
+        goal = at_most(ratio_max) if ratio_max and name == OURS and is_loaded else None
+        if is_loaded and before:
+            ratio = value / before
+            met = None if goal is None else goal.met(ratio, ratio)
+            rows.append(
+                Row(f"{load}: {name}, {label}", value, "ms", "idle", before, ratio, ratio, ratio, goal, met)
+            )
+        else:
+            rows.append(single(f"{load}: {name}, {label}", "ms", [value]))
+    rows.append(single(f"{load}: {name}, worst", "ms", [max(frames)]))
+    rows.append(single(f"{load}: {name}, aged", "", [sum(each > PERIOD_MS for each in frames)]))
+    return rows
+
+
+def main() -> None:
+    chosen = options(__doc__)
+    report = Report(chosen)
+    report.note(
+        f"{os.cpu_count()} processors, load of this machine before: {os.getloadavg()[0]:.1f}; "
+        f"{'stress-ng' if has_stress_ng() else 'own programs in place of stress-ng'}"
+    )
+    idle: dict[str, dict[str, list[float]]] = {}
+    for load in LOADS:
+        if chosen.quick and load == "reclaim":
+            continue  # It disturbs all programs of the machine.
+        found = measure(chosen, load)
+        idle = idle or found
+        for name, each in found.items():
+            before = idle.get(name, idle[OURS] if "real time" in name else idle["aionn"])["frames"]
+            if name in ROUND_TRIPS:
+                value, usual = quantile(each["frames"], 0.99), quantile(before, 0.99)
+                assert value is not None and usual is not None, "a block has hundreds of them"
+                goal = (
+                    at_most(ROUND_TRIP_RATIO_MAX)
+                    if "real time" in name and load == "four busy loops"
+                    else None
+                )
+                ratio = value / usual
+                met = None if goal is None else goal.met(ratio, ratio)
+                report.add(
+                    Row(f"{load}: {name}, p99", value, "ms", "idle", usual, ratio, ratio, ratio, goal, met)
+                )
+                continue
+            report.add(*rows_of(load, name, each["frames"], before))
+            if "flood" in name:
+                report.add(single(f"{load}: {name}, LOW", "/s", each["low"]))
+
+
+if __name__ == "__main__":
+    main()

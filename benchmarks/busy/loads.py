@@ -1,0 +1,137 @@
+"""The programs beside which ``benchmarks.busy`` measures: what eats the processors, and how it is ended."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["LOADS", "beside", "has_stress_ng"]
+
+BUSY = "while True: pass"
+
+WRITING = """
+import os, sys
+with open(sys.argv[1], "wb", buffering=0) as file:
+    while True:
+        file.seek(0)
+        file.write(bytes(1 << 20))
+        os.fsync(file.fileno())
+"""
+"""As ``stress-ng --io``: waits for the disk again and again."""
+
+TOUCHING = """
+import mmap, sys
+size = int(sys.argv[1])
+while True:
+    with mmap.mmap(-1, size) as memory:
+        for place in range(0, size, mmap.PAGESIZE):
+            memory[place] = 1
+"""
+"""As ``stress-ng --vm``: maps memory, touches each page of it and returns it."""
+
+RECLAIMING = """
+import mmap, time
+with open("/proc/self/oom_score_adj", "w") as file:
+    file.write("1000")
+STEP = 64 << 20
+LEAST_KB = 64 << 10
+def scanned():
+    with open("/proc/vmstat") as file:
+        return sum(int(line.split()[1]) for line in file if line.startswith(("pgscan_kswapd ", "pgscan_direct ")))
+def available_kb():
+    with open("/proc/meminfo") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
+held, before = [], scanned()
+while True:
+    memory = mmap.mmap(-1, STEP)
+    for place in range(0, STEP, mmap.PAGESIZE):
+        memory[place] = 1
+    held.append(memory)
+    now = scanned()
+    if now != before or available_kb() < LEAST_KB:
+        for _ in range(min(4, len(held))):
+            held.pop(0).close()
+    before = now
+"""
+"""Takes memory until the kernel looks for pages to reclaim, returns some of it, and again. If memory ends all the same, the kernel
+kills this program first."""
+
+VM_BYTES = 256 << 20
+"""Memory of each of two workers. stress-ng is asked for 1 GiB together with more; half of that leaves room on a small machine."""
+
+STRESS_NG = ("stress-ng", "--cpu", "8", "--io", "2", "--vm", "2", "--vm-bytes", "1G", "--quiet")
+
+
+def has_stress_ng() -> bool:
+    """Whether the program is installed."""
+    return shutil.which(STRESS_NG[0]) is not None
+
+
+def _python(code: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-S", "-c", code, *arguments]
+
+
+def _stress(folder: str) -> list[list[str]]:
+    if has_stress_ng():
+        return [[*STRESS_NG, "--temp-path", folder]]
+    return [
+        *([_python(BUSY)] * 8),
+        *(_python(WRITING, f"{folder}/{number}") for number in range(2)),
+        *([_python(TOUCHING, str(VM_BYTES))] * 2),
+    ]
+
+
+LOADS = {
+    "idle": lambda folder: [],
+    "four busy loops": lambda folder: [_python(BUSY)] * 4,
+    "stress": _stress,
+    "reclaim": lambda folder: [_python(RECLAIMING)],
+}
+"""By name, the command lines of a load; the argument is a folder for its files."""
+
+
+PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+def _end_with_parent() -> None:
+    """Has the kernel end a load when the benchmark is killed."""
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+@contextmanager
+def beside(name: str) -> Iterator[None]:
+    """Runs a load, in sessions of their own, and ends it.
+
+    Raises:
+        ChildProcessError: A program of the load had ended before, so that what was measured was not measured beside it.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        running: list[subprocess.Popen[bytes]] = []
+        try:
+            for command in LOADS[name](folder):
+                running.append(
+                    subprocess.Popen(
+                        command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL,
+                        start_new_session=True,
+                        preexec_fn=_end_with_parent,
+                    )
+                )
+            yield
+            if any(process.poll() is not None for process in running):
+                raise ChildProcessError(f"a program of the load {name!r} ended by itself")
+        finally:
+            for process in running:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+            for process in running:
+                process.wait()
