@@ -119,7 +119,7 @@ def stress(
 
 
 async def _usable_devices() -> tuple[str, ...]:
-    """The devices that are used where none is named. A line names each of the others, with the reason."""
+    """The devices that are used by default. A line names each other device, with the reason."""
     async with aionn.open() as runtime:
         left_out = {missing.name: missing.reason for missing in runtime.unavailable}
         registered = registry.driver_names()

@@ -190,7 +190,7 @@ class LaunchingPreparedModel(CheckedPreparedModel):
 def _notify(callback: ExecutionCallback, launch: Launch, done: SyncFence) -> None:
     try:
         result = launch.outcome()
-    except BaseException as e:  # Whatever the device raises: the caller waits for the callback.
+    except BaseException as e:  # Also SystemExit of a driver: the caller waits for the callback.
         callback(status_of(e), (), NO_TIMING)
         return
     enough = result.output_sufficient_size

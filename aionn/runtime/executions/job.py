@@ -435,7 +435,7 @@ def _leave_to_device(
     def released() -> None:
         try:
             outcome = _outcome(launch.outcome())
-        except BaseException as e:  # Whatever a driver raises, its slot is free.
+        except BaseException as e:  # SystemExit too: the slot is free.
             # Its traceback refers to the frames that report the launch, and those to the error.
             outcome = _outcome(e.with_traceback(None))
         _release(job, dispatcher, work, outcome)
