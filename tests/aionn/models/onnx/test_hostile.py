@@ -11,6 +11,7 @@ import pytest
 from aionn.errors import InvalidModel
 from aionn.models.onnx import encode_model, load_onnx
 from aionn.models.onnx.encoding import attribute, node, tensor
+from aionn.models.onnx.graph import NODES_MAX
 from aionn.models.onnx.schema import (
     DataType,
     FunctionProto,
@@ -316,14 +317,17 @@ def test_functions_that_call_themselves_are_refused():
     refused(data, "nest at most")
 
 
-def test_functions_that_unfold_without_end_are_refused():
+@pytest.mark.parametrize("nodes_max", [20_000, pytest.param(NODES_MAX, marks=pytest.mark.long)])
+def test_functions_that_unfold_without_end_are_refused(nodes_max: int, monkeypatch: pytest.MonkeyPatch):
+    """At the product's limit with ``--long``: the ordinary run has a lower one, since reaching it takes seconds."""
+    monkeypatch.setattr("aionn.models.onnx.graph.NODES_MAX", nodes_max)
     functions = []
     for level in range(30):
         inner = f"F{level + 1}"
         nodes = (node(inner, ["a"], ["m"], domain="own"), node(inner, ["m"], ["b"], domain="own"))
         functions.append(FunctionProto(f"F{level}", "own", "", ("a",), ("b",), (), (), nodes))
     data = file([node("F0", ["x"], ["y"], domain="own")], [X], ["y"], functions=functions)
-    refused(data, "functions inlined")
+    refused(data, f"at most {nodes_max} nodes with functions inlined")
 
 
 def test_native_code_is_never_loaded_from_a_model():

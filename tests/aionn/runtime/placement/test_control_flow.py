@@ -583,11 +583,12 @@ def data(shared: Path) -> Path:
     return shared / "cts"
 
 
-async def test_share_of_the_control_flow_data_passes_interpreted(data: Path) -> None:
+@pytest.mark.parametrize("step", [14, pytest.param(7, marks=pytest.mark.long)])
+async def test_share_of_the_control_flow_data_passes_interpreted(data: Path, step: int) -> None:
     tests = control_flow_tests(data)
     assert len(tests) == 682
-    refused = await run_all(tests[::7], *evenly())
-    assert refused == sum(test.expect_failure for test in tests[::7])
+    refused = await run_all(tests[::step], *evenly())
+    assert refused == sum(test.expect_failure for test in tests[::step])
 
 
 @pytest.mark.long
