@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-__all__ = ["BrowserError", "SeenPage", "Window", "find_browser", "see_page", "see_windows"]
+__all__ = ["Browser", "BrowserError", "SeenPage", "Window", "find_browser", "open_browser", "see_page"]
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 OPTIONS = (
@@ -154,23 +154,44 @@ def see_page(
     Raises:
         BrowserError: There is no browser, it died, or it did not answer in time.
     """
-    (page,) = see_windows(path, [window], timeout_s=timeout_s, browser=browser)
+    with open_browser(timeout_s=timeout_s, browser=browser) as opened:
+        (page,) = opened.see(path, [window])
     return page
 
 
-def see_windows(
-    path: Path, windows: Sequence[Window], *, timeout_s: float = 60.0, browser: str | None = None
-) -> list[SeenPage]:
-    """Opens a file in one Chromium, in one window after the other, and looks at it in each.
+class Browser:
+    """A Chromium that runs, and looks at one page after the other."""
+
+    def __init__(self, talk: _Talk, timeout_s: float) -> None:
+        self._talk = talk
+        self._timeout_s = timeout_s
+
+    def see(self, path: Path, windows: Sequence[Window]) -> list[SeenPage]:
+        """Opens a file in one window after the other, and looks at it in each.
+
+        Raises:
+            BrowserError: The browser died, or did not answer in time.
+        """
+        self._talk.limit(self._timeout_s)
+        return [_look(self._talk, path, window) for window in windows]
+
+
+@contextlib.contextmanager
+def open_browser(*, timeout_s: float = 60.0, browser: str | None = None) -> Iterator[Browser]:
+    """Starts a Chromium, whose start takes longer than most looks, and ends it.
+
+    Args:
+        timeout_s: Limit of the looks at one file.
+        browser: Its program; None for the one on the PATH.
 
     Raises:
-        BrowserError: There is no browser, it died, or it did not answer in time.
+        BrowserError: There is none.
     """
     program = browser or find_browser()
     if program is None:
         raise BrowserError(f"expected one of {', '.join(NAMES)} on PATH, got none")
     with _started(program, timeout_s) as talk:
-        return [_look(talk, path, window) for window in windows]
+        yield Browser(talk, timeout_s)
 
 
 def _look(talk: _Talk, path: Path, window: Window) -> SeenPage:
@@ -206,6 +227,10 @@ class _Talk:
         self._sent = 0
         self._rest = b""
         self._events: list[dict[str, Any]] = []
+
+    def limit(self, timeout_s: float) -> None:
+        """Answers are expected within this time from now on."""
+        self._end_s = time.monotonic() + timeout_s
 
     def ask(self, method: str, session: str | None = None, **parameters: Any) -> dict[str, Any]:
         self._sent += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,7 @@ from aionn.simulation.baselines import policy_named
 from aionn.simulation.engine import Engine, prepare
 from aionn.simulation.report import page as simulation_page
 from aionn.simulation.workload import read_workload
-from tests.support.browser import SeenPage, Window, find_browser, see_windows
+from tests.support.browser import Browser, SeenPage, Window, find_browser, open_browser
 from tests.support.split import SplitDevice
 
 WIDTHS = (360, 800, 1400)
@@ -34,6 +34,12 @@ PATH = "/very/long/path/to/something/that/has/no/blank/at/all/in/it/driver.so"
 OPERATION = "com.example.vendor.SOME_EXTENSION_OPERATION"
 
 needs_browser = pytest.mark.skipif(find_browser() is None, reason="no Chromium on PATH")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with open_browser() as opened:
+        yield opened
 
 
 def benchmark_page() -> str:
@@ -111,16 +117,16 @@ def check(seen: list[SeenPage], plots: int) -> None:
 @pytest.mark.slow
 @needs_browser
 @pytest.mark.parametrize(("write", "plots"), [(benchmark_page, 9), (driver_suite_page, 0)])
-def test_report_can_be_read(write: Callable[[], str], plots: int, tmp_path: Path) -> None:
+def test_report_can_be_read(write: Callable[[], str], plots: int, tmp_path: Path, browser: Browser) -> None:
     path = tmp_path / "page.html"
     path.write_text(write(), encoding="utf-8")
-    check(see_windows(path, WINDOWS), plots)
+    check(browser.see(path, WINDOWS), plots)
 
 
 @pytest.mark.slow
 @needs_browser
 @pytest.mark.parametrize(("name", "policy"), [("bursty", "edf"), ("mobile", "plan")])
-def test_simulation_can_be_read(name: str, policy: str, tmp_path: Path) -> None:
+def test_simulation_can_be_read(name: str, policy: str, tmp_path: Path, browser: Browser) -> None:
     workload = Path(__file__).parents[3] / "benchmarks" / "workloads" / f"{name}.toml"
     engine = Engine(
         prepare(read_workload(workload), 1, folder=workload.parent), policy_named(policy), record=True
@@ -128,23 +134,23 @@ def test_simulation_can_be_read(name: str, policy: str, tmp_path: Path) -> None:
     engine.run()
     path = tmp_path / "page.html"
     path.write_text(simulation_page(engine), encoding="utf-8")
-    check(see_windows(path, WINDOWS), 3)
+    check(browser.see(path, WINDOWS), 3)
 
 
 @pytest.mark.slow
 @needs_browser
-async def test_compilation_can_be_read(example_data: Path, tmp_path: Path) -> None:
+async def test_compilation_can_be_read(example_data: Path, tmp_path: Path, browser: Browser) -> None:
     devices = [SplitDevice(index, 1) for index in range(3)]
     async with aionn.open(devices=devices, drivers=["reference"], isolation="in_process") as runtime:
         net = await runtime.compile(example_data / "shapes_int8.tflite")
         path = tmp_path / "page.html"
         path.write_text(net.page(title="shapes_int8.tflite"), encoding="utf-8")
-    check(see_windows(path, WINDOWS), 1)
+    check(browser.see(path, WINDOWS), 1)
 
 
 @pytest.mark.slow
 @needs_browser
-def test_faults_are_found(tmp_path: Path) -> None:
+def test_faults_are_found(tmp_path: Path, browser: Browser) -> None:
     faults = element(
         "div",
         element("p", "too pale", style="color:#999"),
@@ -160,6 +166,6 @@ def test_faults_are_found(tmp_path: Path) -> None:
     )
     path = tmp_path / "page.html"
     path.write_text(document("faults", faults), encoding="utf-8")
-    (page,) = see_windows(path, [Window(360)])
+    (page,) = browser.see(path, [Window(360)])
     assert page.width > 360 and page.cut == ["unbreakable"] and page.broken == ["brokenword"]
     assert page.crossing == ["one and two"] and [text.split(":")[0] for text in page.pale] == ["too pale"]
