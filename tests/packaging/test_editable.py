@@ -17,10 +17,10 @@ print(aionn.__version__, aionn.__file__)
 
 
 @pytest.fixture(scope="session")
-def clone(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def clone(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A source tree in a folder that is named like the package."""
     target = tmp_path_factory.mktemp("beside") / "aionn"
-    shutil.copytree(source, target)
+    shutil.copytree(tree, target)
     return target
 
 
