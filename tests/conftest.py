@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import importlib.util
 import os
 import re
 import sys
@@ -349,8 +350,13 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 MODULES = ("aionn.service.host.process", "aionn.validation", "aionn.drivers.reference")
 """Imported by the process that those of drivers are forked from."""
 
-PROGRAM_MODULES = (*MODULES, "aionn.blocking", "aionn.cli.commands", "aionn.media", "aionn.reports.terminal")
-"""Imported by the process that programs are forked from."""
+PROGRAM_MODULES = (
+    *MODULES,
+    *("aionn.blocking", "aionn.cli.commands", "aionn.media", "aionn.reports.terminal"),
+    *("aionn.benchmarking.stress.bodies", "aionn.conformance.workers", "aionn.media.network_streams.process"),
+    *(["av"] if importlib.util.find_spec("av") else []),
+)
+"""Imported by the process that programs are forked from, and processes that compute for a command or decode a stream."""
 
 _kinds = pytest.StashKey[Kinds]()
 """Which of the processes that the present test starts are forked."""

@@ -95,15 +95,15 @@ def told(
         os.close(written)
 
 
-@pytest.mark.parametrize("in_session", [True, False])
+@pytest.mark.parametrize("options", [{"start_new_session": True}, {"process_group": 0}, {}], ids=str)
 def test_forked_process_is_as_an_executed_one(
-    forking: ForkedStarts, in_session: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    forking: ForkedStarts, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("AIONN_LOG", "model")
     monkeypatch.chdir(tmp_path)
-    forked = told(start_new_session=in_session)
+    forked = told(**options)
     forking.end()
-    executed = told(start_new_session=in_session)
+    executed = told(**options)
     assert forking.count == 1
     assert (forked.returncode, forked.stderr) == (executed.returncode, executed.stderr) == (0, "last words")
     assert json.loads(forked.stdout) == json.loads(executed.stdout)

@@ -60,8 +60,8 @@ DESCRIPTORS_MAX = 64
 ANSWER_S_MAX = 30.0
 """Limit of the wait for an answer: the first one comes once everything is imported."""
 
-CODE = re.compile(r"import sys; sys\.path\[:\] = .*; from \S+ import main; main\(sys\.argv\[1:\]\)")
-"""Of a process of ours: it sets its module path, whatever that was."""
+CODE = re.compile(r"import sys; sys\.path\[:\] = .*; from (\S+) import main; main\(sys\.argv\[1:\]\)")
+"""Of a process of ours: it sets its module path, whatever that was, and executes a module's ``main``."""
 
 NUMBER_BYTES_MAX = 16
 """Of the number of a process in decimal digits."""
@@ -102,12 +102,14 @@ class ForkServer:
 
     Attributes:
         pids: The numbers of all fork servers of this process.
+        modules: As given.
     """
 
     pids: ClassVar[set[int]] = set()
 
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
         self._lock = threading.Lock()
+        self.modules = frozenset(modules)
         self._environment = dict(environment)
         self._conditions = json.dumps(_conditions())
         self._owner = os.getpid()
@@ -158,7 +160,7 @@ class ForkServer:
             or asked["executable"] is not None
             or asked["shell"]
             or asked["umask"] >= 0
-            or asked["process_group"] >= 0
+            or asked["process_group"] > 0
             or os.getpid() != self._owner
             or json.dumps(_conditions()) != self._conditions
         ):
@@ -172,6 +174,7 @@ class ForkServer:
             "folder": os.getcwd() if asked["cwd"] is None else os.fspath(asked["cwd"]),
             "numbers": [0, 1, 2, *passed],
             "session": asked["start_new_session"],
+            "group": asked["process_group"] == 0,
         }
         with self._lock, _adopting():
             socket.send_fds(self._socket, [json.dumps(message).encode()], [*standard, *passed])
@@ -224,6 +227,13 @@ def _is_ours(program: Mapping[str, Any]) -> bool:
     )
 
 
+def _entry(command: object) -> str | None:
+    """The module whose ``main`` a process of ours executes; None for others."""
+    program = _program(command)
+    found = CODE.fullmatch(program["what"]) if program is not None else None
+    return found.group(1) if found is not None else None
+
+
 EXECUTE = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 
 Kinds = Literal["product", "any", "none"]
@@ -235,7 +245,8 @@ class ForkedStarts:
     Args:
         server: It.
         kinds: Which processes may be forked now: those of the product, any, or none.
-        programs: The server of those that the product does not start, which may import more; None: the same.
+        programs: The server of those that the product does not start, and of those whose module only this server has imported;
+            None: the same.
 
     Attributes:
         count: The number of forked processes.
@@ -252,7 +263,10 @@ class ForkedStarts:
         def start(process: Any, *given: Any) -> None:
             asked = signature.bind(process, *given).arguments
             now = kinds()
-            pid = None if now == "none" else server.start(asked, is_any=False)
+            pid = None
+            if now != "none":
+                chosen = others if _entry(asked["args"]) in others.modules - server.modules else server
+                pid = chosen.start(asked, is_any=False)
             if pid is None and now == "any":
                 pid = others.start(asked, is_any=True)
             if pid is None:
@@ -383,6 +397,8 @@ def _become(message: Mapping[str, Any], fds: Sequence[int]) -> None:
     os.closerange(max(numbers) + 1, max(moved) + 1)
     if message["session"]:
         os.setsid()
+    if message["group"]:
+        os.setpgid(0, 0)
     os.chdir(message["folder"])
     for name in set(os.environ) - set(message["environment"]):
         del os.environ[name]
