@@ -93,6 +93,7 @@ HOMES: dict[str, tuple[str, ...]] = {
         "aionn/drivers/kit/asynchronous.py",
         "aionn/hal/launch.py",
         "aionn/media/live/",
+        "aionn/media/source.py",
         "aionn/platform/loops.py",
         "aionn/runtime/background.py",
         "aionn/runtime/clock.py",

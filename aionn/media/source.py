@@ -13,6 +13,7 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 import warnings
@@ -21,12 +22,12 @@ from types import TracebackType
 from typing import Generic, Literal, TypeVar
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import msgspec
-from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from aionn.errors import InvalidArgument
+from aionn.errors import GeneralFailure, InvalidArgument
 from aionn.media.pacing import Keep, PresentationQueue, captured_at_ns, checked_keep, checked_queue_max
 from aionn.media.records import AudioWindow, Frame, SourceStatistics
 
@@ -111,13 +112,17 @@ class Source(Generic[T]):
             self._state = "closed"
             await self._close_items()
             raise
-        send, receive = anyio.create_memory_object_stream[Made[T]](AHEAD_MAX)
-        self._send: MemoryObjectSendStream[Made[T]] = send
-        self._receive: MemoryObjectReceiveStream[Made[T]] = receive
-        self._tasks: TaskGroup = anyio.create_task_group()
-        await self._tasks.__aenter__()
-        self._tasks.start_soon(self._make_ahead, first, send)
-        self._tasks.start_soon(self._present, receive)
+        begun = anyio.Event()
+        # A task group of this task would have to be left by it; an async generator around a source may be closed by another one.
+        self._task = asyncio.get_running_loop().create_task(
+            self._run(first, begun), name=f"aionn-{self._name}"
+        )
+        try:
+            # A task that has not begun when its loop is stopped leaves a coroutine that was never awaited.
+            await begun.wait()
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
         return self
 
     async def __aexit__(
@@ -130,13 +135,10 @@ class Source(Generic[T]):
         if self._state != "open":
             return
         self._state = "closed"
-        self._tasks.cancel_scope.cancel()
+        self._task.cancel()
         try:
-            # The task group does not get the body's exception: it would wrap it in a group. Its own tasks raise nothing.
-            await self._tasks.__aexit__(None, None, None)
+            await _outlast(self._task)
         finally:
-            self._send.close()
-            self._receive.close()
             await self._close_items()
 
     def __del__(self) -> None:
@@ -197,6 +199,9 @@ class Source(Generic[T]):
                 offset_ns, item = next(self._items)
             except StopIteration:
                 return None
+            except asyncio.CancelledError as e:
+                # Raised further it would end the task that made the step, and the medium would seem to have ended.
+                raise GeneralFailure(f"{self._name}: expected items from the generator, got {e!r}") from e
             return offset_ns, item, self._now()
 
     async def _make(self) -> Made[T] | None:
@@ -223,6 +228,18 @@ class Source(Generic[T]):
             self._close_step()
             raise
 
+    async def _run(self, first: Made[T] | None, begun: anyio.Event) -> None:
+        send, receive = anyio.create_memory_object_stream[Made[T]](AHEAD_MAX)
+        try:
+            with send, receive:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._make_ahead, first, send)
+                    await self._present(receive, begun)
+        finally:
+            # Also when the end of the loop has cancelled this: a consumer does not wait for more.
+            self._ended = True
+            self._announce_change()
+
     async def _make_ahead(self, first: Made[T] | None, send: MemoryObjectSendStream[Made[T]]) -> None:
         with send:
             made = first
@@ -233,7 +250,9 @@ class Source(Generic[T]):
             except Exception as failure:  # Any error of a generator belongs to the consumer.
                 self._failure = failure
 
-    async def _present(self, receive: MemoryObjectReceiveStream[Made[T]]) -> None:
+    async def _present(self, receive: MemoryObjectReceiveStream[Made[T]], begun: anyio.Event) -> None:
+        await anyio.lowlevel.checkpoint()  # The other task begins.
+        begun.set()
         start_ns = presented_ns = self._now()
         held_until_ns = 0
         with receive:
@@ -252,10 +271,28 @@ class Source(Generic[T]):
                 )
                 presented_ns = self._now()
                 self._announce_change()
-        self._ended = True
-        self._announce_change()
 
     async def _sleep_until(self, due_ns: int) -> None:
         # A loop, because timers may fire early: uvloop counts in whole milliseconds.
         while (left_ns := due_ns - self._now()) > 0:
             await anyio.sleep(max(left_ns, SLEEP_NS_MIN) / 1e9)
+
+
+async def _outlast(task: asyncio.Task[None]) -> None:
+    """Waits for the end of a task that was cancelled, however often the caller is cancelled during the wait.
+
+    Raises:
+        asyncio.CancelledError: The caller was cancelled; the task has ended.
+        BaseException: What ended the task otherwise.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    with anyio.CancelScope(shield=True):
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError as e:
+                cancelled = e
+    if cancelled is not None:
+        raise cancelled
+    if not task.cancelled():
+        task.result()

@@ -59,14 +59,19 @@ def checked_address(url: str, where: str) -> str:
     return url
 
 
+_SECRET_PART = re.compile(r"[?#;&=]")
+"""Begins a part of a path that may be a key: a query, a fragment, or parameters, which some cameras take as their path."""
+
+
 def masked(url: str) -> str:
-    """An address as it may be shown: without credentials, query and fragment."""
+    """An address as it may be shown: without credentials, parameters, query and fragment."""
     head, separator, rest = url.partition("://")
     if not separator:
-        return url.rpartition("@")[2].partition("?")[0]
-    place = re.split(r"[?#]", rest, maxsplit=1)[0]
-    authority, slash, path = place.partition("/")
-    return f"{head}://{authority.rpartition('@')[2]}{slash}{path}"
+        head, rest = "", url
+    # A password with a slash, a question mark or a number sign that is not encoded ends the authority too early.
+    credentials, _, place = rest.rpartition("@")
+    hidden = "***@" if re.search(r"[/?#]", credentials) else ""
+    return f"{head}{separator}{hidden}{_SECRET_PART.split(place, maxsplit=1)[0]}"
 
 
 def without_credentials(text: str, url: str) -> str:
@@ -74,7 +79,8 @@ def without_credentials(text: str, url: str) -> str:
     shown = masked(url)
     text = text.replace(url, shown)
     parts = urllib.parse.urlsplit(url)
-    for secret in (parts.password, parts.username, parts.query):
+    parameters = _SECRET_PART.split(parts.path, maxsplit=1)[1:]
+    for secret in (parts.password, parts.username, parts.query, *parameters):
         if secret:
             for form in (secret, urllib.parse.unquote(secret)):
                 text = text.replace(form, "***")

@@ -170,7 +170,9 @@ def _draining(sock: socket.socket) -> _Parts:
         is_stream = sock.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_STREAM
         for _ in range(UNREAD_MAX):
             payload, ancillary, _, _ = sock.recvmsg(_BYTES_AT_ONCE, _ROOM, _FLAGS)
-            yield _closing(descriptors_of(ancillary))
+            fds = descriptors_of(ancillary)
+            if fds:
+                yield _closing(fds)
             if not payload and (is_stream or not ancillary):
                 return
             yield 1

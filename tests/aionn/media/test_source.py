@@ -9,7 +9,7 @@ import anyio.lowlevel
 import numpy as np
 import pytest
 
-from aionn.errors import InvalidArgument
+from aionn.errors import GeneralFailure, InvalidArgument
 from aionn.media import Frame, Source, synthetic_video
 from aionn.media.source import AHEAD_MAX
 
@@ -414,3 +414,64 @@ def test_source_that_was_never_entered_opens_nothing():
     del source
     gc.collect()
     assert (made.made, made.closed) == (0, 0)
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_error_of_a_generator_that_looks_like_a_cancellation_reaches_the_consumer(really, blocking):
+    """The medium would seem to have ended."""
+
+    def before(index):
+        if index == 2:
+            raise asyncio.CancelledError("of the generator")
+
+    async def body():
+        source = Made(5, before=before).source(blocking=blocking, pace=False)
+        frames = []
+        with pytest.raises(GeneralFailure, match="of the generator"):
+            async with source as items:
+                async for frame in items:
+                    frames.append(frame)
+        return len(frames)
+
+    assert really(body) == 2
+
+
+@pytest.mark.filterwarnings("ignore:<Source .* was dropped open:ResourceWarning")
+@pytest.mark.parametrize("blocking", [True, False])
+def test_source_in_an_async_generator_is_closed_by_the_task_that_closes_the_generator(blocking):
+    """That of ``asyncio.run``, for a generator that its consumer has left."""
+    made, failures = Made(50), []
+
+    async def frames():
+        async with made.source(blocking=blocking) as items:
+            async for frame in items:
+                yield frame
+
+    async def main():
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: failures.append(context))
+        left = frames()
+        await anext(left)
+        return left
+
+    asyncio.run(main())
+    assert made.closed == 1 and not failures
+
+
+def test_source_that_is_cancelled_while_it_opens_leaves_nothing(really):
+    made = Made(50)
+
+    async def body():
+        for turns in range(12):
+            source = made.source()
+            task = asyncio.ensure_future(source.__aenter__())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            if task.done():
+                await source.__aexit__(None, None, None)
+                continue
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert len(asyncio.all_tasks()) == 1
+
+    really(body)

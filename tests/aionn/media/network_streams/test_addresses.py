@@ -1,0 +1,45 @@
+"""What messages show of an address."""
+
+import pytest
+
+from aionn.errors import InvalidArgument
+from aionn.media.network_streams.addresses import checked_address, masked, without_credentials
+
+SECRET = "s3cret"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("rtsp://cam:554/live/1", "rtsp://cam:554/live/1"),
+        (f"rtsp://admin:{SECRET}@cam:554/live/1", "rtsp://cam:554/live/1"),
+        (f"rtsp://admin:p@{SECRET}@cam/1", "rtsp://cam/1"),
+        (f"admin:{SECRET}@cam:554/1", "cam:554/1"),
+        # Characters of a password that are not encoded end the authority for every parser.
+        (f"rtsp://admin:{SECRET}#5@cam/1", "rtsp://***@cam/1"),
+        (f"rtsp://admin:{SECRET}?5@cam/1", "rtsp://***@cam/1"),
+        (f"rtsp://admin:{SECRET}/5@cam/1", "rtsp://***@cam/1"),
+        (f"rtsp://admin:5/{SECRET}@cam/1", "rtsp://***@cam/1"),
+        (f"rtsp://admin:p@{SECRET}/5@cam/1", "rtsp://***@cam/1"),
+        # Parameters, in a query, a fragment or the path itself.
+        (f"http://cam/mjpeg?key={SECRET}", "http://cam/mjpeg"),
+        (f"http://cam/mjpeg#{SECRET}", "http://cam/mjpeg"),
+        (f"http://cam/mjpeg;key={SECRET}", "http://cam/mjpeg"),
+        (f"rtsp://cam/user=admin&password={SECRET}&channel=1", "rtsp://cam/user"),
+    ],
+)
+def test_no_secret_of_an_address_is_shown(url: str, shown: str) -> None:
+    assert masked(url) == shown
+    try:
+        checked_address(url, "here")
+    except InvalidArgument as e:
+        assert SECRET not in str(e)
+
+
+def test_message_of_a_library_repeats_no_secret_of_an_address() -> None:
+    for url in (
+        f"rtsp://{SECRET}:{SECRET}@cam/1?key={SECRET}",
+        f"rtsp://cam/user=admin&password={SECRET}&channel=1",
+    ):
+        told = without_credentials(f"{url}: refused; {url.partition('cam')[2]}: 401", url)
+        assert SECRET not in told and "refused" in told
