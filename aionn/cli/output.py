@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
 from aionn.errors import InvalidArgument
 from aionn.reports.terminal import write_out
 
-__all__ = ["check_writable", "print_json", "write_report"]
+__all__ = ["check_writable", "print_json", "replaced", "write_report"]
+
+NAME_MAX = 100
+"""Characters of a file's name that occur in the name of its replacement: of 255 bytes a character may take four."""
 
 
 def print_json(value: Any) -> None:
@@ -44,15 +49,46 @@ def check_writable(*paths: Path | None) -> None:
 
 
 def write_report(path: Path, text: str) -> None:
-    """Writes a report into a file, over what is there.
+    """Writes a report into a file, in place of what is there. Raises as ``replaced``."""
+    with replaced(path) as file:
+        file.write(text.encode("utf-8"))
+
+
+@contextlib.contextmanager
+def replaced(path: Path) -> Iterator[BinaryIO]:
+    """A file whose content takes the place of what is there when all of it is written: a full disk loses nothing.
 
     Raises:
         InvalidArgument: It cannot be written.
     """
+    target = Path(os.path.realpath(path))  # A link stays, and points to the new file.
     try:
-        path.write_text(text, encoding="utf-8")
+        temporary = None if target.exists() and not target.is_file() else _beside(target)
+        if temporary is None:
+            with target.open("wb") as file:
+                yield file
+            return
+        try:
+            with temporary.open("wb") as file:
+                yield file
+            if target.exists():
+                temporary.chmod(target.stat().st_mode & 0o7777)
+            temporary.replace(target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
     except OSError as e:
         raise _unwritable(path, e) from e
+
+
+def _beside(target: Path) -> Path | None:
+    """A new file in the folder of another one; None where the folder takes none, though the file itself may be written."""
+    temporary = target.with_name(f".aionn-{os.getpid()}-{target.name[:NAME_MAX]}")
+    try:
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+    except (PermissionError, FileExistsError):
+        return None
+    return temporary
 
 
 def _unwritable(path: Path, error: OSError) -> InvalidArgument:

@@ -15,8 +15,7 @@ from aionn.benchmarking.figures import spread_of
 from aionn.cli import interrupts
 from aionn.cli.importing import Dimensions, InputShapes, Values, import_options, load_array
 from aionn.cli.numbers import DEADLINE_MS_MAX, SEED_MAX, numbers
-from aionn.cli.output import check_writable, print_json
-from aionn.errors import InvalidArgument
+from aionn.cli.output import check_writable, print_json, replaced
 from aionn.hal import check_deadline_ns
 from aionn.models.importing import ImportOptions
 from aionn.reports.terminal import print_line
@@ -79,11 +78,8 @@ def run(
 
 
 def _save(path: Path, outputs: Sequence[Array]) -> None:
-    try:
-        with path.open("wb") as file:
-            np.savez(file, allow_pickle=False, **{f"output{i}": a for i, a in enumerate(outputs)})
-    except OSError as e:
-        raise InvalidArgument(f"--output {path}: {e.strerror}") from e
+    with replaced(path) as file:
+        np.savez(file, allow_pickle=False, **{f"output{i}": a for i, a in enumerate(outputs)})
 
 
 def _random(spec: TensorSpec, generator: np.random.Generator) -> Array:

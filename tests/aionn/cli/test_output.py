@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,34 @@ def test_report_is_written_over_what_is_there(tmp_path: Path) -> None:
     for text in ("a longer report: \N{MICRO SIGN}s", "short"):
         write_report(path, text)
         assert path.read_text(encoding="utf-8") == text
+
+
+def test_disk_that_is_full_loses_no_report(tmp_path: Path) -> None:
+    path, link = tmp_path / "page.html", tmp_path / "link.html"
+    write_report(path, "the old one")
+    path.chmod(0o640)
+    link.symlink_to(path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
+    try:
+        with pytest.raises(
+            InvalidArgument, match=f"{link}: expected a file that can be written: File too large"
+        ):
+            write_report(link, "x" * (1 << 17))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_text() == "the old one"
+    write_report(link, "the new one")
+    assert (path.read_text(), path.stat().st_mode & 0o777, link.is_symlink()) == ("the new one", 0o640, True)
+    assert sorted(other.name for other in tmp_path.iterdir()) == ["link.html", "page.html"]
+
+
+def test_report_goes_to_what_is_no_file() -> None:
+    write_report(Path("/dev/null"), "read by none")
+    with pytest.raises(
+        InvalidArgument, match="/dev/full: expected a file that can be written: No space left"
+    ):
+        write_report(Path("/dev/full"), "read by none")
 
 
 def test_environment_can_be_copied_at_80_columns(
