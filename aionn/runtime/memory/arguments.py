@@ -59,6 +59,9 @@ _logger = logging.getLogger("aionn.memory")
 
 Array = npt.NDArray[Any]
 
+NAMED_MAX = 8
+"""Inputs that a message names; a model of states may have hundreds."""
+
 AREAS_KEPT_MAX = 8
 """Request memories that a compilation, or a subgraph of one, keeps for the next execution; more are given back."""
 
@@ -139,12 +142,8 @@ def check_inputs(
     Raises:
         InvalidArgument: Wrong number, type or shape, or one is missing; names the input, the expected and the actual value.
     """
-    if not isinstance(values, list | tuple):
-        raise InvalidArgument(
-            f"inputs: expected a list with {len(specs)} arrays, got a {type(values).__name__}"
-        )
-    if len(values) != len(specs):
-        raise InvalidArgument(f"inputs: expected {len(specs)} arrays, got {len(values)}")
+    if not isinstance(values, list | tuple) or len(values) != len(specs):
+        raise _not_a_list_of(specs, values)
     return [
         # The usual case first: an array with exactly the model's type and shape.
         v
@@ -152,6 +151,16 @@ def check_inputs(
         else _check_input(i, s, v, needed)
         for i, (s, v) in enumerate(zip(specs, values, strict=True))
     ]
+
+
+def _not_a_list_of(specs: Sequence[TensorSpec], values: object) -> InvalidArgument:
+    names = ", ".join([spec.name for spec in specs[:NAMED_MAX]] + ["..."] * (len(specs) > NAMED_MAX))
+    if isinstance(values, list | tuple):
+        return InvalidArgument(f"inputs: expected {len(specs)} arrays, got {len(values)} (it takes {names})")
+    advice = "; write [array]" if isinstance(values, np.ndarray) else ""
+    return InvalidArgument(
+        f"inputs: expected a list with {len(specs)} arrays, got a {type(values).__name__}{advice}"
+    )
 
 
 def _check_input(
@@ -200,7 +209,15 @@ def _view_of(value: Any, where: str, expected: str) -> Array:
     try:
         return np.asarray(memoryview(value))
     except TypeError:
-        raise InvalidArgument(f"{where}: expected {expected}, got a {type(value).__name__}") from None
+        advice = "; numpy.asarray(value) makes it an array" if _is_like_an_array(value) else ""
+        raise InvalidArgument(f"{where}: expected {expected}, got a {type(value).__name__}{advice}") from None
+
+
+def _is_like_an_array(value: Any) -> bool:
+    try:
+        return np.asarray(value).dtype.kind in "biuf"
+    except Exception:  # Objects of an application may raise anything.
+        return False
 
 
 def output_target(index: int, spec: TensorSpec, value: Any) -> Array:
@@ -487,6 +504,9 @@ class RequestArea:
 Writer = Callable[[Any, Array], None]
 """Writes a value of an application into a view of an input."""
 
+ViewsWriter = Callable[[Any, Mapping[str, Array]], Mapping[str, Any] | None]
+"""Writes a value of an application into views of several inputs, by their names; or returns arrays for some of them."""
+
 
 def value_writer(spec: TensorSpec) -> Writer:
     """Writes real values (any float array of the input's number of elements) into the input, quantised if it is."""
@@ -529,6 +549,11 @@ def image_writer(spec: TensorSpec, *, low: float = 0.0, high: float = 1.0) -> Wr
 
     def write(value: Any, view: Array) -> None:
         picture = view[0].transpose(order)
+        if not isinstance(value, np.ndarray):
+            raise InvalidArgument(
+                f"{spec.name}: expected a picture as a uint8 array of shape {list(picture.shape)}, got a "
+                f"{type(value).__name__}; numpy.asarray(image) gives the pixels of an image of another library"
+            )
         if value.dtype != np.uint8 or value.shape != picture.shape:
             raise InvalidArgument(
                 f"{spec.name}: expected a uint8 picture of shape {list(picture.shape)}, got {value.dtype} {list(value.shape)}"
