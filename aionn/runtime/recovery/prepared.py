@@ -348,6 +348,10 @@ class RecoveringPreparedModel(PreparedModelDefaults):
         self._bursts.add(burst)
         return burst
 
+    def forget_burst(self, burst: RecoveringBurst) -> None:
+        """A burst was closed, and is not opened again."""
+        self._bursts.discard(burst)
+
     async def _over(self) -> None:
         while self._recovery.state is RecoveryState.PREPARING and self._ended is not None:
             await self._ended.wait()
@@ -452,6 +456,7 @@ class RecoveringBurst(BurstDefaults):
     async def aclose(self) -> None:
         """See ``Burst``."""
         self._is_closed = True
+        self._owner.forget_burst(self)
         await self.current.aclose()
 
 
