@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fmq.descriptor import MQDescriptor
 from fmq.errors import ClosedQueue
 
-if TYPE_CHECKING:
-    from fmq.queue import MessageQueue
-
 __all__ = ["reduced"]
 
 
-def reduced(queue: MessageQueue) -> tuple[Any, ...]:
-    """The reduction of a queue for pickle, while multiprocessing starts a process.
+def reduced(queue: Any) -> tuple[Any, ...]:
+    """The reduction of a ``MessageQueue`` for pickle, while multiprocessing starts a process.
 
     Raises:
         ClosedQueue: It is closed.
@@ -38,7 +35,7 @@ def reduced(queue: MessageQueue) -> tuple[Any, ...]:
     return _attached, (type(queue), queue.descriptor.to_bytes(), tuple(map(DupFd, queue.fds)), queue.dtype)
 
 
-def _attached(kind: type[MessageQueue], descriptor: bytes, passed: Sequence[Any], dtype: Any) -> MessageQueue:
+def _attached(kind: Any, descriptor: bytes, passed: Sequence[Any], dtype: Any) -> Any:
     fds = [one.detach() for one in passed]
     try:
         return kind.attach(MQDescriptor.from_bytes(descriptor), fds, dtype=dtype)

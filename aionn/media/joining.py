@@ -125,7 +125,7 @@ class TimeJoin(Generic[A, B]):
         self._has_second_ended = True
 
     def take(self, now_ns: int) -> Pair[A, B] | None:
-        """The next pair; None where there is none yet. Drops items without a partner in time."""
+        """Returns the next pair; None while no item has a partner. Drops items without a partner in time."""
         while self._waiting:
             stamp_ns, expires_ns, item = self._waiting[0]
             partner = max(

@@ -50,7 +50,6 @@ from aionn.runtime.memory.arguments import (
     RequestArea,
     TensorSpec,
     Value,
-    ViewsWriter,
     Writer,
     check_inputs,
 )
@@ -69,6 +68,9 @@ CLOSE_S_MAX = 1.0
 """Limit of the wait of closing for a running execution; then the burst ends anyway."""
 
 _T = TypeVar("_T")
+
+ViewsWriter = Callable[[Any, Mapping[str, Array]], Mapping[str, Any] | None]
+"""Writes a value of an application into views of several inputs, by their names; or returns arrays for some of them."""
 
 
 class _StepInBurst(Step):

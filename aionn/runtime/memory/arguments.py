@@ -209,15 +209,8 @@ def _view_of(value: Any, where: str, expected: str) -> Array:
     try:
         return np.asarray(memoryview(value))
     except TypeError:
-        advice = "; numpy.asarray(value) makes it an array" if _is_like_an_array(value) else ""
-        raise InvalidArgument(f"{where}: expected {expected}, got a {type(value).__name__}{advice}") from None
-
-
-def _is_like_an_array(value: Any) -> bool:
-    try:
-        return np.asarray(value).dtype.kind in "biuf"
-    except Exception:  # Objects of an application may raise anything.
-        return False
+        given = type(value).__name__
+        raise InvalidArgument(f"{where}: expected {expected}, got a {given} (see numpy.asarray)") from None
 
 
 def output_target(index: int, spec: TensorSpec, value: Any) -> Array:
@@ -503,9 +496,6 @@ class RequestArea:
 
 Writer = Callable[[Any, Array], None]
 """Writes a value of an application into a view of an input."""
-
-ViewsWriter = Callable[[Any, Mapping[str, Array]], Mapping[str, Any] | None]
-"""Writes a value of an application into views of several inputs, by their names; or returns arrays for some of them."""
 
 
 def value_writer(spec: TensorSpec) -> Writer:
