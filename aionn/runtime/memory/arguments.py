@@ -541,8 +541,7 @@ def image_writer(spec: TensorSpec, *, low: float = 0.0, high: float = 1.0) -> Wr
         picture = view[0].transpose(order)
         if not isinstance(value, np.ndarray):
             raise InvalidArgument(
-                f"{spec.name}: expected a picture as a uint8 array of shape {list(picture.shape)}, got a "
-                f"{type(value).__name__}; numpy.asarray(image) gives the pixels of an image of another library"
+                f"{spec.name}: expected a picture as a uint8 array, got a {type(value).__name__}; numpy.asarray(image) makes it one"
             )
         if value.dtype != np.uint8 or value.shape != picture.shape:
             raise InvalidArgument(

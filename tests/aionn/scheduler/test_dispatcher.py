@@ -99,7 +99,9 @@ async def test_learnt_duration_makes_a_deadline_impossible():
     clock = [0]
     dispatcher = Dispatcher(1, now=lambda: clock[0])
     await learn(dispatcher, clock, 1000, 1200, 1300, 1100)
-    with pytest.raises(MissedDeadline, match=r"needs 1 us, and 999 ns are left .* too late by 1 ns") as caught:
+    with pytest.raises(
+        MissedDeadline, match=r"needs 1 us, and 999 ns are left .* too late by 1 ns"
+    ) as caught:
         dispatcher.enter(priority=HIGH, deadline_ns=clock[0] + 999, model="m")
     assert not caught.value.transient
     dispatcher.leave(dispatcher.enter(priority=HIGH, deadline_ns=clock[0] + 1000, model="m"))
