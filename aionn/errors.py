@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import errno
+import traceback
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DeadObject",
     "DeviceUnavailable",
+    "DriverTraceback",
     "Error",
     "ErrorStatus",
     "ExecutionCancelled",
@@ -40,8 +42,16 @@ __all__ = [
     "shortage_of",
     "shortages_told",
     "status_of",
+    "traceback_of",
+    "with_driver_traceback",
     "words_of",
 ]
+
+TRACEBACK_CHARACTERS_MAX = 2000
+"""Longest text of a traceback that a driver process sends: the last ten calls, which fit a message beside the text of the error."""
+
+TRACEBACK_FRAMES_MAX = 12
+"""Most calls of a traceback that are written down: each reads a line of a source file."""
 
 _SHORTAGES = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC)
 
@@ -96,9 +106,33 @@ class DeviceUnavailable(Error):
 
 
 class DeadObject(Error):
-    """The driver process that held this object is gone. Compile again: a new driver is started."""
+    """The driver process that held this object is gone. Compile again: a new driver is started.
+
+    Attributes:
+        transient: True when the same call may succeed at another time: a driver that died during a compilation is started again by
+            the next one, and a compilation with ``recover`` is prepared again. False when the object is gone for good.
+    """
 
     status = ErrorStatus.DEAD_OBJECT
+
+    def __init__(self, message: str, *, transient: bool = False) -> None:
+        super().__init__(message)
+        self.transient = transient
+
+
+class DriverTraceback(Exception):
+    """The traceback of an exception in a driver process, as text; the cause of the error that the application gets.
+
+    Attributes:
+        text: What Python printed there, or its end.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"in the driver process\n{self.text}"
 
 
 class OutputInsufficientSize(Error):
@@ -187,6 +221,29 @@ def general_failure_of(error: BaseException, where: str) -> GeneralFailure:
     failure = GeneralFailure(f"{where}: {named(error)}")
     failure.__cause__ = error
     return failure
+
+
+def traceback_of(error: BaseException) -> str:
+    """The traceback of a driver's failure, for the application; empty for a caller's mistake, a missed deadline, a shortage and
+    a cancellation, whose texts suffice. At most ``TRACEBACK_CHARACTERS_MAX``: the end of a longer one, where it was raised.
+    """
+    if status_of(error) != ErrorStatus.GENERAL_FAILURE or isinstance(error, ExecutionCancelled):
+        return ""
+    raised = error.__cause__ if isinstance(error, Error) and error.__cause__ is not None else error
+    if isinstance(raised, DriverTraceback):
+        return raised.text
+    lines = traceback.format_exception(raised, limit=-TRACEBACK_FRAMES_MAX, chain=False)
+    text = "".join(lines).rstrip()
+    # A lone surrogate (an undecodable file name) cannot be encoded.
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return text if len(text) <= TRACEBACK_CHARACTERS_MAX else f"...{text[3 - TRACEBACK_CHARACTERS_MAX :]}"
+
+
+def with_driver_traceback(error: Error, text: str) -> Error:
+    """The error with the text of a driver's traceback as its cause; unchanged without a text."""
+    if text:
+        error.__cause__ = DriverTraceback(text[-TRACEBACK_CHARACTERS_MAX:])
+    return error
 
 
 def shortage_of(error: BaseException, where: str) -> ResourceExhausted | None:

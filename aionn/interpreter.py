@@ -21,17 +21,21 @@ from typing import Any
 
 import numpy as np
 
-from aionn.errors import Error, GeneralFailure, InvalidArgument, MissedDeadline, named
+from aionn.errors import Error, GeneralFailure, InvalidArgument, InvalidModel, MissedDeadline, named
 from aionn.hal import (
     Model,
     Operand,
     OperandLifeTime,
+    OperandType,
     Operation,
     OperationType,
     Subgraph,
     constant_array,
+    dimensions_are_known,
     effective_loop_timeout_ns,
     is_extension_operand_type,
+    is_scalar_type,
+    operand_dtype,
     operation_type_name,
 )
 from aionn.hal.pieces import between_pieces
@@ -39,7 +43,7 @@ from aionn.ops import CONTRACTS, PRODUCTS, Array, Call, Tensor
 from aionn.ops.numerics.blas import one_thread
 from aionn.ops.signature import Shape, ShapeFunction
 
-__all__ = ["Interpreter", "RunControl"]
+__all__ = ["Interpreter", "RunControl", "check_stated_shapes"]
 
 _logger = logging.getLogger("aionn.cpuexe")
 
@@ -137,7 +141,7 @@ class _Step:
             return allowed[1]
         shapes = [tuple(shape) for shape in rule(call)]
         blind = [
-            tensor if tensor is None or place not in self._varying else _Shaped(tensor)
+            tensor if tensor is None or place not in self._varying else _Shaped(tensor.operand, tensor.shape)
             for place, tensor in enumerate(inputs)
         ]
         try:
@@ -158,10 +162,10 @@ class _Shaped(Tensor):
 
     __slots__ = ("_shape",)
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.operand = tensor.operand
+    def __init__(self, operand: Operand, shape: Shape) -> None:
+        self.operand = operand
         self.is_constant = False
-        self._shape = tensor.shape
+        self._shape = shape
 
     @property
     def array(self) -> Array:  # type: ignore[override]
@@ -378,11 +382,58 @@ def _where(subgraph_index: int, position: int, step: _Step) -> str:
 
 def _check_shape(output: int, operand: Operand, array: Array) -> None:
     """Rejects a result whose shape differs from the model's, as far as the model has one."""
-    declared = operand.dimensions
-    if declared and (
-        len(declared) != array.ndim
-        or any(d and d != got for d, got in zip(declared, array.shape, strict=True))
-    ):
+    if _differs(operand.dimensions, array.shape):
         raise GeneralFailure(
-            f"output {output}: the model has shape {list(declared)}, got {list(array.shape)}"
+            f"output {output}: the model has shape {list(operand.dimensions)}, got {list(array.shape)}"
         )
+
+
+def _differs(declared: Sequence[int], shape: Sequence[int]) -> bool:
+    """Whether a shape contradicts a declared one, whose extents of 0, and all of an empty one, are open."""
+    return bool(declared) and (
+        len(declared) != len(shape) or any(d and d != got for d, got in zip(declared, shape, strict=True))
+    )
+
+
+def check_stated_shapes(model: Model) -> None:
+    """Checks the shapes that a valid model states for the outputs of its main subgraph's operations, where the shapes of their
+    inputs determine them. A model of a file is as its converter wrote it; in one that is made by hand such a mistake is common.
+
+    Raises:
+        InvalidModel: An output has another shape than its operation gives it.
+    """
+    operands = model.main.operands
+    for position, operation in enumerate(model.main.operations):
+        step = _Step(model.main, operation)
+        rule = None if step.contract is None else step.contract.shapes
+        known = [operands[index] for index in operation.inputs]
+        if rule is None or not all(
+            dimensions_are_known(operand.type, operand.dimensions) for operand in known
+        ):
+            continue
+        inputs = [_stated(model, operand) for operand in known]
+        try:
+            shapes = [tuple(shape) for shape in rule(Call(inputs, step.outputs))]
+        except Exception:
+            continue  # The shape depends on a value; or the rule rejects the inputs, which devices do as well.
+        for output, (operand, shape) in enumerate(zip(step.outputs, shapes, strict=False)):
+            if _differs(operand.dimensions, shape):
+                raise InvalidModel(
+                    f"{_where(0, position, step)}, output {output}: expected shape {list(shape)}, which its inputs give, "
+                    f"got {list(operand.dimensions)}"
+                )
+
+
+_INDEXING = (OperandType.TENSOR_INT32, OperandType.TENSOR_BOOL8)
+"""Types of tensors whose values may determine shapes."""
+
+
+def _stated(model: Model, operand: Operand) -> Tensor | None:
+    if operand.lifetime == OperandLifeTime.NO_VALUE:
+        return None
+    if operand.is_constant:
+        return Tensor(operand, constant_array(model, operand), is_constant=True)
+    if operand.type in _INDEXING or is_scalar_type(operand.type):
+        return _Shaped(operand, operand.dimensions)  # Its values may be extents, axes or paddings.
+    zero = np.zeros((), operand_dtype(operand.type))
+    return Tensor(operand, np.broadcast_to(zero, operand.dimensions))

@@ -29,6 +29,7 @@ from fmq.descriptor import Flavour, Grantor, MQDescriptor, check_descriptor, pla
 from fmq.errors import ClosedQueue, InvalidArgument, InvalidDescriptor
 from fmq.event_flag import EventFlag, Notification
 from fmq.region import check_eventfd, check_memory, create_memory, duplicate, map_memory
+from fmq.spawning import reduced
 from fmq.statistics import Statistics
 from fmq.transaction import Transaction
 
@@ -561,6 +562,10 @@ class MessageQueue(Ring):
         elif not getattr(self, "_closed", True):
             warnings.warn(f"{self!r} was dropped open", ResourceWarning, stacklevel=2, source=self)
             self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As multiprocessing passes it to a process that it starts; TypeError for any other purpose."""
+        return reduced(self)
 
     def __repr__(self) -> str:
         if self.state != "open":

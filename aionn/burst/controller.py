@@ -23,6 +23,8 @@ import anyio.lowlevel
 import fmq
 from aionn.burst.packets import (
     PACKET_BYTES_MAX,
+    TEXT_CHARACTERS_MAX,
+    BurstResult,
     MalformedPacket,
     decode_result,
     encode_limits,
@@ -39,6 +41,7 @@ from aionn.errors import (
     MissedDeadline,
     ResourceExhausted,
     error_for_status,
+    with_driver_traceback,
 )
 from aionn.hal import (
     BufferToken,
@@ -431,7 +434,7 @@ class BurstController(BurstDefaults):
             elif result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
                 self._last_result = ExecutionResult(False, result.output_shapes)
             else:
-                return error_for_status(result.status, f"burst: the driver answered {result.status.name}")
+                return _error_of(result)
             self._last_payload = payload
         return self._last_result
 
@@ -482,3 +485,11 @@ class BurstController(BurstDefaults):
             self._end_launches("burst: it was closed")
             self._requests.close()
             self._results.close()
+
+
+def _error_of(result: BurstResult) -> Error:
+    message = f"burst: the driver answered {result.status.name}"
+    if result.texts is None:
+        return error_for_status(result.status, message)
+    error = error_for_status(result.status, f"{message}: {result.texts.message[:TEXT_CHARACTERS_MAX]}")
+    return with_driver_traceback(error, result.texts.traceback)

@@ -22,7 +22,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from aionn.errors import ErrorStatus, InvalidArgument
+from aionn.errors import Error, ErrorStatus, InvalidArgument, traceback_of, words_of
 from aionn.hal import (
     NO_TIMING,
     TIME_MAX_NS,
@@ -38,9 +38,11 @@ __all__ = [
     "LIMITS_BYTES",
     "PACKET_BYTES_MAX",
     "RANK_MAX",
+    "TEXT_CHARACTERS_MAX",
     "BurstRequest",
     "BurstResult",
     "ExecutionLimits",
+    "FailureTexts",
     "FmqRequestDatum",
     "FmqResultDatum",
     "MalformedPacket",
@@ -59,6 +61,9 @@ __all__ = [
 
 PACKET_BYTES_MAX = 1 << 20
 """Largest packet that is looked at: a request of 1,024 datums, the spec's users' queue length, takes some 20 KiB."""
+
+TEXT_CHARACTERS_MAX = 1000
+"""Longest message of an error in a result: with a traceback it fits every queue of a burst several times."""
 
 RANK_MAX = 64
 """Most dimensions of one argument: numpy's own limit."""
@@ -174,13 +179,26 @@ class ResultOperandDimensionValue(msgspec.Struct, frozen=True, array_like=True, 
 
 
 class ExecutionTiming(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """Last datum of a result."""
+    """Last datum of a result that has no texts."""
 
     timing: Timing
 
 
+class FailureTexts(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """Last datum of a failed result, which the HAL's packets do not have: the error's message, and the driver's traceback if there
+    is one.
+    """
+
+    message: str
+    traceback: str = ""
+
+
 FmqResultDatum = (
-    ResultPacketInformation | ResultOperandInformation | ResultOperandDimensionValue | ExecutionTiming
+    ResultPacketInformation
+    | ResultOperandInformation
+    | ResultOperandDimensionValue
+    | ExecutionTiming
+    | FailureTexts
 )
 
 
@@ -207,11 +225,12 @@ class BurstRequest(NamedTuple):
 
 
 class BurstResult(NamedTuple):
-    """The content of a result packet; shapes and timing are empty unless ``status`` allows them."""
+    """The content of a result packet; shapes and timing are empty unless ``status`` allows them, and so are ``texts``."""
 
     status: ErrorStatus
     output_shapes: tuple[OutputShape, ...]
     timing: Timing
+    texts: FailureTexts | None = None
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -283,6 +302,8 @@ def serialize_result(result: BurstResult) -> list[FmqResultDatum]:
         datums.append(ResultOperandInformation(shape.is_sufficient, len(shape.dimensions)))
         datums.extend(ResultOperandDimensionValue(extent) for extent in shape.dimensions)
     datums.append(ExecutionTiming(result.timing))
+    if result.texts is not None:
+        datums.append(result.texts)
     information = ResultPacketInformation(len(datums) + 1, int(result.status), len(result.output_shapes))
     return [information, *datums]
 
@@ -308,6 +329,9 @@ def deserialize_result(datums: Sequence[FmqResultDatum]) -> BurstResult:
         dimensions = reader.dimensions(ResultOperandDimensionValue, operand.dimension_count)
         shapes.append(OutputShape(dimensions, operand.is_sufficient))
     timing = reader.next(ExecutionTiming).timing
+    texts = None
+    if not reader.is_at_end and status not in (ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE):
+        texts = reader.next(FailureTexts)
     reader.end()
     if status != ErrorStatus.NONE and timing != NO_TIMING:
         raise MalformedPacket(f"burst result: expected no timing with status {status.name}, got {timing}")
@@ -317,7 +341,7 @@ def deserialize_result(datums: Sequence[FmqResultDatum]) -> BurstResult:
         )
     if (status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE) != any(not s.is_sufficient for s in shapes):
         raise MalformedPacket(f"burst result: status {status.name} contradicts the output shapes")
-    return BurstResult(status, tuple(shapes), timing)
+    return BurstResult(status, tuple(shapes), timing, texts)
 
 
 def encode_request(
@@ -385,9 +409,13 @@ def decode_result(payload: bytes) -> BurstResult:
     return deserialize_result(_decode(_RESULT_DECODER, payload))
 
 
-def failed_result(status: ErrorStatus) -> BurstResult:
-    """A result without shapes and timing."""
-    return BurstResult(status, (), NO_TIMING)
+def failed_result(status: ErrorStatus, error: BaseException | None = None) -> BurstResult:
+    """A result without shapes and timing, with the texts of an error where there is one."""
+    if error is None or status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
+        return BurstResult(status, (), NO_TIMING)
+    message = str(error) if isinstance(error, Error) else words_of(error, "burst")
+    message = message.encode("utf-8", "backslashreplace").decode("utf-8")[:TEXT_CHARACTERS_MAX]
+    return BurstResult(status, (), NO_TIMING, FailureTexts(message, traceback_of(error)))
 
 
 def result_of(result: ExecutionResult) -> BurstResult:

@@ -216,14 +216,14 @@ class BurstServer:
             raise
         except MalformedPacket as e:
             _logger.debug("malformed request: %s", e)
-            failed = failed_result(ErrorStatus.GENERAL_FAILURE)
+            failed = failed_result(ErrorStatus.GENERAL_FAILURE, e)
         except Error as e:
             _logger.debug("request failed: %s", e)
-            failed = failed_result(status_of(e))
-        except BaseException:
+            failed = failed_result(status_of(e), e)
+        except BaseException as e:
             # The client waits: whatever an executor does, SystemExit included, there is an answer.
             _logger.exception("%s: a request failed", self._name)
-            failed = failed_result(ErrorStatus.GENERAL_FAILURE)
+            failed = failed_result(ErrorStatus.GENERAL_FAILURE, e)
         if not self._has_answered:
             self._send(encode_result(failed))
 

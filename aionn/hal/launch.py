@@ -122,6 +122,7 @@ class LaunchBase:
         if error is None:
             raise RuntimeError("launch: it has no outcome before it is done")
         self._error = error_for_status(error.status, str(error))
+        self._error.__cause__ = error.__cause__
         try:
             raise error
         finally:

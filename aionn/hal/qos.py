@@ -9,7 +9,7 @@ Source: ``ExecutionPreference`` (1.1), ``Priority`` and ``OptionalTimePoint`` (1
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from aionn.errors import InvalidArgument
 from fences import FenceStatus, SyncFence
@@ -23,6 +23,7 @@ __all__ = [
     "check_deadline_ns",
     "check_duration_ns",
     "check_fences",
+    "duration_text",
     "effective_loop_timeout_ns",
 ]
 
@@ -94,8 +95,12 @@ def check_fences(
         may_have_failed: Whether the receiver of the fences checks that instead.
 
     Raises:
-        InvalidArgument: One is not a fence, or has failed already.
+        InvalidArgument: It is not a list, or one is not a fence, or has failed already.
     """
+    if not isinstance(wait_for, Iterable):
+        raise InvalidArgument(
+            f"{where}: expected a list of fences, got a {type(wait_for).__name__}; write [fence]"
+        )
     for index, fence in enumerate(wait_for):
         if not isinstance(fence, SyncFence):
             raise InvalidArgument(
@@ -109,3 +114,11 @@ def check_fences(
 def effective_loop_timeout_ns(loop_timeout_ns: int | None) -> int:
     """The time that a WHILE may take: the default when None, never more than the maximum."""
     return LOOP_TIMEOUT_DEFAULT_NS if loop_timeout_ns is None else min(loop_timeout_ns, LOOP_TIMEOUT_MAX_NS)
+
+
+def duration_text(ns: int) -> str:
+    """A duration for people: three digits and a unit, such as ``33 ms``."""
+    for unit, size in (("days", 86_400 * 10**9), ("s", 10**9), ("ms", 10**6), ("us", 10**3)):
+        if ns >= size:
+            return f"{ns / size:.3g} {unit}" if ns < 1000 * size else f"{ns // size} {unit}"
+    return f"{ns} ns"

@@ -15,6 +15,7 @@ from aionn.media.audio import audio_file
 from aionn.media.cameras.listing import CameraInfo
 from aionn.media.cameras.opening import camera, list_cameras
 from aionn.media.features import LogMel, log_mel
+from aionn.media.joining import Joined, JoinStatistics, Pair, joined
 from aionn.media.live.capture import SourceUnavailable
 from aionn.media.live.reconnection import Health, Reconnection
 from aionn.media.live.source import LiveSource, LiveStatistics
@@ -33,16 +34,20 @@ __all__ = [
     "Frame",
     "Health",
     "Interpolation",
+    "JoinStatistics",
+    "Joined",
     "Keep",
     "LiveSource",
     "LiveStatistics",
     "LogMel",
+    "Pair",
     "Reconnection",
     "Source",
     "SourceStatistics",
     "SourceUnavailable",
     "audio_file",
     "camera",
+    "joined",
     "list_cameras",
     "log_mel",
     "microphone",

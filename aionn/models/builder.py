@@ -240,6 +240,13 @@ class GraphBuilder:
         self._check_open()
         # The prefix of an extension's code is known only when the whole model is built; 1 replaces it until then.
         code = EXTENSION_TYPE_MIN | type.number if isinstance(type, ExtensionCode) else type
+        if isinstance(dimensions, str) or not isinstance(dimensions, Sequence | np.ndarray):
+            raise InvalidModel(f"dimensions: expected a sequence of whole numbers, got {dimensions!r}")
+        for extent in dimensions:
+            if isinstance(extent, bool) or not isinstance(extent, int | np.integer):
+                raise InvalidModel(
+                    f"dimensions: expected whole numbers (0 for an extent that is not known), got {list(dimensions)}"
+                )
         value = Value(self, Operand(code, tuple(dimensions), scale, zero_point, lifetime=lifetime))
         if isinstance(type, ExtensionCode):
             value.extension = type

@@ -22,7 +22,7 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
-from aionn.errors import MissedDeadline
+from aionn.errors import InvalidArgument, MissedDeadline
 from aionn.hal import Launch
 from aionn.platform.loops import Home, finish
 from aionn.realtime import PageLocks
@@ -76,6 +76,19 @@ class Background:
         self._closings: set[asyncio.Task[None]] = set()
         self._has_ended = False
         self._failures: list[BaseException] = []
+
+    @staticmethod
+    def check_loop() -> None:
+        """Refuses a caller that no event loop of asyncio runs.
+
+        Raises:
+            InvalidArgument: It runs under another framework.
+        """
+        if asyncio._get_running_loop() is None:
+            raise InvalidArgument(
+                "open: expected a running event loop of asyncio, or of uvloop, and none runs; under trio use aionn.blocking "
+                "in a thread (trio.to_thread.run_sync)"
+            )
 
     async def start(self, on_end: Callable[[], None] = lambda: None) -> None:
         """Starts the group.
@@ -153,6 +166,13 @@ class Background:
             self._loop.call_soon_threadsafe(call)
         except RuntimeError:
             pass
+
+    def report(self, message: str, error: BaseException) -> None:
+        """Reports a failure that no caller gets, by the loop's exception handler, which logs it as a rule. From any thread; nothing
+        happens where the loop is closed.
+        """
+        if not self._loop.is_closed():
+            self._loop.call_exception_handler({"message": message, "exception": error})
 
     async def in_time(
         self, deadline_ns: int | None, awaited: Launch | SyncFence, message: Callable[[], str]

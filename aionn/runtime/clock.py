@@ -14,9 +14,29 @@ from collections.abc import Iterator
 import anyio
 
 from aionn.errors import InvalidArgument, MissedDeadline
-from aionn.hal import TIME_MAX_NS
+from aionn.hal import TIME_MAX_NS, check_deadline_ns, duration_text
 
-__all__ = ["after", "missed_at", "now_ns", "to_ns"]
+__all__ = ["after", "check_deadline", "missed_at", "mistake_in", "now_ns", "to_ns"]
+
+AHEAD_S_MAX = 86_400.0
+"""The farthest deadline, in seconds from now: no execution takes a day, and nanoseconds taken for seconds are longer from 0.1 ms
+on. ``2**63 - 1`` is the end of time, and allowed.
+"""
+
+PAST_NS_MAX = 60_000_000_000
+"""A deadline that passed longer ago, and before this process started, is a mistake: nothing that waits is delivered so late."""
+
+DURATION_NS_MIN = 1_000
+"""Smaller numbers are not taken for durations: 0 and 1 are deadlines that have passed."""
+
+CLOCK_S_MIN = 3600.0
+"""Seconds as a float that are larger than an hour, and within an hour of a clock, are that clock's, and no duration."""
+
+_STARTED_NS = time.monotonic_ns()
+_AHEAD_NS_MAX = round(AHEAD_S_MAX * 1e9)
+
+_last_plausible_ns = _STARTED_NS + _AHEAD_NS_MAX
+"""Deadlines from the start of this process to here are plausible without a look at the clock, which moves it on."""
 
 
 def now_ns() -> int:
@@ -36,16 +56,82 @@ def to_ns(seconds: float, *, what: str) -> int:
     """
     if not isinstance(seconds, int | float) or math.isnan(seconds) or seconds < 0:
         raise InvalidArgument(f"{what}: expected seconds of at least 0, got {seconds!r}")
-    return min(round(seconds * 1e9), TIME_MAX_NS) if math.isfinite(seconds) else TIME_MAX_NS
+    return round(seconds * 1e9) if seconds * 1e9 < TIME_MAX_NS else TIME_MAX_NS
 
 
 def after(seconds: float) -> int:
-    """The deadline ``seconds`` from now: absolute nanoseconds, as every ``deadline=`` expects.
+    """The deadline ``seconds`` from now: absolute nanoseconds, as every ``deadline=`` expects. Infinity is the end of time.
 
     Raises:
-        InvalidArgument: ``seconds`` is negative or no number.
+        InvalidArgument: ``seconds`` is negative or not a number, or more than ``AHEAD_S_MAX``: nanoseconds, as a rule.
     """
-    return min(now_ns() + to_ns(seconds, what="after"), TIME_MAX_NS)
+    duration_ns = to_ns(seconds, what="after")
+    if duration_ns > _AHEAD_NS_MAX and math.isfinite(seconds):
+        raise InvalidArgument(
+            f"after: expected at most {AHEAD_S_MAX:g} seconds (a day), got {seconds!r}; {_did_you_mean(seconds)}"
+        )
+    return min(now_ns() + duration_ns, TIME_MAX_NS)
+
+
+def check_deadline(deadline_ns: int | None, *, where: str) -> int | None:
+    """Returns the deadline that an application gave, when it is plausible. Costs two comparisons for one that is.
+
+    Raises:
+        InvalidArgument: It is not a time, or a mistake; see ``mistake_in``.
+    """
+    if deadline_ns is None:
+        return None
+    if type(deadline_ns) is int and _STARTED_NS <= deadline_ns <= _last_plausible_ns:
+        return deadline_ns
+    return _looked_at(deadline_ns, where)
+
+
+def _looked_at(deadline_ns: int, where: str) -> int:
+    global _last_plausible_ns
+    now, real_ns = now_ns(), time.monotonic_ns()
+    mistake = mistake_in(deadline_ns, now, wall_ns=time.time_ns(), real_ns=real_ns, started_ns=_STARTED_NS)
+    if mistake is not None:
+        raise InvalidArgument(f"{where}: {mistake}")
+    check_deadline_ns(deadline_ns, where=where)
+    _last_plausible_ns = real_ns + _AHEAD_NS_MAX
+    return deadline_ns
+
+
+def mistake_in(deadline_ns: object, now: int, *, wall_ns: int, real_ns: int, started_ns: int) -> str | None:
+    """The usual mistake that a deadline is, and what to write instead; None for a deadline that may be meant.
+
+    Args:
+        deadline_ns: What the application gave.
+        now: The time on the clock of deadlines.
+        wall_ns: ``time.time_ns()``.
+        real_ns: CLOCK_MONOTONIC. Where it differs from ``now``, time is virtual and begins anywhere: the past is not judged.
+        started_ns: CLOCK_MONOTONIC when this process started.
+    """
+    use = "use aionn.after(seconds)"
+    if not isinstance(deadline_ns, int | float) or deadline_ns == TIME_MAX_NS:
+        return None
+    as_given = f"deadline: expected nanoseconds on the monotonic clock, got {deadline_ns!r}"
+    if isinstance(deadline_ns, bool):
+        return f"{as_given}; {use}"
+    if isinstance(deadline_ns, float):
+        for clock, seconds in (("time.time()", wall_ns / 1e9), ("time.monotonic()", real_ns / 1e9)):
+            if deadline_ns > CLOCK_S_MIN and abs(deadline_ns - seconds) <= CLOCK_S_MIN:
+                return f"{as_given}, which looks like {clock} in seconds; {use}"
+        return None
+    if abs(deadline_ns - wall_ns) <= _AHEAD_NS_MAX:
+        return f"{as_given}, which looks like time.time_ns(), another clock; {use}"
+    if deadline_ns - now > _AHEAD_NS_MAX:
+        ahead = duration_text(deadline_ns - now)
+        return f"{as_given}, which is {ahead} ahead, more than a day; None means no deadline, and {use}"
+    is_real = abs(now - real_ns) <= PAST_NS_MAX
+    is_long_past = deadline_ns < started_ns and now - deadline_ns > PAST_NS_MAX
+    if is_real and is_long_past and DURATION_NS_MIN <= deadline_ns <= _AHEAD_NS_MAX:
+        return f"{as_given}, which looks like a duration; {_did_you_mean(deadline_ns)}"
+    return None
+
+
+def _did_you_mean(ns: float) -> str:
+    return f"did you mean aionn.after({ns / 1e9:g})?"
 
 
 @contextlib.contextmanager
@@ -58,8 +144,12 @@ def missed_at(deadline_ns: int | None, what: str) -> Iterator[None]:
     if deadline_ns is None:
         yield
         return
-    if now_ns() >= deadline_ns:
-        raise MissedDeadline(f"{what}: the deadline had passed before the start", transient=False)
+    late_ns = now_ns() - deadline_ns
+    if late_ns >= 0:
+        raise MissedDeadline(
+            f"{what}: the deadline had passed before the start, too late by {duration_text(late_ns)}",
+            transient=False,
+        )
     with anyio.CancelScope(deadline=deadline_ns / 1e9) as scope:
         yield
     if scope.cancelled_caught:

@@ -16,11 +16,11 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from aionn.errors import ErrorStatus, InvalidArgument
-from aionn.hal import Priority, check_deadline_ns, check_fences
+from aionn.hal import Priority, check_fences
 from aionn.platform.loops import finish, finish_all
 from aionn.platform.real_work import real_work
 from aionn.runtime.background import Background
-from aionn.runtime.clock import to_ns
+from aionn.runtime.clock import check_deadline, to_ns
 from aionn.runtime.dropping import close_when_dropped
 from aionn.runtime.executions.burst import Burst
 from aionn.runtime.executions.execution import Execution, start
@@ -42,6 +42,7 @@ from fences import SyncFence
 
 if TYPE_CHECKING:
     from aionn.runtime.executions.reusable import ReusableExecution
+    from aionn.runtime.recovery.prepared import Recoverer
 
 __all__ = ["Compilation"]
 
@@ -77,6 +78,21 @@ async def _on_thread(fill: Callable[[], RequestArea]) -> RequestArea:
         return await anyio.to_thread.run_sync(fill)
 
 
+def _check_wait_for(wait_for: Sequence[SyncFence]) -> None:
+    for given in (
+        [wait_for]
+        if isinstance(wait_for, Execution)
+        else wait_for
+        if isinstance(wait_for, list | tuple)
+        else ()
+    ):
+        if isinstance(given, Execution):
+            raise InvalidArgument(
+                "wait_for: expected a list of fences, got an Execution; write [execution.fence]"
+            )
+    check_fences(wait_for, where="wait_for")
+
+
 def _keep_memory(job: ExecutionJob) -> None:
     """A reusable execution keeps its memory."""
 
@@ -106,8 +122,10 @@ class Compilation:
         from_cache: bool = False,
         polling: Mapping[str, int] | None = None,
         report: Callable[[ErrorStatus, Result | None, int], None] | None = None,
+        recoverer: Recoverer | None = None,
         on_close: Callable[[Compilation], None],
     ) -> None:
+        self._recoverer = recoverer
         self._polling = polling or {}
         self._report = report
         self._background = background
@@ -164,7 +182,7 @@ class Compilation:
         Raises:
             InvalidArgument: An input does not fit; nothing was sent.
             MissedDeadline: The deadline passed, before or while running. The device may still be busy with it.
-            DeadObject: The driver process is gone.
+            DeadObject: The driver process is gone; ``transient`` where the compilation recovers.
             Error: Any other failure.
 
         Cancelled while waiting: the execution never runs. Cancelled while running: the device keeps its slot until it is done.
@@ -207,7 +225,7 @@ class Compilation:
         Raises:
             InvalidArgument: An input does not fit, or a fence has failed already.
         """
-        check_fences(wait_for, where="wait_for")
+        _check_wait_for(wait_for)
         duration_ns = None if duration is None else to_ns(duration, what="duration")
         asked = self._asked(inputs, outputs, deadline, priority, loop_timeout)
         return start(self._job(asked, measure, wait_for, duration_ns))
@@ -221,7 +239,7 @@ class Compilation:
         loop_timeout: float | None,
     ) -> _Asked:
         self._check_open()
-        check_deadline_ns(deadline, where="execute")
+        check_deadline(deadline, where="execute")
         bound, plain, targets = self._bindings(inputs, outputs)
         return _Asked(
             check_inputs(self.inputs, plain, self._needed),
@@ -346,6 +364,11 @@ class Compilation:
         if self._closed:
             raise InvalidArgument("compilation: closed")
         self._background.home.check("compilation")
+
+    @property
+    def recoveries(self) -> int:
+        """Number of times that a step was prepared again after its driver had died; 0 without ``recover``."""
+        return 0 if self._recoverer is None else self._recoverer.count
 
     @property
     def steps(self) -> tuple[tuple[str, tuple[int, ...]], ...]:

@@ -31,7 +31,6 @@ from aionn.hal import (
     ExecutionPreference,
     Model,
     Priority,
-    check_deadline_ns,
 )
 from aionn.models.importing import check_import_options, is_onnx
 from aionn.observability.log_tags import choose_tags
@@ -39,7 +38,7 @@ from aionn.observability.tracing import section
 from aionn.platform.loops import finish, finish_all
 from aionn.platform.real_work import real_work
 from aionn.runtime.background import Background
-from aionn.runtime.clock import missed_at, now_ns
+from aionn.runtime.clock import check_deadline, missed_at, now_ns
 from aionn.runtime.compilation import Compilation
 from aionn.runtime.devices import RuntimeDevice
 from aionn.runtime.discovery import (
@@ -67,6 +66,7 @@ from aionn.runtime.placement.planning import (
     restore_plan,
 )
 from aionn.runtime.realtime import ProcessThreads, RealtimeReport, RuntimeRealtime
+from aionn.runtime.recovery.prepared import Recoverer
 from aionn.runtime.settings import PartitionMode, Settings, preference_of, settings_from
 from aionn.runtime.telemetry import (
     Listener,
@@ -238,6 +238,7 @@ class Runtime:
 
     @shortages_told("open")
     async def __aenter__(self) -> Self:
+        self._background.check_loop()
         choose_tags(self.settings.log)
         self._owns_trace = begin_trace(self._trace)
         try:
@@ -320,6 +321,7 @@ class Runtime:
         cache_dir: str | os.PathLike[str] | None = None,
         cache_token: bytes | None = None,
         allow_fallback: bool = False,
+        recover: bool = False,
         dimensions: Mapping[str, int] | None = None,
         input_shapes: Mapping[str, Sequence[int]] | None = None,
         values: Mapping[str, Any] | None = None,
@@ -337,6 +339,9 @@ class Runtime:
             cache_token: 32 bytes that identify the model, if they are known without reading it; None takes a digest of it.
             allow_fallback: Whether the reference device may step in where another device fails, while compiling or executing. Every
                 result reports it. Not where ``devices`` are chosen: that is where the caller wants to know.
+            recover: Whether the model is prepared again after its driver process has died, a few times in a minute. Executions
+                under way raise ``DeadObject`` with ``transient``, later ones wait; streams continue, see ``StreamResult.status``.
+                Contents of device memories are lost.
             dimensions: Extents by the names that an .onnx file gives to open ones, such as ``{"batch": 1}``; None means none.
             input_shapes: Shapes by the names of an .onnx file's inputs, for open extents without a name; None means none.
             values: Arrays by the names of an .onnx file's inputs that become constants; None means none.
@@ -349,7 +354,7 @@ class Runtime:
             Error: Any other failure.
         """
         self._check_open("compile")
-        check_deadline_ns(deadline, where="compile")
+        check_deadline(deadline, where="compile")
         started_ns = now_ns()
         wanted_priority = priority_of(priority)
         wanted_preference = preference_of(preference)
@@ -365,7 +370,8 @@ class Runtime:
                     loaded = await load_model(model, imports)
                     model, described = loaded.model, identity_of(loaded, imports)
                 cache = await open_cache(cache_dir, cache_token, model, described)
-                options = PlanOptions(wanted_preference, wanted_priority, deadline, cache)
+                recoverer = Recoverer(self._background) if recover else None
+                options = PlanOptions(wanted_preference, wanted_priority, deadline, cache, recoverer)
                 # With leave to fall back the whole model is needed; without, a plan from the cache will do.
                 if self.settings.partition == PartitionMode.WITHOUT_FALLBACK:
                     allow_fallback = False
@@ -393,6 +399,7 @@ class Runtime:
             from_cache=from_cache,
             polling=self.settings.polling(wanted_preference),
             report=None if reporter is None else reporter.executed,
+            recoverer=recoverer,
             on_close=self._compilations.discard,
         )
         self._compilations.add(compilation)

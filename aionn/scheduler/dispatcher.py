@@ -21,7 +21,7 @@ from typing import Literal
 import anyio
 
 from aionn.errors import InvalidArgument, MissedDeadline, ResourceExhausted
-from aionn.hal import Priority, check_deadline_ns
+from aionn.hal import Priority, check_deadline_ns, duration_text
 from aionn.observability.tracing import is_tracing, section
 from aionn.scheduler.estimates import Estimates
 from aionn.scheduler.job import (
@@ -189,7 +189,7 @@ class Dispatcher:
             return job
         reason = self._queue.add(job, now_ns)
         if reason is not None:
-            raise _error(reason, job.shortest_ns, has_waited=False)
+            raise _error(job, reason, now_ns, has_waited=False)
         self._jobs[job.number] = job
         self._decide(now_ns)
         return job
@@ -239,7 +239,7 @@ class Dispatcher:
                 self.leave(job)
                 raise
         if job.reason is not None:
-            raise _error(job.reason, job.shortest_ns, has_waited=True)
+            raise _error(job, job.reason, self._now(), has_waited=True)
 
     async def _wait(self, job: Job, event: anyio.Event) -> None:
         while job.state is JobState.WAITING:
@@ -489,13 +489,19 @@ def _described(action: Action) -> str:
             return f"abort {action.job}: {action.reason.value}"
 
 
-def _error(reason: Reason, least_ns: int, *, has_waited: bool) -> MissedDeadline | ResourceExhausted:
+def _error(job: Job, reason: Reason, now_ns: int, *, has_waited: bool) -> MissedDeadline | ResourceExhausted:
     if reason is Reason.FULL:
         return ResourceExhausted(f"scheduler: {reason.value}", transient=True)
     if reason is Reason.IMPOSSIBLE:
-        told = f"scheduler: even an idle device would need {least_ns} ns, longer than the deadline allows"
+        needed, left_ns = job.shortest_ns, job.deadline_ns - now_ns
+        told = (
+            f"scheduler: even an idle device needs {duration_text(needed)}, and {duration_text(max(0, left_ns))} are left"
+            f" before the deadline: too late by {duration_text(needed - left_ns)}"
+        )
         return MissedDeadline(told, transient=False)
     if reason is Reason.EXPIRED and not has_waited:
-        told = "scheduler: the deadline had passed before the execution was asked for"
-        return MissedDeadline(told, transient=False)
+        late = duration_text(now_ns - job.deadline_ns)
+        return MissedDeadline(
+            f"scheduler: the deadline had passed before the start, too late by {late}", transient=False
+        )
     return MissedDeadline(f"scheduler: {reason.value}", transient=True)

@@ -34,6 +34,7 @@ from aionn.conformance.cts.data import (
     output_place,
     signed_counterpart,
 )
+from aionn.conformance.support import unsupported_reason
 from aionn.errors import Error, ErrorStatus, status_of
 from aionn.hal import (
     CACHE_TOKEN_BYTES,
@@ -45,7 +46,6 @@ from aionn.hal import (
     OperandType,
     PreparedModel,
     is_scalar_type,
-    operation_type_name,
 )
 
 __all__ = ["CHECKS", "Bench", "Check", "CheckFailed", "CheckSkipped", "Failure", "applies"]
@@ -234,13 +234,9 @@ class Bench:
         supported = await self.device.supported_operations(model)
         if len(supported) != len(model.main.operations):
             raise Breach(f"{len(model.main.operations)} answers about support", f"{len(supported)}")
-        missing = {
-            operation_type_name(operation.type)
-            for operation, ok in zip(model.main.operations, supported, strict=True)
-            if not ok
-        }
-        if missing:
-            raise _Unsupported(f"the device does not support {', '.join(sorted(missing))} as in this test")
+        reason = unsupported_reason(model, supported, self.device.info.feature_level)
+        if reason:
+            raise _Unsupported(reason)
         self._supported.add(dynamic)
 
     async def make(self, check: Check) -> None:

@@ -24,8 +24,9 @@ import numpy.typing as npt
 
 from aionn.conformance.computing import close, closing
 from aionn.conformance.cts import CtsTest, compare
+from aionn.conformance.support import unsupported_reason
 from aionn.errors import Error, ErrorStatus, status_of
-from aionn.hal import Device, Model, PreparedModel, Priority, operation_type_name
+from aionn.hal import Device, Model, PreparedModel, Priority
 
 __all__ = [
     "Case",
@@ -118,13 +119,9 @@ class VtsSubject:
         """Ends the case as skipped where the device does not support the whole model."""
         self.step()
         supported = await self.device.supported_operations(model)
-        refused = {
-            operation_type_name(o.type)
-            for o, ok in zip(model.main.operations, supported, strict=True)
-            if not ok
-        }
-        if refused:
-            raise CaseSkipped(f"the device does not support {', '.join(sorted(refused))}")
+        reason = unsupported_reason(model, supported, self.device.info.feature_level)
+        if reason:
+            raise CaseSkipped(reason)
 
     @contextlib.asynccontextmanager
     async def prepared(

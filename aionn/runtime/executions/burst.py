@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import mmap
-from collections.abc import AsyncIterable, Callable, Coroutine, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
@@ -27,13 +27,13 @@ from aionn.hal import (
     Launch,
     Priority,
     check_abilities,
-    check_deadline_ns,
     dimensions_are_known,
 )
 from aionn.platform.loops import finish, finish_all
 from aionn.platform.real_work import real_work
 from aionn.realtime import PageLocks
 from aionn.runtime.background import Background
+from aionn.runtime.clock import check_deadline
 from aionn.runtime.dropping import close_when_dropped
 from aionn.runtime.executions.job import ExecutionJob, JobOwner, run_job
 from aionn.runtime.executions.results import Result, priority_of
@@ -45,7 +45,14 @@ from aionn.runtime.executions.stepping import (
     Step,
 )
 from aionn.runtime.executions.stream import Stream, StreamPump
-from aionn.runtime.memory.arguments import Array, RequestArea, TensorSpec, Value, Writer, check_inputs
+from aionn.runtime.memory.arguments import (
+    Array,
+    RequestArea,
+    TensorSpec,
+    Value,
+    Writer,
+    check_inputs,
+)
 from aionn.runtime.placement.plan import learnt_by
 from aionn.validation import check_execution_result, needed_inputs
 
@@ -61,6 +68,9 @@ CLOSE_S_MAX = 1.0
 """Limit of the wait of closing for a running execution; then the burst ends anyway."""
 
 _T = TypeVar("_T")
+
+ViewsWriter = Callable[[Any, Mapping[str, Array]], Mapping[str, Any] | None]
+"""Writes a value of an application into views of several inputs, by their names; or returns arrays for some of them."""
 
 
 class _StepInBurst(Step):
@@ -232,7 +242,7 @@ class Burst:
 
         The deadline covers the wait for the slot as well.
         """
-        check_deadline_ns(deadline, where="burst")
+        check_deadline(deadline, where="burst")
         values = check_inputs(self._inputs, inputs, self._needed)
         rank = self._priority if priority is None else priority_of(priority)
         pool = self._pool
@@ -249,7 +259,7 @@ class Burst:
         self,
         source: AsyncIterable[_T],
         *,
-        into: Writer | None = None,
+        into: Writer | ViewsWriter | None = None,
         deadline: Callable[[_T], int] | None = None,
         on_late: Literal["drop", "deliver"] = "drop",
         priority: str | Priority | None = None,
@@ -258,8 +268,12 @@ class Burst:
         """Executes every item of a source; iterate over the result with ``async for``.
 
         Args:
-            source: Gives arrays for the model's only input, or anything that ``into`` can write.
-            into: Writes an item straight into shared memory, as ``into(item, view)``; None copies arrays. See ``image_writer``.
+            source: Gives arrays for the model's only input, mappings from the names of inputs to arrays where it has several, or
+                anything that ``into`` can write. ``aionn.media.joined`` makes one source of two.
+            into: Writes an item straight into shared memory, as ``into(item, view)``; None copies arrays. See ``image_writer``. For
+                a model with several inputs ``into(item, views)`` gets a mapping from the inputs' names to views, and writes all of
+                them: a view has the values of an earlier item before. ``into`` may also return such a mapping of arrays, for inputs
+                that it has not written.
             deadline: From an item to its absolute deadline in nanoseconds; None means no deadlines.
             on_late: ``drop``: an item that is late, or becomes late while running, gives a result without outputs, at its deadline.
                 ``deliver``: it is executed all the same and its result is marked late.
@@ -270,22 +284,23 @@ class Burst:
             An iterator of ``StreamResult`` in the source's order. Errors of the source, and of the device, are raised from it.
 
         Raises:
-            InvalidArgument: The model has several inputs, or an argument is illegal.
+            InvalidArgument: Two inputs have the same name, or an argument is illegal.
         """
-        if len(self._inputs) != 1:
-            raise InvalidArgument(f"stream: expected a model with one input, got {len(self._inputs)}")
         if on_late not in ("drop", "deliver"):
             raise InvalidArgument(f"on_late: expected drop or deliver, got {on_late!r}")
-        if not isinstance(source, AsyncIterable):
-            raise InvalidArgument(f"stream: expected an async iterable, got a {type(source).__name__}")
+        _check_source(source)
+        if deadline is not None and not callable(deadline):
+            raise InvalidArgument(
+                f"stream, deadline: expected a function from an item to its deadline, got {deadline!r}; "
+                "write deadline=lambda item: aionn.after(seconds)"
+            )
         rank = self._priority if priority is None else priority_of(priority)
         pump = StreamPump(
             self._pool,
             self._background,
             source,
             functools.partial(self._run, priority=rank, measure=measure, copy=False),
-            key=self._input_indexes[0],
-            write=into or _array_writer(self._inputs[0]),
+            write=self._item_writer(into),
             deadline=deadline,
             drops_late=on_late == "drop",
             device_slots=sum(len(opened) if isinstance(opened, list) else 1 for opened in self._opened),
@@ -293,6 +308,26 @@ class Burst:
         )
         self._streams.add(pump)
         return Stream(pump)
+
+    def _item_writer(self, into: Callable[[Any, Any], object] | None) -> Callable[[Any, RequestArea], object]:
+        if into is not None and not callable(into):
+            raise InvalidArgument(
+                f"stream, into: expected a function into(item, view), got a {type(into).__name__}; see aionn.image_writer"
+            )
+        if len(self._inputs) == 1:
+            key, write = self._input_indexes[0], into or _array_writer(self._inputs[0])
+
+            def write_one(item: Any, area: RequestArea) -> None:
+                write(item, area.view(key).view())
+
+            return write_one
+        keys = {spec.name: key for spec, key in zip(self._inputs, self._input_indexes, strict=True)}
+        if not self._inputs or len(keys) != len(self._inputs):
+            names = ", ".join(spec.name for spec in self._inputs)
+            raise InvalidArgument(
+                f"stream: expected a model whose inputs have different names, got {names or 'none'}"
+            )
+        return _ItemWriter(self._inputs, keys, into)
 
     async def aclose(self) -> None:
         """Ends its streams and frees it at the driver. Waits for a running execution, but not without a limit. Idempotent.
@@ -323,6 +358,17 @@ class Burst:
         self._finalizer.detach()  # Not before: a closing that failed is tried again when this object is dropped.
         # Completion callbacks run in the loop's next turn: wait for them before closing returns.
         await anyio.lowlevel.checkpoint()
+
+
+def _check_source(source: object) -> None:
+    if isinstance(source, AsyncIterable):
+        return
+    advice = ""
+    if callable(source):
+        advice = "; call it, if it is an async generator function"
+    elif isinstance(source, Iterable):
+        advice = "; make it one by an async generator (async def and yield), or by aionn.media.Source"
+    raise InvalidArgument(f"stream: expected an async iterable, got a {type(source).__name__}{advice}")
 
 
 def _leave(pool: SlotPool, buffer: FrameBuffer, job: ExecutionJob) -> None:
@@ -368,6 +414,46 @@ def _touched_area(values: Sequence[Value], kept: _Kept) -> RequestArea:
     array[:: mmap.PAGESIZE] = 0
     kept.keep(array)
     return area
+
+
+class _ItemWriter:
+    """Writes items of a stream into several inputs, by their names."""
+
+    def __init__(
+        self,
+        specs: Sequence[TensorSpec],
+        keys: Mapping[str, int],
+        into: Callable[[Any, Mapping[str, Array]], object] | None,
+    ) -> None:
+        self._specs = {spec.name: spec for spec in specs}
+        self._keys = keys
+        self._into = into
+
+    def __call__(self, item: Any, area: RequestArea) -> None:
+        views = {name: area.view(key).view() for name, key in self._keys.items()}
+        if self._into is None:
+            self._copy(item, views, is_whole=True)
+            return
+        given = self._into(item, views)
+        if given is not None:
+            self._copy(given, views, is_whole=False)
+
+    def _copy(self, values: Any, views: Mapping[str, Array], *, is_whole: bool) -> None:
+        names = ", ".join(self._keys)
+        if not isinstance(values, Mapping):
+            raise InvalidArgument(
+                f"stream: expected a mapping from the names of inputs ({names}) to arrays, got a {type(values).__name__}"
+            )
+        unknown = [name for name in values if name not in views]
+        missing = [name for name in views if name not in values] if is_whole else []
+        if unknown or missing:
+            wrong = f"{unknown[0]!r}, which the model lacks" if unknown else f"no {missing[0]!r}"
+            raise InvalidArgument(f"stream: expected arrays for {names}; got {wrong}")
+        for name, value in values.items():
+            (array,) = check_inputs([self._specs[name]], [value])
+            if array is None:
+                raise InvalidArgument(f"stream: expected an array for {name}, got None")
+            views[name][...] = array
 
 
 def _array_writer(spec: TensorSpec) -> Writer:

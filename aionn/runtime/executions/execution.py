@@ -5,13 +5,15 @@ Owns the fence, its cancellation, and the priority that executions lend to those
 Invariants:
 1. The fence of an execution is finished exactly once; the first answer wins, a later one is discarded.
 2. The fence fails at the deadline, not when the device is done.
+3. A failure that no code asks for is reported when the fence is dropped, as asyncio does for tasks.
+4. A chain of executions fails with the origin of the first failure, named once: each link passes on the same failure.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Generator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aionn.errors import Error, ErrorStatus, ExecutionCancelled, GeneralFailure
 from aionn.hal import Priority
@@ -21,7 +23,12 @@ from aionn.runtime.executions.job import ExecutionJob, run_job
 from aionn.runtime.executions.results import ExecutionState, Result, priority_of
 from aionn.runtime.placement.fallback import driver_error
 from aionn.scheduler.job import NEVER_NS
-from fences import FenceStatus, SyncFence, leaves
+from fences import FenceError, FenceState, FenceStatus, SyncFence, leaves
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aionn.runtime.background import Background
 
 __all__ = ["Execution", "ExecutionFence", "ExecutionState", "Result", "start"]
 
@@ -47,7 +54,9 @@ class Execution:
         self._job = job
         self._task: Cancellable | None = None
         self._result: Result | None = None
-        self.fence: SyncFence = ExecutionFence(self)
+        self._failure: Error | None = None
+        self._fence = ExecutionFence(self, job.background)
+        self.fence: SyncFence = self._fence
         self.finished_ns = 0
         if job.wait_for:
             job.state = ExecutionState.WAITING_FOR_FENCES
@@ -101,7 +110,14 @@ class Execution:
     def _fail(self, error: Error) -> None:
         if self.fence.status == FenceStatus.PENDING:
             self.finished_ns = now_ns()
-            self.fence.try_fail(error)
+            self._failure = error
+            if not isinstance(error, ExecutionCancelled):
+                self._fence.failure = error
+            cause = error.__cause__
+            if isinstance(cause, FenceError):
+                self.fence.try_fail(cause)  # The same failure, one link later.
+            else:
+                self.fence.try_fail(error, origin=f"execution on {self._job.owner.device}")
 
     def cancel(self) -> None:
         """Gives the execution up: one that waits never runs; one that runs keeps its slot until the device is done, and its
@@ -121,7 +137,11 @@ class Execution:
         try:
             await self.fence
         except Exception:
-            raise own_error(self._error()) from None
+            error = self._error()
+            try:
+                raise own_error(error) from error.__cause__
+            finally:
+                del error  # It refers to this frame.
         assert self._result is not None, "a signalled execution has a result"
         return self._result
 
@@ -129,11 +149,9 @@ class Execution:
         return self.wait().__await__()
 
     def _error(self) -> Error:
-        error = self.fence.error
-        cause: BaseException | None = error.__cause__ if error is not None else None
-        if isinstance(cause, Error):
-            return cause
-        return GeneralFailure(str(error))
+        if self._failure is not None:
+            return self._failure
+        return GeneralFailure(str(self.fence.error))  # It was failed by the application.
 
     # Priority
 
@@ -193,12 +211,46 @@ class Execution:
 class ExecutionFence(SyncFence):
     """The fence of an execution. It refers to the execution, so that one that waits for the fence can hasten it."""
 
-    __slots__ = ("execution",)
+    __slots__ = ("_background", "_is_asked_for", "execution", "failure")
 
-    def __init__(self, execution: Execution) -> None:
+    def __init__(self, execution: Execution, background: Background) -> None:
         super().__init__("execution")
         # Weak: the two would otherwise live until the garbage collector comes.
         self.execution: weakref.ref[Execution] = weakref.ref(execution)
+        self.failure: Error | None = None
+        self._background = background
+        self._is_asked_for = False
+
+    @property
+    def error(self) -> FenceError | None:
+        """See ``SyncFence``."""
+        self._is_asked_for = True
+        return super().error
+
+    def __await__(self) -> Generator[Any, None, None]:
+        self._is_asked_for = True
+        return super().__await__()
+
+    def wait(self, timeout_ns: int | None = None) -> bool:
+        """See ``SyncFence``."""
+        self._is_asked_for = True
+        return super().wait(timeout_ns)
+
+    def export(self) -> tuple[FenceState, int | None]:
+        """See ``SyncFence``."""
+        self._is_asked_for = True
+        return super().export()
+
+    def _attach(self, waiter: Callable[[Any], object]) -> bool:
+        self._is_asked_for = True
+        return super()._attach(waiter)
+
+    def __del__(self) -> None:
+        if self.failure is not None and not self._is_asked_for:
+            self._background.report(
+                "an execution failed, and neither it nor its fence was awaited: await it, or wait for its fence",
+                self.failure,
+            )
 
 
 def start(job: ExecutionJob) -> Execution:

@@ -26,6 +26,7 @@ import anyio
 import msgspec
 
 from aionn.errors import (
+    DeadObject,
     Error,
     ErrorStatus,
     ExecutionCancelled,
@@ -34,7 +35,7 @@ from aionn.errors import (
     general_failure_of,
     status_of,
 )
-from aionn.hal import TIME_MAX_NS, ExecutionResult, Launch, Priority, Timing, ask_to_stop
+from aionn.hal import TIME_MAX_NS, ExecutionResult, Launch, Priority, Timing, ask_to_stop, duration_text
 from aionn.observability.tracing import section
 from aionn.platform.loops import is_cancelled
 from aionn.runtime.background import Background
@@ -44,6 +45,7 @@ from aionn.runtime.executions.results import ExecutionState, Result, sum_of
 from aionn.runtime.executions.stepping import GROWTH_TRIES_MAX, Step, output_too_small
 from aionn.runtime.memory.arguments import RequestArea
 from aionn.runtime.placement.fallback import driver_error, may_fall_back
+from aionn.runtime.recovery.prepared import RecoveringPreparedModel
 from aionn.scheduler.dispatcher import Dispatcher, Outcome
 from aionn.scheduler.job import NEVER_NS, Job, JobState
 from fences import FenceError, FenceStatus, SyncFence, merge
@@ -274,7 +276,13 @@ def _check_time(job: ExecutionJob) -> None:
     least_ns = sum(step.least_ns() for step in job.steps)
     left_ns = job.deadline_ns - now_ns()
     if left_ns < least_ns:
-        message = f"execution: even idle devices would need {least_ns} ns, and {max(0, left_ns)} ns are left"
+        message = (
+            f"execution: the deadline had passed before the start, too late by {duration_text(-left_ns)}"
+        )
+        if left_ns > 0:
+            needed, left = duration_text(least_ns), duration_text(left_ns)
+            message = f"execution: even idle devices need {needed}, and {left} are left before the deadline"
+            message += f": too late by {duration_text(least_ns - left_ns)}"
         raise MissedDeadline(message, transient=False)
 
 
@@ -461,6 +469,9 @@ def _outcome(end: ExecutionResult | BaseException) -> Outcome:
 
 async def _fall_back(job: ExecutionJob, step: Step, area: RequestArea, error: Error) -> Timing:
     """Runs a step on the reference device that failed on its own, where that is allowed; raises why it failed otherwise."""
+    prepared = step.prepared_step.prepared
+    if isinstance(error, DeadObject) and isinstance(prepared, RecoveringPreparedModel):
+        error.transient = prepared.lost(error, job.asked_ns)
     try:
         if step.fallback is None or not may_fall_back(error):
             raise error from error.__cause__

@@ -16,9 +16,9 @@ import anyio.lowlevel
 import msgspec
 
 from aionn.errors import InvalidArgument
-from aionn.hal import Priority, check_deadline_ns, dimensions_are_known
+from aionn.hal import Priority, dimensions_are_known
 from aionn.runtime.background import Background
-from aionn.runtime.clock import to_ns
+from aionn.runtime.clock import check_deadline, to_ns
 from aionn.runtime.executions.job import ExecutionJob, run_job
 from aionn.runtime.executions.results import ExecutionState, Result
 from aionn.runtime.memory.arguments import Array, RequestArea
@@ -78,7 +78,7 @@ class ReusableExecution:
             Error: As for ``Compilation.execute``.
         """
         self._check_open()
-        check_deadline_ns(deadline, where="execute")
+        check_deadline(deadline, where="execute")
         if self._background.starting_count:
             await anyio.lowlevel.checkpoint()
         if self._job is not None and self._job.state is not ExecutionState.FINISHED:

@@ -28,19 +28,19 @@ from typing import Any, Generic, Literal, Protocol, Self, TypeVar
 import anyio
 import msgspec
 
-from aionn.errors import GeneralFailure, InvalidArgument, MissedDeadline
-from aionn.hal import NO_TIMING, Timing, check_deadline_ns
+from aionn.errors import DeadObject, GeneralFailure, InvalidArgument, MissedDeadline
+from aionn.hal import NO_TIMING, Timing
 from aionn.runtime.background import Background, Waiter
-from aionn.runtime.clock import now_ns
+from aionn.runtime.clock import check_deadline, now_ns
 from aionn.runtime.executions.results import Result
 from aionn.runtime.executions.slot_pool import FrameBuffer, SlotPool, Waiting
-from aionn.runtime.memory.arguments import Array, Writer
+from aionn.runtime.memory.arguments import Array, RequestArea
 
 __all__ = ["Stream", "StreamPump", "StreamResult", "StreamStatistics"]
 
 _T = TypeVar("_T")
 
-_Status = Literal["on_time", "late", "dropped"]
+_Status = Literal["on_time", "late", "dropped", "lost"]
 
 INTERRUPTS = (KeyboardInterrupt, SystemExit)
 """Exceptions that end the program, wherever they are raised."""
@@ -57,8 +57,10 @@ class StreamResult(msgspec.Struct, Generic[_T], frozen=True):
 
     Attributes:
         item: The item.
-        outputs: Read-only views of shared memory, valid until the next result is asked for; copy to keep. Empty when dropped.
-        status: ``on_time``, ``late`` (executed, but after its deadline) or ``dropped`` (not there at its deadline).
+        outputs: Read-only views of shared memory, valid until the next result is asked for; copy to keep. Empty when dropped or
+            lost.
+        status: ``on_time``, ``late`` (executed, but after its deadline), ``dropped`` (not there at its deadline) or ``lost`` (its
+            driver died while it ran, and the compilation recovers: see ``recover`` of ``Runtime.compile``).
         finished_ns: When its result was here, or when it was dropped.
         deadline_ns: Its deadline; None means no deadline.
         timing: What the device measured.
@@ -83,6 +85,7 @@ class StreamStatistics(msgspec.Struct, frozen=True):
     on_time: int
     late: int
     dropped: int
+    lost: int = 0
 
 
 class Item:
@@ -96,9 +99,10 @@ class Item:
         result: What the device gave; None before, and for a dropped item.
         finished_ns: When its result was here, or when it was dropped.
         is_finished: Whether the consumer can have it.
+        is_lost: Whether its driver died while it ran, and the next one may succeed.
     """
 
-    __slots__ = ("buffer", "deadline_ns", "error", "finished_ns", "is_finished", "item", "result")
+    __slots__ = ("buffer", "deadline_ns", "error", "finished_ns", "is_finished", "is_lost", "item", "result")
 
     def __init__(self, item: Any, error: BaseException | None = None) -> None:
         self.item = item
@@ -108,6 +112,7 @@ class Item:
         self.result: Result | None = None
         self.finished_ns = 0
         self.is_finished = error is not None
+        self.is_lost = False
 
 
 class StreamPump:
@@ -120,8 +125,7 @@ class StreamPump:
         background: Where its tasks live.
         source: Gives the items.
         execute: Executes a buffer.
-        key: The model's input.
-        write: Writes an item into a view of that.
+        write: Writes an item into the memory of its inputs.
         deadline: From an item to its absolute deadline in nanoseconds; None means no deadlines.
         drops_late: Whether late items are dropped; otherwise they are executed, and marked late.
         device_slots: How many executions its devices can run at a time, all together.
@@ -140,8 +144,7 @@ class StreamPump:
         source: AsyncIterable[Any],
         execute: Execute,
         *,
-        key: int,
-        write: Writer,
+        write: Callable[[Any, RequestArea], object],
         deadline: Callable[[Any], int] | None,
         drops_late: bool,
         device_slots: int,
@@ -152,7 +155,6 @@ class StreamPump:
         self.home = background.home
         self._source = source
         self._execute = execute
-        self._key = key
         self._write = write
         self._deadline = deadline
         self._drops_late = drops_late
@@ -227,6 +229,10 @@ class StreamPump:
         except MissedDeadline as e:
             if item.deadline_ns is None:
                 item.error = e
+        except DeadObject as e:
+            item.is_lost = e.transient
+            if not e.transient:
+                item.error = e
         except BaseException as e:
             if self._is_meant_for_us(e):
                 self._pool.leave(buffer)
@@ -249,7 +255,7 @@ class StreamPump:
                 item = Item(value)
                 if self._deadline is not None:
                     item.deadline_ns = self._deadline(value)
-                    check_deadline_ns(item.deadline_ns, where="stream")
+                    check_deadline(item.deadline_ns, where="stream")
                 buffer = None if self._is_full() else self._pool.take_free()
                 if buffer is None:
                     await self._place_next(item)
@@ -317,7 +323,7 @@ class StreamPump:
             return
         item.buffer = buffer
         try:
-            self._write(item.item, buffer.area.view(self._key).view())
+            self._write(item.item, buffer.area)
         except BaseException as e:
             self._pool.leave(buffer)
             self._end_with(e)
@@ -438,7 +444,7 @@ class Stream(AsyncIterator[StreamResult[_T]]):
         self._pump = pump
         self._home = pump.home
         self._asked = False
-        self._counts = {"on_time": 0, "late": 0, "dropped": 0}
+        self._counts = {"on_time": 0, "late": 0, "dropped": 0, "lost": 0}
 
     def __aiter__(self) -> Self:
         return self
@@ -464,7 +470,7 @@ class Stream(AsyncIterator[StreamResult[_T]]):
         result, deadline_ns, finished_ns = item.result, item.deadline_ns, item.finished_ns
         status: _Status = "on_time"
         if result is None:
-            status = "dropped"
+            status = "lost" if item.is_lost else "dropped"
         elif deadline_ns is not None and finished_ns > deadline_ns:
             status = "late"
         self._counts[status] += 1

@@ -16,6 +16,7 @@ from aionn.runtime.compilation import Compilation
 from aionn.runtime.executions.stepping import PreparedStep
 from aionn.runtime.memory.arguments import TensorSpec
 from aionn.runtime.memory.own import DeviceMemory, SharedMemory
+from aionn.runtime.recovery.prepared import RecoveringPreparedModel, drivers_own
 
 __all__ = ["IoRole", "allocate"]
 
@@ -105,6 +106,7 @@ async def _allocate_at(
 ) -> DeviceMemory:
     device = steps[0][0].device
     prepared = list({id(step.prepared): step.prepared for step, _, _ in steps}.values())
+    recovering = [model for model in prepared if isinstance(model, RecoveringPreparedModel)]
     index_of = {id(model): index for index, model in enumerate(prepared)}
     input_roles, output_roles = (
         [
@@ -114,5 +116,8 @@ async def _allocate_at(
         ]
         for is_output in (False, True)
     )
-    buffer = await device.hal.allocate(BufferDesc(spec.dimensions), prepared, input_roles, output_roles)
+    own = [drivers_own(model) for model in prepared]
+    buffer = await device.hal.allocate(BufferDesc(spec.dimensions), own, input_roles, output_roles)
+    for model in recovering:
+        model.owns(buffer.token)
     return DeviceMemory(device.name, buffer, spec, roles)

@@ -59,6 +59,9 @@ _logger = logging.getLogger("aionn.memory")
 
 Array = npt.NDArray[Any]
 
+NAMED_MAX = 8
+"""Inputs that a message names; a model of states may have hundreds."""
+
 AREAS_KEPT_MAX = 8
 """Request memories that a compilation, or a subgraph of one, keeps for the next execution; more are given back."""
 
@@ -139,12 +142,8 @@ def check_inputs(
     Raises:
         InvalidArgument: Wrong number, type or shape, or one is missing; names the input, the expected and the actual value.
     """
-    if not isinstance(values, list | tuple):
-        raise InvalidArgument(
-            f"inputs: expected a list with {len(specs)} arrays, got a {type(values).__name__}"
-        )
-    if len(values) != len(specs):
-        raise InvalidArgument(f"inputs: expected {len(specs)} arrays, got {len(values)}")
+    if not isinstance(values, list | tuple) or len(values) != len(specs):
+        raise _not_a_list_of(specs, values)
     return [
         # The usual case first: an array with exactly the model's type and shape.
         v
@@ -152,6 +151,16 @@ def check_inputs(
         else _check_input(i, s, v, needed)
         for i, (s, v) in enumerate(zip(specs, values, strict=True))
     ]
+
+
+def _not_a_list_of(specs: Sequence[TensorSpec], values: object) -> InvalidArgument:
+    names = ", ".join([spec.name for spec in specs[:NAMED_MAX]] + ["..."] * (len(specs) > NAMED_MAX))
+    if isinstance(values, list | tuple):
+        return InvalidArgument(f"inputs: expected {len(specs)} arrays, got {len(values)} (it takes {names})")
+    advice = "; write [array]" if isinstance(values, np.ndarray) else ""
+    return InvalidArgument(
+        f"inputs: expected a list with {len(specs)} arrays, got a {type(values).__name__}{advice}"
+    )
 
 
 def _check_input(
@@ -200,7 +209,8 @@ def _view_of(value: Any, where: str, expected: str) -> Array:
     try:
         return np.asarray(memoryview(value))
     except TypeError:
-        raise InvalidArgument(f"{where}: expected {expected}, got a {type(value).__name__}") from None
+        given = type(value).__name__
+        raise InvalidArgument(f"{where}: expected {expected}, got a {given} (see numpy.asarray)") from None
 
 
 def output_target(index: int, spec: TensorSpec, value: Any) -> Array:
@@ -529,6 +539,10 @@ def image_writer(spec: TensorSpec, *, low: float = 0.0, high: float = 1.0) -> Wr
 
     def write(value: Any, view: Array) -> None:
         picture = view[0].transpose(order)
+        if not isinstance(value, np.ndarray):
+            raise InvalidArgument(
+                f"{spec.name}: expected a picture as a uint8 array, got a {type(value).__name__}; numpy.asarray(image) makes it one"
+            )
         if value.dtype != np.uint8 or value.shape != picture.shape:
             raise InvalidArgument(
                 f"{spec.name}: expected a uint8 picture of shape {list(picture.shape)}, got {value.dtype} {list(value.shape)}"

@@ -15,7 +15,9 @@ Source: ``ExecutionPlan`` and ``CompilationBuilder`` of the NN HAL's runtime.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+import functools
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any
 
 import anyio
 
@@ -43,6 +45,10 @@ from aionn.runtime.devices import RuntimeDevice
 from aionn.runtime.memory.arguments import Binding, RequestArea
 
 __all__ = ["Fallback", "can_fall_back", "driver_error", "in_ordinary_memory", "may_fall_back"]
+
+
+Recovering = Callable[[str, PreparedModel, Callable[[], Coroutine[Any, Any, PreparedModel]]], PreparedModel]
+"""Makes a prepared model recover from the death of its driver: device's name, the model, and how it is prepared again."""
 
 
 def driver_error(error: BaseException, where: str) -> Error:
@@ -119,8 +125,15 @@ class Fallback:
         device: The reference device.
     """
 
-    def __init__(self, device: RuntimeDevice, models: Sequence[Model], priority: Priority) -> None:
+    def __init__(
+        self,
+        device: RuntimeDevice,
+        models: Sequence[Model],
+        priority: Priority,
+        recovering: Recovering | None = None,
+    ) -> None:
         self.device = device
+        self._recovering = recovering
         self._models = tuple(models)
         self._priority = priority
         self._prepared: dict[int, PreparedModel] = {}
@@ -130,9 +143,13 @@ class Fallback:
         """A step's model on the reference device, prepared when first needed. Raises as ``Device.prepare_model``."""
         async with self._preparing:
             if step not in self._prepared:
-                self._prepared[step] = await self.device.hal.prepare_model(
-                    self._models[step], priority=self._priority
+                prepare = functools.partial(
+                    self.device.hal.prepare_model, self._models[step], priority=self._priority
                 )
+                prepared = await prepare()
+                if self._recovering is not None:
+                    prepared = self._recovering(self.device.name, prepared, prepare)
+                self._prepared[step] = prepared
             return self._prepared[step]
 
     async def aclose(self) -> None:

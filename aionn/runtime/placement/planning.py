@@ -36,6 +36,7 @@ from aionn.hal import (
     check_abilities,
 )
 from aionn.hal.slicing import Slice
+from aionn.interpreter import check_stated_shapes
 from aionn.models.importing import NO_OPTIONS, ImportedArgument, ImportOptions, load_file
 from aionn.models.operation_names import operation_name
 from aionn.observability.tracing import section
@@ -58,6 +59,7 @@ from aionn.runtime.placement.fallback import Fallback, driver_error
 from aionn.runtime.placement.levels import expressed_at, expressible_part, operation_levels
 from aionn.runtime.placement.partition import Candidate, Step, step_model
 from aionn.runtime.placement.plan import Placement, Plan
+from aionn.runtime.recovery.prepared import Recoverer
 from aionn.validation import validate_model
 
 __all__ = [
@@ -86,11 +88,13 @@ class LoadedModel(NamedTuple):
         model: The model.
         inputs: What it takes.
         outputs: What it gives.
+        is_by_hand: Whether it is a model of the application's own, and no file's.
     """
 
     model: Model
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    is_by_hand: bool = False
 
 
 class PlanOptions(NamedTuple):
@@ -101,12 +105,14 @@ class PlanOptions(NamedTuple):
         priority: Of the prepared models.
         deadline_ns: Absolute; None means no deadline.
         cache: Where prepared steps are kept; None means nowhere.
+        recoverer: Makes the prepared steps recover from the death of their drivers; None for steps that do not.
     """
 
     preference: ExecutionPreference
     priority: Priority
     deadline_ns: int | None = None
     cache: StepCache | None = None
+    recoverer: Recoverer | None = None
 
 
 async def _on_thread(call: Callable[[], _T], what: str) -> _T:
@@ -135,9 +141,12 @@ async def load_model(
         except IndexError:
             validate_model(model)  # Raises the error with the index.
             raise
-        return LoadedModel(model, inputs, outputs)
+        return LoadedModel(model, inputs, outputs, is_by_hand=True)
     if not isinstance(model, str | os.PathLike):
-        raise InvalidArgument(f"model: expected a path or a Model, got a {type(model).__name__}")
+        advice = ""
+        if isinstance(model, bytes | bytearray | memoryview):
+            advice = "; write the bytes to a file (its name ends in .tflite or .onnx) and give its path"
+        raise InvalidArgument(f"model: expected a path or a Model, got a {type(model).__name__}{advice}")
     with section("LR_PP", "load model"):
         loaded = await _on_thread(lambda: load_file(model, options), "loading a model")
     main = loaded.model.main
@@ -227,6 +236,11 @@ async def restore_plan(
             )
             if prepared is None:
                 break
+            if options.recoverer is not None:
+                again = functools.partial(
+                    cache.restore, device, operations, options.preference, options.priority, None
+                )
+                prepared = options.recoverer.recovering(device.name, prepared, again)
             steps.append(PreparedStep(device, prepared, part, step.inputs, step.outputs, step.operations))
     except BaseException:
         await _free(steps)
@@ -291,6 +305,8 @@ async def make_plan(
     model = loaded.model
     levels = [device.feature_level for device in devices]
     asked, needed = await _ask_about(model, devices, levels, options.preference)
+    if loaded.is_by_hand:
+        await _on_thread(lambda: check_stated_shapes(model), "checking a model")
     with section("LR_PC", "partition"):
         divisions = await _on_thread(lambda: divide(model, asked, options.preference), "partitioning a model")
     _log_choices(divisions, devices)
@@ -359,7 +375,13 @@ class _Preparing:
             inputs, outputs = self._loaded.inputs, self._loaded.outputs
         fallback = None
         if self._fallback_device is not None:
-            fallback = Fallback(self._fallback_device, (*parts, model), self._options.priority)
+            recoverer = self._options.recoverer
+            fallback = Fallback(
+                self._fallback_device,
+                (*parts, model),
+                self._options.priority,
+                None if recoverer is None else recoverer.recovering,
+            )
         placement = () if number else _placement(self._divisions, self._devices)
         return Plan(
             model, inputs, outputs, _temporaries(model, steps), tuple(steps), placement, fallback, number
@@ -387,22 +409,26 @@ class _Preparing:
         operations = None if is_alone and not number else step.operations
         if number:
             operations = (_SUBGRAPH_IN_CACHE | number, *step.operations)
-        prepared: PreparedModel | None
-        with section("LI_PC", f"prepare on {device.name}"), _errors_of(device):
+
+        async def prepare(deadline_ns: int | None = None) -> PreparedModel | None:
             if options.cache is not None:
-                prepared = await options.cache.prepare(
-                    device, part, operations, options.preference, options.priority, options.deadline_ns
+                return await options.cache.prepare(
+                    device, part, operations, options.preference, options.priority, deadline_ns
                 )
-            else:
-                prepared = await device.hal.prepare_model(
-                    part,
-                    preference=options.preference,
-                    priority=options.priority,
-                    deadline_ns=options.deadline_ns,
-                )
+            return await device.hal.prepare_model(
+                part,
+                preference=options.preference,
+                priority=options.priority,
+                deadline_ns=deadline_ns,
+            )
+
+        with section("LI_PC", f"prepare on {device.name}"), _errors_of(device):
+            prepared = await prepare(options.deadline_ns)
         if prepared is None:
             raise GeneralFailure(f"{device.name}: prepared a model without an error, and gives none")
         check_abilities(prepared, PreparedModelDefaults, device.name)
+        if options.recoverer is not None:
+            return options.recoverer.recovering(device.name, prepared, prepare)
         return prepared
 
 

@@ -15,9 +15,10 @@ Source: the recovery rules of the NN HAL's resilient wrappers.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import anyio
 import anyio.abc
@@ -89,6 +90,16 @@ POOLS_MAX = 4096
 """Most memories that a driver process is asked to remember, whatever it offers."""
 
 _logger = logging.getLogger("aionn.service")
+
+
+@contextlib.contextmanager
+def _started_again_by_the_next_call() -> Iterator[None]:
+    """A death that the device itself gets over: the same call may succeed at another time."""
+    try:
+        yield
+    except DeadObject as e:
+        e.transient = True
+        raise
 
 
 class RemoteDevice:
@@ -287,14 +298,16 @@ class RemoteDevice:
     async def status(self) -> DeviceStatus:
         """See ``Device``."""
         connection = await self._connected()
-        return (await connection.channel.call(GetStatus(), StatusReply)).status
+        with _started_again_by_the_next_call():
+            return (await connection.channel.call(GetStatus(), StatusReply)).status
 
     async def supported_operations(self, model: Model) -> tuple[bool, ...]:
         """See ``Device``."""
         if self._path is None and not registry.may_support(self._driver, model):
             return (False,) * len(model.main.operations)  # No process is started for that answer.
         connection = await self._connected()
-        reply = await connection.channel.call(SupportedOperations(model), SupportedOperationsReply)
+        with _started_again_by_the_next_call():
+            reply = await connection.channel.call(SupportedOperations(model), SupportedOperationsReply)
         if len(reply.supported) != len(model.main.operations):
             raise GeneralFailure(
                 f"device {self._name!r}: {len(model.main.operations)} operations, but {len(reply.supported)} answers"
@@ -323,7 +336,8 @@ class RemoteDevice:
             except InvalidArgument:
                 pass  # Invalid cache arguments never fail a preparation: nothing is cached then.
         body = PrepareModel(model, preference, priority, deadline_ns, on_wire)
-        reply = await connection.channel.call(body, PrepareModelReply)
+        with _started_again_by_the_next_call():
+            reply = await connection.channel.call(body, PrepareModelReply)
         return RemotePreparedModel(connection, reply.prepared, reply.expected_duration_ns)
 
     async def prepare_model_from_cache(
@@ -336,7 +350,8 @@ class RemoteDevice:
             )
         connection = await self._connected()
         body = PrepareModelFromCache(CacheOnWire.of(cache), Priority(priority), deadline_ns)
-        reply = await connection.channel.call(body, PrepareModelReply)
+        with _started_again_by_the_next_call():
+            reply = await connection.channel.call(body, PrepareModelReply)
         return RemotePreparedModel(connection, reply.prepared, reply.expected_duration_ns)
 
     async def allocate(

@@ -11,7 +11,15 @@ from typing import NamedTuple
 
 import anyio
 
-from aionn.errors import Error, ErrorStatus, GeneralFailure, InvalidArgument, error_for_status, status_of
+from aionn.errors import (
+    Error,
+    ErrorStatus,
+    GeneralFailure,
+    InvalidArgument,
+    error_for_status,
+    status_of,
+    with_driver_traceback,
+)
 from aionn.service.wire.large import InMemory, in_memory
 from aionn.service.wire.outbox import Outgoing
 from aionn.service.wire.protocol import CallBody, Failed, GetMemories, Reply, ReplyBody, read_envelope
@@ -131,6 +139,6 @@ def too_many_under_way() -> Failed:
 def error_of(failed: Failed) -> Error:
     """The error that a failed call raises."""
     try:
-        return error_for_status(failed.status, failed.message)
+        return with_driver_traceback(error_for_status(failed.status, failed.message), failed.traceback)
     except ValueError:
         return GeneralFailure(f"the peer answered a failure with status NONE: {failed.message}")

@@ -41,6 +41,7 @@ from aionn.errors import (
     InvalidArgument,
     ResourceExhausted,
     status_of,
+    traceback_of,
     words_of,
 )
 from aionn.platform.loops import Home, is_cancelled
@@ -428,10 +429,9 @@ class Channel:
     async def _answer(self, call: Call) -> ReplyBody:
         try:
             return await self._handler(call.body, self)
-        except Error as e:
-            return Failed(e.status, shortened(str(e)))
         except Exception as e:
-            return Failed(status_of(e), shortened(words_of(e, "service")))
+            words = str(e) if isinstance(e, Error) else words_of(e, "service")
+            return Failed(status_of(e), shortened(words), traceback=traceback_of(e))
         except anyio.get_cancelled_exc_class() as e:
             if is_cancelled():
                 raise

@@ -321,11 +321,12 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """A call has failed."""
+    """A call has failed. ``traceback`` is that of an exception in the driver, as text; empty without one."""
 
     status: ErrorStatus
     message: str
     output_shapes: tuple[OutputShape, ...] = ()
+    traceback: str = ""
 
 
 CallBody = (

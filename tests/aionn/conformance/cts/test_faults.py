@@ -404,7 +404,7 @@ async def test_what_the_device_does_not_support_is_skipped() -> None:
     async with Poor("TENSOR_FLOAT32") as device:
         outcome = await run_on(device, add())
     assert (outcome.verdict, outcome.checks) == ("skipped", {"general": "skipped"})
-    assert outcome.reason == "the device does not support ADD as in this test"
+    assert outcome.reason == "the device does not support ADD of TENSOR_FLOAT32 and INT32"
 
 
 async def test_signed_form_must_be_supported_where_the_unsigned_one_is() -> None:

@@ -355,7 +355,7 @@ def test_deadlines_in_the_past_at_the_end_of_time_and_none():
         ("past", "MISSED_DEADLINE_PERSISTENT"),
         ("now", "MISSED_DEADLINE_PERSISTENT"),
         ("end", "done"),
-        ("almost", "done"),
+        ("almost", "INVALID_ARGUMENT"),
         ("none", "done"),
     ]
 

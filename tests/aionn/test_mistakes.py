@@ -1,0 +1,374 @@
+"""What a newcomer gets wrong, and the words of each answer: what was expected, what was given, and what to write instead."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+
+import aionn
+from aionn.errors import TRACEBACK_CHARACTERS_MAX, DriverTraceback, traceback_of
+from aionn.hal import OperandType, OperationType
+from aionn.models.builder import GraphBuilder
+from aionn.runtime.clock import mistake_in
+from aionn.testing.models import identity
+from fences import FenceError, SyncFence
+from tests.support.mortal_driver import RAISES, doubled_model, sum_model
+
+X = np.ones(4, np.float32)
+NS = 1_000_000_000
+DAY_NS = 86_400 * NS
+LIMIT_S = 60
+MORTAL = {"mortal": "tests.support.mortal_driver:MortalDevice"}
+
+
+@pytest.fixture
+async def runtime() -> AsyncIterator[aionn.Runtime]:
+    async with aionn.open(drivers=["reference"], isolation="in_process") as opened:
+        yield opened
+
+
+@pytest.fixture
+async def net(runtime: aionn.Runtime) -> AsyncIterator[aionn.Compilation]:
+    async with await runtime.compile(identity((4,))) as compiled:
+        yield compiled
+
+
+async def once() -> AsyncIterator[Any]:
+    yield X
+
+
+# Deadlines
+
+UP_NS = 5 * DAY_NS
+WALL_NS = 20_000 * DAY_NS
+
+
+@pytest.mark.parametrize(
+    ("deadline", "words"),
+    [
+        (33_000_000, "got 33000000, which looks like a duration; did you mean aionn.after(0.033)?"),
+        (WALL_NS + 33_000_000, "which looks like time.time_ns(), another clock; use aionn.after(seconds)"),
+        (WALL_NS / 1e9 + 0.033, "which looks like time.time() in seconds; use aionn.after(seconds)"),
+        (UP_NS / 1e9 + 0.033, "which looks like time.monotonic() in seconds; use aionn.after(seconds)"),
+        (UP_NS + 3 * DAY_NS, "which is 3 days ahead, more than a day; None means no deadline"),
+        (True, "got True; use aionn.after(seconds)"),
+    ],
+)
+def test_mistaken_deadline_is_named(deadline: Any, words: str) -> None:
+    mistake = mistake_in(deadline, UP_NS, wall_ns=WALL_NS, real_ns=UP_NS, started_ns=UP_NS - NS)
+    assert (
+        mistake is not None and words in mistake and "expected nanoseconds on the monotonic clock" in mistake
+    )
+
+
+@pytest.mark.parametrize(
+    ("deadline", "now", "started"),
+    [
+        (UP_NS + NS, UP_NS, UP_NS - NS),
+        (UP_NS - NS // 2, UP_NS, UP_NS - NS),
+        (UP_NS - NS // 2, UP_NS + 3600 * NS, UP_NS - NS),  # The process was stopped for an hour.
+        (0, UP_NS, UP_NS - NS),
+        (1, UP_NS, UP_NS - NS),
+        (33_000_000, 40 * NS, 39 * NS),  # The machine has just started: it may be a time.
+        (2**63 - 1, UP_NS, UP_NS - NS),
+        (0.033, UP_NS, UP_NS - NS),  # Another check names it.
+    ],
+)
+def test_deadline_that_may_be_meant_is_left_alone(deadline: Any, now: int, started: int) -> None:
+    assert mistake_in(deadline, now, wall_ns=WALL_NS, real_ns=now, started_ns=started) is None
+
+
+def test_virtual_time_begins_anywhere_so_the_past_is_not_judged() -> None:
+    assert mistake_in(33_000_000, 200 * NS, wall_ns=WALL_NS, real_ns=UP_NS, started_ns=UP_NS - NS) is None
+
+
+@pytest.mark.parametrize("seconds", [33_000_000, 86_401, 1e300])
+def test_after_refuses_what_is_no_number_of_seconds(seconds: float) -> None:
+    with pytest.raises(aionn.InvalidArgument, match=r"after: expected at most 86400 seconds \(a day\), got"):
+        aionn.after(seconds)
+    with pytest.raises(aionn.InvalidArgument, match=r"did you mean aionn.after\(0.033\)\?$"):
+        aionn.after(33_000_000)
+    assert aionn.after(86_400) - aionn.now_ns() > DAY_NS - NS
+
+
+async def test_mistaken_deadline_is_refused_by_every_way_to_execute(net: aionn.Compilation) -> None:
+    wall = time.time_ns() + 33_000_000
+    words = "which looks like time.time_ns()"
+    with pytest.raises(aionn.InvalidArgument, match=words):
+        await net.execute([X], deadline=wall)
+    with pytest.raises(aionn.InvalidArgument, match=words):
+        net.execute_fenced([X], deadline=wall)
+    with pytest.raises(aionn.InvalidArgument, match=words):
+        await net.reusable().execute(deadline=wall)
+    async with net.burst() as burst:
+        with pytest.raises(aionn.InvalidArgument, match=words):
+            await burst.execute([X], deadline=wall)
+
+
+async def test_first_frame_with_a_mistaken_deadline_ends_the_stream(net: aionn.Compilation) -> None:
+    async with net.burst() as burst:
+        for mistaken in (lambda item: time.time_ns(), lambda item: aionn.now_ns() + 2 * DAY_NS):
+            stream = burst.stream(once(), deadline=mistaken)
+            with pytest.raises(aionn.InvalidArgument, match=r"^stream: deadline: expected nanoseconds"):
+                await anext(stream)
+            assert stream.statistics().dropped == 0
+
+
+async def test_message_of_a_deadline_that_passed_says_how_late_it_is(
+    net: aionn.Compilation, runtime: aionn.Runtime
+) -> None:
+    late = aionn.now_ns() - 5_000_000
+    with pytest.raises(aionn.MissedDeadline, match=r"had passed before the start, too late by [\d.]+ ms"):
+        await net.execute([X], deadline=late)
+    with pytest.raises(aionn.MissedDeadline, match=r"had passed before the start, too late by [\d.]+ ms"):
+        await runtime.compile(identity(), deadline=late)
+
+
+# Other arguments
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"deadline": 5},
+            r"deadline: expected a function .* got 5; write deadline=lambda item: aionn.after\(seconds\)",
+        ),
+        ({"into": X}, r"into: expected a function into\(item, view\), got a ndarray; see aionn.image_writer"),
+    ],
+)
+async def test_options_of_a_stream_are_checked_at_the_call(
+    net: aionn.Compilation, options: Any, words: str
+) -> None:
+    async with net.burst() as burst:
+        with pytest.raises(aionn.InvalidArgument, match=words):
+            burst.stream(once(), **options)
+
+
+async def test_source_that_is_no_async_iterable_is_refused_at_the_call(net: aionn.Compilation) -> None:
+    def generator() -> Iterator[Any]:
+        yield X
+
+    async with net.burst() as burst:
+        for source, words in (
+            (generator(), r"got a generator; make it one by an async generator \(async def and yield\)"),
+            ([X], "got a list; make it one"),
+            (once, "got a function; call it, if it is an async generator function"),
+            ("clip.mp4", "expected an async iterable, got a str"),
+        ):
+            with pytest.raises(aionn.InvalidArgument, match=words):
+                burst.stream(source)  # type: ignore[type-var]
+
+
+async def test_fence_without_a_list(net: aionn.Compilation) -> None:
+    with pytest.raises(
+        aionn.InvalidArgument, match=r"expected a list of fences, got a SyncFence; write \[fence\]"
+    ):
+        net.execute_fenced([X], wait_for=SyncFence("bare"))  # type: ignore[arg-type]
+    execution = net.execute_fenced([X])
+    for given in (execution, [execution]):
+        with pytest.raises(aionn.InvalidArgument, match=r"got an Execution; write \[execution.fence\]"):
+            net.execute_fenced([X], wait_for=given)  # type: ignore[arg-type]
+    await execution
+
+
+async def test_values_that_are_no_arrays(net: aionn.Compilation) -> None:
+    with pytest.raises(
+        aionn.InvalidArgument, match=r"expected a list with 1 arrays, got a ndarray; write \[array\]"
+    ):
+        await net.execute(X)  # type: ignore[arg-type]
+    with pytest.raises(aionn.InvalidArgument, match=r"expected 1 arrays, got 2 \(it takes input0\)"):
+        await net.execute([X, X])
+    with pytest.raises(aionn.InvalidArgument, match=r"got a list \(see numpy.asarray\)"):
+        await net.execute([[1.0, 2.0]])
+
+
+async def test_image_of_another_library_in_a_writer(runtime: aionn.Runtime) -> None:
+    class Image:
+        """As PIL's: numpy can read it, and it has neither a ``dtype`` nor a buffer."""
+
+        def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+            return np.zeros((2, 2, 3), np.uint8)
+
+    async with await runtime.compile(identity((1, 2, 2, 3))) as net, net.burst() as burst:
+
+        async def images() -> AsyncIterator[Any]:
+            yield Image()
+
+        for into, words in (
+            (
+                aionn.image_writer(net.inputs[0]),
+                r"expected a picture as a uint8 array, got a Image; numpy.asarray\(image\) makes it one",
+            ),
+            (None, r"got a Image \(see numpy.asarray\)"),
+        ):
+            with pytest.raises(aionn.InvalidArgument, match=words):
+                await anext(burst.stream(images(), into=into))
+
+
+async def test_bytes_of_a_model(runtime: aionn.Runtime) -> None:
+    with pytest.raises(
+        aionn.InvalidArgument, match=r"got a bytes; write the bytes to a file .* and give its path"
+    ):
+        await runtime.compile(b"TFL3")  # type: ignore[arg-type]
+
+
+async def test_wrong_shape_of_a_model_by_hand_is_refused_when_it_is_compiled(runtime: aionn.Runtime) -> None:
+    for dimensions in ((1.5,), (None, 3), "ab", 4):
+        with pytest.raises(aionn.InvalidModel, match="dimensions: expected"):
+            GraphBuilder().input(OperandType.TENSOR_FLOAT32, dimensions)  # type: ignore[arg-type]
+    graph = GraphBuilder()
+    x = graph.input(OperandType.TENSOR_FLOAT32, (1, 4))
+    y = graph.variable(OperandType.TENSOR_FLOAT32, (1, 5))
+    graph.operation(OperationType.RELU, [x], [y])
+    words = r"operation 0 \(RELU\), output 0: expected shape \[1, 4\], which its inputs give, got \[1, 5\]"
+    with pytest.raises(aionn.InvalidModel, match=words):
+        await runtime.compile(graph.build([y]))
+
+
+# Failures of drivers
+
+
+async def test_traceback_of_a_driver_process_is_the_cause_of_its_error() -> None:
+    async with aionn.open(drivers=MORTAL, spare_processes=False) as runtime:
+        net = await runtime.compile(doubled_model())
+        bad = np.full(1, RAISES, np.float32)
+        async with net.burst() as burst:
+            with anyio.fail_after(LIMIT_S):
+                for execute in (net.execute, burst.execute, net.execute_fenced):
+                    with pytest.raises(aionn.GeneralFailure, match=r"planted \[in the driver\]") as failed:
+                        await execute([bad])
+                    cause = failed.value.__cause__
+                    assert isinstance(cause, DriverTraceback), execute
+                    assert "in the driver process" in str(cause) and 'mortal_driver.py", line' in cause.text
+                    assert "in planted_failure" in cause.text and "ZeroDivisionError" in cause.text
+
+
+def test_traceback_is_bounded_and_only_for_failures() -> None:
+    def deep(levels: int) -> None:
+        if levels:
+            deep(levels - 1)
+        raise ZeroDivisionError("x" * 5000 + "\ud800 the end")
+
+    try:
+        deep(50)
+    except ZeroDivisionError as e:
+        text = traceback_of(e)
+    assert len(text) <= TRACEBACK_CHARACTERS_MAX and text.endswith("\\ud800 the end")
+    text.encode()
+    for error in (
+        aionn.InvalidArgument("x"),
+        aionn.MissedDeadline("x"),
+        MemoryError(),
+        aionn.ExecutionCancelled("x"),
+    ):
+        assert traceback_of(error) == ""
+
+
+async def test_failure_that_nobody_awaits_is_reported() -> None:
+    async with aionn.open(drivers=MORTAL, isolation="in_process") as runtime:
+        net = await runtime.compile(doubled_model())
+        bad = np.full(1, RAISES, np.float32)
+        reports: list[dict[str, Any]] = []
+        with anyio.fail_after(LIMIT_S):
+            loop = asyncio.get_running_loop()
+            loop.set_exception_handler(lambda loop, context: reports.append(context))
+            try:
+                awaited = net.execute_fenced([bad])
+                with pytest.raises(aionn.GeneralFailure):
+                    await awaited
+                followed = net.execute_fenced([bad])
+                follower = net.execute_fenced([np.ones(1, np.float32)], wait_for=[followed.fence])
+                with pytest.raises(aionn.GeneralFailure):
+                    await follower
+                cancelled = net.execute_fenced([bad])
+                cancelled.cancel()
+                del awaited, followed, follower, cancelled
+                gc.collect()
+                assert not reports
+                net.execute_fenced([bad])
+                while not reports:
+                    await anyio.sleep(0.001)
+                    gc.collect()
+            finally:
+                loop.set_exception_handler(None)
+        (report,) = reports
+        assert "an execution failed, and neither it nor its fence was awaited" in report["message"]
+        assert "planted" in str(report["exception"])
+
+
+async def test_failure_of_a_chain_names_its_origin_once() -> None:
+    async with aionn.open(drivers=MORTAL, isolation="in_process") as runtime:
+        net = await runtime.compile(doubled_model())
+        links = [net.execute_fenced([np.full(1, RAISES, np.float32)])]
+        for _ in range(5):
+            links.append(net.execute_fenced([np.ones(1, np.float32)], wait_for=[links[-1].fence]))
+        with anyio.fail_after(LIMIT_S), pytest.raises(aionn.GeneralFailure) as failed:
+            await links[-1]
+        assert str(failed.value).startswith(
+            "execution: a fence that it waits for has failed: execution on mortal: "
+        )
+        assert str(failed.value).count("planted") == 1 and str(failed.value).count("has failed") == 1
+        cause = failed.value.__cause__
+        assert isinstance(cause, FenceError) and cause.origin == "execution on mortal"
+        origin = cause.__cause__
+        assert isinstance(origin, aionn.GeneralFailure) and "planted" in str(origin)
+        for link in links[:-1]:
+            with pytest.raises(aionn.GeneralFailure):
+                await link
+
+
+# Streams with several inputs
+
+
+async def test_stream_writes_mappings_into_several_inputs(runtime: aionn.Runtime) -> None:
+    def into(item: float, views: Any) -> Any:
+        views["input0"][...] = item
+        return {"input1": np.full(1, 10 * item, np.float32)}
+
+    async def mappings() -> AsyncIterator[Any]:
+        for value in (1.0, 2.0):
+            yield {"input1": np.full(1, value, np.float32), "input0": np.full(1, 3.0, np.float32)}
+
+    async def plain() -> AsyncIterator[float]:
+        for value in (1.0, 2.0):
+            yield value
+
+    async with await runtime.compile(sum_model()) as net, net.burst() as burst:
+        assert [float(r.outputs[0][0]) async for r in burst.stream(mappings())] == [4.0, 5.0]
+        assert [float(r.outputs[0][0]) async for r in burst.stream(plain(), into=into)] == [11.0, 22.0]
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        (X, r"expected a mapping from the names of inputs \(input0, input1\) to arrays, got a ndarray"),
+        ({"input0": np.ones(1, np.float32)}, "expected arrays for input0, input1; got no 'input1'"),
+        ({"a": 1}, "expected arrays for input0, input1; got 'a', which the model lacks"),
+    ],
+)
+async def test_item_that_does_not_fit_several_inputs(runtime: aionn.Runtime, item: Any, words: str) -> None:
+    async def items() -> AsyncIterator[Any]:
+        yield item
+
+    async with await runtime.compile(sum_model()) as net, net.burst() as burst:
+        with pytest.raises(aionn.InvalidArgument, match=words):
+            await anext(burst.stream(items()))
+
+
+# Event loops
+
+
+def test_open_without_asyncio_is_refused_in_words() -> None:
+    coroutine = aionn.open(drivers=["reference"]).__aenter__()
+    with pytest.raises(
+        aionn.InvalidArgument, match=r"expected a running event loop of asyncio.*aionn.blocking"
+    ):
+        coroutine.send(None)
