@@ -14,6 +14,8 @@ import enum
 import os
 import socket
 import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -25,6 +27,9 @@ from aionn.realtime.threads import ThreadRow, Threads
 from aionn.realtime.watchdog import Watchdog, WatchdogEnd
 
 __all__ = ["Lent", "Mode", "Scheduling", "adopt", "close_shared", "current", "open_shared"]
+
+
+_T = TypeVar("_T")
 
 
 class Mode(enum.StrEnum):
@@ -150,6 +155,10 @@ class Scheduling:
     def change(self, tid: int, scheduling_class: SchedulingClass) -> bool:
         """See ``Threads.change``; False if real time is off."""
         return self._threads is not None and self._threads.change(tid, scheduling_class)
+
+    def call_as_low(self, call: Callable[..., _T], arguments: tuple[Any, ...]) -> _T:
+        """See ``Threads.call_as_low``; just calls if real time is off."""
+        return call(*arguments) if self._threads is None else self._threads.call_as_low(call, arguments)
 
     def class_of(self, tid: int) -> SchedulingClass | None:
         """See ``Threads.class_of``; None if real time is off."""

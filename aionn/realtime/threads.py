@@ -24,7 +24,8 @@ import enum
 import errno
 import os
 import threading
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -34,6 +35,8 @@ from aionn.realtime.reading import read_text
 from aionn.realtime.realtimekit import Offer, make_realtime
 
 __all__ = ["Guard", "State", "ThreadRow", "Threads", "threads_here"]
+
+_T = TypeVar("_T")
 
 SLACK_NS = 1
 """Timer slack of granted threads: the least, since 0 means the default of 50 microseconds."""
@@ -231,6 +234,50 @@ class Threads:
         except ProcessLookupError:
             held.state, held.reason = State.GONE, "the thread has ended"
             return False
+
+    def call_as_low(self, call: Callable[..., _T], arguments: tuple[Any, ...]) -> _T:
+        """Calls a function that releases the interpreter's lock, with the calling thread in the class LOW.
+
+        As ``change`` before and after, but as an ordinary thread it runs no more Python than the two calls need: if it lost its
+        processor to other programs with the interpreter's lock, all threads of the process would wait.
+        """
+        tid = threading.get_native_id()
+        held, priorities = self._held.get(tid), self.permission.priorities
+        if held is None or priorities is None or not held.is_watched or self._offer is not None:
+            return self._call_slowly(held, call, arguments)
+        before = held.scheduling_class
+        priority = priorities.of(before)
+        if priority and held.state is State.REALTIME and not _is_realtime(tid):
+            self.put_back(tid, "the watchdog or another process made it ordinary")
+        if not priority or held.state is not State.REALTIME:
+            return call(*arguments)
+        ordinary = held.before.policy & ~os.SCHED_RESET_ON_FORK
+        low = (os.SCHED_OTHER if ordinary in REALTIME else ordinary) | os.SCHED_RESET_ON_FORK
+        high, zero, number = os.SCHED_RR | os.SCHED_RESET_ON_FORK, ctypes.c_int(0), ctypes.c_int(priority)
+        param, param_before, set_policy = ctypes.byref(zero), ctypes.byref(number), _libc.sched_setscheduler
+        held.scheduling_class, held.state = SchedulingClass.LOW, State.ORDINARY
+        set_policy(0, low, param)
+        try:
+            return call(*arguments)
+        finally:
+            failed = set_policy(0, high, param_before)
+            held.scheduling_class, held.state = before, State.REALTIME
+            if failed:
+                held.state = State.REFUSED
+                held.reason = f"sched_setscheduler: {os.strerror(ctypes.get_errno())}"
+            if self._held.get(tid) is not held:
+                # It was given back during the call.
+                _restore(tid, held.before)
+
+    def _call_slowly(self, held: _Held | None, call: Callable[..., _T], arguments: tuple[Any, ...]) -> _T:
+        if held is None:
+            return call(*arguments)
+        tid, before = threading.get_native_id(), held.scheduling_class
+        self.change(tid, SchedulingClass.LOW)
+        try:
+            return call(*arguments)
+        finally:
+            self.change(tid, before)
 
     def _lower(self, tid: int, held: _Held) -> bool:
         """Makes a thread LOW, for which no permission is needed."""

@@ -108,9 +108,9 @@ def running_as(scheduling: Scheduling, scheduling_class: SchedulingClass) -> Ite
 
 
 class _Calls(threading.local):
-    """By thread, the class in which it calls its engine; None keeps the thread's own."""
+    """By thread, whether it calls its engine in the class LOW; otherwise in its own."""
 
-    scheduling_class: SchedulingClass | None = None
+    are_low = False
 
 
 _calls = _Calls()
@@ -131,11 +131,11 @@ def computing(scheduling: Scheduling, job_class: SchedulingClass) -> Iterator[No
             return
         # The thread of a LOW burst: it keeps this class until the models above LOW are gone.
         scheduling.change(tid, SchedulingClass.MEDIUM)
-    _calls.scheduling_class = SchedulingClass.LOW
+    _calls.are_low = True
     try:
         yield
     finally:
-        _calls.scheduling_class = None
+        _calls.are_low = False
         if before is SchedulingClass.MEDIUM and not _above_low.count:
             scheduling.change(tid, SchedulingClass.LOW)
 
@@ -149,23 +149,13 @@ def engine_call(call: Callable[..., _T]) -> Callable[..., _T]:
     if current() is None:
         return call
 
-    def call_in_class(*arguments: Any) -> _T:
-        scheduling_class, scheduling = _calls.scheduling_class, current()
-        if scheduling_class is None or scheduling is None:
+    def call_as_low(*arguments: Any) -> _T:
+        scheduling = current()
+        if not _calls.are_low or scheduling is None:
             return call(*arguments)
-        tid = threading.get_native_id()
-        before = scheduling.class_of(tid)
-        if before is None:
-            return call(*arguments)
-        change = scheduling.change
-        change(tid, scheduling_class)
-        # No line more than necessary: an ordinary thread should not hold the interpreter's lock for long.
-        try:
-            return call(*arguments)
-        finally:
-            change(tid, before)
+        return scheduling.call_as_low(call, arguments)
 
-    return call_in_class
+    return call_as_low
 
 
 class EngineThreads:
