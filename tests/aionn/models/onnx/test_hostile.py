@@ -13,6 +13,8 @@ from aionn.models.onnx import encode_model, load_onnx
 from aionn.models.onnx.encoding import attribute, node, tensor
 from aionn.models.onnx.graph import NODES_MAX
 from aionn.models.onnx.schema import (
+    Attribute,
+    AttributeType,
     DataType,
     FunctionProto,
     GraphProto,
@@ -434,3 +436,20 @@ def test_attributes_hold_their_type_alone():
     graph.message(1, one)
     model.message(7, graph)
     refused(model.encoded(), "its type")
+
+
+@pytest.mark.parametrize(
+    ("op_type", "name", "kind"),
+    [
+        ("Constant", "value", AttributeType.TENSOR),
+        ("Constant", "sparse_value", AttributeType.SPARSE_TENSOR),
+        ("ConstantOfShape", "value", AttributeType.TENSOR),
+        ("If", "else_branch", AttributeType.GRAPH),
+        ("Loop", "body", AttributeType.GRAPH),
+    ],
+)
+def test_attributes_of_messages_have_a_value(op_type, name, kind):
+    inputs = {"Constant": [], "ConstantOfShape": ["shape"], "If": ["yes"], "Loop": ["", ""]}[op_type]
+    bad = msgspec.structs.replace(node(op_type, inputs, ["c"]), attributes=(Attribute(name, kind, None),))
+    constants = {"shape": np.array([2, 3], np.int64), "yes": np.array(True)}
+    refused(file([bad, node("Add", ["x", "c"], ["y"])], [X], ["y"], constants), f"attribute '{name}'")
