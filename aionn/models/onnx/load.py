@@ -460,9 +460,13 @@ class _Import:
             if isinstance(e, InvalidArgument):
                 raise
             raise InvalidModel(f"onnx, {node.where}: unforeseen contents: {e!r}") from e
-        for position, name in enumerate(node.outputs):
+        if any(node.outputs[len(results) :]):
+            raise InvalidModel(
+                f"onnx, {node.where}: expected at most {len(results)} outputs, got {len(node.outputs)}"
+            )
+        for name, result in zip(node.outputs, results, strict=False):
             if name:
-                self._values[name] = results[position] if position < len(results) else None
+                self._values[name] = result
 
     def _converted(self, node: Node, given: Sequence[Held | None], depth: int) -> Sequence[Held]:
         """The outputs of a node: by HAL operations, or by an operation of the extension if that is not possible."""

@@ -453,3 +453,19 @@ def test_attributes_of_messages_have_a_value(op_type, name, kind):
     bad = msgspec.structs.replace(node(op_type, inputs, ["c"]), attributes=(Attribute(name, kind, None),))
     constants = {"shape": np.array([2, 3], np.int64), "yes": np.array(True)}
     refused(file([bad, node("Add", ["x", "c"], ["y"])], [X], ["y"], constants), f"attribute '{name}'")
+
+
+def test_nodes_have_no_more_outputs_than_their_operators():
+    body = GraphProto(
+        (node("Identity", ["on"], ["goes"]), node("Neg", ["v"], ["w"])),
+        (ValueInfo("i"), ValueInfo("on"), ValueInfo("v")),
+        (ValueInfo("goes"), ValueInfo("w")),
+    )
+    constants = {"m": np.array(2), "c": np.zeros((2, 3), np.float32)}
+    for bad in (
+        node("Loop", ["m", "", "x"], ["y", "z"], body=body),
+        node("SequenceEmpty", [], ["y", "z"]),
+        node("Add", ["c", "c"], ["y", "z"]),
+    ):
+        more = [node("Add", ["x", "x"], ["sum"])]
+        refused(file([bad, *more], [X], ["sum", "z"], constants), "at most 1 outputs, got 2")
