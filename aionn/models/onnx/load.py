@@ -325,7 +325,7 @@ class _Import:
             except _Missing:
                 continue
             except Inexpressible as e:
-                self._fail("output", e)
+                self._failures["output", str(e)] += 1
         if self._failures:
             raise self._complaint()
         if not outputs:
@@ -387,7 +387,7 @@ class _Import:
                     continue
                 tensor = self._g.input(dtype, extents, types)
             except Inexpressible as e:
-                self._fail("input", e)
+                self._failures["input", str(e)] += 1
                 self._values[info.name] = None
                 continue
             self._values[info.name] = tensor
@@ -440,10 +440,10 @@ class _Import:
             results = self._converted(node, inputs, depth)
         except (Inexpressible, _Missing, UnsupportedType) as e:
             if not isinstance(e, _Missing):
-                self._fail(node.label, e)
+                self._failures[node.label, str(e)] += 1
             elif not _is_convertible(node, extends=self._extends):
                 # Found although its inputs are missing, so that one error lists all unknown operators.
-                self._fail(node.label, Inexpressible(NO_CONVERSION))
+                self._failures[node.label, NO_CONVERSION] += 1
             for name in filter(None, node.outputs):
                 self._values.setdefault(name, None)
             return
@@ -473,13 +473,14 @@ class _Import:
         is_sole = bool(node.inputs) and depth == 0 and self._uses[node.inputs[0]] == 1
         known = [tensor if isinstance(tensor, Tensor) else None for tensor in given]
         op = Operator(node, known, self._reader, is_sole_reader=is_sole)
-        if not node.domain and node.op_type in CONTROL_FLOW:
-            return CONTROL_FLOW[node.op_type](_Around(self, node, depth), op, given)
-        if not node.domain and node.op_type in SEQUENCES:
-            return [SEQUENCES[node.op_type](_Around(self, node, depth), op, given)]
+        around, kind = _Around(self, node, depth), "" if node.domain else node.op_type
+        if kind in CONTROL_FLOW:
+            return CONTROL_FLOW[kind](around, op, given)
+        if kind in SEQUENCES:
+            return [SEQUENCES[kind](around, op, given)]
         inputs = [value for value in given if not isinstance(value, TensorList)]
         if len(inputs) < len(given):
-            if node.op_type == "Identity" and not node.domain:
+            if kind == "Identity":
                 return [value for value in given if value is not None]
             raise Inexpressible("a sequence")
         try:
@@ -551,20 +552,12 @@ class _Import:
         return convert
 
     def count(self, node: Node, more: int) -> None:
-        """Counts nodes that iterations convert.
-
-        Raises:
-            InvalidModel: They exceed the limit.
-        """
+        """Counts nodes that iterations convert, and rejects the file if they exceed the limit."""
         self._unrolled += more
         if self._unrolled > UNROLLED_NODES_MAX:
             raise InvalidModel(
                 f"onnx, {node.where}: expected at most {UNROLLED_NODES_MAX} nodes in all iterations, got more"
             )
-
-    def charge(self, size_bytes: int) -> None:
-        """Takes bytes from the budget of the import, before they take memory."""
-        self._g.charge(size_bytes)
 
     def apply(
         self, node: Node, depth: int, op_type: str, inputs: Sequence[AnyTensor], **attributes: int
@@ -576,9 +569,6 @@ class _Import:
         (result,) = self._converted(made, inputs, depth + 1)
         assert not isinstance(result, TensorList), "operators of tensors give tensors"
         return result
-
-    def _fail(self, name: str, reason: Exception) -> None:
-        self._failures[name, str(reason)] += 1
 
     def _complaint(self) -> UnsupportedOperators:
         found = tuple(UnsupportedOperator(name, n, reason) for (name, reason), n in self._failures.items())
@@ -603,7 +593,7 @@ class _Around(NamedTuple):
         return self.importer.apply(self.node, self.depth, op_type, inputs, **attributes)
 
     def charge(self, size_bytes: int) -> None:
-        self.importer.charge(size_bytes)
+        self.importer._g.charge(size_bytes)
 
     def constant(self, array: Any) -> AnyTensor:
         return Tensor(array.dtype.name, array.shape, array=array)
