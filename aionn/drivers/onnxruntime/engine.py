@@ -15,6 +15,7 @@ Source: ONNX Runtime's Python API.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import logging
 import tempfile
@@ -50,8 +51,32 @@ _FAILURES: tuple[type[BaseException], ...] = (
 
 _logger = logging.getLogger("aionn.driver")
 
-# ONNX Runtime's messages go to standard error, and those that matter arrive as exceptions. 3 is errors.
-ort.set_default_logger_severity(3)
+_SEVERITY_ERROR = 3
+
+_LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
+"""The levels of ``logging`` by ONNX Runtime's severity."""
+
+
+def _log(severity: int, category: str, logid: str, where: str, message: str) -> None:
+    _logger.log(_LEVELS[severity], "ONNX Runtime: %s (%s)", message.strip(), where)
+
+
+def _route_messages() -> None:
+    """Makes ONNX Runtime's messages records of this module's logger. Those that matter arrive as exceptions as well."""
+    try:
+        ort.set_default_logger_callback(_log, _SEVERITY_ERROR)
+    except AttributeError:
+        # Older versions write to standard error, which the application logs for driver processes.
+        ort.set_default_logger_severity(_SEVERITY_ERROR)
+    else:
+        # A message while the interpreter ends would find no interpreter to call.
+        atexit.register(ort.set_default_logger_callback, None)
+
+
+_route_messages()
+
+_INEXACT_OPTIMIZERS = ("WeightBiasQuantization",)
+"""Passes of ONNX Runtime that change results: this one rounds the float weights of a layer between quantised values to 8 bits."""
 
 _checked: set[tuple[object, ...]] = set()
 """The kinds of nodes for which this process has seen a kernel. Bounded by the operators and the types that are written."""
@@ -126,6 +151,7 @@ class Loading:
                 self.options,
                 providers=[name],
                 provider_options=[dict(self.provider.options)],
+                disabled_optimizers=list(_INEXACT_OPTIMIZERS),
             )
             session.disable_fallback()
         except _FAILURES as e:

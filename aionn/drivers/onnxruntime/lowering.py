@@ -19,7 +19,12 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from aionn.drivers.kit.extensions import extension_code
-from aionn.drivers.onnxruntime import lowering_elementwise, lowering_layers, lowering_shapes
+from aionn.drivers.onnxruntime import (
+    lowering_elementwise,
+    lowering_layers,
+    lowering_recurrent,
+    lowering_shapes,
+)
 from aionn.drivers.onnxruntime.graph import Graph, Native, Unsupported
 from aionn.drivers.onnxruntime.lowered import IR_VERSION, Argument, Lowered
 from aionn.drivers.onnxruntime.lowering_elementwise import Rule
@@ -46,6 +51,7 @@ __all__ = ["RULES", "Unsupported", "lower", "single_operation_model"]
 RULES: Mapping[OperationType, Rule] = {
     **lowering_elementwise.RULES,
     **lowering_layers.RULES,
+    **lowering_recurrent.RULES,
     **lowering_shapes.RULES,
 }
 

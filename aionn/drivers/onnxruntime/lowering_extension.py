@@ -27,6 +27,7 @@ from aionn.models.onnx.extension import (
     decode_record,
     op_type_of,
 )
+from aionn.models.onnx.extension.contracts import check_application
 from aionn.models.onnx.schema import DataType
 
 __all__ = ["narrowed", "write_extension"]
@@ -68,6 +69,7 @@ def write_extension(g: Graph, op: Operation, number: int) -> None:
     try:
         op_type = op_type_of(number)
         record = decode_record(_record_bytes(g, op))
+        check_application(op_type, record)
     except InvalidModel as e:
         raise Unsupported(str(e)) from e
     if op_type in _NEVER:

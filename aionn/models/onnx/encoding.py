@@ -162,7 +162,7 @@ def _attribute(value: Attribute) -> MessageWriter:
         case AttributeType.STRINGS:
             for item in value.value:
                 w.view(9, item)
-        case kind if kind in _MESSAGES:
+        case kind if kind in _MESSAGES and value.value is not None:
             number, encode = _MESSAGES[AttributeType(kind)]
             items = value.value if isinstance(value.value, tuple) else (value.value,)
             for item in items:

@@ -61,6 +61,8 @@ def fold(g: GraphWriter, op: Operator) -> Array | None:
     itemsize = WIDEST_BYTES if op.type == "Cast" else max(a.itemsize for a in given)
     # A list of inputs may name the same constant many times: each costs a pass over the elements.
     g.charge(math.prod(shape) * itemsize * max(1, len(given) - 1))
+    if op.type.startswith("Scatter"):
+        g.charge(sum(a.size for a in given) * WIDEST_BYTES)
     if op.type == "NonZero":
         g.charge(math.prod(shape) * 8 * len(shape))
     if op.version < 7 and op.has_attribute("axis") and op.type not in REDUCED:
@@ -188,6 +190,57 @@ def _nonzero(op: Operator, arrays: list[Array]) -> Array:
     return np.array(np.nonzero(arrays[0]), np.int64).reshape(arrays[0].ndim, -1)
 
 
+_UPDATES: dict[str, np.ufunc] = {
+    "add": np.add,
+    "mul": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+}
+
+
+def _places(op: Operator, indices: Array, extent: int) -> Array:
+    if indices.dtype.kind not in "iu":
+        op.refuse("input 1 (indexes)", "whole numbers", indices.dtype)
+    if indices.size and not -extent <= int(indices.min()) <= int(indices.max()) < extent:
+        op.refuse("input 1 (indexes)", f"numbers from {-extent} to {extent - 1}", "others")
+    return indices
+
+
+def _updated(op: Operator, x: Array, places: tuple[Array, ...], updates: Array) -> Array:
+    result, reduction = x.copy(), op.text("reduction", "none")
+    if updates.dtype != x.dtype:
+        op.refuse("input 2 (updates)", x.dtype, updates.dtype)
+    if reduction == "none":
+        result[places] = updates
+    elif reduction in _UPDATES and x.dtype.kind in "iuf":
+        _UPDATES[reduction].at(result, places, updates)
+    else:
+        raise Inexpressible(f"reduction {reduction:.20} of {x.dtype}")
+    return result
+
+
+def _scatter_nd(op: Operator, arrays: list[Array]) -> Array:
+    x, indices, updates = arrays
+    depth = indices.shape[-1] if indices.ndim else 0
+    if not 1 <= depth <= x.ndim or updates.shape != (*indices.shape[:-1], *x.shape[depth:]):
+        op.refuse("shapes", "indexes and updates that fit the data", [list(a.shape) for a in arrays])
+    return _updated(op, x, tuple(_places(op, indices[..., i], x.shape[i]) for i in range(depth)), updates)
+
+
+def _scatter_elements(op: Operator, arrays: list[Array]) -> Array:
+    x, indices, updates = arrays
+    axis = op.axis(op.integer("axis", 0), x.ndim)
+    is_within = indices.ndim == x.ndim and all(
+        own <= extent or place == axis
+        for place, (own, extent) in enumerate(zip(indices.shape, x.shape, strict=True))
+    )
+    if indices.shape != updates.shape or not is_within:
+        op.refuse("shapes", "indexes and updates that fit the data", [list(a.shape) for a in arrays])
+    places: list[Array] = list(np.indices(indices.shape, sparse=True))
+    places[axis] = _places(op, indices, x.shape[axis])
+    return _updated(op, x, tuple(places), updates)
+
+
 ARITIES = {
     **dict.fromkeys(
         ("Abs", "Neg", "Sign", "Floor", "Ceil", "Round", "Sqrt", "Exp", "Log", "Sin", "Cos", "Tanh"), (1, 1)
@@ -197,10 +250,14 @@ ARITIES = {
     **dict.fromkeys(("Max", "Min", "Sum"), (1, 1 << 20)),
     "Clip": (1, 3),
     "Where": (3, 3),
+    "ScatterND": (3, 3),
+    "ScatterElements": (3, 3),
 }
 """Least and largest number of inputs; all others have two."""
 
-REDUCED = {"ReduceSum", "ReduceProd", "ReduceMax", "ReduceMin", "ReduceMean", "NonZero"}
+REDUCED = {
+    "ReduceSum", "ReduceProd", "ReduceMax", "ReduceMin", "ReduceMean", "NonZero", "ScatterND", "ScatterElements",
+}  # fmt: skip
 """Operators whose inputs do not broadcast."""
 
 FOLDERS: dict[str, Folder] = {
@@ -245,6 +302,8 @@ FOLDERS: dict[str, Folder] = {
     "ReduceMin": _reduce(np.min),
     "ReduceMean": _reduce(np.mean),
     "NonZero": _nonzero,
+    "ScatterND": _scatter_nd,
+    "ScatterElements": _scatter_elements,
 }
 """The function that computes the result, by operator."""
 

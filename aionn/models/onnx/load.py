@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -25,6 +25,14 @@ import numpy as np
 from aionn.errors import InvalidArgument, InvalidModel
 from aionn.hal import Model, Operand
 from aionn.models.onnx.constants import ConstantReader, UnsupportedType
+from aionn.models.onnx.conversions.control_flow import (
+    CONTROL_FLOW,
+    UNROLLED_NODES_MAX,
+    Body,
+    Held,
+    TensorList,
+)
+from aionn.models.onnx.conversions.sequences import SEQUENCES
 from aionn.models.onnx.extending import AnyTensor, extended, needs_extension
 from aionn.models.onnx.extension.contracts import CONTRACTS
 from aionn.models.onnx.extension.narrow import CARRIERS, NAMES
@@ -34,6 +42,7 @@ from aionn.models.onnx.operator import Operator
 from aionn.models.onnx.operators import CONVERSIONS
 from aionn.models.onnx.rewriting import fuse_activations, uses_of
 from aionn.models.onnx.schema import (
+    Attribute,
     AttributeType,
     DataType,
     GraphProto,
@@ -55,6 +64,9 @@ EXTENT_MAX = (1 << 31) - 1
 
 DEPTH_MAX = 32
 """Largest depth of nested branches, the same as the limit for nested graphs of a file."""
+
+APPLIED_VERSION = 13
+"""The version of the operators that iterations of a Loop or Scan add: Gather, Unsqueeze and Concat."""
 
 
 class UnsupportedOperator(msgspec.Struct, frozen=True):
@@ -279,7 +291,7 @@ NO_CONVERSION = "the importer has no conversion for this operator"
 
 
 def _is_convertible(node: Node, *, extends: bool) -> bool:
-    known = (*CONVERSIONS, "If", *(CONTRACTS if extends else ()))
+    known = (*CONVERSIONS, *CONTROL_FLOW, *SEQUENCES, *(CONTRACTS if extends else ()))
     return not node.domain and node.op_type in known
 
 
@@ -292,9 +304,10 @@ class _Import:
         self._reader = reader
         self._bound = bound
         self._g = GraphWriter()
-        self._values: dict[str, AnyTensor | None] = {}
+        self._values: dict[str, Held | None] = {}
         self._failures: Counter[tuple[str, str]] = Counter()
         self._uses: Counter[str] = Counter()
+        self._unrolled = 0
 
     def run(self) -> OnnxModel:
         graph = self._graph
@@ -308,11 +321,11 @@ class _Import:
         outputs = []
         for info in graph.outputs:
             try:
-                outputs.append(self._value(info.name))
+                outputs.append(self._tensor(info.name))
             except _Missing:
                 continue
             except Inexpressible as e:
-                self._fail("output", e)
+                self._failures["output", str(e)] += 1
         if self._failures:
             raise self._complaint()
         if not outputs:
@@ -374,7 +387,7 @@ class _Import:
                     continue
                 tensor = self._g.input(dtype, extents, types)
             except Inexpressible as e:
-                self._fail("input", e)
+                self._failures["input", str(e)] += 1
                 self._values[info.name] = None
                 continue
             self._values[info.name] = tensor
@@ -393,7 +406,7 @@ class _Import:
             return tensor.array if isinstance(tensor, Tensor) else None
         return None
 
-    def _value(self, name: str) -> AnyTensor:
+    def _value(self, name: str) -> Held:
         if name not in self._values:
             proto = self._graph.constants.get(name)
             if proto is None:
@@ -412,6 +425,12 @@ class _Import:
             raise _Missing(name)
         return tensor
 
+    def _tensor(self, name: str) -> AnyTensor:
+        value = self._value(name)
+        if isinstance(value, TensorList):
+            raise Inexpressible("a sequence")
+        return value
+
     # Nodes
 
     def _node(self, node: Node, depth: int) -> None:
@@ -421,10 +440,10 @@ class _Import:
             results = self._converted(node, inputs, depth)
         except (Inexpressible, _Missing, UnsupportedType) as e:
             if not isinstance(e, _Missing):
-                self._fail(node.label, e)
+                self._failures[node.label, str(e)] += 1
             elif not _is_convertible(node, extends=self._extends):
                 # Found although its inputs are missing, so that one error lists all unknown operators.
-                self._fail(node.label, Inexpressible(NO_CONVERSION))
+                self._failures[node.label, NO_CONVERSION] += 1
             for name in filter(None, node.outputs):
                 self._values.setdefault(name, None)
             return
@@ -441,19 +460,33 @@ class _Import:
             if isinstance(e, InvalidArgument):
                 raise
             raise InvalidModel(f"onnx, {node.where}: unforeseen contents: {e!r}") from e
-        for position, name in enumerate(node.outputs):
+        if any(node.outputs[len(results) :]):
+            raise InvalidModel(
+                f"onnx, {node.where}: expected at most {len(results)} outputs, got {len(node.outputs)}"
+            )
+        for name, result in zip(node.outputs, results, strict=False):
             if name:
-                self._values[name] = results[position] if position < len(results) else None
+                self._values[name] = result
 
-    def _converted(self, node: Node, inputs: list[AnyTensor | None], depth: int) -> Sequence[AnyTensor]:
+    def _converted(self, node: Node, given: Sequence[Held | None], depth: int) -> Sequence[Held]:
         """The outputs of a node: by HAL operations, or by an operation of the extension if that is not possible."""
         is_sole = bool(node.inputs) and depth == 0 and self._uses[node.inputs[0]] == 1
-        known = [tensor if isinstance(tensor, Tensor) else None for tensor in inputs]
+        known = [tensor if isinstance(tensor, Tensor) else None for tensor in given]
         op = Operator(node, known, self._reader, is_sole_reader=is_sole)
+        around, kind = _Around(self, node, depth), "" if node.domain else node.op_type
+        if kind in CONTROL_FLOW:
+            return CONTROL_FLOW[kind](around, op, given)
+        if kind in SEQUENCES:
+            return [SEQUENCES[kind](around, op, given)]
+        inputs = [value for value in given if not isinstance(value, TensorList)]
+        if len(inputs) < len(given):
+            if kind == "Identity":
+                return [value for value in given if value is not None]
+            raise Inexpressible("a sequence")
         try:
             if needs_extension(node.op_type, inputs):
                 raise Inexpressible("values that only operations of the extension can read")
-            return self._by_hal(node, op, depth)
+            return self._by_hal(node, op)
         except Inexpressible as e:
             if not self._extends:
                 raise
@@ -463,9 +496,7 @@ class _Import:
         except Inexpressible:
             raise reason from None
 
-    def _by_hal(self, node: Node, op: Operator, depth: int) -> Sequence[AnyTensor]:
-        if node.op_type == "If" and not node.domain:
-            return self._branch(node, op, depth)
+    def _by_hal(self, node: Node, op: Operator) -> Sequence[AnyTensor]:
         folded = fold(self._g, op)
         if folded is not None:
             op.check_attributes()
@@ -480,44 +511,64 @@ class _Import:
             raise Inexpressible("an output beyond the first")
         return results
 
-    def _branch(self, node: Node, op: Operator, depth: int) -> list[AnyTensor]:
-        """The outputs of the branch of an If whose condition is a constant."""
-        condition = op.array(0, "the condition")
-        if condition.size != 1 or depth >= DEPTH_MAX:
-            op.refuse("condition", "one truth value", condition.size)
-        graphs = [op.raw(name, AttributeType.GRAPH) for name in ("then_branch", "else_branch")]
-        if not all(isinstance(graph, GraphProto) for graph in graphs):
-            op.refuse("branches", "two graphs", "none")
-        graph: GraphProto = graphs[0] if condition.reshape(-1)[0] else graphs[1]
-        if graph.inputs or len(graph.outputs) < len(node.outputs):
-            op.refuse(
-                "branch",
-                f"no inputs and {len(node.outputs)} outputs",
-                f"{len(graph.inputs)}, {len(graph.outputs)}",
-            )
-        values, constants = self._values, self._graph.constants
-        inner = inner_nodes(graph, node, self._graph.opsets, [values, constants])
-        # The names of a branch are local, so those from outside are restored afterwards: these alone, as a file may have as
-        # many branches as names.
-        local = {proto.name for proto in graph.initializers}.union(*(one.outputs for one in inner))
-        around = {name: values[name] for name in local if name in values}
-        stored = {name: constants[name] for name in local if name in constants}
-        try:
-            for proto in graph.initializers:
-                constants[proto.name] = proto
-                values.pop(proto.name, None)
-            for one in inner:
-                self._node(one, depth + 1)
-            return [self._value(info.name) for info in graph.outputs]
-        finally:
-            for name in local:
-                values.pop(name, None)
-                constants.pop(name, None)
-            values.update(around)
-            constants.update(stored)
+    # Graphs within nodes
 
-    def _fail(self, name: str, reason: Exception) -> None:
-        self._failures[name, str(reason)] += 1
+    def body(self, graph: GraphProto, node: Node, depth: int) -> Body:
+        """The conversion of a graph within a node."""
+        if depth >= DEPTH_MAX:
+            raise InvalidModel(
+                f"onnx, {node.where}: expected graphs that nest at most {DEPTH_MAX} deep, got deeper ones"
+            )
+        # The names of a graph are local, so those from outside are restored after each iteration: these alone, as a file may have
+        # as many graphs as names.
+        values, constants = self._values, self._graph.constants
+        nodes = inner_nodes(graph, node, self._graph.opsets, [values, constants])
+        own = {proto.name: proto for proto in graph.initializers}
+        inputs = [info.name for info in graph.inputs]
+        local = {*own, *inputs, *(name for inner in nodes for name in inner.outputs)}
+        read: dict[str, Held | None] = {}
+
+        def convert(given: Sequence[Held]) -> list[Held]:
+            self.count(node, len(nodes) + 1)
+            hidden = {name: values.pop(name) for name in local if name in values}
+            stored = {name: constants[name] for name in own if name in constants}
+            try:
+                constants.update(own)
+                values.update(read)
+                values.update(zip(inputs, given, strict=True))
+                for inner in nodes:
+                    self._node(inner, depth + 1)
+                # The constants that were read stay the same tensors in the next iteration.
+                read.update((name, values[name]) for name in own if name in values)
+                return [self._value(info.name) for info in graph.outputs]
+            finally:
+                for name in local:
+                    values.pop(name, None)
+                for name in own:
+                    constants.pop(name, None)
+                constants.update(stored)
+                values.update(hidden)
+
+        return convert
+
+    def count(self, node: Node, more: int) -> None:
+        """Counts nodes that iterations convert, and rejects the file if they exceed the limit."""
+        self._unrolled += more
+        if self._unrolled > UNROLLED_NODES_MAX:
+            raise InvalidModel(
+                f"onnx, {node.where}: expected at most {UNROLLED_NODES_MAX} nodes in all iterations, got more"
+            )
+
+    def apply(
+        self, node: Node, depth: int, op_type: str, inputs: Sequence[AnyTensor], **attributes: int
+    ) -> AnyTensor:
+        """The result of an operator of version ``APPLIED_VERSION`` at the place of a node."""
+        self.count(node, 1)
+        given = {name: Attribute(name, AttributeType.INT, value) for name, value in attributes.items()}
+        made = Node(op_type, "", APPLIED_VERSION, [""] * len(inputs), ["y"], given, node.where)
+        (result,) = self._converted(made, inputs, depth + 1)
+        assert not isinstance(result, TensorList), "operators of tensors give tensors"
+        return result
 
     def _complaint(self) -> UnsupportedOperators:
         found = tuple(UnsupportedOperator(name, n, reason) for (name, reason), n in self._failures.items())
@@ -526,3 +577,23 @@ class _Import:
         return UnsupportedOperators(
             f"onnx: expected operators that the HAL can express, got {count} that it cannot: {listed}", found
         )
+
+
+class _Around(NamedTuple):
+    """The import around a node with graphs; see ``Around``."""
+
+    importer: _Import
+    node: Node
+    depth: int
+
+    def body(self, graph: GraphProto) -> Body:
+        return self.importer.body(graph, self.node, self.depth)
+
+    def apply(self, op_type: str, inputs: Sequence[AnyTensor], **attributes: int) -> AnyTensor:
+        return self.importer.apply(self.node, self.depth, op_type, inputs, **attributes)
+
+    def charge(self, size_bytes: int) -> None:
+        self.importer._g.charge(size_bytes)
+
+    def constant(self, array: Any) -> AnyTensor:
+        return Tensor(array.dtype.name, array.shape, array=array)

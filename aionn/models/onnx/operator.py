@@ -118,6 +118,9 @@ class Operator:
         found = self.node.attributes.get(name)
         if found is not None and found.type != kind:
             self.refuse(f"attribute {name!r}", kind.name, AttributeType(found.type).name)
+        if found is not None and found.value is None:
+            # Messages have no default, unlike numbers and texts.
+            self.refuse(f"attribute {name!r}", f"a value of type {kind.name}", "none")
         return found
 
     def has_attribute(self, name: str) -> bool:

@@ -28,6 +28,7 @@ from aionn.models.onnx.conversions import (
     reductions,
 )
 from aionn.models.onnx.conversions import elementwise as ew
+from aionn.models.onnx.conversions.control_flow import UNROLLED_NODES_MAX
 from aionn.models.onnx.extension.contracts import CONTRACTS
 from aionn.models.onnx.operator import Convert, Operator
 from aionn.models.onnx.tensors import Inexpressible, Tensor, distinct
@@ -307,7 +308,13 @@ def document() -> str:
     listed = sorted(_TABLE, key=lambda conversion: conversion.name)
     rows = "\n".join(f"| {c.name} | {c.how}{'' if c.name in CONTRACTS else _HAL_ONLY} |" for c in listed)
     others = ", ".join(sorted(CONTRACTS.keys() - CONVERSIONS.keys()))
-    return _HEAD.format(count=len(listed), rows=rows, all=len(CONTRACTS), others=textwrap.fill(others, 128))
+    return _HEAD.format(
+        count=len(listed),
+        rows=rows,
+        all=len(CONTRACTS),
+        others=textwrap.fill(others, 128),
+        unrolled=f"{UNROLLED_NODES_MAX:,}",
+    )
 
 
 _HAL_ONLY = "; no extension operation"
@@ -342,9 +349,11 @@ Rules for all operators:
 - INT32, INT64 and BOOL values are moved by GATHER, since few HAL operations accept them; BOOL values are moved as bytes.
 - An operator whose inputs are constants becomes a constant. Relu and Clip (0 to 6, -1 to 1) are fused with the operation before;
   BatchNormalization is computed into the constants of a Conv before it.
-- If is written if its condition is a constant. The functions of a file are inlined.
-- Results of HAL operations differ from ONNX's in three cases: QuantizeLinear with one scale rounds halves away from 0; REDUCE_MAX
-  and REDUCE_MIN return a finite number for infinities only; CumSum needs finite values.
+- If is written if its condition is a constant, Loop and Scan if constants decide the number of iterations: their nodes are written
+  for each iteration, up to {unrolled} nodes in a file. Sequences within a graph become their values, if positions are constants.
+  The functions of a file are inlined.
+- Results of HAL operations differ from ONNX's in two cases: QuantizeLinear with one scale rounds halves away from 0; CumSum needs
+  finite values.
 - An input without elements becomes a constant.
 
 | operator | HAL operations |
@@ -359,6 +368,6 @@ the operator: for other types, ranks and attributes, or values of unknown extent
 
 {others}.
 
-The other operators of ONNX are rejected: those on texts, sequences and optional values, those with random results, image decoding,
-and Loop, Scan and If with a computed condition.
+The other operators of ONNX are rejected: those on texts and optional values, sequences as inputs and outputs, those with random
+results, image decoding, and Loop, Scan and If whose course no constant decides.
 """

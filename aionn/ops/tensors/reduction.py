@@ -98,6 +98,9 @@ def _execute_any(call: Call) -> list[Array]:
 
 def _execute_extremum(call: Call, choose: Callable[..., Any], initial: float) -> list[Array]:
     def function(array: Array, axes: tuple[int, ...]) -> Array:
+        if math.prod(array.shape[axis] for axis in axes):
+            # The extremum of infinities is an infinity, which a start with a finite number would hide.
+            return np.asarray(choose(array, axis=axes), dtype=array.dtype)
         return np.asarray(choose(array, axis=axes, initial=initial), dtype=array.dtype)
 
     return _reduce(call, function)

@@ -31,6 +31,7 @@ from aionn.hal import (
     operation_type_name,
 )
 from aionn.hal.slicing import without_unused
+from aionn.runtime.placement.handovers import spare_handovers
 from aionn.runtime.placement.partition import (
     CONTROL_FLOW,
     Candidate,
@@ -204,6 +205,8 @@ class _Dividing:
             return f"interpreted: no device is better for it as a whole; inside of it: {', '.join(names)}"
 
         choices = choose_devices(part, candidates, self._preference, interpretation)
+        if self._preference != ExecutionPreference.LOW_POWER:
+            choices = spare_handovers(part, candidates, choices)
         division = Division(part, choices, make_steps(part, choices))
         _check_sizes(division, candidates)
         return division

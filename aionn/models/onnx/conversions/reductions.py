@@ -72,7 +72,8 @@ def _reduced_axes(op: Operator, x: Tensor, first_version: int) -> list[int] | No
     """The axes to reduce; None if the operator reduces no axes."""
     if op.version >= first_version:
         given = op.numbers(1, "the axes") if op.has(1) else []
-        if not given and op.integer("noop_with_empty_axes", 0):
+        is_noop = bool(op.integer("noop_with_empty_axes", 0))
+        if is_noop and not given:
             return None
     else:
         given = op.integers("axes") or []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import mmap
 import statistics
 import time
@@ -16,8 +17,12 @@ from aionn.drivers.kit.arguments import OutputArea
 from aionn.errors import Error
 from aionn.hal import Memory, Model, Operand, OperandType, OperationType
 from aionn.models.builder import GraphBuilder
+from aionn.models.onnx.encoding import DATA_TYPES, encode_model, node, tensor
+from aionn.models.onnx.schema import GraphProto, ModelProto, OpsetImport, ValueInfo
 
 pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+
+import onnxruntime as ort
 
 from aionn.drivers.onnxruntime.engine import BOUND_MAX, Loading, Slot, compile_session
 from aionn.drivers.onnxruntime.lowering import lower
@@ -232,3 +237,20 @@ def test_mean_of_an_image_needs_no_transposition() -> None:
     axes = graph.constant(np.array([1, 2], np.int32))
     mean = graph.result(OperationType.MEAN, [image, axes, graph.constant(0)], x, (1, 4))
     assert "Transpose" not in nodes_of(graph.build([mean]))
+
+
+def test_messages_of_onnx_runtime_are_records(caplog: pytest.LogCaptureFixture) -> None:
+    if not hasattr(ort, "set_default_logger_callback"):
+        pytest.skip("this version of ONNX Runtime has no callback for messages")
+    name = ValueInfo("x", DATA_TYPES["float32"], (2,))
+    unused = (tensor("unused", np.zeros(2, np.float32)),)
+    graph = GraphProto(
+        (node("Neg", ["x"], ["y"]),), (name,), (ValueInfo("y", name.data_type, name.shape),), unused, name="g"
+    )
+    loading = Loading(provider_named("ort-cpu"), 1)
+    loading.options.log_severity_level = 2
+    with caplog.at_level(logging.WARNING, "aionn.driver"):
+        loading.make(encode_model(ModelProto(8, (OpsetImport("", 17),), graph)))
+    (record,) = [r for r in caplog.records if "unused" in r.getMessage()]
+    assert record.levelno == logging.WARNING
+    assert record.getMessage().startswith("ONNX Runtime: ")

@@ -24,6 +24,7 @@ from aionn.models.onnx.extension import (
 pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
 from aionn.drivers.onnxruntime.driver import OrtDevice
+from aionn.drivers.onnxruntime.lowering import Unsupported, lower
 from aionn.drivers.onnxruntime.versions import Application, needed_version, upgraded
 
 Array = npt.NDArray[Any]
@@ -253,3 +254,16 @@ async def test_operator_that_cannot_be_written_is_not_supported(
 def test_upgrade_changes_nothing_that_is_new_enough() -> None:
     application = Application("Clip", {}, ["x", "low", "high"])
     assert upgraded(application, 13, 1, lambda array: "c") == application
+
+
+async def test_operation_that_breaks_its_contract_is_not_supported() -> None:
+    async with OrtDevice() as device:
+        model = one("Erf", 13, [X], [("int32", X.shape)])
+        assert await device.supported_operations(model) == (False,)
+        with pytest.raises(Error):
+            await device.prepare_model(model)
+
+
+def test_lowering_names_the_broken_contract() -> None:
+    with pytest.raises(Unsupported, match="Erf, output 0: expected FLOAT, got INT32"):
+        lower(one("Erf", 13, [X], [("int32", X.shape)]))

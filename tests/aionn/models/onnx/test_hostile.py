@@ -13,6 +13,8 @@ from aionn.models.onnx import encode_model, load_onnx
 from aionn.models.onnx.encoding import attribute, node, tensor
 from aionn.models.onnx.graph import NODES_MAX
 from aionn.models.onnx.schema import (
+    Attribute,
+    AttributeType,
     DataType,
     FunctionProto,
     GraphProto,
@@ -434,3 +436,36 @@ def test_attributes_hold_their_type_alone():
     graph.message(1, one)
     model.message(7, graph)
     refused(model.encoded(), "its type")
+
+
+@pytest.mark.parametrize(
+    ("op_type", "name", "kind"),
+    [
+        ("Constant", "value", AttributeType.TENSOR),
+        ("Constant", "sparse_value", AttributeType.SPARSE_TENSOR),
+        ("ConstantOfShape", "value", AttributeType.TENSOR),
+        ("If", "else_branch", AttributeType.GRAPH),
+        ("Loop", "body", AttributeType.GRAPH),
+    ],
+)
+def test_attributes_of_messages_have_a_value(op_type, name, kind):
+    inputs = {"Constant": [], "ConstantOfShape": ["shape"], "If": ["yes"], "Loop": ["", ""]}[op_type]
+    bad = msgspec.structs.replace(node(op_type, inputs, ["c"]), attributes=(Attribute(name, kind, None),))
+    constants = {"shape": np.array([2, 3], np.int64), "yes": np.array(True)}
+    refused(file([bad, node("Add", ["x", "c"], ["y"])], [X], ["y"], constants), f"attribute '{name}'")
+
+
+def test_nodes_have_no_more_outputs_than_their_operators():
+    body = GraphProto(
+        (node("Identity", ["on"], ["goes"]), node("Neg", ["v"], ["w"])),
+        (ValueInfo("i"), ValueInfo("on"), ValueInfo("v")),
+        (ValueInfo("goes"), ValueInfo("w")),
+    )
+    constants = {"m": np.array(2), "c": np.zeros((2, 3), np.float32)}
+    for bad in (
+        node("Loop", ["m", "", "x"], ["y", "z"], body=body),
+        node("SequenceEmpty", [], ["y", "z"]),
+        node("Add", ["c", "c"], ["y", "z"]),
+    ):
+        more = [node("Add", ["x", "x"], ["sum"])]
+        refused(file([bad, *more], [X], ["sum", "z"], constants), "at most 1 outputs, got 2")

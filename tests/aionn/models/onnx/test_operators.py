@@ -222,6 +222,12 @@ def test_reductions(axes, keeps):
         )
 
 
+def test_reduction_with_axes_ignores_the_rule_for_none():
+    one = node("ReduceMean", ["x", "axes"], ["y"], keepdims=1, noop_with_empty_axes=1)
+    model = load_onnx(file([one], [info("x", np.zeros((2, 3), np.float32))], ["y"], {"axes": np.array([1])}))
+    assert operations(model) == ["MEAN"]
+
+
 def test_reductions_of_whole_numbers():
     for op_type, function in (("ReduceMax", np.max), ("ReduceMin", np.min), ("ReduceSum", np.sum)):
         y = one(op_type, {"x": WHOLE}, {"a": np.array([1])}, keepdims=0)

@@ -94,6 +94,19 @@ def test_product_with_a_zero_is_zero_beside_infinity(bench: Any) -> None:
     assert bench.run(O.REDUCE_PROD, [(F32, array), axes(1), (BOOL, DROP)], F32).tolist() == [0.0, np.inf]
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize(("operation", "infinity"), [(O.REDUCE_MAX, -np.inf), (O.REDUCE_MIN, np.inf)])
+def test_extremum_of_infinities_is_infinite(
+    bench: Any, operation: OperationType, infinity: float, dtype: type
+) -> None:
+    operand = F32 if dtype is np.float32 else F16
+    array = np.array([[infinity, infinity], [infinity, 2.0]], dtype)
+    assert bench.run(operation, [(operand, array), axes(1), (BOOL, DROP)], operand).tolist() == [
+        infinity,
+        2.0,
+    ]
+
+
 @pytest.mark.parametrize(
     ("operation", "operand", "dtype", "expected"),
     [

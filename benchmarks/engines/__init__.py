@@ -1,0 +1,1 @@
+"""The benchmark of engines: `python -m benchmarks.engines`."""
