@@ -29,7 +29,8 @@ from aionn.errors import InvalidArgument
 from aionn.media import AudioWindow, Frame, audio_file, log_mel, video_file
 from aionn.platform.files import TEXT_BYTES_MAX, read_regular
 from aionn.reports.terminal import print_line
-from aionn.runtime.memory.arguments import Array, image_writer, value_writer
+from aionn.runtime.memory.arguments import Array, value_writer
+from aionn.runtime.memory.pictures import image_writer
 
 __all__ = ["demo", "run_demo"]
 

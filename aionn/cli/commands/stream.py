@@ -23,7 +23,8 @@ from aionn.models.importing import ImportOptions
 from aionn.platform.files import TEXT_BYTES_MAX, read_regular
 from aionn.reports.terminal import print_line, print_table
 from aionn.runtime.clock import to_ns
-from aionn.runtime.memory.arguments import TensorSpec, Writer, image_size, image_writer, value_writer
+from aionn.runtime.memory.arguments import TensorSpec, Writer, value_writer
+from aionn.runtime.memory.pictures import image_size, image_writer
 
 __all__ = ["stream"]
 
