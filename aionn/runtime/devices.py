@@ -92,5 +92,11 @@ class RuntimeDevice:
         """Asks the driver, and starts it if it does not run."""
         return await self.hal.status()
 
+    def _repr_html_(self) -> str:
+        from aionn.runtime.notebooks import device_html
+
+        waiting = self.dispatcher.statistics().waiting
+        return device_html(self.name, self.driver, self.info, self.pid, waiting)
+
     def __repr__(self) -> str:
         return f"<Device {self.name}: {self.type.name}, driver {self.driver} {self.version}>"

@@ -84,6 +84,11 @@ class StreamStatistics(msgspec.Struct, frozen=True):
     late: int
     dropped: int
 
+    def _repr_html_(self) -> str:
+        from aionn.runtime.notebooks import counts_html
+
+        return counts_html(msgspec.structs.asdict(self).items())
+
 
 class Item:
     """An item on its way from the source to the consumer, or the error that ended the source.
