@@ -1,0 +1,337 @@
+"""The page's server in its own process: the answers that a tab gets, and the clients that it must withstand."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import socket
+import struct
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import anyio.abc
+import numpy as np
+import pytest
+
+from aionn.errors import DeviceUnavailable, InvalidArgument
+from aionn.media import Frame
+from aionn.runtime.clock import now_ns
+from aionn.watch import Collector, Finding, WatchedStream, WatchPage
+from aionn.watch.process import CONNECTIONS_MAX
+
+websockets = pytest.importorskip("websockets", reason="uvicorn and websockets are not installed")
+pytest.importorskip("uvicorn", reason="uvicorn and websockets are not installed")
+pytest.importorskip("av", reason="PyAV is not installed")
+
+from websockets.asyncio.client import connect  # noqa: E402
+
+LIMIT_S = 60
+
+
+@contextlib.asynccontextmanager
+async def feeding(stream: WatchedStream, period_s: float = 0.02) -> AsyncIterator[None]:
+    """A stream that gets a frame, of another grey each, again and again."""
+
+    async def feed() -> None:
+        for index in range(1_000_000):
+            data = np.full((48, 64, 3), index % 256, np.uint8)
+            frame = Frame(data, now_ns(), index, 0.0)
+            stream.add_item(frame, "on_time", now_ns(), [Finding("cat", 0.5, (0.1, 0.1, 0.5, 0.5))])
+            await anyio.sleep(period_s)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(feed)
+        yield
+        tasks.cancel_scope.cancel()
+
+
+@contextlib.asynccontextmanager
+async def served(**options: Any) -> AsyncIterator[tuple[WatchPage, WatchedStream]]:
+    collector = Collector("a title")
+    stream = collector.add_stream("camera", within_ns=33_000_000)
+    with anyio.fail_after(LIMIT_S):
+        async with WatchPage(collector, port=0, **options) as page, feeding(stream):
+            yield page, stream
+
+
+def place(page: WatchPage) -> tuple[str, int]:
+    host, _, port = page.url.removeprefix("http://").partition("/")[0].rpartition(":")
+    return host, int(port)
+
+
+def live(page: WatchPage) -> str:
+    return page.url.replace("http://", "ws://").replace("/?", "/live?")
+
+
+async def ask(tab: Any, **have: int) -> tuple[dict[str, Any], bytes]:
+    await tab.send(json.dumps(have))
+    answer = await tab.recv()
+    length = int.from_bytes(answer[:4], "big")
+    return json.loads(answer[4 : 4 + length]), answer[4 + length :]
+
+
+async def get(page: WatchPage, target: str, *headers: str, method: str = "GET") -> tuple[int, str]:
+    """Status and the rest of a plain request."""
+    host, port = place(page)
+    async with await anyio.connect_tcp(host, port) as connection:
+        lines = [f"{method} {target} HTTP/1.1", *(headers or (f"Host: {host}:{port}",)), "", ""]
+        await connection.send("\r\n".join(lines).encode("latin-1"))
+        received = b""
+        with contextlib.suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+            while True:
+                received += await connection.receive()
+    return int(received.split(b" ", 2)[1]) if received else 0, received.decode("latin-1")
+
+
+def query(page: WatchPage) -> str:
+    return page.url.partition("?")[2]
+
+
+async def test_tabs_get_moving_pictures_with_findings_and_figures() -> None:
+    async with served() as (page, _), connect(live(page)) as tab:
+        first, jpeg = await ask(tab, stream=0)
+        second, other = await ask(tab, stream=0, picture=first["picture"], figures=first["number"])
+    assert jpeg[:2] == other[:2] == b"\xff\xd8" and jpeg != other
+    assert second["picture"] > first["picture"] and second["shot"]["index"] > first["shot"]["index"]
+    assert first["shot"]["findings"] == [{"label": "cat", "score": 0.5, "box": [0.1, 0.1, 0.5, 0.5]}]
+    assert first["figures"]["title"] == "a title" and first["figures"]["streams"][0]["on_time"] >= 1
+    assert 0 <= first["age_ms"] < 30_000
+
+
+async def test_picture_is_encoded_once_for_all_tabs() -> None:
+    async with served() as (page, stream), contextlib.AsyncExitStack() as stack:
+        asked = 0
+        request = stream.request_picture
+
+        def count(deliver: Any) -> None:
+            nonlocal asked
+            asked += deliver is not None
+            request(deliver)
+
+        stream.request_picture = count  # type: ignore[method-assign]
+        tabs = [await stack.enter_async_context(connect(live(page))) for _ in range(10)]
+        answers: list[int] = []
+
+        async def follow(tab: Any) -> None:
+            have = 0
+            for _ in range(4):
+                header, _ = await ask(tab, stream=0, picture=have)
+                have = header.get("picture", have)
+            answers.append(have)
+
+        async with anyio.create_task_group() as tasks:
+            for tab in tabs:
+                tasks.start_soon(follow, tab)
+    assert len(answers) == 10 and min(answers) >= 1
+    assert asked <= max(answers) + 2
+
+
+async def test_nothing_is_asked_for_when_no_tab_is_open() -> None:
+    async with served() as (page, stream):
+        async with connect(live(page)) as tab:
+            await ask(tab, stream=0)
+        # One request may be under way when the tab is closed, and is served by the next frame.
+        with anyio.fail_after(10):
+            while stream._deliver is not None:
+                await anyio.sleep(0.01)
+        stream.request_picture = lambda deliver: pytest.fail("no tab asks")  # type: ignore[method-assign]
+        assert (await get(page, "/?" + query(page)))[0] == 200
+
+
+async def test_page_is_served_with_the_token_alone() -> None:
+    async with served() as (page, _):
+        status, text = await get(page, "/?" + query(page))
+        assert status == 200 and "content-security-policy: default-src 'none'" in text
+        assert "cache-control: no-store" in text and "connection: close" in text
+        assert query(page).partition("=")[2] not in text.partition("\r\n\r\n")[2]
+        assert (await get(page, "/"))[0] == 401
+        assert (await get(page, "/?token=wrong"))[0] == 401
+        assert (await get(page, "/?" + query(page), "Host: evil.example"))[0] == 421
+        host = "Host: {}:{}".format(*place(page))
+        assert (await get(page, "/?" + query(page), host, "Origin: http://evil.example"))[0] == 403
+        assert (await get(page, "/other?" + query(page)))[0] == 404
+        assert (await get(page, "/?" + query(page), method="POST"))[0] == 405
+        assert (await get(page, "/metrics?" + query(page)))[1].count("# TYPE aionn_stream_items_total") == 1
+
+
+@pytest.mark.parametrize("wrong", ["token", "origin", "path"])
+async def test_web_socket_needs_the_token_and_the_own_page(wrong: str) -> None:
+    async with served() as (page, _):
+        address = live(page)
+        options = {"origin": "http://evil.example"} if wrong == "origin" else {}
+        address = {"token": address + "0", "path": address.replace("/live", "/x")}.get(wrong, address)
+        with pytest.raises(websockets.InvalidStatus, match="403"):
+            async with connect(address, **options):
+                pytest.fail("it was accepted")
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"stream": "0"}',
+        '{"stream": 1e400}',
+        '{"picture": 0.5}',
+        '{"more": 1}',
+        "[" * 250,
+        b"\x00\xff",
+        "x" * 100_000,
+        '{"stream": ' + "9" * 200 + "}",
+    ],
+)
+async def test_nonsense_closes_the_tab_that_sends_it_alone(question: str | bytes, shared_page: Any) -> None:
+    page, _ = shared_page
+    async with connect(live(page)) as good:
+        async with connect(live(page)) as bad:
+            with contextlib.suppress(websockets.ConnectionClosed):
+                await bad.send(question)
+            with pytest.raises(websockets.ConnectionClosed):
+                await bad.recv()
+        header, _ = await ask(good, stream=0)
+        assert header["figures"]
+
+
+async def test_numbers_out_of_range_are_answered(shared_page: Any) -> None:
+    page, _ = shared_page
+    async with connect(live(page)) as tab:
+        for numbers in (
+            {"stream": 99},
+            {"stream": -5},
+            {"stream": 0, "picture": 1 << 60},
+            {"figures": -(1 << 60)},
+        ):
+            header, _ = await ask(tab, **numbers)
+            assert header
+
+
+@pytest.fixture
+async def shared_page() -> AsyncIterator[Any]:
+    async with served() as found:
+        yield found
+
+
+async def test_port_in_use_is_reported_in_words() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(InvalidArgument, match=f"port {port} of 127.0.0.1 is used by another program"):
+            async with WatchPage(Collector(), port=port):
+                pytest.fail("it was opened")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"host": "example.com"}, {"host": "203.0.113.7"}, {"port": 70000}, {"token": "a&b"}, {"host": ""}],
+)
+async def test_addresses_that_cannot_be_used_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match="watch: "):
+        async with WatchPage(Collector(), **{"port": 0, **options}):
+            pytest.fail("it was opened")
+
+
+async def test_missing_package_is_reported_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(DeviceUnavailable, match=r"uvicorn and websockets.*pip install 'aionn\[watch\]'"):
+        async with WatchPage(Collector(), port=0):
+            pytest.fail("it was opened")
+
+
+async def test_streams_continue_when_the_process_dies(caplog: pytest.LogCaptureFixture) -> None:
+    async with served() as (page, stream):
+        assert page.is_serving and page.pid is not None
+        os.kill(page.pid, signal.SIGKILL)
+        while page.is_serving:
+            await anyio.sleep(0.01)
+        before = stream.figures.results
+        while stream.figures.results < before + 3:
+            await anyio.sleep(0.01)
+    assert "the streams continue without it" in caplog.text
+
+
+async def test_many_connections_are_bounded_and_open_tabs_stay() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    try:
+        async with served() as (page, _), connect(live(page)) as tab:
+            await ask(tab, stream=0)
+            idle = []
+            for _ in range(1000):
+                client = socket.socket()
+                client.setblocking(False)
+                client.connect_ex(place(page))
+                idle.append(client)
+            try:
+                for _ in range(3):
+                    header, _ = await ask(tab, stream=0)
+                    assert header["picture"]
+                assert len(os.listdir(f"/proc/{page.pid}/fd")) < CONNECTIONS_MAX + 60
+            finally:
+                for client in idle:
+                    client.close()
+            # The silent ones are gone: a new tab is served.
+            while (await get(page, "/?" + query(page)))[0] != 200:
+                await anyio.sleep(0.05)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_tab_that_never_reads_delays_no_other() -> None:
+    async with served() as (page, stream), connect(live(page)) as tab:
+        async with connect(live(page), max_queue=1) as silent:
+            # A receive buffer of two kilobytes, and questions without end: the server must not queue the answers.
+            raw = silent.transport.get_extra_info("socket")
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            silent.transport.pause_reading()
+            with anyio.move_on_after(1):
+                while True:
+                    await silent.send(json.dumps({"stream": 0}))
+            for _ in range(3):
+                header, jpeg = await ask(tab, stream=0)
+                assert header["picture"] and jpeg
+            with open(f"/proc/{page.pid}/status") as status:
+                peak = next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
+            assert peak < 400_000, "kB"
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            silent.transport.abort()
+        assert stream.figures.results
+
+
+async def test_silent_connection_and_slow_request_are_closed() -> None:
+    async with served() as (page, _):
+        for start in (b"", b"GET /?", b"GET / HTTP/1.1\r\nHost: localhost\r\nX: "):
+            async with await anyio.connect_tcp(*place(page)) as connection:
+                if start:
+                    await connection.send(start)
+                with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+                    while True:
+                        await connection.receive()
+
+
+async def test_closed_page_leaves_no_process_and_frees_its_port() -> None:
+    async with served() as (page, _):
+        pid, (_, port) = page.pid, place(page)
+        async with connect(live(page)) as tab:
+            await ask(tab, stream=0)
+            await page.aclose()
+            with pytest.raises(websockets.ConnectionClosed):
+                await tab.recv()
+        assert page.pid is None and not os.path.exists(f"/proc/{pid}/fd")
+        await page.aclose()
+        async with WatchPage(Collector(), port=port) as again:
+            assert place(again)[1] == port
+
+
+async def test_tab_learns_nothing_while_the_event_loop_is_blocked_and_continues() -> None:
+    async with served() as (page, _), connect(live(page)) as tab:
+        await ask(tab, stream=0)
+        header, _ = await ask(tab, stream=1)
+        assert "picture" not in header, "there is no such stream"
+        assert (await ask(tab, stream=0))[0]["picture"]
