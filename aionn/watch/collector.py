@@ -6,7 +6,7 @@ Owns which ones there are, and what a snapshot of them has. Every reader takes t
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -14,11 +14,13 @@ from aionn.errors import InvalidArgument
 from aionn.reports.columns import counted
 from aionn.reports.html_page import element, joined, table
 from aionn.runtime.clock import now_ns
-from aionn.runtime.devices import RuntimeDevice
 from aionn.scheduler.job import Reason
 from aionn.watch.figures import StreamSnapshot
 from aionn.watch.histogram import Quantiles
 from aionn.watch.streams import WatchedStream
+
+if TYPE_CHECKING:
+    from aionn.runtime.devices import RuntimeDevice
 
 __all__ = ["Collector", "DeviceFigures", "Snapshot", "milliseconds"]
 

@@ -22,7 +22,8 @@ button,select{font:inherit;color:var(--ink);background:var(--row);border:1px sol
 padding:.25rem .9rem}
 button[aria-pressed=true]{background:var(--ink);color:var(--paper)}
 :focus-visible{outline:3px solid var(--device-0);outline-offset:2px}
-#view{flex:1 1 20rem;max-width:40rem}#view canvas{display:block;width:100%;max-width:40rem;max-height:70vh;background:var(--row);border:1px solid var(--line)}
+#view{flex:1 1 20rem;max-width:40rem}
+#view canvas{display:block;width:100%;max-width:40rem;max-height:70vh;background:var(--row);border:1px solid var(--line)}
 #caption{font-variant-numeric:tabular-nums;min-height:3em}
 .deadline{stroke:var(--bad)!important;stroke-dasharray:6 4;stroke-width:1.5}
 [hidden]{display:none!important}

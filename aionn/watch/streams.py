@@ -6,7 +6,7 @@ Owns the reading of clocks and of items; ``figures`` counts. While no page asks,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import numpy as np
@@ -14,10 +14,12 @@ import numpy.typing as npt
 
 from aionn.media import Health, LiveStatistics, SourceStatistics
 from aionn.runtime.clock import now_ns
-from aionn.runtime.executions.stream import StreamResult
-from aionn.runtime.memory.arguments import Writer
 from aionn.watch.detections import Finding
 from aionn.watch.figures import FINDINGS_MAX, Outcome, SourceFigures, StreamFigures, StreamSnapshot
+
+if TYPE_CHECKING:
+    from aionn.runtime.executions.stream import StreamResult
+    from aionn.runtime.memory.arguments import Writer
 
 __all__ = ["PICTURE_SIDE_MAX", "Deliver", "Shot", "WatchedStream", "reduced"]
 
