@@ -6,6 +6,7 @@ Owns the live table, and the page where it is asked for. ``aionn.watch`` counts.
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -176,14 +177,16 @@ def parsed_address(text: str) -> tuple[str, int]:
     Raises:
         InvalidArgument: It has another form.
     """
-    host, separator, port = text.rpartition(":")
-    if not separator or (text.startswith("[") and text.endswith("]")):
-        host, port = ("", text) if text.isdecimal() else (text, "")
-    if (port and not (port.isascii() and port.isdecimal() and len(port) <= 5)) or ":" in host.strip("[]") != (
-        "[" in host
-    ):
+    found = _ADDRESS.fullmatch(text)
+    if found is None:
         raise InvalidArgument(f"--watch-at: expected HOST:PORT such as 127.0.0.1:{PORT}, got {text!r}")
-    return host or "127.0.0.1", int(port) if port else PORT
+    alone, host, port = found["alone"], found["host"], found["port"]
+    return host or "127.0.0.1", int(alone or port or PORT)
+
+
+_ADDRESS = re.compile(
+    r"(?P<alone>[0-9]{1,5})|(?P<host>[^:\[\]]*|\[[0-9a-fA-F:.]+\])(?::(?P<port>[0-9]{1,5}))?"
+)
 
 
 HEADS = ("stream", "per s", "on time", "late", "dropped", "p50 ms", "p99 ms", "recognised", "certain")
