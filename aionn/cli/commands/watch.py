@@ -30,7 +30,7 @@ def watch(
     seconds: Annotated[float | None, numbers(0, SECONDS_MAX, "seconds", is_open=True)] = None,
     deadline_ms: Annotated[float, numbers(0, DEADLINE_MS_MAX, "ms")] = 33.0,
     keep: Literal["latest", "all", "oldest"] = "latest",
-    at: str = "",
+    watch_at: str = "",
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Show a camera, a network stream or a video in a browser: the picture, its age, losses and the source's health.
@@ -42,11 +42,11 @@ def watch(
         seconds: Ends after so long; by default it ends with its source.
         deadline_ms: A picture is on time if it is here this long after its capture.
         keep: What a slow machine gets: the latest frame, all of them, or the oldest.
-        at: HOST:PORT of the page, 127.0.0.1:8470 by default; another host lets other machines connect.
+        watch_at: HOST:PORT of the page, 127.0.0.1:8470 by default; another host lets other machines connect.
         json: Print one JSON object at the end.
     """
     report = interrupts.run(
-        _watch, source, seconds, to_ns(deadline_ms / 1e3, what="--deadline-ms"), keep, at, not json
+        _watch, source, seconds, to_ns(deadline_ms / 1e3, what="--deadline-ms"), keep, watch_at, not json
     )
     if json:
         print_json(report)
