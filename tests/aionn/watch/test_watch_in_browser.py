@@ -12,7 +12,7 @@ import pytest
 from aionn.media import Frame, Health, LiveStatistics
 from aionn.runtime.clock import now_ns
 from aionn.watch import Collector, Finding, WatchPage
-from tests.support.browser import Window, find_browser, open_pages
+from tests.support.browser import Window, find_browser, open_browser
 
 pytest.importorskip("uvicorn", reason="uvicorn and websockets are not installed")
 pytest.importorskip("av", reason="PyAV is not installed")
@@ -85,7 +85,8 @@ def watched() -> Iterator[str]:
 @pytest.mark.slow
 @needs_browser
 def test_page_moves_and_can_be_read(watched: str) -> None:
-    with open_pages(watched, timeout_s=100) as (page,):
+    with open_browser(timeout_s=100) as browser:
+        page = browser.open(watched)
         page.wait_until("Number(document.getElementById('picture').dataset.picture) >= 2")
         lines = "[...document.querySelectorAll('#plots polyline')]"
         page.wait_until(f"{lines}.length === 4 && {lines}.every(line => line.points.length >= 3)")
