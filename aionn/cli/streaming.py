@@ -120,14 +120,14 @@ async def stream_and_count(
         describe: The meaning of the outputs.
         within_ns: An item is on time if its result is there so long after its capture.
         on_late: See ``Burst.stream``.
-        measure: Whether the time on the device is wanted, which the page shows.
+        measure: Whether the times by stage are wanted, which the page shows.
         on_answer: Called with each item that has a result, and its first finding.
     """
     async with source as items:
         stream.source = source
         results = burst.stream(
             items,
-            into=stream.writer(into),
+            into=stream.writer(into) if measure else into,
             deadline=lambda item: item.captured_at_ns + within_ns,
             on_late=on_late,
             measure=measure,

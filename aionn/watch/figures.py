@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 
 from aionn.watch.detections import Finding
-from aionn.watch.histogram import Histogram, Quantiles, Recent
+from aionn.watch.histogram import Histogram, Quantiles, Recent, bucket_of
 
 __all__ = ["STAGES", "WINDOW_S", "Outcome", "Second", "SourceFigures", "StreamFigures", "StreamSnapshot"]
 
@@ -208,9 +208,10 @@ class StreamFigures:
         if status == "dropped":
             return
         latency_ns = finished_ns - captured_ns
-        self._latency.add(latency_ns)
-        tally.latency.add(latency_ns)
-        self._recent.add(latency_ns, finished_ns)
+        bucket = bucket_of(latency_ns)
+        self._latency.add(latency_ns, bucket)
+        tally.latency.add(latency_ns, bucket)
+        self._recent.add(latency_ns, finished_ns, bucket)
         if placed_ns is not None:
             self._has_stages = True
             self._stages["wait"].add(placed_ns - captured_ns, finished_ns)

@@ -10,7 +10,7 @@ from collections import Counter
 
 import msgspec
 
-__all__ = ["Histogram", "Quantiles", "Recent"]
+__all__ = ["Histogram", "Quantiles", "Recent", "bucket_of"]
 
 _PER_E = 1 / math.log(1.01)
 """Buckets for each factor of e: 1 % wide."""
@@ -33,6 +33,11 @@ class Quantiles(msgspec.Struct, frozen=True):
     max: float | None = None
 
 
+def bucket_of(duration_ns: int) -> int:
+    """The bucket of a duration; one below a nanosecond counts as one."""
+    return int(math.log(min(max(duration_ns, 1), LONGEST_NS)) * _PER_E)
+
+
 class Histogram:
     """Counts of durations.
 
@@ -48,9 +53,15 @@ class Histogram:
         self.longest_ns = 0
         self._counts: dict[int, int] = {}
 
-    def add(self, duration_ns: int) -> None:
-        """Counts a duration; one below a nanosecond counts as one."""
-        bucket = int(math.log(min(max(duration_ns, 1), LONGEST_NS)) * _PER_E)
+    def add(self, duration_ns: int, bucket: int | None = None) -> None:
+        """Counts a duration.
+
+        Args:
+            duration_ns: It.
+            bucket: Its bucket, where several histograms count the same duration; None computes it.
+        """
+        if bucket is None:
+            bucket = bucket_of(duration_ns)
         counts = self._counts
         counts[bucket] = counts.get(bucket, 0) + 1
         self.count += 1
@@ -99,10 +110,10 @@ class Recent:
         self._before = Histogram()
         self._now = Histogram()
 
-    def add(self, duration_ns: int, now_ns: int) -> None:
-        """Counts a duration."""
+    def add(self, duration_ns: int, now_ns: int, bucket: int | None = None) -> None:
+        """Counts a duration; see ``Histogram.add``."""
         self._turn(now_ns)
-        self._now.add(duration_ns)
+        self._now.add(duration_ns, bucket)
 
     def quantiles(self, now_ns: int) -> Quantiles:
         """The quantiles of what is remembered."""
