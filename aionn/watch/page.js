@@ -25,7 +25,7 @@
     return element;
   };
   const ms = value => value === null || value === undefined ? "-" : value.toFixed(value < 10 ? 2 : value < 100 ? 1 : 0);
-  const share = value => value >= 0 && value <= 1 ? `${Math.round(100 * value)} %` : value.toPrecision(3);
+  const share = value => value >= 0 && value <= 1 ? `${Math.round(100 * value)}\u00a0%` : value.toPrecision(3);
   const found = finding => `${finding.label} ${share(finding.score)}`;
 
   // The connection: one question, one answer.

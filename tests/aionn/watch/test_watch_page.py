@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -318,3 +319,34 @@ async def test_closed_page_leaves_no_process_and_frees_its_port() -> None:
         await page.aclose()
         async with WatchPage(Collector(), port=port) as again:
             assert place(again)[1] == port
+
+
+@pytest.mark.long
+async def test_process_ends_with_an_application_that_is_killed() -> None:
+    program = (
+        "import anyio\n"
+        "from aionn.watch import Collector, WatchPage\n"
+        "async def main():\n"
+        "    async with WatchPage(Collector(), port=0) as page:\n"
+        "        print(page.pid, flush=True)\n"
+        "        await anyio.sleep(1000)\n"
+        "anyio.run(main)\n"
+    )
+    with anyio.fail_after(LIMIT_S):
+        async with await anyio.open_process([sys.executable, "-c", program], stderr=None) as application:
+            assert application.stdout is not None
+            pid = int(await application.stdout.receive())
+            assert os.path.exists(f"/proc/{pid}")
+            application.kill()
+            await application.wait()
+            while os.path.exists(f"/proc/{pid}") and state_of(pid) != "Z":
+                await anyio.sleep(0.02)
+
+
+def state_of(pid: int) -> str:
+    """The letter of a process's state; ``Z`` if it has gone while it was read."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
