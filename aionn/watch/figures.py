@@ -143,7 +143,9 @@ class _Tally:
         # A second that is over does not change: its quantiles are computed once.
         if self.seen[0] != self.latency.count:
             self.seen = (self.latency.count, self.latency.quantiles())
-        return Second(current - self.number, *self.counts.values(), self.seen[1].p50, self.seen[1].p99)
+        on_time, late, dropped = self.counts.values()
+        seen = self.seen[1]
+        return Second(current - self.number, on_time, late, dropped, seen.p50, seen.p99)
 
 
 class StreamFigures:

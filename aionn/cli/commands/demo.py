@@ -6,7 +6,7 @@ Owns the demo's ground truth and its summary.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import anyio
 import msgspec
@@ -57,7 +57,7 @@ PROBABILITY_MIN = 0.5
 _T = TypeVar("_T")
 
 
-class Recognised(NamedTuple):
+class Recognised(msgspec.Struct, frozen=True):
     """The best class of one item.
 
     Attributes:

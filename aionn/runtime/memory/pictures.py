@@ -123,7 +123,8 @@ def boxes_in_picture(
     shown = np.array([(region.right - region.left) / into[0], (region.bottom - region.top) / into[1]] * 2)
     start = np.array([kept.left / picture[0], kept.top / picture[1]] * 2)
     part = np.array([(kept.right - kept.left) / picture[0], (kept.bottom - kept.top) / picture[1]] * 2)
-    return ((boxes - offset) / shown * part + start).astype(np.float32)
+    shares: npt.NDArray[np.float32] = ((boxes - offset) / shown * part + start).astype(np.float32)
+    return shares
 
 
 class _Region(NamedTuple):
@@ -231,16 +232,18 @@ def _per_channel(
     return found
 
 
-def _table(spec: TensorSpec, real: npt.NDArray[np.float64]) -> Array:
+def _table(spec: TensorSpec, real: npt.NDArray[np.floating[Any]]) -> Array:
     """The value of each level."""
+    levels: Array = real
     if spec.scale:
         info = np.iinfo(spec.dtype)
-        return np.clip(np.rint(real / spec.scale) + spec.zero_point, info.min, info.max).astype(spec.dtype)
-    if spec.type in (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16):
-        return real.astype(spec.dtype)
-    raise InvalidArgument(
-        f"{spec.name}: expected a float or quantised input, got {operand_type_name(spec.type)}"
-    )
+        levels = np.clip(np.rint(real / spec.scale) + spec.zero_point, info.min, info.max)
+    elif spec.type not in (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16):
+        raise InvalidArgument(
+            f"{spec.name}: expected a float or quantised input, got {operand_type_name(spec.type)}"
+        )
+    table: Array = levels.astype(spec.dtype)
+    return table
 
 
 def _image_order(spec: TensorSpec) -> tuple[int, int, int]:
