@@ -8,6 +8,7 @@ one. So they need no knowledge of the size at which a picture is shown.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ __all__ = [
     "best_class",
     "center_boxes",
     "labelled",
+    "plain_findings",
     "non_maximum_suppression",
     "postprocessed_boxes",
 ]
@@ -47,6 +49,23 @@ class Finding(msgspec.Struct, frozen=True):
     label: str
     score: float
     box: tuple[float, float, float, float] | None = None
+
+
+def plain_findings(findings: Sequence[Finding], most: int) -> tuple[Finding, ...]:
+    """The first findings with numbers that JSON has: a score that is not finite becomes 0, and a box with such an edge is left out.
+
+    Args:
+        findings: As an application made them, also of numpy's numbers.
+        most: The most that are returned.
+    """
+    found = []
+    for finding in findings[:most]:
+        score = float(finding.score)
+        box = None if finding.box is None else tuple(float(edge) for edge in finding.box)
+        is_whole = box is not None and len(box) == 4 and all(map(math.isfinite, box))
+        label = str(finding.label)[:LETTERS_MAX]
+        found.append(Finding(label, score if math.isfinite(score) else 0.0, box if is_whole else None))
+    return tuple(found)
 
 
 def _label(index: int, labels: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from aionn.watch.detections import Finding
+from aionn.watch.detections import Finding, plain_findings
 from aionn.watch.histogram import Histogram, Quantiles, Recent, bucket_of
 
 __all__ = ["STAGES", "WINDOW_S", "Outcome", "Second", "SourceFigures", "StreamFigures", "StreamSnapshot"]
@@ -269,7 +269,7 @@ class StreamFigures:
             seconds=tuple(t.second(current) for t in self._tallies if current - t.number < WINDOW_S),
             age_ms=None if self._first_ns is None else round(max(0, now_ns - self._last_ns) / 1e6, 1),
             status=self._status,
-            findings=self.findings,
+            findings=plain_findings(self.findings, FINDINGS_MAX),
             source=source,
             has_pictures=self.has_pictures,
         )

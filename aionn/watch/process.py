@@ -118,7 +118,10 @@ class RemoteUpstream:
             for descriptor in descriptors:
                 content = os.pread(descriptor, CONTENT_BYTES_MAX, 0)
                 os.close(descriptor)
-            answer = msgspec.json.decode(message, type=Answer)
+            try:
+                answer = msgspec.json.decode(message, type=Answer)
+            except msgspec.MsgspecError:
+                continue  # It is asked for again.
             question = QUESTION_FIGURES if answer.kind == "figures" else answer.stream
             self._answers[question] = (time.monotonic(), answer, content)
             self._changed.set()

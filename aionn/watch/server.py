@@ -181,7 +181,10 @@ class WatchPage:
                         "watch: the process that serves the page has ended; the streams continue without it"
                     )
                     return
-                self._answer(question[0])
+                try:
+                    self._answer(question[0])
+                except Exception:  # A source of the application that cannot count must not end the page.
+                    _logger.exception("watch: the figures cannot be collected")
 
     def _answer(self, question: int) -> None:
         if question == QUESTION_FIGURES:

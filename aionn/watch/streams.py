@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from aionn.media import Health, LiveStatistics, SourceStatistics
 from aionn.runtime.clock import now_ns
-from aionn.watch.detections import Finding
+from aionn.watch.detections import Finding, plain_findings
 from aionn.watch.figures import FINDINGS_MAX, Outcome, SourceFigures, StreamFigures, StreamSnapshot
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class WatchedStream:
         device_ns: int | None = None,
     ) -> None:
         """Counts an item of a stream that is not a burst's; see ``StreamFigures.add``."""
-        captured_ns = item.captured_at_ns
+        captured_ns, finished_ns = int(item.captured_at_ns), int(finished_ns)
         placed_ns = self._placed.pop(id(item), None)
         self.figures.add(
             status,
@@ -151,11 +151,10 @@ class WatchedStream:
         self.figures.has_pictures = True
         deliver, self._deliver = self._deliver, None
         if deliver is not None:
-            captured_ns = item.captured_at_ns
+            captured_ns = int(item.captured_at_ns)
             latency_ms = round((finished_ns - captured_ns) / 1e6, 2)
-            shot = Shot(
-                getattr(item, "index", 0), captured_ns, latency_ms, status, tuple(findings[:FINDINGS_MAX])
-            )
+            found = plain_findings(findings, FINDINGS_MAX)
+            shot = Shot(int(getattr(item, "index", 0)), captured_ns, latency_ms, status, found)
             deliver(reduced(pixels), shot)
 
     def snapshot(self, at_ns: int) -> StreamSnapshot:

@@ -198,3 +198,23 @@ def test_collector_refuses_more_streams_than_a_page_can_show() -> None:
     collector.remove_stream(streams[0])
     collector.add_stream("y")
     assert max(len(stream.name) for stream in streams) < 200
+
+
+def test_numbers_that_json_lacks_do_not_reach_the_page() -> None:
+    collector = Collector()
+    stream = collector.add_stream("camera")
+    shots: list[Any] = []
+    stream.request_picture(lambda pixels, shot: shots.append(shot))
+    nan, one = np.float32("nan"), np.float32(1)
+    found: list[Any] = [
+        Finding("a", nan, (one, nan, one, one)),  # type: ignore[arg-type]
+        Finding("b" * 500, one, (np.float64(0.5),) * 4),  # type: ignore[arg-type]
+        Finding("c", np.inf),
+    ]
+    frame = Frame(np.zeros((4, 4, 3), np.uint8), np.int64(S), np.int64(3), 0.0)  # type: ignore[arg-type]
+    stream.add_item(frame, "on_time", S + MS, found)
+    seen = msgspec.json.decode(
+        msgspec.json.encode((collector.snapshot(2 * S), shots[0])), type=tuple[Snapshot, Any]
+    )
+    plain = (Finding("a", 0.0), Finding("b" * 80, 1.0, (0.5,) * 4), Finding("c", 0.0))
+    assert seen[0].streams[0].findings == shots[0].findings == plain

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from aionn.errors import DeviceUnavailable, InvalidArgument
-from aionn.media import Frame
+from aionn.media import Frame, SourceStatistics
 from aionn.runtime.clock import now_ns
 from aionn.watch import Collector, Finding, WatchedStream, WatchPage
 from aionn.watch.process import CONNECTIONS_MAX
@@ -350,3 +350,24 @@ def state_of(pid: int) -> str:
             return stat.read().rpartition(")")[2].split()[0]
     except OSError:
         return "Z"
+
+
+async def test_source_that_cannot_count_ends_neither_page_nor_stream(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Broken:
+        is_broken = True
+
+        def statistics(self) -> SourceStatistics:
+            if self.is_broken:
+                raise ValueError("a fault of the application")
+            return SourceStatistics(1, 1, 0, 0, 0, 0)
+
+    async with served() as (page, stream), connect(live(page)) as tab:
+        stream.source = source = Broken()
+        assert "figures" not in (await ask(tab))[0]
+        source.is_broken = False
+        while "figures" not in (await ask(tab))[0]:
+            pass
+        assert page.is_serving
+    assert "the figures cannot be collected" in caplog.text
