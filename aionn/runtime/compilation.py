@@ -431,7 +431,7 @@ class Compilation:
         await self.aclose()
 
     def _repr_html_(self) -> str:
-        from aionn.runtime.notebooks import compilation_html
+        from aionn.reports.notebooks import compilation_html
 
         placement = ((p.device, p.type) for p in self.placement)
         return compilation_html(self.inputs, self.outputs, placement, self.from_cache)

@@ -529,9 +529,12 @@ class Runtime:
         await copy(source, destination)
 
     def _repr_html_(self) -> str:
-        from aionn.runtime.notebooks import runtime_html
+        from aionn.reports.notebooks import runtime_html
 
-        devices = ((device.name, device.driver, device.info) for device in self.devices)
+        devices = (
+            (d.name, d.type.name, d.driver, d.version, d.feature_level.name, d.info.slots)
+            for d in self.devices
+        )
         return runtime_html(self.is_open, devices, ((u.name, u.reason) for u in self.unavailable))
 
     async def aclose(self) -> None:

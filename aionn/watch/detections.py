@@ -61,8 +61,11 @@ def plain_findings(findings: Sequence[Finding], most: int) -> tuple[Finding, ...
     found = []
     for finding in findings[:most]:
         score = float(finding.score)
-        box = None if finding.box is None else tuple(float(edge) for edge in finding.box)
-        is_whole = box is not None and len(box) == 4 and all(map(math.isfinite, box))
+        box = None
+        if finding.box is not None:
+            left, top, right, bottom = (float(edge) for edge in finding.box)
+            box = left, top, right, bottom
+        is_whole = box is not None and all(map(math.isfinite, box))
         label = str(finding.label)[:LETTERS_MAX]
         found.append(Finding(label, score if math.isfinite(score) else 0.0, box if is_whole else None))
     return tuple(found)

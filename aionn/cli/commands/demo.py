@@ -152,7 +152,9 @@ def demo(
         json: Print one JSON object instead of tables.
     """
     at = watch_address(watch, watch_at)
-    report = interrupts.run(run_demo, device, precision, data or example_data("--data"), not json, at, realtime)
+    report = interrupts.run(
+        run_demo, device, precision, data or example_data("--data"), not json, at, realtime
+    )
     if json:
         print_json(report)
     else:

@@ -85,9 +85,9 @@ class StreamStatistics(msgspec.Struct, frozen=True):
     dropped: int
 
     def _repr_html_(self) -> str:
-        from aionn.runtime.notebooks import counts_html
+        from aionn.reports.notebooks import values_html
 
-        return counts_html(msgspec.structs.asdict(self).items())
+        return values_html((("on time", self.on_time), ("late", self.late), ("dropped", self.dropped)))
 
 
 class Item:

@@ -1,6 +1,6 @@
-"""The runtime's objects as tables for notebooks; pure.
+"""Objects of the runtime as tables for notebooks; pure.
 
-Owns which figures a notebook shows. ``aionn.reports`` has the tables; a notebook adds its own style.
+Owns the form. The objects give the values; a notebook adds its own style.
 """
 
 from __future__ import annotations
@@ -8,22 +8,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from aionn.hal import DeviceInfo
 from aionn.reports.columns import counted
 from aionn.reports.html_page import element, joined, table
 
-__all__ = ["compilation_html", "counts_html", "device_html", "runtime_html"]
-
-DevicesShown = Iterable[tuple[str, str, DeviceInfo]]
-"""Of each device its name, its driver and its description."""
+__all__ = ["compilation_html", "runtime_html", "values_html"]
 
 
-def runtime_html(is_open: bool, devices: DevicesShown, unavailable: Iterable[tuple[str, str]]) -> str:
-    """A runtime: its devices, and those that are unavailable with the reason."""
-    rows = [
-        (name, info.type.name, driver, info.version, info.feature_level.name, info.slots)
-        for name, driver, info in devices
-    ]
+def runtime_html(
+    is_open: bool, devices: Iterable[Sequence[object]], unavailable: Iterable[tuple[str, str]]
+) -> str:
+    """A runtime.
+
+    Args:
+        is_open: Whether it is open.
+        devices: Of each device name, type, driver, version, feature level and slots.
+        unavailable: Of each device that is unavailable its name and the reason.
+    """
+    rows = [*devices]
     heads = ("device", "type", "driver", "version", "feature level", "slots")
     state = "open" if is_open else "closed"
     shown = table(heads, rows) if rows else None
@@ -33,20 +34,6 @@ def runtime_html(is_open: bool, devices: DevicesShown, unavailable: Iterable[tup
         shown,
         table(("unavailable", "reason"), missing, text=("reason",)) if missing else None,
     )
-
-
-def device_html(name: str, driver: str, info: DeviceInfo, pid: int | None, waiting: int) -> str:
-    """A device."""
-    rows = [
-        ("device", name),
-        ("type", info.type.name),
-        ("driver", f"{driver} {info.version}"),
-        ("feature level", info.feature_level.name),
-        ("slots", info.slots),
-        ("driver process", "none" if pid is None else pid),
-        ("executions that wait", waiting),
-    ]
-    return table((), rows)
 
 
 def compilation_html(
@@ -74,6 +61,6 @@ def compilation_html(
     )
 
 
-def counts_html(counts: Iterable[tuple[str, int]]) -> str:
-    """Counts by name."""
-    return table((), [(name.replace("_", " "), count) for name, count in counts])
+def values_html(values: Iterable[tuple[str, object]]) -> str:
+    """Values by name."""
+    return table((), [*values])
