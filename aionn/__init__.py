@@ -38,9 +38,10 @@ if TYPE_CHECKING:
     from aionn.runtime.executions.burst import Burst
     from aionn.runtime.executions.execution import Execution, Result
     from aionn.runtime.executions.stream import Stream, StreamResult
-    from aionn.runtime.memory.arguments import TensorSpec, image_writer, value_writer
+    from aionn.runtime.memory.arguments import TensorSpec, value_writer
     from aionn.runtime.memory.images import ImageMemory
     from aionn.runtime.memory.own import DeviceMemory, SharedMemory
+    from aionn.runtime.memory.pictures import image_writer
     from aionn.runtime.placement.plan import Placement
     from aionn.runtime.realtime import RealtimeReport
     from aionn.runtime.runtime import Runtime
@@ -78,7 +79,7 @@ _HOME_BY_NAME = {
     "StreamResult": "aionn.runtime.executions.stream",
     "TensorSpec": "aionn.runtime.memory.arguments",
     "after": "aionn.runtime.clock",
-    "image_writer": "aionn.runtime.memory.arguments",
+    "image_writer": "aionn.runtime.memory.pictures",
     "now_ns": "aionn.runtime.clock",
     "section": "aionn.observability.tracing",
     "value_writer": "aionn.runtime.memory.arguments",

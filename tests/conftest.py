@@ -151,6 +151,8 @@ LONG_FORM = "long form: run with --long"
 REMEDIES = {
     "LiteRT|ai.edge.litert": "LiteRT is not installed: pip install -e '.[litert]'",
     "ONNX Runtime|onnxruntime": "ONNX Runtime is not installed: pip install -e '.[onnxruntime]'",
+    "uvicorn": "uvicorn and websockets are not installed: pip install -e '.[watch]'",
+    "nbclient": "nbclient and ipykernel are not installed: pip install --group test",
     "PyAV": "PyAV is not installed: pip install -e '.[media]'",
     "uvloop": "uvloop is not installed: pip install -e '.[uvloop]'",
     "LoadGen|mlperf_loadgen": "MLPerf LoadGen is not installed: pip install -e '.[loadgen]'",

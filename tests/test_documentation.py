@@ -74,6 +74,8 @@ def test_example_in_the_documentation_runs(
 def test_example_in_the_documentation_is_a_program(name: str, code: str) -> None:
     if is_endless(code):
         pytest.importorskip("av", reason="PyAV is not installed")
+    if "WatchPage" in code:
+        pytest.importorskip("uvicorn", reason="uvicorn and websockets are not installed")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     with subprocess.Popen(
         [sys.executable, "-u", "-W", "error", "-c", code],

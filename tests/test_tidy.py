@@ -34,7 +34,7 @@ LOWEST = {"aionn.errors", "aionn.hal", "aionn.observability", "aionn.platform", 
 MODEL_LAYER = {"aionn.ops", "aionn.models", "aionn.validation", "aionn.interpreter"}
 DRIVER_LAYER = LOWEST | MODEL_LAYER | {"aionn.realtime", "aionn.scheduler", "fmq"}
 RUNTIME_LAYER = DRIVER_LAYER | {"aionn.burst", "aionn.drivers.registry", "aionn.scheduler", "aionn.service"}
-PRODUCT = RUNTIME_LAYER | {"aionn.reports", "aionn.runtime", "aionn.media", "aionn.simulation"}
+PRODUCT = RUNTIME_LAYER | {"aionn.reports", "aionn.runtime", "aionn.media", "aionn.simulation", "aionn.watch"}
 
 # Each row speaks for what is below it, and a unit may always import itself.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -61,19 +61,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aionn.runtime": RUNTIME_LAYER | {"aionn.reports"},
     "aionn.media": {"aionn.errors", "aionn.platform"},
     "aionn.realtime": {"aionn.errors"},
+    "aionn.watch": LOWEST | {"aionn.media", "aionn.reports", "aionn.runtime", "aionn.scheduler"},
     "aionn.simulation": LOWEST
     | {"aionn.models", "aionn.drivers.kit", "aionn.drivers.simulated", "aionn.reports", "aionn.scheduler"},
     "aionn.benchmarking": PRODUCT,
     "aionn.conformance": PRODUCT | {"aionn", "aionn.drivers.*", "aionn.testing"},
     "aionn.testing": PRODUCT | {"aionn", "aionn.drivers.*", "aionn.conformance"},
     "aionn.cli": PRODUCT
-    | {
-        "aionn",
-        "aionn.benchmarking",
-        "aionn.drivers.*",
-        "aionn.testing",
-        "aionn.conformance",
-    },
+    | {"aionn", "aionn.benchmarking", "aionn.drivers.*", "aionn.testing", "aionn.conformance"},
     "aionn.__main__": {"aionn.cli"},
     "aionn.blocking": PRODUCT,
     "aionn": PRODUCT,
@@ -86,6 +81,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "onnxruntime": ("aionn/drivers/onnxruntime/",),
     **dict.fromkeys(("av", "sounddevice"), ("aionn/media/",)),
     "jeepney": ("aionn/realtime/realtimekit.py",),
+    "uvicorn": ("aionn/watch/process.py",),
     "mlperf_loadgen": ("aionn/benchmarking/loadgen.py",),
     "asyncio": (
         "aionn/benchmarking/loadgen.py",
@@ -98,6 +94,7 @@ HOMES: dict[str, tuple[str, ...]] = {
         "aionn/runtime/background.py",
         "aionn/runtime/clock.py",
         "aionn/testing/clock.py",
+        "aionn/watch/",
         "fences/waiting.py",
         "fmq/aio.py",
         "fmq/watch.py",

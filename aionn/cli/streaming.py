@@ -1,31 +1,55 @@
-"""A source through a burst, counted: what ``demo`` and ``stream`` have in common.
+"""A source through a burst, watched: what ``demo``, ``stream`` and ``watch`` have in common.
 
-Owns the account of a stream (how many, how late, what was recognised) and the live table.
+Owns the live table, and the page where it is asked for. ``aionn.watch`` counts.
 """
 
 from __future__ import annotations
 
+import contextlib
+import re
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import msgspec
 import numpy as np
 
-from aionn.benchmarking.figures import percentile
-from aionn.media import AudioWindow, Frame, Source
-from aionn.reports.terminal import live_lines, table_lines
+from aionn.errors import InvalidArgument
+from aionn.media import AudioWindow, Frame, LiveSource, Source
+from aionn.reports.terminal import live_lines, print_line, table_lines
 from aionn.runtime.executions.burst import Burst
 from aionn.runtime.memory.arguments import Array, TensorSpec, Writer
+from aionn.watch import Collector, Finding, WatchedStream, WatchPage, best_class, postprocessed_boxes
+from aionn.watch.collector import milliseconds
+from aionn.watch.server import PORT
 
-__all__ = ["Account", "Latency", "Recognised", "show_live", "stream_into_account", "warm_up"]
+__all__ = [
+    "Describe",
+    "Latency",
+    "classifier",
+    "dropped_count",
+    "latency_of",
+    "presented_count",
+    "served_page",
+    "show_live",
+    "stream_and_count",
+    "warm_up",
+    "watch_address",
+]
 
 REFRESH_S = 0.25
 """Interval between two drawings of the live table: short enough to look alive, long enough that no frame misses its deadline."""
 
+DETECTOR_OUTPUTS = 4
+"""Outputs of a detector that ends in ``TFLite_Detection_PostProcess``."""
+
 _I = TypeVar("_I", Frame, AudioWindow)
+
+Describe = Callable[[Sequence[Array]], tuple[Finding, ...]]
+"""From a model's outputs to its answer, the most certain finding first."""
 
 
 class Latency(msgspec.Struct, frozen=True):
@@ -36,91 +60,37 @@ class Latency(msgspec.Struct, frozen=True):
     max: float
 
 
-class Recognised(msgspec.Struct, frozen=True):
-    """The best class of one item.
-
-    Attributes:
-        index: The item's number in its source.
-        time_s: Its position in the medium.
-        label: Index of the class.
-        probability: Its score.
-    """
-
-    index: int
-    time_s: float
-    label: int
-    probability: float
+def latency_of(stream: WatchedStream) -> Latency:
+    """From capture to result, of all results; 0 without one."""
+    found = stream.figures.latency
+    return Latency(found.p50 or 0.0, found.p99 or 0.0, found.max or 0.0)
 
 
-class Account(Generic[_I]):
-    """Results of a stream's items."""
+def presented_count(stream: WatchedStream) -> int:
+    """Number of items that the source presented."""
+    return 0 if stream.source is None else stream.source.statistics().presented
 
-    def __init__(self, name: str, labels: Sequence[str]) -> None:
-        self.name = name
-        self.labels = tuple(labels)
-        self.on_time = 0
-        self.late = 0
-        self.dropped_by_deadline = 0
-        self.latencies_ms: list[float] = []
-        self.recognised: list[Recognised] = []
-        self.source: Source[_I] | None = None
-        self._first_ns: int | None = None
-        self._last_ns = 0
 
-    def add(
-        self, item: _I, status: str, outputs: Sequence[Array], finished_ns: int, spec: TensorSpec
-    ) -> None:
-        """Counts one result."""
-        if self._first_ns is None:
-            self._first_ns = item.captured_at_ns
-        self._last_ns = item.captured_at_ns
-        if status == "dropped":
-            self.dropped_by_deadline += 1
-            return
-        self.on_time += status == "on_time"
-        self.late += status == "late"
-        self.latencies_ms.append((finished_ns - item.captured_at_ns) / 1e6)
-        scores = outputs[0].reshape(-1)
-        label = int(np.argmax(scores))
-        score = float(scores[label])
-        probability = (score - spec.zero_point) * spec.scale if spec.scale else score
-        time_s = item.time_s if isinstance(item, Frame) else item.start_s
-        self.recognised.append(Recognised(item.index, time_s, label, probability))
+def dropped_count(stream: WatchedStream) -> int:
+    """Number of items without an answer: dropped at the source, or at their deadline."""
+    at_source = 0 if stream.source is None else stream.source.statistics().dropped
+    return at_source + stream.figures.counts["dropped"]
 
-    @property
-    def presented(self) -> int:
-        """Number of items that the source presented."""
-        return self.source.statistics().presented if self.source is not None else 0
 
-    @property
-    def dropped(self) -> int:
-        """Number of items without an answer: dropped at the source, or at their deadline."""
-        given_up = self.source.statistics().dropped if self.source is not None else 0
-        return given_up + self.dropped_by_deadline
+def classifier(outputs: Sequence[TensorSpec], labels: Sequence[str]) -> Describe:
+    """The meaning of a model's outputs: boxes of a detector with the usual four outputs, else the best class of the first one."""
+    shapes = [spec.dimensions for spec in outputs]
+    if len(shapes) == DETECTOR_OUTPUTS and len(shapes[0]) == 3 and shapes[0][2] == 4:
+        return lambda found: postprocessed_boxes(found, labels)
+    spec = outputs[0]
 
-    @property
-    def per_second(self) -> float:
-        """Answers per second, from the first capture to the last, by the number of intervals between them."""
-        seconds = 0.0 if self._first_ns is None else (self._last_ns - self._first_ns) / 1e9
-        return (len(self.latencies_ms) - 1) / seconds if seconds > 0 else 0.0
-
-    @property
-    def latency_ms(self) -> Latency:
-        """From capture to result."""
-        return Latency(
-            round(percentile(self.latencies_ms, 0.50), 3),
-            round(percentile(self.latencies_ms, 0.99), 3),
-            round(max(self.latencies_ms, default=0.0), 3),
+    def describe(found: Sequence[Array]) -> tuple[Finding, ...]:
+        scores = found[0]
+        return (
+            (best_class(scores, labels, scale=spec.scale, zero_point=spec.zero_point),) if scores.size else ()
         )
 
-    @property
-    def latest(self) -> tuple[str, str]:
-        """The last recognised class, and its probability in per cent."""
-        if not self.recognised:
-            return "-", "-"
-        last = self.recognised[-1]
-        name = self.labels[last.label] if last.label < len(self.labels) else f"class {last.label}"
-        return name, f"{last.probability:.0%}"
+    return describe
 
 
 async def warm_up(burst: Burst, spec: TensorSpec) -> None:
@@ -128,24 +98,95 @@ async def warm_up(burst: Burst, spec: TensorSpec) -> None:
     await burst.execute([np.zeros(spec.dimensions, dtype=spec.dtype)])
 
 
-async def stream_into_account(
-    account: Account[_I],
-    source: Source[_I],
+async def stream_and_count(
+    stream: WatchedStream,
+    source: Source[_I] | LiveSource[_I],
     burst: Burst,
     *,
     into: Writer,
-    output: TensorSpec,
+    describe: Describe,
     within_ns: int,
     on_late: Any,
+    measure: bool,
+    on_answer: Callable[[_I, Finding], None] | None = None,
 ) -> None:
-    """Streams a source through a burst and counts every result."""
+    """Streams a source through a burst and counts every result.
+
+    Args:
+        stream: Counts.
+        source: Entered and left here.
+        burst: Executes.
+        into: See ``Burst.stream``.
+        describe: The meaning of the outputs.
+        within_ns: An item is on time if its result is there so long after its capture.
+        on_late: See ``Burst.stream``.
+        measure: Whether the times by stage are wanted, which the page shows.
+        on_answer: Called with each item that has a result, and its first finding.
+    """
     async with source as items:
-        account.source = source
+        stream.source = source
         results = burst.stream(
-            items, into=into, deadline=lambda item: item.captured_at_ns + within_ns, on_late=on_late
+            items,
+            into=stream.writer(into) if measure else into,
+            deadline=lambda item: item.captured_at_ns + within_ns,
+            on_late=on_late,
+            measure=measure,
         )
         async for result in results:
-            account.add(result.item, result.status, result.outputs, result.finished_ns, output)
+            findings = describe(result.outputs) if result.outputs else ()
+            stream.add(result, findings)
+            if on_answer is not None and findings:
+                on_answer(result.item, findings[0])
+
+
+@contextlib.asynccontextmanager
+async def served_page(collector: Collector, at: str | None) -> AsyncIterator[WatchPage | None]:
+    """The page while the block runs, its address printed on standard error; None means that none is wanted.
+
+    Args:
+        collector: Has the figures.
+        at: ``HOST:PORT``, either may be left out; None means no page.
+
+    Raises:
+        InvalidArgument: The port is used, or the address is not one of this machine.
+        DeviceUnavailable: A package is missing.
+    """
+    if at is None:
+        yield None
+        return
+    host, port = parsed_address(at)
+    async with WatchPage(collector, host=host, port=port) as page:
+        print_line(page.url, lead="watch:", wraps=False, stream=sys.stderr)
+        yield page
+
+
+def watch_address(is_wanted: bool, at: str | None) -> str | None:
+    """The text of ``--watch-at``, or ``""`` for its default where ``--watch`` alone is given; None means no page.
+
+    Raises:
+        InvalidArgument: It is not an address.
+    """
+    if at is not None:
+        parsed_address(at)
+    return at if at is not None else "" if is_wanted else None
+
+
+def parsed_address(text: str) -> tuple[str, int]:
+    """Host and port of ``HOST:PORT``, ``HOST``, ``:PORT`` or ``PORT``; ``127.0.0.1`` and 8470 where they are left out.
+
+    Raises:
+        InvalidArgument: It has another form.
+    """
+    found = _ADDRESS.fullmatch(text)
+    if found is None:
+        raise InvalidArgument(f"--watch-at: expected HOST:PORT such as 127.0.0.1:{PORT}, got {text!r}")
+    alone, host, port = found["alone"], found["host"], found["port"]
+    return host or "127.0.0.1", int(alone or port or PORT)
+
+
+_ADDRESS = re.compile(
+    r"(?P<alone>[0-9]{1,5})|(?P<host>[^:\[\]]*|\[[0-9a-fA-F:.]+\])(?::(?P<port>[0-9]{1,5}))?"
+)
 
 
 HEADS = ("stream", "per s", "on time", "late", "dropped", "p50 ms", "p99 ms", "recognised", "certain")
@@ -154,20 +195,32 @@ LEAST = ("p50 ms", "per s", "certain", "recognised", "p99 ms")
 """The columns that a narrow terminal loses; the counts stay."""
 
 
-def _lines(title: str, accounts: Sequence[Account[Any]], width: int) -> list[str]:
+def _lines(title: str, collector: Collector, width: int) -> list[str]:
     rows = []
-    for account in accounts:
-        latency = account.latency_ms
-        figures = (account.on_time, account.late, account.dropped, f"{latency.p50:.1f}", f"{latency.p99:.1f}")
-        rows.append((account.name, f"{account.per_second:.1f}", *figures, *account.latest))
+    for stream in collector.snapshot().streams:
+        dropped = stream.dropped + (stream.source.dropped if stream.source is not None else 0)
+        first = stream.findings[0] if stream.findings else None
+        rows.append(
+            (
+                stream.name,
+                f"{stream.per_second:.1f}",
+                stream.on_time,
+                stream.late,
+                dropped,
+                milliseconds(stream.latency.p50),
+                milliseconds(stream.latency.p99),
+                "-" if first is None else first.label,
+                "-" if first is None else f"{first.score:.0%}",
+            )
+        )
     return table_lines(title, HEADS, rows, width, least=LEAST)
 
 
-async def show_live(title: str, accounts: Sequence[Account[Any]], *, finished: Callable[[], bool]) -> None:
-    """Draws the accounts until ``finished``, where standard error is a terminal; does nothing elsewhere."""
+async def show_live(collector: Collector, *, finished: Callable[[], bool]) -> None:
+    """Draws the streams until ``finished``, where standard error is a terminal; does nothing elsewhere."""
     started_s = time.monotonic()
     with live_lines() as show:
         while show is not None and not finished():
-            now = f"{title}   {time.monotonic() - started_s:5.1f} s"
-            show(partial(_lines, now, accounts))
+            now = f"{collector.title}   {time.monotonic() - started_s:5.1f} s"
+            show(partial(_lines, now, collector))
             await anyio.sleep(REFRESH_S)

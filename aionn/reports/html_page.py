@@ -3,7 +3,7 @@
 Owns the escaping, the style and the tables. ``plots`` has the drawings, ``colours`` the colours.
 
 Invariants:
-1. A page loads nothing from anywhere and runs no script.
+1. A page loads nothing from anywhere and runs no script but the one that ``document`` is given.
 2. Every text is escaped unless it is ``Html``, and only ``element`` makes ``Html`` of other text.
 3. A page needs no scrolling sideways, from 320 pixels on: a table of several columns becomes records on a narrow screen, and only a
    drawing in ``scrolled`` may be wider than its box.
@@ -24,7 +24,7 @@ __all__ = ["Html", "document", "element", "joined", "key", "marked", "scrolled",
 SHAPES = frozenset({"rect", "line", "polyline", "path"})
 """Elements of SVG without content: they end with a slash, so that a drawing is XML as well."""
 
-VOID = frozenset({"meta", "wbr"})
+VOID = frozenset({"input", "link", "meta", "wbr"})
 """Elements of HTML without content."""
 
 PLAIN_COLUMNS_MAX = 3
@@ -109,25 +109,39 @@ def element(name: str, /, *content: object, **attributes: object) -> Html:
     return Html(f"<{start}/>") if name in SHAPES else Html(f"<{start}>{joined(*content)}</{name}>")
 
 
-def document(heading: str, *body: object, title: str | None = None) -> str:
+def document(
+    heading: str,
+    *body: object,
+    title: str | None = None,
+    style: str = "",
+    script: str = "",
+    heading_id: str | None = None,
+) -> str:
     """A whole page.
 
     Args:
         heading: What the reader sees first.
         body: Elements, and texts, which are escaped.
         title: The name of the page's tab; None for the heading.
+        style: Rules of this page alone, from a module of ours: they are not escaped.
+        script: Of a page that changes, from a file of ours: it is not escaped either.
+        heading_id: The heading's id, for a script.
     """
-    # The style is the only text that must not be escaped, and all of it is written here.
-    style = Html(f"<style>{variables()}{_STYLE}</style>")
+    # Style and script are the only texts that must not be escaped, and no text from elsewhere is among them.
+    assert "</" not in style + script, "it would end its element"
     head = element(
         "head",
         element("meta", charset="utf-8"),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        # Browsers ask the server for an icon otherwise.
+        element("link", rel="icon", href="data:,") if script else None,
         element("title", heading if title is None else title),
-        style,
+        Html(f"<style>{variables()}{_STYLE}{style}</style>"),
     )
-    main = element("main", element("h1", heading), "\n", *(joined(part, "\n") for part in body))
-    return f"<!DOCTYPE html>\n{element('html', head, element('body', main), lang='en')}\n"
+    top = element("h1", heading, id=heading_id)
+    main = element("main", top, "\n", *(joined(part, "\n") for part in body))
+    code = Html(f"<script>{script}</script>") if script else None
+    return f"<!DOCTYPE html>\n{element('html', head, element('body', main, code), lang='en')}\n"
 
 
 def marked(value: object, kind: str) -> Html:

@@ -453,6 +453,12 @@ class Compilation:
     ) -> None:
         await self.aclose()
 
+    def _repr_html_(self) -> str:
+        from aionn.reports.notebooks import compilation_html
+
+        placement = ((p.device, p.type) for p in self.placement)
+        return compilation_html(self.inputs, self.outputs, placement, self.from_cache)
+
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"on {self._plan.device_names}"
         return f"<Compilation of {len(self.model.main.operations)} operations, {state}>"

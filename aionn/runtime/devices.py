@@ -92,5 +92,19 @@ class RuntimeDevice:
         """Asks the driver, and starts it if it does not run."""
         return await self.hal.status()
 
+    def _repr_html_(self) -> str:
+        from aionn.reports.notebooks import values_html
+
+        values: tuple[tuple[str, object], ...] = (
+            ("device", self.name),
+            ("type", self.type.name),
+            ("driver", f"{self.driver} {self.version}"),
+            ("feature level", self.feature_level.name),
+            ("slots", self.info.slots),
+            ("driver process", self.pid or "none"),
+            ("executions that wait", self.dispatcher.statistics().waiting),
+        )
+        return values_html(values)
+
     def __repr__(self) -> str:
         return f"<Device {self.name}: {self.type.name}, driver {self.driver} {self.version}>"

@@ -203,6 +203,7 @@ class Runtime:
         self.settings = Settings() if settings is None else settings
         self._trace = trace
         self._owns_trace = False
+        self._was_started = False
         self._drivers = drivers
         self._given = tuple(given)
         self._found = Discovery(self.settings, isolation, is_asked_for=is_asked_for)
@@ -236,9 +237,23 @@ class Runtime:
         """Where connections and streams live."""
         return self._background.tasks
 
+    async def start(self) -> Self:
+        """Opens the runtime without ``async with``, as a notebook does, where each cell runs by itself; ``aclose`` closes it.
+
+            runtime = await aionn.open().start()
+
+        Raises:
+            InvalidArgument: It is open, or was opened before.
+            Error: As for ``async with``.
+        """
+        if self._was_started:
+            raise InvalidArgument("start: expected a runtime that was not opened before; open another one")
+        return await self.__aenter__()
+
     @shortages_told("open")
     async def __aenter__(self) -> Self:
         self._background.check_loop()
+        self._was_started = True
         choose_tags(self.settings.log)
         self._owns_trace = begin_trace(self._trace)
         try:
@@ -519,6 +534,15 @@ class Runtime:
         """
         self._check_open("copy")
         await copy(source, destination)
+
+    def _repr_html_(self) -> str:
+        from aionn.reports.notebooks import runtime_html
+
+        devices = (
+            (d.name, d.type.name, d.driver, d.version, d.feature_level.name, d.info.slots)
+            for d in self.devices
+        )
+        return runtime_html(self.is_open, devices, ((u.name, u.reason) for u in self.unavailable))
 
     async def aclose(self) -> None:
         """Closes every compilation, ends every driver process. Idempotent."""

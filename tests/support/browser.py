@@ -12,6 +12,7 @@ Source: the DevTools protocol (messages end with a zero byte; descriptor 3 is re
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -26,7 +27,16 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-__all__ = ["Browser", "BrowserError", "SeenPage", "Window", "find_browser", "open_browser", "see_page"]
+__all__ = [
+    "Browser",
+    "BrowserError",
+    "OpenPage",
+    "SeenPage",
+    "Window",
+    "find_browser",
+    "open_browser",
+    "see_page",
+]
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 OPTIONS = (
@@ -175,6 +185,15 @@ class Browser:
         self._talk.limit(self._timeout_s)
         return [_look(self._talk, path, window) for window in windows]
 
+    def open(self, address: str, window: Window = WINDOW) -> OpenPage:
+        """Opens a page in a tab that stays open; the limit counts for all that is asked of it.
+
+        Raises:
+            BrowserError: The browser died, or did not answer in time.
+        """
+        self._talk.limit(self._timeout_s)
+        return OpenPage(self._talk, address, window)
+
 
 @contextlib.contextmanager
 def open_browser(*, timeout_s: float = 60.0, browser: str | None = None) -> Iterator[Browser]:
@@ -194,26 +213,72 @@ def open_browser(*, timeout_s: float = 60.0, browser: str | None = None) -> Iter
         yield Browser(talk, timeout_s)
 
 
+class OpenPage:
+    """A page in a tab.
+
+    Args:
+        talk: The browser.
+        address: The page's.
+        window: Its window.
+    """
+
+    def __init__(self, talk: _Talk, address: str, window: Window) -> None:
+        self._talk = talk
+        self._address = address
+        self._target = talk.ask("Target.createTarget", url="about:blank")["targetId"]
+        self._session = talk.ask("Target.attachToTarget", targetId=self._target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.ask(f"{domain}.enable")
+        self.show_in(window)
+        talk.forget_events()
+        self.ask("Page.navigate", url=address)
+        talk.wait_for("Page.loadEventFired")
+
+    def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """A request of the protocol for this tab."""
+        return self._talk.ask(method, session=self._session, **parameters)
+
+    def show_in(self, window: Window) -> None:
+        """Changes the window and the reader's setting."""
+        size = {"width": window.width, "height": window.height, "deviceScaleFactor": 1, "mobile": False}
+        self.ask("Emulation.setDeviceMetricsOverride", **size)
+        setting = {"name": "prefers-color-scheme", "value": "dark" if window.is_dark else "light"}
+        self.ask("Emulation.setEmulatedMedia", features=[setting])
+
+    def evaluate(self, expression: str) -> Any:
+        """The value of an expression in JavaScript; a promise is awaited."""
+        found = self.ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in found:
+            raise BrowserError(f"{self._address}: {expression[:60]}: {found['exceptionDetails']}")
+        return found["result"].get("value")
+
+    def wait_until(self, condition: str) -> None:
+        """Waits until an expression in JavaScript is true."""
+        # In the page, so that the wait costs one request; the limit is that of the browser.
+        self.evaluate(
+            f"new Promise(done => {{ const look = () => {{ if ({condition}) done(true); else setTimeout(look, 20); }}; look(); }})"
+        )
+
+    def look(self) -> SeenPage:
+        """The visible parts now, and all requests and complaints so far, of all tabs."""
+        page = msgspec.json.decode(self.evaluate(_LOOK), type=SeenPage)
+        requests = [n for n in self._talk.requests() if n != self._address and not n.startswith("data:")]
+        return msgspec.structs.replace(page, requests=requests, console=self._talk.complaints())
+
+    def save_picture(self, path: Path) -> None:
+        """Writes the whole page as a PNG file."""
+        taken = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(taken["data"]))
+
+    def close(self) -> None:
+        """Closes the tab."""
+        self._talk.ask("Target.closeTarget", targetId=self._target)
+
+
 def _look(talk: _Talk, path: Path, window: Window) -> SeenPage:
-    target = talk.ask("Target.createTarget", url="about:blank")["targetId"]
-    session = talk.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-    for domain in ("Page", "Runtime", "Log", "Network"):
-        talk.ask(f"{domain}.enable", session=session)
-    size = {"width": window.width, "height": window.height, "deviceScaleFactor": 1, "mobile": False}
-    talk.ask("Emulation.setDeviceMetricsOverride", session=session, **size)
-    setting = {"name": "prefers-color-scheme", "value": "dark" if window.is_dark else "light"}
-    talk.ask("Emulation.setEmulatedMedia", session=session, features=[setting])
-    talk.forget_events()
-    address = path.resolve().as_uri()
-    talk.ask("Page.navigate", session=session, url=address)
-    talk.wait_for("Page.loadEventFired")
-    found = talk.ask("Runtime.evaluate", session=session, expression=_LOOK, returnByValue=True)
-    if "exceptionDetails" in found:
-        raise BrowserError(f"{path}: cannot be looked at: {found['exceptionDetails']}")
-    page = msgspec.json.decode(found["result"]["value"], type=SeenPage)
-    requests = [name for name in talk.requests() if name != address and not name.startswith("data:")]
-    seen = msgspec.structs.replace(page, requests=requests, console=talk.complaints())
-    talk.ask("Target.closeTarget", targetId=target)
+    page = OpenPage(talk, path.resolve().as_uri(), window)
+    seen = page.look()
+    page.close()
     return seen
 
 

@@ -6,7 +6,7 @@ Owns the demo's ground truth and its summary.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import anyio
 import msgspec
@@ -18,18 +18,26 @@ from aionn.cli.example_data import example_data
 from aionn.cli.output import print_json
 from aionn.cli.realtime import RealtimeOption, realtime_sentence
 from aionn.cli.streaming import (
-    Account,
+    Describe,
     Latency,
-    Recognised,
+    classifier,
+    dropped_count,
+    latency_of,
+    presented_count,
+    served_page,
     show_live,
-    stream_into_account,
+    stream_and_count,
     warm_up,
+    watch_address,
 )
 from aionn.errors import InvalidArgument
 from aionn.media import AudioWindow, Frame, audio_file, log_mel, video_file
 from aionn.platform.files import TEXT_BYTES_MAX, read_regular
 from aionn.reports.terminal import print_line
-from aionn.runtime.memory.arguments import Array, image_writer, value_writer
+from aionn.runtime.executions.burst import Burst
+from aionn.runtime.memory.arguments import Array, Writer, value_writer
+from aionn.runtime.memory.pictures import image_writer
+from aionn.watch import Collector, Finding, WatchedStream
 
 __all__ = ["demo", "run_demo"]
 
@@ -47,6 +55,22 @@ PROBABILITY_MIN = 0.5
 
 
 _T = TypeVar("_T")
+
+
+class Recognised(msgspec.Struct, frozen=True):
+    """The best class of one item.
+
+    Attributes:
+        index: The item's number in its source.
+        time_s: Its position in the medium.
+        label: The class.
+        probability: Its score.
+    """
+
+    index: int
+    time_s: float
+    label: str
+    probability: float
 
 
 class Shapes(msgspec.Struct, frozen=True):
@@ -112,6 +136,8 @@ def demo(
     precision: Literal["float", "int8", "uint8"] = "int8",
     data: Path | None = None,
     realtime: RealtimeOption = None,
+    watch: Annotated[bool, Parameter(negative=())] = False,
+    watch_at: str | None = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Recognise shapes in a video and digits in a recording, both live, and show how late and how right the answers were.
@@ -121,9 +147,14 @@ def demo(
         precision: Which form of the models.
         data: Folder with the models and media; by default those that aionn brings.
         realtime: Real-time scheduling: required, used if the machine permits it, or off; by default AIONN_REALTIME, or off.
+        watch: Serve a page that shows the pictures with the answers, and the latencies; prints its address.
+        watch_at: HOST:PORT of the page, 127.0.0.1:8470 by default; another host lets other machines connect.
         json: Print one JSON object instead of tables.
     """
-    report = interrupts.run(run_demo, device, precision, data or example_data("--data"), not json, realtime)
+    at = watch_address(watch, watch_at)
+    report = interrupts.run(
+        run_demo, device, precision, data or example_data("--data"), not json, at, realtime
+    )
     if json:
         print_json(report)
     else:
@@ -132,7 +163,12 @@ def demo(
 
 
 async def run_demo(
-    device: str | None, precision: str, data: Path, live: bool, realtime: RealtimeOption = None
+    device: str | None,
+    precision: str,
+    data: Path,
+    live: bool,
+    at: str | None = None,
+    realtime: RealtimeOption = None,
 ) -> DemoReport:
     """Runs the demo.
 
@@ -149,55 +185,69 @@ async def run_demo(
         )
         names = dict.fromkeys((*seeing.devices, *hearing.devices))
         used = ", ".join(names)
-        video: Account[Frame] = Account("video", shapes.classes)
-        audio: Account[AudioWindow] = Account("audio", digits.classes)
+        collector = Collector(f"aionn demo on {used}")
+        collector.add_devices(device for device in runtime.devices if device.name in names)
+        video = _Answers(collector.add_stream("video", within_ns=VIDEO_WITHIN_NS))
+        audio = _Answers(collector.add_stream("audio", within_ns=AUDIO_WITHIN_NS))
         _, height, width, _ = seeing.inputs[0].dimensions
         write_picture = image_writer(seeing.inputs[0])
         write_values = value_writer(hearing.inputs[0])
 
+        def write_frame(frame: Frame, view: Array) -> None:
+            write_picture(frame.data, view)
+
         def write_features(window: AudioWindow, view: Array) -> None:
             write_values(log_mel(window.samples), view)
 
-        async with seeing.burst() as seen, hearing.burst() as heard:
+        async with served_page(collector, at), seeing.burst() as seen, hearing.burst() as heard:
             await warm_up(seen, seeing.inputs[0])
             await warm_up(heard, hearing.inputs[0])
             pids = tuple(d.pid for d in runtime.devices if d.name in names and d.pid is not None)
             granted = realtime_sentence(await runtime.realtime())
+            collector.title += f", driver process {', '.join(map(str, pids)) or 'none'}"
             running = 2
 
-            async def see() -> None:
+            async def follow(
+                answers: _Answers, source: Any, burst: Burst, into: Writer, describe: Describe
+            ) -> None:
                 nonlocal running
-                await stream_into_account(
-                    video,
-                    video_file(data / "shapes.mp4", size=(width, height), keep="latest"),
-                    seen,
-                    into=lambda frame, view: write_picture(frame.data, view),
-                    output=seeing.outputs[0],
-                    within_ns=VIDEO_WITHIN_NS,
+                within_ns = answers.stream.figures.within_ns
+                assert within_ns is not None
+                await stream_and_count(
+                    answers.stream,
+                    source,
+                    burst,
+                    into=into,
+                    describe=describe,
+                    within_ns=within_ns,
                     on_late="deliver",
+                    measure=at is not None,
+                    on_answer=answers.add,
                 )
                 running -= 1
 
-            async def hear() -> None:
-                nonlocal running
-                await stream_into_account(
-                    audio,
-                    audio_file(data / "digits.wav", keep="latest"),
-                    heard,
-                    into=write_features,
-                    output=hearing.outputs[0],
-                    within_ns=AUDIO_WITHIN_NS,
-                    on_late="deliver",
-                )
-                running -= 1
-
+            frames = video_file(data / "shapes.mp4", size=(width, height), keep="latest")
+            windows = audio_file(data / "digits.wav", keep="latest")
+            shown = classifier(seeing.outputs, shapes.classes)
+            spoken = classifier(hearing.outputs, digits.classes)
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(see)
-                tasks.start_soon(hear)
+                tasks.start_soon(follow, video, frames, seen, write_frame, shown)
+                tasks.start_soon(follow, audio, windows, heard, write_features, spoken)
                 if live:
-                    title = f"aionn demo on {used}, driver process {', '.join(map(str, pids)) or 'none'}"
-                    tasks.start_soon(lambda: show_live(title, (video, audio), finished=lambda: running == 0))
+                    tasks.start_soon(lambda: show_live(collector, finished=lambda: running == 0))
     return DemoReport(_video_report(video, shapes), _audio_report(audio, digits), pids, used, granted)
+
+
+class _Answers:
+    """The best class of each item of a stream, to be compared with the truth; the demo's media are short."""
+
+    def __init__(self, stream: WatchedStream) -> None:
+        self.stream = stream
+        self.recognised: list[Recognised] = []
+
+    def add(self, item: Frame | AudioWindow, finding: Finding) -> None:
+        time_s = item.time_s if isinstance(item, Frame) else item.start_s
+        self.recognised.append(Recognised(item.index, time_s, finding.label, finding.score))
 
 
 def _read(path: Path, kind: type[_T]) -> _T:
@@ -211,41 +261,39 @@ def _read(path: Path, kind: type[_T]) -> _T:
         raise InvalidArgument(f"demo: {path}: {e}") from e
 
 
-def _video_report(account: Account[Frame], truth: Shapes) -> VideoReport:
-    right = sum(
-        truth.classes[r.label] == truth.labels[r.index]
-        for r in account.recognised
-        if r.index < len(truth.labels)
-    )
+def _video_report(answers: _Answers, truth: Shapes) -> VideoReport:
+    recognised, figures = answers.recognised, answers.stream.figures
+    right = sum(r.label == truth.labels[r.index] for r in recognised if r.index < len(truth.labels))
     return VideoReport(
-        frames=account.presented,
-        on_time=account.on_time,
-        late=account.late,
-        dropped=account.dropped,
-        accuracy=round(right / max(1, len(account.recognised)), 4),
-        fps=round(account.per_second, 2),
-        latency_ms=account.latency_ms,
+        frames=presented_count(answers.stream),
+        on_time=figures.counts["on_time"],
+        late=figures.counts["late"],
+        dropped=dropped_count(answers.stream),
+        accuracy=round(right / max(1, len(recognised)), 4),
+        fps=round(figures.per_second, 2),
+        latency_ms=latency_of(answers.stream),
     )
 
 
-def _audio_report(account: Account[AudioWindow], truth: Digits) -> AudioReport:
+def _audio_report(answers: _Answers, truth: Digits) -> AudioReport:
+    figures = answers.stream.figures
     return AudioReport(
-        windows=account.presented,
-        on_time=account.on_time,
-        late=account.late,
-        dropped=account.dropped,
+        windows=presented_count(answers.stream),
+        on_time=figures.counts["on_time"],
+        late=figures.counts["late"],
+        dropped=dropped_count(answers.stream),
         words_expected=len(truth.words),
-        words_found=sum(_is_found(word, account.recognised, truth.classes) for word in truth.words),
-        latency_ms=account.latency_ms,
+        words_found=sum(_is_found(word, answers.recognised) for word in truth.words),
+        latency_ms=latency_of(answers.stream),
     )
 
 
-def _is_found(word: Word, windows: list[Recognised], classes: tuple[str, ...]) -> bool:
+def _is_found(word: Word, windows: list[Recognised]) -> bool:
     """Whether the most confident of the windows that are centred on the word is of its class."""
     middle_s = (word.start_s + word.end_s) / 2
     centred = [w for w in windows if abs(w.time_s + 0.5 - middle_s) <= CENTRED_S]
     best = max(centred, key=lambda w: w.probability, default=None)
-    return best is not None and best.probability > PROBABILITY_MIN and classes[best.label] == word.word
+    return best is not None and best.probability > PROBABILITY_MIN and best.label == word.word
 
 
 def _print_summary(report: DemoReport) -> None:

@@ -16,14 +16,26 @@ from aionn.cli.importing import Dimensions, InputShapes, Values, import_options
 from aionn.cli.numbers import DEADLINE_MS_MAX, numbers
 from aionn.cli.output import print_json
 from aionn.cli.realtime import RealtimeOption, realtime_sentence
-from aionn.cli.streaming import Account, show_live, stream_into_account, warm_up
+from aionn.cli.streaming import (
+    classifier,
+    dropped_count,
+    latency_of,
+    presented_count,
+    served_page,
+    show_live,
+    stream_and_count,
+    warm_up,
+    watch_address,
+)
 from aionn.errors import InvalidArgument
 from aionn.media import LiveStatistics, audio_file, log_mel, named_source, shown_name, video_file
 from aionn.models.importing import ImportOptions
 from aionn.platform.files import TEXT_BYTES_MAX, read_regular
 from aionn.reports.terminal import print_line, print_table
 from aionn.runtime.clock import to_ns
-from aionn.runtime.memory.arguments import TensorSpec, Writer, image_size, image_writer, value_writer
+from aionn.runtime.memory.arguments import TensorSpec, Writer, value_writer
+from aionn.runtime.memory.pictures import image_size, image_writer
+from aionn.watch import Collector, WatchedStream
 
 __all__ = ["stream"]
 
@@ -32,6 +44,9 @@ LOG_MEL_SHAPE = (49, 40)
 
 SECONDS_MAX = 31_622_400
 """A leap year, as for deadlines."""
+
+LABELS_SHOWN = 10
+"""Labels of the report, the most frequent ones."""
 
 LEVEL_MAX = 1e6
 """The largest magnitude of black and white: beyond the range of all element types of a picture."""
@@ -57,6 +72,8 @@ def stream(
     input_shape: InputShapes = None,
     value: Values = None,
     realtime: RealtimeOption = None,
+    watch: Annotated[bool, Parameter(negative=())] = False,
+    watch_at: str | None = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Stream a video, a recording or a live source through a model and show how late the answers are and what was recognised.
@@ -79,6 +96,8 @@ def stream(
         input_shape: NAME=EXTENT,... for the shape of an input of an .onnx file; may be repeated.
         value: NAME=FILE.npy or NAME=NUMBER,... for an input of an .onnx file that becomes a constant; may be repeated.
         realtime: Real-time scheduling: required, used if the machine permits it, or off; by default AIONN_REALTIME, or off.
+        watch: Serve a page that shows the pictures with the answers, the latencies and the losses; prints its address.
+        watch_at: HOST:PORT of the page, 127.0.0.1:8470 by default; another host lets other machines connect.
         json: Print one JSON object.
     """
     if (video is not None) + (audio is not None) + (source is not None) != 1:
@@ -101,6 +120,7 @@ def stream(
         keep,
         names,
         (low, high),
+        watch_address(watch, watch_at),
         not json,
         realtime,
     )
@@ -168,6 +188,7 @@ async def _stream(
     keep: Any,
     names: list[str],
     levels: tuple[float, float],
+    at: str | None,
     live: bool,
     realtime: RealtimeOption,
 ) -> dict[str, Any]:
@@ -177,54 +198,52 @@ async def _stream(
             raise InvalidArgument(f"stream: expected a model with one input, got {len(net.inputs)}")
         source = _source(net.inputs[0], video, audio, named, keep)
         is_sound = audio is not None or (named or "").startswith("microphone:")
-        account: Account[Any] = Account("audio" if is_sound else "video", names)
+        collector = Collector(f"{model.name} on {', '.join(net.devices)}")
+        collector.add_devices(d for d in runtime.devices if d.name in net.devices)
+        watched = collector.add_stream("audio" if is_sound else "video", within_ns=within_ns, source=source)
         into = _sound_writer(net.inputs[0]) if is_sound else _picture_writer(net.inputs[0], levels)
-        async with net.burst() as burst:
+        async with served_page(collector, at), net.burst() as burst:
             await warm_up(burst, net.inputs[0])
             granted = realtime_sentence(await runtime.realtime())
             finished = anyio.Event()
             async with anyio.create_task_group() as tasks:
                 if live:
-                    title = f"{model.name} on {', '.join(net.devices)}"
-                    tasks.start_soon(lambda: show_live(title, (account,), finished=finished.is_set))
+                    tasks.start_soon(lambda: show_live(collector, finished=finished.is_set))
                 try:
                     with anyio.move_on_after(math.inf if seconds is None else seconds):
-                        await stream_into_account(
-                            account,
+                        await stream_and_count(
+                            watched,
                             source,
                             burst,
                             into=into,
-                            output=net.outputs[0],
+                            describe=classifier(net.outputs, names),
                             within_ns=within_ns,
                             on_late=on_late,
+                            measure=at is not None,
                         )
                 finally:
                     finished.set()
+        figures = watched.figures
         return {
             "model": str(model),
             "source": str(video or audio or (shown_name(named) if named else "")),
             "device": ", ".join(net.devices),
-            "items": account.presented,
-            "on_time": account.on_time,
-            "late": account.late,
-            "dropped": account.dropped,
+            "items": presented_count(watched),
+            "on_time": figures.counts["on_time"],
+            "late": figures.counts["late"],
+            "dropped": dropped_count(watched),
             **_losses(source),
-            "per_second": round(account.per_second, 2),
-            "latency_ms": account.latency_ms,
+            "per_second": round(figures.per_second, 2),
+            "latency_ms": latency_of(watched),
             "realtime": granted,
-            "recognised": _counted(account, names),
+            "recognised": _counted(watched),
         }
 
 
-def _counted(account: Account[Any], names: list[str]) -> list[dict[str, Any]]:
-    """The ten most frequent classes."""
-    counts = np.bincount([r.label for r in account.recognised] or [0], minlength=1)
-    order = np.argsort(-counts, kind="stable")
-    return [
-        {"label": names[i] if i < len(names) else f"class {i}", "count": int(counts[i])}
-        for i in map(int, order[:10])
-        if account.recognised and counts[i]
-    ]
+def _counted(stream: WatchedStream) -> list[dict[str, Any]]:
+    """The most frequent labels."""
+    found = stream.figures.labels.most_common(LABELS_SHOWN)
+    return [{"label": label, "count": count} for label, count in found]
 
 
 def _print(report: dict[str, Any]) -> None:

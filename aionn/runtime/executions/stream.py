@@ -87,6 +87,11 @@ class StreamStatistics(msgspec.Struct, frozen=True):
     dropped: int
     lost: int = 0
 
+    def _repr_html_(self) -> str:
+        from aionn.reports.notebooks import values_html
+
+        return values_html((("on time", self.on_time), ("late", self.late), ("dropped", self.dropped)))
+
 
 class Item:
     """An item on its way from the source to the consumer, or the error that ended the source.

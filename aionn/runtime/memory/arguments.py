@@ -1,7 +1,7 @@
 """An application's arrays and the shared memory that carries them to a device.
 
 Owns the description of inputs and outputs, the checks of what an application passes, the layout of request memory, and how
-pictures and real values become what a model's input wants.
+real values become what a model's input wants; ``pictures`` does that for pictures.
 
 Invariants:
 1. Values are stored 64-byte aligned and padded in one memory per execution, so that mapping it once serves every argument of every
@@ -26,7 +26,6 @@ from aionn.hal import (
     DataLocation,
     Memory,
     Operand,
-    OperandType,
     OutputShape,
     Request,
     RequestArgument,
@@ -48,8 +47,6 @@ __all__ = [
     "TensorSpec",
     "check_inputs",
     "declared_spec",
-    "image_size",
-    "image_writer",
     "output_target",
     "tensor_spec",
     "value_writer",
@@ -513,88 +510,3 @@ def value_writer(spec: TensorSpec) -> Writer:
             view[...] = array
 
     return write
-
-
-def image_writer(spec: TensorSpec, *, low: float = 0.0, high: float = 1.0) -> Writer:
-    """Writes pictures (uint8 [height, width, 3]) into the input: 0 becomes ``low``, 255 becomes ``high``, quantised if it is.
-
-    The input may have its channels last or first.
-
-    Raises:
-        InvalidArgument: The input is not a picture of one batch.
-    """
-    order = _image_order(spec)
-    real = low + (high - low) * np.arange(256) / 255.0
-    if spec.scale:
-        info = np.iinfo(spec.dtype)
-        table = np.clip(np.rint(real / spec.scale) + spec.zero_point, info.min, info.max).astype(spec.dtype)
-    elif spec.type in (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16):
-        table = real.astype(spec.dtype)
-    else:
-        raise InvalidArgument(
-            f"{spec.name}: expected a float or quantised input, got {operand_type_name(spec.type)}"
-        )
-
-    convert = _through(table)
-
-    def write(value: Any, view: Array) -> None:
-        picture = view[0].transpose(order)
-        if not isinstance(value, np.ndarray):
-            raise InvalidArgument(
-                f"{spec.name}: expected a picture as a uint8 array, got a {type(value).__name__}; numpy.asarray(image) makes it one"
-            )
-        if value.dtype != np.uint8 or value.shape != picture.shape:
-            raise InvalidArgument(
-                f"{spec.name}: expected a uint8 picture of shape {list(picture.shape)}, got {value.dtype} {list(value.shape)}"
-            )
-        convert(value, picture)
-
-    return write
-
-
-def image_size(spec: TensorSpec) -> tuple[int, int]:
-    """The width and height of the pictures that an input takes.
-
-    Raises:
-        InvalidArgument: The input is not a picture of one batch.
-    """
-    shape = spec.dimensions[1:]
-    height, width, _ = (shape[axis] for axis in _image_order(spec))
-    return width, height
-
-
-_LAST, _FIRST = (0, 1, 2), (1, 2, 0)
-
-
-def _image_order(spec: TensorSpec) -> tuple[int, int, int]:
-    """The axes of height, width and channels among the last three: channels are first only where they cannot be last."""
-    if len(spec.dimensions) != 4 or spec.dimensions[0] != 1:
-        raise InvalidArgument(
-            f"{spec.name}: expected an input of shape [1, height, width, channels] or [1, channels, height, width], "
-            f"got {list(spec.dimensions)}"
-        )
-    _, first, _, last = spec.dimensions
-    return _FIRST if first in IMAGE_CHANNELS and last not in IMAGE_CHANNELS else _LAST
-
-
-IMAGE_CHANNELS = (1, 3, 4)
-"""Numbers of channels of a picture."""
-
-
-def _through(table: Array) -> Callable[[Array, Array], object]:
-    """The quickest way to write ``table[picture]``: arithmetic, 4 to 40 times as fast, where it gives the table's very bytes."""
-    ways: list[Callable[[Array, Array], object]]
-    if table.dtype == np.float32:
-        white = np.float32(255 / float(table[255])) if table[255] else np.float32(1)
-        ways = [lambda picture, into: np.divide(picture, white, out=into, dtype=np.float32)]
-    elif table.dtype == np.int8:
-        ways = [lambda picture, into: np.bitwise_xor(picture, 0x80, out=into.view(np.uint8))]
-    else:
-        ways = [lambda picture, into: np.copyto(into, picture, casting="same_kind")]
-    levels, found = np.arange(256, dtype=np.uint8), np.empty_like(table)
-    for way in ways:
-        way(levels, found)
-        if found.tobytes() == table.tobytes():
-            return way
-    # mode="clip" spares numpy a buffer for the output; a uint8 index cannot be out of range.
-    return lambda picture, into: np.take(table, picture, out=into, mode="clip")

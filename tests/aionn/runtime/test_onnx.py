@@ -279,7 +279,7 @@ async def test_cache_notices_changed_external_data(runtime: aionn.Runtime, tmp_p
 async def test_pictures_are_written_into_inputs_with_channels_first(
     runtime: aionn.Runtime, tmp_path: Path
 ) -> None:
-    from aionn.runtime.memory.arguments import image_size, image_writer
+    from aionn.runtime.memory.pictures import image_size, image_writer
 
     shape = ValueInfo("x", DataType.FLOAT, (1, 3, 4, 6))
     path = written(tmp_path / "x.onnx", file([node("Neg", ["x"], ["y"])], [shape], ["y"]))
