@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,10 +79,14 @@ def test_example_in_the_documentation_runs(
     assert told.out, told.err
 
 
+def program(name: str, code: str) -> Any:
+    """A case; the pages for users of other software repeat the stream of README.md in other words."""
+    marks = [pytest.mark.long] if name.startswith("coming-from-") and is_endless(code) else []
+    return pytest.param(name, code, id=name, marks=marks)
+
+
 @pytest.mark.forked("any")
-@pytest.mark.parametrize(
-    ("name", "code"), [*ENDLESS, FINITE[0]], ids=[name for name, _ in [*ENDLESS, FINITE[0]]]
-)
+@pytest.mark.parametrize(("name", "code"), [program(*example) for example in [*ENDLESS, FINITE[0]]])
 def test_example_in_the_documentation_is_a_program(name: str, code: str) -> None:
     if is_endless(code):
         pytest.importorskip("av", reason="PyAV is not installed")

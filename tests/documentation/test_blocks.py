@@ -91,7 +91,7 @@ def test_wrong_command_is_noticed() -> None:
 
 
 @pytest.mark.slow
-def test_test_files_in_the_pages_pass(tmp_path: Path) -> None:
+def test_test_files_of_the_pages_and_of_the_tutorial_pass(tmp_path: Path) -> None:
     found = [block for block in blocks("python") if "pytestmark =" in block.text]
     assert len(found) >= 5
     for block in found:
@@ -101,14 +101,22 @@ def test_test_files_in_the_pages_pass(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text(
         "[pytest]\naddopts = -p no:cacheprovider\nasyncio_default_fixture_loop_scope = function\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=PYTEST_S_MAX,
-    )
+    tutorial = ROOT / "examples" / "tutorial" / "test_application.py"
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-c",
+        "pytest.ini",
+        "--rootdir",
+        tmp_path,
+        tmp_path,
+        tutorial,
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PYTEST_S_MAX)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert int(re.findall(r"(\d+) passed", done.stdout)[0]) >= len(found) + 2
 
 
 def test_workload_in_a_page_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -114,31 +114,6 @@ def test_first_driver_passes_the_suites(driver_folder: Path, options: tuple[str,
 
 
 @pytest.mark.slow
-def test_tests_of_the_tutorial_pass(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--rootdir",
-        TUTORIAL,
-        "-c",
-        "/dev/null",
-    ]
-    done = subprocess.run(
-        [*command, TUTORIAL / "test_application.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=RUN_S_MAX,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 passed" in done.stdout
-
-
-@pytest.mark.slow
 def test_application_of_the_tutorial_runs_on_a_clip_and_a_recording(tmp_path: Path) -> None:
     pytest.importorskip("av", reason="PyAV is not installed")
     command = [sys.executable, "-W", "error", TUTORIAL / "application.py", "--seconds", "1"]
