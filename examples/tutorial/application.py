@@ -115,8 +115,9 @@ def heavy_model(layers: int = 12, channels: int = 32) -> aionn.Model:
         kernel = graph.constant(scale * weights.standard_normal((channels, 3, 3, depth), np.float32))
         bias = graph.constant(np.zeros(channels, np.float32))
         # 1: padding SAME, strides 1 and 1, 1: fused activation RELU.
-        inputs = [value, kernel, bias, 1, 1, 1, 1]
-        value = graph.result(OperationType.CONV_2D, inputs, value, (1, 96, 96, channels))
+        value = graph.result(
+            OperationType.CONV_2D, [value, kernel, bias, 1, 1, 1, 1], value, (1, 96, 96, channels)
+        )
         depth = channels
     return graph.build([value])
 
