@@ -160,6 +160,7 @@ def check(seen: list[SeenPage], where: str) -> None:
         place = f"{where}, {window.width} pixels, {'dark' if window.is_dark else 'light'}"
         assert page.width <= window.width, f"{place}: the page is {page.width} wide"
         assert page.cut == [], f"{place}: {page.cut[:5]}"
+        assert set(page.broken).isdisjoint(page.title.split()), f"{place}: {page.broken[:5]}"
         assert page.pale == [], f"{place}: {page.pale[:5]}"
         assert page.console == [], f"{place}: {page.console[:5]}"
         assert [a for a in page.requests if not a.startswith("file:")] == [], place
