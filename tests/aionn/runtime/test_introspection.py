@@ -151,3 +151,11 @@ def test_command_tells_mistakes_in_a_sentence(
 ) -> None:
     finished = aionn_here("inspect", digits, *arguments)
     assert finished.returncode == 2 and words in finished.stderr and "Traceback" not in finished.stderr
+
+
+def test_command_lists_scalars_and_prints_contracts(digits: Path, aionn_here: Command) -> None:
+    finished = aionn_here("inspect", digits, "--device", "reference", "--operations", "--contracts")
+    assert finished.returncode == 0, finished.stderr
+    assert "INT32 scalar = " in finished.stdout
+    assert "\nCONV_2D, operation 3\n    out[b, y, x, o] = activation(" in finished.stdout
+    assert "LSTM, operation" not in finished.stdout
