@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from website.sources import (
     title_of,
 )
 
+SEARCH_S_MAX = 100
 WINDOWS = [Window(width, is_dark=is_dark) for width in (360, 1400) for is_dark in (False, True)]
 
 
@@ -197,3 +199,25 @@ def test_site_names_no_address_that_it_would_fetch(whole_site: Path) -> None:
         assert fetched == [], path
     assert (whole_site / "searchindex.js").is_file() and (whole_site / "llms.txt").is_file()
     assert (whole_site / "tutorial.md").read_text().startswith("# Tutorial")
+
+
+@pytest.mark.long
+@needs_sphinx
+@needs_browser
+def test_search_works_from_files(whole_site: Path) -> None:
+    browser = find_browser()
+    assert browser is not None
+    address = f"{(whole_site / 'search.html').as_uri()}?q=captured_at_ns"
+    command = [
+        browser,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--virtual-time-budget=10000",
+        "--dump-dom",
+        address,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SEARCH_S_MAX)
+    found = re.search(r"found (\d+) pages?", done.stdout)
+    assert found is not None and int(found[1]) >= 3
+    assert 'href="streams.html' in done.stdout
