@@ -12,7 +12,7 @@ import pytest
 
 import aionn
 from tests.documentation.pages import ROOT, page_paths
-from tests.support.browser import SeenPage, Window, find_browser, see_windows
+from tests.support.browser import SeenPage, Window, find_browser, open_browser
 from website.building import PACKAGES, build, write_sources
 from website.docstrings import escaped, with_lists_apart
 from website.machines import llms_text
@@ -173,7 +173,8 @@ def check(seen: list[SeenPage], where: str) -> None:
 @needs_sphinx
 @needs_browser
 def test_page_can_be_read_on_a_phone_and_a_wide_screen(site: Path) -> None:
-    check(see_windows(site / "tutorial.html", WINDOWS), "tutorial")
+    with open_browser() as browser:
+        check(browser.see(site / "tutorial.html", WINDOWS), "tutorial")
 
 
 def all_pages(site: Path) -> Iterator[Path]:
@@ -186,8 +187,9 @@ def all_pages(site: Path) -> Iterator[Path]:
 def test_every_page_can_be_read(whole_site: Path) -> None:
     pages = list(all_pages(whole_site))
     assert len(pages) > 60
-    for path in pages:
-        check(see_windows(path, WINDOWS), path.relative_to(whole_site).as_posix())
+    with open_browser() as browser:
+        for path in pages:
+            check(browser.see(path, WINDOWS), path.relative_to(whole_site).as_posix())
 
 
 @pytest.mark.long
