@@ -21,6 +21,7 @@ GROUPS = (
             "open",
             "Runtime",
             "RuntimeDevice",
+            "RealtimeReport",
             "Compilation",
             "Placement",
             "TensorSpec",
