@@ -160,6 +160,8 @@ REMEDIES = {
     "(shared|conformance) (conformance )?(data|models) are not": (
         "the public models and conformance data, which the repository does not contain, are not in ../shared"
     ),
+    "Sphinx": "Sphinx is not installed: pip install --group docs",
+    "FastAPI": "FastAPI is not installed: pip install fastapi",
     "Chromium": "Chromium is not on the PATH: install a package such as chromium",
     "newer Python": "gcc or a newer Python with its headers is missing: install gcc and a package such as python3.13-dev",
     "no C compiler": "there is no C compiler: install a package such as gcc",

@@ -26,6 +26,8 @@ from aionn.hal import (
     Operand,
     OperandLifeTime,
     Subgraph,
+    constant_array,
+    is_extension_operand_type,
     operand_size_bytes,
     operand_type_name,
 )
@@ -46,6 +48,10 @@ __all__ = [
     "describe_operand",
     "summarize_model",
 ]
+
+
+VALUES_SHOWN_MAX = 8
+"""Elements of a constant that is shown with its values: enough for shapes, axes and paddings of four axes."""
 
 
 class Support(msgspec.Struct, frozen=True):
@@ -69,7 +75,7 @@ class OperationSummary(msgspec.Struct, frozen=True):
         subgraph: Its subgraph, 0 for the main one.
         index: Its index there.
         type: Its name.
-        inputs: Types and shapes of what it reads.
+        inputs: Types and shapes of what it reads, with the values of scalars and of small constants of whole numbers.
         outputs: Types and shapes of what it writes.
         feature_level: The least that can express it; 0 for one that is not in the main subgraph.
     """
@@ -144,8 +150,8 @@ def summarize_model(model: Model) -> ModelSummary:
                 position,
                 index,
                 operation_name(model, operation.type),
-                _described(subgraph, operation.inputs),
-                _described(subgraph, operation.outputs),
+                _described(model, subgraph, operation.inputs),
+                _described(model, subgraph, operation.outputs),
                 levels[index] if position == 0 else 0,
             )
             for position, subgraph in enumerate(subgraphs)
@@ -158,8 +164,21 @@ def _counted(names: Iterable[str]) -> dict[str, int]:
     return dict(sorted(Counter(names).items()))
 
 
-def _described(subgraph: Subgraph, indexes: Sequence[int]) -> tuple[str, ...]:
-    return tuple(describe_operand(subgraph.operands[index]) for index in indexes)
+def _described(model: Model, subgraph: Subgraph, indexes: Sequence[int]) -> tuple[str, ...]:
+    operands = (subgraph.operands[index] for index in indexes)
+    return tuple(describe_operand(operand) + _value(model, operand) for operand in operands)
+
+
+def _value(model: Model, operand: Operand) -> str:
+    """`` = 1`` or `` = [0, 2]`` for a scalar, and for a small constant of whole numbers; empty for other operands."""
+    if operand.lifetime == OperandLifeTime.NO_VALUE:
+        return " left out"
+    if not operand.is_constant or is_extension_operand_type(operand.type):
+        return ""
+    array = constant_array(model, operand)
+    if array.ndim == 0 or (array.size <= VALUES_SHOWN_MAX and array.dtype.kind in "ib" and not operand.scale):
+        return f" = {array.tolist()}"
+    return ""
 
 
 def describe_operand(operand: Operand) -> str:

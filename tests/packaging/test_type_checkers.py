@@ -13,6 +13,7 @@ import pytest
 from tests.packaging.building import Environment, call_backend
 
 CHECK_S_MAX = 600
+TUTORIAL = Path(__file__).resolve().parents[2] / "examples" / "tutorial" / "application.py"
 
 APPLICATION = '''\
 """A small application that uses what most do."""
@@ -80,6 +81,7 @@ def folder(tmp_path: Path) -> Path:
     made.mkdir()
     (made / "application.py").write_text(APPLICATION)
     (made / "wrong.py").write_text(APPLICATION + WRONG)
+    (made / "tutorial.py").write_text(TUTORIAL.read_text())
     return made
 
 
@@ -99,6 +101,7 @@ def test_mypy_finds_no_error_under_strict_but_a_planted_one(environment: Environ
         return [line for line in done.stdout.splitlines() if ": error:" in line]
 
     assert check("application.py") == []
+    assert check("tutorial.py") == []
     (planted,) = check("wrong.py")
     assert "Compilation" in planted
 
@@ -123,4 +126,5 @@ def test_pyright_finds_no_error_under_strict_but_a_planted_one(
         return [one["message"] for one in found if one["severity"] == "error"]
 
     assert check("application.py") == []
+    assert check("tutorial.py") == []
     assert [message for message in check("wrong.py") if "Compilation" in message] != []

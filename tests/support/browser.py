@@ -62,6 +62,12 @@ _LOOK = """
   const rgb = text => (text.match(/[0-9.]+/g) || [0, 0, 0, 0]).map(Number);
   const light = ([r, g, b]) => [r, g, b].reduce((sum, value, i) => { const v = value / 255;
     return sum + [.2126, .7152, .0722][i] * (v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4); }, 0);
+  const SHOWN = {visibilityProperty: true, opacityProperty: true, checkVisibilityCSS: true, checkOpacity: true};
+  const isInScrolledBox = element => {
+    for (let e = element; e && e !== document.body; e = e.parentElement)
+      if (e.matches('.scrolled') || ['auto', 'scroll'].includes(getComputedStyle(e).overflowX)) return true;
+    return false;
+  };
   const paper = element => {
     for (let e = element; e; e = e.parentElement) {
       const box = e.tagName === 'g' && e.querySelector(':scope > rect');
@@ -73,7 +79,7 @@ _LOOK = """
   const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (texts.nextNode()) {
     const node = texts.currentNode, parent = node.parentElement, style = getComputedStyle(parent);
-    if (!node.data.trim() || !parent.checkVisibility() || parent.tagName === 'title') continue;
+    if (!node.data.trim() || !parent.checkVisibility(SHOWN) || parent.tagName === 'title') continue;
     const isDrawn = parent instanceof SVGElement, ink = rgb(isDrawn ? style.fill : style.color);
     const [a, b] = [light(ink), light(paper(parent))].sort((x, y) => y - x), got = (a + .05) / (b + .05);
     if (got < 4.5) pale.push(`${node.data.trim()}: ${got.toFixed(2)}`);
@@ -82,8 +88,9 @@ _LOOK = """
       range.setStart(node, word.index); range.setEnd(node, word.index + word[0].length);
       const boxes = [...range.getClientRects()];
       if (word[0].length <= 36 && new Set(boxes.map(box => Math.round(box.top))).size > 1) broken.push(word[0]);
-      const isScrolled = parent.closest('.scrolled');
-      if (!isScrolled && boxes.some(box => box.left < -.5 || box.right > width + .5)) cut.push(word[0]);
+      // A menu that waits beside the window is not cut: only a word that is partly in it is.
+      const isCut = box => box.left < width && box.right > 0 && (box.left < -.5 || box.right > width + .5);
+      if (boxes.some(isCut) && !isInScrolledBox(parent)) cut.push(word[0]);
     }
   }
   for (const plot of plots) {

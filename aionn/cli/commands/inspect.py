@@ -19,6 +19,8 @@ from aionn.models.dot import graph_text
 from aionn.models.importing import is_onnx, load_file
 from aionn.models.onnx import UnsupportedOperator, UnsupportedOperators
 from aionn.models.onnx.summary import OnnxSummary, summarize_onnx
+from aionn.ops import CONTRACTS
+from aionn.ops.document import contract_text
 from aionn.reports.columns import counted
 from aionn.reports.terminal import print_line, print_table
 from aionn.runtime.introspection import ModelSummary, Support, summarize_model
@@ -32,6 +34,7 @@ def inspect(
     /,
     *,
     operations: Annotated[bool, Parameter(negative=())] = False,
+    contracts: Annotated[bool, Parameter(negative=())] = False,
     device: Annotated[list[str] | None, Parameter(name="--device")] = None,
     dot: Path | None = None,
     html: Path | None = None,
@@ -47,7 +50,9 @@ def inspect(
 
     Args:
         model: A .tflite or .onnx file.
-        operations: List every operation with what it reads and writes, its level and the devices that support it.
+        operations: List every operation with what it reads and writes, the values of scalars, its level and the devices that
+            support it.
+        contracts: Print the contract of each type of operation that the model has: formula, inputs, outputs, types and levels.
         device: A device to ask, and to draw on; may be given several times. By default all.
         dot: A file to write the graph to, as Graphviz text.
         html: A file to write a page to that draws the graph, the operations of each device in a colour of their own.
@@ -102,7 +107,21 @@ def inspect(
             unavailable,
             every=operations,
         )
+        if contracts:
+            _print_contracts(loaded.model)
     return 0
+
+
+def _print_contracts(model: aionn.Model) -> None:
+    """The contracts of the model's operations, those of its other subgraphs included; an extension defines its own."""
+    used = {
+        operation.type for subgraph in (model.main, *model.referenced) for operation in subgraph.operations
+    }
+    for contract in CONTRACTS.values():
+        if contract.type in used:
+            print_line("")
+            for line in contract_text(contract).splitlines():
+                print_line(line, indent="      ")
 
 
 def _print_content(name: str, content: OnnxSummary, unsupported: Sequence[UnsupportedOperator]) -> None:

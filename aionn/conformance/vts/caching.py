@@ -207,6 +207,7 @@ async def _unsupported(subject: VtsSubject) -> None:
         raise CaseSkipped("the device caches")
     with tempfile.TemporaryDirectory(prefix="aionn-vts-") as name:
         cached = Cached(subject, TYPES[0], Path(name))
+        await subject.check_support(cached.model)
         path = Path(name) / "file"
         path.touch()
         await cached.save()

@@ -105,6 +105,18 @@ def test_summary_counts_what_is_there() -> None:
     assert summary.operations[0].outputs == ("TENSOR_FLOAT32 2x3",)
 
 
+def test_summary_shows_scalars_and_small_whole_numbers_with_their_values() -> None:
+    graph = GraphBuilder()
+    x = graph.input(OperandType.TENSOR_FLOAT32, (2, 3))
+    weight = graph.constant(np.ones((2, 3), np.float32))
+    total = graph.result(OperationType.ADD, [x, weight, 1], x)
+    shape = graph.constant(np.array([3, 2], np.int32))
+    model = graph.build([graph.result(OperationType.RESHAPE, [total, shape], x, (3, 2))])
+    add, reshape = summarize_model(model).operations
+    assert add.inputs == ("TENSOR_FLOAT32 2x3", "TENSOR_FLOAT32 2x3", "INT32 scalar = 1")
+    assert reshape.inputs == ("TENSOR_FLOAT32 2x3", "TENSOR_INT32 2 = [3, 2]")
+
+
 def test_command_writes_the_graph_and_the_page(digits: Path, tmp_path: Path, aionn_here: Command) -> None:
     dot, html = tmp_path / "digits.dot", tmp_path / "digits.html"
     finished = aionn_here("inspect", digits, "--device", "reference", "--dot", dot, "--html", html, "--json")
@@ -139,3 +151,11 @@ def test_command_tells_mistakes_in_a_sentence(
 ) -> None:
     finished = aionn_here("inspect", digits, *arguments)
     assert finished.returncode == 2 and words in finished.stderr and "Traceback" not in finished.stderr
+
+
+def test_command_lists_scalars_and_prints_contracts(digits: Path, aionn_here: Command) -> None:
+    finished = aionn_here("inspect", digits, "--device", "reference", "--operations", "--contracts")
+    assert finished.returncode == 0, finished.stderr
+    assert "INT32 scalar = " in finished.stdout
+    assert "\nCONV_2D, operation 3\n    out[b, y, x, o] = activation(" in finished.stdout
+    assert "LSTM, operation" not in finished.stdout

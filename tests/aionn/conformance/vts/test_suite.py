@@ -13,6 +13,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 
 from aionn.cli.main import main
@@ -35,7 +36,7 @@ from aionn.conformance.vts.run import (
 from aionn.conformance.vts_report import html_report, junit_report
 from aionn.drivers.reference import ReferenceDevice
 from aionn.errors import InvalidArgument
-from aionn.hal import Device
+from aionn.hal import CacheFileCounts, Device, Model, OperationType
 from aionn.validation import validate_model
 from tests.support.loop_reference import LoopReferenceDevice
 
@@ -203,6 +204,30 @@ async def test_reference_passes_every_case_thoroughly(shared: Path, driver: str,
 async def test_cases_do_without_conformance_data() -> None:
     report = await run_vts("reference", isolation="in_process", contains="model_mutations")
     assert verdicts(report) == (len(chosen_cases("model_mutations")), 0, 0, 0)
+
+
+class TanhAlone(ReferenceDevice):
+    """A device with one operation, which is not that of the suite's models, and without a cache."""
+
+    def __init__(self, name: str = "tanh-alone") -> None:
+        super().__init__(name)
+        self.info = msgspec.structs.replace(self.info, cache_files=CacheFileCounts())
+
+    def supports(self, model: Model) -> Sequence[bool]:
+        return [operation.type == OperationType.TANH for operation in model.main.operations]
+
+
+@pytest.mark.parametrize("contains", ["caching", ""])
+async def test_device_that_lacks_the_operations_of_the_suites_models_fails_no_case(contains: str) -> None:
+    async with TanhAlone() as device:
+
+        async def make() -> Device:
+            return device
+
+        cases = chosen_cases(contains)
+        report = await run_cases(DeviceUnderTest(make), cases, settings=SAMPLE, is_whole=not contains)
+    assert report.failures == ()
+    assert report.skipped > 0
 
 
 # Running and judging

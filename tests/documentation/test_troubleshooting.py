@@ -1,0 +1,63 @@
+"""Every message of docs/troubleshooting.md is a text of the code, so that the page stays true."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+
+import pytest
+
+from tests.documentation.pages import ROOT
+from tests.test_tidy import PACKAGES, parse, read
+
+GAP = "\0"
+"""Stands for a value in a text of the code."""
+
+
+def listed_messages() -> list[str]:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    return re.findall(r"(?m)^\| `(.+?)` \|", page)
+
+
+@functools.cache
+def texts_of(path: str, source: str) -> tuple[str, ...]:
+    """Every text of a file with its values as gaps; backquotes, which a page cannot show, are left out."""
+    found = set()
+    for node in ast.walk(parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value)
+        elif isinstance(node, ast.JoinedStr):
+            parts = [str(v.value) if isinstance(v, ast.Constant) else GAP for v in node.values]
+            found.add("".join(parts))
+    return tuple(" ".join(text.replace("`", "").split()) for text in found)
+
+
+def is_text_of(message: str, sources: dict[str, str]) -> bool:
+    """Whether a text begins like the message; ``...`` is any value, and a value of the code may be written out.
+
+    Files that have the longest part of the message are read first, since to parse all of them takes seconds.
+    """
+    parts = message.split("...")
+    longest = max(parts, key=len)
+    pattern = re.compile(".*".join(map(re.escape, parts)))
+    paths = sorted(sources, key=lambda path: longest not in sources[path])
+    return any(pattern.match(text) for path in paths for text in texts_of(path, sources[path]))
+
+
+@pytest.fixture(scope="module")
+def sources() -> dict[str, str]:
+    return read(PACKAGES, (".py",))
+
+
+@pytest.mark.parametrize("message", listed_messages())
+def test_message_is_a_text_of_the_code(message: str, sources: dict[str, str]) -> None:
+    assert len(message.replace("...", "").strip(" :,;()")) >= 12, "too few words to be found"
+    assert is_text_of(message, sources)
+
+
+def test_message_that_does_not_exist_is_noticed() -> None:
+    source = {"a.py": "raise E(f'{where}: expected a horse, '\n 'got {what!r}')"}
+    assert is_text_of("...: expected a horse, got ...", source)
+    assert not is_text_of("...: expected a unicorn, got ...", source)
+    assert len(listed_messages()) > 50
