@@ -23,8 +23,8 @@ from aionn.models.onnx.extension import (
 
 pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
+from aionn.drivers.kit.onnx.operator_sets import Application, needed_version, upgraded
 from aionn.drivers.onnxruntime.driver import OrtDevice
-from aionn.drivers.onnxruntime.versions import Application, needed_version, upgraded
 
 Array = npt.NDArray[Any]
 
