@@ -151,6 +151,7 @@ LONG_FORM = "long form: run with --long"
 REMEDIES = {
     "LiteRT|ai.edge.litert": "LiteRT is not installed: pip install -e '.[litert]'",
     "ONNX Runtime|onnxruntime": "ONNX Runtime is not installed: pip install -e '.[onnxruntime]'",
+    "OpenVINO|openvino": "OpenVINO is not installed: pip install -e '.[openvino]'",
     "PyAV": "PyAV is not installed: pip install -e '.[media]'",
     "uvloop": "uvloop is not installed: pip install -e '.[uvloop]'",
     "LoadGen|mlperf_loadgen": "MLPerf LoadGen is not installed: pip install -e '.[loadgen]'",
