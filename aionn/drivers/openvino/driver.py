@@ -145,7 +145,9 @@ class OpenvinoDevice(OnnxDevice):
 
     # Its plugins hold numbers of 64 bits in 32, give zeros for an index out of range, and subtract the zero point of weights in 8
     # bits, which overflows.
-    dialect = Dialect(has_wide_numbers=False, reports_indexes=False, has_zero_points=False)
+    dialect = Dialect(
+        has_wide_numbers=False, reports_indexes=False, has_lrn_bias=False, has_zero_points=False
+    )
 
     def __init__(self, name: str = INFO.name, driver: str = INFO.name) -> None:
         self.openvino_device = _checked_name(driver)

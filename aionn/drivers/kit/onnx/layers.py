@@ -245,8 +245,16 @@ def local_response_normalization(g: Graph, op: Operation) -> None:
     size = 2 * radius + 1
     four = (math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]), 1)
     name = g.reshaped(g.name(data), four)
+    factor = 1.0
+    if bias != 1 and not g.dialect.has_lrn_bias:
+        if bias <= 0:
+            raise Unsupported("a bias that is not positive")
+        # A bias before the power is a factor behind it.
+        alpha, factor, bias = alpha / bias, bias**-beta, 1.0
     # ONNX divides alpha by the size of the window.
     name = g.emit("LRN", [name], alpha=alpha * size, beta=beta, bias=bias, size=size)
+    if factor != 1:
+        name = g.emit("Mul", [name, g.constant(factor, "float32")])
     g.set(g.output(op), g.reshaped(name, shape))
 
 

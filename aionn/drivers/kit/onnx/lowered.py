@@ -25,11 +25,13 @@ class Dialect(msgspec.Struct, frozen=True):
     Attributes:
         has_wide_numbers: Whether numbers of 64 bits are computed as such, and integers are divided as integers.
         reports_indexes: Whether an index out of range ends an execution.
+        has_lrn_bias: Whether LRN may have a bias other than 1.
         has_zero_points: Whether the zero point of constants may be any number, and not 0 alone.
     """
 
     has_wide_numbers: bool = True
     reports_indexes: bool = True
+    has_lrn_bias: bool = True
     has_zero_points: bool = True
 
 
