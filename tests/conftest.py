@@ -41,6 +41,9 @@ WATCHDOG_MORE = 0.5
 SETTLE_S_MAX = 2.0
 """How long what is left may take to go: a thread that was told to end needs a moment to be scheduled."""
 
+# Before a test imports ONNX Runtime itself; see ``aionn.drivers.onnxruntime``.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
 os.environ["AIONN_SPARE_PROCESSES"] = "0"
 """A spare process comes by itself once a device has served for a while: tests that want one ask for it."""
 
@@ -153,6 +156,7 @@ REMEDIES = {
     "ONNX Runtime|onnxruntime": "ONNX Runtime is not installed: pip install -e '.[onnxruntime]'",
     "uvicorn": "uvicorn and websockets are not installed: pip install -e '.[watch]'",
     "nbclient": "nbclient and ipykernel are not installed: pip install --group test",
+    "OpenVINO|openvino": "OpenVINO is not installed: pip install -e '.[openvino]'",
     "PyAV": "PyAV is not installed: pip install -e '.[media]'",
     "uvloop": "uvloop is not installed: pip install -e '.[uvloop]'",
     "LoadGen|mlperf_loadgen": "MLPerf LoadGen is not installed: pip install -e '.[loadgen]'",

@@ -85,6 +85,7 @@ class ExtensionPolicy(msgspec.Struct, frozen=True):
 BUILT_IN = {
     "litert-cpu": "aionn.drivers.litert.driver:LitertDevice",
     "onnx-reference": "aionn.drivers.onnx_reference.driver:OnnxReferenceDevice",
+    "openvino-cpu": "aionn.drivers.openvino.driver:OpenvinoDevice",
     "ort-cpu": "aionn.drivers.onnxruntime.driver:OrtDevice",
     "reference": "aionn.drivers.reference:ReferenceDevice",
     "simulated": "aionn.drivers.simulated.driver:SimulatedDevice",
@@ -94,7 +95,14 @@ BUILT_IN = {
 ORT_PREFIX = "ort-"
 """The prefix of the names of drivers that are execution providers of ONNX Runtime."""
 
-ORT_MODULE = "aionn.drivers.onnxruntime.driver"
+OPENVINO_PREFIX = "openvino-"
+"""The prefix of the names of drivers that are devices of OpenVINO."""
+
+FAMILIES = {
+    OPENVINO_PREFIX: "aionn.drivers.openvino.driver",
+    ORT_PREFIX: "aionn.drivers.onnxruntime.driver",
+}
+"""Modules with many drivers, by the prefix of their names: each has ``info_for`` and ``factory_for``."""
 
 ORT_PROVIDERS_VARIABLE = "AIONN_ORT_PROVIDERS"
 """Environment variable with further drivers on ONNX Runtime: NAME=PROVIDER, with commas between them; options of a provider follow
@@ -124,7 +132,7 @@ def driver_names() -> tuple[str, ...]:
     """The drivers that are used where none is named: those of others first, the reference driver last."""
     others = {entry.name for entry in _entry_points()} - BUILT_IN.keys()
     own = (name for name in BUILT_IN if name != "reference" and name not in ON_REQUEST)
-    return (*sorted(others), *own, *_configured_names(), "reference")
+    return (*sorted(others), *own, *_openvino_names(), *_configured_names(), "reference")
 
 
 def _configured_names() -> list[str]:
@@ -134,8 +142,15 @@ def _configured_names() -> list[str]:
     return sorted(name for name in names - BUILT_IN.keys() if name.startswith(ORT_PREFIX))
 
 
-def _is_own(name: str) -> bool:
-    return name in BUILT_IN or name.startswith(ORT_PREFIX)
+def _openvino_names() -> list[str]:
+    """The drivers of the GPUs and NPUs that OpenVINO may use."""
+    found: list[str] = importlib.import_module("aionn.drivers.openvino.hardware").found_names()
+    return found
+
+
+def _family(name: str) -> str | None:
+    """The module of a driver that is one of many; None for others."""
+    return next((module for prefix, module in FAMILIES.items() if name.startswith(prefix)), None)
 
 
 def load_factory(name: str) -> DriverFactory:
@@ -150,9 +165,8 @@ def load_factory(name: str) -> DriverFactory:
     """
     if name in BUILT_IN:
         target = BUILT_IN[name]
-    elif name.startswith(ORT_PREFIX):
-        module = importlib.import_module(ORT_MODULE)
-        return cast(DriverFactory, module.factory_for(name))
+    elif family := _family(name):
+        return cast(DriverFactory, importlib.import_module(family).factory_for(name))
     elif ":" in name:
         target = name
     else:
@@ -211,14 +225,15 @@ def made_by(factory: DriverFactory, driver: str, name: str) -> Device:
 
 
 def built_in_info(driver: str, name: str) -> DeviceInfo | None:
-    """The DeviceInfo of one of aionn's own drivers without starting it; None for drivers of others, which must be asked.
+    """The DeviceInfo of one of aionn's own drivers without starting it; None for drivers of others, and of GPUs and NPUs, which
+    must be asked.
 
     Raises:
         DeviceUnavailable: What the driver is built on is missing or too old.
     """
-    if not _is_own(driver):
+    if family := _family(driver):
+        return cast("DeviceInfo | None", importlib.import_module(family).info_for(name, driver))
+    if driver not in BUILT_IN:
         return None
-    if driver.startswith(ORT_PREFIX):
-        return cast(DeviceInfo, importlib.import_module(ORT_MODULE).info_for(name, driver))
     module = importlib.import_module(BUILT_IN[driver].partition(":")[0])
     return cast(DeviceInfo, module.info_for(name))

@@ -446,7 +446,9 @@ class BlockingDevice(CheckedDevice):
             context.run(pausing, pause)
             return context.run(call)
 
-        return await run_on_gate(self.preparing, priority, deadline_ns, run)
+        # An engine that compiles may not be stoppable: its caller is answered at the deadline, and it works on.
+        call_at = None if deadline_ns is None or self.now() >= deadline_ns else self.alarm.call_at
+        return await run_on_gate(self.preparing, priority, deadline_ns, run, call_at=call_at)
 
     def _checked_prepare(
         self, model: Model, preference: ExecutionPreference, priority: Priority, deadline_ns: int | None

@@ -15,6 +15,7 @@ The queue of the runtime's dispatcher orders the jobs of one application; this o
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -23,7 +24,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from aionn.drivers.kit.threads.classes import running_as, serving
-from aionn.errors import DeviceUnavailable, Error, ResourceExhausted, general_failure_of
+from aionn.errors import DeviceUnavailable, Error, MissedDeadline, ResourceExhausted, general_failure_of
 from aionn.hal import Priority
 from aionn.hal.callers import client_of_call
 from aionn.interpreter import RunControl
@@ -381,8 +382,12 @@ async def run_on_gate(
     *,
     owner: Hashable = None,
     model: Hashable = None,
+    call_at: Callable[[int, Callable[[], None]], None] | None = None,
 ) -> _T:
     """Runs ``call`` on a thread of the gate and returns what it returns.
+
+    With ``call_at``, which calls a function at a time, the caller is answered at the deadline although ``call`` still runs: by
+    MissedDeadline. The result of ``call`` is dropped then.
 
     Cancelled before its start, ``call`` is not run; cancelled later, its argument turns True. Without an ``owner`` it is a job of
     the client whose call this is.
@@ -394,7 +399,7 @@ async def run_on_gate(
 
     def job() -> None:
         if cancelled.is_set():
-            done.signal()  # It has no waiter, while other callers wait for their slots, or for the end of the device.
+            done.try_signal()  # It has no waiter, while other callers wait for their slots, or for the end of the device.
             return
         try:
             scheduling = current()
@@ -410,13 +415,23 @@ async def run_on_gate(
             outcome.append(general_failure_of(e, str(gate)))
         if cancelled.is_set():
             outcome.clear()
-        done.signal()
+        done.try_signal()
+
+    def late() -> None:
+        done.try_signal()
 
     done = SyncFence("execution")
     try:
         with real_work(f"work on {gate}"):
             gate.submit(priority, deadline_ns, job, owner=owner, model=model)
+            if call_at is not None and deadline_ns is not None:
+                with contextlib.suppress(
+                    ResourceExhausted
+                ):  # Without a thread for it the answer comes later.
+                    call_at(deadline_ns, late)
             await done
+            if not outcome:
+                raise MissedDeadline(f"{gate}: the deadline passed while preparing", transient=True)
     except BaseException:
         cancelled.set()
         # An error refers to the frames that it went through, and the frame of ``job`` to ``outcome``.

@@ -20,8 +20,9 @@ import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from aionn.drivers.kit.arguments import OutputArea
+from aionn.drivers.kit.engines.support import Unsupported
 from aionn.drivers.kit.threads.classes import engine_call
-from aionn.drivers.litert.flatbuffer_writer import Array, Unsupported
+from aionn.drivers.litert.flatbuffer_writer import Array
 from aionn.drivers.litert.in_place import InPlaceEngine, Tensor, is_known_version
 from aionn.drivers.litert.lowering import Lowered
 from aionn.errors import InvalidArgument

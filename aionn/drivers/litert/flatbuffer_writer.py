@@ -19,6 +19,8 @@ import numpy as np
 import numpy.typing as npt
 from ai_edge_litert import schema_py_generated as schema
 
+from aionn.drivers.kit.engines.support import Unsupported
+
 __all__ = [
     "NO_TENSOR",
     "VALUE_TYPES",
@@ -26,7 +28,6 @@ __all__ = [
     "FileWriter",
     "Quantization",
     "SubgraphFile",
-    "Unsupported",
 ]
 
 Array = npt.NDArray[Any]
@@ -49,10 +50,6 @@ _TYPES = {
 
 VALUE_TYPES = tuple(_TYPES[name] for name in ("float32", "uint8", "int8"))
 """Types whose numbers are measured or computed; integers of others are also counts and indexes."""
-
-
-class Unsupported(Exception):
-    """An operation has no equivalent in LiteRT; the message has the reason."""
 
 
 class Quantization(NamedTuple):

@@ -17,14 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from aionn.drivers.litert.flatbuffer_writer import (
-    NO_TENSOR,
-    Array,
-    Quantization,
-    SubgraphFile,
-    Unsupported,
-)
-from aionn.drivers.litert.folding import Folded
+from aionn.drivers.kit.engines.known import Known
+from aionn.drivers.kit.engines.support import Unsupported
+from aionn.drivers.litert.flatbuffer_writer import NO_TENSOR, Array, Quantization, SubgraphFile
 from aionn.hal import (
     Model,
     Operand,
@@ -123,7 +118,7 @@ class Graph:
         values: The operands that have tensors.
     """
 
-    def __init__(self, model: Model, subgraph: Subgraph, file: SubgraphFile, folded: Folded) -> None:
+    def __init__(self, model: Model, subgraph: Subgraph, file: SubgraphFile, folded: Known) -> None:
         self.model = model
         self.subgraph = subgraph
         self.file = file

@@ -5,10 +5,9 @@ that it must not use are copied, into and out of memory of the engine's own.
 
 Invariants:
 1. A version of LiteRT that is not listed is never called: its signatures may be others.
-2. LiteRT works directly on memory that a client can change during the execution only where no value is ever an address
-   (``Lowered``).
-3. An array is used in place only while it is the checked object: its mapping lives as long as it does.
-4. One thread at a time runs an engine. Python's lock is free while LiteRT computes: ctypes releases it.
+2. LiteRT works directly on memory that a client can change only as ``BoundArguments`` allows; ``Lowered`` marks the values
+   that are never addresses.
+3. One thread at a time runs an engine. Python's lock is free while LiteRT computes: ctypes releases it.
 
 Source: LiteRT's public C headers; XNNPACK reads up to ``READ_PAST_BYTES`` (``kit.arguments``) behind what it was given.
 """
@@ -27,20 +26,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aionn.drivers.kit.arguments import Array, OutputArea, address_of, engine_memory, fits_in_place
+from aionn.drivers.kit.arguments import Array, OutputArea, address_of
+from aionn.drivers.kit.engines.bound import BoundArguments, Place
+from aionn.drivers.kit.engines.support import Unsupported
 from aionn.drivers.kit.threads.classes import engine_call
-from aionn.drivers.litert.flatbuffer_writer import Unsupported
 from aionn.drivers.litert.lowering import Lowered
-from aionn.errors import InvalidArgument
 from aionn.hal import OutputShape
 
 __all__ = ["InPlaceEngine", "Tensor", "is_known_version"]
 
 VERSIONS_KNOWN = ("2.3.",)
 """Versions that the signatures below were tried with."""
-
-BOUND_MAX = 256
-"""Most sets of arguments kept: a burst's slots come again and again, others once."""
 
 RANK_MAX = 8
 
@@ -175,22 +171,15 @@ def _library() -> _Library:
     return _Library()
 
 
-class _Bound(NamedTuple):
-    """One set of arguments that was looked at.
+class _Call(NamedTuple):
+    """The arguments of a call of LiteRT.
 
     Attributes:
-        references: The arrays, weakly.
-        arguments: What LiteRT is called with.
-        copied_in: Which inputs are copied.
-        copied_out: Which outputs are copied.
-        buffers: LiteRT's objects for those in place.
-        shapes: What is reported, where all outputs are in place.
+        arguments: Of its function.
+        buffers: LiteRT's objects for arrays of the client.
     """
 
-    references: list[weakref.ref[Array]]
     arguments: tuple[Any, ...]
-    copied_in: list[int]
-    copied_out: list[int]
     buffers: list[ctypes.c_void_p]
 
 
@@ -227,21 +216,27 @@ class InPlaceEngine:
         self._run = engine_call(self._functions.LiteRtRunCompiledModel)
         self._tensors = tensors
         self._input_count = len(inputs)
-        self._may_bind = (*lowered.is_input_in_place, *lowered.is_output_in_place)
+        may_bind = (*lowered.is_input_in_place, *lowered.is_output_in_place)
+        places = [Place(t.dtype.name, t.shape, m) for t, m in zip(tensors, may_bind, strict=True)]
         self._shapes = [OutputShape(shape) for shape in shapes]
         self._handles: list[tuple[str, ctypes.c_void_p]] = []
-        self._bound: dict[tuple[int, ...], _Bound] = {}
+        # It must not refer to this object, whose end ends what LiteRT made.
+        drop = functools.partial(_release, self._functions)
+        self._bound: BoundArguments[_Call] = BoundArguments(
+            places[: len(inputs)], places[len(inputs) :], drop
+        )
         # LiteRT reads the file, and our own memory, for as long as its objects live.
-        self._own = [engine_memory(t.dtype, t.shape) for t in tensors]
+        own = [self._bound.own(place) for place in range(len(tensors))]
         options = f"num_threads = {thread_count}\n".encode()
-        memory = (lowered.file, options, self._own)
+        memory = (lowered.file, options, own)
         end = weakref.finalize(self, _destroy, self._functions, self._handles, self._bound, memory)
         end.atexit = False  # A thread may still run it then, and the process gives everything back.
         self._compiled = self._compile(lowered.file, options)
-        self._own_buffers = [self._buffer(t, a) for t, a in zip(tensors, self._own, strict=True)]
-        self._handles.extend(("LiteRtDestroyTensorBuffer", b) for b in self._own_buffers)
+        own_buffers = [self._buffer(t, a) for t, a in zip(tensors, own, strict=True)]
+        self._handles.extend(("LiteRtDestroyTensorBuffer", b) for b in own_buffers)
         # The first run packs what is left to pack, and shows that this way works at all.
-        self._library.check("LiteRtRunCompiledModel", self._run(*self._arguments(self._own_buffers)))
+        self._library.check("LiteRtRunCompiledModel", self._run(*self._arguments(own_buffers)))
+        self._own_buffers = {id(a): b for a, b in zip(own, own_buffers, strict=True)}
 
     def _compile(self, file: bytes, cpu_options: bytes) -> ctypes.c_void_p:
         make, functions = self._library.make, self._functions
@@ -285,75 +280,43 @@ class InPlaceEngine:
             InvalidArgument: An input is left out.
             RuntimeError: LiteRT failed, for example at an index out of range.
         """
-        arrays = [*inputs, *[area.buffer for area in areas]]
-        key = tuple(map(id, arrays))
-        bound = self._bound.get(key)
-        if bound is None or not all(r() is a for r, a in zip(bound.references, arrays, strict=True)):
-            bound = self._bind(key, arrays)
-        for index in bound.copied_in:
-            value = inputs[index]
-            assert value is not None, "looked at when it was bound"
-            np.copyto(self._own[index], value, casting="no")
-        status = self._run(*bound.arguments)
+        bound = self._bound.bind(inputs, areas, self._call)
+        status = self._run(*bound.arguments.arguments)
         if status:
             raise RuntimeError(f"LiteRT gives status {status}")
         if not bound.copied_out:
             return self._shapes
         shapes = list(self._shapes)
         for index in bound.copied_out:
-            result = self._own[self._input_count + index]
+            result = self._bound.own(self._input_count + index)
             shapes[index] = areas[index].store(result.reshape(shapes[index].dimensions))
         return shapes
 
-    def _bind(self, key: tuple[int, ...], arrays: Sequence[Array | None]) -> _Bound:
-        given: list[Array] = []
-        for position, array in enumerate(arrays):
-            if array is None:
-                raise InvalidArgument(f"execution, input {position}: missing")
-            given.append(array)
-        buffers, made, copied = [], [], []
-        for place, (tensor, array) in enumerate(zip(self._tensors, given, strict=True)):
-            if self._may_bind[place] and fits_in_place(
-                array, tensor.dtype, tensor.shape, is_input=place < self._input_count
-            ):
-                made.append(self._buffer(tensor, array))
-                buffers.append(made[-1])
-            else:
-                buffers.append(self._own_buffers[place])
-                copied.append(place)
-        count = self._input_count
-        bound = _Bound(
-            [weakref.ref(array) for array in given],
-            self._arguments(buffers),
-            [i for i in copied if i < count],
-            [i - count for i in copied if i >= count],
-            made,
-        )
-        outdated = self._bound.pop(key, None)
-        if outdated is not None:
-            _release(self._functions, outdated.buffers)
-        if len(self._bound) >= BOUND_MAX:
-            for other in self._bound.values():
-                _release(self._functions, other.buffers)
-            self._bound.clear()
-        self._bound[key] = bound
-        return bound
+    def _call(self, arrays: Sequence[Array | None]) -> _Call:
+        """The call of LiteRT for these arrays."""
+        buffers, made = [], []
+        for tensor, array in zip(self._tensors, arrays, strict=True):
+            assert array is not None, "every shape is known"
+            buffer = self._own_buffers.get(id(array))
+            if buffer is None:
+                buffer = self._buffer(tensor, array)
+                made.append(buffer)
+            buffers.append(buffer)
+        return _Call(self._arguments(buffers), made)
 
 
-def _release(functions: ctypes.CDLL, buffers: Sequence[ctypes.c_void_p]) -> None:
-    for buffer in buffers:
+def _release(functions: ctypes.CDLL, call: _Call) -> None:
+    for buffer in call.buffers:
         functions.LiteRtDestroyTensorBuffer(buffer)
 
 
 def _destroy(
     functions: ctypes.CDLL,
     handles: list[tuple[str, ctypes.c_void_p]],
-    bound: dict[tuple[int, ...], _Bound],
+    bound: BoundArguments[_Call],
     memory: object,
 ) -> None:
     """Ends LiteRT's objects, the last one made first; ``memory`` is what they read."""
-    for one in bound.values():
-        _release(functions, one.buffers)
     bound.clear()
     while handles:
         function, handle = handles.pop()

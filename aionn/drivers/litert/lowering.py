@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
 import numpy as np
 
+from aionn.drivers.kit.engines.device import LoweredModel
+from aionn.drivers.kit.engines.known import Known
+from aionn.drivers.kit.engines.support import Unsupported
 from aionn.drivers.litert import lowering_elementwise, lowering_layers, lowering_shapes
-from aionn.drivers.litert.flatbuffer_writer import VALUE_TYPES, Array, FileWriter, SubgraphFile, Unsupported
-from aionn.drivers.litert.folding import fold
+from aionn.drivers.litert.flatbuffer_writer import VALUE_TYPES, FileWriter, SubgraphFile
 from aionn.drivers.litert.graph import Graph, Value
 from aionn.drivers.litert.patterns import find_patterns
 from aionn.hal import (
@@ -35,9 +36,8 @@ from aionn.hal import (
     operation_type_name,
 )
 from aionn.hal.pieces import between_pieces
-from aionn.hal.slicing import cut_model, read_from_outside
 
-__all__ = ["RULES", "Lowered", "Unsupported", "lower", "single_operation_model"]
+__all__ = ["RULES", "Lowered", "lower"]
 
 RULES: Mapping[OperationType, lowering_elementwise.Rule] = {
     **lowering_elementwise.RULES,
@@ -46,25 +46,18 @@ RULES: Mapping[OperationType, lowering_elementwise.Rule] = {
 }
 
 
-class Lowered(msgspec.Struct, frozen=True):
-    """A lowered model.
+class Lowered(LoweredModel, frozen=True):
+    """A model as a .tflite file.
 
     Attributes:
-        file: The .tflite file; empty where no output depends on an input. It has the inputs that are read and the outputs that
-            are computed, in the model's order.
         is_static: Whether LiteRT keeps the place of every tensor from one execution to the next.
-        is_read: For each input of the model, whether an operator reads it; only others may be left out at an execution.
-        fixed: For each output of the model, its value where no input decides it; None where LiteRT computes it.
         is_input_in_place: For each input of the file, whether LiteRT may read it in memory that a client can change during the
             execution.
         is_output_in_place: For each output of the file, whether LiteRT may write it, and read it again, in such memory.
         shapes: Of the main subgraph's tensors, as the file declares them; 0 or empty where unknown. None are kept in a cache.
     """
 
-    file: bytes
     is_static: bool
-    is_read: tuple[bool, ...]
-    fixed: tuple[Array | None, ...]
     is_input_in_place: tuple[bool, ...]
     is_output_in_place: tuple[bool, ...]
     shapes: tuple[tuple[int, ...], ...] = ()
@@ -77,12 +70,6 @@ def lower(model: Model) -> Lowered:
         Unsupported: LiteRT has no equivalent of something in it; the message names the operation.
     """
     return _Lowering(model).run()
-
-
-def single_operation_model(model: Model, index: int) -> Model:
-    """The model of one operation of the main subgraph, with its inputs and outputs as the model's."""
-    outputs = model.main.operations[index].outputs
-    return cut_model(model, (index,), read_from_outside(model.main, (index,)), outputs)
 
 
 class _Lowering:
@@ -99,7 +86,8 @@ class _Lowering:
                 raise Unsupported("a scalar that is not constant")
             if not operand.dimensions or 0 in operand.dimensions:
                 raise Unsupported("an input whose shape is not known before execution")
-        g = Graph(self._model, main, self._file.subgraph(), fold(self._model, main, with_outputs=True))
+        folded = Known(self._model, main, infers_shapes=False)
+        g = Graph(self._model, main, self._file.subgraph(), folded)
         inputs = [self._main_input(g, i) for i in main.input_indexes]
         self._operations(g)
         # A copy: a result may be a view of the model's constants, which live no longer than the model.
@@ -116,12 +104,12 @@ class _Lowering:
         g.file.inputs = [i for i, is_needed in zip(inputs, is_read, strict=True) if is_needed]
         g.file.outputs = outputs
         if not outputs:
-            return Lowered(b"", True, (False,) * len(inputs), tuple(fixed), (), ())
+            return Lowered(b"", (False,) * len(inputs), tuple(fixed), True, (), ())
         return Lowered(
             self._file.finish(),
-            self._file.parts.is_static and _all_depend_on_inputs(g.file),
             is_read,
             tuple(fixed),
+            self._file.parts.is_static and _all_depend_on_inputs(g.file),
             tuple(_is_only_a_value(g.file, i) for i in g.file.inputs),
             tuple(_is_only_a_value(g.file, i) for i in outputs),
             tuple(g.file.shapes),
@@ -190,7 +178,7 @@ class _Lowering:
         for operand in subgraph.inputs:
             if is_scalar_type(operand.type):
                 raise Unsupported("a scalar that is not constant")
-        folded = fold(self._model, subgraph, with_outputs=False)
+        folded = Known(self._model, subgraph, with_outputs=False, infers_shapes=False)
         g = Graph(self._model, subgraph, self._file.subgraph(), folded)
         index = len(self._file.subgraphs) - 1
         inputs = [g.value(i) for i in subgraph.input_indexes]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from aionn.drivers.litert.flatbuffer_writer import Unsupported
+from aionn.drivers.kit.engines.support import Unsupported
 from aionn.drivers.litert.graph import Graph, Value
 from aionn.hal import Operation, OperationType
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from aionn.drivers.litert.flatbuffer_writer import Quantization, Unsupported
+from aionn.drivers.kit.engines.support import Unsupported
+from aionn.drivers.litert.flatbuffer_writer import Quantization
 from aionn.drivers.litert.graph import Graph, Value
 from aionn.drivers.litert.lowering_elementwise import reshaped
 from aionn.hal import Operation, OperationType, Padding

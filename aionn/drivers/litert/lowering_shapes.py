@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from aionn.drivers.litert.flatbuffer_writer import Array, Unsupported
+from aionn.drivers.kit.engines.support import Unsupported
+from aionn.drivers.litert.flatbuffer_writer import Array
 from aionn.drivers.litert.graph import Graph, Value
 from aionn.drivers.litert.lowering_elementwise import reshaped
 from aionn.hal import OperandType, Operation, OperationType

@@ -5,10 +5,8 @@ run options, and what its exceptions mean.
 
 Invariants:
 1. A session runs on the provider that was asked for, or is not made: there is no silent fallback.
-2. ONNX Runtime works directly on memory that a client can change during the execution only where no value is ever an address
-   (``Argument.is_in_place``); other values are copied, into and out of memory of the slot's own.
-3. An array is used in place only while it is the checked object: its mapping lives as long as it does.
-4. One thread at a time runs a slot. All slots of a model share one session. Python's lock is free while ONNX Runtime computes.
+2. ONNX Runtime works directly on memory that a client can change only as ``BoundArguments`` allows.
+3. One thread at a time runs a slot. All slots of a model share one session. Python's lock is free while ONNX Runtime computes.
 
 Source: ONNX Runtime's Python API.
 """
@@ -19,27 +17,24 @@ import atexit
 import functools
 import logging
 import tempfile
-import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as states
 
-from aionn.drivers.kit.arguments import Array, OutputArea, address_of, engine_memory, fits_in_place
+from aionn.drivers.kit.arguments import Array, OutputArea, address_of, engine_memory
+from aionn.drivers.kit.engines.bound import BoundArguments
+from aionn.drivers.kit.engines.support import Unsupported
+from aionn.drivers.kit.onnx.lowered import Lowered
 from aionn.drivers.kit.threads.classes import engine_call
-from aionn.drivers.onnxruntime.graph import Unsupported
-from aionn.drivers.onnxruntime.lowered import Argument, Lowered
 from aionn.drivers.onnxruntime.providers import Provider
 from aionn.errors import DeviceUnavailable, Error, GeneralFailure, InvalidArgument, ResourceExhausted
 from aionn.hal import OutputShape
 
 __all__ = ["Loading", "Slot", "check", "compile_session", "optimized_bytes", "restore_session"]
-
-BOUND_MAX = 256
-"""Most sets of arguments kept by a slot: a burst's slots come again and again, others once."""
 
 _FAILURES: tuple[type[BaseException], ...] = (
     *(kind for kind in vars(states).values() if isinstance(kind, type) and issubclass(kind, Exception)),
@@ -77,9 +72,6 @@ _route_messages()
 
 _INEXACT_OPTIMIZERS = ("WeightBiasQuantization",)
 """Passes of ONNX Runtime that change results: this one rounds the float weights of a layer between quantised values to 8 bits."""
-
-_checked: set[tuple[object, ...]] = set()
-"""The kinds of nodes for which this process has seen a kernel. Bounded by the operators and the types that are written."""
 
 
 def _options(provider: Provider, thread_count: int) -> Any:
@@ -171,21 +163,15 @@ def _first_line(error: BaseException) -> str:
 
 
 def check(lowered: Lowered, provider: Provider) -> None:
-    """Checks that ONNX Runtime has kernels for a model. Kinds of nodes that it was asked for before are not asked for again.
+    """Checks that ONNX Runtime has kernels for a model.
 
     Raises:
         Unsupported: It has not, or rejects the model.
     """
-    if not lowered.file:
-        return
-    kinds = {(provider.name, *kind) for kind in lowered.kernels}
-    if kinds <= _checked:
-        return
     loading = Loading(provider, 1)
     loading.options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     loading.options.add_session_config_entry("session.disable_prepacking", "1")
     loading.make(lowered.file)
-    _checked.update(kinds)
 
 
 def compile_session(lowered: Lowered, loading: Loading) -> tuple[Any, bool]:
@@ -240,22 +226,6 @@ def restore_session(file: bytes, loading: Loading, *, is_optimized: bool) -> Any
     return loading.make(file)
 
 
-class _Bound(NamedTuple):
-    """One set of arguments that was looked at.
-
-    Attributes:
-        references: The arrays, weakly.
-        binding: What ONNX Runtime is called with.
-        copied_in: Which inputs are copied.
-        copied_out: Which outputs are copied.
-    """
-
-    references: list[weakref.ref[Array]]
-    binding: Any
-    copied_in: list[int]
-    copied_out: list[int]
-
-
 class Slot:
     """The belongings of one execution at a time: memory of its own, bindings, run options.
 
@@ -267,13 +237,15 @@ class Slot:
     def __init__(self, session: Any, lowered: Lowered) -> None:
         self._session = session
         self._run = engine_call(session.run_with_iobinding)
-        self._inputs = lowered.inputs
         self._arguments = (*lowered.inputs, *lowered.outputs)
+        self._input_count = len(lowered.inputs)
         self._shapes = [OutputShape(argument.shape or ()) for argument in lowered.outputs]
         # ONNX Runtime allocates these outputs in each run.
         self._open = [argument.name for argument in lowered.outputs if argument.shape is None]
-        self._own: list[Array | None] = [None] * len(self._arguments)
-        self._bound: dict[tuple[int, ...], _Bound] = {}
+        places = [argument.place for argument in self._arguments]
+        self._bound: BoundArguments[Any] = BoundArguments(
+            places[: self._input_count], places[self._input_count :]
+        )
         self._options = ort.RunOptions()
         # Without this entry each run looks for it, raises and catches an exception, at the cost of ten small models.
         self._options.add_run_config_entry("gpu_graph_id", "-1")
@@ -293,80 +265,45 @@ class Slot:
         Raises:
             Error: An input is omitted, ONNX Runtime failed, for example at an index out of range, or it was stopped.
         """
-        arrays = [*inputs, *[area.buffer for area in areas]]
-        key = tuple(map(id, arrays))
-        bound = self._bound.get(key)
-        if bound is None or not all(r() is a for r, a in zip(bound.references, arrays, strict=True)):
-            bound = self._bind(key, arrays)
-        for index in bound.copied_in:
-            value, own = inputs[index], self._own[index]
-            assert value is not None and own is not None, "looked at when it was bound"
-            np.copyto(own, _typed(value, self._arguments[index]), casting="no")
+        bound = self._bound.bind(inputs, areas, self._binding)
         for name in self._open:
-            bound.binding.bind_output(name, "cpu")
+            bound.arguments.bind_output(name, "cpu")
         try:
-            self._run(bound.binding, self._options)
+            self._run(bound.arguments, self._options)
         except _FAILURES as e:
             raise _error_of(e) from e
         if not bound.copied_out:
             return self._shapes
         shapes = list(self._shapes)
         for index in bound.copied_out:
-            result = self._own[len(self._inputs) + index]
+            result = self._bound.own_output(index)
             if result is None:
-                result = bound.binding.get_outputs()[index].numpy()
+                result = bound.arguments.get_outputs()[index].numpy()
             shapes[index] = areas[index].store(result)
         return shapes
 
     def try_out(self) -> None:
         """Computes something of zeros. Raises as ``run``."""
         own = [
-            engine_memory(argument.dtype, argument.shape) if argument.shape else np.zeros(0)
+            None if argument.shape is None else engine_memory(argument.dtype, argument.shape)
             for argument in self._arguments
         ]
-        key = tuple(map(id, own))
-        bound = self._bind(key, own)
-        del self._bound[key]
         try:
-            self._run(bound.binding, self._options)
+            self._run(self._binding(own), self._options)
         except _FAILURES as e:
             raise _error_of(e) from e
 
-    def _bind(self, key: tuple[int, ...], arrays: Sequence[Array | None]) -> _Bound:
+    def _binding(self, arrays: Sequence[Array | None]) -> Any:
+        """The binding of these arrays."""
         binding = self._session.io_binding()
-        count = len(self._inputs)
-        copied = []
-        given: list[Array] = []
         for place, (argument, array) in enumerate(zip(self._arguments, arrays, strict=True)):
-            if array is None:
-                raise InvalidArgument(f"execution, input {place}: missing")
-            given.append(array)
-            if argument.shape is None:
+            if array is None or argument.shape is None:
                 binding.bind_output(argument.name, "cpu")
-                copied.append(place)
                 continue
-            address = address_of(array)
-            if not (
-                argument.is_in_place
-                and fits_in_place(array, argument.dtype, argument.shape, is_input=place < count)
-            ):
-                own = self._own[place]
-                if own is None:
-                    own = self._own[place] = engine_memory(argument.dtype, argument.shape)
-                address = address_of(own)
-                copied.append(place)
-            bind = binding.bind_input if place < count else binding.bind_output
-            bind(argument.name, "cpu", 0, np.dtype(argument.dtype), list(argument.shape), address)
-        bound = _Bound(
-            [weakref.ref(array) for array in given],
-            binding,
-            [i for i in copied if i < count],
-            [i - count for i in copied if i >= count],
-        )
-        if len(self._bound) >= BOUND_MAX:
-            self._bound.clear()
-        self._bound[key] = bound
-        return bound
+            bind = binding.bind_input if place < self._input_count else binding.bind_output
+            kind, shape = np.dtype(argument.dtype), list(argument.shape)
+            bind(argument.name, "cpu", 0, kind, shape, address_of(array))
+        return binding
 
 
 def _error_of(error: BaseException) -> Error:
@@ -379,11 +316,3 @@ def _error_of(error: BaseException) -> Error:
     if "allocate memory" in text or "bad_alloc" in text:
         return ResourceExhausted(f"execution: {text}")
     return GeneralFailure(f"execution: {text}")
-
-
-def _typed(array: Array, argument: Argument) -> Array:
-    """An input in its type and shape: values of extension types come as bytes."""
-    if array.dtype == argument.dtype:
-        return array
-    assert argument.shape is not None, "an input's is known"
-    return np.frombuffer(array.tobytes(), argument.dtype).reshape(argument.shape)

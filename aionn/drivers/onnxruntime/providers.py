@@ -20,6 +20,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from aionn.drivers.kit.engines.installed import check_version, version_of
 from aionn.drivers.registry import ORT_PREFIX, ORT_PROVIDERS_VARIABLE
 from aionn.errors import DeviceUnavailable
 
@@ -123,14 +124,13 @@ def installed_version() -> str:
     """
     found = {}
     for name in _DISTRIBUTIONS:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+        version = version_of(name)
+        if version is not None:
+            found[name] = version
     if len(found) > 1:
         found = {name: version for name, version in found.items() if _contains_module(name)} or found
     if not found:
-        raise DeviceUnavailable("onnxruntime is not installed; pip install 'aionn[onnxruntime]'")
+        return check_version("onnxruntime", None, VERSION_MIN, "onnxruntime")
     if len(found) > 1:
         names = " and ".join(found)
         raise DeviceUnavailable(
@@ -138,10 +138,7 @@ def installed_version() -> str:
             f"pip uninstall {' '.join(found)}, and install one of them"
         )
     ((name, version),) = found.items()
-    if tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) < VERSION_MIN:
-        wanted = ".".join(map(str, VERSION_MIN))
-        raise DeviceUnavailable(f"{name}: expected version {wanted} or later, got {version}")
-    return version
+    return check_version(name, version, VERSION_MIN, "onnxruntime")
 
 
 def _contains_module(name: str) -> bool:

@@ -31,6 +31,8 @@ DEPENDENCIES = (
     "rich",
     "av",
     "ai_edge_litert",
+    "onnxruntime",
+    "openvino",
     "uvloop",
 )
 OURS = ("aionn", "fmq", "fences")

@@ -182,6 +182,29 @@ def test_preparation_whose_deadline_passes_before_its_turn_is_missed():
     anyio.run(main)
 
 
+def test_caller_is_answered_at_the_deadline_although_the_engine_works_on():
+    async def main():
+        async with HaltingReference() as device, anyio.create_task_group() as tasks:
+            device.halting.is_on = True
+            missed = anyio.Event()
+
+            async def ask():
+                with pytest.raises(MissedDeadline, match="while preparing"):
+                    await device.prepare_model(MODEL, deadline_ns=device.now() + 20_000_000)
+                missed.set()
+
+            tasks.start_soon(ask)
+            await device.halting.wait()
+            with anyio.fail_after(20):
+                await missed.wait()
+            # It prepares still; the next preparation waits for its end, and is not harmed by it.
+            device.halting.is_on = False
+            device.halting.may_end.set()
+            await (await device.prepare_model(MODEL)).aclose()
+
+    anyio.run(main)
+
+
 def test_closing_waits_for_what_is_prepared_and_refuses_more():
     async def main():
         device = HaltingReference()

@@ -22,7 +22,7 @@ pytest.importorskip("ai_edge_litert.interpreter", reason="LiteRT is not installe
 
 from ai_edge_litert import interpreter as litert
 
-from aionn.drivers.litert import folding
+from aionn.drivers.kit.engines import known
 from aionn.drivers.litert.driver import LitertDevice
 from aionn.drivers.litert.flatbuffer_writer import FileWriter
 from aionn.drivers.litert.lowering import lower
@@ -124,14 +124,14 @@ async def test_chain_over_constants_alone_is_computed_beforehand(small: Any) -> 
     bias = g.result(O.NEG, [g.constant(np.array([2], np.float32))], x, (1,))
     y = g.result(O.FULLY_CONNECTED, [x, weights, bias, 0], x, (1, 1))
     model = g.build([y])
-    assert len(folding.fold(model, model.main, with_outputs=True).operations) == 2
+    assert len(known.Known(model, infers_shapes=False).operations) == 2
     async with LitertDevice() as device:
         await run(device, model, [INPUT], small)
 
 
 def test_large_result_is_left_to_the_execution(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of("before", "TILE")
-    monkeypatch.setattr(folding, "FOLDED_BYTES_MAX", 23)
+    monkeypatch.setattr(known, "COMPUTED_BYTES_MAX", 23)
     lowered = lower(model)
     assert lowered.fixed == (None, None)
     assert not lowered.is_static
@@ -140,7 +140,7 @@ def test_large_result_is_left_to_the_execution(monkeypatch: pytest.MonkeyPatch) 
 async def test_output_of_constants_that_is_too_large_to_keep_is_computed(
     small: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folding, "FOLDED_BYTES_MAX", 0)
+    monkeypatch.setattr(known, "COMPUTED_BYTES_MAX", 0)
     async with LitertDevice() as device:
         for name in ("REDUCE_PROD", "TILE", "GATHER"):
             await run(device, model_of("after", name), [INPUT], small)

@@ -1,10 +1,7 @@
-"""What `litert-cpu` takes and refuses, what it says of itself, and that it never holds Python's lock for long."""
+"""What `litert-cpu` takes and refuses, and what its cache keeps."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,18 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aionn.conformance.expectations import driver_expectations
-from aionn.drivers.kit import caching
-from aionn.drivers.kit.caching import CacheContents
 from aionn.drivers.litert.driver import (
-    EXPECTED_FAILURES,
-    THREADS_VARIABLE,
-    UNSUPPORTED,
     LitertDevice,
-    info_for,
 )
-from aionn.errors import DeviceUnavailable, GeneralFailure, InvalidArgument
-from aionn.hal import CacheFiles, FusedActivation, Memory, Model, OperandType, OperationType
+from aionn.errors import GeneralFailure, InvalidArgument
+from aionn.hal import CacheFiles, Memory, Model, OperandType, OperationType
 from aionn.models.builder import GraphBuilder
 from aionn.models.tflite import load_tflite
 
@@ -42,32 +32,6 @@ litert = pytest.importorskip(
 )
 
 from aionn.drivers.litert import lowering  # noqa: E402 - it needs LiteRT, whose absence skips what follows
-
-
-def test_version_names_litert_s() -> None:
-    assert importlib.metadata.version("ai-edge-litert") in info_for("litert-cpu").version
-
-
-@pytest.mark.parametrize("text", ["0", "-1", "two", "257", ""])
-def test_senseless_thread_count_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setenv(THREADS_VARIABLE, text)
-    with pytest.raises(DeviceUnavailable, match=f"{THREADS_VARIABLE}: expected from 1 to 256"):
-        LitertDevice()
-
-
-def test_lists_reach_the_suites() -> None:
-    found = driver_expectations("litert-cpu")
-    assert dict(found.unsupported) == UNSUPPORTED
-    assert dict(found.expected_failures) == EXPECTED_FAILURES
-
-
-def test_every_operation_is_lowered_or_listed_with_a_reason() -> None:
-    from aionn.drivers.litert.lowering import RULES
-
-    known = {kind.name for kind in RULES} | {"IF", "WHILE"}
-    everything = {kind.name for kind in OperationType} - {"OEM_OPERATION"}
-    assert known | (UNSUPPORTED.keys() & everything) == everything
-    assert not known & UNSUPPORTED.keys()
 
 
 async def test_support_is_answered_per_operation() -> None:
@@ -107,12 +71,6 @@ async def test_model_is_lowered_once_for_a_preparation_and_kept_for_none(
         await prepared.aclose()
 
 
-async def test_input_of_unknown_shape_is_not_supported() -> None:
-    model = chain_of((OperationType.RELU, ()), shape=(0, 4))
-    async with LitertDevice() as device:
-        assert await device.supported_operations(model) == (False,)
-
-
 async def test_failure_in_litert_is_an_error_and_the_model_goes_on(small: Any) -> None:
     graph = GraphBuilder()
     table = graph.input(OperandType.TENSOR_FLOAT32, (3, 2))
@@ -133,22 +91,6 @@ async def test_failure_in_litert_is_an_error_and_the_model_goes_on(small: Any) -
         await prepared.aclose()
 
 
-async def test_float16_goes_in_and_out(small: Any) -> None:
-    graph = GraphBuilder()
-    x = graph.input(OperandType.TENSOR_FLOAT16, (4,))
-    none = graph.constant(int(FusedActivation.NONE))
-    model = graph.build([graph.result(OperationType.MUL, [x, x, none], x, (4,))])
-    value = np.array([0.5, -2, 3, 7.25], dtype=np.float16)
-    async with LitertDevice() as device:
-        prepared = await device.prepare_model(model)
-        request = small.request([value], [(8, (4,))])
-        await prepared.execute_synchronously(request)
-        pool = request.pools[-1]
-        assert isinstance(pool, Memory)
-        assert np.frombuffer(pool.array.tobytes(), np.float16).tolist() == (value * value).tolist()
-        await prepared.aclose()
-
-
 def test_imported_mean_and_matrix_become_what_they_were(example_data: Path) -> None:
     from ai_edge_litert import schema_py_generated as schema
 
@@ -160,44 +102,6 @@ def test_imported_mean_and_matrix_become_what_they_were(example_data: Path) -> N
 
     path = example_data / "shapes_uint8.tflite"
     assert operators(lower(load_tflite(path).model).file) == operators(path.read_bytes())
-
-
-async def test_lock_is_free_while_litert_computes(small: Any) -> None:
-    size = 1024
-    graph = GraphBuilder()
-    a = graph.input(OperandType.TENSOR_FLOAT32, (1, size, size))
-    no = graph.constant(False)
-    value = a
-    for _ in range(4):
-        value = graph.result(OperationType.BATCH_MATMUL, [value, a, no, no], a, (1, size, size))
-    model = graph.build([value])
-    request = small.request(
-        [np.zeros((1, size, size), dtype=np.float32)], [(4 * size * size, (1, size, size))]
-    )
-    turns = 0
-    stop = threading.Event()
-
-    def count() -> None:
-        nonlocal turns
-        while not stop.is_set():
-            turns += 1
-            time.sleep(0)
-
-    async with LitertDevice() as device:
-        prepared = await device.prepare_model(model)
-        counter = threading.Thread(target=count)
-        counter.start()
-        try:
-            before = turns
-            result = await prepared.execute_synchronously(request, measure=True)
-            during = turns - before
-        finally:
-            stop.set()
-            counter.join()
-        await prepared.aclose()
-    # Held for the whole call, the lock would have let the counter run before and after it alone: a handful of turns.
-    assert result.timing.time_on_device_ns > 0
-    assert during > 100
 
 
 async def test_cached_compilation_is_not_lowered_again(
@@ -221,20 +125,5 @@ async def test_cached_compilation_is_not_lowered_again(
             await prepared.aclose()
     assert answers[0] == answers[1]
     assert any(answers[0])
-    for file in files:
-        file.close()
-
-
-async def test_cache_of_something_else_is_refused(tmp_path: Path) -> None:
-    files = [(tmp_path / name).open("w+b") for name in ("model", "data")]
-    cache = CacheFiles([files[0].fileno()], [files[1].fileno()], bytes(32))
-    async with LitertDevice() as device:
-        prepared = await device.prepare_model(chain_of((OperationType.RELU6, ())))
-        model, file = prepared.cached().model[0], prepared.cached().data[0]
-        for wrong in ((b"", file), (b"\xc1", file), (model[:-1], file), (model, b""), (model, b"TFL3" * 9)):
-            caching.save(cache, CacheContents([wrong[0]], [wrong[1]]), driver=device._driver)
-            with pytest.raises(GeneralFailure, match="compilation cache"):
-                await device.prepare_model_from_cache(cache)
-        await prepared.aclose()
     for file in files:
         file.close()

@@ -20,9 +20,10 @@ from aionn.models.tflite import load_tflite
 
 pytest.importorskip("ai_edge_litert.interpreter", reason="LiteRT is not installed", exc_type=ImportError)
 
+from aionn.drivers.kit.engines.bound import BOUND_MAX
 from aionn.drivers.litert import in_place
 from aionn.drivers.litert.engine import Engine, make_engines
-from aionn.drivers.litert.in_place import BOUND_MAX, InPlaceEngine, is_known_version
+from aionn.drivers.litert.in_place import InPlaceEngine, is_known_version
 from aionn.drivers.litert.lowering import Lowered, lower
 
 Array = npt.NDArray[Any]

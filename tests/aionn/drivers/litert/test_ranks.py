@@ -17,8 +17,9 @@ from aionn.models.builder import GraphBuilder, Value
 pytest.importorskip("ai_edge_litert.interpreter", reason="LiteRT is not installed", exc_type=ImportError)
 
 from aionn.drivers.kit.arguments import OutputArea
+from aionn.drivers.kit.engines.support import Unsupported
 from aionn.drivers.litert.engine import check, make_engines
-from aionn.drivers.litert.lowering import Unsupported, lower
+from aionn.drivers.litert.lowering import lower
 
 Array = npt.NDArray[Any]
 T, O = OperandType, OperationType  # noqa: E741 - the tables below have them everywhere

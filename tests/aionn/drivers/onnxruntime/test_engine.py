@@ -24,8 +24,9 @@ pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
 import onnxruntime as ort
 
-from aionn.drivers.onnxruntime.engine import BOUND_MAX, Loading, Slot, compile_session
-from aionn.drivers.onnxruntime.lowering import lower
+from aionn.drivers.kit.engines.bound import BOUND_MAX
+from aionn.drivers.kit.onnx.lowering import lower
+from aionn.drivers.onnxruntime.engine import Loading, Slot, compile_session
 from aionn.drivers.onnxruntime.providers import provider_named
 
 Array = npt.NDArray[Any]
@@ -83,7 +84,7 @@ def test_values_bound_in_place_are_the_client_s_addresses() -> None:
     x, y, _ = pool_with(drawn(1))
     slot.run([x], [area(y)])
     (bound,) = slot._bound.values()
-    (output,) = bound.binding.get_outputs()
+    (output,) = bound.arguments.get_outputs()
     assert output.data_ptr() == y.ctypes.data
     # The kernel reads what is there when it runs, and not what was there when it was bound.
     x[...] = 0.5
@@ -186,8 +187,8 @@ def test_run_options_cost_nothing() -> None:
     import onnxruntime as ort
 
     plain = ort.RunOptions()
-    with_entry = median_us(lambda: slot._session.run_with_iobinding(bound.binding, slot._options))
-    without = median_us(lambda: slot._session.run_with_iobinding(bound.binding, plain))
+    with_entry = median_us(lambda: slot._session.run_with_iobinding(bound.arguments, slot._options))
+    without = median_us(lambda: slot._session.run_with_iobinding(bound.arguments, plain))
     # A version that has mended this makes both equal.
     assert with_entry < 1.2 * without
 

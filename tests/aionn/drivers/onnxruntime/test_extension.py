@@ -23,9 +23,10 @@ from aionn.models.onnx.extension import (
 
 pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
+from aionn.drivers.kit.engines.support import Unsupported
+from aionn.drivers.kit.onnx.lowering import lower
+from aionn.drivers.kit.onnx.operator_sets import Application, needed_version, upgraded
 from aionn.drivers.onnxruntime.driver import OrtDevice
-from aionn.drivers.onnxruntime.lowering import Unsupported, lower
-from aionn.drivers.onnxruntime.versions import Application, needed_version, upgraded
 
 Array = npt.NDArray[Any]
 

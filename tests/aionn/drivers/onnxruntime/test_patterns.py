@@ -19,9 +19,9 @@ from aionn.models.onnx.schema import DataType, GraphProto, ModelProto, OpsetImpo
 
 pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
+from aionn.drivers.kit.onnx.lowering import lower
+from aionn.drivers.kit.onnx.patterns import ERF_ABOVE, ERF_BELOW
 from aionn.drivers.onnxruntime.driver import OrtDevice
-from aionn.drivers.onnxruntime.lowering import lower
-from aionn.drivers.onnxruntime.patterns import ERF_ABOVE, ERF_BELOW
 from aionn.drivers.reference import ReferenceDevice
 
 Array = npt.NDArray[Any]

@@ -1,6 +1,6 @@
 """Lowering of arithmetic, comparisons, activations and changes of type.
 
-Source: the contracts in ``aionn.ops``; the operators of ONNX and ONNX Runtime's kernels for what they accept.
+Source: the contracts in ``aionn.ops``; the operators of ONNX and the engines' kernels for what they accept.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from aionn.drivers.kit.arguments import Array
-from aionn.drivers.onnxruntime.graph import Graph, Order, Unsupported, Value, moved
+from aionn.drivers.kit.engines.support import Unsupported
+from aionn.drivers.kit.onnx.graph import Graph, Order, Value, moved
 from aionn.hal import Operand, OperandType, Operation, OperationType
 from aionn.ops import CONTRACTS, Call, Tensor
 from aionn.ops.numerics.fixed_point import activation_range, requantize
@@ -48,6 +49,8 @@ def arithmetic(op_type: str) -> Rule:
             if activation:
                 raise Unsupported("a fused activation of integers")
             names = g.names(pair, order)
+            if op_type == "Div" and not g.dialect.has_wide_numbers:
+                raise Unsupported("integers, which the engine divides as floats of 32 bits")
             result = _floor_divided(g, *names) if op_type == "Div" else g.emit(op_type, names)
             g.set(output, result, order)
             return
@@ -145,7 +148,7 @@ def logical(op_type: str) -> Rule:
 
 
 def unary(*op_types: str) -> Rule:
-    """A function of each element, for floats and what else ONNX Runtime's kernel takes."""
+    """A function of each element, for floats and what else the engine's kernel takes."""
 
     def rule(g: Graph, op: Operation) -> None:
         data, output = g.input(op, 0), g.output(op)
@@ -251,10 +254,22 @@ def _saturated(g: Graph, name: str, source: str, target: str) -> str:
     wide = source
     if source == "float32":
         name = g.emit("Where", [g.emit("IsNaN", [name]), g.constant(0, "float32"), name])
+        if target == "int32" and not g.dialect.has_wide_numbers:
+            return _saturated_narrow(g, name)
         if target == "int32":  # float32 does not have the largest int32.
             name, wide = g.cast(name, "float64"), "float64"
     limits = [g.constant(bound, wide) for bound in (info.min, info.max)]
     return g.cast(g.emit("Clip", [name, *limits]), target)
+
+
+def _saturated_narrow(g: Graph, name: str) -> str:
+    """Floats as int32 without wider numbers: the largest float below 2**31 is 128 less than that."""
+    whole = g.cast(
+        g.emit("Clip", [name, *(g.constant(bound, "float32") for bound in (-(2.0**31), 2.0**31 - 128))]),
+        "int32",
+    )
+    is_beyond = g.emit("GreaterOrEqual", [name, g.constant(2.0**31, "float32")])
+    return g.emit("Where", [is_beyond, g.constant(2**31 - 1, "int32"), whole])
 
 
 def quantize(g: Graph, op: Operation) -> None:

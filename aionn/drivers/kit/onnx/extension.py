@@ -15,14 +15,16 @@ from typing import Any
 import numpy as np
 
 from aionn.drivers.kit.arguments import Array
-from aionn.drivers.onnxruntime.graph import Graph, Native, Unsupported, moved
-from aionn.drivers.onnxruntime.versions import Application, needed_version, upgraded
+from aionn.drivers.kit.engines.support import Unsupported
+from aionn.drivers.kit.onnx.graph import WIDE, Graph, Native, moved
+from aionn.drivers.kit.onnx.operator_sets import Application, needed_version, upgraded
 from aionn.errors import InvalidModel
 from aionn.hal import OperandLifeTime, Operation, constant_bytes
 from aionn.models.onnx.constants import DTYPE_NAMES
 from aionn.models.onnx.encoding import DATA_TYPES, tensor
 from aionn.models.onnx.extension import (
     AttributeTensor,
+    Record,
     ValueType,
     decode_record,
     op_type_of,
@@ -60,11 +62,18 @@ _BOUNDED = frozenset(
 """Operators whose 64-bit results are indexes or extents, which fit 32 bits."""
 
 
+_INDEXED = {
+    "Gather": 1, "GatherElements": 1, "GatherND": 1, "MaxUnpool": 1, "OneHot": 0, "ReverseSequence": 1, "Scatter": 1,
+    "ScatterElements": 1, "ScatterND": 1, "TensorScatter": 2,
+}  # fmt: skip
+"""Operators with indexes among their inputs, and which input it is."""
+
+
 def write_extension(g: Graph, op: Operation, number: int) -> None:
     """Writes one operation.
 
     Raises:
-        Unsupported: ONNX Runtime cannot be given it.
+        Unsupported: The engine cannot be given it.
     """
     try:
         op_type = op_type_of(number)
@@ -83,7 +92,9 @@ def write_extension(g: Graph, op: Operation, number: int) -> None:
         and not is_fmod
         and any(k is not None and _dtype(k).startswith("float") for k in record.inputs)
     ):
-        raise Unsupported("Mod: ONNX Runtime has floats in the manner of C alone")
+        raise Unsupported("Mod: engines have floats in the manner of C alone")
+    if not g.dialect.has_wide_numbers:
+        _check_narrow(g, op, op_type, record)
     names = [_input(g, index, kind) for index, kind in zip(given, record.inputs, strict=True)]
     application = upgraded(
         Application(op_type, record.attributes, names), record.version, len(op.outputs), g.constant
@@ -97,6 +108,22 @@ def write_extension(g: Graph, op: Operation, number: int) -> None:
     for index, name, kind in zip(op.outputs, outputs, record.outputs, strict=True):
         if kind is not None:
             _set_output(g, index, Native(name, _dtype(kind), kind.shape), op_type)
+
+
+def _check_narrow(g: Graph, op: Operation, op_type: str, record: Record) -> None:
+    """Checks that an operation means the same where numbers of 64 bits are computed in 32, and no index is looked at.
+
+    Raises:
+        Unsupported: It does not.
+    """
+    if any(k is not None and _dtype(k) == "float64" for k in (*record.inputs, *record.outputs)):
+        raise Unsupported(f"{op_type}: float64, which the engine computes in 32 bits")
+    wide = [k for k in record.outputs if k is not None and _dtype(k) in WIDE]
+    if wide and op_type not in _BOUNDED:
+        raise Unsupported(f"{op_type}: {_dtype(wide[0])}, which the engine computes in 32 bits")
+    place = _INDEXED.get(op_type)
+    if place is not None and not g.model.main.operands[op.inputs[place]].is_constant:
+        raise Unsupported(f"{op_type}: indexes that the engine does not look at")
 
 
 def _record_bytes(g: Graph, op: Operation) -> memoryview:

@@ -1,9 +1,9 @@
 """Lowering of convolutions, pooling, FULLY_CONNECTED, BATCH_MATMUL, softmax, normalisations and reductions.
 
 Owns the windows, and the layouts: images are NCHW for ONNX. Quantised layers are their real numbers between DequantizeLinear and
-QuantizeLinear, which ONNX Runtime fuses into layers of integers.
+QuantizeLinear, which engines fuse into layers of integers.
 
-Source: the contracts in ``aionn.ops``; the operators of ONNX and ONNX Runtime's kernels for what they accept.
+Source: the contracts in ``aionn.ops``; the operators of ONNX and the engines' kernels for what they accept.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from aionn.drivers.onnxruntime.graph import NCHW, NHWC, Graph, Unsupported, Value
-from aionn.drivers.onnxruntime.lowering_elementwise import Rule
+from aionn.drivers.kit.engines.support import Unsupported
+from aionn.drivers.kit.onnx.elementwise import Rule
+from aionn.drivers.kit.onnx.graph import NCHW, NHWC, Graph, Value
 from aionn.hal import Operation, OperationType, Padding
 from aionn.hal.windows import Window, read_window, same_padding, window_arguments
 
@@ -191,6 +192,8 @@ def fully_connected(g: Graph, op: Operation) -> None:
 def batch_matmul(g: Graph, op: Operation) -> None:
     """BATCH_MATMUL."""
     output = g.output(op)
+    if output.dtype == "int32" and not g.dialect.has_wide_numbers:
+        raise Unsupported("integers, whose products the engine computes as floats")
     pair = []
     for position in (0, 1):
         value = g.input(op, position)
@@ -242,8 +245,16 @@ def local_response_normalization(g: Graph, op: Operation) -> None:
     size = 2 * radius + 1
     four = (math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]), 1)
     name = g.reshaped(g.name(data), four)
+    factor = 1.0
+    if bias != 1 and not g.dialect.has_lrn_bias:
+        if bias <= 0:
+            raise Unsupported("a bias that is not positive")
+        # A bias before the power is a factor behind it.
+        alpha, factor, bias = alpha / bias, bias**-beta, 1.0
     # ONNX divides alpha by the size of the window.
     name = g.emit("LRN", [name], alpha=alpha * size, beta=beta, bias=bias, size=size)
+    if factor != 1:
+        name = g.emit("Mul", [name, g.constant(factor, "float32")])
     g.set(g.output(op), g.reshaped(name, shape))
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aionn.drivers.kit.arguments import Array
-from aionn.drivers.onnxruntime.graph import Unsupported
+from aionn.drivers.kit.engines.support import Unsupported
 
 __all__ = ["INTRODUCED", "Application", "needed_version", "upgraded"]
 

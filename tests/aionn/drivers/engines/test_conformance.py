@@ -1,15 +1,14 @@
-"""The public conformance data on `ort-cpu`: a few specifications of every family here, all of them in the long form."""
+"""The public conformance data on the engines' drivers: a few specifications of every family here, all of them in the long form."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from aionn.conformance.suite import Report, Settings
 from aionn.conformance.workers import run_suite
-
-pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
 SUPPORTED_SHARE_MIN = 0.6
 
@@ -20,11 +19,12 @@ FAMILIES = (
     "resize_bilinear_v1_3_half",
     "transpose_conv2d_large",
 )
+OF_ONE_ENGINE = {"litert-cpu": ("while_sum_of_powers_quant8",)}
 
 
-async def run(shared: Path, contains: str, seconds: float = 30.0) -> Report:
+async def run(device: str, shared: Path, contains: str, seconds: float = 30.0) -> Report:
     return await run_suite(
-        "ort-cpu",
+        device,
         shared / "cts",
         contains=contains,
         isolation="in_process",
@@ -34,16 +34,16 @@ async def run(shared: Path, contains: str, seconds: float = 30.0) -> Report:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-async def test_family_passes(shared: Path, family: str) -> None:
-    report = await run(shared, family)
-    assert [str(failure) for failure in report.failures] == []
-    assert report.passed > 0
+async def test_families_pass(engine: Any, shared: Path) -> None:
+    for family in (*FAMILIES, *OF_ONE_ENGINE.get(engine.device, ())):
+        report = await run(engine.device, shared, family)
+        assert [str(failure) for failure in report.failures] == []
+        assert report.passed > 0
 
 
 @pytest.mark.long
-async def test_all_that_is_supported_passes(shared: Path) -> None:
-    report = await run(shared, "")
+async def test_all_that_is_supported_passes(engine: Any, shared: Path) -> None:
+    report = await run(engine.device, shared, "")
     assert [str(failure) for failure in report.failures] == []
     whole = report.passed + report.skipped + report.expected_failures
     assert report.passed >= SUPPORTED_SHARE_MIN * whole

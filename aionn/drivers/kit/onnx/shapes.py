@@ -1,6 +1,6 @@
 """Lowering of what moves, cuts, joins, repeats, looks up or resizes.
 
-Source: the contracts in ``aionn.ops``; the operators of ONNX and ONNX Runtime's kernels for what they accept.
+Source: the contracts in ``aionn.ops``; the operators of ONNX and the engines' kernels for what they accept.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from aionn.drivers.kit.arguments import Array
-from aionn.drivers.onnxruntime.graph import NCHW, Graph, Order, Unsupported, Value
-from aionn.drivers.onnxruntime.lowering_elementwise import Rule, stored_numbers, table_of
-from aionn.drivers.onnxruntime.lowering_layers import image
+from aionn.drivers.kit.engines.support import Unsupported
+from aionn.drivers.kit.onnx.elementwise import Rule, stored_numbers, table_of
+from aionn.drivers.kit.onnx.graph import NCHW, Graph, Order, Value
+from aionn.drivers.kit.onnx.layers import image
 from aionn.hal import Operand, OperandType, Operation, OperationType
 from aionn.ops import Tensor
 
@@ -330,8 +331,7 @@ def _gathered(g: Graph, data: Value, indexes: Value, axis: int) -> str:
     """The slices at indexes. A negative one is illegal for the HAL, and counts from the end for ONNX."""
     name, extent = g.name(indexes), data.shape[axis]
     if indexes.constant is None:
-        is_negative = g.emit("Less", [name, g.constant(0, "int32")])
-        name = g.emit("Where", [is_negative, g.constant(extent, "int32"), name])
+        name = g.index_within(name, extent)
     elif indexes.constant.min() < 0 or indexes.constant.max() >= extent:
         raise Unsupported("an index out of range")
     return g.emit("Gather", [g.name(data), name], axis=axis)

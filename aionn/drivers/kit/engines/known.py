@@ -1,7 +1,7 @@
 """The shapes and the values of a subgraph that are known before execution.
 
 Owns shape inference, by the shape rules of the contracts, and the operations over constants alone, which are computed here by the
-reference's kernels. Outputs that a model declares with unknown shapes get their shapes here, so that ONNX Runtime can write them
+reference's kernels. Outputs that a model declares with unknown shapes get their shapes here, so that an engine can write them
 where the client wants them.
 
 Invariants:
@@ -51,10 +51,13 @@ _FAILURES = (Error, ArithmeticError, ValueError, TypeError, IndexError, MemoryEr
 
 
 class Known:
-    """The known shapes and values of a model's main subgraph.
+    """The known shapes and values of a subgraph.
 
     Args:
         model: The model, validated.
+        subgraph: One of its subgraphs; None means the main one.
+        with_outputs: Whether operations that write outputs of the subgraph are computed as well.
+        infers_shapes: Whether shapes are inferred. Without, only operations over constants are looked at.
 
     Attributes:
         shapes: By operand, its shape; None where it is unknown.
@@ -62,15 +65,24 @@ class Known:
         operations: Indexes of the operations that need not be executed.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(
+        self,
+        model: Model,
+        subgraph: Subgraph | None = None,
+        *,
+        with_outputs: bool = True,
+        infers_shapes: bool = True,
+    ) -> None:
         self._model = model
-        self._subgraph: Subgraph = model.main
+        self._subgraph = model.main if subgraph is None else subgraph
+        self._left = frozenset() if with_outputs else frozenset(self._subgraph.output_indexes)
+        self._infers_shapes = infers_shapes
         self.values: dict[int, Array] = {}
         self.operations: set[int] = set()
         self.shapes: list[Shape | None] = [
-            operand.dimensions if _is_known(operand) else None for operand in model.main.operands
+            operand.dimensions if _is_known(operand) else None for operand in self._subgraph.operands
         ]
-        for index, operation in enumerate(model.main.operations):
+        for index, operation in enumerate(self._subgraph.operations):
             self._look_at(index, operation)
             between_pieces()
 
@@ -88,6 +100,8 @@ class Known:
         contract = CONTRACTS.get(operation.type)  # type: ignore[call-overload]
         if contract is None or contract.shapes is None or operation.type in _NEVER:
             return
+        if not self._left.isdisjoint(operation.outputs):
+            return
         inputs: list[Tensor | None] = []
         for place in operation.inputs:
             operand = self._subgraph.operands[place]
@@ -98,7 +112,7 @@ class Known:
                 inputs.append(Tensor(operand, value, is_constant=True))
             else:
                 shape = self.shapes[place]
-                if shape is None or is_extension_operand_type(operand.type):
+                if shape is None or not self._infers_shapes or is_extension_operand_type(operand.type):
                     return
                 # Zeros that take no memory. A rule that uses them as values gives a shape for an operation that is not
                 # supported: what decides a shape must be constant.

@@ -7,7 +7,7 @@ Invariants:
 1. A value has one form per order of its axes, made when it is first asked for: a transposition that its reader undoes is never
    written.
 2. A form that is not certain to be equal is ``Unsupported``.
-3. The name of a node begins with ``#`` and the index of its operation, which errors of ONNX Runtime quote.
+3. The name of a node begins with ``#`` and the index of its operation, which errors of engines quote.
 
 Source: operand types of the NN HAL; the operators of ONNX.
 """
@@ -21,9 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from aionn.drivers.kit.arguments import Array
+from aionn.drivers.kit.engines.known import Known, Shape
+from aionn.drivers.kit.engines.support import Unsupported
 from aionn.drivers.kit.extensions import extension_code
-from aionn.drivers.onnxruntime.known import Known, Shape
-from aionn.drivers.onnxruntime.lowered import OPSET
+from aionn.drivers.kit.onnx.lowered import FULL, OPSET, Dialect
 from aionn.hal import (
     ChannelQuant,
     Model,
@@ -40,7 +41,7 @@ from aionn.models.onnx.encoding import DATA_TYPES, node, tensor
 from aionn.models.onnx.extension import DTYPES, EXTENSION_NAME, ElementType
 from aionn.models.onnx.schema import NodeProto, TensorProto
 
-__all__ = ["NCHW", "NHWC", "Graph", "Native", "Order", "Unsupported", "Value", "moved"]
+__all__ = ["WIDE", "NCHW", "NHWC", "Graph", "Native", "Order", "Value", "moved"]
 
 Order = tuple[int, ...]
 """The axes of a form: its axis i is the value's axis ``order[i]``."""
@@ -54,11 +55,10 @@ NHWC: Order = (0, 2, 3, 1)
 _FLOATS = (OperandType.TENSOR_FLOAT16, OperandType.FLOAT16)
 _QUANTIZED = ("uint8", "int8")
 _EXTENSION_DTYPES = {int(kind): DTYPES[kind].name for kind in ElementType if kind <= ElementType.FLOAT64}
+WIDE = ("float64", "int64", "uint64", "uint32")
+"""Element types that an engine without wide numbers cannot hold."""
+
 _TYPE_NAMES = {int(kind): name for name, kind in DATA_TYPES.items()}
-
-
-class Unsupported(Exception):
-    """ONNX has no equivalent of something in a model, or ONNX Runtime no kernel for it."""
 
 
 class Value:
@@ -150,9 +150,11 @@ class Graph:
 
     Args:
         model: The HAL's model.
+        dialect: Of the engine.
 
     Attributes:
         model: See above.
+        dialect: See above.
         known: The shapes and values that are known before execution.
         nodes: What has been written.
         initializers: The constants, by name.
@@ -160,10 +162,12 @@ class Graph:
         operation_index: The operation that is being lowered.
         natives: By operand, the results of operations of ``ai.onnx``.
         opset: The version of the operators that the nodes need.
+        checks: The names of numbers that are not 0 where an index was out of range.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, dialect: Dialect = FULL) -> None:
         self.model = model
+        self.dialect = dialect
         self.known = Known(model)
         self.nodes: list[NodeProto] = []
         self.initializers: dict[str, TensorProto] = {}
@@ -171,6 +175,7 @@ class Graph:
         self.operation_index = 0
         self.natives: dict[int, Native] = {}
         self.opset = OPSET
+        self.checks: list[str] = []
         self._values: dict[int, Value] = {}
         self._small: dict[tuple[str, Shape, bytes], str] = {}
         self._count = 0
@@ -211,7 +216,7 @@ class Graph:
             return self._declared_extension(index, operand)
         dtype = "float32" if operand.type in _FLOATS else operand_dtype(operand.type).name
         if dtype not in DATA_TYPES or dtype in ("uint32", "int16", "uint16"):
-            raise Unsupported("ONNX Runtime has too few kernels for this operand type")
+            raise Unsupported("engines have too few kernels for this operand type")
         array = self.known.value(index)
         if array is not None:
             if array.dtype == np.float16:
@@ -237,10 +242,12 @@ class Graph:
     def _declared_extension(self, index: int, operand: Operand) -> Value:
         code = extension_code(self.model, operand.type)
         if code is None or code[0] != EXTENSION_NAME or code[1] not in _EXTENSION_DTYPES:
-            raise Unsupported("ONNX Runtime has too few kernels for this operand type")
+            raise Unsupported("engines have too few kernels for this operand type")
         dtype, shape = _EXTENSION_DTYPES[code[1]], self.known.shapes[index]
         if shape is None:
             raise Unsupported("a shape that is not known before execution")
+        if not operand.is_constant and not self.dialect.has_wide_numbers and dtype in WIDE:
+            raise Unsupported(f"{dtype} as an argument, which the engine computes in 32 bits")
         constant = None
         if operand.is_constant:
             constant = np.frombuffer(constant_bytes(self.model, operand), dtype).reshape(shape)
@@ -307,7 +314,7 @@ class Graph:
                 return [given[0]] * len(written.outputs)
 
     def kernel(self, written: NodeProto) -> tuple[object, ...]:
-        """The properties of a node by which ONNX Runtime chooses its kernel."""
+        """The properties of a node by which an engine chooses its kernel."""
         types = tuple(self.types.get(name, "") for name in (*written.inputs, *written.outputs))
         names = tuple(sorted(a.name for a in written.attributes))
         return written.domain, written.op_type, types, names
@@ -362,6 +369,8 @@ class Graph:
         return self._form(value, value.reals, wanted)
 
     def _dequantized(self, value: Value, order: Order) -> str:
+        if value.constant is not None and value.zero_point and not self.dialect.has_zero_points:
+            return self._centred(value, value.constant, order)
         if value.is_moved and value.constant is not None:
             # Signed weights beside unsigned data are what the quickest kernels take.
             signed = Value("int8", value.shape, constant=moved(value.constant))
@@ -371,6 +380,15 @@ class Graph:
             return self.dequantized(stored, value.scale, value.zero_point, value.dtype)
         scales = self.constant(value.channels.scales, "float32")
         return self.emit("DequantizeLinear", [stored, scales], axis=order.index(value.channels.channel_dim))
+
+    def _centred(self, value: Value, stored: Array, order: Order) -> str:
+        """The real numbers of a constant without its zero point: of signed numbers where they fit 8 bits, else floats."""
+        numbers = stored.astype(np.int16) - np.int16(value.zero_point)
+        if numbers.min() >= -128 and numbers.max() <= 127:
+            signed = Value("int8", value.shape, constant=numbers.astype(np.int8))
+            return self.dequantized(self.name(signed, order), value.scale, 0, "int8")
+        reals = numbers.astype(np.float32) * np.float32(value.scale)
+        return self.name(Value("float32", value.shape, constant=reals), order)
 
     def dequantized(self, stored: str, scale: float, zero_point: int, dtype: str) -> str:
         """The real numbers of stored ones."""
@@ -503,6 +521,19 @@ class Graph:
         """
         assert dtype in _QUANTIZED and len(table) == 256, "made for it"
         return self.emit("Gather", [self.constant(table), self.cast(name, "int32")], axis=0)
+
+    def index_within(self, name: str, extent: int, least: int = 0) -> str:
+        """An index for the engine: one from ``least`` to below ``extent``, where another one ends the execution."""
+        dtype = self.types[name]
+        if self.dialect.reports_indexes:
+            is_negative = self.emit("Less", [name, self.constant(0, dtype)])
+            return self.emit("Where", [is_negative, self.constant(extent, dtype), name])
+        is_below = self.emit("Less", [name, self.constant(least, dtype)])
+        is_beyond = self.emit("GreaterOrEqual", [name, self.constant(extent, dtype)])
+        is_wrong = self.emit("Or", [is_below, is_beyond])
+        flags = self.reshaped(self.cast(is_wrong, "int32"), (-1,))
+        self.checks.append(self.emit("ReduceMax", [flags, self.int64s([0])], keepdims=0))
+        return self.emit("Where", [is_wrong, self.constant(0, dtype), name])
 
     def activated(self, name: str, activation: int) -> str:
         """Real numbers after a fused activation."""

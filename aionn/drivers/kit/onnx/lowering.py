@@ -1,7 +1,7 @@
-"""From an HAL model to an ONNX model that ONNX Runtime runs.
+"""From an HAL model to an ONNX model that an engine runs.
 
-Owns the order of the work, the model's inputs and outputs, and what ONNX Runtime may do in memory that a client can change. The
-``lowering_*`` modules convert the operations.
+Owns the order of the work, the model's inputs and outputs, and what an engine may do in memory that a client can change. The
+other modules convert the operations.
 
 Invariants:
 1. ``lower`` either gives a model that computes every operation or raises ``Unsupported``.
@@ -18,18 +18,14 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from aionn.drivers.kit.engines.support import Unsupported
 from aionn.drivers.kit.extensions import extension_code
-from aionn.drivers.onnxruntime import (
-    lowering_elementwise,
-    lowering_layers,
-    lowering_recurrent,
-    lowering_shapes,
-)
-from aionn.drivers.onnxruntime.graph import Graph, Native, Unsupported
-from aionn.drivers.onnxruntime.lowered import IR_VERSION, Argument, Lowered
-from aionn.drivers.onnxruntime.lowering_elementwise import Rule
-from aionn.drivers.onnxruntime.lowering_extension import narrowed, write_extension
-from aionn.drivers.onnxruntime.patterns import Patterns
+from aionn.drivers.kit.onnx import elementwise, layers, recurrent, shapes
+from aionn.drivers.kit.onnx.elementwise import Rule
+from aionn.drivers.kit.onnx.extension import narrowed, write_extension
+from aionn.drivers.kit.onnx.graph import Graph, Native
+from aionn.drivers.kit.onnx.lowered import FULL, IR_VERSION, Argument, Dialect, Lowered
+from aionn.drivers.kit.onnx.patterns import Patterns
 from aionn.hal import (
     EXTENSION_OPERATION_MIN,
     Model,
@@ -41,42 +37,39 @@ from aionn.hal import (
     operation_type_name,
 )
 from aionn.hal.pieces import between_pieces
-from aionn.hal.slicing import cut_model, read_from_outside
 from aionn.models.onnx.encoding import DATA_TYPES, encode_model
 from aionn.models.onnx.extension import EXTENSION_NAME
 from aionn.models.onnx.schema import GraphProto, ModelProto, NodeProto, OpsetImport, ValueInfo
 
-__all__ = ["RULES", "Unsupported", "lower", "single_operation_model"]
+__all__ = ["RULES", "lower"]
 
 RULES: Mapping[OperationType, Rule] = {
-    **lowering_elementwise.RULES,
-    **lowering_layers.RULES,
-    **lowering_recurrent.RULES,
-    **lowering_shapes.RULES,
+    **elementwise.RULES,
+    **layers.RULES,
+    **recurrent.RULES,
+    **shapes.RULES,
 }
 
 
-def lower(model: Model) -> Lowered:
+def lower(model: Model, dialect: Dialect = FULL) -> Lowered:
     """Lowers a whole model.
+
+    Args:
+        model: The model.
+        dialect: Of the engine that reads the result.
 
     Raises:
         Unsupported: ONNX has no equivalent of something in it; the message names the operation.
     """
-    return _Lowering(model).run()
-
-
-def single_operation_model(model: Model, index: int) -> Model:
-    """The model of one operation of the main subgraph, with its inputs and outputs as the model's."""
-    outputs = model.main.operations[index].outputs
-    return cut_model(model, (index,), read_from_outside(model.main, (index,)), outputs)
+    return _Lowering(model, dialect).run()
 
 
 class _Lowering:
     """One lowering."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, dialect: Dialect) -> None:
         self._model = model
-        self._graph = Graph(model)
+        self._graph = Graph(model, dialect)
         self._patterns = Patterns(self._graph)
         self._sources: dict[str, str] = {}
 
@@ -101,15 +94,18 @@ class _Lowering:
             for position, index in enumerate(main.output_indexes)
             if fixed[position] is None
         ]
-        self._drop_unused(outputs)
+        check = self._check() if outputs else None
+        written = outputs if check is None else [*outputs, check]
+        self._drop_unused(written)
         read = {name for node in g.nodes for name in node.inputs}
         used = [argument for argument in inputs if argument.name in read]
         return Lowered(
-            self._encoded(used, outputs) if outputs else b"",
-            tuple(_marked(argument, argument.name, g.nodes) for argument in used),
-            tuple(_marked(argument, self._sources[argument.name], g.nodes) for argument in outputs),
+            self._encoded(used, written) if outputs else b"",
             tuple(argument.name in read for argument in inputs),
             fixed,
+            tuple(_marked(argument, argument.name, g.nodes) for argument in used),
+            tuple(_marked(argument, self._sources[argument.name], g.nodes) for argument in outputs),
+            check,
             frozenset(map(g.kernel, g.nodes)),
         )
 
@@ -167,7 +163,7 @@ class _Lowering:
             g.emit_to(argument.name, "Cast", [flipped], to=int(DATA_TYPES["int8"]))
         else:
             g.emit_to(argument.name, "Identity", [name])
-            # ONNX Runtime takes an Identity away: what writes its input then writes the output.
+            # Engines take an Identity away: what writes its input then writes the output.
             self._sources[argument.name] = name
         return argument
 
@@ -184,6 +180,16 @@ class _Lowering:
         g.emit_to(name, "Identity", [source])
         self._sources[name] = source
         return Argument(name, dtype, None, False)
+
+    def _check(self) -> Argument | None:
+        """The output that reports indexes out of range."""
+        g = self._graph
+        if not g.checks:
+            return None
+        g.operation_index = -1
+        name = g.checks[0] if len(g.checks) == 1 else g.emit("Max", g.checks)
+        g.emit_to("check", "Reshape", [name, g.int64s([1])])
+        return Argument("check", "int32", (1,), False)
 
     def _drop_unused(self, outputs: Sequence[Argument]) -> None:
         """Drops nodes and constants that no output needs."""

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from aionn.drivers.onnxruntime.graph import Graph
+from aionn.drivers.kit.onnx.graph import Graph
 from aionn.hal import OperandType, Operation, OperationType
 
 __all__ = ["ERF_ABOVE", "ERF_BELOW", "Patterns"]

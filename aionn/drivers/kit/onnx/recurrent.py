@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from aionn.drivers.onnxruntime.graph import Graph, Unsupported, Value
-from aionn.drivers.onnxruntime.lowering_elementwise import Rule
+from aionn.drivers.kit.engines.support import Unsupported
+from aionn.drivers.kit.onnx.elementwise import Rule
+from aionn.drivers.kit.onnx.graph import Graph, Value
 from aionn.hal import Operation, OperationType
 
 __all__ = ["RULES"]

@@ -1,0 +1,65 @@
+"""The installed distribution of an engine, and the number of its threads: what a driver checks before it imports the engine."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+
+from aionn.errors import DeviceUnavailable
+
+__all__ = ["THREADS_MAX", "check_version", "processor_digest", "thread_count", "version_of"]
+
+THREADS_MAX = 256
+
+
+def version_of(distribution: str) -> str | None:
+    """The version of a distribution; None where it is not installed."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def check_version(distribution: str, found: str | None, least: tuple[int, ...], extra: str) -> str:
+    """The version, if it can be used.
+
+    Args:
+        distribution: Its name.
+        found: Its version; None where it is not installed.
+        least: The first version that can be used.
+        extra: The extra of aionn that installs it.
+
+    Raises:
+        DeviceUnavailable: It is not installed, or too old.
+    """
+    if found is None:
+        raise DeviceUnavailable(f"{distribution} is not installed; pip install 'aionn[{extra}]'")
+    if tuple(int(part) for part in found.split(".")[:2] if part.isdigit()) < least:
+        wanted = ".".join(map(str, least))
+        raise DeviceUnavailable(f"{distribution}: expected version {wanted} or later, got {found}")
+    return found
+
+
+def thread_count(variable: str) -> int:
+    """The number of threads of an execution, from an environment variable; 1 without it.
+
+    Raises:
+        DeviceUnavailable: It is not a number from 1 to ``THREADS_MAX``.
+    """
+    text = os.environ.get(variable, "1")
+    if not text.isdecimal() or not 1 <= int(text) <= THREADS_MAX:
+        raise DeviceUnavailable(f"{variable}: expected from 1 to {THREADS_MAX}, got {text!r}")
+    return int(text)
+
+
+def processor_digest() -> str:
+    """A digest of the processor's instructions, by which engines choose their layouts; empty where the machine does not state
+    them.
+    """
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            flags = next((line for line in file if line.startswith(("flags", "Features"))), "")
+    except OSError:
+        return ""
+    return hashlib.sha256(flags.encode()).hexdigest()

@@ -1,0 +1,76 @@
+"""A lowered model: the ONNX file, and how its inputs and outputs belong to the HAL model's.
+
+Owns the versions that are written.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from aionn.drivers.kit.engines.bound import Place
+from aionn.drivers.kit.engines.device import LoweredModel
+
+__all__ = ["FULL", "IR_VERSION", "OPSET", "Argument", "Dialect", "Lowered"]
+
+OPSET = 21
+"""Version of the operators: the first with 8-bit types for all that moves elements; every ONNX Runtime since 1.19 has it."""
+
+IR_VERSION = 10
+"""Version of the file format that belongs to ``OPSET``."""
+
+
+class Dialect(msgspec.Struct, frozen=True):
+    """Where an engine's reading of ONNX differs.
+
+    Attributes:
+        has_wide_numbers: Whether numbers of 64 bits are computed as such, and integers are divided as integers.
+        reports_indexes: Whether an index out of range ends an execution.
+        has_lrn_bias: Whether LRN may have a bias other than 1.
+        has_zero_points: Whether the zero point of constants may be any number, and not 0 alone.
+    """
+
+    has_wide_numbers: bool = True
+    reports_indexes: bool = True
+    has_lrn_bias: bool = True
+    has_zero_points: bool = True
+
+
+FULL = Dialect()
+"""ONNX as it is defined."""
+
+
+class Argument(msgspec.Struct, frozen=True, array_like=True):
+    """An input or output of the ONNX model.
+
+    Attributes:
+        name: Its name.
+        dtype: numpy's name of its element type.
+        shape: Its extents; None for an output whose shape only the execution knows.
+        is_in_place: Whether the engine may use it in memory that a client can change during the execution.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] | None
+    is_in_place: bool
+
+    @property
+    def place(self) -> Place:
+        """Its properties that matter to an execution."""
+        return Place(self.dtype, self.shape, self.is_in_place)
+
+
+class Lowered(LoweredModel, frozen=True):
+    """A model as an ONNX model.
+
+    Attributes:
+        inputs: The file's inputs: those of the HAL model's that are read.
+        outputs: Its outputs: those of the HAL model's that are computed.
+        check: A further output at the end, which is not 0 where an index was out of range; None where the file checks no index.
+        kernels: What the engine needs kernels for: each kind of node once. None are kept in a cache.
+    """
+
+    inputs: tuple[Argument, ...]
+    outputs: tuple[Argument, ...]
+    check: Argument | None = None
+    kernels: frozenset[tuple[object, ...]] = frozenset()

@@ -1,0 +1,1 @@
+"""Drivers ``openvino-cpu``, ``openvino-gpu`` and ``openvino-npu``."""

@@ -1,0 +1,325 @@
+"""The drivers ``openvino-cpu``, ``openvino-gpu`` and ``openvino-npu``: models on OpenVINO's plugins, in the driver's process.
+
+Owns the devices, and prepared models with a request for each slot. ``kit.onnx`` lowers models, ``engine``
+runs them, ``terms`` decides from a device's description. Nothing of OpenVINO is imported before a model comes, so that clients
+can call ``info_for`` at no cost; a GPU or NPU is described in its own process, when it is made.
+
+Invariants:
+1. An operation is supported when it was lowered and OpenVINO has kernels for the result.
+2. A prepared model has a request for each slot, which is run by one thread at a time.
+
+Source: the NN HAL's driver contract; OpenVINO's Python package.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from aionn.drivers.kit.engines.device import (
+    Kept,
+    LoweredModel,
+    StoppablePreparedModel,
+    measured_capabilities,
+)
+from aionn.drivers.kit.engines.installed import check_version, processor_digest, version_of
+from aionn.drivers.kit.engines.support import Unsupported, part_of, single_operation_model
+from aionn.drivers.kit.onnx.device import OnnxDevice
+from aionn.drivers.kit.onnx.lowered import OPSET, Argument, Dialect, Lowered
+from aionn.drivers.openvino.expectations import EXPECTED_DIFFERENCES, EXPECTED_FAILURES, UNSUPPORTED
+from aionn.drivers.openvino.hardware import CPU, openvino_name
+from aionn.drivers.openvino.terms import SLOTS_MAX, Description, properties_for, terms_of
+from aionn.errors import DeviceUnavailable, GeneralFailure
+from aionn.hal import (
+    CacheFileCounts,
+    CancelCapability,
+    DeviceInfo,
+    DeviceType,
+    FeatureLevel,
+    Model,
+    Priority,
+)
+from aionn.models.onnx.extension import EXTENSION
+
+if TYPE_CHECKING:
+    from aionn.drivers.openvino import engine
+
+__all__ = [
+    "EXPECTED_DIFFERENCES",
+    "EXPECTED_FAILURES",
+    "INFO",
+    "UNSUPPORTED",
+    "OpenvinoDevice",
+    "factory_for",
+    "info_for",
+]
+
+DISTRIBUTION = "openvino"
+VERSION_MIN = (2025, 0)
+
+THREADS_VARIABLE = "AIONN_OPENVINO_THREADS"
+"""Environment variable with the number of threads of an execution on the CPU; 1 without it."""
+
+FLOAT_TIME, SIGNED_TIME = 0.26, 0.08
+"""Execution time over the reference device's on mobilenet_v2_1.0_224 in float32 and int8, on one thread each. Types without a
+figure of their own take the larger one, and energy follows time. GPUs and NPUs have not been measured, and state the same."""
+
+INFO = DeviceInfo(
+    name=CPU,
+    type=DeviceType.CPU,
+    version="1",
+    feature_level=FeatureLevel.LEVEL_7,
+    capabilities=measured_capabilities(FLOAT_TIME, SIGNED_TIME),
+    cache_files=CacheFileCounts(1, 1),
+    slots=SLOTS_MAX,
+    cancel=CancelCapability.BETWEEN_OPERATIONS,
+    extensions=(EXTENSION,),
+)
+
+
+def _checked_name(driver: str) -> str:
+    """OpenVINO's name of a driver's device, where the package and the plugin for it are installed.
+
+    Raises:
+        DeviceUnavailable: There is no such device, or the package or its plugin is missing or too old.
+    """
+    device = openvino_name(driver)
+    if device is None:
+        raise DeviceUnavailable(
+            f"{driver}: expected openvino-cpu, openvino-gpu, openvino-gpu1 and so on, or openvino-npu"
+        )
+    check_version(DISTRIBUTION, version_of(DISTRIBUTION), VERSION_MIN, "openvino")
+    plugin = f"libopenvino_intel_{device.partition('.')[0].lower()}_plugin.so"
+    files = importlib.metadata.files(DISTRIBUTION) or ()
+    if files and not any(file.name == plugin for file in files):
+        raise DeviceUnavailable(
+            f"{DISTRIBUTION}: the installed package lacks {plugin}, the plugin for {device}"
+        )
+    return device
+
+
+def _version(driver_version: str = "") -> str:
+    parts = [INFO.version, "OpenVINO", version_of(DISTRIBUTION) or "", driver_version, "opset", str(OPSET)]
+    return " ".join(part for part in parts if part)
+
+
+def info_for(name: str, driver: str = INFO.name) -> DeviceInfo | None:
+    """The DeviceInfo of the device of this name; None where the device has to be asked, which only its own process does.
+
+    Args:
+        name: The device's name.
+        driver: The driver's, which decides the device of OpenVINO.
+
+    Raises:
+        DeviceUnavailable: OpenVINO is not installed, too old, or lacks the plugin, or there is no such device.
+    """
+    if _checked_name(driver) != "CPU":
+        return None
+    return msgspec.structs.replace(INFO, name=name, version=_version())
+
+
+def described_info(name: str, description: Description) -> DeviceInfo:
+    """The DeviceInfo of a device that was described."""
+    terms = terms_of(description)
+    return msgspec.structs.replace(
+        INFO,
+        name=name,
+        type=terms.type,
+        version=_version(description.driver_version),
+        slots=terms.slots,
+        cancel=terms.cancel,
+        cache_files=CacheFileCounts(1, 1) if terms.is_cached else CacheFileCounts(),
+    )
+
+
+class OpenvinoDevice(OnnxDevice):
+    """A device of OpenVINO. On the CPU two concurrent executions, each on the number of threads in ``AIONN_OPENVINO_THREADS`` (1
+    without).
+
+    Raises:
+        DeviceUnavailable: OpenVINO or the device cannot be used, or the number of threads makes no sense.
+    """
+
+    # Its plugins hold numbers of 64 bits in 32, give zeros for an index out of range, and subtract the zero point of weights in 8
+    # bits, which overflows.
+    dialect = Dialect(
+        has_wide_numbers=False, reports_indexes=False, has_lrn_bias=False, has_zero_points=False
+    )
+
+    def __init__(self, name: str = INFO.name, driver: str = INFO.name) -> None:
+        self.openvino_device = _checked_name(driver)
+        self._description: Description | None = None
+        info = info_for(name, driver)
+        super().__init__(described_info(name, self.description) if info is None else info, THREADS_VARIABLE)
+
+    @property
+    def description(self) -> Description:
+        """OpenVINO's description of the device, which it is asked for once."""
+        from aionn.drivers.openvino import engine
+
+        if self._description is None:
+            self._description = engine.describe(self.openvino_device)
+        return self._description
+
+    def _properties(self, is_relaxed: bool, priority: Priority) -> dict[str, str]:
+        chosen = properties_for(
+            self.description, is_relaxed=is_relaxed, thread_count=self.thread_count, priority=priority
+        )
+        return dict(chosen)
+
+    def supports(self, model: Model) -> Sequence[bool]:
+        """True for every operation that could be lowered and that OpenVINO has kernels for, by one question for all of them. A
+        device without float32 supports only models that allow float16.
+        """
+        count = len(model.main.operations)
+        if terms_of(self.description).needs_relaxed and not model.relax_computation_float32_to_float16:
+            return [False] * count
+        indexes: Sequence[int] = range(count)
+        try:
+            lowered = self.lower(model)
+        except Unsupported:
+            indexes = [i for i in range(count) if self._is_lowered(single_operation_model(model, i))]
+            if len(indexes) in (0, count):  # Each by itself, but not together: nothing is sure.
+                return [False] * count
+            try:
+                lowered = self.lower(part_of(model, indexes))
+            except Unsupported:
+                return self.support_in_parts(model)
+        try:
+            rejected = self._rejected(lowered)
+        except Unsupported:
+            return self.support_in_parts(model)
+        if len(indexes) == count and not rejected:
+            self.keep_lowered(model, lowered)
+        supported = {index for position, index in enumerate(indexes) if position not in rejected}
+        return [i in supported for i in range(count)]
+
+    def _is_lowered(self, part: Model) -> bool:
+        try:
+            self.lower(part)
+        except Unsupported:
+            return False
+        return True
+
+    def _rejected(self, lowered: Lowered) -> frozenset[int]:
+        """The operations that OpenVINO has no kernels for, by their index. Raises as ``check_new``."""
+        from aionn.drivers.openvino import engine
+
+        if self.is_accepted(lowered):
+            return frozenset()
+        properties = self._properties(False, Priority.MEDIUM)
+        rejected = engine.rejected_operations(lowered, self.openvino_device, properties)
+        if not rejected:
+            self.accept(lowered)
+        return rejected
+
+    def check_new(self, lowered: Lowered) -> None:
+        """See the base class."""
+        rejected = self._rejected(lowered)
+        if rejected:
+            raise Unsupported(
+                f"OpenVINO has no kernels on {self.openvino_device} for operations {sorted(rejected)}"
+            )
+
+    def make(
+        self, model: Model, lowered: LoweredModel, priority: Priority, deadline_ns: int | None
+    ) -> OpenvinoPreparedModel:
+        """See the base class. A compilation cannot be stopped."""
+        from aionn.drivers.openvino import engine
+
+        onnx = cast(Lowered, lowered)
+        is_relaxed = model.relax_computation_float32_to_float16
+        if not onnx.file:
+            return OpenvinoPreparedModel(self, model, priority, onnx, [])
+        properties = self._properties(is_relaxed, priority)
+        compiled = engine.compile_model(onnx, self.openvino_device, properties)
+        blob = engine.exported(compiled) if terms_of(self.description).is_cached else b""
+        models = engine.in_each_slot(compiled, blob, self.description, properties)
+        return OpenvinoPreparedModel(self, model, priority, onnx, models)
+
+    def load(
+        self, kept: Kept, file: bytes, priority: Priority, deadline_ns: int | None
+    ) -> OpenvinoPreparedModel:
+        """The cache has the compiled model: nothing is lowered or compiled again."""
+        from aionn.drivers.openvino import engine
+
+        details = _DETAILS.decode(kept.details)
+        if details.processor != processor_digest():
+            raise GeneralFailure("compilation cache: the model was compiled for another processor")
+        lowered = Lowered(file, kept.is_read, kept.fixed(), details.inputs, details.outputs, details.check)
+        if not file:
+            return OpenvinoPreparedModel(self, kept.model, priority, lowered, [])
+        properties = self._properties(details.is_relaxed, priority)
+        compiled = engine.imported(file, self.openvino_device, properties)
+        models = engine.in_each_slot(compiled, file, self.description, properties)
+        return OpenvinoPreparedModel(self, kept.model, priority, lowered, models)
+
+
+def factory_for(driver: str) -> type[OpenvinoDevice]:
+    """The device of a driver's name; see ``aionn.drivers.registry``."""
+
+    class Named(OpenvinoDevice):
+        def __init__(self, name: str = driver) -> None:
+            super().__init__(name, driver)
+
+    return Named
+
+
+class _Details(msgspec.Struct, frozen=True):
+    """The part of a cached compilation beside OpenVINO's compiled model."""
+
+    processor: str
+    is_relaxed: bool
+    inputs: tuple[Argument, ...]
+    outputs: tuple[Argument, ...]
+    check: Argument | None
+
+
+_DETAILS = msgspec.msgpack.Decoder(_Details)
+
+
+class OpenvinoPreparedModel(StoppablePreparedModel):
+    """A compiled model, with a request for each of the device's slots.
+
+    Args:
+        device: The device.
+        model: The HAL model.
+        priority: See ``BlockingPreparedModel``.
+        lowered: The lowered model.
+        models: OpenVINO's compiled model for each slot; none where no output depends on an input.
+    """
+
+    def __init__(
+        self,
+        device: OpenvinoDevice,
+        model: Model,
+        priority: Priority,
+        lowered: Lowered,
+        models: Sequence[Any],
+    ) -> None:
+        def make() -> Sequence[engine.Slot]:
+            from aionn.drivers.openvino import engine
+
+            return [engine.Slot(compiled, lowered) for compiled in models]
+
+        # The compiled model has what the file had.
+        kept = msgspec.structs.replace(lowered, file=b"")
+        super().__init__(device, model, priority, kept, make if models else list)
+        self._compiled = models[0] if models else None
+
+    def kept_details(self) -> tuple[msgspec.Struct, bytes]:
+        """The compiled model."""
+        from aionn.drivers.openvino.engine import exported
+
+        lowered = cast(Lowered, self._lowered)
+        is_relaxed = self.model.relax_computation_float32_to_float16
+        details = _Details(processor_digest(), is_relaxed, lowered.inputs, lowered.outputs, lowered.check)
+        return details, b"" if self._compiled is None else exported(self._compiled)
+
+    def release(self) -> None:
+        """See the base class."""
+        super().release()
+        self._compiled = None

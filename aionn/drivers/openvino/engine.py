@@ -1,0 +1,292 @@
+"""Models and requests of OpenVINO: described, checked, compiled, kept, bound to the client's memory, run and stopped.
+
+Owns everything that touches OpenVINO's Python package, and what its exceptions mean: all of them are RuntimeErrors, so that the
+place where one was raised decides the status; their texts, which may contain names of files, go to the log.
+
+Invariants:
+1. OpenVINO works directly on memory that a client can change only as ``BoundArguments`` allows.
+2. A request is run by ``start_async`` and ``wait``, on one thread at a time: nothing stops ``infer``, and a callback is never
+   called for a request that was cancelled. Python's lock is free while OpenVINO computes.
+3. A ``stop`` is not lost, whether it comes before the request has begun or after.
+
+Source: OpenVINO's Python API.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import io
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import openvino as ov
+
+from aionn.drivers.kit.arguments import Array, OutputArea, address_of, engine_memory
+from aionn.drivers.kit.engines.bound import BoundArguments
+from aionn.drivers.kit.engines.support import Unsupported
+from aionn.drivers.kit.onnx.lowered import Lowered
+from aionn.drivers.kit.threads.classes import engine_call
+from aionn.drivers.openvino.terms import Description, terms_of
+from aionn.errors import DeviceUnavailable, Error, GeneralFailure, InvalidArgument, ResourceExhausted
+from aionn.hal import OutputShape
+
+__all__ = ["Slot", "compile_model", "describe", "exported", "imported", "in_each_slot", "rejected_operations"]
+
+_logger = logging.getLogger("aionn.driver")
+
+_FAILURES = (RuntimeError, ValueError, TypeError, IndexError)
+"""The exceptions of OpenVINO, and of its Python package for arguments."""
+
+_WITHOUT_8_BITS = {"LP_TRANSFORMS_MODE": "NO"}
+"""A property of the CPU plugin, which it does not list: quantised layers are computed with floats. Its passes for 8 bits write
+nodes for some layers that no kernel can run."""
+
+_NODE_NAME = re.compile(r"#(\d+)\.")
+"""Where the name of a node has the index of its operation."""
+
+
+@functools.cache
+def _core() -> Any:
+    """The process's one core: its plugins are loaded once."""
+    return ov.Core()
+
+
+def describe(device: str) -> Description:
+    """Asks OpenVINO for a device's properties.
+
+    Raises:
+        DeviceUnavailable: OpenVINO does not find the device, or cannot describe it.
+    """
+    try:
+        core = _core()
+        found = core.available_devices
+        if not any(name == device or name.partition(".")[0] == device for name in found):
+            raise DeviceUnavailable(
+                f"OpenVINO {ov.__version__} finds no {device}, but {', '.join(found) or 'nothing'}: the driver of the device, the "
+                "part of it that programs load, or its firmware is missing or of another version"
+            )
+        names = {
+            str(name): str(how) for name, how in core.get_property(device, "SUPPORTED_PROPERTIES").items()
+        }
+
+        def text(name: str) -> str:
+            return str(core.get_property(device, name)) if name in names else ""
+
+        streams = core.get_property(device, "RANGE_FOR_STREAMS") if "RANGE_FOR_STREAMS" in names else (1, 1)
+        return Description(
+            device,
+            text("FULL_DEVICE_NAME"),
+            tuple(map(str, core.get_property(device, "OPTIMIZATION_CAPABILITIES"))),
+            frozenset(name for name, how in names.items() if how == "RW"),
+            int(streams[1]),
+            text("NPU_DRIVER_VERSION") or text("GPU_DRIVER_VERSION"),
+        )
+    except _FAILURES as e:
+        raise DeviceUnavailable(f"{device}: OpenVINO cannot describe it: {_first_line(e)}") from e
+
+
+def _first_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= 300 else text[:300] + "..."
+
+
+def _failure(where: str, error: BaseException) -> Error:
+    """The error for a failure of OpenVINO while it computes or loads."""
+    _logger.warning("%s: OpenVINO: %s", where, _first_line(error))
+    if isinstance(error, MemoryError) or any(sign in str(error) for sign in ("bad_alloc", "allocate")):
+        return ResourceExhausted(f"{where}: OpenVINO has no memory left")
+    return GeneralFailure(f"{where}: OpenVINO failed; the log has its message")
+
+
+def _rejected(error: BaseException) -> Unsupported:
+    _logger.debug("OpenVINO rejects a model: %s", error)
+    return Unsupported(f"OpenVINO rejects it: {_first_line(error)}")
+
+
+def _read(lowered: Lowered) -> Any:
+    try:
+        return _core().read_model(lowered.file, b"")
+    except _FAILURES as e:
+        raise _rejected(e) from e
+
+
+def rejected_operations(lowered: Lowered, device: str, properties: Mapping[str, str]) -> frozenset[int]:
+    """The operations, by their index, that a device has no kernels for. Asked once for the whole model: each question builds the
+    plugin's whole graph.
+
+    Raises:
+        Unsupported: OpenVINO cannot read the model, or a node does not name its operation.
+    """
+    model = _read(lowered)
+    try:
+        found = _core().query_model(model, device, dict(properties))
+    except _FAILURES as e:
+        raise _rejected(e) from e
+    missing = {op.get_friendly_name() for op in model.get_ops()} - set(found)
+    rejected = set()
+    for name in missing:
+        match = _NODE_NAME.search(name)
+        if match is None:
+            raise Unsupported(f"OpenVINO has no kernel on {device} for {name}")
+        rejected.add(int(match[1]))
+    return frozenset(rejected)
+
+
+def compile_model(lowered: Lowered, device: str, properties: Mapping[str, str]) -> Any:
+    """A compiled model.
+
+    Raises:
+        Unsupported: OpenVINO rejects it.
+        ResourceExhausted: There is no memory left.
+    """
+    try:
+        return _core().compile_model(_read(lowered), device, dict(properties))
+    except MemoryError as e:
+        raise _failure("prepare_model", e) from e
+    except _FAILURES as e:
+        if device != "CPU":
+            raise _rejected(e) from e
+        _logger.debug("OpenVINO fails to compile with its passes for 8 bits: %s", _first_line(e))
+    try:
+        return _core().compile_model(_read(lowered), device, {**properties, **_WITHOUT_8_BITS})
+    except _FAILURES as e:
+        raise _rejected(e) from e
+
+
+def exported(compiled: Any) -> bytes:
+    """The compiled model as bytes.
+
+    Raises:
+        OSError: OpenVINO cannot write it.
+    """
+    try:
+        blob: bytes = compiled.export_model().getvalue()
+    except _FAILURES as e:
+        raise OSError(f"OpenVINO writes no compiled model: {_first_line(e)}") from e
+    return blob
+
+
+def imported(blob: bytes, device: str, properties: Mapping[str, str]) -> Any:
+    """The compiled model of ``exported``.
+
+    Raises:
+        Unsupported: OpenVINO rejects it.
+    """
+    try:
+        return _core().import_model(io.BytesIO(blob), device, dict(properties))
+    except _FAILURES as e:
+        raise _rejected(e) from e
+
+
+def in_each_slot(
+    compiled: Any, blob: bytes, description: Description, properties: Mapping[str, str]
+) -> list[Any]:
+    """A compiled model for each of the device's slots, the given one first. Raises as ``imported``."""
+    terms = terms_of(description)
+    others = terms.slots - 1
+    if not terms.has_model_per_slot:
+        return [compiled] * terms.slots
+    return [compiled, *(imported(blob, description.device, properties) for _ in range(others))]
+
+
+class Slot:
+    """The belongings of one execution at a time: a request, memory of its own, tensors over the client's.
+
+    Args:
+        compiled: The compiled model.
+        lowered: The model.
+    """
+
+    def __init__(self, compiled: Any, lowered: Lowered) -> None:
+        self._request = compiled.create_infer_request()
+        self._wait = engine_call(self._request.wait)
+        arguments = (*lowered.inputs, *lowered.outputs)
+        self._input_count = len(lowered.inputs)
+        self._shapes = [OutputShape(argument.shape or ()) for argument in lowered.outputs]
+        places = [argument.place for argument in arguments]
+        self._dtypes = [np.dtype(argument.dtype) for argument in arguments]
+        self._sizes = [argument.shape for argument in arguments]
+        self._bound: BoundArguments[list[Any]] = BoundArguments(
+            places[: self._input_count], places[self._input_count :]
+        )
+        self._set: list[Any] = []
+        self._check: Array | None = None
+        if lowered.check is not None:
+            self._check = engine_memory(lowered.check.dtype, lowered.check.shape or ())
+            self._request.set_output_tensor(len(lowered.outputs), ov.Tensor(self._check, shared_memory=True))
+        self._is_stopped = False
+
+    def begin(self) -> None:
+        """Takes back an earlier ``stop``. Before each run, and before another thread may stop it."""
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        """Ends the run between two nodes, where the device can. From any thread."""
+        self._is_stopped = True
+        with contextlib.suppress(*_FAILURES):
+            self._request.cancel()
+
+    def run(self, inputs: Sequence[Array | None], areas: Sequence[OutputArea]) -> list[OutputShape]:
+        """Computes, and writes the outputs.
+
+        Raises:
+            Error: An input is omitted, OpenVINO failed, or it was stopped.
+        """
+        bound = self._bound.bind(inputs, areas, self._tensors)
+        request = self._request
+        try:
+            if bound.arguments is not self._set:
+                self._use(bound.arguments)
+            request.start_async()
+            # A stop that came before the start has stopped nothing.
+            if self._is_stopped:
+                request.cancel()
+            self._wait()
+        except _FAILURES as e:
+            if self._is_stopped:
+                raise GeneralFailure("execution: it was stopped") from e
+            raise _failure("execution", e) from e
+        if self._check is not None and self._check[0]:
+            raise InvalidArgument("execution: an index is out of range")
+        if not bound.copied_out:
+            return self._shapes
+        shapes = list(self._shapes)
+        for index in bound.copied_out:
+            result = self._bound.own_output(index)
+            if result is None:
+                result = request.get_output_tensor(index).data
+            shapes[index] = areas[index].store(result)
+        return shapes
+
+    def _use(self, tensors: list[Any]) -> None:
+        self._set = []
+        for place, one in enumerate(tensors):
+            if one is None:
+                continue
+            if place < self._input_count:
+                self._request.set_input_tensor(place, one)
+            else:
+                self._request.set_output_tensor(place - self._input_count, one)
+        self._set = tensors
+
+    def _tensors(self, arrays: Sequence[Array | None]) -> list[Any]:
+        """OpenVINO's tensors over arrays."""
+        return [
+            None
+            if array is None or shape is None
+            else ov.Tensor(_writable(array, dtype, shape), shared_memory=True)
+            for array, dtype, shape in zip(arrays, self._dtypes, self._sizes, strict=True)
+        ]
+
+
+def _writable(array: Array, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    """An array over the same memory that OpenVINO takes: it rejects one that is read-only, although it only reads inputs."""
+    size_bytes = dtype.itemsize * int(np.prod(shape))
+    raw: Any = (ctypes.c_char * size_bytes).from_address(address_of(array))
+    result: Array = np.frombuffer(raw, dtype).reshape(shape)
+    return result

@@ -1,0 +1,14 @@
+"""The features that the ``openvino-*`` drivers can never have, and the differences of OpenVINO's results from the HAL's.
+
+Source: runs of the conformance data.
+"""
+
+from __future__ import annotations
+
+from aionn.drivers.kit.onnx.expectations import UNSUPPORTED
+
+__all__ = ["EXPECTED_DIFFERENCES", "EXPECTED_FAILURES", "UNSUPPORTED"]
+
+EXPECTED_FAILURES: dict[str, str] = {}
+
+EXPECTED_DIFFERENCES: dict[str, str] = {}

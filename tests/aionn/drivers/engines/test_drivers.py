@@ -1,0 +1,271 @@
+"""What all drivers around engines have in common: what they take and refuse, what they are without the engine, and their caches."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aionn
+from aionn.conformance.expectations import driver_expectations
+from aionn.drivers import registry
+from aionn.drivers.kit import caching
+from aionn.drivers.kit.caching import CacheContents
+from aionn.drivers.onnxruntime import providers
+from aionn.errors import DeviceUnavailable, GeneralFailure
+from aionn.hal import CacheFiles, FusedActivation, Memory, Model, OperandType, OperationType
+from aionn.models.builder import GraphBuilder
+
+
+def chain_of(*steps: tuple[OperationType, Sequence[Any]], shape: Sequence[int] = (1, 4)) -> Model:
+    """Float32 operations one after the other; a step's further arguments are constants."""
+    graph = GraphBuilder()
+    value = first = graph.input(OperandType.TENSOR_FLOAT32, shape)
+    for kind, arguments in steps:
+        value = graph.result(kind, [value, *(graph.constant(a) for a in arguments)], first, shape)
+    return graph.build([value])
+
+
+@pytest.fixture
+def no_version_kept() -> Iterator[None]:
+    """ONNX Runtime's version is looked up once for a process."""
+    providers.installed_version.cache_clear()
+    yield
+    providers.installed_version.cache_clear()
+
+
+# Without the engine
+
+
+def test_missing_package_makes_the_device_unavailable(
+    described: Any, monkeypatch: pytest.MonkeyPatch, no_version_kept: None
+) -> None:
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    extra = described.folder.rpartition(".")[2]
+    reason = rf"{described.distribution} is not installed; pip install 'aionn\[{extra}\]'"
+    with pytest.raises(DeviceUnavailable, match=reason):
+        registry.built_in_info(described.device, described.device)
+
+
+def test_old_package_makes_the_device_unavailable(
+    described: Any, monkeypatch: pytest.MonkeyPatch, no_version_kept: None
+) -> None:
+    def old(name: str) -> str:
+        if name != described.distribution:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "1.4.0"
+
+    monkeypatch.setattr(importlib.metadata, "version", old)
+    with pytest.raises(DeviceUnavailable, match=r"expected version [\d.]+ or later, got 1\.4\.0"):
+        described.make()
+
+
+async def test_runtime_goes_on_without_it(
+    described: Any, monkeypatch: pytest.MonkeyPatch, no_version_kept: None, small: Any
+) -> None:
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    async with aionn.open(drivers=[described.device, "reference"], isolation="in_process") as runtime:
+        assert [device.name for device in runtime.devices] == ["reference"]
+        (left_out,) = runtime.unavailable
+        assert left_out.name == described.device
+        assert "not installed" in left_out.reason
+        compilation = await runtime.compile(small.sum_model())
+        assert compilation.devices == ("reference",)
+
+
+def test_client_imports_nothing_of_the_engine(engine: Any) -> None:
+    package = engine.module.partition(".")[0]
+    code = (
+        f"import sys; from aionn.drivers import registry; registry.built_in_info({engine.device!r}, 'a');"
+        f"sys.exit(any(name.partition('.')[0] == {package!r} for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", "257", ""])
+def test_senseless_thread_count_is_refused(engine: Any, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv(engine.threads_variable, text)
+    with pytest.raises(DeviceUnavailable, match=f"{engine.threads_variable}: expected from 1 to 256"):
+        engine.make()
+
+
+# Promises
+
+
+def test_version_names_the_engine_s(engine: Any) -> None:
+    info = registry.built_in_info(engine.device, engine.device)
+    assert info is not None
+    assert importlib.metadata.version(engine.distribution) in info.version
+
+
+def test_lists_reach_the_suites(described: Any) -> None:
+    found = driver_expectations(described.device)
+    assert dict(found.unsupported) == described.lists.UNSUPPORTED
+    assert dict(found.expected_failures) == described.lists.EXPECTED_FAILURES
+
+
+def test_every_operation_is_lowered_or_listed_with_a_reason(engine: Any) -> None:
+    elsewhere = {"IF", "WHILE"} if engine.device == "litert-cpu" else {"FILL", "RANK"}
+    known = engine.lowered_operations() | elsewhere
+    everything = {kind.name for kind in OperationType} - {"OEM_OPERATION"}
+    lists = engine.lists
+    assert known | (lists.UNSUPPORTED.keys() & everything) == everything
+    assert not known & lists.UNSUPPORTED.keys()
+    assert not known & lists.EXPECTED_FAILURES.keys()
+
+
+async def test_input_of_unknown_shape_is_not_supported(engine: Any) -> None:
+    model = chain_of((OperationType.RELU, ()), shape=(0, 4))
+    async with engine.make() as device:
+        assert await device.supported_operations(model) == (False,)
+
+
+async def test_model_is_kept_for_no_later_preparation(engine: Any) -> None:
+    model = chain_of((OperationType.RELU, ()))
+    async with engine.make() as device:
+        assert await device.supported_operations(model) == (True,)
+        assert device._found is None
+        prepared = await device.prepare_model(model)
+        assert device._found is None
+        await prepared.aclose()
+
+
+# Executions
+
+
+async def test_float16_goes_in_and_out(engine: Any, small: Any) -> None:
+    graph = GraphBuilder()
+    x = graph.input(OperandType.TENSOR_FLOAT16, (4,))
+    none = graph.constant(int(FusedActivation.NONE))
+    model = graph.build([graph.result(OperationType.MUL, [x, x, none], x, (4,))])
+    value = np.array([0.5, -2, 3, 7.25], dtype=np.float16)
+    async with engine.make() as device:
+        prepared = await device.prepare_model(model)
+        request = small.request([value], [(8, (4,))])
+        await prepared.execute_synchronously(request)
+        pool = request.pools[-1]
+        assert isinstance(pool, Memory)
+        assert np.frombuffer(pool.array.tobytes(), np.float16).tolist() == (value * value).tolist()
+        await prepared.aclose()
+
+
+async def test_output_that_no_input_decides_is_computed_beforehand(engine: Any, small: Any) -> None:
+    graph = GraphBuilder()
+    x = graph.input(OperandType.TENSOR_FLOAT32, (2,))
+    none = graph.constant(int(FusedActivation.NONE))
+    two = graph.constant(np.full(2, 2, np.float32), OperandType.TENSOR_FLOAT32)
+    four = graph.result(OperationType.ADD, [two, two, none], x, (2,))
+    doubled = graph.result(OperationType.ADD, [x, x, none], x, (2,))
+    model = graph.build([four, doubled])
+    async with engine.make() as device:
+        prepared = await device.prepare_model(model)
+        request = small.request([np.ones(2, np.float32)], [(8, (2,)), (8, (2,))])
+        await prepared.execute_synchronously(request)
+        assert small.output(request, 0).tolist() == [4, 4]
+        assert small.output(request, 1).tolist() == [2, 2]
+        await prepared.aclose()
+
+
+@pytest.mark.slow
+async def test_lock_is_free_while_the_engine_computes(engine: Any, small: Any) -> None:
+    size = 1024
+    graph = GraphBuilder()
+    a = graph.input(OperandType.TENSOR_FLOAT32, (1, size, size))
+    no = graph.constant(False)
+    value = a
+    for _ in range(4):
+        value = graph.result(OperationType.BATCH_MATMUL, [value, a, no, no], a, (1, size, size))
+    model = graph.build([value])
+    request = small.request(
+        [np.zeros((1, size, size), dtype=np.float32)], [(4 * size * size, (1, size, size))]
+    )
+    turns = 0
+    stop = threading.Event()
+
+    def count() -> None:
+        nonlocal turns
+        while not stop.is_set():
+            turns += 1
+            time.sleep(0)
+
+    async with engine.make() as device:
+        prepared = await device.prepare_model(model)
+        counter = threading.Thread(target=count)
+        counter.start()
+        try:
+            before = turns
+            result = await prepared.execute_synchronously(request, measure=True)
+            during = turns - before
+        finally:
+            stop.set()
+            counter.join()
+        await prepared.aclose()
+    # Held for the whole call, the lock would have let the counter run before and after it alone: a handful of turns.
+    assert result.timing.time_on_device_ns > 0
+    assert during > 100
+
+
+# Caches
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[CacheFiles]:
+    """Files for a compilation."""
+    with (tmp_path / "model").open("w+b") as first, (tmp_path / "data").open("w+b") as second:
+        yield CacheFiles([first.fileno()], [second.fileno()], bytes(32))
+
+
+async def test_cached_compilation_is_not_lowered_again(
+    engine: Any, files: CacheFiles, small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ones = np.ones((2, 3), np.float32)
+    async with engine.make() as device:
+        await (await device.prepare_model(small.sum_model(), cache=files)).aclose()
+        monkeypatch.setattr(type(device), "lower", None)
+        restored = await device.prepare_model_from_cache(files)
+        request = small.request([ones, ones], [(24, (2, 3))])
+        await restored.execute_synchronously(request)
+        assert set(small.output(request).tolist()) == {2.0}
+        await restored.aclose()
+
+
+async def test_cache_of_something_else_is_refused(engine: Any, files: CacheFiles, small: Any) -> None:
+    async with engine.make() as device:
+        prepared = await device.prepare_model(small.sum_model())
+        whole = prepared.cached()
+        await prepared.aclose()
+        model, file = whole.model[0], whole.data[0]
+        for wrong in ((b"", file), (b"\xc1", file), (model[:-1], file), (model, b"damaged" * 9)):
+            caching.save(files, CacheContents([wrong[0]], [wrong[1]]), driver=device._driver)
+            with pytest.raises(GeneralFailure, match="compilation cache"):
+                await device.prepare_model_from_cache(files)
+
+
+async def test_damaged_file_is_refused_before_the_engine_reads_it(
+    engine: Any, tmp_path: Path, files: CacheFiles, small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with engine.make() as device:
+        await (await device.prepare_model(small.sum_model(), cache=files)).aclose()
+        monkeypatch.setattr(type(device), "load", None)
+        whole = (tmp_path / "data").read_bytes()
+        for place in (0, len(whole) // 2, len(whole) - 1):
+            (tmp_path / "data").write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+            with pytest.raises(GeneralFailure):
+                await device.prepare_model_from_cache(files)
+        (tmp_path / "data").write_bytes(whole[:-1])
+        with pytest.raises(GeneralFailure):
+            await device.prepare_model_from_cache(files)

@@ -1,0 +1,154 @@
+"""Engines that can be stopped: cancellations and deadlines end a run between two operations, and leave nothing behind."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import threading
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import numpy as np
+import pytest
+
+from aionn.conformance.requests import request_for
+from aionn.errors import Error, ExecutionCancelled, GeneralFailure, MissedDeadline
+from aionn.hal import CancelCapability, Model, OperandType, OperationType
+from aionn.models.builder import GraphBuilder
+from fences import now_ns
+
+WAIT_S = 20.0
+STOPPABLE = ("ort-cpu", "openvino-cpu")
+
+
+@pytest.fixture
+def stoppable(engine: Any) -> Any:
+    """A driver whose engine can be stopped."""
+    if engine.device not in STOPPABLE:
+        pytest.skip("this engine cannot be stopped")
+    return engine
+
+
+def products(count: int, size: int) -> Model:
+    """Products of matrices one after the other: far more work than any test waits for, between operations that take little."""
+    graph = GraphBuilder()
+    a = graph.input(OperandType.TENSOR_FLOAT32, (size, size))
+    no = graph.constant(False)
+    value = a
+    for _ in range(count):
+        value = graph.result(OperationType.BATCH_MATMUL, [value, a, no, no], a, (size, size))
+    return graph.build([value])
+
+
+class Started:
+    """Notes when a slot begins a run."""
+
+    def __init__(self, engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        slot = importlib.import_module(f"{engine.folder}.engine").Slot
+        begin, self.event = slot.begin, threading.Event()
+
+        def watched(one: Any) -> None:
+            begin(one)
+            self.event.set()
+
+        monkeypatch.setattr(slot, "begin", watched)
+
+
+def test_drivers_of_stoppable_engines_promise_it(described: Any) -> None:
+    is_stoppable = described.device in STOPPABLE
+    expected = CancelCapability.BETWEEN_OPERATIONS if is_stoppable else CancelCapability.NONE
+    assert described.lists.INFO.cancel == expected
+
+
+@pytest.mark.slow
+async def test_cancelled_execution_stops_between_two_operations(
+    stoppable: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = products(400, 256)  # An operation takes a millisecond.
+    started = Started(stoppable, monkeypatch)
+    request = request_for(model, [np.zeros((256, 256), np.float32)])
+    async with stoppable.make() as device:
+        prepared = await device.prepare_model(model)
+        started_ns = now_ns()
+        await prepared.execute_synchronously(request)
+        whole_ns = now_ns() - started_ns
+        started.event.clear()
+        launch = prepared.launch(request)
+        assert await anyio.to_thread.run_sync(started.event.wait, WAIT_S)
+        started_ns = now_ns()
+        launch.cancel()
+        with pytest.raises(GeneralFailure, match="cancelled"):
+            await launch
+        assert now_ns() - started_ns < whole_ns / 4
+        # What stopped it is taken back before the next one.
+        await prepared.execute_synchronously(request)
+        await prepared.aclose()
+
+
+@pytest.mark.slow
+async def test_deadline_stops_a_running_execution(stoppable: Any) -> None:
+    model = products(400, 256)
+    request = request_for(model, [np.zeros((256, 256), np.float32)])
+    async with stoppable.make() as device:
+        prepared = await device.prepare_model(model)
+        with pytest.raises(MissedDeadline, match="passed between two operations"):
+            await prepared.execute_synchronously(request, deadline_ns=now_ns() + 20_000_000)
+        await prepared.execute_synchronously(request)
+        await prepared.aclose()
+
+
+async def test_execution_that_is_cancelled_before_it_starts_never_runs(stoppable: Any, small: Any) -> None:
+    ones = np.ones((2, 3), np.float32)
+    async with stoppable.make() as device:
+        prepared = await device.prepare_model(small.sum_model())
+        slot = prepared._idle[-1]
+        slot.begin()
+        slot.stop()  # Another thread may be quicker than the engine's start.
+        request = small.request([ones, ones], [(24, (2, 3))])
+        area = prepared.bind(request)
+        try:
+            slot.run(area.inputs(), area.outputs)
+        except Error:
+            pass  # It may also have been quicker than its stop.
+        await prepared.execute_synchronously(request)
+        assert set(small.output(request).tolist()) == {2.0}
+        await prepared.aclose()
+
+
+async def _cancel_at_random_moments(stoppable: Any, count: int) -> None:
+    model, drawn = products(8, 64), random.Random(5)
+    value = np.eye(64, dtype=np.float32)
+    stopped = ended = 0
+    async with stoppable.make() as device:
+        prepared = await device.prepare_model(model)
+        for _ in range(count):
+            request = request_for(model, [value])
+            launch = prepared.launch(request)
+            await anyio.to_thread.run_sync(threading.Event().wait, drawn.random() * 0.002)
+            launch.cancel()
+            try:
+                await launch
+                ended += 1
+            except ExecutionCancelled:
+                stopped += 1
+            except GeneralFailure as e:
+                assert "cancelled" in str(e)
+                stopped += 1
+        assert len(prepared._idle) == device.info.slots
+        # Every slot computes as if nothing had been.
+        requests = [request_for(model, [value]) for _ in range(2 * device.info.slots)]
+        for request in requests:
+            await prepared.execute_synchronously(request)
+            assert np.array_equal(request.pools[-1].array[: value.nbytes].view(np.float32), value.reshape(-1))
+        await prepared.aclose()
+    assert stopped + ended == count
+
+
+async def test_cancellations_at_random_moments_leave_every_slot_usable(stoppable: Any) -> None:
+    await _cancel_at_random_moments(stoppable, 40)
+
+
+@pytest.mark.long
+async def test_a_thousand_cancellations_at_random_moments_leave_every_slot_usable(stoppable: Any) -> None:
+    await _cancel_at_random_moments(stoppable, 1000)

@@ -1,0 +1,307 @@
+"""What `openvino-cpu` takes and refuses, how it uses the client's memory, and what happens when OpenVINO fails or hangs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import mmap
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+
+import aionn
+from aionn.conformance.requests import request_for
+from aionn.drivers import registry
+from aionn.drivers.kit.arguments import OutputArea
+from aionn.drivers.openvino import driver
+from aionn.drivers.openvino.driver import OpenvinoDevice
+from aionn.drivers.reference import ReferenceDevice
+from aionn.errors import (
+    DeadObject,
+    DeviceUnavailable,
+    Error,
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadline,
+    ResourceExhausted,
+)
+from aionn.hal import Memory, Model, Operand, OperandType, OperationType
+from aionn.models.builder import GraphBuilder
+
+pytest.importorskip("openvino", reason="OpenVINO is not installed")
+
+from aionn.drivers.openvino import engine
+
+FLOAT = OperandType.TENSOR_FLOAT32
+WAIT_S = 60.0
+
+
+def sines(shape: Sequence[int] = (16, 64)) -> Model:
+    graph = GraphBuilder()
+    x = graph.input(FLOAT, shape)
+    return graph.build([graph.result(OperationType.SIN, [x], x, shape)])
+
+
+def gather() -> Model:
+    graph = GraphBuilder()
+    table = graph.input(FLOAT, (3, 2))
+    rows = graph.input(OperandType.TENSOR_INT32, (2,))
+    return graph.build([graph.result(OperationType.GATHER, [table, graph.constant(0), rows], table, (2, 2))])
+
+
+# What there is
+
+
+def test_package_without_the_plugin_makes_the_device_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [importlib.metadata.PackagePath("openvino/libs/libopenvino_intel_cpu_plugin.so")]
+    monkeypatch.setattr(importlib.metadata, "files", lambda name: files)
+    assert registry.built_in_info("openvino-cpu", "a") is not None
+    with pytest.raises(
+        DeviceUnavailable, match=r"lacks libopenvino_intel_npu_plugin\.so, the plugin for NPU"
+    ):
+        registry.built_in_info("openvino-npu", "a")
+
+
+async def test_device_that_openvino_does_not_find_is_unavailable_with_the_reason(small: Any) -> None:
+    async with aionn.open(drivers=["openvino-npu", "reference"]) as runtime:
+        assert [device.name for device in runtime.devices] == ["reference"]
+        (missing,) = runtime.unavailable
+        assert "finds no NPU, but CPU: the driver of the device" in missing.reason
+        assert (await runtime.compile(small.sum_model())).devices == ("reference",)
+
+
+def test_processor_is_described() -> None:
+    description = engine.describe("CPU")
+    assert "FP32" in description.capabilities
+    assert {"NUM_STREAMS", "INFERENCE_PRECISION_HINT", "ENABLE_CPU_PINNING"} <= description.writable
+
+
+# Support
+
+
+async def test_support_is_answered_per_operation_by_one_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = GraphBuilder()
+    x = graph.input(FLOAT, (1, 4))
+    value = graph.result(OperationType.RELU, [x], x, (1, 4))
+    value = graph.result(OperationType.ELU, [value, graph.constant(-1.0)], x, (1, 4))
+    model = graph.build([graph.result(OperationType.TANH, [value], x, (1, 4))])
+    asked = []
+    ask = engine.rejected_operations
+
+    def counted(*arguments: Any) -> Any:
+        asked.append(arguments)
+        return ask(*arguments)
+
+    monkeypatch.setattr(engine, "rejected_operations", counted)
+    async with OpenvinoDevice() as device:
+        assert await device.supported_operations(model) == (True, False, True)
+        assert len(asked) == 1
+        with pytest.raises(InvalidArgument, match="openvino-cpu does not support ELU"):
+            await device.prepare_model(model)
+        assert len(asked) == 1
+
+
+async def test_operation_that_openvino_has_no_kernel_for_is_not_supported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = GraphBuilder()
+    x = graph.input(FLOAT, (1, 4))
+    value = graph.result(OperationType.RELU, [x], x, (1, 4))
+    model = graph.build([graph.result(OperationType.TANH, [value], x, (1, 4))])
+    monkeypatch.setattr(engine, "rejected_operations", lambda *arguments: frozenset((1,)))
+    async with OpenvinoDevice() as device:
+        assert await device.supported_operations(model) == (True, False)
+
+
+@pytest.mark.parametrize("name", ["DIV", "BATCH_MATMUL"])
+async def test_integers_that_would_be_computed_as_floats_are_not_supported(name: str) -> None:
+    graph = GraphBuilder()
+    a = graph.input(OperandType.TENSOR_INT32, (1, 2, 2))
+    constants = [graph.constant(0)] if name == "DIV" else [graph.constant(False), graph.constant(False)]
+    model = graph.build([graph.result(OperationType[name], [a, a, *constants], a, (1, 2, 2))])
+    async with OpenvinoDevice() as device:
+        assert await device.supported_operations(model) == (False,)
+
+
+INTEGERS = np.array(
+    [0, 1, -1, 2**24 + 1, -(2**24) - 1, 2**31 - 1, -(2**31), 2**30 + 7, 33554433, -987654321], np.int32
+)
+
+
+@pytest.mark.parametrize(
+    "name", ["ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM", "EQUAL", "LESS", "LESS_EQUAL", "GREATER"]
+)
+async def test_integers_are_exact(name: str) -> None:
+    a, b = np.repeat(INTEGERS, len(INTEGERS)), np.tile(INTEGERS, len(INTEGERS))
+    graph = GraphBuilder()
+    first, second = (graph.input(OperandType.TENSOR_INT32, (len(a),)) for _ in range(2))
+    is_fused = name in ("ADD", "SUB", "MUL")
+    is_comparison = name not in ("ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM")
+    kind = OperandType.TENSOR_BOOL8 if is_comparison else OperandType.TENSOR_INT32
+    result = graph.variable(kind, (len(a),))
+    graph.operation(
+        OperationType[name], [first, second, *([graph.constant(0)] if is_fused else [])], [result]
+    )
+    model = graph.build([result])
+    found = []
+    for make in (ReferenceDevice, OpenvinoDevice):
+        async with make() as device:
+            prepared = await device.prepare_model(model)
+            request = request_for(model, [a, b])
+            await prepared.execute_synchronously(request)
+            location = request.outputs[0].location
+            pool = request.pools[location.pool_index]
+            assert isinstance(pool, Memory)
+            found.append(pool.array[location.offset : location.offset + location.length].tobytes())
+            await prepared.aclose()
+    assert found[0] == found[1]
+
+
+# Memory
+
+
+def slot_for(device: OpenvinoDevice, model: Model) -> engine.Slot:
+    lowered = device.lower(model)
+    properties = device._properties(False, aionn.hal.Priority.MEDIUM)
+    return engine.Slot(engine.compile_model(lowered, "CPU", properties), lowered)
+
+
+async def test_slots_of_a_burst_are_used_in_place_and_known_again() -> None:
+    pool = Memory.create(16384)
+    async with OpenvinoDevice() as device:
+        slot = slot_for(device, sines())
+        x = pool.array[:4096].view(np.float32).reshape(16, 64)
+        y = pool.array[8192 : 8192 + 4096]
+        areas = [OutputArea(Operand(type=FLOAT, dimensions=(16, 64)), (16, 64), y)]
+        for seed in range(3):
+            x[...] = np.random.default_rng(seed).random((16, 64), dtype=np.float32)
+            (shape,) = slot.run([x], areas)
+            assert shape.dimensions == (16, 64)
+            np.testing.assert_allclose(y.view(np.float32).reshape(16, 64), np.sin(x), atol=1e-6)
+        (bound,) = slot._bound.values()
+        assert (bound.copied_in, bound.copied_out) == ([], [])
+        tensors = bound.arguments
+        assert [one.data.ctypes.data for one in tensors] == [x.ctypes.data, y.ctypes.data]
+
+
+async def test_input_in_memory_that_cannot_be_written_is_used_in_place(tmp_path: Path) -> None:
+    values = np.random.default_rng(1).random((16, 64), dtype=np.float32)
+    (tmp_path / "pool").write_bytes(values.tobytes() + bytes(4096))
+    with open(tmp_path / "pool", "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        x: Any = np.frombuffer(mapped, np.uint8)[:4096].view(np.float32).reshape(16, 64)
+        out = np.zeros(8192, np.uint8)
+        start = -out.ctypes.data % 64
+        areas = [OutputArea(Operand(type=FLOAT, dimensions=(16, 64)), (16, 64), out[start : start + 4096])]
+        async with OpenvinoDevice() as device:
+            slot = slot_for(device, sines())
+            slot.run([x], areas)  # A write would end the process.
+            (bound,) = slot._bound.values()
+            assert bound.copied_in == []
+            np.testing.assert_allclose(
+                areas[0].buffer.view(np.float32).reshape(16, 64), np.sin(values), atol=1e-6
+            )
+        del x
+
+
+@pytest.mark.parametrize("index", [3, -1, 2**31 - 1, -(2**31)])
+async def test_index_out_of_range_is_an_error_and_the_model_goes_on(small: Any, index: int) -> None:
+    values = np.arange(6, dtype=np.float32).reshape(3, 2)
+    async with OpenvinoDevice() as device:
+        prepared = await device.prepare_model(gather())
+        for place, works in ((2, True), (index, False), (1, True)):
+            request = small.request([values, np.array([0, place], dtype=np.int32)], [(16, (2, 2))])
+            if works:
+                await prepared.execute_synchronously(request)
+                assert small.output(request).tolist() == [*values[0], *values[place]]
+            else:
+                with pytest.raises(InvalidArgument, match="an index is out of range"):
+                    await prepared.execute_synchronously(request)
+        await prepared.aclose()
+
+
+async def test_indexes_are_looked_at_after_a_restore_as_well(small: Any) -> None:
+    values = np.arange(6, dtype=np.float32).reshape(3, 2)
+    async with OpenvinoDevice() as device:
+        prepared = await device.prepare_model(gather())
+        kept = prepared.cached()
+        await prepared.aclose()
+        restored = device.restore(kept, priority=aionn.hal.Priority.MEDIUM, deadline_ns=None)
+        request = small.request([values, np.array([0, 7], dtype=np.int32)], [(16, (2, 2))])
+        with pytest.raises(InvalidArgument, match="an index is out of range"):
+            await restored.execute_synchronously(request)
+        await restored.aclose()
+
+
+# Failures
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [("Exception from src/inference: /home/a/b.cpp", GeneralFailure), ("std::bad_alloc", ResourceExhausted)],
+)
+async def test_texts_of_openvino_are_logged_and_not_shown(
+    small: Any, caplog: pytest.LogCaptureFixture, text: str, kind: type[Error]
+) -> None:
+    ones = np.ones((2, 3), np.float32)
+    async with OpenvinoDevice() as device:
+        prepared = await device.prepare_model(small.sum_model())
+        slot: Any = prepared._idle[-1]
+        wait = slot._wait
+
+        def fail() -> None:
+            wait()
+            raise RuntimeError(text)
+
+        slot._wait = fail
+        with caplog.at_level(logging.WARNING, "aionn.driver"), pytest.raises(kind) as raised:
+            await prepared.execute_synchronously(small.request([ones, ones], [(24, (2, 3))]))
+        assert text not in str(raised.value)
+        assert text in caplog.text
+        slot._wait = wait
+        await prepared.execute_synchronously(small.request([ones, ones], [(24, (2, 3))]))
+        await prepared.aclose()
+
+
+async def test_blob_of_another_processor_is_refused(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with OpenvinoDevice() as device:
+        prepared = await device.prepare_model(small.sum_model())
+        kept = prepared.cached()
+        await prepared.aclose()
+        monkeypatch.setattr(driver, "processor_digest", lambda: "another")
+        with pytest.raises(GeneralFailure, match="another processor"):
+            device.restore(kept, priority=aionn.hal.Priority.MEDIUM, deadline_ns=None)
+
+
+@pytest.mark.slow
+async def test_compilation_that_takes_a_minute_is_answered_at_its_deadline(small: Any) -> None:
+    drivers = {"slow": "tests.aionn.drivers.openvino.hanging_devices:SlowDevice"}
+    async with aionn.open(drivers=drivers, partition="without_fallback") as runtime:
+        await runtime.supported_operations(small.sum_model())  # The process and OpenVINO have started.
+        started_s = time.monotonic()
+        with pytest.raises(MissedDeadline):
+            await runtime.compile(small.sum_model(), devices="slow", deadline=aionn.after(1.0))
+        assert time.monotonic() - started_s < 30
+
+
+@pytest.mark.slow
+async def test_request_that_never_comes_back_is_answered_at_its_deadline_and_its_process_ended(
+    small: Any, capfd: Any
+) -> None:
+    ones = np.ones((2, 3), np.float32)
+    drivers = {"hanging": "tests.aionn.drivers.openvino.hanging_devices:HangingDevice"}
+    async with aionn.open(drivers=drivers, hang_after_s=2) as runtime:
+        net = await runtime.compile(small.sum_model(), devices="hanging")
+        pid = runtime.device("hanging").pid
+        with pytest.raises(MissedDeadline), anyio.fail_after(WAIT_S):
+            await net.execute([ones, ones], deadline=aionn.after(0.3))
+        # The request keeps its slot and the client's memory, until the process that hangs is ended.
+        with pytest.raises(DeadObject), anyio.fail_after(WAIT_S):
+            await net.execute([ones, ones])
+            await net.execute([ones, ones])
+        await runtime.compile(small.sum_model(), devices="hanging")
+        assert runtime.device("hanging").pid not in (None, pid)
