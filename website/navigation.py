@@ -37,7 +37,9 @@ SECTIONS = (
             "docs/threads.md",
             "docs/settings.md",
             "docs/watching.md",
+            "docs/watch.md",
             "docs/faults.md",
+            "docs/recovery.md",
             "docs/troubleshooting.md",
         ),
     ),
@@ -61,6 +63,7 @@ SECTIONS = (
         (
             "docs/litert.md",
             "docs/onnxruntime.md",
+            "docs/openvino.md",
             "docs/drivers.md",
             "docs/operations.md",
             "docs/tflite-operators.md",
