@@ -172,7 +172,7 @@ def milliseconds(value: float | None) -> str:
 def _streams_table(streams: Iterable[StreamSnapshot]) -> str:
     def cells(stream: StreamSnapshot) -> tuple[object, ...]:
         latency: Quantiles = stream.latency
-        dropped = stream.dropped + (stream.source.dropped if stream.source else 0)
+        dropped = stream.dropped + stream.lost + (stream.source.dropped if stream.source else 0)
         state = stream.source.state if stream.source else ""
         figures = (stream.on_time, stream.late, dropped, milliseconds(latency.p50), milliseconds(latency.p99))
         found = ", ".join(f"{finding.label} {finding.score:.0%}" for finding in stream.findings[:3])

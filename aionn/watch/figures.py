@@ -5,7 +5,7 @@ Owns the counting. Takes the time as an argument; ``streams`` is the shell aroun
 Invariants:
 1. The memory does not depend on the number of items.
 2. An item is counted once, in the second in which it finished.
-3. ``on_time + late + dropped`` is the number of results.
+3. ``on_time + late + dropped + lost`` is the number of results.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ STAGES = ("wait", "device", "rest")
 """Stages of an item: from its capture to its buffer; on the device; the rest, which is the way there and back and the queue of
 the device."""
 
-Outcome = Literal["on_time", "late", "dropped"]
+Outcome = Literal["on_time", "late", "dropped", "lost"]
+"""See ``StreamResult.status``."""
 
 
 class Second(msgspec.Struct, array_like=True):
@@ -47,7 +48,7 @@ class Second(msgspec.Struct, array_like=True):
         ago_s: How many seconds ago it was; 0 is the current second.
         on_time: Results that were on time.
         late: Late results.
-        dropped: Items without a result.
+        dropped: Items without a result, dropped or lost.
         p50: Median latency in milliseconds; None without a result.
         p99: Its 99th percentile.
     """
@@ -99,6 +100,7 @@ class StreamSnapshot(msgspec.Struct, frozen=True):
         on_time: Results on time.
         late: Late results.
         dropped: Items without a result because of their deadline.
+        lost: Items without a result because their driver died.
         per_second: Results per second, from the first capture to the last.
         latency: From capture to result, of all results.
         recent: The same of the last 5 to 10 s.
@@ -116,6 +118,7 @@ class StreamSnapshot(msgspec.Struct, frozen=True):
     on_time: int
     late: int
     dropped: int
+    lost: int
     per_second: float
     latency: Quantiles
     recent: Quantiles
@@ -135,7 +138,7 @@ class _Tally:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.counts = {"on_time": 0, "late": 0, "dropped": 0}
+        self.counts: dict[Outcome, int] = {"on_time": 0, "late": 0, "dropped": 0, "lost": 0}
         self.latency = Histogram()
         self.seen: tuple[int, Quantiles] = (0, Quantiles())
 
@@ -143,9 +146,9 @@ class _Tally:
         # A second that is over does not change: its quantiles are computed once.
         if self.seen[0] != self.latency.count:
             self.seen = (self.latency.count, self.latency.quantiles())
-        on_time, late, dropped = self.counts.values()
+        on_time, late, dropped, lost = self.counts.values()
         seen = self.seen[1]
-        return Second(current - self.number, on_time, late, dropped, seen.p50, seen.p99)
+        return Second(current - self.number, on_time, late, dropped + lost, seen.p50, seen.p99)
 
 
 class StreamFigures:
@@ -167,7 +170,7 @@ class StreamFigures:
     def __init__(self, name: str, *, within_ns: int | None = None) -> None:
         self.name = name
         self.within_ns = within_ns
-        self.counts: dict[Outcome, int] = {"on_time": 0, "late": 0, "dropped": 0}
+        self.counts: dict[Outcome, int] = {"on_time": 0, "late": 0, "dropped": 0, "lost": 0}
         self.labels: Counter[str] = Counter()
         self.findings: tuple[Finding, ...] = ()
         self.has_pictures = False
@@ -207,7 +210,7 @@ class StreamFigures:
             self._first_ns = captured_ns
         self._last_ns = captured_ns
         self._status = status
-        if status == "dropped":
+        if status in ("dropped", "lost"):
             return
         latency_ns = finished_ns - captured_ns
         bucket = bucket_of(latency_ns)
@@ -262,6 +265,7 @@ class StreamFigures:
             on_time=self.counts["on_time"],
             late=self.counts["late"],
             dropped=self.counts["dropped"],
+            lost=self.counts["lost"],
             per_second=round(self.per_second, 2),
             latency=self.latency,
             recent=self._recent.quantiles(now_ns),

@@ -47,7 +47,7 @@ def _of_streams(snapshot: Snapshot) -> Iterator[Sample]:
     for number, stream in enumerate(snapshot.streams):
         # Two streams may have the same name.
         own = {"stream": stream.name, "number": str(number)}
-        for outcome in ("on_time", "late", "dropped"):
+        for outcome in ("on_time", "late", "dropped", "lost"):
             yield "aionn_stream_items_total", {**own, "outcome": outcome}, getattr(stream, outcome)
         for quantile, value in (("0.5", stream.recent.p50), ("0.99", stream.recent.p99)):
             if value is not None:

@@ -157,7 +157,7 @@
     }
     $("view").hidden = !pictured.length;
     fill("streams", ["stream", "per s", "on time", "late", "dropped", "p50 ms", "p99 ms", "age ms", "recognised"],
-      streams.map(s => [s.name, s.per_second.toFixed(1), s.on_time, s.late, s.dropped + (s.source ? s.source.dropped : 0),
+      streams.map(s => [s.name, s.per_second.toFixed(1), s.on_time, s.late, s.dropped + s.lost + (s.source ? s.source.dropped : 0),
         ms(s.recent.p50), ms(s.recent.p99), ms(s.age_ms), s.findings.slice(0, 1).map(found).join("") || "-"]));
     fill("losses", ["stream", "on the way", "damaged", "at the source", "at the deadline", "late"],
       streams.map(s => [s.name, ...(s.source ? [s.source.lost, s.source.corrupt, s.source.dropped] : ["-", "-", "-"]), s.dropped, s.late]));
@@ -223,7 +223,7 @@
   };
   const outcomePlot = stream => {
     const most = Math.max(1, ...stream.seconds.map(s => s[1] + s[2] + s[3]));
-    const svg = frame(`Results of ${stream.name} by second: ${stream.on_time} on time, ${stream.late} late, ${stream.dropped} dropped`, [[0, "0"], [most, `${most}/s`]], most);
+    const svg = frame(`Results of ${stream.name} by second: ${stream.on_time} on time, ${stream.late} late, ${stream.dropped + stream.lost} dropped`, [[0, "0"], [most, `${most}/s`]], most);
     for (const second of stream.seconds) {
       if (second[0] >= SECONDS) continue;
       let y = BASE;

@@ -58,17 +58,17 @@ def test_recent_forgets_what_is_older_than_two_periods() -> None:
 
 def test_figures_count_each_item_once_and_in_its_second() -> None:
     figures = StreamFigures("video", within_ns=33 * MS)
-    for second, status in ((1, "on_time"), (1, "on_time"), (2, "late"), (4, "dropped")):
+    for second, status in ((1, "on_time"), (1, "on_time"), (2, "late"), (4, "dropped"), (4, "lost")):
         figures.add(status, second * S, second * S + 5 * MS)  # type: ignore[arg-type]
     seen = figures.snapshot(5 * S)
-    assert (seen.on_time, seen.late, seen.dropped) == (2, 1, 1)
+    assert (seen.on_time, seen.late, seen.dropped, seen.lost) == (2, 1, 1, 1)
     assert [(s.ago_s, s.on_time, s.late, s.dropped) for s in seen.seconds] == [
         (4, 2, 0, 0),
         (3, 0, 1, 0),
-        (1, 0, 0, 1),
+        (1, 0, 0, 2),
     ]
     assert seen.seconds[-1].p50 is None and seen.seconds[0].p50 == pytest.approx(5, rel=0.01)
-    assert seen.within_ms == 33 and seen.status == "dropped" and seen.age_ms == 1000
+    assert seen.within_ms == 33 and seen.status == "lost" and seen.age_ms == 1000
 
 
 def test_figures_have_stages_only_where_they_are_measured() -> None:
