@@ -77,7 +77,7 @@ def stress(
     settings_from()  # Here, before the processes that read the variables as well.
     tests = tuple(BODIES) if test is None else tuple(test)
     devices = interrupts.run(_usable_devices) if device is None else tuple(device)
-    known = (*registry.driver_names(), *registry.ON_REQUEST)
+    known = (*registry.driver_names(), *registry.names_on_request())
     for name in devices:
         if name not in known:
             raise InvalidArgument(f"--device: expected one of {', '.join(known)}, got {name!r}")
