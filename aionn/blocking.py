@@ -163,6 +163,10 @@ class Runtime(_Closing):
             raise InvalidArgument("aionn.blocking: the runtime is not open; use it with a with statement")
         return self._loop
 
+    def start(self) -> Self:
+        """Opens the runtime without ``with``, as a notebook does; ``close`` closes it."""
+        return self.__enter__()
+
     def __enter__(self) -> Self:
         if self._was_open:
             raise InvalidArgument("aionn.blocking: a runtime can be opened once")
@@ -232,6 +236,11 @@ class Compilation(_Closing):
     def steps(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """Device and operations of each step, in the order in which they run."""
         return self._compilation.steps
+
+    @property
+    def recoveries(self) -> int:
+        """See ``aionn.Compilation.recoveries``."""
+        return self._compilation.recoveries
 
     @property
     def from_cache(self) -> bool:

@@ -10,7 +10,7 @@ PAGE = ROOT / "docs" / "adding-an-operation.md"
 EVERYWHERE = "MIRROR_PAD"
 """An operation that appears in each place but the last ones, which few operations need."""
 
-RARE = 3
+RARE = 4
 """Places at the end of the table that ``EVERYWHERE`` does not need."""
 
 

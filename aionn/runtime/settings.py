@@ -140,6 +140,7 @@ VARIABLES = (
     Variable(LOG_VARIABLE, "", f"log tags, or all: {', '.join(TAGS)}", "log"),
     Variable("AIONN_LITERT_THREADS", "1", "threads of each LiteRT interpreter"),
     Variable("AIONN_ORT_THREADS", "1", "threads of each execution on ONNX Runtime"),
+    Variable("AIONN_OPENVINO_THREADS", "1", "threads of each execution on OpenVINO's CPU device"),
     Variable(
         "AIONN_ORT_PROVIDERS",
         "",

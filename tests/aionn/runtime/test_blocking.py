@@ -139,6 +139,15 @@ def test_runtime_is_opened_once_and_closed_for_good(digits: Path) -> None:
         runtime.compile(digits)
 
 
+def test_runtime_is_started_without_a_with_statement(digits: Path, silence: Values) -> None:
+    runtime = aionn.blocking.open(drivers=["reference"], isolation="in_process").start()
+    try:
+        net = runtime.compile(digits, recover=True)
+        assert len(net.execute([silence]).outputs) == 1 and net.recoveries == 0
+    finally:
+        runtime.close()
+
+
 def test_runtime_that_cannot_open_leaves_nothing() -> None:
     with pytest.raises(aionn.InvalidArgument, match="driver 'none'"):
         aionn.blocking.open(drivers=["none"]).__enter__()

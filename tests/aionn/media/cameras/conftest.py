@@ -5,7 +5,7 @@ import contextlib
 import anyio
 import pytest
 
-from tests.support.fake_camera import FakeSystem
+from tests.support.media.fake_camera import FakeSystem
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 from aionn.errors import InvalidArgument
 from aionn.media import Reconnection, SourceUnavailable, camera
 from aionn.media.cameras import videodev
-from tests.support.fake_camera import FakeCamera, FakeSystem, Listed
+from tests.support.media.fake_camera import FakeCamera, FakeSystem, Listed
 
 SOON = Reconnection(first_s=0.01, most_s=0.05)
 MS = 1_000_000

@@ -8,8 +8,8 @@ pytest.importorskip("av", reason="PyAV, the extra `media`, is not installed")
 from aionn.media import camera
 from aionn.media.cameras.jpeg import JpegConverter, jpeg_size
 from aionn.media.live.capture import CorruptItem
-from tests.support.fake_camera import Listed
-from tests.support.media_server import jpeg
+from tests.support.media.fake_camera import Listed
+from tests.support.media.media_server import jpeg
 
 
 def test_size_is_read_from_the_header():

@@ -9,7 +9,7 @@ import pytest
 from aionn.media import SourceUnavailable, camera, list_cameras
 from aionn.media.cameras.listing import Identity, resolve
 from aionn.media.cameras.system import System
-from tests.support.fake_camera import FakeCamera, FakeSystem, Listed
+from tests.support.media.fake_camera import FakeCamera, FakeSystem, Listed
 
 
 def test_cameras_are_listed_with_names_and_those_that_cannot_be_asked_with_the_reason(really):

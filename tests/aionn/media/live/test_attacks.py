@@ -11,7 +11,7 @@ import pytest
 
 from aionn.media import Reconnection, SourceUnavailable, camera
 from aionn.media.cameras import videodev
-from tests.support.fake_camera import FakeSystem
+from tests.support.media.fake_camera import FakeSystem
 
 SOON = Reconnection(first_s=0.01, most_s=0.02)
 
@@ -238,7 +238,7 @@ def test_sources_work_on_uvloop(repository):
     program = """
 import asyncio, uvloop
 from aionn.media import Reconnection, camera
-from tests.support.fake_camera import FakeSystem
+from tests.support.media.fake_camera import FakeSystem
 system = FakeSystem()
 one = system.camera
 async def until(condition):
@@ -276,7 +276,7 @@ def test_loop_that_ends_with_an_open_source_leaves_no_thread_that_keeps_the_proc
     program = """
 import asyncio, sys
 from aionn.media import camera
-from tests.support.fake_camera import FakeSystem
+from tests.support.media.fake_camera import FakeSystem
 system = FakeSystem()
 async def use():
     async with camera(system=system) as source:

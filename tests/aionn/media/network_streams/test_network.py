@@ -13,7 +13,7 @@ import pytest
 
 from aionn.errors import InvalidArgument
 from aionn.media import Reconnection, SourceUnavailable, network, network_audio
-from tests.support.media_server import (
+from tests.support.media.media_server import (
     HEAD,
     jpeg,
     media_server,

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from aionn.media import Reconnection, SourceUnavailable, network
-from tests.support.media_server import media_server, mpegts
-from tests.support.rtsp_server import rtsp, transport_packets
+from tests.support.media.media_server import media_server, mpegts
+from tests.support.media.rtsp_server import rtsp, transport_packets
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ import asyncio
 import struct
 from collections.abc import AsyncIterator, Callable
 
-from tests.support.media_server import Behaviour
+from tests.support.media.media_server import Behaviour
 
 __all__ = ["rtsp", "transport_packets"]
 

@@ -1,0 +1,1 @@
+"""Servers and cameras that tests of media read from."""
