@@ -449,6 +449,7 @@ class BurstController(BurstDefaults):
     def _end_launches(self, why: str) -> None:
         """Ends what is in flight or waits: the driver is done with it."""
         launches, self._sent, self._waiting = (self._sent, self._waiting), None, None
+        self._launch = None  # A launch refers to this end.
         for launch in launches:
             if launch is not None:
                 launch.request = None

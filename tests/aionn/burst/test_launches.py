@@ -8,6 +8,7 @@ import weakref
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
@@ -165,5 +166,26 @@ async def test_launch_that_failed_is_freed_with_its_error(ends: Ends, memory: Me
         with pytest.raises(GeneralFailure, match="GENERAL_FAILURE"):
             await execute()
         assert launches[0]() is None
+    finally:
+        gc.enable()
+
+
+async def test_burst_that_ends_forgets_the_launch_that_it_has_sent(ends: Ends, memory: Memory) -> None:
+    """A launch refers to its burst: a burst that refers to it would keep its queues until the garbage collector finds both."""
+    held = Held(ends)
+    launch = ends.controller.launch(doubling(memory), [0])
+    await held.has_begun()
+    launch.cancel()
+    sent = weakref.ref(launch)
+    gc.collect()
+    gc.disable()
+    try:
+        ends.controller.peer_died("unplugged")
+        held.go.set()
+        with anyio.fail_after(ANSWER_S_MAX):
+            await launch.done
+        del launch
+        await anyio.lowlevel.checkpoint()
+        assert sent() is None
     finally:
         gc.enable()
