@@ -9,16 +9,19 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import numpy as np
 import pytest
 
 import aionn
+from aionn.conformance.vts.models import endless_model
 from aionn.errors import TRACEBACK_CHARACTERS_MAX, DriverTraceback, traceback_of
 from aionn.hal import OperandType, OperationType
 from aionn.models.builder import GraphBuilder
 from aionn.runtime.clock import mistake_in
+from aionn.runtime.executions.execution import ExecutionState
 from aionn.testing.models import identity
-from fences import FenceError, SyncFence
+from fences import FenceError, FenceStatus, SyncFence
 from tests.support.mortal_driver import RAISES, doubled_model, sum_model
 
 X = np.ones(4, np.float32)
@@ -302,6 +305,28 @@ async def test_failure_that_nobody_awaits_is_reported() -> None:
         (report,) = reports
         assert "an execution failed, and neither it nor its fence was awaited" in report["message"]
         assert "planted" in str(report["exception"])
+
+
+async def test_execution_that_ends_with_its_runtime_is_not_reported() -> None:
+    reports: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda loop, context: reports.append(context))
+    try:
+        with anyio.fail_after(LIMIT_S):
+            async with aionn.open(drivers=["reference"], isolation="in_process") as runtime:
+                net = await runtime.compile(endless_model())
+                running = net.execute_fenced([np.ones(1, np.float32)], loop_timeout=0.3)
+                while running.state is not ExecutionState.RUNNING:
+                    await anyio.sleep(0.001)
+            # Its device was closed, or its task was cancelled: which one is first is not determined.
+            assert running.fence.status == FenceStatus.FAILED
+            del running
+            for _ in range(3):
+                gc.collect()
+                await anyio.lowlevel.checkpoint()
+    finally:
+        loop.set_exception_handler(None)
+    assert not reports
 
 
 async def test_failure_of_a_chain_names_its_origin_once() -> None:

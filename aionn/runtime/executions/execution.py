@@ -5,7 +5,7 @@ Owns the fence, its cancellation, and the priority that executions lend to those
 Invariants:
 1. The fence of an execution is finished exactly once; the first answer wins, a later one is discarded.
 2. The fence fails at the deadline, not when the device is done.
-3. A failure that no code asks for is reported when the fence is dropped, as asyncio does for tasks.
+3. A failure that no code asks for is reported when the fence is dropped, as asyncio does for tasks; not one by closing the runtime.
 4. A chain of executions fails with the origin of the first failure, named once: each link passes on the same failure.
 """
 
@@ -111,7 +111,8 @@ class Execution:
         if self.fence.status == FenceStatus.PENDING:
             self.finished_ns = now_ns()
             self._failure = error
-            if not isinstance(error, ExecutionCancelled):
+            # Not one that ends because its runtime is being closed: that is what the application has asked for.
+            if not isinstance(error, ExecutionCancelled) and self._job.background.is_open:
                 self._fence.failure = error
             cause = error.__cause__
             if isinstance(cause, FenceError):
