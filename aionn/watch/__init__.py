@@ -1,6 +1,6 @@
 """The figures of running streams, and a page in the browser that shows them with the newest pictures.
 
-Owns the collector, the page and its server. Refuses to own streams: they run the same, watched or not.
+Owns the collector, the page and its server. Refuses to own streams: they run the same, watched or not::
 
     collector = Collector()
     stream = collector.add_stream("camera", within_ns=33_000_000)
