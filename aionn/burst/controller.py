@@ -45,6 +45,7 @@ from aionn.errors import (
 )
 from aionn.hal import (
     BufferToken,
+    BurstByLaunch,
     BurstDefaults,
     ExecutionResult,
     Launch,
@@ -54,7 +55,6 @@ from aionn.hal import (
     Request,
     check_deadline_ns,
     check_duration_ns,
-    outcome_of,
 )
 from aionn.platform.loops import begin, finish
 from aionn.validation import check_memory_identifiers
@@ -128,7 +128,7 @@ class _BurstLaunch(LaunchBase):
         return self._burst.received(self).__await__()
 
 
-class BurstController(BurstDefaults):
+class BurstController(BurstByLaunch, BurstDefaults):
     """The client's end of one burst.
 
     Args:
@@ -227,26 +227,6 @@ class BurstController(BurstDefaults):
             raise DeadObject(f"burst: {self._why_dead}")
         next_state(self.state, "send")
         raise AssertionError("only an idle burst sends")
-
-    async def execute_synchronously(
-        self,
-        request: Request,
-        memory_identifiers: Sequence[int],
-        *,
-        measure: bool = False,
-        deadline_ns: int | None = None,
-        loop_timeout_ns: int | None = None,
-    ) -> ExecutionResult:
-        """See ``aionn.hal.Burst``."""
-        return await outcome_of(
-            self.launch(
-                request,
-                memory_identifiers,
-                measure=measure,
-                deadline_ns=deadline_ns,
-                loop_timeout_ns=loop_timeout_ns,
-            )
-        )
 
     def _launch_by_model(
         self,

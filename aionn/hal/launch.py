@@ -17,14 +17,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, Protocol
 
 from aionn.errors import Error, GeneralFailure, error_for_status, general_failure_of
-from aionn.hal.request import ExecutionResult
+from aionn.hal.qos import Priority
+from aionn.hal.request import ExecutionResult, Request
 from fences import SyncFence
 
-__all__ = ["Launch", "LaunchBase", "TaskLaunch", "ask_to_stop", "check_launch", "outcome_of"]
+__all__ = [
+    "BurstByLaunch",
+    "Launch",
+    "LaunchBase",
+    "PreparedModelByLaunch",
+    "TaskLaunch",
+    "ask_to_stop",
+    "check_launch",
+    "outcome_of",
+]
 
 _logger = logging.getLogger("aionn.driver")
 
@@ -201,6 +211,63 @@ async def outcome_of(launch: Launch) -> ExecutionResult:
         raise
     finally:
         del launch  # An error refers to this frame.
+
+
+class PreparedModelByLaunch:
+    """``execute_synchronously`` of a ``PreparedModel`` that launches: inherit it before the other base classes, and define
+    ``launch``.
+
+    ``PreparedModelDefaults`` has the opposite, ``launch`` from ``execute_synchronously``: without a ``launch`` of the class the two
+    would call each other.
+    """
+
+    launch: Callable[..., Launch]
+
+    async def execute_synchronously(
+        self,
+        request: Request,
+        *,
+        measure: bool = False,
+        deadline_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
+        priority: Priority | None = None,
+    ) -> ExecutionResult:
+        """See ``PreparedModel``. Cancellation asks the device to stop; it keeps its slot until it has."""
+        return await outcome_of(
+            self.launch(
+                request,
+                measure=measure,
+                deadline_ns=deadline_ns,
+                loop_timeout_ns=loop_timeout_ns,
+                priority=priority,
+            )
+        )
+
+
+class BurstByLaunch:
+    """``execute_synchronously`` of a ``Burst`` that launches: as ``PreparedModelByLaunch``."""
+
+    launch: Callable[..., Launch]
+
+    async def execute_synchronously(
+        self,
+        request: Request,
+        memory_identifiers: Sequence[int],
+        *,
+        measure: bool = False,
+        deadline_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
+    ) -> ExecutionResult:
+        """See ``Burst``. Cancellation asks the device to stop; it keeps its slot until it has."""
+        return await outcome_of(
+            self.launch(
+                request,
+                memory_identifiers,
+                measure=measure,
+                deadline_ns=deadline_ns,
+                loop_timeout_ns=loop_timeout_ns,
+            )
+        )
 
 
 _MEMBERS = ("done", "is_done", "is_cancelled", "outcome", "cancel", "__await__")

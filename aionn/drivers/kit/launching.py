@@ -23,17 +23,17 @@ from aionn.drivers.kit.fenced import FencedLaunch
 from aionn.errors import Error, ErrorStatus, InvalidArgument, ResourceExhausted, status_of
 from aionn.hal import (
     NO_TIMING,
+    BurstByLaunch,
     BurstDefaults,
     ExecutionCallback,
-    ExecutionResult,
     FencedExecution,
     Launch,
     Memory,
     PreparedModel,
+    PreparedModelByLaunch,
     Priority,
     Request,
     ResendingExecution,
-    outcome_of,
 )
 from aionn.validation import check_memory_identifiers
 from fences import SyncFence
@@ -44,7 +44,7 @@ MEMORIES_MAX = 1 << 16
 """Memories that one burst remembers."""
 
 
-class LaunchingPreparedModel(CheckedPreparedModel):
+class LaunchingPreparedModel(PreparedModelByLaunch, CheckedPreparedModel):
     """A model made ready by a driver that launches. Implement ``begin``."""
 
     takes_priority = True
@@ -89,26 +89,6 @@ class LaunchingPreparedModel(CheckedPreparedModel):
             deadline_ns=deadline_ns,
             loop_timeout_ns=loop_timeout_ns,
             priority=priority,
-        )
-
-    async def execute_synchronously(
-        self,
-        request: Request,
-        *,
-        measure: bool = False,
-        deadline_ns: int | None = None,
-        loop_timeout_ns: int | None = None,
-        priority: Priority | None = None,
-    ) -> ExecutionResult:
-        """See ``PreparedModel``. Cancellation asks the device to stop; it keeps its slot until it has."""
-        return await outcome_of(
-            self.launch(
-                request,
-                measure=measure,
-                deadline_ns=deadline_ns,
-                loop_timeout_ns=loop_timeout_ns,
-                priority=priority,
-            )
         )
 
     async def execute(
@@ -198,7 +178,7 @@ def _notify(callback: ExecutionCallback, launch: Launch, done: SyncFence) -> Non
     callback(status, result.output_shapes, result.timing)
 
 
-class DirectBurst(BurstDefaults):
+class DirectBurst(BurstByLaunch, BurstDefaults):
     """A burst of a device in this process: pools are mapped already, so that an identifier only names its first memory."""
 
     def __init__(self, prepared: PreparedModel) -> None:
@@ -225,26 +205,6 @@ class DirectBurst(BurstDefaults):
             request, measure=measure, deadline_ns=deadline_ns, loop_timeout_ns=loop_timeout_ns
         )
         return launch
-
-    async def execute_synchronously(
-        self,
-        request: Request,
-        memory_identifiers: Sequence[int],
-        *,
-        measure: bool = False,
-        deadline_ns: int | None = None,
-        loop_timeout_ns: int | None = None,
-    ) -> ExecutionResult:
-        """See ``Burst``."""
-        return await outcome_of(
-            self.launch(
-                request,
-                memory_identifiers,
-                measure=measure,
-                deadline_ns=deadline_ns,
-                loop_timeout_ns=loop_timeout_ns,
-            )
-        )
 
     def _with_remembered(self, request: Request, memory_identifiers: Sequence[int]) -> Request:
         """The request on the memories that its identifiers stand for: those that came with their first use."""

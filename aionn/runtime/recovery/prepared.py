@@ -36,6 +36,7 @@ from aionn.errors import (
 from aionn.hal import (
     BufferToken,
     Burst,
+    BurstByLaunch,
     BurstDefaults,
     Execution,
     ExecutionCallback,
@@ -44,12 +45,12 @@ from aionn.hal import (
     Launch,
     LaunchBase,
     PreparedModel,
+    PreparedModelByLaunch,
     PreparedModelDefaults,
     Priority,
     Request,
     ask_to_stop,
     check_abilities,
-    outcome_of,
 )
 from aionn.platform.loops import finish
 from aionn.runtime.background import Background
@@ -98,7 +99,7 @@ class Recoverer:
         self.count += 1
 
 
-class RecoveringPreparedModel(PreparedModelDefaults):
+class RecoveringPreparedModel(PreparedModelByLaunch, PreparedModelDefaults):
     """A prepared model that is prepared again after the death of its driver. Made by ``Recoverer``.
 
     Attributes:
@@ -299,26 +300,6 @@ class RecoveringPreparedModel(PreparedModelDefaults):
         """A launch does not wait any more."""
         self._waiting.pop(launch, None)
 
-    async def execute_synchronously(
-        self,
-        request: Request,
-        *,
-        measure: bool = False,
-        deadline_ns: int | None = None,
-        loop_timeout_ns: int | None = None,
-        priority: Priority | None = None,
-    ) -> ExecutionResult:
-        """See ``PreparedModel``."""
-        return await outcome_of(
-            self.launch(
-                request,
-                measure=measure,
-                deadline_ns=deadline_ns,
-                loop_timeout_ns=loop_timeout_ns,
-                priority=priority,
-            )
-        )
-
     async def execute(self, request: Request, callback: ExecutionCallback, **options: Any) -> Any:
         """See ``PreparedModel``. Waits for a preparation that is under way."""
         await self._over()
@@ -372,7 +353,7 @@ class RecoveringPreparedModel(PreparedModelDefaults):
         await self.current.aclose()
 
 
-class RecoveringBurst(BurstDefaults):
+class RecoveringBurst(BurstByLaunch, BurstDefaults):
     """A burst that is opened again with its prepared model."""
 
     def __init__(
@@ -428,26 +409,6 @@ class RecoveringBurst(BurstDefaults):
             )
 
         return self._owner.begun(request, deadline_ns, begin)
-
-    async def execute_synchronously(
-        self,
-        request: Request,
-        memory_identifiers: Sequence[int],
-        *,
-        measure: bool = False,
-        deadline_ns: int | None = None,
-        loop_timeout_ns: int | None = None,
-    ) -> ExecutionResult:
-        """See ``Burst``."""
-        return await outcome_of(
-            self.launch(
-                request,
-                memory_identifiers,
-                measure=measure,
-                deadline_ns=deadline_ns,
-                loop_timeout_ns=loop_timeout_ns,
-            )
-        )
 
     async def release_memory_resource(self, memory_identifier: int) -> None:
         """See ``Burst``."""

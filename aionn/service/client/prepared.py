@@ -26,11 +26,11 @@ from aionn.hal import (
     FencedTiming,
     LaunchBase,
     Memory,
+    PreparedModelByLaunch,
     PreparedModelDefaults,
     Priority,
     Request,
     check_fences,
-    outcome_of,
 )
 from aionn.platform.loops import finish, finish_all
 from aionn.service.client.connection import Connection
@@ -106,7 +106,7 @@ class _Owned:
         _unanswered[self._channel] = _unanswered.get(self._channel, 0) + 1 if limit.cancelled_caught else 0
 
 
-class RemotePreparedModel(PreparedModelDefaults):
+class RemotePreparedModel(PreparedModelByLaunch, PreparedModelDefaults):
     """A prepared model in a driver process.
 
     Attributes:
@@ -144,26 +144,6 @@ class RemotePreparedModel(PreparedModelDefaults):
         self._check_open()
         body = Execute(self.handle, self._on_wire(request), measure, deadline_ns, loop_timeout_ns, priority)
         return RemoteLaunch(self._channel, self._channel.begin(body), request)
-
-    async def execute_synchronously(
-        self,
-        request: Request,
-        *,
-        measure: bool = False,
-        deadline_ns: int | None = None,
-        loop_timeout_ns: int | None = None,
-        priority: Priority | None = None,
-    ) -> ExecutionResult:
-        """See ``PreparedModel``. Cancellation asks the device to stop."""
-        return await outcome_of(
-            self.launch(
-                request,
-                measure=measure,
-                deadline_ns=deadline_ns,
-                loop_timeout_ns=loop_timeout_ns,
-                priority=priority,
-            )
-        )
 
     async def execute(
         self,
