@@ -24,7 +24,7 @@ LONG_FILES: dict[str, str] = {
 LONG_FUNCTIONS: dict[str, str] = {}
 SLEEPERS: dict[str, str] = {
     "aionn/service/host/process.py": "the thread that gives a process without a client its last seconds, as its loop may be stuck",
-    "aionn/service/wire/peers.py": "the thread that prepares models leaves the interpreter to the executions of other clients",
+    "aionn/service/wire/peers.py": "the threads that prepare models and those of bursts leave the interpreter to other clients",
 }
 """``file: reason`` for files whose code may call time.sleep; it must run on a thread that is no event loop's."""
 

@@ -66,6 +66,8 @@ class BurstServer:
         bind: Checks a request and makes it ready for ``execute``, which is given what this gives, any number of times; None where
             ``execute`` takes requests as they are.
         on_started: Called on the burst's thread before it listens; None calls nothing. It must not raise.
+        on_decoded: Called on the burst's thread after the answer to a packet that was not remembered, with the processor time in
+            nanoseconds that the thread has used for it; may block. None calls nothing. It must not raise.
         on_end: Called with the reason, on the burst's thread, when the burst ends without being stopped; ``stop`` must still be
             called.
         on_stopped: Called on the burst's thread when both queues are closed and nothing is executed or asked any more.
@@ -81,6 +83,7 @@ class BurstServer:
         get_memories: Callable[[Sequence[int]], Sequence[Memory]],
         bind: Callable[[Request], Any] | None = None,
         on_started: Callable[[], object] | None = None,
+        on_decoded: Callable[[int], object] | None = None,
         on_end: Callable[[str], None] | None = None,
         on_stopped: Callable[[], object] | None = None,
         name: str,
@@ -91,6 +94,7 @@ class BurstServer:
         self._get_memories = get_memories
         self._bind = bind
         self._on_started = on_started
+        self._on_decoded = on_decoded
         self._on_end = on_end
         self._on_stopped = on_stopped
         self._name = name
@@ -102,6 +106,7 @@ class BurstServer:
         self._last_packet = encode_result(result_of(self._last_result))
         self._stopping = False
         self._has_answered = False
+        self._decodes_since_ns: int | None = None
         self._is_serving = False
         self._is_resting = False
         self._used_s = time.monotonic()
@@ -175,6 +180,8 @@ class BurstServer:
                 with self._lock:
                     self._is_serving = True
                 self._serve(payload)
+                if self._decodes_since_ns is not None and self._on_decoded is not None:
+                    self._on_decoded(time.thread_time_ns() - self._decodes_since_ns)
                 with self._lock:
                     self._is_serving = self._is_resting = False
                     self._used_s = time.monotonic()
@@ -206,6 +213,7 @@ class BurstServer:
 
     def _serve(self, payload: bytes) -> None:
         self._has_answered = False
+        self._decodes_since_ns = None
         try:
             known, deadline_ns, loop_timeout_ns = self._known(payload)
             result = self._execute(known.bound, known.measure, deadline_ns, loop_timeout_ns, self._answer)
@@ -242,6 +250,7 @@ class BurstServer:
         return self._learn(payload)
 
     def _learn(self, payload: bytes) -> tuple[_Known, int | None, int | None]:
+        self._decodes_since_ns = time.thread_time_ns()
         asked = decode_request(payload)
         with self._lock:
             missing = self._cache.missing(asked.slots)

@@ -156,6 +156,7 @@ class Bursts:
             execute=execute,
             get_memories=get_memories,
             on_started=on_started,
+            on_decoded=self._peer.pause_after_packet,
             on_end=on_end,
             on_stopped=on_stopped,
             name=f"aionn-burst-{handle}",

@@ -294,9 +294,8 @@ async def listen(
                     newcomers.leave(place)
 
             newcomers = Newcomers(Admission(limits), tasks, serve_one, peers.next_connection)
-            while True:
-                # Where connections come without end, those who are served have their turns between two of them.
-                await peers.next_connection()
+
+            async def take_one() -> None:
                 sock = await _accept(listener)
                 try:
                     client = Credentials.of(sock)
@@ -304,6 +303,11 @@ async def listen(
                     await close_in_turns(sock, peers.next_connection)  # It is gone.
                 else:
                     await newcomers.receive(sock, client)
+
+            while True:
+                # Where connections come without end, those who are served have their turns between two of them.
+                await peers.next_connection()
+                await peers.charged_to_newcomers(take_one())
     finally:
         listener.close()
         _unlink(os.fspath(path), identity)

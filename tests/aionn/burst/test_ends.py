@@ -239,6 +239,15 @@ async def test_death_ends_the_pending_call_and_every_later_one(ends: Ends, memor
         await ends.controller.execute_synchronously(doubling(memory), [0])
 
 
+async def test_packets_that_had_to_be_decoded_are_reported_and_remembered_ones_are_not(
+    ends: Ends, memory: Memory
+) -> None:
+    request = doubling(memory)
+    for measure in (False, False, False, True, False):
+        await ends.controller.execute_synchronously(request, [0], measure=measure)
+    assert len(ends.decoded_ns) == 2 and min(ends.decoded_ns) >= 0
+
+
 async def test_repeated_request_is_sent_again_and_a_changed_one_is_not_mistaken_for_it(
     ends: Ends, memory: Memory
 ) -> None:

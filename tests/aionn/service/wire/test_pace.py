@@ -1,4 +1,4 @@
-"""The pauses of threads that work for a process: one that does not wait for its answers gets a fifth of the interpreter."""
+"""The pauses of threads that work for a process: one that does not wait for its answers gets a small part of the interpreter."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _peers_of_whom_one_waits() -> tuple[Peer, Peer]:
 
 
 @pytest.mark.parametrize("piece_ns", [10_000, PIECE_NS, MS])
-def test_thread_that_works_for_a_process_with_a_backlog_uses_a_fifth_of_the_interpreter(
+def test_thread_that_works_for_a_process_with_a_backlog_uses_a_part_of_the_interpreter(
     paced: Clock, piece_ns: int
 ) -> None:
     hostile, other = _peers_of_whom_one_waits()

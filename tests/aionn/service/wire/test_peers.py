@@ -22,6 +22,7 @@ from aionn.service.wire.handles import RequestOnWire
 from aionn.service.wire.peers import (
     BACKLOG_NS,
     COMPANY_NS,
+    FLOOD_NS,
     PAUSE,
     PAUSE_NS_MAX,
     PAUSE_NS_MIN,
@@ -65,12 +66,12 @@ def test_use_beside_another_process_is_followed_by_a_pause(shares: Shares) -> No
 
 
 def test_short_uses_add_up_to_a_pause(shares: Shares) -> None:
-    used_ns = PAUSE_NS_MIN // PAUSE // 10
+    used_ns = -(-PAUSE_NS_MIN // (10 * PAUSE))
     pauses = []
     for _ in range(11):
         shares.used("A", used_ns, 0)
         pauses.append(shares.pause_ns(0))
-    assert pauses[:9] == [0] * 9 and pauses[9] >= PAUSE_NS_MIN - 10 * PAUSE
+    assert pauses[:9] == [0] * 9 and pauses[9] >= PAUSE_NS_MIN
 
 
 def test_no_use_makes_the_pause_longer_than_its_bound(shares: Shares) -> None:
@@ -193,10 +194,13 @@ def slow(clock: Any, call_ns: int) -> Any:
     return handle
 
 
+CALL_NS = MS // 4
+
+
 async def _pauses(clock: Any, peers: Peers, count: int, *, is_other_served: bool) -> int:
-    """For how long calls of a process that sends all of them at once pause, each of which keeps the loop for a millisecond."""
+    """For how long calls of a process that sends all of them at once pause, each of which keeps the loop for ``CALL_NS``."""
     async with (
-        connected(peers.of(1), slow(clock, MS)) as (channel, sock),
+        connected(peers.of(1), slow(clock, CALL_NS)) as (channel, sock),
         connected(peers.of(2)) as (_, other),
     ):
         if is_other_served:
@@ -210,9 +214,17 @@ async def _pauses(clock: Any, peers: Peers, count: int, *, is_other_served: bool
 
 
 async def test_calls_that_come_at_once_pause_beside_another_process(clock: Any) -> None:
-    count = 10  # Their pauses end before the other process counts as gone.
+    count = 10  # Their pauses end before the other process counts as gone, and they are no flood.
     slept_ns = await _pauses(clock, Peers(), count, is_other_served=True)
-    assert (count - 3) * PAUSE * MS <= slept_ns <= count * PAUSE * MS
+    assert (count - 3) * PAUSE * CALL_NS <= slept_ns <= count * PAUSE * CALL_NS
+
+
+async def test_calls_that_do_not_end_pause_for_longer(clock: Any) -> None:
+    count = 4 * FLOOD_NS // CALL_NS
+    slept_ns = await _pauses(clock, Peers(), count, is_other_served=True)
+    assert (
+        slept_ns >= PAUSE * (FLOOD_NS - 3 * CALL_NS) + COMPANY_NS // 2
+    )  # Then the other process counts as gone.
 
 
 async def test_calls_that_come_at_once_do_not_pause_where_nobody_else_is_served(clock: Any) -> None:
@@ -232,7 +244,7 @@ async def test_processes_that_all_have_a_backlog_do_not_pause(clock: Any) -> Non
             while one.received_count + two.received_count < 2 * count:
                 await anyio.lowlevel.checkpoint()
     # The loop has waited for the first message of each, so that each had none for some time.
-    assert clock.slept_ns <= COMPANY_NS + 2 * PAUSE * MS < 2 * (count - 1) * PAUSE * MS
+    assert clock.slept_ns <= COMPANY_NS + PAUSE_NS_MAX < 2 * (count - 1) * PAUSE * MS
 
 
 async def test_processes_that_send_several_calls_for_each_frame_do_not_pause_each_other(clock: Any) -> None:
