@@ -67,6 +67,7 @@ from aionn.service.wire.protocol import (
     CancelCall,
     Done,
     ExecuteFencedReply,
+    ExecuteReply,
     Failed,
     Message,
     Reply,
@@ -163,11 +164,9 @@ class Channel:
         self._handled: dict[int, Handled] = {}
         self._why_dead: str | None = None
         self._outbox = Outbox(sock, lambda why: self.close(f"{peer_name} is gone: {why}"))
-        self._turn_left = TURN_WEIGHT
-        self._has_waited = True
+        self._turn_left, self._has_waited = TURN_WEIGHT, True
         self._load = Load()
-        self._room = anyio.Event()
-        self._over = anyio.Event()
+        self._room, self._over = anyio.Event(), anyio.Event()
         self.received_count, self.ended = 0, SyncFence("connection")
         self._is_running = self.has_received = self.was_cut_off = False
 
@@ -283,8 +282,7 @@ class Channel:
                 if self._is_unexpected(envelope):
                     return None, 0
                 self._check_descriptors(envelope, fds)
-            message = decode_inline(payload, fds, sealed_only=self._sealed_only, account=self._account)
-            return message, 0
+            return decode_inline(payload, fds, sealed_only=self._sealed_only, account=self._account), 0
         if self._is_unexpected((stands_for.is_call, stands_for.id)):
             return None, 0
         self._check_descriptors((stands_for.is_call, stands_for.id), fds)
@@ -385,6 +383,8 @@ class Channel:
                     raise
             if handled.scope.cancelled_caught:
                 reply = not_wanted()
+            elif isinstance(reply, ExecuteReply | ExecuteFencedReply):
+                self._peer.executed()
         except anyio.get_cancelled_exc_class() as e:
             self.was_cut_off = True
             traceback.clear_frames(e.__traceback__)

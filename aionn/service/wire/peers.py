@@ -16,8 +16,9 @@ threads of executions wait each time that they continue.
 A process whose backlog does not end is a flood. The time that a process uses during its backlogs adds up, and is forgotten in the
 time between them. Beyond ``FLOOD_NS`` its turns are among those of the floods, after which the loop is left to the other processes
 ``FLOOD_PAUSE`` times as long. A client that sends the calls of each frame together stays below this, and one that sends without a
-pause exceeds it within some hundredths of a second. The use of all processes that connected a short time ago is added up, so that a
-process that leaves and returns gains nothing.
+pause exceeds it within some hundredths of a second, unless it does so for executions that succeed: each is worth ``EXECUTION_NS``,
+so that a client with many executions in progress keeps its part of the tenth. The use of all processes that connected a short time
+ago is added up, so that a process that leaves and returns gains nothing.
 
 Invariants:
 1. While a process has more than one connection, one message of them all, or one part of a large one, is taken in each turn of the
@@ -60,6 +61,9 @@ FLOOD_NS_MAX = 20 * FLOOD_NS
 FORGOTTEN_PART = 4
 """Each nanosecond of use is forgotten in this many without a backlog: a process that sends calls together for each frame does not
 count as a flood while these take less than a fifth of the loop."""
+
+EXECUTION_NS = 500_000
+"""Use of the loop that is forgotten for each execution that succeeds: twice that of an execution of a small request."""
 
 NEWCOMER_NS = 1_000_000_000
 """Time for which a process adds to the use of all newcomers, after its first connection began."""
@@ -113,6 +117,10 @@ class Use:
         if without_ns > 0:
             self._used_ns = max(0, self._used_ns - without_ns // FORGOTTEN_PART)
         self._backlog_until_ns = now_ns + BACKLOG_NS
+
+    def executed(self) -> None:
+        """An execution has succeeded."""
+        self._used_ns = max(0, self._used_ns - EXECUTION_NS)
 
     def add(self, used_ns: int) -> None:
         """It was used during a backlog."""
@@ -286,6 +294,11 @@ class Peer:
     def _added_to(self, turns: _Turns, now_ns: int) -> Use:
         """The sum to which its use is added."""
         return turns.newcomers if now_ns < self._newcomer_until_ns else self._use
+
+    def executed(self) -> None:
+        """An execution has succeeded that this process asked for."""
+        if self._turns is not None:
+            self._added_to(self._turns, time.monotonic_ns()).executed()
 
     def connects_or_leaves(self) -> None:
         """A connection begins or ends."""

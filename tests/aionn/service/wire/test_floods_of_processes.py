@@ -11,6 +11,7 @@ from aionn.service.wire import peers as peers_module
 from aionn.service.wire.load import Load
 from aionn.service.wire.peers import (
     BACKLOG_NS,
+    EXECUTION_NS,
     FLOOD_NS,
     FLOOD_NS_MAX,
     FLOOD_PAUSE,
@@ -62,6 +63,21 @@ def test_flood_is_forgotten_in_the_time_without_a_backlog_alone() -> None:
     use.has_backlog(now_ns + longest_ns - FORGOTTEN_PART)
     assert use.is_flood
     use.has_backlog(now_ns + longest_ns + BACKLOG_NS + FORGOTTEN_PART)
+    assert not use.is_flood
+
+
+def test_executions_that_succeed_are_never_a_flood_and_end_one() -> None:
+    use = Use()
+    for now_ns in range(S, 10 * S, MS):
+        use.has_backlog(now_ns)
+        use.add(EXECUTION_NS - EXECUTION_NS // 10)
+        use.executed()
+        assert not use.is_flood
+    for _ in range(2 * FLOOD_NS // MS):
+        use.add(MS)
+    assert use.is_flood  # However many succeeded before.
+    for _ in range(1 + (2 * FLOOD_NS - FLOOD_NS) // EXECUTION_NS):
+        use.executed()
     assert not use.is_flood
 
 
