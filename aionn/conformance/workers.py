@@ -111,7 +111,7 @@ def find_units(folder: Path, *, contains: str = "") -> tuple[list[Unit], dict[st
     """
     units, tests = [], {}
     for path in test_files(folder):
-        found = {test.name: test for test in load_tests(path) if contains in test.name}
+        found = {test.name: test for test in load_tests(path, contains=contains)}
         if found:
             units.append(Unit(str(path), tuple(found)))
         tests.update(found)

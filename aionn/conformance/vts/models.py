@@ -80,24 +80,24 @@ def sample_tests(folder: Path, *, per_operation: int | None, operations_max: int
         per_operation: How many models with each operation, at least; None for all models.
         operations_max: Models with more operations are left out of a sample.
     """
-    every = list(iterate_tests(folder))
+    every = sorted(iterate_tests(folder), key=_effort)
     tests = [test for test in every if not test.expect_failure]
-    failing = sorted((test for test in every if test.expect_failure), key=_effort)
+    failing = [test for test in every if test.expect_failure]
     if per_operation is None:
         return [*tests, *failing]
     failing = [next(group) for _, group in itertools.groupby(failing, key=operation_types)]
     counts: dict[str, int] = {}
     chosen = []
-    for test in sorted(tests, key=_effort):
-        types = operation_types(test)
+    for test in tests:
         if len(test.main.operations) > operations_max:
             continue
+        types = operation_types(test)
         if any(counts.get(name, 0) < per_operation for name in types):
             chosen.append(test)
             for name in types:
                 counts[name] = counts.get(name, 0) + 1
     names = {test.name for test in chosen}
-    long = (t for t in sorted(tests, key=_effort) if 3 <= len(t.main.operations) <= operations_max)
+    long = (t for t in tests if 3 <= len(t.main.operations) <= operations_max)
     others = itertools.islice((t for t in long if t.name not in names), LONG_MODELS)
     return [*chosen, *others, *failing]
 
