@@ -30,7 +30,7 @@ def main(arguments):
     fds = {int(fd): os.get_inheritable(int(fd)) for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")}
     status = pathlib.Path("/proc/self/status").read_text().splitlines()
     print(json.dumps({
-        "arguments": [arguments, sys.argv, __name__, sys.modules["__main__"].__name__],
+        "arguments": [arguments, sys.argv, sys.orig_argv, __name__, sys.modules["__main__"].__name__],
         "environment": {name: value for name, value in os.environ.items() if name != "LC_CTYPE"},
         "folder": os.getcwd(),
         "path": sys.path,

@@ -3,7 +3,7 @@ a second.
 
 Owns the fork server, a child of the process of the tests, and the use of it in place of ``exec`` by ``subprocess.Popen``.
 
-A forked process differs from one that was executed in its command line (``/proc/PID/cmdline``, ``sys.orig_argv``) and in the
+A forked process differs from one that was executed in its command line as the kernel lists it (``/proc/PID/cmdline``) and in the
 modules that are imported when it begins. Everything else is the same: it is a child of the process of the tests, with the
 requested descriptors, environment, session and working directory. It ends with its threads and exit handlers, but does not
 take its modules down.
@@ -37,8 +37,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType
 from typing import Any, ClassVar, Literal
-
-from aionn.service.entry import SPARE_ARGUMENT
 
 __all__ = ["EXECUTE", "ForkServer", "ForkedStarts", "Kinds", "run", "serve"]
 
@@ -170,6 +168,7 @@ class ForkServer:
         passed = sorted(asked["pass_fds"])
         message = {
             **program,
+            "command": [os.fspath(word) for word in asked["args"]],
             "environment": dict(environment),
             "folder": os.getcwd() if asked["cwd"] is None else os.fspath(asked["cwd"]),
             "numbers": [0, 1, 2, *passed],
@@ -218,13 +217,8 @@ def _program(command: object) -> dict[str, Any] | None:
 
 
 def _is_ours(program: Mapping[str, Any]) -> bool:
-    """Whether it is one of ``aionn.platform.python_process``, and does not start itself anew by its own command line."""
-    return bool(
-        program["is_safe"]
-        and program["kind"] == "-c"
-        and CODE.fullmatch(program["what"])
-        and SPARE_ARGUMENT not in program["arguments"]
-    )
+    """Whether it is one of ``aionn.platform.python_process``."""
+    return bool(program["is_safe"] and program["kind"] == "-c" and CODE.fullmatch(program["what"]))
 
 
 def _entry(command: object) -> str | None:
@@ -409,6 +403,7 @@ def _main_code(message: Mapping[str, Any], path: Sequence[str]) -> CodeType:
     """Prepares the interpreter for its program, and returns what its main module executes."""
     kind, what = message["kind"], message["what"]
     sys.argv[:] = [what if kind == "script" else kind, *message["arguments"]]
+    sys.orig_argv[:] = message["command"]
     first = {"-c": "", "-m": os.getcwd(), "script": os.path.dirname(os.path.realpath(what))}[kind]
     gained = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     sys.path[:] = [*([] if message["is_safe"] else [first]), *gained, *path]
