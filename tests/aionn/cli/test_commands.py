@@ -202,18 +202,21 @@ def test_mistake_is_told_in_one_sentence(
     assert "Traceback" not in finished.stderr
 
 
+@pytest.mark.forked("any")
 def test_process_ends_with_the_sentence_and_its_code() -> None:
     finished = aionn("run", "missing.tflite")
     assert (finished.returncode, finished.stdout) == (2, "")
     assert finished.stderr.startswith("aionn: ") and len(finished.stderr.splitlines()) == 1
 
 
+@pytest.mark.forked("any")
 def test_traceback_is_shown_when_asked_for() -> None:
     finished = aionn("run", "missing.tflite", AIONN_TRACEBACK="1")
     assert finished.returncode != 0
     assert "Traceback" in finished.stderr
 
 
+@pytest.mark.forked("any")
 def test_help_names_every_command() -> None:
     finished = aionn("--help")
     assert finished.returncode == 0
@@ -294,6 +297,7 @@ def test_quantiles_of_a_run_have_five_executions_beyond_them(count: int) -> None
     assert told.endswith("1.00 ms")
 
 
+@pytest.mark.forked("any")
 def test_lines_of_drivers_are_labelled_where_nobody_logs() -> None:
     code = (
         "import logging; from aionn.observability.log_tags import label_lines; label_lines();"

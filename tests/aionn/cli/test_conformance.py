@@ -16,6 +16,8 @@ import pytest
 
 from tests.support.conformance_data import vector_test, write_tests
 
+pytestmark = pytest.mark.forked("any")
+
 RUN_S_MAX = 60
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -15,6 +15,8 @@ from aionn.realtime.findings import Finding, Severity
 from aionn.realtime.reading import TEXT_BYTES_MAX, read_text
 from tests.aionn.realtime.children import as_root, finished_child, without_sys_nice
 
+pytestmark = pytest.mark.forked("any")
+
 DOCTOR = """
 from aionn.cli.main import main
 sys.argv = ["aionn", "doctor", *sys.argv[1:]]
@@ -133,6 +135,7 @@ def test_measuring_counts_timers_wakes_and_gaps() -> None:
     assert 0 <= measured["gaps"]["share"] <= 1
 
 
+@pytest.mark.forked("none")
 def test_measuring_leaves_the_process_as_it_was() -> None:
     code = """
 import gc

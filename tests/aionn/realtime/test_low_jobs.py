@@ -6,6 +6,8 @@ import pytest
 
 from tests.aionn.realtime.children import OPEN, as_root, run_child
 
+pytestmark = pytest.mark.forked("any")
+
 DEVICE = """
 SHAPES, FRAME = "examples/data/shapes_int8.tflite", np.zeros((1, 96, 96, 3), np.int8)
 """

@@ -19,6 +19,8 @@ from tests.aionn.realtime.children import (
     without_sys_nice,
 )
 
+pytestmark = pytest.mark.forked("any")
+
 PUT_BACK_MS = 200
 """Within how much of its own processor time a spinning callback is ordinary again."""
 
@@ -56,6 +58,7 @@ def test_collector_is_frozen_with_real_time_alone(monkeypatch: pytest.MonkeyPatc
 # --- Without real time ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.forked("none")
 def test_off_changes_no_thread_and_starts_no_process() -> None:
     code = """
 async def main():

@@ -18,6 +18,8 @@ from aionn.realtime.realtimekit import Offer, Unavailable
 from aionn.realtime.remedies import Cause, Host, HostKind, host_of, remedy
 from tests.aionn.realtime.children import BEGIN, SET_SCHEDULER, as_root, run_child
 
+pytestmark = pytest.mark.forked("any")
+
 ASK = """
 from aionn.realtime.permission import ask
 import msgspec

@@ -15,6 +15,8 @@ import pytest
 
 from tests.aionn.realtime.children import OPEN, as_root, run_child, without_sys_nice
 
+pytestmark = pytest.mark.forked("any")
+
 pytest.importorskip("jeepney")
 
 ASK = """

@@ -8,6 +8,8 @@ from aionn.errors import InvalidArgument
 from aionn.realtime import Mode, Scheduling, SchedulingClass
 from tests.aionn.realtime.children import as_root, run_child
 
+pytestmark = pytest.mark.forked("any")
+
 
 def test_off_grants_nothing_and_starts_nothing() -> None:
     scheduling = Scheduling.open(Mode.OFF)

@@ -6,6 +6,8 @@ import pytest
 
 from tests.aionn.realtime.children import as_root, run_child
 
+pytestmark = pytest.mark.forked("any")
+
 THREADS = """
 from aionn.realtime.permission import Permission, Way, ask
 from aionn.realtime.priorities import SchedulingClass

@@ -13,6 +13,8 @@ import pytest
 from aionn.realtime.watching import BUDGET_NS, PERIOD_MS, Pauses
 from tests.aionn.realtime.children import as_root, finished_child, run_child, without_sys_nice
 
+pytestmark = pytest.mark.forked("any")
+
 PUT_BACK_MS = 200
 """Within how much of its own processor time a spinning thread is ordinary again."""
 

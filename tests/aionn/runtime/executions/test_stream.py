@@ -525,6 +525,7 @@ async def test_no_more_items_are_dropped_ahead_than_there_are_slots(net: aionn.C
             assert taken <= 4
 
 
+@pytest.mark.forked("any")
 def test_stream_on_uvloop(digits: Path, repository: Path) -> None:
     pytest.importorskip("uvloop")
     # In a process of its own: uvloop keeps a pipe for signals as long as its process lives.
