@@ -95,13 +95,17 @@ UINT8 = [pytest.param(name, marks=pytest.mark.long) for name in MODELS if name.e
 """Their kernels are those of the int8 models, which are in the ordinary run."""
 
 
-@pytest.mark.slow
+STEPS = [pytest.param(5, id="share"), pytest.param(1, id="all", marks=pytest.mark.long)]
+"""One sample in so many."""
+
+
+@pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("name", [*(name for name in MODELS if not name.endswith("uint8")), *UINT8])
-def test_every_sample_of_the_test_set_gives_the_peers_answer(shared: Path, name: str) -> None:
+def test_samples_of_the_test_set_give_the_peers_answers(shared: Path, name: str, step: int) -> None:
     folder = shared / "models"
     real = whole_set(folder, name.split("_")[0])
     assert len(real) in (288, 300)
-    compare(*answers(folder / f"{name}.tflite", real))
+    compare(*answers(folder / f"{name}.tflite", real[::step]))
 
 
 def test_comparison_finds_a_byte_a_difference_and_a_class() -> None:

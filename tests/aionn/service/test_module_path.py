@@ -84,11 +84,16 @@ def test_namesakes_are_executed_where_the_folder_is_on_the_path(folder: Folder) 
 
 BENCH = ["bench", MODEL, "--device", "reference", "--count", "2", "--compilations", "1", "--samples", "1"]
 ENTRIES = [
-    ["run", MODEL, "--device", "reference"],
+    # The installed command runs the model in the ordinary run.
+    pytest.param(["run", MODEL, "--device", "reference"], marks=pytest.mark.long, id="run"),
     pytest.param(["devices"], marks=pytest.mark.long, id="devices"),
     pytest.param(["env"], marks=pytest.mark.long, id="env"),
     pytest.param(BENCH, marks=pytest.mark.long, id="bench"),
-    ["conformance", "reference", "--suite", "vts", "-k", "slots"],
+    pytest.param(
+        ["conformance", "reference", "--suite", "vts", "-k", "slots"],
+        marks=pytest.mark.long,
+        id="conformance",
+    ),
     ["stress", "--device", "reference", "--test", "parallel_inference", "--minutes", "0.01"],
 ]
 

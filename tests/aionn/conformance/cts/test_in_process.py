@@ -20,7 +20,7 @@ from aionn.errors import ErrorStatus
 from aionn.hal import Device, Memory
 
 SEED = 6
-TESTS = 64
+TESTS = 32
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ And the claim that they are for: the reference agrees with the plain definitions
 from __future__ import annotations
 
 import ast
+import functools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,6 +60,10 @@ def case_of(test: str, seed: int) -> Case:
     return case
 
 
+known_case = functools.cache(case_of)
+"""The same for tests that change nothing of a case: drawing one takes longer than running it."""
+
+
 def level_of(case: Case) -> int:
     model = case.model
     return max(
@@ -101,7 +106,7 @@ def test_plain_definitions_share_nothing_with_the_kernels() -> None:
 def test_drawn_models_are_legal_and_of_their_level(subject: str) -> None:
     for test in SETS[subject]:
         for seed in range(SEEDS_QUICK):
-            case = case_of(test, seed)
+            case = known_case(test, seed)
             level = level_of(case)
             stated = TESTS[test].level
             assert stated is None or level <= stated
@@ -240,7 +245,7 @@ def assert_equal(expected: Sequence[Array], got: Sequence[Array]) -> None:
 @every_set
 def test_reference_finds_unknown_extents_itself(subject: str) -> None:
     for test in SETS[subject]:
-        case = case_of(test, 0)
+        case = known_case(test, 0)
         unknown = with_unknown_extents(case.model)
         for position, operation in enumerate(unknown.main.operations):
             validate_operation(unknown, unknown.main.operands, operation, where=f"operation {position}")
@@ -250,7 +255,7 @@ def test_reference_finds_unknown_extents_itself(subject: str) -> None:
 @every_set
 def test_reference_treats_constants_and_arguments_alike(subject: str) -> None:
     for test in SETS[subject]:
-        case = case_of(test, 1)
+        case = known_case(test, 1)
         model, arrays = with_arguments_only(case)
         assert_equal(interpret(case.model, case.inputs), interpret(model, arrays))
 
@@ -258,7 +263,7 @@ def test_reference_treats_constants_and_arguments_alike(subject: str) -> None:
 @every_set
 def test_reference_keeps_nothing_but_what_is_constant(subject: str) -> None:
     for test in SETS[subject]:
-        first, again = case_of(test, 0), case_of(test, 0)
+        first, again = known_case(test, 0), case_of(test, 0)
         interpreter = Interpreter(first.model)
         given = [array.copy() for array in first.inputs]
         expected = [array.copy() for array in interpreter.run(first.inputs, RunControl())]

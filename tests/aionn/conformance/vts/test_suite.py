@@ -139,7 +139,7 @@ def test_sample_has_every_operation(tests: Sequence[CtsTest]) -> None:
         (ReferenceDevice, 1, 40),
         *(pytest.param(ReferenceDevice, 1, data_step, marks=pytest.mark.long) for data_step in (20, 10)),
         # The rules of models and requests are the same code as the reference device's.
-        (LoopReferenceDevice, 4, 40),
+        (LoopReferenceDevice, 8, 40),
         pytest.param(LoopReferenceDevice, 1, 40, marks=pytest.mark.long),
     ],
 )
@@ -180,7 +180,8 @@ def test_device_of_a_module_gets_a_legal_name() -> None:
 @pytest.mark.slow
 async def test_reference_passes_in_a_driver_process(tests: Sequence[CtsTest]) -> None:
     wanted = ("basics", "executions", "burst", "copy", "lifetimes", "claims", "quality_of_service/past")
-    cases = [case for case in CASES if case.name.startswith(wanted)]
+    # One in two: what the process adds is the same for the variants of a case.
+    cases = [case for case in CASES if case.name.startswith(wanted)][::2]
     async with open_device_under_test("reference", "process") as device:
         report = await run_cases(device, cases, tests=tests[::20], settings=SAMPLE, is_remote=True)
     assert report.failures == ()
@@ -404,14 +405,12 @@ def test_drivers_author_has_the_suite_as_pytest_tests(tmp_path: Path, repository
             "-q",
             "-p",
             "no:cacheprovider",
-            "-p",
-            "no:asyncio",
             "-W",
             "error",
             ".",
         ],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         timeout=60,

@@ -27,7 +27,7 @@ from aionn.errors import (
 from tests.support.split import SPLIT, PickyDevice, SplitDevice, split_devices
 from tests.support.split_run import Tally, run_one, run_split
 
-SHARE = 32
+SHARE = 60
 """One conformance test in so many is in the ordinary run, with those of several operations drawn more often."""
 
 SHARE_LONG = 12
@@ -58,7 +58,7 @@ def draw(data: Path, seed: int, share: int) -> list[CtsTest]:
 
 @pytest.mark.parametrize(
     ("share", "more_than", "cut_more_than"),
-    [(SHARE, 75, 22), pytest.param(SHARE_LONG, 200, 60, marks=pytest.mark.long)],
+    [(SHARE, 40, 10), pytest.param(SHARE_LONG, 200, 60, marks=pytest.mark.long)],
 )
 @pytest.mark.parametrize("seed", [1])
 async def test_share_of_the_data_passes_on_a_split_device(
@@ -99,7 +99,7 @@ class FailingShare(NamedTuple):
 
 
 FAILING_SHARES = [
-    pytest.param(FailingShare(SHARE, 3, 20, 7), id="share"),
+    pytest.param(FailingShare(SHARE, 3, 10, 3), id="share"),
     pytest.param(FailingShare(SHARE_LONG, 3, 60, 20), id="long share", marks=pytest.mark.long),
 ]
 
