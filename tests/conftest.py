@@ -208,11 +208,16 @@ class Belongings:
 
     Args:
         earlier: What it held earlier. As long as the size of all its mappings is the same, these are not listed anew, which takes
-            milliseconds: a mapping that has come exactly when others have gone is found by a look without this argument.
+            milliseconds, and as long as the numbers of its descriptors are the same, neither are what these stand for: what has
+            come exactly when others have gone is found by a look without this argument.
     """
 
     def __init__(self, earlier: Belongings | None = None) -> None:
-        self.descriptors = Counter(_descriptors())
+        self.numbers = os.listdir("/proc/self/fd")
+        if earlier is not None and earlier.numbers == self.numbers:
+            self.descriptors = earlier.descriptors
+        else:
+            self.descriptors = Counter(_descriptors())
         self.threads = Counter(thread.name for thread in threading.enumerate())
         self.children = child_pids(os.getpid())
         self.size_pages: int | None = _size_pages()
@@ -229,7 +234,7 @@ class Belongings:
         self.children = (self.children | (after.children - before.children)) - (
             before.children - after.children
         )
-        self.size_pages = None
+        self.size_pages, self.numbers = None, []
 
     def more_than(self, before: Belongings) -> list[str]:
         """One line per thing that was not there before."""
