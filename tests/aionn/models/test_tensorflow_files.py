@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import warnings
 import zlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+import pytest_asyncio
 
 import aionn
 from aionn.errors import InvalidArgument, InvalidModel
 from aionn.models.tflite import TfliteModel, load_tflite
+from aionn.testing.models import identity
 
 litert = pytest.importorskip(
     "ai_edge_litert.interpreter", reason="LiteRT is not installed", exc_type=ImportError
@@ -189,19 +192,29 @@ def test_file_that_cannot_be_expressed_is_rejected_with_its_reason(name: str) ->
     assert "unforeseen" not in str(caught.value)
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def runtime() -> AsyncIterator[aionn.Runtime]:
+    """One for all files: opening it takes longer than most of them."""
+    async with aionn.open(drivers=["reference", "litert-cpu"], isolation="in_process") as opened:
+        for device in opened.devices:  # The first execution on each starts its threads.
+            async with await opened.compile(identity(), devices=device.name) as compilation:
+                await compilation.execute([np.ones(1, np.float32)])
+        yield opened
+
+
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", sorted(CASES.keys() - REJECTED.keys()))
-async def test_file_gives_the_peers_results(name: str) -> None:
+async def test_file_gives_the_peers_results(name: str, runtime: aionn.Runtime) -> None:
     peer = Peer(name, CASES[name]["shapes"], is_reference=name not in WITHOUT_REFERENCE)
     imported = load(name)
     values = drawn(name, peer)
     wanted, ours = peer.run(values), as_ours(imported, peer, values)
-    async with aionn.open(drivers=["reference", "litert-cpu"], isolation="in_process") as runtime:
-        compilation = await runtime.compile(imported.model, devices="reference")
+    async with await runtime.compile(imported.model, devices="reference") as compilation:
         result = await compilation.execute(ours)
         compare(name, peer, wanted, list(result.outputs), DIFFERENT.get(name))
-        answers = {a.device: a for a in await runtime.supported_operations(imported.model)}
-        if all(answers["litert-cpu"].supported) and not answers["litert-cpu"].error:
-            compilation = await runtime.compile(imported.model, devices="litert-cpu")
+    answers = {a.device: a for a in await runtime.supported_operations(imported.model)}
+    if all(answers["litert-cpu"].supported) and not answers["litert-cpu"].error:
+        async with await runtime.compile(imported.model, devices="litert-cpu") as compilation:
             result = await compilation.execute(ours)
             allowed = DIFFERENT_ON_LITERT.get(name, DIFFERENT.get(name))
             wanted = Peer(name, CASES[name]["shapes"], is_reference=False).run(values)

@@ -23,11 +23,13 @@ from aionn.simulation.baselines import policy_named
 from aionn.simulation.engine import Engine, prepare
 from aionn.simulation.report import page as simulation_page
 from aionn.simulation.workload import read_workload
-from tests.support.browser import Browser, SeenPage, Window, find_browser, open_browser
+from tests.support.browser import Browser, Window, find_browser, open_browser
 from tests.support.split import SplitDevice
 
 WIDTHS = (360, 800, 1400)
 WINDOWS = [Window(width, is_dark=is_dark) for width in WIDTHS for is_dark in (False, True)]
+WINDOWS_QUICK = [Window(360, is_dark=True), Window(800), Window(1400, is_dark=True)]
+"""Each width, and both papers."""
 PAPER = {False: [255, 255, 255], True: [20, 23, 27]}
 
 PATH = "/very/long/path/to/something/that/has/no/blank/at/all/in/it/driver.so"
@@ -40,6 +42,11 @@ needs_browser = pytest.mark.skipif(find_browser() is None, reason="no Chromium o
 def browser() -> Iterator[Browser]:
     with open_browser() as opened:
         yield opened
+
+
+@pytest.fixture(params=["three windows", pytest.param("all windows", marks=pytest.mark.long)])
+def windows(request: pytest.FixtureRequest) -> list[Window]:
+    return WINDOWS_QUICK if request.param == "three windows" else WINDOWS
 
 
 def benchmark_page() -> str:
@@ -103,8 +110,8 @@ def driver_suite_page() -> str:
     return html_report(report)
 
 
-def check(seen: list[SeenPage], plots: int) -> None:
-    for window, page in zip(WINDOWS, seen, strict=True):
+def check(browser: Browser, path: Path, windows: list[Window], plots: int) -> None:
+    for window, page in zip(windows, browser.see(path, windows), strict=True):
         where = f"{window.width} pixels, {'dark' if window.is_dark else 'light'}"
         assert page.width <= window.width, f"{where}: the page is {page.width} wide"
         assert page.cut == [] and page.broken == [], where
@@ -117,16 +124,20 @@ def check(seen: list[SeenPage], plots: int) -> None:
 @pytest.mark.slow
 @needs_browser
 @pytest.mark.parametrize(("write", "plots"), [(benchmark_page, 9), (driver_suite_page, 0)])
-def test_report_can_be_read(write: Callable[[], str], plots: int, tmp_path: Path, browser: Browser) -> None:
+def test_report_can_be_read(
+    write: Callable[[], str], plots: int, tmp_path: Path, browser: Browser, windows: list[Window]
+) -> None:
     path = tmp_path / "page.html"
     path.write_text(write(), encoding="utf-8")
-    check(browser.see(path, WINDOWS), plots)
+    check(browser, path, windows, plots)
 
 
 @pytest.mark.slow
 @needs_browser
 @pytest.mark.parametrize(("name", "policy"), [("bursty", "edf"), ("mobile", "plan")])
-def test_simulation_can_be_read(name: str, policy: str, tmp_path: Path, browser: Browser) -> None:
+def test_simulation_can_be_read(
+    name: str, policy: str, tmp_path: Path, browser: Browser, windows: list[Window]
+) -> None:
     workload = Path(__file__).parents[3] / "benchmarks" / "workloads" / f"{name}.toml"
     engine = Engine(
         prepare(read_workload(workload), 1, folder=workload.parent), policy_named(policy), record=True
@@ -134,18 +145,20 @@ def test_simulation_can_be_read(name: str, policy: str, tmp_path: Path, browser:
     engine.run()
     path = tmp_path / "page.html"
     path.write_text(simulation_page(engine), encoding="utf-8")
-    check(browser.see(path, WINDOWS), 3)
+    check(browser, path, windows, 3)
 
 
 @pytest.mark.slow
 @needs_browser
-async def test_compilation_can_be_read(example_data: Path, tmp_path: Path, browser: Browser) -> None:
+async def test_compilation_can_be_read(
+    example_data: Path, tmp_path: Path, browser: Browser, windows: list[Window]
+) -> None:
     devices = [SplitDevice(index, 1) for index in range(3)]
     async with aionn.open(devices=devices, drivers=["reference"], isolation="in_process") as runtime:
         net = await runtime.compile(example_data / "shapes_int8.tflite")
         path = tmp_path / "page.html"
         path.write_text(net.page(title="shapes_int8.tflite"), encoding="utf-8")
-    check(browser.see(path, WINDOWS), 1)
+    check(browser, path, windows, 1)
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from tests.support.split import split_devices
 
 ONE = np.ones(1, np.float32)
 LIMIT_S = 30
-ROUNDS = 6
+ROUNDS = 3
 LOOP_S = 0.2
 """How long a loop may go on that nobody waits for: what it uses is freed when it has ended."""
 

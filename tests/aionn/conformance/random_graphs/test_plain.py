@@ -25,8 +25,11 @@ from aionn.hal import (
 
 DATA = Path(__file__).resolve().parents[4].parent / "shared" / "cts"
 T = OperandType
-STEP = 12
+STEP = 30
 """Of the tests of a file, the first and every so many-th after it."""
+
+SLOW = ("avg_pool_float_2", "avg_pool_float_4")
+"""Their windows are so large that each takes a second in Python; ``--long`` has them."""
 
 
 def is_covered(test: cts.CtsTest) -> bool:
@@ -41,6 +44,8 @@ def test_conformance_data_hold(version: str, step: int) -> None:
     count = 0
     for path in cts.test_files(DATA / version):
         for test in itertools.islice(filter(is_covered, cts.load_tests(path)), 0, None, step):
+            if step > 1 and test.name.startswith(SLOW):
+                continue
             model = cts.build_model(test)
             try:
                 mismatch = cts.compare(test, evaluate_plainly(model, cts.main_inputs(test)))

@@ -18,7 +18,7 @@ from aionn.models.builder import GraphBuilder
 pytest.importorskip("ai_edge_litert.interpreter", reason="LiteRT is not installed", exc_type=ImportError)
 
 SIZE = 768
-EXECUTIONS = 20
+EXECUTIONS = 8
 HELD_S_MAX = 0.001
 
 

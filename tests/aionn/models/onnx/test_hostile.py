@@ -319,7 +319,7 @@ def test_functions_that_call_themselves_are_refused():
     refused(data, "nest at most")
 
 
-@pytest.mark.parametrize("nodes_max", [20_000, pytest.param(NODES_MAX, marks=pytest.mark.long)])
+@pytest.mark.parametrize("nodes_max", [5_000, pytest.param(NODES_MAX, marks=pytest.mark.long)])
 def test_functions_that_unfold_without_end_are_refused(nodes_max: int, monkeypatch: pytest.MonkeyPatch):
     """At the product's limit with ``--long``: the ordinary run has a lower one, since reaching it takes seconds."""
     monkeypatch.setattr("aionn.models.onnx.graph.NODES_MAX", nodes_max)

@@ -583,7 +583,7 @@ def data(shared: Path) -> Path:
     return shared / "cts"
 
 
-@pytest.mark.parametrize("step", [14, pytest.param(7, marks=pytest.mark.long)])
+@pytest.mark.parametrize("step", [31, pytest.param(7, marks=pytest.mark.long)])
 async def test_share_of_the_control_flow_data_passes_interpreted(data: Path, step: int) -> None:
     tests = control_flow_tests(data)
     assert len(tests) == 682
