@@ -18,7 +18,8 @@ def test_the_ring_loses_nothing_and_nobody_sleeps_for_ever(
     assert states > 1000
 
 
-@pytest.mark.parametrize("order", ["TSO", "RELAXED"])
+# RELAXED also drains a store buffer in the order of TSO: whatever that allows is among its states.
+@pytest.mark.parametrize("order", [pytest.param("TSO", marks=pytest.mark.long), "RELAXED"])
 def test_a_ring_of_two_slots_wraps(protocol: ModuleType, order: str) -> None:
     assert protocol.ring(protocol.Ring(capacity=2, messages=3), order, may_die=True).explore() > 10_000
 
