@@ -290,10 +290,10 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 class BriefWorker:
-    """Has a worker report a test that passes by one message instead of six.
+    """Has a worker report a test that passes by two messages instead of six.
 
-    Without it, a tenth of the time of the ordinary run is spent on the messages of tests that last a millisecond: the beginning
-    and the end of each, its setup and its teardown, which nobody prints.
+    The others are the beginning and the end of each test, its setup and its teardown, none of which is printed. Most tests last a
+    millisecond or two; sending and receiving these messages takes as long.
     """
 
     @pytest.hookimpl(tryfirst=True)

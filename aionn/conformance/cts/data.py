@@ -160,7 +160,7 @@ def test_files(folder: Path) -> list[Path]:
 
 
 def load_tests(path: Path, *, contains: str = "") -> list[CtsTest]:
-    """The tests of one data file whose name contains a text. Of the others nothing but the name is read.
+    """The tests of one data file whose names contain a text. Of a file without such a test only the names are read.
 
     Raises:
         InvalidArgument: It cannot be read, or a test in it breaks the format.
