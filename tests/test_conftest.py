@@ -8,11 +8,19 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.conftest import REMEDIES, Belongings, Watchdog, grouped_skips
+from tests.conftest import (
+    REMEDIES,
+    Belongings,
+    BriefWorker,
+    Watchdog,
+    grouped_skips,
+    pytest_collection_modifyitems,
+)
 
 TESTS = Path(__file__).parent
 
@@ -37,6 +45,52 @@ def test_each_remedy_belongs_to_a_reason_that_a_test_gives() -> None:
     sources = [path.read_text() for path in TESTS.rglob("test_*.py") if path != Path(__file__)]
     reasons = [r for s in sources for r in re.findall(r'(?:skip\(|importorskip\(|reason=)\s*f?"([^"]+)"', s)]
     assert [p for p in REMEDIES if not any(re.search(p, reason) for reason in reasons)] == []
+
+
+# --- What is run and reported ------------------------------------------------------------------------------------------------
+
+
+class Marked:
+    """What is asked of a test here."""
+
+    def __init__(self, *marks: str) -> None:
+        self.get_closest_marker = {mark: mark for mark in marks}.get
+
+
+@pytest.mark.parametrize(("is_long", "left"), [(False, 1), (True, 3)])
+def test_long_forms_are_left_out_and_counted(is_long: bool, left: int) -> None:
+    items, told = [Marked("long"), Marked("slow"), Marked("long")], []
+    config: Any = SimpleNamespace(
+        getoption=lambda name: is_long,
+        hook=SimpleNamespace(pytest_deselected=lambda items: told.extend(items)),
+        stash=pytest.Stash(),
+        workeroutput={},
+    )
+    pytest_collection_modifyitems(config, items)  # type: ignore[arg-type]
+    assert len(items) == left and len(told) == 3 - left
+    assert config.workeroutput == ({} if is_long else {"long_forms": 2})
+
+
+@pytest.mark.parametrize(
+    ("failing", "sent"),
+    [
+        (None, ["call"]),
+        ("setup", ["setup", "call"]),
+        ("call", ["call"]),
+        ("teardown", ["call", "teardown"]),
+    ],
+)
+def test_worker_reports_each_call_and_whatever_did_not_pass(
+    monkeypatch: pytest.MonkeyPatch, failing: str | None, sent: list[str]
+) -> None:
+    phases = ("setup", "call", "teardown")
+    reports = [SimpleNamespace(when=when, passed=when != failing, sections=[]) for when in phases]
+    monkeypatch.setattr("tests.conftest.runtestprotocol", lambda item, log, nextitem: reports)
+    reported: list[str] = []
+    hook = SimpleNamespace(pytest_runtest_logreport=lambda report: reported.append(report.when))
+    item: Any = SimpleNamespace(ihook=hook)
+    assert BriefWorker().pytest_runtest_protocol(item, None)
+    assert reported == sent
 
 
 # --- What is left ------------------------------------------------------------------------------------------------------------
