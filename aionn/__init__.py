@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         InvalidArgument,
         InvalidModel,
         MissedDeadline,
+        NotAdmitted,
         OutputInsufficientSize,
         ResourceExhausted,
     )
@@ -66,6 +67,7 @@ _HOME_BY_NAME = {
     "InvalidModel": "aionn.errors",
     "MissedDeadline": "aionn.errors",
     "Model": "aionn.hal",
+    "NotAdmitted": "aionn.errors",
     "OutputInsufficientSize": "aionn.errors",
     "Placement": "aionn.runtime.placement.plan",
     "Priority": "aionn.hal",
@@ -102,6 +104,7 @@ __all__ = [
     "InvalidModel",
     "MissedDeadline",
     "Model",
+    "NotAdmitted",
     "OutputInsufficientSize",
     "Placement",
     "Priority",

@@ -17,7 +17,7 @@ import contextlib
 import enum
 import errno
 import traceback
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +36,7 @@ __all__ = [
     "InvalidModel",
     "MissedDeadline",
     "named",
+    "NotAdmitted",
     "OutputInsufficientSize",
     "ResourceExhausted",
     "error_for_status",
@@ -45,6 +46,7 @@ __all__ = [
     "traceback_of",
     "with_driver_traceback",
     "words_of",
+    "WouldFit",
 ]
 
 TRACEBACK_CHARACTERS_MAX = 2000
@@ -180,6 +182,38 @@ class ResourceExhausted(Error):
             if transient
             else ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT
         )
+
+
+class WouldFit(NamedTuple):
+    """The changes of which each alone would make a stream fit. A field is None, or empty, where that change does not suffice.
+
+    Attributes:
+        deadline_ns: The least deadline that fits.
+        period_ns: The least period that fits.
+        slots: Names of other device slots that have room.
+        blocker: The model whose operations occupy the slot for too long.
+        piece_ns: The longest operation that it may have.
+    """
+
+    deadline_ns: int | None = None
+    period_ns: int | None = None
+    slots: tuple[str, ...] = ()
+    blocker: str | None = None
+    piece_ns: int | None = None
+
+
+class NotAdmitted(ResourceExhausted):
+    """A stream with a guarantee does not fit beside the reservations that exist. Persistent: it fits when it or they change.
+
+    Attributes:
+        reason: Where the demand exceeds the time, in a sentence.
+        would_fit: The changes that would make it fit.
+    """
+
+    def __init__(self, message: str, *, reason: str = "", would_fit: WouldFit | None = None) -> None:
+        super().__init__(message, transient=False)
+        self.reason = reason or message
+        self.would_fit = WouldFit() if would_fit is None else would_fit
 
 
 def error_for_status(status: ErrorStatus, message: str) -> Error:

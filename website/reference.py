@@ -42,6 +42,7 @@ GROUPS = (
             "InvalidModel",
             "MissedDeadline",
             "ResourceExhausted",
+            "NotAdmitted",
             "OutputInsufficientSize",
             "DeadObject",
             "DeviceUnavailable",

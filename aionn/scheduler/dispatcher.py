@@ -23,9 +23,11 @@ import anyio
 from aionn.errors import InvalidArgument, MissedDeadline, ResourceExhausted
 from aionn.hal import Priority, check_deadline_ns, duration_text
 from aionn.observability.tracing import is_tracing, section
+from aionn.scheduler.bandwidth import BandwidthServer
 from aionn.scheduler.estimates import Estimates
 from aionn.scheduler.job import (
     NEVER_NS,
+    RESERVED,
     Abort,
     Action,
     DeviceSlot,
@@ -144,6 +146,7 @@ class Dispatcher:
         model: Hashable = None,
         declared_ns: int | None = None,
         urgent_ns: int | None = None,
+        server: BandwidthServer | None = None,
     ) -> Job:
         """Asks for a slot; ``wait`` waits for it.
 
@@ -153,6 +156,7 @@ class Dispatcher:
             model: What to learn durations by; None to learn nothing and to expect no duration.
             declared_ns: The duration that its driver declares, used until enough was learnt; None if it declares none.
             urgent_ns: The deadline that one who waits for this job leaves it, where that is sooner than its own.
+            server: The server of the reservation that this is a frame of; ``job.frame`` then has the label. None for best effort.
 
         Raises:
             InvalidArgument: There is no such priority, or a time is not an integer of 64 bits or is negative.
@@ -182,6 +186,8 @@ class Dispatcher:
         job.event = job.reason = None
         job.started_ns = 0
         job.has_preempted = job.was_preempted = False
+        if server is not None:
+            job.reserve(server.arrive(now_ns, deadline_ns))
         start = self._start_immediately(now_ns, self._queue, self._slots, job)
         if start is not None:
             self._jobs[job.number] = job
@@ -248,6 +254,9 @@ class Dispatcher:
                 continue
             # One nanosecond after the last moment at which it could start; at least a turn of the loop.
             limit_ns = job.deadline_ns - job.shortest_ns + 1
+            if job.rank == RESERVED:
+                # A frame that runs may use up its budget before.
+                limit_ns = min(limit_ns, self._queue.next_wake_ns())
             with anyio.move_on_after(max(0.0, (limit_ns - self._now()) / 1e9)):
                 await event.wait()
             if job.state is JobState.WAITING:
@@ -286,6 +295,8 @@ class Dispatcher:
         if slot is not None:
             self._learn(job, now_ns, outcome)
             slot.job = None
+            if job.frame is not None:
+                job.frame.stop(now_ns, can_preempt=slot.has_boundaries)
         elif self._preempted.pop(job.number, None) is None:
             raise InvalidArgument("scheduler: a slot was given back that is not held")
         else:
@@ -331,7 +342,8 @@ class Dispatcher:
             urgent_ns: When it must be done for the other to be in time; ``NEVER_NS`` for no matter when.
         """
         rank, urgent_ns = max(job.rank, int(priority)), min(job.urgent_ns, urgent_ns)
-        if (rank, urgent_ns) == (job.rank, job.urgent_ns) or job.state is JobState.ENDED:
+        is_same = rank == RESERVED or (rank, urgent_ns) == (job.rank, job.urgent_ns)
+        if is_same or job.state is JobState.ENDED:
             return
         now_ns = self._now()
         if job.state is JobState.RUNNING:
@@ -342,7 +354,8 @@ class Dispatcher:
         self._decide(now_ns)
 
     def _decide(self, now_ns: int) -> None:
-        if not self._queue.slot_of:
+        queue = self._queue
+        if not queue.slot_of and (queue.reserved is None or not len(queue.reserved)):
             for slot in self._slots:
                 if slot.job is not None:
                     break
@@ -360,7 +373,7 @@ class Dispatcher:
             for action in self._policy.decide(now_ns, self._queue, self._slots):
                 self._apply(action, now_ns)
                 has_preempted = has_preempted or isinstance(action, Preempt)
-            is_idle = bool(self._queue.slot_of) and any(slot.job is None for slot in self._slots)
+            is_idle = len(queue) > 0 and any(slot.job is None for slot in self._slots)
             if not has_preempted and (not is_idle or has_looked_again):
                 return
             # Again: there is a free slot for the one that it was taken for, or for what was planned anew just now.
@@ -402,6 +415,8 @@ class Dispatcher:
         job.state = JobState.RUNNING
         slot.job = job
         slot.ends_ns = now_ns + job.durations_ns[0]
+        if job.frame is not None:
+            job.frame.start(now_ns)
         if self._preempted and self._preempted.pop(job.number, None) is not None:
             self._taken.discard(slot.index)
             return  # Its task waits for the device, which continues with it.
@@ -419,6 +434,8 @@ class Dispatcher:
         assert isinstance(job, _TaskJob), OWN
         self._counts["preempted"] += 1
         slot.job = None
+        if job.frame is not None:
+            job.frame.stop(now_ns, can_preempt=True)
         job.state = JobState.WAITING
         job.was_preempted = True
         job.durations_ns = (max(1, slot.ends_ns - now_ns),)

@@ -18,11 +18,26 @@ from collections.abc import Sequence
 import msgspec
 
 from aionn.hal import TIME_MAX_NS, Priority
+from aionn.scheduler.bandwidth import Frame
 
-__all__ = ["NEVER_NS", "Abort", "Action", "DeviceSlot", "Preempt", "Reason", "Start", "Job", "JobState"]
+__all__ = [
+    "NEVER_NS",
+    "RESERVED",
+    "Abort",
+    "Action",
+    "DeviceSlot",
+    "Preempt",
+    "Reason",
+    "Start",
+    "Job",
+    "JobState",
+]
 
 NEVER_NS = TIME_MAX_NS
 """A duration on a device that cannot run the job, and a deadline that does not come."""
+
+RESERVED = int(Priority.HIGH) + 1
+"""The rank of frames of reserved streams: above all priorities, which are best effort."""
 
 
 class JobState(enum.Enum):
@@ -42,6 +57,7 @@ class Reason(enum.Enum):
     DISPLACED = "others that wait fill the time until its deadline"
     OVERRAN = "it ran past its deadline"
     FULL = "too many wait"
+    UNRESERVED = "its stream has reserved no time for it, and as best effort it would delay reserved frames for too long"
     CANCELLED = "cancelled by the caller"
 
 
@@ -59,11 +75,12 @@ class Job:
         shortest_ns: The least of these: with less time left than that it is certain to be late.
         urgent_ns: What it is sorted by within its class: its deadline, or what a follower's deadline makes of it where that is
             sooner.
-        rank: The class that it is sorted into: its priority, or more once it has aged.
+        rank: The class that it is sorted into: its priority, or more once it has aged; ``RESERVED`` for a reserved frame.
         key: Its place in the order; the least goes first.
         device: The device that holds its intermediate results; -1 before its first start.
         state: Where it is.
         has_run: Whether it was ever started.
+        frame: What its stream's reservation gives it; None for a job without a reservation.
     """
 
     __slots__ = (
@@ -71,6 +88,7 @@ class Job:
         "deadline_ns",
         "device",
         "durations_ns",
+        "frame",
         "has_run",
         "key",
         "least_ns",
@@ -106,12 +124,27 @@ class Job:
         self.device = -1
         self.state = JobState.WAITING
         self.has_run = False
+        self.frame: Frame | None = None
+
+    def reserve(self, frame: Frame) -> None:
+        """Makes it a frame of a reserved stream, before it enters a queue."""
+        self.frame = frame
+        if frame.is_reserved:
+            self.sort_into(RESERVED, frame.urgent_ns)
+
+    def leave_reserved(self) -> None:
+        """Sorts it into its priority's class, since its frame is not reserved any more. It must not be in a queue at that time."""
+        self.sort_into(int(self.priority), self.deadline_ns)
 
     def sort_into(self, rank: int, urgent_ns: int) -> None:
         """Gives it another place in the order. It must not be in a queue at that time."""
         self.rank = rank
         self.urgent_ns = urgent_ns
         self.key = (-rank, urgent_ns, self.number)
+
+    def key_in(self, rank: int) -> tuple[int, int, int]:
+        """Its place in the order if it were in a class."""
+        return (-rank, self.urgent_ns, self.number)
 
     def __repr__(self) -> str:
         deadline = "none" if self.deadline_ns == NEVER_NS else f"{self.deadline_ns} ns"
@@ -127,11 +160,23 @@ class DeviceSlot:
         job: What runs; None when free.
         ends_ns: When the running job is expected to end.
         is_stopping: Whether the running job was asked to stop at its next boundary.
-        can_preempt: Whether the device can preempt jobs between operations.
+        can_preempt: Whether best-effort jobs may be preempted for each other: a shell may limit what waits at the device.
+        has_boundaries: Whether the device can preempt jobs between operations.
         is_up: Whether the device lives.
+        backlog_ns: The device time that the reserved frames which wait for it need.
     """
 
-    __slots__ = ("can_preempt", "device", "ends_ns", "index", "is_stopping", "is_up", "job")
+    __slots__ = (
+        "backlog_ns",
+        "can_preempt",
+        "device",
+        "ends_ns",
+        "has_boundaries",
+        "index",
+        "is_stopping",
+        "is_up",
+        "job",
+    )
 
     def __init__(self, index: int, device: int, *, can_preempt: bool = True) -> None:
         self.index = index
@@ -139,8 +184,14 @@ class DeviceSlot:
         self.job: Job | None = None
         self.ends_ns = 0
         self.is_stopping = False
-        self.can_preempt = can_preempt
+        self.can_preempt = self.has_boundaries = can_preempt
         self.is_up = True
+        self.backlog_ns = 0
+
+    def rest_ns(self, now_ns: int) -> int:
+        """The time from which it is free for best effort, unless the job that runs is preempted."""
+        is_busy = self.job is not None and self.job.state is not JobState.ENDED
+        return (self.ends_ns if is_busy and self.ends_ns > now_ns else now_ns) + self.backlog_ns
 
     def __repr__(self) -> str:
         runs = "down" if not self.is_up else "free" if self.job is None else f"runs {self.job!r}"

@@ -20,7 +20,7 @@ import msgspec
 
 from aionn.scheduler.job import DeviceSlot, Job
 
-__all__ = ["PLAN_MAX", "Displacement", "Key", "Place", "Price", "SlotPlan"]
+__all__ = ["PLAN_MAX", "Displacement", "Key", "Place", "Price", "SlotPlan", "place_text"]
 
 PLAN_MAX = 48
 """Most jobs that a slot plans ahead: enough for those that compete for the same time, and some microseconds to look through."""
@@ -174,3 +174,12 @@ class SlotPlan:
             return
         sums[position:] = [s - duration_ns for s in sums[position + 1 :]]
         slacks[position:] = [r + duration_ns for r in slacks[position + 1 :]]
+
+
+def place_text(place: Place | None, now_ns: int) -> str:
+    """The result of planning a job on a slot, in words."""
+    if place is None:
+        return "could not end in time, or cannot run it"
+    text = f"would end in {place.end_ns - now_ns} ns, behind {place.position}"
+    text += ", preempting the job that runs" if place.preempts else ""
+    return text if place.is_harmless else text + ", making another late"

@@ -27,8 +27,9 @@ from heapq import heappop, heappush
 from aionn.errors import InvalidArgument
 from aionn.hal import Priority
 from aionn.scheduler.job import NEVER_NS, DeviceSlot, Job, JobState, Reason
-from aionn.scheduler.plan import PLAN_MAX, Displacement, Key, Place, Price, SlotPlan
+from aionn.scheduler.plan import PLAN_MAX, Displacement, Key, Place, Price, SlotPlan, place_text
 from aionn.scheduler.ready_queue import QueueStatistics
+from aionn.scheduler.reserved import ReservedQueue
 
 __all__ = ["AGE_NS", "WAITING_MAX", "PlannedQueue"]
 
@@ -76,6 +77,7 @@ class PlannedQueue:
         may_have_room: Whether there may be room for a job on standby.
         low_left: Number of LOW jobs that may still be started, where a shell keeps slots from them. It does not concern a job that
             has aged, or to which a higher class was lent.
+        reserved: The frames of reserved streams; None until the first one comes.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class PlannedQueue:
         self._on_full = on_full
         self.age_ns = age_ns
         self.low_left = NEVER_NS
+        self.reserved: ReservedQueue | None = None
         self._notes: OrderedDict[int, tuple[int, str, int]] = OrderedDict()
         self._counts = dict.fromkeys(
             ("entered", "rejected", "started", "moved", "displaced", "retried", "aged"), 0
@@ -110,30 +113,55 @@ class PlannedQueue:
         self._aborted: dict[str, int] = {}
 
     def __len__(self) -> int:
-        return len(self.slot_of)
+        return len(self.slot_of) if self.reserved is None else len(self.slot_of) + len(self.reserved)
 
     # --- In and out ---
 
     def add(self, job: Job, now_ns: int) -> Reason | None:
         """Admits a job and plans it; returns the reason for a rejection. A job that comes back from a slot is never rejected."""
+        if job.rank > HIGH:
+            if job.frame is not None and job.frame.is_reserved:
+                return self._add_reserved(job, now_ns)
+            job.leave_reserved()
         if not job.has_run:
             self._counts["entered"] += 1
             reason = self._rejection_of(job, now_ns)
             if reason is not None:
-                self._counts["rejected"] += 1
-                self.note(job, now_ns, f"rejected: {reason.value}")
+                self._rejected(job, reason, now_ns)
                 return reason
             self._ages.append((job.arrival_ns + self.age_ns, job))
+        self._insert(job, now_ns)
+        return None
+
+    def _insert(self, job: Job, now_ns: int) -> None:
         if job.deadline_ns != NEVER_NS:
             heappush(self._latest, (job.deadline_ns - job.shortest_ns, job.number, job))
         self._place(job, now_ns, may_displace=True)
+
+    def _add_reserved(self, job: Job, now_ns: int) -> Reason | None:
+        if self.reserved is None:
+            self.reserved = ReservedQueue(self.slots)
+        self._counts["entered"] += not job.has_run
+        reason = self.reserved.add(job, now_ns)
+        if reason is not None:
+            self._rejected(job, reason, now_ns)
+            return reason
+        self._repair(self.reserved.slot_of(job), now_ns, 0)
         return None
+
+    def _rejected(self, job: Job, reason: Reason, now_ns: int) -> None:
+        self._counts["rejected"] += 1
+        self.note(job, now_ns, f"rejected: {reason.value}")
+
+    def withdraw(self, slot: DeviceSlot, now_ns: int) -> None:
+        """Makes the frames that wait for a slot best effort: its reservations have ended."""
+        for job in self.reserved.withdraw(slot) if self.reserved is not None else ():
+            self._insert(job, now_ns)
 
     def pass_through(self, job: Job, slot: DeviceSlot, now_ns: int) -> None:
         """Counts a job that starts on arrival, without a wait."""
-        counts = self._counts
-        counts["entered"] += 1
-        counts["started"] += 1
+        self._counts["entered"] += 1
+        self._counts["started"] += 1
         self._ages.append((job.arrival_ns + self.age_ns, job))
         self.note(job, now_ns, "the first in its plan starts, on slot", slot.index)
 
@@ -142,6 +170,8 @@ class PlannedQueue:
             return Reason.EXPIRED
         if now_ns + job.shortest_ns > job.deadline_ns:
             return Reason.IMPOSSIBLE
+        if job.frame is not None and job.frame.is_rejected:
+            return Reason.UNRESERVED
         if len(self.slot_of) < self._waiting_max:
             return None
         last = self._last()
@@ -156,7 +186,7 @@ class PlannedQueue:
         ends = [job for plan in self.plans for job in plan.jobs if not job.has_run]
         if self.standby and not self.standby[-1][1].has_run:
             ends.append(self.standby[-1][1])
-        return max(ends, key=lambda job: _key_in(job, job.rank), default=None)
+        return max(ends, key=lambda job: job.key_in(job.rank), default=None)
 
     def remove(self, job: Job) -> None:
         """Removes a waiting job, to a slot or permanently. One that was removed already is ignored."""
@@ -166,13 +196,15 @@ class PlannedQueue:
             if index < 0 or self.plans[index].jobs[0] is not job or self.slots[index].job is not None:
                 self.may_have_room = True
             self._take(job)
+        elif job.rank > HIGH and self.reserved is not None:
+            self.reserved.remove(job)
 
     def _take(self, job: Job) -> None:
         index = self.slot_of.pop(job.number)
         if index >= 0:
             self.plans[index].remove(job)
             if job.key[0] != -job.rank:
-                job.key = _key_in(job, job.rank)
+                job.key = job.key_in(job.rank)
         else:
             del self.standby[bisect_left(self.standby, (job.key,))]
 
@@ -239,7 +271,7 @@ class PlannedQueue:
             job = ages.popleft()[1]
             # As urgent as if it should have ended when it came: before everything of its class that came later.
             rank, urgent_ns = max(job.rank, HIGH - 1), min(job.urgent_ns, job.arrival_ns)
-            if job.state is JobState.RUNNING:
+            if job.state is JobState.RUNNING and job.rank <= HIGH:
                 job.sort_into(rank, urgent_ns)
             elif job.number in self.slot_of and job.rank < HIGH:
                 self._counts["aged"] += 1
@@ -251,7 +283,8 @@ class PlannedQueue:
         latest = self._latest
         while latest and latest[0][2].state is not JobState.WAITING:
             heappop(latest)
-        return latest[0][0] + 1 if latest else NEVER_NS
+        reserved_ns = NEVER_NS if self.reserved is None else self.reserved.next_wake_ns()
+        return min(latest[0][0] + 1, reserved_ns) if latest else reserved_ns
 
     def retry(self, now_ns: int) -> None:
         """Plans some of the jobs on standby, where there is room now."""
@@ -280,12 +313,12 @@ class PlannedQueue:
         running = slot.job
         position = bisect_left(plan.keys, job.key) if count else 0
         before_ns = plan.before_ns(position) if position else 0  # Mostly the first: a call less.
-        turns_ns = rest_ns = now_ns
+        turns_ns = rest_ns = begins_ns = now_ns + slot.backlog_ns
         preempts = False
         is_harmless = True
         if running is not None and running.state is not JobState.ENDED:
             # A job that runs longer than expected may end at any moment: the slot counts as free from now on, not from the past.
-            rest_ns = slot.ends_ns if slot.ends_ns > now_ns else now_ns
+            rest_ns = slot.ends_ns + slot.backlog_ns if slot.ends_ns > now_ns else begins_ns
             turns_ns = rest_ns
             if job.key < running.key and slot.can_preempt:
                 # HIGH always preempts lower classes. Others do so only where they would be late otherwise. EDF preempts in any
@@ -293,7 +326,7 @@ class PlannedQueue:
                 # late.
                 must = job.rank == HIGH > running.rank
                 if must or slot.is_stopping or rest_ns + before_ns + duration_ns > job.deadline_ns:
-                    turns_ns = now_ns
+                    turns_ns = begins_ns
                     preempts = not slot.is_stopping
                     # The preempted job continues behind all of those.
                     is_harmless = running.deadline_ns - rest_ns >= before_ns + duration_ns
@@ -304,7 +337,7 @@ class PlannedQueue:
             urgent = self._urgent_count(slot, plan)
             # Two sums: the HIGH jobs in front preempt, so they start now, and those behind them when the running job has ended.
             if position < urgent:
-                is_harmless = plan.slack_ns(position, urgent) - duration_ns >= now_ns
+                is_harmless = plan.slack_ns(position, urgent) - duration_ns >= begins_ns
                 position_rest = urgent
             else:
                 position_rest = position
@@ -315,7 +348,7 @@ class PlannedQueue:
     def _urgent_count(self, slot: DeviceSlot, plan: SlotPlan) -> int:
         """Number of the plan's first jobs that preempt the running one: the HIGH ones, if it is of a lower class."""
         running = slot.job
-        if running is None or running.rank == HIGH or not slot.can_preempt or plan.keys[0][0] != -HIGH:
+        if running is None or running.rank >= HIGH or not slot.can_preempt or plan.keys[0][0] != -HIGH:
             return 0
         return bisect_left(plan.keys, (1 - HIGH,))
 
@@ -326,7 +359,7 @@ class PlannedQueue:
             return slot, place
         # Classes are strict only where it matters: a LOW job that would be lost behind MEDIUM ones which all have time to spare is
         # planned among them. To lose it would serve no job. A LOW job without a deadline is never lost, so it does not ask.
-        job.key = _key_in(job, HIGH - 1)
+        job.key = job.key_in(HIGH - 1)
         slot, place = self._best_place(job, now_ns)
         if slot is not None and place is not None:
             running = slot.job
@@ -338,7 +371,7 @@ class PlannedQueue:
             if not waits and not (place.preempts and running is not None and running.rank > job.rank):
                 self.note(job, now_ns, "goes before MEDIUM jobs that have time to spare, on slot", slot.index)
                 return slot, place
-        job.key = _key_in(job, job.rank)
+        job.key = job.key_in(job.rank)
         return None, None
 
     def _best_place(self, job: Job, now_ns: int) -> tuple[DeviceSlot | None, Place | None]:
@@ -376,7 +409,7 @@ class PlannedQueue:
 
     def _stand_by(self, job: Job) -> None:
         self.slot_of[job.number] = -1
-        job.key = _key_in(job, job.rank)
+        job.key = job.key_in(job.rank)
         insort(self.standby, (job.key, job))
 
     def _place(self, job: Job, now_ns: int, *, may_displace: bool) -> None:
@@ -479,7 +512,7 @@ class PlannedQueue:
         duration_ns = place.duration_ns
         plan = self.plans[slot.index]
         running = slot.job if slot.job is not None and slot.job.state is not JobState.ENDED else None
-        rest_ns = max(now_ns, slot.ends_ns) if running is not None else now_ns
+        rest_ns = slot.rest_ns(now_ns)
         losses = highest = 0
         for position in range(place.position, len(plan)):
             if plan.slack_ns(position, position + 1) - duration_ns < rest_ns:
@@ -507,11 +540,10 @@ class PlannedQueue:
         The first ``urgent_count`` preempt the job that runs.
         """
         plan = self.plans[slot.index]
-        running = slot.job if slot.job is not None and slot.job.state is not JobState.ENDED else None
-        rest_ns = max(now_ns, slot.ends_ns) if running is not None else now_ns
+        begins_ns, rest_ns = now_ns + slot.backlog_ns, slot.rest_ns(now_ns)
         out = []
         while plan.jobs:
-            late = plan.first_late(max(urgent_count, self._urgent_count(slot, plan)), now_ns, rest_ns)
+            late = plan.first_late(max(urgent_count, self._urgent_count(slot, plan)), begins_ns, rest_ns)
             if late < 0:
                 break
             least = plan.jobs[late].rank
@@ -548,10 +580,11 @@ class PlannedQueue:
         if index is not None:
             ahead = sum(key < job.key for plan in self.plans for key in plan.keys)
             ahead += bisect_left(self.standby, (job.key,))
-            lines.append(f"{ahead} of {len(self)} go before it; " + _where(index))
+            where = "it is on standby, no slot has room for it" if index < 0 else f"planned on slot {index}"
+            lines.append(f"{ahead} of {len(self)} go before it; {where}")
             for slot in self.slots:
                 place = self.place_on(job, slot, now_ns)
-                lines.append(f"slot {slot.index} (device {slot.device}): {_described(place, now_ns)}")
+                lines.append(f"slot {slot.index} (device {slot.device}): {place_text(place, now_ns)}")
         noted = self._notes.get(job.number)
         if noted is not None:
             lines.append(f"at {noted[0]} ns: {noted[1]}" + (f" {noted[2]}" if noted[2] >= 0 else ""))
@@ -565,19 +598,3 @@ class PlannedQueue:
             aborted=dict(self._aborted),
             **self._counts,
         )
-
-
-def _key_in(job: Job, rank: int) -> Key:
-    return (-rank, job.urgent_ns, job.number)
-
-
-def _where(index: int) -> str:
-    return "it is on standby, no slot has room for it" if index < 0 else f"planned on slot {index}"
-
-
-def _described(place: Place | None, now_ns: int) -> str:
-    if place is None:
-        return "could not end in time, or cannot run it"
-    text = f"would end in {place.end_ns - now_ns} ns, behind {place.position}"
-    text += ", preempting the job that runs" if place.preempts else ""
-    return text if place.is_harmless else text + ", making another late"

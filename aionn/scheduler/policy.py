@@ -6,6 +6,7 @@ in its own time. Nothing here reads a clock or waits, so the same code decides i
 Invariants:
 1. Expired jobs are rejected before anything is ordered; a job that runs past its deadline is aborted.
 2. HIGH preempts lower classes at the next boundary; MEDIUM and equals preempt only where they would be late otherwise.
+   Reserved frames go before all of them (``aionn.scheduler.reserved``), on their slots; the rest is for best effort.
 3. A free slot runs the first job of its plan, or one of another slot that it would end sooner; unless it is kept from LOW jobs
    (``PlannedQueue.low_left``), and the job is one of these.
 
@@ -38,13 +39,21 @@ def decide(now_ns: int, queue: PlannedQueue, slots: Sequence[DeviceSlot]) -> lis
         Actions in the order in which they are to be applied. The caller takes started and aborted jobs out of the queue.
     """
     actions: list[Action] = []
+    reserved = queue.reserved
+    if reserved is not None:
+        slots = reserved.decide(now_ns, slots, actions)
+        for action in actions:
+            if type(action) is Start:
+                queue.started(
+                    action.job, action.slot, now_ns, "the reserved frame with the earliest deadline, on slot"
+                )
     if not queue.slot_of:
         for slot in slots:
             running = slot.job
             if running is not None and running.deadline_ns <= now_ns and running.state is JobState.RUNNING:
                 actions.append(Abort(running, Reason.OVERRAN))
         return actions
-    if len(queue.slot_of) == 1:
+    if reserved is None and len(queue.slot_of) == 1:
         sole = _start_sole(now_ns, queue, slots)
         if sole is not None:
             return [sole]
@@ -117,6 +126,21 @@ def start_immediately(
     For slots of one device. None, and nothing has happened, where there is more to decide.
     """
     if queue.slot_of or queue.is_due(now_ns):
+        return None
+    if queue.reserved is not None:
+        if len(queue.reserved):
+            return None
+        if job.rank > HIGH:
+            slot = queue.reserved.slot_of(job)
+            if (
+                slot.job is not None
+                or not slot.is_up
+                or now_ns + job.durations_ns[slot.device] > job.deadline_ns
+            ):
+                return None
+            queue.pass_through(job, slot, now_ns)
+            return Start(job, slot)
+    elif job.rank > HIGH:
         return None
     free: DeviceSlot | None = None
     for slot in slots:
@@ -213,8 +237,8 @@ def _candidates(
 ) -> Iterator[Job]:
     """Jobs of another slot's plan that a free slot ends in time and sooner, in their order; the first few alone are looked at."""
     plan = queue.plans[other.index]
-    is_busy = other.job is not None or not other.is_up
-    turns_ns = max(now_ns, other.ends_ns) if other.job is not None else now_ns
+    is_busy = other.job is not None or not other.is_up or other.backlog_ns > 0
+    turns_ns = (max(now_ns, other.ends_ns) if other.job is not None else now_ns) + other.backlog_ns
     for position in range(0 if is_busy else 1, min(HELP_MAX, len(plan))):
         job = plan.jobs[position]
         ends_ns = now_ns + job.durations_ns[slot.device]

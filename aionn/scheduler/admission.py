@@ -1,0 +1,470 @@
+"""The admission test: whether a stream's frames fit on a device slot beside those that are reserved there, and what would fit.
+
+Owns the test of one slot under earliest deadline first with preemption at boundaries, the explanation of its result, and the
+counter-offers. Pure, in integers of nanoseconds: no clock, no durations of its own, no state between calls but a cache of points.
+
+For each time t at which a deadline may come after all streams began together, the test compares with t the sum of
+
+1. the demand: of each stream, the frames whose deadlines come by t, ``floor((t + J - D) / T) + 1`` of them, each with its duration
+   C;
+2. the blocking: the longest piece without a boundary of a job that need not end by t and has begun just before.
+
+Invariants:
+1. A set of streams that passes loses no frame, whatever the phases, as long as durations, jitters and periods are as declared.
+2. The times up to the end of the longest busy period suffice; where these are too many, the set does not pass.
+3. Longer periods or deadlines, shorter durations or pieces, and less jitter never make a set fail that passes.
+
+Source: demand bound of sporadic streams (Baruah, Mok, Rosier 1990), with blocking (George, Rivierre, Spuri 1996; Baruah 2005), with
+release jitter (Spuri 1996); the share that may be reserved is limited as in the kernel's SCHED_DEADLINE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from aionn.errors import InvalidArgument, WouldFit
+from aionn.hal import duration_text
+
+__all__ = [
+    "CAP_PPM",
+    "DAY_NS",
+    "SHARE_PPM",
+    "Demand",
+    "Piece",
+    "SlotCost",
+    "SlotTest",
+    "StreamTerms",
+    "Verdict",
+    "counter_offers",
+    "offers_text",
+    "reason_text",
+]
+
+DAY_NS = 86_400 * 10**9
+"""Longest period and deadline: more is a mistake in the unit. It also keeps all sums within 64 bits."""
+
+SHARE_PPM = 1_000_000
+"""A whole slot, in the unit of shares."""
+
+CAP_PPM = 950_000
+"""Share of a slot that may be reserved unless stated otherwise: the rest is for what durations do not include, as in the kernel."""
+
+POINTS_MAX = 50_000
+"""Most times that one test examines: some milliseconds. Sets of streams whose periods differ by less than a thousandfold need some
+hundreds."""
+
+BUSY_STEPS_MAX = 256
+"""Most steps towards the length of the longest busy period: each takes some microseconds, and few sets need more than 30."""
+
+DOUBLINGS_MAX = 8
+"""A counter-offer is at most 256 times what was asked for: more is another application."""
+
+_Times = npt.NDArray[np.int64]
+
+
+def _check_ns(field: str, value: Any, least_ns: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        advice = ""
+        if isinstance(value, float):
+            advice = (
+                f"; {value!r} looks like seconds, which are {round(value * 1e9)} ns"
+                if abs(value) < 1e5
+                else ""
+            )
+        raise InvalidArgument(
+            f"reservation, {field}: expected an integer of nanoseconds, got {value!r}{advice}"
+        )
+    if not least_ns <= value <= DAY_NS:
+        raise InvalidArgument(
+            f"reservation, {field}: expected from {least_ns} to {DAY_NS} ns (a day), got {value}"
+        )
+
+
+class StreamTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """The terms of a reservation: the arrivals that a stream promises, and the deadline that it is promised.
+
+    Attributes:
+        name: Named in messages.
+        period_ns: Least time between the captures of two frames.
+        deadline_ns: From a frame's capture to the end of its execution.
+        jitter_ns: The longest time from a frame's capture to its arrival at the scheduler.
+
+    Raises:
+        InvalidArgument: A time is not an integer, is not positive (the jitter: negative), is longer than a day, or the jitter
+            leaves nothing of the deadline.
+    """
+
+    name: str
+    period_ns: int
+    deadline_ns: int
+    jitter_ns: int = 0
+
+    def __post_init__(self) -> None:
+        _check_ns("period_ns", self.period_ns, 1)
+        _check_ns("deadline_ns", self.deadline_ns, 1)
+        _check_ns("jitter_ns", self.jitter_ns, 0)
+        if self.jitter_ns >= self.deadline_ns:
+            raise InvalidArgument(
+                f"reservation, jitter_ns: expected less than the deadline of {self.deadline_ns} ns, got {self.jitter_ns}"
+            )
+
+
+class SlotCost(msgspec.Struct, frozen=True, kw_only=True):
+    """The device time of one frame on a slot.
+
+    Attributes:
+        duration_ns: The longest duration that counts as expected; what takes longer overruns. It includes what two preemptions
+            cost.
+        piece_ns: The longest time in it without a boundary; ``duration_ns`` where the device cannot preempt.
+
+    Raises:
+        InvalidArgument: A time is not an integer, is not positive (the piece: negative), or is longer than a day, or the piece is
+            longer than the duration.
+    """
+
+    duration_ns: int
+    piece_ns: int
+
+    def __post_init__(self) -> None:
+        _check_ns("duration_ns", self.duration_ns, 1)
+        _check_ns("piece_ns", self.piece_ns, 0)
+        if self.piece_ns > self.duration_ns:
+            raise InvalidArgument(
+                f"reservation, piece_ns: expected at most the duration of {self.duration_ns} ns, got {self.piece_ns}"
+            )
+
+
+class Demand(msgspec.Struct, frozen=True):
+    """A stream on a slot."""
+
+    terms: StreamTerms
+    cost: SlotCost
+
+    @property
+    def first_ns(self) -> int:
+        """The least time from a frame's arrival to its deadline."""
+        return self.terms.deadline_ns - self.terms.jitter_ns
+
+    @property
+    def share_ppm(self) -> int:
+        """The share of the slot that it takes, in millionths, rounded up."""
+        return -(-self.cost.duration_ns * SHARE_PPM // self.terms.period_ns)
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """The longest time without a boundary of best-effort jobs of one model.
+
+    Attributes:
+        name: The model.
+        duration_ns: That time.
+    """
+
+    name: str
+    duration_ns: int
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """The result of a test.
+
+    Attributes:
+        fits: Whether no frame can be lost.
+        limit: What decides: ``demand``; ``share`` where more than the cap would be reserved; ``points`` where the test has no
+            result within its bounds.
+        share_ppm: The share of all streams together, in millionths of the slot.
+        own_ppm: That of the new one.
+        cap_ppm: The share that may be reserved.
+        at_ns: The tightest time; 0 where the share decides.
+        held_ns: The demand of the streams that were there, up to that time.
+        own_ns: The demand of the new one.
+        blocking_ns: The blocking at that time.
+        blocker: Name of the stream or model that blocks; empty where none does.
+        slack_ns: The time that is left; negative: the time that is missing.
+        room_ns: The longest piece of a best-effort job that no deadline of these streams would be missed by.
+    """
+
+    fits: bool
+    limit: str
+    share_ppm: int
+    own_ppm: int
+    cap_ppm: int
+    at_ns: int = 0
+    held_ns: int = 0
+    own_ns: int = 0
+    blocking_ns: int = 0
+    blocker: str = ""
+    slack_ns: int = 0
+    room_ns: int = 0
+
+
+class SlotTest:
+    """The test of one slot, for several candidates beside the same streams.
+
+    Args:
+        held: The streams that are there.
+        cap_ppm: The share that may be reserved, in millionths.
+        lower: The pieces of best-effort jobs that the slot may run.
+    """
+
+    def __init__(
+        self, held: Sequence[Demand], *, cap_ppm: int = CAP_PPM, lower: Iterable[Piece] = ()
+    ) -> None:
+        self.held = tuple(held)
+        self.cap_ppm = cap_ppm
+        self.lower = tuple(lower)
+        self._longest = max(self.lower, key=lambda piece: piece.duration_ns, default=Piece("", 0))
+        self._horizon_ns = -1
+        self._times: _Times = np.empty(0, np.int64)
+        self._sums: _Times = np.empty(0, np.int64)
+
+    def verdict(self, new: Demand | None = None) -> Verdict:
+        """The result for the streams that are there, with a new one beside them."""
+        demands = self.held if new is None else (*self.held, new)
+        own_ppm = 0 if new is None else new.share_ppm
+        share_ppm = _share_ppm(demands)
+        if share_ppm > self.cap_ppm:
+            return Verdict(False, "share", share_ppm, own_ppm, self.cap_ppm)
+        horizon_ns = self._busy_ns(demands)
+        if horizon_ns is None or _points(demands, horizon_ns) > POINTS_MAX:
+            return Verdict(False, "points", share_ppm, own_ppm, self.cap_ppm)
+        self._list_points(horizon_ns)
+        count = int(np.searchsorted(self._times, horizon_ns, side="right"))
+        times, held = self._times[:count], self._sums[:count]
+        own = _demand_at(times, new)
+        if new is not None:
+            more = np.arange(new.first_ns, horizon_ns + 1, new.terms.period_ns, dtype=np.int64)
+            before = np.searchsorted(times, more, side="right")
+            held = np.concatenate((held, np.concatenate(([0], held))[before]))
+            own = np.concatenate((own, _demand_at(more, new)))
+            times = np.concatenate((times, more))
+        if not times.size:
+            return Verdict(True, "demand", share_ppm, own_ppm, self.cap_ppm, room_ns=DAY_NS)
+        blocking, blockers = self._blocking(times, demands)
+        room = times - held - own
+        slack = room - blocking
+        tightest = int(np.argmin(slack))
+        slack_ns = int(slack[tightest])
+        return Verdict(
+            slack_ns >= 0,
+            "demand",
+            share_ppm,
+            own_ppm,
+            self.cap_ppm,
+            int(times[tightest]),
+            int(held[tightest]),
+            int(own[tightest]),
+            int(blocking[tightest]),
+            blockers.at(tightest),
+            slack_ns,
+            max(0, int(room.min())),
+        )
+
+    def with_piece(self, name: str, piece_ns: int) -> SlotTest:
+        """The same with no longer pieces than ``piece_ns`` of one stream or model."""
+        held = [_with_piece(demand, name, piece_ns) for demand in self.held]
+        lower = [Piece(p.name, min(p.duration_ns, piece_ns)) if p.name == name else p for p in self.lower]
+        return SlotTest(held, cap_ppm=self.cap_ppm, lower=lower)
+
+    def curve(self, new: Demand | None = None) -> list[tuple[int, int, int]]:
+        """``(t, demand, blocking)`` at each time that the test examines, ascending; empty where it has no result by demand."""
+        demands = self.held if new is None else (*self.held, new)
+        horizon_ns = self._busy_ns(demands) if _share_ppm(demands) <= self.cap_ppm else None
+        if horizon_ns is None or _points(demands, horizon_ns) > POINTS_MAX:
+            return []
+        times, sums = _listed(demands, horizon_ns)
+        blocking, _ = self._blocking(times, demands)
+        return list(zip(times.tolist(), sums.tolist(), blocking.tolist(), strict=True))
+
+    def _busy_ns(self, demands: Sequence[Demand]) -> int | None:
+        """A time up to which it suffices to test: the end of the longest busy period, or where the demand's line meets the time."""
+        if not demands:
+            return 0
+        # As much longer as it takes for the least slack to be among the times, not only the first lack of it.
+        more_ns = min(demand.first_ns for demand in demands)
+        piece_ns = max(self._longest.duration_ns, *(d.cost.piece_ns for d in demands), 0)
+        rows = [(d.cost.duration_ns, d.terms.period_ns, d.terms.jitter_ns) for d in demands]
+        # Shares in 2 ** -40, rounded up: the bound becomes longer by that, never shorter.
+        shares = [-(-(duration_ns << 40) // period_ns) for duration_ns, period_ns, _ in rows]
+        rest = (1 << 40) - sum(shares)
+        line_ns = None
+        if rest > 0:
+            ahead = sum(
+                share * max(0, demand.terms.period_ns - demand.first_ns)
+                for share, demand in zip(shares, demands, strict=True)
+            )
+            line_ns = ((piece_ns << 40) + ahead) // rest + 1
+        busy_ns = piece_ns + sum(duration_ns for duration_ns, _, _ in rows)
+        for _ in range(BUSY_STEPS_MAX):
+            if line_ns is not None and busy_ns >= line_ns:
+                break
+            next_ns = piece_ns + sum(c * -(-(busy_ns + j) // t) for c, t, j in rows)
+            if next_ns == busy_ns:
+                return busy_ns + more_ns
+            busy_ns = next_ns
+        return None if line_ns is None else line_ns + more_ns
+
+    def _list_points(self, horizon_ns: int) -> None:
+        if horizon_ns > self._horizon_ns:
+            self._times, self._sums = _listed(self.held, horizon_ns)
+            self._horizon_ns = horizon_ns
+
+    def _blocking(self, times: _Times, demands: Sequence[Demand]) -> tuple[_Times, _Blockers]:
+        """The blocking at each time, and the blockers: all streams with a later deadline can block, and all best-effort jobs."""
+        ordered = sorted(demands, key=lambda demand: demand.first_ns)
+        longest = [self._longest]
+        for demand in reversed(ordered):
+            piece = Piece(demand.terms.name, demand.cost.piece_ns)
+            longest.append(max(longest[-1], piece, key=lambda piece: piece.duration_ns))
+        longest.reverse()
+        firsts = np.array([demand.first_ns for demand in ordered], np.int64)
+        positions = np.searchsorted(firsts, times, side="right")
+        durations = np.array([piece.duration_ns for piece in longest], np.int64)[positions]
+        return durations, _Blockers(longest, positions)
+
+
+class _Blockers(NamedTuple):
+    longest: list[Piece]
+    positions: npt.NDArray[np.intp]
+
+    def at(self, index: int) -> str:
+        return self.longest[int(self.positions[index])].name
+
+
+def _share_ppm(demands: Sequence[Demand]) -> int:
+    return sum(d.cost.duration_ns * 10**12 // d.terms.period_ns for d in demands) * SHARE_PPM // 10**12
+
+
+def _points(demands: Sequence[Demand], horizon_ns: int) -> int:
+    return sum(max(0, (horizon_ns - d.first_ns) // d.terms.period_ns + 1) for d in demands)
+
+
+def _listed(demands: Sequence[Demand], horizon_ns: int) -> tuple[_Times, _Times]:
+    """The times at which deadlines may come, ascending, and the demand up to each; the last of equal times has the whole of it."""
+    if not demands:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    parts = [np.arange(d.first_ns, horizon_ns + 1, d.terms.period_ns, dtype=np.int64) for d in demands]
+    times = np.concatenate(parts)
+    durations = np.repeat(
+        np.array([d.cost.duration_ns for d in demands], np.int64), [part.size for part in parts]
+    )
+    order = np.argsort(times, kind="stable")
+    return times[order], np.cumsum(durations[order])
+
+
+def _demand_at(times: _Times, demand: Demand | None) -> _Times:
+    """The demand of one stream up to each time."""
+    if demand is None:
+        return np.zeros_like(times)
+    frames = (times - demand.first_ns) // demand.terms.period_ns + 1
+    return np.maximum(frames, 0) * demand.cost.duration_ns
+
+
+def _with_piece(demand: Demand, name: str, piece_ns: int) -> Demand:
+    cost = demand.cost
+    if demand.terms.name != name or cost.piece_ns <= piece_ns:
+        return demand
+    return Demand(demand.terms, SlotCost(duration_ns=cost.duration_ns, piece_ns=piece_ns))
+
+
+# --- Counter-offers -----------------------------------------------------------------------------------------------------------
+
+
+def counter_offers(test: SlotTest, new: Demand, verdict: Verdict) -> WouldFit:
+    """The changes of which each alone would make a stream fit that does not; the ledger adds other slots.
+
+    Args:
+        test: The slot.
+        new: The stream.
+        verdict: The result for it, which is negative.
+    """
+    terms, cost = new.terms, new.cost
+
+    def with_terms(deadline_ns: int, period_ns: int) -> bool:
+        changed = msgspec.structs.replace(terms, deadline_ns=deadline_ns, period_ns=period_ns)
+        return test.verdict(Demand(changed, cost)).fits
+
+    deadline_ns = period_ns = None
+    if verdict.limit == "demand":
+        deadline_ns = _least_that_fits(terms.deadline_ns, lambda value: with_terms(value, terms.period_ns))
+    room_ppm = test.cap_ppm - (verdict.share_ppm - verdict.own_ppm)
+    if room_ppm > 0:
+        # Nothing below this period fits the share; the search begins there.
+        least_ns = max(terms.period_ns, cost.duration_ns * SHARE_PPM // room_ppm)
+        if least_ns <= terms.period_ns << DOUBLINGS_MAX:
+            period_ns = _least_that_fits(least_ns - 1, lambda value: with_terms(terms.deadline_ns, value))
+    blocker, piece_ns = None, verdict.blocking_ns + verdict.slack_ns
+    if verdict.blocker and piece_ns > 0:
+        changed = _with_piece(new, verdict.blocker, piece_ns)
+        if test.with_piece(verdict.blocker, piece_ns).verdict(changed).fits:
+            blocker = verdict.blocker
+    return WouldFit(deadline_ns, period_ns, (), blocker, None if blocker is None else piece_ns)
+
+
+def _least_that_fits(asked_ns: int, fits: Callable[[int], bool]) -> int | None:
+    """The least value above ``asked_ns`` with three digits that fits; None where none up to ``DOUBLINGS_MAX`` doublings does."""
+    low_ns = high_ns = max(1, asked_ns)
+    for _ in range(DOUBLINGS_MAX):
+        low_ns, high_ns = high_ns, min(2 * high_ns, DAY_NS)
+        if fits(high_ns):
+            break
+    else:
+        return None
+    step_ns = int(10 ** max(0, len(str(low_ns)) - 3))
+    low, high = low_ns // step_ns, -(-high_ns // step_ns)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fits(middle * step_ns):
+            high = middle
+        else:
+            low = middle
+    return min(high * step_ns, DAY_NS)
+
+
+# --- In words -----------------------------------------------------------------------------------------------------------------
+
+
+def reason_text(terms: StreamTerms, slot: str, verdict: Verdict) -> str:
+    """Where the demand exceeds the time, in a sentence without a full stop."""
+    where = f'stream "{terms.name}" on {slot}'
+    if verdict.limit == "share":
+        held = (verdict.share_ppm - verdict.own_ppm) / SHARE_PPM
+        return (
+            f"{where}: the reserved streams take {max(0.0, held):.3f} of its time, this one {verdict.own_ppm / SHARE_PPM:.3f}"
+            f" more, and at most {verdict.cap_ppm / SHARE_PPM:.3f} may be reserved"
+        )
+    if verdict.limit == "points":
+        return (
+            f"{where}: the test would need more than {POINTS_MAX} times, since the periods differ too much or the share of"
+            f" {verdict.share_ppm / SHARE_PPM:.3f} is too close to the whole"
+        )
+    blocking = ""
+    if verdict.blocking_ns:
+        blocking = f', and an operation of "{verdict.blocker}" may occupy the device for {duration_text(verdict.blocking_ns)}'
+    return (
+        f"{where}: at t = {duration_text(verdict.at_ns)} the reserved streams need {duration_text(verdict.held_ns)}, this one"
+        f" {duration_text(verdict.own_ns)}{' more' if verdict.held_ns else ''}{blocking}:"
+        f" {duration_text(-verdict.slack_ns)} too much"
+    )
+
+
+def offers_text(offers: WouldFit) -> str:
+    """The counter-offers, in a sentence without a full stop."""
+    parts = []
+    if offers.deadline_ns is not None:
+        parts.append(f"with deadline >= {_seconds_text(offers.deadline_ns)} s")
+    if offers.period_ns is not None:
+        parts.append(f"with period >= {_seconds_text(offers.period_ns)} s")
+    parts += [f"on {slot}" for slot in offers.slots]
+    if offers.blocker is not None and offers.piece_ns is not None:
+        parts.append(f'if "{offers.blocker}" had operations of {duration_text(offers.piece_ns)}')
+    return (
+        f"It would fit {', or '.join(parts)}" if parts else "No change of one of its terms would make it fit"
+    )
+
+
+def _seconds_text(value_ns: int) -> str:
+    return f"{value_ns / 1e9:.9f}".rstrip("0").rstrip(".")

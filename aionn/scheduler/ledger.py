@@ -1,0 +1,395 @@
+"""The reservations of a set of device slots: which stream of which client holds how much of which slot.
+
+Owns admission over several slots by first fit, the shares of clients, the cap of each slot, changes, and the end of reservations:
+by their holder, with their client, with their slot, or after a silence. Pure: ``now`` is an argument, nothing waits, and a call
+that raises changes nothing. The enforcement, frame by frame, is ``aionn.scheduler.bandwidth``'s and the policy's.
+
+Invariants:
+1. The streams of each slot pass ``SlotTest`` together, with the longest piece of each best-effort model that the slot may run.
+2. A change admits the new reservation before the old one ends; where it is not admitted, the old one is as before.
+3. No client holds more than its quota, and all hold at most ``RESERVATIONS_MAX`` reservations.
+
+Source: partitioned scheduling with first fit (Lopez et al. 2000), which needs no promise about migration.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from aionn.errors import InvalidArgument, NotAdmitted
+from aionn.scheduler.admission import (
+    CAP_PPM,
+    SHARE_PPM,
+    Demand,
+    Piece,
+    SlotCost,
+    SlotTest,
+    StreamTerms,
+    Verdict,
+    counter_offers,
+    offers_text,
+    reason_text,
+)
+from aionn.scheduler.bandwidth import BandwidthServer
+
+__all__ = ["RESERVATIONS_MAX", "SILENCE_NS", "Ledger", "Reservation", "ReservableSlot"]
+
+RESERVATIONS_MAX = 1024
+"""Most reservations of one ledger: far more streams than fit, and the memory that clients can cause is some 100 KB."""
+
+SILENCE_NS = 30_000_000_000
+"""Time without a frame after which a reservation ends: cameras that reconnect take less, and a client that reserves and sends
+nothing must not keep others out."""
+
+
+class ReservableSlot(msgspec.Struct, frozen=True):
+    """A device slot, as admission sees it.
+
+    Attributes:
+        name: Named in messages, as ``npu/0``.
+        can_preempt: Whether the device stops at boundaries; otherwise each frame is one piece.
+        cap_ppm: The share of it that may be reserved, in millionths.
+    """
+
+    name: str
+    can_preempt: bool = True
+    cap_ppm: int = CAP_PPM
+
+
+class Reservation(msgspec.Struct, frozen=True):
+    """A stream that was admitted.
+
+    Attributes:
+        number: Its number in the ledger, never used again.
+        client: The client that holds it.
+        terms: What was promised.
+        cost: The device time of a frame on its slot.
+        slot: The index of its slot.
+        slot_name: The slot's name.
+        verdict: The result of the test when it was admitted: the tightest time and the slack there.
+        admitted_ns: When that was.
+    """
+
+    number: int
+    client: str
+    terms: StreamTerms
+    cost: SlotCost
+    slot: int
+    slot_name: str
+    verdict: Verdict
+    admitted_ns: int
+
+    @property
+    def demand(self) -> Demand:
+        """The stream on its slot."""
+        return Demand(self.terms, self.cost)
+
+    def server(self) -> BandwidthServer:
+        """A new server that enforces it."""
+        return BandwidthServer(
+            self.number,
+            slot=self.slot,
+            period_ns=self.terms.period_ns,
+            deadline_ns=self.terms.deadline_ns,
+            jitter_ns=self.terms.jitter_ns,
+            duration_ns=self.cost.duration_ns,
+            piece_ns=self.cost.piece_ns,
+        )
+
+
+class Ledger:
+    """The reservations of some slots.
+
+    Args:
+        slots: The slots; their indexes are those of the device slots of the policy.
+        quota_ppm: The share that one client may hold, in millionths of a slot, summed over all slots; None means no limit.
+    """
+
+    def __init__(self, slots: Sequence[ReservableSlot], *, quota_ppm: int | None = None) -> None:
+        for slot in slots:
+            if not 0 < slot.cap_ppm <= SHARE_PPM:
+                raise InvalidArgument(
+                    f"ledger, {slot.name}: cap_ppm must be from 1 to {SHARE_PPM}, got {slot.cap_ppm}"
+                )
+        if quota_ppm is not None and quota_ppm < 0:
+            raise InvalidArgument(f"ledger: quota_ppm must be at least 0, got {quota_ppm}")
+        self._slots = tuple(slots)
+        self._quota_ppm = quota_ppm
+        self._numbers = itertools.count(1)
+        self._held: list[dict[int, Reservation]] = [{} for _ in slots]
+        self._is_up = [True for _ in slots]
+        self._lower: list[dict[str, int]] = [{} for _ in slots]
+        self._seen_ns: dict[int, int] = {}
+        self._counts = dict.fromkeys(("admitted", "refused", "released", "withdrawn", "silent"), 0)
+
+    # --- Admission ---
+
+    def admit(
+        self,
+        terms: StreamTerms,
+        costs: Mapping[int, SlotCost],
+        *,
+        now_ns: int,
+        client: str = "",
+        elsewhere: Mapping[int, SlotCost] | None = None,
+    ) -> Reservation:
+        """Reserves time on the first slot on which a stream fits.
+
+        Args:
+            terms: The stream.
+            costs: The device time of a frame by slot, in the order in which the slots are tried.
+            now_ns: The time.
+            client: The client that holds it.
+            elsewhere: The same for slots that are named in the counter-offer alone.
+
+        Raises:
+            NotAdmitted: It fits on no slot, with the reason and what would fit; the client's quota is reached; or too many
+                reservations exist.
+            InvalidArgument: No slot is named, or one that the ledger does not have.
+        """
+        self._check_slots((*costs, *(elsewhere or ())))
+        if not costs:
+            raise InvalidArgument(f'stream "{terms.name}": expected one slot or more')
+        try:
+            slot, verdict = self._first_fit(terms, costs, client, elsewhere or {})
+        except NotAdmitted:
+            self._counts["refused"] += 1
+            raise
+        self._counts["admitted"] += 1
+        found = Reservation(
+            next(self._numbers),
+            client,
+            terms,
+            self._cost_on(slot, costs[slot]),
+            slot,
+            self._slots[slot].name,
+            verdict,
+            now_ns,
+        )
+        self._held[slot][found.number] = found
+        self._seen_ns[found.number] = now_ns
+        return found
+
+    def change(
+        self, number: int, terms: StreamTerms, costs: Mapping[int, SlotCost], *, now_ns: int
+    ) -> Reservation:
+        """Reserves time for new terms of a stream, beside the old reservation, which the caller releases when the stream has
+        changed.
+
+        Terms that demand no more than the old ones, on the same slot, replace them immediately and need no room beside them: the
+        old number is then the number of the result.
+
+        Raises:
+            NotAdmitted: As for ``admit``; the old reservation is as before.
+            InvalidArgument: There is no such reservation, or as for ``admit``.
+        """
+        old = self._reservation(number)
+        cost = costs.get(old.slot)
+        if cost is not None and _demands_no_more(Demand(terms, self._cost_on(old.slot, cost)), old.demand):
+            found = msgspec.structs.replace(old, terms=terms, cost=self._cost_on(old.slot, cost))
+            self._held[old.slot][number] = found
+            verdict = self._test(old.slot).verdict()
+            found = self._held[old.slot][number] = msgspec.structs.replace(found, verdict=verdict)
+            return found
+        return self.admit(terms, costs, now_ns=now_ns, client=old.client)
+
+    def _first_fit(
+        self,
+        terms: StreamTerms,
+        costs: Mapping[int, SlotCost],
+        client: str,
+        elsewhere: Mapping[int, SlotCost],
+    ) -> tuple[int, Verdict]:
+        if sum(map(len, self._held)) >= RESERVATIONS_MAX:
+            raise NotAdmitted(f'stream "{terms.name}": {RESERVATIONS_MAX} reservations exist already')
+        closest: tuple[int, Verdict] | None = None
+        quota_left_ppm = None if self._quota_ppm is None else self._quota_ppm - self.client_ppm(client)
+        is_over_quota = False
+        for slot, cost in costs.items():
+            if not self._is_up[slot]:
+                continue
+            new = Demand(terms, self._cost_on(slot, cost))
+            if quota_left_ppm is not None and new.share_ppm > quota_left_ppm:
+                is_over_quota = True
+                continue
+            verdict = self._test(slot).verdict(new)
+            if verdict.fits:
+                return slot, verdict
+            if closest is None or _shortage(verdict) < _shortage(closest[1]):
+                closest = slot, verdict
+        if closest is None:
+            raise NotAdmitted(self._no_slot_text(terms, client, is_over_quota=is_over_quota))
+        slot, verdict = closest
+        new = Demand(terms, self._cost_on(slot, costs[slot]))
+        offers = counter_offers(self._test(slot), new, verdict)
+        offers = offers._replace(slots=self._slots_that_fit(terms, elsewhere))
+        reason = reason_text(terms, self._slots[slot].name, verdict)
+        raise NotAdmitted(f"{reason}. {offers_text(offers)}.", reason=reason, would_fit=offers)
+
+    def _no_slot_text(self, terms: StreamTerms, client: str, *, is_over_quota: bool) -> str:
+        if not is_over_quota or self._quota_ppm is None:
+            return f'stream "{terms.name}": all slots that could run it are down'
+        held, quota = self.client_ppm(client) / SHARE_PPM, self._quota_ppm / SHARE_PPM
+        return (
+            f'stream "{terms.name}": client "{client}" holds a share of {held:.3f} of a slot and may hold {quota:.3f}; this stream'
+            " needs more than the rest"
+        )
+
+    def _slots_that_fit(self, terms: StreamTerms, elsewhere: Mapping[int, SlotCost]) -> tuple[str, ...]:
+        found = []
+        for slot, cost in elsewhere.items():
+            new = Demand(terms, self._cost_on(slot, cost))
+            if self._is_up[slot] and self._test(slot).verdict(new).fits:
+                found.append(self._slots[slot].name)
+        return tuple(found)
+
+    def _cost_on(self, slot: int, cost: SlotCost) -> SlotCost:
+        if self._slots[slot].can_preempt:
+            return cost
+        return SlotCost(duration_ns=cost.duration_ns, piece_ns=cost.duration_ns)
+
+    def _test(self, slot: int) -> SlotTest:
+        held = [reservation.demand for reservation in self._held[slot].values()]
+        lower = [Piece(name, piece_ns) for name, piece_ns in self._lower[slot].items()]
+        return SlotTest(held, cap_ppm=self._slots[slot].cap_ppm, lower=lower)
+
+    def _check_slots(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            if not 0 <= slot < len(self._slots):
+                raise InvalidArgument(f"ledger: expected a slot from 0 to {len(self._slots) - 1}, got {slot}")
+
+    # --- Best effort ---
+
+    def allow_lower(self, slot: int, name: str, piece_ns: int) -> bool:
+        """Whether best-effort jobs of a model may run on a slot; if so, later admissions count with them.
+
+        Args:
+            slot: The slot.
+            name: The model.
+            piece_ns: Its longest time without a boundary; its whole duration where the device cannot preempt.
+
+        Returns:
+            False, and nothing has changed, where a reservation could be broken by it.
+        """
+        self._check_slots([slot])
+        old_ns = self._lower[slot].get(name)
+        self._lower[slot][name] = piece_ns
+        if not self._held[slot] or self._test(slot).verdict().fits:
+            return True
+        if old_ns is None:
+            del self._lower[slot][name]
+        else:
+            self._lower[slot][name] = old_ns
+        return False
+
+    def may_run_lower(self, number: int) -> bool:
+        """Whether frames of a reservation that are not reserved may run as best effort on its slot: whether every deadline there
+        bears a piece of theirs. It may change with each admission, change and end of a reservation on that slot.
+
+        Raises:
+            InvalidArgument: There is no such reservation.
+        """
+        held = self._reservation(number)
+        return held.cost.piece_ns <= self._test(held.slot).verdict().room_ns
+
+    def forget_lower(self, slot: int, name: str) -> None:
+        """Best-effort jobs of a model do not run on a slot any more."""
+        self._lower[slot].pop(name, None)
+
+    # --- The end of reservations ---
+
+    def release(self, number: int) -> Reservation | None:
+        """Ends a reservation; None where it has ended already."""
+        for held in self._held:
+            found = held.pop(number, None)
+            if found is not None:
+                self._seen_ns.pop(number, None)
+                self._counts["released"] += 1
+                return found
+        return None
+
+    def release_client(self, client: str) -> tuple[Reservation, ...]:
+        """Ends all reservations of a client that is gone; returns them."""
+        found = tuple(reservation for reservation in self.reservations() if reservation.client == client)
+        for reservation in found:
+            self.release(reservation.number)
+        return found
+
+    def withdraw(self, slot: int) -> tuple[Reservation, ...]:
+        """Ends all reservations of a slot whose device is gone; returns them. Nothing is admitted there until ``restore``."""
+        self._check_slots([slot])
+        found = tuple(self._held[slot].values())
+        self._held[slot].clear()
+        self._is_up[slot] = False
+        for reservation in found:
+            self._seen_ns.pop(reservation.number, None)
+        self._counts["withdrawn"] += len(found)
+        return found
+
+    def restore(self, slot: int) -> None:
+        """The device of a slot is back; what was withdrawn must be admitted anew."""
+        self._check_slots([slot])
+        self._is_up[slot] = True
+
+    def seen(self, number: int, now_ns: int) -> None:
+        """A frame of a reservation has come."""
+        if number in self._seen_ns:
+            self._seen_ns[number] = now_ns
+
+    def end_silent(self, now_ns: int) -> tuple[Reservation, ...]:
+        """Ends the reservations without a frame for ``SILENCE_NS``; returns them."""
+        found = tuple(r for r in self.reservations() if now_ns - self._seen_ns[r.number] >= SILENCE_NS)
+        for reservation in found:
+            self.release(reservation.number)
+            self._counts["released"] -= 1
+            self._counts["silent"] += 1
+        return found
+
+    def silent_at_ns(self) -> int | None:
+        """When ``end_silent`` has something to do, unless frames come; None where nothing is reserved."""
+        return min(self._seen_ns.values()) + SILENCE_NS if self._seen_ns else None
+
+    # --- What is held ---
+
+    def reservations(self, slot: int | None = None) -> tuple[Reservation, ...]:
+        """The reservations of a slot, or of all, in the order of their admission."""
+        if slot is not None:
+            return tuple(self._held[slot].values())
+        return tuple(sorted((r for held in self._held for r in held.values()), key=lambda r: r.number))
+
+    def share_ppm(self, slot: int) -> int:
+        """The share of a slot that is reserved, in millionths."""
+        return sum(reservation.demand.share_ppm for reservation in self._held[slot].values())
+
+    def client_ppm(self, client: str) -> int:
+        """The share that a client holds over all slots, in millionths of one."""
+        return sum(r.demand.share_ppm for held in self._held for r in held.values() if r.client == client)
+
+    def counts(self) -> dict[str, int]:
+        """Numbers of reservations that were ``admitted``, ``refused``, ``released``, ``withdrawn``, or ended as ``silent``."""
+        return dict(self._counts)
+
+    def _reservation(self, number: int) -> Reservation:
+        for held in self._held:
+            if number in held:
+                return held[number]
+        raise InvalidArgument(f"ledger: there is no reservation {number}")
+
+
+def _shortage(verdict: Verdict) -> tuple[bool, int, int]:
+    """The order in which refusals are explained: the slot that lacks the least comes first."""
+    return verdict.limit != "demand", -verdict.slack_ns, verdict.share_ppm
+
+
+def _demands_no_more(new: Demand, old: Demand) -> bool:
+    """Whether no set of streams is harmed by the new one that bears the old one, also while frames of both are in progress."""
+    return (
+        new.terms.period_ns >= old.terms.period_ns
+        and new.terms.deadline_ns >= old.terms.deadline_ns
+        and new.terms.jitter_ns <= old.terms.jitter_ns
+        and new.cost.duration_ns <= old.cost.duration_ns
+        and new.cost.piece_ns <= old.cost.piece_ns
+    )
