@@ -56,7 +56,7 @@ SECTIONS = (
     ),
     Section(
         "Speed and deadlines",
-        ("docs/measuring.md", "docs/latency.md", "docs/realtime.md", "docs/testing.md"),
+        ("docs/measuring.md", "docs/latency.md", "docs/guarantees.md", "docs/realtime.md", "docs/testing.md"),
     ),
     Section(
         "Engines and drivers",

@@ -9,22 +9,26 @@ job, bounded priority inversion, no starvation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from aionn.hal import Priority
+from aionn.scheduler.bandwidth import Label
 from aionn.scheduler.job import Abort, Action, DeviceSlot, JobState, Preempt
 from aionn.scheduler.planner import AGE_NS
 from aionn.scheduler.ready_queue import Policy
 from aionn.simulation.engine import Engine, Event, Outcome, Scenario, slots_of
 from aionn.simulation.workload import PRIORITIES
 
-__all__ = ["OVERTAKEN_MAX", "Watched", "breaches"]
+__all__ = ["OVERTAKEN_MAX", "Watched", "breaches", "broken_guarantees"]
 
 ANSWERS = ("on_time", "late", "aborted", "refused", "failed")
 
 OVERTAKEN_MAX = 64
 """Number of later jobs that are not HIGH and may still start before an aged job: those that were planned already."""
+
+CONFORMITY_MAX = 64
+"""Number of earlier frames of a stream that each is compared with: the jitter of that many periods is known by then."""
 
 
 def breaches(engine: Engine, *, ages: bool = True) -> list[str]:
@@ -40,9 +44,73 @@ def breaches(engine: Engine, *, ages: bool = True) -> list[str]:
     found += _conservation(scenario, events)
     found += _deadlines(scenario, outcomes)
     found += _boundaries(scenario, events)
+    if engine.frames:
+        found += broken_guarantees(engine)
     if ages:
         found += _starvation(scenario, events)
     return found
+
+
+def broken_guarantees(engine: Engine) -> list[str]:
+    """Every frame of an admitted stream that was lost although no promise was broken, and every label without a cause.
+
+    Under a policy that knows no reservations, every lost frame of the streams that were admitted.
+    """
+    scenario = engine.scenario
+    used_ns = _used(engine.events)
+    found: list[str] = []
+    overran: set[int] = set()
+    for number, is_conforming in _conformity(engine):
+        outcome, frame = engine.outcomes[number], engine.frames.get(number)
+        stream = scenario.arrivals[number].stream_index
+        held = engine.admission.reservations[stream]
+        has_overrun = used_ns.get(number, 0) > held.cost.duration_ns
+        if has_overrun:
+            overran.add(stream)
+        label = None if frame is None else frame.label
+        is_lost = outcome is None or outcome.kind != "on_time"
+        if is_lost and label is None:
+            found.append(f"request {number} of the admitted stream {held.terms.name} was lost: {outcome}")
+        # A frame pays for one of its stream that overran before.
+        is_wrong = (label in (Label.EARLY, Label.DELAYED) and is_conforming) or (
+            label is Label.OVERRAN and stream not in overran
+        )
+        if is_wrong and label is not None:
+            found.append(f"request {number} of the admitted stream {held.terms.name} is not {label.value}")
+    return found
+
+
+def _conformity(engine: Engine) -> Iterator[tuple[int, bool]]:
+    """Each request of an admitted stream, and whether it came as promised: by the arrivals alone, not by the servers' state."""
+    conforming: dict[int, list[int]] = {}
+    for number, arrival in enumerate(engine.scenario.arrivals):
+        held = engine.admission.reservations.get(arrival.stream_index)
+        if held is None:
+            continue
+        terms = held.terms
+        at_ns, deadline_ns = arrival.at_ns, arrival.deadline_ns
+        before = conforming.setdefault(arrival.stream_index, [])
+        # Of any number of successive frames the first and the last are that many periods apart, but for the jitter.
+        is_early = any(
+            at_ns - earlier_ns < count * terms.period_ns - terms.jitter_ns
+            for count, earlier_ns in enumerate(reversed(before[-CONFORMITY_MAX:]), 1)
+        )
+        is_delayed = deadline_ns is not None and deadline_ns - at_ns < terms.deadline_ns - terms.jitter_ns
+        if not is_early:
+            before.append(at_ns)
+        yield number, not is_early and not is_delayed
+
+
+def _used(events: Sequence[Event]) -> dict[int, int]:
+    """The device time of each job."""
+    since: dict[int, int] = {}
+    used: dict[int, int] = {}
+    for at_ns, kind, number, _ in events:
+        if kind == "start":
+            since[number] = at_ns
+        elif kind in ("stop", "end", "lost") and number in since:
+            used[number] = used.get(number, 0) + at_ns - since.pop(number)
+    return used
 
 
 def _slots(scenario: Scenario, events: Sequence[Event]) -> list[str]:
@@ -181,13 +249,15 @@ def _starvation(scenario: Scenario, events: Sequence[Event]) -> list[str]:
 
 
 def _high_streams(scenario: Scenario) -> set[int]:
-    """Streams of HIGH requests, and those that HIGH ones follow: these inherit their priority."""
+    """Streams of HIGH requests, those that HIGH ones follow, which inherit their priority, and those with a guarantee."""
     streams = scenario.workload.stream
     found: set[int] = set()
     names: set[str | None] = set()
     # A stream is listed after the one that it follows.
     for index in range(len(streams) - 1, -1, -1):
-        if PRIORITIES[streams[index].priority] == Priority.HIGH or streams[index].name in names:
+        stream = streams[index]
+        is_high = PRIORITIES[stream.priority] == Priority.HIGH or stream.guarantee
+        if is_high or stream.name in names:
             found.add(index)
             names.add(streams[index].after)
     return found
@@ -223,7 +293,7 @@ class Watched:
         aborted = {action.job.number for action in actions if isinstance(action, Abort)}
         for slot in slots:
             running = slot.job
-            if running is None or not slot.can_preempt or running.rank == Priority.HIGH:
+            if running is None or not slot.can_preempt or running.rank >= Priority.HIGH:
                 continue
             if slot.is_stopping or slot.index in asked or running.state is JobState.ENDED:
                 continue

@@ -16,26 +16,27 @@ import hashlib
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
-from pathlib import Path
 
 import msgspec
 
 from aionn.drivers.simulated.profiles import (
     ClockState,
-    DeviceProfile,
     FailureRates,
     Fault,
     clock_share_at,
     draws,
     run_operations,
 )
-from aionn.errors import InvalidArgument
-from aionn.hal import CancelCapability, Priority
+from aionn.hal import Priority
+from aionn.scheduler.bandwidth import BandwidthServer, Frame, Label
 from aionn.scheduler.estimates import Estimates
 from aionn.scheduler.job import NEVER_NS, Abort, DeviceSlot, Job, JobState, Preempt, Start
+from aionn.scheduler.planner import PlannedQueue
 from aionn.scheduler.ready_queue import Policy
 from aionn.simulation.core import Core
-from aionn.simulation.workload import PRIORITIES, Arrival, Workload, devices_of, durations_of, generate
+from aionn.simulation.reservations import Admission, admit_streams
+from aionn.simulation.scenario import Scenario, prepare, slots_of
+from aionn.simulation.workload import PRIORITIES
 
 __all__ = ["Engine", "Event", "Outcome", "Scenario", "slots_of", "prepare"]
 
@@ -69,41 +70,6 @@ Event = tuple[int, str, int, int]
 lost (by a fault), up, and the outcomes."""
 
 
-class Scenario(msgspec.Struct, frozen=True):
-    """A workload under a seed, made ready: the same for every policy that is compared on it.
-
-    Attributes:
-        workload: Where it came from.
-        devices: What it runs on.
-        arrivals: The requests.
-        durations_ns: Per stream and device, those of the operations; None where it cannot run.
-        seed: Of the arrivals, the noise and the faults.
-    """
-
-    workload: Workload
-    devices: tuple[DeviceProfile, ...]
-    arrivals: list[Arrival]
-    durations_ns: list[tuple[tuple[int, ...] | None, ...]]
-    seed: int
-
-    def expected_ns(self, stream_index: int) -> tuple[int, ...]:
-        """Whole duration per device at full clock."""
-        return tuple(NEVER_NS if d is None else sum(d) for d in self.durations_ns[stream_index])
-
-
-def prepare(workload: Workload, seed: int, *, folder: Path = Path()) -> Scenario:
-    """Makes a workload ready to run.
-
-    Raises:
-        InvalidArgument: A file that it names is wrong, or no device can run a model.
-    """
-    devices = devices_of(workload, folder=folder)
-    if len({device.name for device in devices}) != len(devices):
-        raise InvalidArgument(f"workload {workload.name}, devices: expected different names")
-    durations = durations_of(workload, devices, folder=folder)
-    return Scenario(workload, devices, generate(workload, seed, folder=folder), durations, seed)
-
-
 class _Run:
     """The state of a slot, which only the engine knows: operation ``first + i`` ends at ``origin_ns + ends[i]``."""
 
@@ -128,12 +94,17 @@ class Engine:
         is_clock_held: Whether open bursts keep the devices' clocks at their full rate.
         record: Whether to keep the events.
         answers_twice: Whether devices repeat their answers, as a broken driver may.
+        admission: The reservations; None means that the scenario's streams ask for them.
+        keeps_reservations: Whether the policy plan enforces the reservations; the other policies know none.
 
     Attributes:
         outcomes: One per request, None until it has ended.
         events: The record.
         busy_ns: Device time used, per slot.
         wasted_ns: Device time of jobs that did not end on time.
+        admission: The reservations of the scenario's streams with a guarantee.
+        frames: The requests of reserved streams, by number, as their servers judge them; empty where the policy knows no
+            reservations.
     """
 
     def __init__(
@@ -145,6 +116,8 @@ class Engine:
         is_clock_held: bool = False,
         record: bool = False,
         answers_twice: bool = False,
+        admission: Admission | None = None,
+        keeps_reservations: bool = True,
     ) -> None:
         self.core = Core()
         self.scenario = scenario
@@ -179,6 +152,15 @@ class Engine:
         self._priorities = [PRIORITIES[stream.priority] for stream in streams]
         self._models = [stream.model for stream in streams]
         self._urgency, self._followers = _chains(scenario, self._expected)
+        if admission is None:
+            admission = admit_streams(scenario, is_clock_held=is_clock_held)
+        self.admission = admission
+        self.frames: dict[int, Frame] = {}
+        self._servers: dict[int, BandwidthServer] = {}
+        if keeps_reservations and isinstance(self.queue, PlannedQueue):
+            self._servers = {index: held.server() for index, held in self.admission.reservations.items()}
+            for index, server in self._servers.items():
+                server.may_run_lower = index in self.admission.with_lower
         self._next = 0
         self._wake_ns = NEVER_NS
 
@@ -226,6 +208,9 @@ class Engine:
             durations_ns=self._expected[stream] if self._estimates is None else self._learnt(stream),
             urgent_ns=urgent_ns,
         )
+        if stream in self._servers:
+            frame = self.frames[number] = self._servers[stream].arrive(now_ns, arrival.deadline_ns)
+            job.reserve(frame)
         reason = self.queue.add(job, now_ns)
         if reason is not None:
             job.state = JobState.ENDED
@@ -295,6 +280,8 @@ class Engine:
         job.state = JobState.RUNNING
         job.has_run = True
         slot.job = job
+        if job.frame is not None:
+            job.frame.start(now_ns)
         slot.ends_ns = now_ns + job.durations_ns[device]
         slot.is_stopping = False
         run.epoch += 1
@@ -390,6 +377,8 @@ class Engine:
         if job.number in self._used_ns:
             used_ns += self._used_ns[job.number]
         self._used_ns[job.number] = used_ns
+        if job.frame is not None:
+            job.frame.stop(self.core.now_ns, can_preempt=slot.has_boundaries)
         slot.job = None
         slot.is_stopping = False
         run.struck_ns = NEVER_NS
@@ -452,6 +441,8 @@ class Engine:
 
     def _fail(self, slot: DeviceSlot, why: str) -> None:
         job = self._free(slot)
+        if job.frame is not None:
+            job.frame.leave_class(Label.WITHDRAWN)
         if self._record:
             self.events.append((self.core.now_ns, "lost", job.number, slot.index))
         if job.state is not JobState.ENDED:
@@ -469,6 +460,7 @@ class Engine:
                     self._fail(other, "the device died")
                 other.is_up = False
                 self._clocks[other.index] = None
+                self._withdraw(other, is_withdrawn=True)
         self.core.after(RESTART_NS, self._restart, slot.device)
         self._decide()
 
@@ -476,9 +468,18 @@ class Engine:
         for slot in self.slots:
             if slot.device == device:
                 slot.is_up = True
+                self._withdraw(slot, is_withdrawn=False)
                 if self._record:
                     self.events.append((self.core.now_ns, "up", -1, slot.index))
         self._decide()
+
+    def _withdraw(self, slot: DeviceSlot, *, is_withdrawn: bool) -> None:
+        """The reservations of a slot end with its device, and are admitted anew when it is back."""
+        for server in self._servers.values():
+            if server.slot == slot.index:
+                server.is_withdrawn = is_withdrawn
+        if is_withdrawn and isinstance(self.queue, PlannedQueue):
+            self.queue.withdraw(slot, self.core.now_ns)
 
     # --- Answers ---
 
@@ -494,15 +495,6 @@ class Engine:
                 self.core.after(0, self._enter, follower)
             else:
                 self._tell(follower, "failed", -1, "the request that it follows failed")
-
-
-def slots_of(devices: Sequence[DeviceProfile]) -> list[DeviceSlot]:
-    """The slots of all devices, in the order of the devices."""
-    devices_of_slots = [index for index, device in enumerate(devices) for _ in range(device.slots)]
-    return [
-        DeviceSlot(number, index, can_preempt=devices[index].cancel != CancelCapability.NONE)
-        for number, index in enumerate(devices_of_slots)
-    ]
 
 
 def _chains(

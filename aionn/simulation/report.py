@@ -15,10 +15,21 @@ from aionn.reports.colours import OUTCOME_ROLES, device_roles
 from aionn.reports.columns import counted
 from aionn.reports.html_page import Html, document, element, key, swatch, table
 from aionn.reports.plots import Bar, Mark, bars, lanes, lines
+from aionn.scheduler.admission import SHARE_PPM
+from aionn.scheduler.bandwidth import Label
 from aionn.simulation.engine import Engine
 from aionn.simulation.workload import PRIORITIES
 
-__all__ = ["ClassReport", "DeviceReport", "Report", "page", "report_of"]
+__all__ = [
+    "ClassReport",
+    "DeviceReport",
+    "Report",
+    "ReservationReport",
+    "page",
+    "report_of",
+    "reservation_rows",
+    "RESERVATION_HEADS",
+]
 
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
 
@@ -64,6 +75,32 @@ class DeviceReport(msgspec.Struct, frozen=True):
     energy_j: float
 
 
+class ReservationReport(msgspec.Struct, frozen=True):
+    """A stream with a guarantee.
+
+    Attributes:
+        stream: Its name.
+        slot: The slot that its reservation is on; None where it was not admitted.
+        share: The share of the slot that it takes.
+        slack_ms: The time that was left at the tightest time of the admission test.
+        at_ms: That time.
+        frames: Number of its requests.
+        lost: Number of those that were not on time.
+        labels: Number of those that were not guaranteed, by label.
+        refusal: Why it was not admitted; empty where it was.
+    """
+
+    stream: str
+    slot: str | None
+    share: float
+    slack_ms: float
+    at_ms: float
+    frames: int
+    lost: int
+    labels: dict[str, int]
+    refusal: str
+
+
 class Report(msgspec.Struct, frozen=True):
     """A run in figures.
 
@@ -78,6 +115,7 @@ class Report(msgspec.Struct, frozen=True):
         wasted_share: Device time of jobs that did not end on time, over all device time used.
         reasons: How many were not on time, by reason.
         digest: SHA-256 of the record of events.
+        reservations: The streams with a guarantee, in the workload's order.
     """
 
     workload: str
@@ -90,6 +128,7 @@ class Report(msgspec.Struct, frozen=True):
     wasted_share: float
     reasons: dict[str, int]
     digest: str
+    reservations: tuple[ReservationReport, ...] = ()
 
 
 def report_of(engine: Engine) -> Report:
@@ -125,7 +164,68 @@ def report_of(engine: Engine) -> Report:
         wasted_share=engine.wasted_ns / used_ns if used_ns else 0.0,
         reasons=dict(sorted(reasons.items())),
         digest=engine.digest(),
+        reservations=_reservations(engine),
     )
+
+
+def _reservations(engine: Engine) -> tuple[ReservationReport, ...]:
+    arrivals, admission = engine.scenario.arrivals, engine.admission
+    found = []
+    for index, stream in enumerate(engine.scenario.workload.stream):
+        if not stream.guarantee:
+            continue
+        numbers = [number for number, arrival in enumerate(arrivals) if arrival.stream_index == index]
+        outcomes = [engine.outcomes[number] for number in numbers]
+        lost = sum(outcome is None or outcome.kind != "on_time" for outcome in outcomes)
+        labels = dict.fromkeys((label.value for label in Label), 0)
+        for number in numbers:
+            frame = engine.frames.get(number)
+            if frame is not None and frame.label is not None:
+                labels[frame.label.value] += 1
+        held = admission.reservations.get(index)
+        found.append(
+            ReservationReport(
+                stream=stream.name,
+                slot=None if held is None else held.slot_name,
+                share=0.0 if held is None else held.demand.share_ppm / SHARE_PPM,
+                slack_ms=0.0 if held is None else held.verdict.slack_ns / 1e6,
+                at_ms=0.0 if held is None else held.verdict.at_ns / 1e6,
+                frames=len(numbers),
+                lost=lost,
+                labels=labels,
+                refusal=admission.refusals.get(index, ""),
+            )
+        )
+    return tuple(found)
+
+
+RESERVATION_HEADS: tuple[str, ...] = (
+    "stream",
+    "slot",
+    "share %",
+    "slack ms",
+    "at ms",
+    "frames",
+    "lost",
+    *(x.value for x in Label),
+)
+
+
+def reservation_rows(report: Report) -> list[tuple[str | int | float, ...]]:
+    """The rows of a table of the streams with a guarantee, under ``RESERVATION_HEADS``."""
+    return [
+        (
+            r.stream,
+            r.slot or "not admitted",
+            100 * r.share,
+            r.slack_ms,
+            r.at_ms,
+            r.frames,
+            r.lost,
+            *r.labels.values(),
+        )
+        for r in report.reservations
+    ]
 
 
 def _class_report(engine: Engine, priority: Priority, is_of_class: Sequence[bool]) -> ClassReport:
@@ -170,6 +270,7 @@ def page(engine: Engine) -> str:
         key([(role, outcome) for outcome, role in OUTCOME_ROLES.items()]),
         bars("Outcomes of the requests, by priority", [_outcome_bar(c) for c in report.classes]),
         table(heads, classes),
+        *_reserved_part(report),
         element("h2", "Devices"),
         *_timeline(engine),
         table(("device", "busy %", "joules"), devices),
@@ -183,6 +284,17 @@ def page(engine: Engine) -> str:
         reasons if report.reasons else element("p", "All requests ended on time."),
         element("p", f"Record of events: {report.digest}"),
     )
+
+
+def _reserved_part(report: Report) -> list[Html | None]:
+    if not report.reservations:
+        return []
+    rows = [
+        tuple(f"{cell:.2f}" if isinstance(cell, float) else cell for cell in row)
+        for row in reservation_rows(report)
+    ]
+    refusals = [element("p", r.refusal) for r in report.reservations if r.refusal]
+    return [element("h2", "Streams with a guarantee"), table(RESERVATION_HEADS, rows), *refusals]
 
 
 def _outcomes(found: ClassReport) -> dict[str, int]:

@@ -136,6 +136,9 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         after: Name of a stream: a request of this stream arrives when one of that stream is done, and fails with it. ``deadline_s``
             then counts from the arrival of the chain's first. Its ``arrivals`` and ``rate_per_s`` are not used.
         burst: Requests that arrive together.
+        guarantee: Whether the stream asks for a reservation. Its deadlines then count from the captures, which ``jitter_s`` delays.
+        period_s: Least time between captures that it promises; None means that of its rate.
+        phase_s: Time of the first periodic arrival after ``start_s``; None means drawn.
     """
 
     name: str
@@ -151,6 +154,9 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     end_s: float | None = None
     after: str | None = None
     burst: int = 1
+    guarantee: bool = False
+    period_s: float | None = None
+    phase_s: float | None = None
 
     def __post_init__(self) -> None:
         _check("name", bool(self.name), "a name", self.name)
@@ -169,6 +175,14 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         for field, value in (("deadline_s", self.deadline_s), ("end_s", self.end_s)):
             _check(field, value is None or (math.isfinite(value) and value > 0), "a positive number", value)
         _check("burst", 1 <= self.burst <= ARRIVALS_MAX, f"from 1 to {ARRIVALS_MAX}", self.burst)
+        if self.guarantee:
+            _check("deadline_s", self.deadline_s is not None, "a deadline, since it is guaranteed", None)
+            _check("after", self.after is None, "no stream to follow, for one with a guarantee", self.after)
+            fine = self.arrivals == "periodic" or self.period_s is not None
+            _check("period_s", fine, "the period that a stream promises, unless it is periodic", None)
+        for field, value in (("period_s", self.period_s), ("phase_s", self.phase_s)):
+            fine = value is None or (math.isfinite(value) and value >= 0)
+            _check(field, fine, "a number of at least 0", value)
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -181,6 +195,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         stream: The kinds of requests.
         model: Models beside the ready ones.
         device: Devices beside the ready ones.
+        cap: The share of each slot that may be reserved.
     """
 
     name: str
@@ -189,8 +204,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     stream: tuple[Stream, ...]
     model: tuple[DescribedModel, ...] = ()
     device: tuple[DeviceProfile, ...] = ()
+    cap: float = 0.95
 
     def __post_init__(self) -> None:
+        _check("cap", 0 < self.cap <= 1, "above 0 and at most 1", self.cap)
         fine = math.isfinite(self.duration_s) and self.duration_s > 0
         _check("duration_s", fine, "a positive number of seconds", self.duration_s)
         _check("stream", bool(self.stream), "one stream or more", self.stream)
@@ -292,34 +309,37 @@ def generate(workload: Workload, seed: int, *, folder: Path = Path()) -> list[Ar
             followers.setdefault(stream.after, []).append(index)
     arrivals: list[Arrival] = []
 
-    def add(at_ns: int, index: int, after_index: int | None) -> None:
+    def add(at_ns: int, captured_ns: int, index: int, after_index: int | None) -> None:
         stream = workload.stream[index]
-        deadline_ns = None if stream.deadline_s is None else at_ns + round(stream.deadline_s * 1e9)
+        since_ns = captured_ns if stream.guarantee else at_ns
+        deadline_ns = None if stream.deadline_s is None else since_ns + round(stream.deadline_s * 1e9)
         own = len(arrivals)
         arrivals.append(Arrival(at_ns, index, deadline_ns, after_index))
         for follower in followers.get(stream.name, ()):
-            add(at_ns, follower, own)
+            add(at_ns, captured_ns, follower, own)
 
-    for at_ns, index in heapq.merge(*sources):
+    for at_ns, index, captured_ns in heapq.merge(*sources):
         for _ in range(workload.stream[index].burst):
-            add(at_ns, index, None)
+            add(at_ns, captured_ns, index, None)
         if len(arrivals) > ARRIVALS_MAX:
             raise InvalidArgument(f"workload {workload.name}: more than {ARRIVALS_MAX} requests")
     return arrivals
 
 
-def _times(workload: Workload, index: int, seed: int, folder: Path) -> Iterator[tuple[int, int]]:
+def _times(workload: Workload, index: int, seed: int, folder: Path) -> Iterator[tuple[int, int, int]]:
+    """``(arrival, stream, capture)`` of each request."""
     stream = workload.stream[index]
     source = random.Random(f"{seed}/{stream.name}")
     end_s = min(workload.duration_s, math.inf if stream.end_s is None else stream.end_s)
-    for at_s in _seconds(stream, source, folder):
+    for at_s, captured_s in _seconds(stream, source, folder):
         if at_s >= end_s:
             return
         if at_s >= stream.start_s:
-            yield round(at_s * 1e9), index
+            yield round(at_s * 1e9), index, round(captured_s * 1e9)
 
 
-def _seconds(stream: Stream, source: random.Random, folder: Path) -> Iterator[float]:
+def _seconds(stream: Stream, source: random.Random, folder: Path) -> Iterator[tuple[float, float]]:
+    """Times of arrival and of capture."""
     if stream.arrivals == "trace":
         assert stream.trace is not None, "checked by the stream"
         try:
@@ -333,22 +353,24 @@ def _seconds(stream: Stream, source: random.Random, folder: Path) -> Iterator[fl
         offset_s = 0.0
         while True:
             for at_s in times[first:]:
-                yield (at_s - times[first]) * scale + offset_s
+                moved_s = (at_s - times[first]) * scale + offset_s
+                yield moved_s, moved_s
             offset_s += (times[-1] - times[first]) * scale + span_s * scale / len(times)
             first = 0
     at_s = stream.start_s
     if stream.arrivals == "periodic":
         period_s = 1.0 / stream.rate_per_s
-        at_s += source.random() * period_s
+        at_s += source.random() * period_s if stream.phase_s is None else stream.phase_s
         number = 0
         while True:
-            yield at_s + number * period_s + (source.random() * stream.jitter_s if stream.jitter_s else 0.0)
+            captured_s = at_s + number * period_s
+            yield captured_s + (source.random() * stream.jitter_s if stream.jitter_s else 0.0), captured_s
             number += 1
     # Gaps of a Gamma distribution with shape 1 / cv^2 have the mean and variation asked for; shape 1 is Poisson.
     shape = 1.0 if stream.arrivals == "poisson" else 1.0 / stream.cv**2
     while True:
         at_s += source.gammavariate(shape, 1.0 / (stream.rate_per_s * shape))
-        yield at_s
+        yield at_s, at_s
 
 
 _TRACES: dict[Path, list[float]] = {}

@@ -119,8 +119,11 @@ def test_test_files_of_the_pages_and_of_the_tutorial_pass(tmp_path: Path) -> Non
     assert int(re.findall(r"(\d+) passed", done.stdout)[0]) >= len(found) + 2
 
 
-def test_workload_in_a_page_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (block,) = [block for block in blocks("toml") if "[[stream]]" in block.text]
+WORKLOADS = [block for block in blocks("toml") if "[[stream]]" in block.text]
+
+
+@pytest.mark.parametrize("block", WORKLOADS, ids=lambda block: block.name)
+def test_workload_in_a_page_runs(block: Block, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     workload = tmp_path / "door.toml"
     workload.write_text(block.text)
     with pytest.raises(SystemExit) as end:

@@ -15,7 +15,7 @@ from aionn.simulation.baselines import policy_named
 from aionn.simulation.bound import on_time_bound, requests_of
 from aionn.simulation.checkers import breaches
 from aionn.simulation.engine import Engine, prepare
-from aionn.simulation.report import page, report_of
+from aionn.simulation.report import RESERVATION_HEADS, page, report_of, reservation_rows
 from aionn.simulation.workload import read_workload
 
 __all__ = ["simulate"]
@@ -85,6 +85,11 @@ def simulate(
         ("device", "busy %", "joules"),
         [(d.name, 100 * d.busy_share, d.energy_j) for d in report.devices],
     )
+    if report.reservations:
+        print_table("streams with a guarantee", RESERVATION_HEADS, reservation_rows(report))
+        for refused in report.reservations:
+            if refused.refusal:
+                print_line(refused.refusal)
     if most is not None:
         print_table("could have ended on time", ("priority", "requests"), list(most.items()))
     for breach in broken:
