@@ -61,6 +61,12 @@ hundreds."""
 BUSY_STEPS_MAX = 256
 """Most steps towards the length of the longest busy period: each takes some microseconds, and few sets need more than 30."""
 
+BUSY_NS_MAX = 1000 * DAY_NS
+"""Longest busy period that is looked for: far more than ``POINTS_MAX`` allows, and sums stay within 64 bits."""
+
+SHARE_BITS = 40
+"""Precision of the shares in the bounds: a nanosecond in a period of 18 minutes."""
+
 DOUBLINGS_MAX = 8
 """A counter-offer is at most 256 times what was asked for: more is another application."""
 
@@ -216,20 +222,27 @@ class SlotTest:
         self.held = tuple(held)
         self.cap_ppm = cap_ppm
         self.lower = tuple(lower)
-        self._longest = max(self.lower, key=lambda piece: piece.duration_ns, default=Piece("", 0))
+        self._sums_of_held = _Sums.of(self.held)
+        # By rising first deadline: for each position the longest piece from there on, or of a best-effort job.
+        firsts = np.array([demand.first_ns for demand in self.held], np.int64)
+        order = np.argsort(firsts, kind="stable")
+        lower_ns = max((piece.duration_ns for piece in self.lower), default=0)
+        pieces = np.array([demand.cost.piece_ns for demand in self.held], np.int64)[order]
+        self._firsts = firsts[order]
+        self._longest = np.maximum.accumulate(np.append(pieces, lower_ns)[::-1])[::-1]
         self._horizon_ns = -1
         self._times: _Times = np.empty(0, np.int64)
         self._sums: _Times = np.empty(0, np.int64)
 
     def verdict(self, new: Demand | None = None) -> Verdict:
         """The result for the streams that are there, with a new one beside them."""
-        demands = self.held if new is None else (*self.held, new)
+        sums = self._sums_of_held if new is None else self._sums_of_held.plus(new)
         own_ppm = 0 if new is None else new.share_ppm
-        share_ppm = _share_ppm(demands)
+        share_ppm = sums.share_ppm
         if share_ppm > self.cap_ppm:
             return Verdict(False, "share", share_ppm, own_ppm, self.cap_ppm)
-        horizon_ns = self._busy_ns(demands)
-        if horizon_ns is None or _points(demands, horizon_ns) > POINTS_MAX:
+        horizon_ns = self._busy_ns(sums)
+        if horizon_ns is None or sums.points(horizon_ns) > POINTS_MAX:
             return Verdict(False, "points", share_ppm, own_ppm, self.cap_ppm)
         self._list_points(horizon_ns)
         count = int(np.searchsorted(self._times, horizon_ns, side="right"))
@@ -243,7 +256,7 @@ class SlotTest:
             times = np.concatenate((times, more))
         if not times.size:
             return Verdict(True, "demand", share_ppm, own_ppm, self.cap_ppm, room_ns=DAY_NS)
-        blocking, blockers = self._blocking(times, demands)
+        blocking = self._blocking(times, new)
         room = times - held - own
         slack = room - blocking
         tightest = int(np.argmin(slack))
@@ -258,7 +271,7 @@ class SlotTest:
             int(held[tightest]),
             int(own[tightest]),
             int(blocking[tightest]),
-            blockers.at(tightest),
+            self._blocker(int(times[tightest]), new),
             slack_ns,
             max(0, int(room.min())),
         )
@@ -271,37 +284,28 @@ class SlotTest:
 
     def curve(self, new: Demand | None = None) -> list[tuple[int, int, int]]:
         """``(t, demand, blocking)`` at each time that the test examines, ascending; empty where it has no result by demand."""
-        demands = self.held if new is None else (*self.held, new)
-        horizon_ns = self._busy_ns(demands) if _share_ppm(demands) <= self.cap_ppm else None
-        if horizon_ns is None or _points(demands, horizon_ns) > POINTS_MAX:
+        sums = self._sums_of_held if new is None else self._sums_of_held.plus(new)
+        horizon_ns = self._busy_ns(sums) if sums.share_ppm <= self.cap_ppm else None
+        if horizon_ns is None or sums.points(horizon_ns) > POINTS_MAX:
             return []
-        times, sums = _listed(demands, horizon_ns)
-        blocking, _ = self._blocking(times, demands)
-        return list(zip(times.tolist(), sums.tolist(), blocking.tolist(), strict=True))
+        times, demand = _listed(self.held if new is None else (*self.held, new), horizon_ns)
+        return list(zip(times.tolist(), demand.tolist(), self._blocking(times, new).tolist(), strict=True))
 
-    def _busy_ns(self, demands: Sequence[Demand]) -> int | None:
+    def _busy_ns(self, sums: _Sums) -> int | None:
         """A time up to which it suffices to test: the end of the longest busy period, or where the demand's line meets the time."""
-        if not demands:
+        if not sums.rows:
             return 0
-        # As much longer as it takes for the least slack to be among the times, not only the first lack of it.
-        more_ns = min(demand.first_ns for demand in demands)
-        piece_ns = max(self._longest.duration_ns, *(d.cost.piece_ns for d in demands), 0)
-        rows = [(d.cost.duration_ns, d.terms.period_ns, d.terms.jitter_ns) for d in demands]
-        # Shares in 2 ** -40, rounded up: the bound becomes longer by that, never shorter.
-        shares = [-(-(duration_ns << 40) // period_ns) for duration_ns, period_ns, _ in rows]
-        rest = (1 << 40) - sum(shares)
-        line_ns = None
-        if rest > 0:
-            ahead = sum(
-                share * max(0, demand.terms.period_ns - demand.first_ns)
-                for share, demand in zip(shares, demands, strict=True)
-            )
-            line_ns = ((piece_ns << 40) + ahead) // rest + 1
-        busy_ns = piece_ns + sum(duration_ns for duration_ns, _, _ in rows)
+        piece_ns = max(int(self._longest[0]), sums.piece_ns)
+        # Longer than that by the least first deadline, so that the least slack is among the times, not only the first lack of it.
+        more_ns = min(first_ns for _, _, _, first_ns in sums.rows)
+        rest = (1 << SHARE_BITS) - sums.share
+        line_ns = None if rest <= 0 else ((piece_ns << SHARE_BITS) + sums.ahead) // rest + 1
+        busy_ns = piece_ns + sum(row[0] for row in sums.rows)
+        durations, periods, jitters, _ = np.array(sums.rows, np.int64).T
         for _ in range(BUSY_STEPS_MAX):
-            if line_ns is not None and busy_ns >= line_ns:
+            if (line_ns is not None and busy_ns >= line_ns) or busy_ns > BUSY_NS_MAX:
                 break
-            next_ns = piece_ns + sum(c * -(-(busy_ns + j) // t) for c, t, j in rows)
+            next_ns = piece_ns + int((-(-(busy_ns + jitters) // periods) * durations).sum())
             if next_ns == busy_ns:
                 return busy_ns + more_ns
             busy_ns = next_ns
@@ -312,34 +316,69 @@ class SlotTest:
             self._times, self._sums = _listed(self.held, horizon_ns)
             self._horizon_ns = horizon_ns
 
-    def _blocking(self, times: _Times, demands: Sequence[Demand]) -> tuple[_Times, _Blockers]:
-        """The blocking at each time, and the blockers: all streams with a later deadline can block, and all best-effort jobs."""
-        ordered = sorted(demands, key=lambda demand: demand.first_ns)
-        longest = [self._longest]
-        for demand in reversed(ordered):
-            piece = Piece(demand.terms.name, demand.cost.piece_ns)
-            longest.append(max(longest[-1], piece, key=lambda piece: piece.duration_ns))
-        longest.reverse()
-        firsts = np.array([demand.first_ns for demand in ordered], np.int64)
-        positions = np.searchsorted(firsts, times, side="right")
-        durations = np.array([piece.duration_ns for piece in longest], np.int64)[positions]
-        return durations, _Blockers(longest, positions)
+    def _blocking(self, times: _Times, new: Demand | None) -> _Times:
+        """The blocking at each time: all streams with a later deadline can block, and all best-effort jobs."""
+        blocking: _Times = self._longest[np.searchsorted(self._firsts, times, side="right")]
+        if new is not None:
+            blocking = np.maximum(blocking, np.where(times < new.first_ns, new.cost.piece_ns, 0))
+        return blocking
+
+    def _blocker(self, at_ns: int, new: Demand | None) -> str:
+        """The name of the longest piece that blocks at a time; best-effort jobs go first among equals."""
+        demands = self.held if new is None else (*self.held, new)
+        own = [Piece(d.terms.name, d.cost.piece_ns) for d in demands if d.first_ns > at_ns]
+        return max((*self.lower, *own), key=lambda piece: piece.duration_ns, default=Piece("", 0)).name
 
 
-class _Blockers(NamedTuple):
-    longest: list[Piece]
-    positions: npt.NDArray[np.intp]
+class _Sums(NamedTuple):
+    """What the bounds of the test need of some streams.
 
-    def at(self, index: int) -> str:
-        return self.longest[int(self.positions[index])].name
+    Attributes:
+        rows: Duration, period, jitter and least time from arrival to deadline of each.
+        share: Of the slot, in ``2 ** -SHARE_BITS``, rounded up: bounds become longer by that, never shorter.
+        share_ppt: The same in ``10 ** -12``, rounded down: a full slot is not more than that.
+        ahead: Sum of the shares times what the first deadlines come earlier than the first periods end.
+        piece_ns: The longest piece.
+    """
 
+    rows: tuple[tuple[int, int, int, int], ...]
+    share: int
+    share_ppt: int
+    ahead: int
+    piece_ns: int
 
-def _share_ppm(demands: Sequence[Demand]) -> int:
-    return sum(d.cost.duration_ns * 10**12 // d.terms.period_ns for d in demands) * SHARE_PPM // 10**12
+    @classmethod
+    def of(cls, demands: Sequence[Demand]) -> _Sums:
+        found = cls((), 0, 0, 0, 0)
+        parts = [found.plus(demand) for demand in demands]
+        return cls(
+            tuple(part.rows[0] for part in parts),
+            sum(part.share for part in parts),
+            sum(part.share_ppt for part in parts),
+            sum(part.ahead for part in parts),
+            max((part.piece_ns for part in parts), default=0),
+        )
 
+    def plus(self, demand: Demand) -> _Sums:
+        terms, duration_ns, first_ns = demand.terms, demand.cost.duration_ns, demand.first_ns
+        share = -(-(duration_ns << SHARE_BITS) // terms.period_ns)
+        return _Sums(
+            (*self.rows, (duration_ns, terms.period_ns, terms.jitter_ns, first_ns)),
+            self.share + share,
+            self.share_ppt + duration_ns * 10**12 // terms.period_ns,
+            self.ahead + share * max(0, terms.period_ns - first_ns),
+            max(self.piece_ns, demand.cost.piece_ns),
+        )
 
-def _points(demands: Sequence[Demand], horizon_ns: int) -> int:
-    return sum(max(0, (horizon_ns - d.first_ns) // d.terms.period_ns + 1) for d in demands)
+    @property
+    def share_ppm(self) -> int:
+        return self.share_ppt * SHARE_PPM // 10**12
+
+    def points(self, horizon_ns: int) -> int:
+        """Number of times up to one at which a deadline may come."""
+        return sum(
+            max(0, (horizon_ns - first_ns) // period_ns + 1) for _, period_ns, _, first_ns in self.rows
+        )
 
 
 def _listed(demands: Sequence[Demand], horizon_ns: int) -> tuple[_Times, _Times]:

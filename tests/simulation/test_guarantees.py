@@ -85,11 +85,11 @@ def without_jitter(monkeypatch):
 
 
 def with_floor_for_ceiling(monkeypatch):
-    def busy_ns(self, demands):
-        busy = sum(d.cost.duration_ns for d in demands)
+    def busy_ns(self, sums):
+        busy = sum(row[0] for row in sums.rows)
         for _ in range(50):
-            busy = sum(d.cost.duration_ns * (busy // d.terms.period_ns) for d in demands)
-        return busy + min(d.first_ns for d in demands)
+            busy = sum(duration * (busy // period) for duration, period, _, _ in sums.rows)
+        return busy + min((row[3] for row in sums.rows), default=0)
 
     monkeypatch.setattr(SlotTest, "_busy_ns", busy_ns)
 
