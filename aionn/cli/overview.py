@@ -51,6 +51,11 @@ Exit code 1 means that this machine cannot keep deadlines of this length when it
     "aionn.cli.commands.trace:trace": """
 Summarise a trace file that AIONN_TRACE or aionn.open(trace=...) wrote.
 """,
+    "aionn.cli.commands.plan:plan": """
+Find how many streams with a guarantee fit on described devices, what limits that, and the cheapest change.
+
+Exit code 1 means that a stream does not fit, or that the check in virtual time lost a frame.
+""",
     "aionn.cli.commands.simulate:simulate": """
 Run a workload's requests through a scheduler on simulated devices, and report the requests that ended on time.
 """,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from aionn.reports.html_page import Html, element, joined
 
-__all__ = ["Bar", "Mark", "bars", "histogram", "lanes", "lines", "ticks"]
+__all__ = ["Bar", "Mark", "bars", "curves", "histogram", "lanes", "lines", "ticks"]
 
 HEIGHT = 150
 """Height of a histogram in pixels."""
@@ -135,6 +135,26 @@ def lines(title: str, series: Sequence[tuple[str, str, Sequence[float]]], *, uni
             line = element("polyline", points=text, stroke=f"var(--{role})")
             drawn.append(element("g", element("title", name), line))
     # A drawing of its own, which is stretched to the width; its lines keep their thickness.
+    inner = element(
+        "svg", *drawn, width="100%", height=base, viewBox=f"0 0 1000 {base}", preserveAspectRatio="none"
+    )
+    return _drawing(title, LINES_HEIGHT, [*shapes, inner])
+
+
+def curves(
+    title: str, series: Sequence[tuple[str, str, Sequence[tuple[float, float]]]], *, unit: str
+) -> Html:
+    """For each ``(name, role, points)`` a line through points ``(x, y)`` from 0 on; both axes have the same unit."""
+    end = max((x for _, _, points in series for x, _ in points), default=1.0) or 1.0
+    most = max((y for _, _, points in series for _, y in points), default=1.0) or 1.0
+    base = LINES_HEIGHT - _AXIS
+    levels = [(value, f"{value:g}") for value in ticks(0.0, most)]
+    shapes = [*_levels(levels, most, base), *_axis(0.0, end, base, unit)]
+    drawn = []
+    for name, role, points in series:
+        text = " ".join(f"{1000 * x / end:.1f},{base - (base - 10) * y / most:.1f}" for x, y in points)
+        line = element("polyline", points=text, stroke=f"var(--{role})")
+        drawn.append(element("g", element("title", name), line))
     inner = element(
         "svg", *drawn, width="100%", height=base, viewBox=f"0 0 1000 {base}", preserveAspectRatio="none"
     )

@@ -331,7 +331,7 @@ class SlotTest:
 
 
 class _Sums(NamedTuple):
-    """What the bounds of the test need of some streams.
+    """The sums over some streams that the bounds of the test need.
 
     Attributes:
         rows: Duration, period, jitter and least time from arrival to deadline of each.

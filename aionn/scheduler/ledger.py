@@ -121,6 +121,8 @@ class Ledger:
         self._numbers = itertools.count(1)
         self._held: list[dict[int, Reservation]] = [{} for _ in slots]
         self._is_up = [True for _ in slots]
+        # Kept while a slot does not change: a test lists its points once.
+        self._tests: list[SlotTest | None] = [None for _ in slots]
         self._lower: list[dict[str, int]] = [{} for _ in slots]
         self._seen_ns: dict[int, int] = {}
         self._counts = dict.fromkeys(("admitted", "refused", "released", "withdrawn", "silent"), 0)
@@ -170,6 +172,7 @@ class Ledger:
             now_ns,
         )
         self._held[slot][found.number] = found
+        self._changed(slot)
         self._seen_ns[found.number] = now_ns
         return found
 
@@ -191,6 +194,7 @@ class Ledger:
         if cost is not None and _demands_no_more(Demand(terms, self._cost_on(old.slot, cost)), old.demand):
             found = msgspec.structs.replace(old, terms=terms, cost=self._cost_on(old.slot, cost))
             self._held[old.slot][number] = found
+            self._changed(old.slot)
             verdict = self._test(old.slot).verdict()
             found = self._held[old.slot][number] = msgspec.structs.replace(found, verdict=verdict)
             return found
@@ -251,7 +255,24 @@ class Ledger:
             return cost
         return SlotCost(duration_ns=cost.duration_ns, piece_ns=cost.duration_ns)
 
+    def verdict(self, slot: int) -> Verdict:
+        """The result of the test for what a slot holds."""
+        return self._test(slot).verdict()
+
+    def curve(self, slot: int) -> list[tuple[int, int, int]]:
+        """See ``SlotTest.curve``, for what a slot holds."""
+        return self._test(slot).curve()
+
     def _test(self, slot: int) -> SlotTest:
+        test = self._tests[slot]
+        if test is None:
+            test = self._tests[slot] = self._new_test(slot)
+        return test
+
+    def _changed(self, slot: int) -> None:
+        self._tests[slot] = None
+
+    def _new_test(self, slot: int) -> SlotTest:
         held = [reservation.demand for reservation in self._held[slot].values()]
         lower = [Piece(name, piece_ns) for name, piece_ns in self._lower[slot].items()]
         return SlotTest(held, cap_ppm=self._slots[slot].cap_ppm, lower=lower)
@@ -277,12 +298,14 @@ class Ledger:
         self._check_slots([slot])
         old_ns = self._lower[slot].get(name)
         self._lower[slot][name] = piece_ns
+        self._changed(slot)
         if not self._held[slot] or self._test(slot).verdict().fits:
             return True
         if old_ns is None:
             del self._lower[slot][name]
         else:
             self._lower[slot][name] = old_ns
+        self._changed(slot)
         return False
 
     def may_run_lower(self, number: int) -> bool:
@@ -298,14 +321,16 @@ class Ledger:
     def forget_lower(self, slot: int, name: str) -> None:
         """Best-effort jobs of a model do not run on a slot any more."""
         self._lower[slot].pop(name, None)
+        self._changed(slot)
 
     # --- The end of reservations ---
 
     def release(self, number: int) -> Reservation | None:
         """Ends a reservation; None where it has ended already."""
-        for held in self._held:
+        for slot, held in enumerate(self._held):
             found = held.pop(number, None)
             if found is not None:
+                self._changed(slot)
                 self._seen_ns.pop(number, None)
                 self._counts["released"] += 1
                 return found
@@ -323,6 +348,7 @@ class Ledger:
         self._check_slots([slot])
         found = tuple(self._held[slot].values())
         self._held[slot].clear()
+        self._changed(slot)
         self._is_up[slot] = False
         for reservation in found:
             self._seen_ns.pop(reservation.number, None)

@@ -12,8 +12,8 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from aionn.cli import interrupts
-from aionn.cli.commands.driver_suite import run_driver_suite
 from aionn.cli.driver_module import find_driver_module
+from aionn.cli.driver_suite import run_driver_suite
 from aionn.cli.numbers import numbers
 from aionn.cli.output import print_json
 from aionn.conformance.computing import Mode
