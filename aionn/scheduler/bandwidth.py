@@ -76,6 +76,11 @@ class Frame:
             self.label = label
             self.server.counts[label] += 1
 
+    def described(self) -> str:
+        """Its class and its label, in words."""
+        text = f"of reservation {self.server.number}, " + ("reserved" if self.is_reserved else "best effort")
+        return text if self.label is None else f"{text} since {self.label.value}"
+
     def start(self, now_ns: int) -> None:
         """It got a slot."""
         self.since_ns = now_ns

@@ -148,7 +148,8 @@ class Job:
 
     def __repr__(self) -> str:
         deadline = "none" if self.deadline_ns == NEVER_NS else f"{self.deadline_ns} ns"
-        return f"<Job {self.number}: {self.priority.name}, deadline {deadline}, {self.state.value}>"
+        frame = "" if self.frame is None else f", {self.frame.described()}"
+        return f"<Job {self.number}: {self.priority.name}, deadline {deadline}, {self.state.value}{frame}>"
 
 
 class DeviceSlot:

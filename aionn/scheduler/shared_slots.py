@@ -11,7 +11,8 @@ Invariants:
    suspended job is started again.
 3. No job overtakes by being on another path: while one waits, the policy decides about every other one.
 4. At most ``waiting_max`` jobs wait.
-5. A preemption is withdrawn when the job that preempts gets another slot, or leaves, before the other one is suspended.
+5. Frames of reserved streams are all seen by the policy, whatever their client, and run on the slots of their reservations.
+6. A preemption is withdrawn when the job that preempts gets another slot, or leaves, before the other one is suspended.
 
 Source: round robin among flows of equal rank, as in fair queueing (Nagle 1987); priority and deadline go before it.
 """
@@ -24,9 +25,21 @@ from collections.abc import Callable, Hashable
 
 from aionn.errors import ResourceExhausted
 from aionn.hal import Priority
+from aionn.scheduler.bandwidth import BandwidthServer, Frame
 from aionn.scheduler.estimates import Estimates
-from aionn.scheduler.job import NEVER_NS, Action, DeviceSlot, Job, JobState, Preempt, Start
-from aionn.scheduler.planner import WAITING_MAX
+from aionn.scheduler.job import (
+    NEVER_NS,
+    RESERVED,
+    Action,
+    DeviceSlot,
+    Job,
+    JobState,
+    Preempt,
+    Reason,
+    Start,
+)
+from aionn.scheduler.plan import Key
+from aionn.scheduler.planner import WAITING_MAX, PlannedQueue
 from aionn.scheduler.policy import PlanPolicy
 from aionn.scheduler.ready_queue import Policy
 
@@ -218,6 +231,41 @@ class SharedSlots:
         self._show_or_store(job, now_ns)
         self._decide(now_ns)
 
+    def enter_reserved(self, job: ClientJob, server: BandwidthServer) -> Frame:
+        """Admits a frame of a reserved stream, as ``enter``; for the policy that plans.
+
+        Returns:
+            The frame with its label, if it has one: then the job is best effort.
+
+        Raises:
+            ResourceExhausted: Its reservation does not cover it, and as best effort it would delay reserved frames for too long.
+        """
+        now_ns = self._now()
+        frame = server.arrive(now_ns, None if job.deadline_ns == NEVER_NS else job.deadline_ns)
+        if frame.is_rejected:
+            raise ResourceExhausted(f"{self._name}: {Reason.UNRESERVED.value}", transient=True)
+        if not frame.is_reserved:
+            self.enter(job)
+            return frame
+        self._plan_holders()
+        self._plan(job, now_ns)
+        job.reserve(frame)
+        if self._queue.add(job, now_ns) is None:
+            self._queued[job.number] = job
+            self._decide(now_ns)
+        else:
+            job.state = JobState.ENDED
+            job.start()
+        return frame
+
+    def withdraw_reserved(self) -> None:
+        """Makes all reserved frames that wait best effort: the reservations have ended with the device."""
+        if isinstance(self._queue, PlannedQueue):
+            now_ns = self._now()
+            for slot in self._slots:
+                self._queue.withdraw(slot, now_ns)
+            self._decide(now_ns)
+
     def leave(self, job: ClientJob) -> None:
         """Cancels a waiting job; it will not be started. Others are ignored."""
         if self._queued.get(job.number) is job:
@@ -262,6 +310,8 @@ class SharedSlots:
     def _free(self, job: ClientJob) -> DeviceSlot:
         assert job.slot is not None, "only a holder's slot is freed"
         slot = self._slots[job.slot]
+        if job.frame is not None:
+            job.frame.stop(self._now(), can_preempt=slot.has_boundaries)
         self._holders[slot.index] = self._preempted_for[slot.index] = None
         slot.job = job.slot = None
         slot.is_stopping = job.is_preempted = False
@@ -370,22 +420,26 @@ class SharedSlots:
                     job.start()
                     has_started = True
             if not has_started and self._queued and None in self._holders:
-                self._start_first(now_ns)
-                has_started = True
+                has_started = self._start_first(now_ns)
 
-    def _start_first(self, now_ns: int) -> None:
-        """Starts the first job in the queue on a free slot, whatever its expected duration.
+    def _start_first(self, now_ns: int) -> bool:
+        """Starts the first best-effort job in the queue on a free slot, whatever its expected duration; whether there is one.
 
         A policy that plans leaves a job waiting that it expects to be late, as other jobs may be lost by it. Here the rejection of
         such a job is left to its deadline, and no event may come that would cause another decision: a free slot must not wait.
         """
-        first = min(self._queued.values(), key=lambda job: job.key)
-        self._start(first, self._slots[self._holders.index(None)], now_ns)
+        # Reserved frames are started by the policy as soon as their slots are free.
+        first = min((job for job in self._queued.values() if job.rank < RESERVED), key=_key, default=None)
+        if first is not None:
+            self._start(first, self._slots[self._holders.index(None)], now_ns)
+        return first is not None
 
     def _start(self, job: ClientJob, slot: DeviceSlot, now_ns: int) -> None:
         self._remove(job)
         job.state = JobState.RUNNING
         slot.job = job
+        if job.frame is not None:
+            job.frame.start(now_ns)
         slot.ends_ns = now_ns + job.durations_ns[0]
         self._holders[slot.index] = job
         job.slot = slot.index
@@ -415,3 +469,7 @@ class SharedSlots:
                 assert job is not None, "the end of a holder ends its preemption"
                 self._preempted_for[index] = None
                 self._slots[index].is_stopping = job.is_preempted = False
+
+
+def _key(job: Job) -> Key:
+    return job.key

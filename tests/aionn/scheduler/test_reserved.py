@@ -255,7 +255,9 @@ def test_frame_that_leaves_the_queue_leaves_no_backlog():
     table.queue.remove(frames[1])
     table.queue.remove(frames[1])
     assert table.slots[0].backlog_ns == 20 and len(table.queue) == 2
-    assert "Job" in table.queue.explain(frames[0], table.now)
+    assert "reservation 1, reserved>" in table.queue.explain(frames[0], table.now)
+    table.queue.withdraw(table.slots[0], table.now)
+    assert "reservation 1, best effort since withdrawn>" in table.queue.explain(frames[0], table.now)
 
 
 def test_without_reservations_the_queue_has_no_part_for_them():
