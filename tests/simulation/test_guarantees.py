@@ -1,5 +1,7 @@
 """Admitted streams lose no frame, and each term of the admission test is needed for that."""
 
+import random
+
 import msgspec
 import pytest
 
@@ -11,7 +13,7 @@ from aionn.simulation.checkers import Watched, breaches, broken_guarantees
 from aionn.simulation.engine import Engine, prepare
 from aionn.simulation.phasings import PHASINGS, phased_arrivals
 from aionn.simulation.reservations import Admission, admit_streams
-from aionn.simulation.workload import workload_from_text
+from aionn.simulation.workload import Arrival, workload_from_text
 from benchmarks.guarantees import Outcome, admit_by_test, draw_set, only, run_admitted, with_phases
 
 SPAN_NS = 150_000_000
@@ -135,7 +137,7 @@ def beside_low(seed, lower):
     workload = msgspec.structs.replace(kept.scenario.workload, stream=(*kept.scenario.workload.stream, low))
     arrivals = phased_arrivals(kept.demands, "together", seed, SPAN_NS)
     moments = sorted({arrival.at_ns for arrival in arrivals})
-    arrivals += [arrivals[0].__class__(max(0, at - 1), len(kept.demands), at + 90_000_000) for at in moments]
+    arrivals += [Arrival(max(0, at - 1), len(kept.demands), at + 90_000_000) for at in moments]
     arrivals.sort(key=lambda arrival: arrival.at_ns)
     scenario = msgspec.structs.replace(
         kept.scenario,
@@ -151,6 +153,53 @@ def beside_low(seed, lower):
 def test_test_without_lower_jobs_admits_a_set_that_loses_frames():
     assert not any(beside_low(seed, True) for seed in range(30))
     assert any(beside_low(seed, False) for seed in range(30))
+
+
+def unruly(seed, kind):
+    """A run in which one admitted stream sends more frames than it promised, or longer ones; None where fewer than two fit."""
+    source = random.Random(seed)
+    preemption = "between_operations" if seed % 2 else "none"
+    drawn = draw_set(seed, slots=1 + seed % 2, preemption=preemption, jitter=0.3 if seed % 3 == 0 else 0.0)
+    whole = admit_streams(drawn.scenario, is_clock_held=True)
+    kept = sorted(whole.reservations)
+    if len(kept) < 2:
+        return None
+    admission = Admission(
+        {new: whole.reservations[old] for new, old in enumerate(kept)},
+        {},
+        frozenset(new for new, old in enumerate(kept) if old in whole.with_lower),
+    )
+    scenario = with_phases(only(drawn, kept), kind, seed, SPAN_NS)
+    index = source.randrange(len(kept))
+    terms = admission.reservations[index].terms
+    arrivals, rows = list(scenario.arrivals), list(scenario.durations_ns)
+    # Without boundaries a frame that is too long delays others: no scheduler can prevent that.
+    if seed % 4 == 1:
+        (operations,) = rows[index]
+        rows[index] = (operations + operations[: source.randrange(1, len(operations) + 1)],)
+    else:
+        for arrival in scenario.arrivals:
+            for _ in range(source.randrange(3) if arrival.stream_index == index else 0):
+                at_ns = arrival.at_ns + source.choice((1, source.randrange(1, terms.period_ns)))
+                arrivals.append(Arrival(at_ns, index, at_ns + terms.deadline_ns))
+        arrivals.sort(key=lambda arrival: (arrival.at_ns, arrival.stream_index, arrival.deadline_ns))
+    changed = msgspec.structs.replace(scenario, arrivals=arrivals, durations_ns=rows)
+    engine = Engine(changed, PlanPolicy(), is_clock_held=True, admission=admission, record=True)
+    engine.run()
+    return engine
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(40), pytest.param(range(40, 1000), marks=pytest.mark.long)], ids=["some", "many"]
+)
+def test_stream_that_breaks_its_promises_takes_nothing_from_others(seeds):
+    labelled = 0
+    for seed in seeds:
+        engine = unruly(seed, PHASINGS[seed % len(PHASINGS)])
+        if engine is not None:
+            assert broken_guarantees(engine) == [], f"set {seed}"
+            labelled += sum(frame.label is not None for frame in engine.frames.values())
+    assert labelled > 100
 
 
 # --- Whole workloads ----------------------------------------------------------------------------------------------------------
