@@ -82,6 +82,7 @@ class ClientJob(Job):
         self.owner = owner
         self.model = model
         self.is_preempted = False
+        self.frame = None
         self.slot: int | None = None
         self._arrival = 0
         self._is_behind = False
@@ -89,6 +90,7 @@ class ClientJob(Job):
 
     def plan(self, number: int, now_ns: int, expected_ns: int) -> None:
         """Makes it a job that a policy can compare with others."""
+        frame = self.frame
         # A driver rejects no job before its deadline, so the least duration is 1 ns whatever was learnt.
         super().__init__(
             number,
@@ -98,6 +100,8 @@ class ClientJob(Job):
             durations_ns=(expected_ns,),
             least_ns=(1,),
         )
+        if frame is not None:
+            self.reserve(frame)
 
     def urgency(self) -> tuple[int, int]:
         """Its place among the jobs of its client and class."""
@@ -241,15 +245,22 @@ class SharedSlots:
             ResourceExhausted: Its reservation does not cover it, and as best effort it would delay reserved frames for too long.
         """
         now_ns = self._now()
-        frame = server.arrive(now_ns, None if job.deadline_ns == NEVER_NS else job.deadline_ns)
+        frame = job.frame = server.arrive(now_ns, None if job.deadline_ns == NEVER_NS else job.deadline_ns)
         if frame.is_rejected:
             raise ResourceExhausted(f"{self._name}: {Reason.UNRESERVED.value}", transient=True)
         if not frame.is_reserved:
             self.enter(job)
             return frame
+        if not self._queued and not self._behind_count and self._holders[server.slot] is None:
+            # As in ``acquire_nowait``, on its own slot.
+            job.slot = server.slot
+            self._holders[server.slot] = job
+            job._since_ns = now_ns
+            frame.start(now_ns)
+            job.start()
+            return frame
         self._plan_holders()
         self._plan(job, now_ns)
-        job.reserve(frame)
         if self._queue.add(job, now_ns) is None:
             self._queued[job.number] = job
             self._decide(now_ns)
@@ -283,6 +294,8 @@ class SharedSlots:
             return
         if job.number == UNPLANNED:
             # No job has waited since it began, so no policy has seen it.
+            if job.frame is not None:
+                job.frame.stop(self._now(), can_preempt=self._slots[job.slot].has_boundaries)
             self._holders[job.slot] = None
             job.slot = None
             return
