@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from aionn.hal import (
     CancelCapability,
     Capabilities,
@@ -12,8 +14,10 @@ from aionn.hal import (
     FeatureLevel,
 )
 from aionn.runtime.clock import now_ns
+from aionn.runtime.guarantees.reservations import DeviceReservations
 from aionn.runtime.settings import ExecutionPath
 from aionn.scheduler.dispatcher import Dispatcher
+from aionn.scheduler.estimates import Estimates
 from aionn.service.client.device import RemoteDevice
 
 __all__ = ["RuntimeDevice"]
@@ -28,6 +32,7 @@ class RuntimeDevice:
         hal: The driver contract's side of it.
         info: What never changes for a build of its driver; asked for once.
         dispatcher: Its slots.
+        reservations: The time of its slots that streams with a guarantee hold.
         is_asynchronous: Whether executions take the driver's asynchronous call.
 
     Args:
@@ -55,9 +60,11 @@ class RuntimeDevice:
         self.hal = hal
         self.info = hal.info if info is None else info
         can_preempt = self.info.cancel != CancelCapability.NONE
+        estimates = Estimates()
         self.dispatcher = Dispatcher(
-            self.info.slots, now=now_ns, can_preempt=can_preempt, keeps_slot=keeps_slot
+            self.info.slots, now=now_ns, can_preempt=can_preempt, keeps_slot=keeps_slot, estimates=estimates
         )
+        self.reservations = DeviceReservations(name, self.info.slots, self.dispatcher, estimates)
 
     @property
     def type(self) -> DeviceType:
@@ -84,9 +91,14 @@ class RuntimeDevice:
         """Its driver process; None when it has none, or none runs."""
         return self.hal.pid if isinstance(self.hal, RemoteDevice) else None
 
+    def forget(self, model: Hashable) -> None:
+        """Drops what was learnt of a model that never comes again. From any thread, also from a finaliser."""
+        self.dispatcher.forget(model)
+        self.reservations.forget_model(model)
+
     def explain(self) -> str:
-        """The jobs that hold its slots, the first waiting ones and the reasons, in lines of text."""
-        return self.dispatcher.explain()
+        """The reservations, the jobs that hold its slots, the first waiting ones and the reasons, in lines of text."""
+        return "\n".join([*self.reservations.lines(), self.dispatcher.explain()])
 
     async def status(self) -> DeviceStatus:
         """Asks the driver, and starts it if it does not run."""

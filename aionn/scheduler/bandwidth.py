@@ -18,8 +18,9 @@ arrivals is the generic cell rate algorithm (ITU-T I.371) with the period and th
 from __future__ import annotations
 
 import enum
+from typing import Protocol
 
-__all__ = ["BandwidthServer", "Frame", "Label"]
+__all__ = ["Arrivals", "BandwidthServer", "Frame", "Label"]
 
 
 class Label(enum.Enum):
@@ -110,6 +111,14 @@ class Frame:
         """It is best effort from now on."""
         self.is_reserved = False
         self.note(label)
+
+
+class Arrivals(Protocol):
+    """Decides about a frame when it arrives: a server, or a record of what its server decided."""
+
+    def arrive(self, now_ns: int, deadline_ns: int | None) -> Frame:
+        """See ``BandwidthServer.arrive``."""
+        ...
 
 
 class BandwidthServer:

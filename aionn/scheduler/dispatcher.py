@@ -8,8 +8,11 @@ Invariants:
 2. A waiter that will be late fails as soon as that is certain, not when it would be started.
 3. A cancelled waiter leaves the queue; a cancelled holder gives its slot back only by ``release``.
 4. A slot is held until its holder gives it back, also by a job that runs past its deadline.
-5. No estimate rejects jobs permanently: now and then one is admitted to test whether the estimate still holds.
+5. No estimate rejects jobs permanently: now and then one is admitted to test whether the estimate still holds, also where jobs
+   are rejected because reserved frames cannot wait for them.
 6. If a slot is kept from LOW jobs, they hold at most all slots but one for some time after each job above LOW.
+7. While time is reserved, no job is sent to the device beside another: a device knows no reserved frames, and would run them by
+   its own order.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import anyio
 from aionn.errors import InvalidArgument, MissedDeadline, ResourceExhausted
 from aionn.hal import Priority, check_deadline_ns, duration_text
 from aionn.observability.tracing import is_tracing, section
-from aionn.scheduler.bandwidth import BandwidthServer
+from aionn.scheduler.bandwidth import Arrivals
 from aionn.scheduler.estimates import Estimates
 from aionn.scheduler.job import (
     NEVER_NS,
@@ -135,6 +138,8 @@ class Dispatcher:
         self._rejections: dict[Hashable, int] = {}
         self._keeps_slot = keeps_slot and slot_count > 1 and not can_preempt
         self._start_immediately = self._start_unless_kept if self._keeps_slot else start_immediately
+        self._preempts_without_reservations = can_preempt
+        self._room_ns = NEVER_NS
         self._urgent_ns = -KEPT_NS
         self._counts = dict.fromkeys(("preempted", "overran", "probed"), 0)
 
@@ -146,7 +151,7 @@ class Dispatcher:
         model: Hashable = None,
         declared_ns: int | None = None,
         urgent_ns: int | None = None,
-        server: BandwidthServer | None = None,
+        server: Arrivals | None = None,
     ) -> Job:
         """Asks for a slot; ``wait`` waits for it.
 
@@ -193,12 +198,41 @@ class Dispatcher:
             self._jobs[job.number] = job
             self._apply(start, now_ns)
             return job
+        if job.frame is None and expected_ns > self._room_ns and self._probe(model, expected_ns) > 1:
+            raise _error(job, Reason.TOO_LONG, now_ns, has_waited=False)
         reason = self._queue.add(job, now_ns)
         if reason is not None:
             raise _error(job, reason, now_ns, has_waited=False)
         self._jobs[job.number] = job
         self._decide(now_ns)
         return job
+
+    def limit_best_effort(self, room_ns: int | None) -> None:
+        """Sets the limits that hold while time is reserved: best-effort jobs that take longer than ``room_ns`` are rejected, and
+        running jobs are not preempted.
+
+        Args:
+            room_ns: The longest best-effort job that no reserved frame would be lost by; None where nothing is reserved any more.
+        """
+        self._room_ns = NEVER_NS if room_ns is None else room_ns
+        can_preempt = self._preempts_without_reservations and room_ns is None
+        if can_preempt != self._can_preempt:
+            self._can_preempt = can_preempt
+            for slot in self._slots:
+                slot.can_preempt = slot.has_boundaries = can_preempt
+        if room_ns is not None:
+            self._start_immediately = self._start_unless_long
+        else:
+            self._start_immediately = self._start_unless_kept if self._keeps_slot else start_immediately
+
+    def _start_unless_long(
+        self, now_ns: int, queue: PlannedQueue, slots: Sequence[DeviceSlot], job: Job
+    ) -> Start | None:
+        """As ``start_immediately``, for a device with reservations."""
+        if job.frame is None and job.durations_ns[0] > self._room_ns:
+            return None
+        start = self._start_unless_kept if self._keeps_slot else start_immediately
+        return start(now_ns, queue, slots, job)
 
     def _probe(self, model: Hashable, least_ns: int) -> int:
         """The estimate of a job that would be rejected: the learnt one, or zero if it is to be tried."""
@@ -509,6 +543,10 @@ def _described(action: Action) -> str:
 def _error(job: Job, reason: Reason, now_ns: int, *, has_waited: bool) -> MissedDeadline | ResourceExhausted:
     if reason is Reason.FULL:
         return ResourceExhausted(f"scheduler: {reason.value}", transient=True)
+    if reason is Reason.TOO_LONG:
+        told = f"scheduler: {reason.value}: {duration_text(job.durations_ns[0])}"
+        has_deadline = job.deadline_ns != NEVER_NS
+        return MissedDeadline(told) if has_deadline else ResourceExhausted(told, transient=True)
     if reason is Reason.IMPOSSIBLE:
         needed, left_ns = job.shortest_ns, job.deadline_ns - now_ns
         told = (

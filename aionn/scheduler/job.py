@@ -57,6 +57,7 @@ class Reason(enum.Enum):
     DISPLACED = "others that wait fill the time until its deadline"
     OVERRAN = "it ran past its deadline"
     FULL = "too many wait"
+    TOO_LONG = "it takes longer than the reserved frames of the device can wait"
     UNRESERVED = "its stream has reserved no time for it, and as best effort it would delay reserved frames for too long"
     CANCELLED = "cancelled by the caller"
 

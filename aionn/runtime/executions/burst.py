@@ -14,7 +14,7 @@ import functools
 import mmap
 from collections.abc import AsyncIterable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -45,6 +45,10 @@ from aionn.runtime.executions.stepping import (
     Step,
 )
 from aionn.runtime.executions.stream import Stream, StreamPump
+from aionn.runtime.guarantees.guarantee import StreamGuarantee
+from aionn.runtime.guarantees.reservations import FrameArrival
+from aionn.runtime.guarantees.stream import GuaranteedStream, ReservedPump, capture_deadline
+from aionn.runtime.guarantees.terms import check_guarantee, in_progress_max, stated_terms
 from aionn.runtime.memory.arguments import (
     Array,
     RequestArea,
@@ -54,6 +58,7 @@ from aionn.runtime.memory.arguments import (
     check_inputs,
 )
 from aionn.runtime.placement.plan import learnt_by
+from aionn.scheduler.admission import StreamTerms
 from aionn.validation import check_execution_result, needed_inputs
 
 if TYPE_CHECKING:
@@ -71,6 +76,20 @@ _T = TypeVar("_T")
 
 ViewsWriter = Callable[[Any, Mapping[str, Array]], Mapping[str, Any] | None]
 """Writes a value of an application into views of several inputs, by their names; or returns arrays for some of them."""
+
+
+class _StreamArguments(NamedTuple):
+    """The arguments of a stream, with or without a guarantee, that were checked.
+
+    Attributes:
+        source: Gives the items.
+        write: Writes an item into the memory of its inputs.
+        drops_late: Whether late items are dropped.
+    """
+
+    source: AsyncIterable[Any]
+    write: Callable[[Any, RequestArea], object]
+    drops_late: bool
 
 
 class _StepInBurst(Step):
@@ -260,10 +279,14 @@ class Burst:
         source: AsyncIterable[_T],
         *,
         into: Writer | ViewsWriter | None = None,
-        deadline: Callable[[_T], int] | None = None,
+        deadline: Callable[[_T], int] | float | None = None,
         on_late: Literal["drop", "deliver"] = "drop",
         priority: str | Priority | None = None,
         measure: bool = False,
+        guarantee: bool | Literal["best"] = False,
+        period: float | None = None,
+        jitter: float | None = None,
+        name: str = "stream",
     ) -> Stream[_T]:
         """Executes every item of a source; iterate over the result with ``async for``.
 
@@ -274,11 +297,19 @@ class Burst:
                 a model with several inputs ``into(item, views)`` gets a mapping from the inputs' names to views, and writes all of
                 them: a view has the values of an earlier item before. ``into`` may also return such a mapping of arrays, for inputs
                 that it has not written.
-            deadline: From an item to its absolute deadline in nanoseconds; None means no deadlines.
+            deadline: From an item to its absolute deadline in nanoseconds; None means no deadlines. With a guarantee, the seconds
+                from an item's capture (its ``captured_at_ns``, or the time at which the source gives it) to its result; None means
+                the period.
             on_late: ``drop``: an item that is late, or becomes late while running, gives a result without outputs, at its deadline.
                 ``deliver``: it is executed all the same and its result is marked late.
             priority: Against other executions; None takes the compilation's.
             measure: Whether ``timing`` is wanted.
+            guarantee: True reserves device time before the source is read, or raises ``NotAdmitted`` then; ``"best"`` runs without
+                a reservation where there is no room. See ``GuaranteedStream``, which is returned.
+            period: With a guarantee: least seconds between the captures of two items.
+            jitter: With a guarantee: longest time in seconds from an item's capture until the source gives it; None means a tenth
+                of the shorter of period and deadline.
+            name: With a guarantee: names the stream in messages.
 
         Returns:
             An iterator of ``StreamResult`` in the source's order. Errors of the source, and of the device, are raised from it.
@@ -289,25 +320,119 @@ class Burst:
         if on_late not in ("drop", "deliver"):
             raise InvalidArgument(f"on_late: expected drop or deliver, got {on_late!r}")
         _check_source(source)
+        check_guarantee(guarantee)
+        rank = self._priority if priority is None else priority_of(priority)
+        given = _StreamArguments(source, self._item_writer(into), on_late == "drop")
+        if guarantee:
+            terms = stated_terms(name, period, deadline, jitter)
+            return self._reserved_stream(given, terms, rank, measure=measure, is_best=guarantee == "best")
+        if period is not None or jitter is not None:
+            raise InvalidArgument("stream: period and jitter are terms of a guarantee; write guarantee=True")
         if deadline is not None and not callable(deadline):
             raise InvalidArgument(
                 f"stream, deadline: expected a function from an item to its deadline, got {deadline!r}; "
                 "write deadline=lambda item: aionn.after(seconds)"
             )
-        rank = self._priority if priority is None else priority_of(priority)
         pump = StreamPump(
             self._pool,
             self._background,
             source,
             functools.partial(self._run, priority=rank, measure=measure, copy=False),
-            write=self._item_writer(into),
+            write=given.write,
             deadline=deadline,
-            drops_late=on_late == "drop",
+            drops_late=given.drops_late,
             device_slots=sum(len(opened) if isinstance(opened, list) else 1 for opened in self._opened),
             on_end=self._streams.discard,
         )
         self._streams.add(pump)
         return Stream(pump)
+
+    def _reserved_stream(
+        self, given: _StreamArguments, terms: StreamTerms, rank: Priority, *, measure: bool, is_best: bool
+    ) -> GuaranteedStream[Any]:
+        if len(self._plan.steps) != 1 or self._plan.steps[0].interpreted is not None:
+            raise InvalidArgument(
+                "stream: a guarantee needs a model that one device runs as a whole; this one runs in "
+                f"{len(self._plan.steps)} steps on {self._plan.device_names}, with control flow or between devices"
+            )
+        self._check_buffers(terms)
+        guarantee = StreamGuarantee(
+            self._plan.steps[0].device.reservations,
+            self._learnt_by[0],
+            terms,
+            is_best=is_best,
+            run=functools.partial(self._run_reserved, priority=rank, measure=measure),
+            warm_up=self._warm_up,
+            check=self._check_buffers,
+        )
+        pump = ReservedPump(
+            self._pool,
+            self._background,
+            given.source,
+            guarantee.execute,
+            write=given.write,
+            deadline=capture_deadline(guarantee),
+            drops_late=given.drops_late,
+            device_slots=self._pool.slots,
+            on_end=self._streams.discard,
+            guarantee=guarantee,
+        )
+        self._streams.add(pump)
+        return GuaranteedStream(pump)
+
+    def _check_buffers(self, terms: StreamTerms) -> None:
+        """Refuses terms for which the burst has too few buffers: frames would be lost while they wait for one."""
+        needed = in_progress_max(terms) + 1
+        if needed > self._pool.slots:
+            raise InvalidArgument(
+                f'stream "{terms.name}": up to {needed - 1} of its frames are in progress between their captures and deadlines, and'
+                f" its consumer has one; expected a burst with {needed} slots or more, got {self._pool.slots}"
+            )
+
+    async def _warm_up(self) -> Result:
+        """Executes what is in a free buffer, whatever it is; before all best effort, which could keep it waiting without end."""
+        pool = self._pool
+        buffer = pool.take_free() or await pool.take(None)
+        try:
+            buffer.users += 1
+            leave = self._leaving[buffer.identifier]
+            steps = self._steps_of[buffer.identifier]
+            job = ExecutionJob(self._owner, steps, leave, Priority.HIGH, area=buffer.area, copy=False)
+            job.urgent_ns = job.asked_ns
+            return await run_job(job)
+        finally:
+            pool.leave(buffer)
+
+    def _run_reserved(
+        self,
+        buffer: FrameBuffer,
+        deadline_ns: int | None,
+        *,
+        arrival: FrameArrival | None,
+        priority: Priority,
+        measure: bool,
+    ) -> Coroutine[Any, Any, Result]:
+        """As ``_run``, for a frame of a stream with a guarantee."""
+        if arrival is None:
+            return self._run(buffer, deadline_ns, priority, measure, False)
+        buffer.users += 1
+
+        def finish(job: ExecutionJob) -> None:
+            self._pool.leave(buffer)
+            arrival.ended()
+
+        job = ExecutionJob(
+            self._owner,
+            self._steps_of[buffer.identifier],
+            finish,
+            priority,
+            area=buffer.area,
+            deadline_ns=deadline_ns,
+            measure=measure,
+            copy=False,
+            server=arrival,
+        )
+        return run_job(job)
 
     def _item_writer(self, into: Callable[[Any, Any], object] | None) -> Callable[[Any, RequestArea], object]:
         if into is not None and not callable(into):

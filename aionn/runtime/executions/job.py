@@ -46,6 +46,7 @@ from aionn.runtime.executions.stepping import GROWTH_TRIES_MAX, Step, output_too
 from aionn.runtime.memory.arguments import RequestArea
 from aionn.runtime.placement.fallback import driver_error, may_fall_back
 from aionn.runtime.recovery.prepared import RecoveringPreparedModel
+from aionn.scheduler.bandwidth import Arrivals
 from aionn.scheduler.dispatcher import Dispatcher, Outcome
 from aionn.scheduler.job import NEVER_NS, Job, JobState
 from fences import FenceError, FenceStatus, SyncFence, merge
@@ -92,6 +93,7 @@ class ExecutionJob(msgspec.Struct, eq=False):
         wait_for: Fences that it waits for.
         measure: Whether timings are wanted.
         loop_timeout_ns: For every WHILE; None for the default.
+        server: Decides about it as a frame of a reserved stream; None for best effort.
         copy: Whether the outputs are copied out of the memory; False gives read-only views.
         state: Where it is. RUNNING also after its caller has left, until the device is done.
         asked_ns: When it was asked for.
@@ -120,6 +122,7 @@ class ExecutionJob(msgspec.Struct, eq=False):
     measure: bool = False
     loop_timeout_ns: int | None = None
     copy: bool = True
+    server: Arrivals | None = None
     state: ExecutionState = ExecutionState.WAITING_FOR_SLOT
     asked_ns: int = msgspec.field(default_factory=now_ns)
     queued_ns: int = 0
@@ -368,6 +371,7 @@ def _enter(job: ExecutionJob, step: Step) -> Job:
         model=step.key,
         declared_ns=step.prepared_step.prepared.expected_duration_ns,
         urgent_ns=job.urgent_ns,
+        server=job.server,
     )
     job.dispatcher, job.work = dispatcher, work
     return work
@@ -478,6 +482,7 @@ async def _fall_back(job: ExecutionJob, step: Step, area: RequestArea, error: Er
         message = step.fallback_message(error)
     finally:
         del error
+    job.server = None  # Its time is reserved on the device that failed.
     timing = await run_step(job, step.fallback, area)
     if message not in job.fallbacks and len(job.fallbacks) < FALLBACK_MESSAGES_MAX:
         job.fallbacks += (message,)

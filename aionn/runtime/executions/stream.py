@@ -64,6 +64,8 @@ class StreamResult(msgspec.Struct, Generic[_T], frozen=True):
         finished_ns: When its result was here, or when it was dropped.
         deadline_ns: Its deadline; None means no deadline.
         timing: What the device measured.
+        label: The promise of a stream with a guarantee that this frame broke first: ``early``, ``delayed``, ``overran`` or
+            ``withdrawn``; None where it kept all of them, and without a guarantee.
     """
 
     item: _T
@@ -72,6 +74,7 @@ class StreamResult(msgspec.Struct, Generic[_T], frozen=True):
     finished_ns: int
     deadline_ns: int | None
     timing: Timing
+    label: str | None = None
 
     @property
     def valid_until(self) -> str:
@@ -80,12 +83,27 @@ class StreamResult(msgspec.Struct, Generic[_T], frozen=True):
 
 
 class StreamStatistics(msgspec.Struct, frozen=True):
-    """Counts of a stream's items so far."""
+    """Counts of a stream's items so far; and of the frames of one with a guarantee, by the promise that they broke first.
+
+    Attributes:
+        on_time: Results that were here in time.
+        late: Results that came late.
+        dropped: Items without a result at their deadline.
+        lost: Items whose driver died.
+        early: Frames that came sooner than period and jitter allow.
+        delayed: Frames that came later after their capture than the jitter allows.
+        overran: Frames that took longer than the reserved duration, or paid for one that did.
+        withdrawn: Frames after the end of the reservation.
+    """
 
     on_time: int
     late: int
     dropped: int
     lost: int = 0
+    early: int = 0
+    delayed: int = 0
+    overran: int = 0
+    withdrawn: int = 0
 
     def _repr_html_(self) -> str:
         from aionn.reports.notebooks import values_html

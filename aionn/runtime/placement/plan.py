@@ -194,5 +194,8 @@ def learnt_by(plan: Plan, owner: object) -> list[Hashable]:
     keys: list[Hashable] = [object() for _ in plan.steps]
     for step, key in zip(plan.steps, keys, strict=True):
         # Not when it is closed: an execution may end after that, and be learnt from, as long as its owner lives.
-        weakref.finalize(owner, step.device.dispatcher.forget, key).atexit = False
+        weakref.finalize(owner, step.device.forget, key).atexit = False
+        if step.interpreted is None:
+            name = f"a model of {len(step.model.main.operations)} operations"
+            step.device.reservations.add_model(key, name)
     return keys

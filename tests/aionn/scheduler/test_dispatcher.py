@@ -487,3 +487,51 @@ async def test_forgotten_model_leaves_neither_durations_nor_refusals(dispatcher)
     dispatcher.forget("a")
     assert dispatcher.learnt_count == 0
     assert dispatcher.least_ns("a") == 1
+
+
+def limited(slot_count=1, *, can_preempt=False, room_ns=100):
+    dispatcher = Dispatcher(slot_count, now=lambda: 0, can_preempt=can_preempt)
+    dispatcher.limit_best_effort(room_ns)
+    return dispatcher
+
+
+def test_best_effort_that_reserved_frames_cannot_wait_for_is_rejected():
+    dispatcher = limited()
+    with pytest.raises(
+        ResourceExhausted, match="longer than the reserved frames of the device can wait"
+    ) as caught:
+        dispatcher.enter(priority=HIGH, deadline_ns=None, model="long", declared_ns=101)
+    assert caught.value.transient
+    with pytest.raises(MissedDeadline) as missed:
+        dispatcher.enter(priority=HIGH, deadline_ns=10**9, model="long", declared_ns=101)
+    assert missed.value.transient
+    dispatcher.release(dispatcher.enter(priority=HIGH, deadline_ns=None, model="short", declared_ns=70))
+    dispatcher.release(dispatcher.enter(priority=HIGH, deadline_ns=None))
+    dispatcher.limit_best_effort(None)
+    dispatcher.release(dispatcher.enter(priority=HIGH, deadline_ns=None, model="long", declared_ns=101))
+
+
+def test_long_best_effort_is_tried_now_and_then():
+    now = 0
+    dispatcher = Dispatcher(1, now=lambda: now)
+    job = dispatcher.enter(priority=LOW, deadline_ns=None, model="a")
+    now = 1000
+    dispatcher.release(job)
+    dispatcher.limit_best_effort(100)
+    for _ in range(PROBE_EVERY - 1):
+        with pytest.raises(ResourceExhausted):
+            dispatcher.enter(priority=LOW, deadline_ns=None, model="a")
+    dispatcher.release(dispatcher.enter(priority=LOW, deadline_ns=None, model="a"))
+
+
+def test_device_gets_no_job_beside_another_while_time_is_reserved():
+    dispatcher = limited(can_preempt=True)
+    first = dispatcher.enter(priority=LOW, deadline_ns=None)
+    second = dispatcher.enter(priority=HIGH, deadline_ns=None)
+    assert second.state is JobState.WAITING
+    dispatcher.limit_best_effort(None)
+    third = dispatcher.enter(priority=HIGH, deadline_ns=None)
+    assert second.state is JobState.RUNNING and third.state is JobState.WAITING
+    for job in (second, third, first):
+        dispatcher.release(job)
+    assert dispatcher.explain() == "slot 0: free"

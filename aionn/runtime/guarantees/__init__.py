@@ -1,0 +1,1 @@
+"""Streams with a guarantee: their terms, the measurement of their frames, the reservations of a device, and their results."""

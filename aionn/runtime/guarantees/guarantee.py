@@ -1,0 +1,271 @@
+"""The guarantee of one stream: asked for once, changed, and ended; and the execution of its frames under it.
+
+Owns when the device is measured, and the reservation that the stream has now. ``reservations`` owns the time of the device,
+``stream`` the results.
+
+Invariants:
+1. Nothing is reserved before ``admit`` returns, and nothing after ``end``, once the device is done with the last frame.
+2. A change that is not admitted leaves everything as it was.
+3. A device that fails under a frame loses all of its reservations; its next admission measures it first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Protocol
+
+import anyio
+import msgspec
+
+from aionn.errors import DeadObject, DeviceUnavailable, InvalidArgument, NotAdmitted, ResourceExhausted
+from aionn.hal import duration_text
+from aionn.runtime.clock import now_ns
+from aionn.runtime.executions.results import Result
+from aionn.runtime.executions.slot_pool import FrameBuffer
+from aionn.runtime.guarantees.measuring import TIMINGS_MIN, measure
+from aionn.runtime.guarantees.reservations import (
+    DeviceReservations,
+    FrameArrival,
+    Held,
+    Measured,
+    described,
+)
+from aionn.scheduler.admission import SHARE_PPM, StreamTerms
+from aionn.scheduler.bandwidth import Label
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+__all__ = ["RunFrame", "StreamGuarantee", "StreamReservation"]
+
+
+class StreamReservation(msgspec.Struct, frozen=True):
+    """The time that a stream has reserved.
+
+    Attributes:
+        slot: The device slot, as ``npu/0``.
+        duration_ns: The device time of a frame: what takes longer overruns. The 0.99 quantile of the timings, with a margin for how
+            few they are.
+        timings: Their number.
+        piece_ns: The longest part of it that cannot be interrupted.
+        share: The share of the slot's time, from 0 to 1.
+        period_ns: Least time between two captures.
+        deadline_ns: From a frame's capture to its result.
+        jitter_ns: Longest time from a frame's capture to its arrival.
+        slack_ns: The time that was left at the tightest point when it was admitted.
+        at_ns: That point: the time since all streams began together.
+        end: Why it has ended: ``released``, ``withdrawn`` (the device has failed), ``silent`` (no frame came for half a minute, and
+            another stream asked for the time); empty while it is in force.
+    """
+
+    slot: str
+    duration_ns: int
+    timings: int
+    piece_ns: int
+    share: float
+    period_ns: int
+    deadline_ns: int
+    jitter_ns: int
+    slack_ns: int
+    at_ns: int
+    end: str = ""
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.slot}: {duration_text(self.duration_ns)} (0.99 quantile of {self.timings} timings with margin) every"
+            f" {duration_text(self.period_ns)}, piece {duration_text(self.piece_ns)}, share {self.share:.3f}, slack"
+            f" {duration_text(self.slack_ns)} at t = {duration_text(self.at_ns)}"
+        )
+        return f"{text}; {self.end}" if self.end else text
+
+
+class RunFrame(Protocol):
+    """Executes what is in a buffer, as a frame of a reservation or as best effort."""
+
+    def __call__(
+        self,
+        buffer: FrameBuffer,
+        deadline_ns: int | None,
+        *,
+        arrival: FrameArrival | None,
+    ) -> Coroutine[Any, Any, Result]: ...
+
+
+class StreamGuarantee:
+    """See the module.
+
+    Args:
+        reservations: Those of the device.
+        model: The key by which the device's time for a frame is learnt.
+        terms: What the stream promises and asks for.
+        is_best: Whether the stream runs as best effort where it is not admitted.
+        run: Executes a frame.
+        warm_up: Executes once, in a buffer of the burst.
+        check: Raises ``InvalidArgument`` where the burst has too few buffers for terms.
+
+    Attributes:
+        terms: The terms as they are now.
+        refusal: Why there is no reservation, where that is allowed.
+        held: The reservation; None before the admission, and where it was refused.
+        arrivals: The frame that is in each buffer, by the buffer's identifier.
+    """
+
+    def __init__(
+        self,
+        reservations: DeviceReservations,
+        model: Hashable,
+        terms: StreamTerms,
+        *,
+        is_best: bool,
+        run: RunFrame,
+        warm_up: Callable[[], Awaitable[Result]],
+        check: Callable[[StreamTerms], None],
+    ) -> None:
+        self._reservations = reservations
+        self._model = model
+        self._is_best = is_best
+        self._run = run
+        self._warm_up = warm_up
+        self._check = check
+        self._lock = anyio.Lock()
+        self._was_asked = False
+        self._is_over = False
+        self.terms = terms
+        self.refusal: NotAdmitted | None = None
+        self.held: Held | None = None
+        self.arrivals: dict[int, FrameArrival] = {}
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the stream was admitted, or may run without."""
+        return self._was_asked
+
+    def reservation(self) -> StreamReservation | None:
+        """The reservation; None before the admission, and where it was refused."""
+        held = self.held
+        if held is None:
+            return None
+        reservation, verdict = held.reservation, held.reservation.verdict
+        return StreamReservation(
+            slot=reservation.slot_name,
+            duration_ns=reservation.cost.duration_ns,
+            timings=held.measured.timings,
+            piece_ns=reservation.cost.piece_ns,
+            share=reservation.demand.share_ppm / SHARE_PPM,
+            period_ns=reservation.terms.period_ns,
+            deadline_ns=reservation.terms.deadline_ns,
+            jitter_ns=reservation.terms.jitter_ns,
+            slack_ns=verdict.slack_ns,
+            at_ns=verdict.at_ns,
+            end=held.end,
+        )
+
+    # --- Admission ---
+
+    async def admit(self) -> None:
+        """Asks for the reservation, once; measures the device before if its time is not known.
+
+        Raises:
+            NotAdmitted: There is no room.
+            InvalidArgument: The stream has ended.
+            Error: The device could not be measured.
+        """
+        if self._was_asked:
+            return
+        async with self._lock:
+            if self._was_asked:
+                return
+            measured = await self._measured()
+            self._check_open()
+            try:
+                self.held = self._reservations.admit(self.terms, measured, self._model, now_ns=now_ns())
+            except NotAdmitted as e:
+                if not self._is_best:
+                    raise
+                self.refusal = e
+            self._was_asked = True
+
+    async def change(self, terms: StreamTerms) -> None:
+        """Asks for other terms; the old reservation ends when the new one is there.
+
+        Raises:
+            NotAdmitted: There is no room for them; the old reservation is as before.
+            InvalidArgument: The stream has ended, or the burst has too few buffers.
+            Error: The device could not be measured.
+        """
+        self._check(terms)
+        await self.admit()
+        async with self._lock:
+            measured = await self._measured()
+            self._check_open()
+            old = self.held
+            if old is None:
+                self.held = self._reservations.admit(terms, measured, self._model, now_ns=now_ns())
+            else:
+                found = self._reservations.change(old, terms, measured, now_ns=now_ns())
+                if found is not old:
+                    found.server.counts = old.server.counts  # Of the stream, whatever its terms were.
+                    self._reservations.end(old)
+                    self.held = found
+            self.terms = terms
+            self.refusal = None
+
+    def _check_open(self) -> None:
+        if self._is_over:
+            raise InvalidArgument("stream: ended while it asked for a reservation")
+
+    async def _measured(self) -> Measured:
+        known = self._reservations.learnt(self._model, TIMINGS_MIN)
+        if known is not None and self._reservations.is_up:
+            return known
+        try:
+            measured = await measure(self._warm_up)
+        except ResourceExhausted as e:
+            if isinstance(e, NotAdmitted) or not e.transient:
+                raise
+            raise NotAdmitted(
+                f'stream "{self.terms.name}": its frames could not be measured beside the reservations that exist: {e}'
+            ) from e
+        self._reservations.restore()
+        return measured
+
+    def end(self) -> None:
+        """Ends the reservation. Idempotent."""
+        self._is_over = True
+        self.arrivals.clear()
+        if self.held is not None:
+            self._reservations.end(self.held)
+
+    # --- Frames ---
+
+    def execute(self, buffer: FrameBuffer, deadline_ns: int | None) -> Coroutine[Any, Any, Result]:
+        """Executes what is in a buffer, as a frame of the reservation if there is one."""
+        held = self.held
+        if held is None:
+            return self._run(buffer, deadline_ns, arrival=None)
+        arrival = FrameArrival(self._reservations, held)
+        self.arrivals[buffer.identifier] = arrival
+        return self._run_reserved(buffer, deadline_ns, arrival)
+
+    async def _run_reserved(
+        self, buffer: FrameBuffer, deadline_ns: int | None, arrival: FrameArrival
+    ) -> Result:
+        try:
+            return await self._run(buffer, deadline_ns, arrival=arrival)
+        except (DeadObject, DeviceUnavailable):
+            if arrival.frame is not None:
+                arrival.frame.note(Label.WITHDRAWN)
+            # Only one that is in force concerns the device as it is now: others may have been made since it was revived.
+            if not arrival.held.end:
+                self._reservations.withdraw()
+            raise
+
+    def counts(self) -> dict[Label, int]:
+        """Numbers of frames with each label so far."""
+        return dict.fromkeys(Label, 0) if self.held is None else dict(self.held.server.counts)
+
+    def explain(self) -> str:
+        """The reservation with the counts of its frames, or the refusal, in a line of text."""
+        if self.held is not None:
+            return described(self.held)
+        return "not asked yet" if self.refusal is None else f"best effort: {self.refusal}"

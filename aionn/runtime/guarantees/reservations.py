@@ -1,0 +1,287 @@
+"""The reservations of one device in this application: admission, the frames in progress, withdrawal, the limit of best effort.
+
+Owns the step from the ledger to the dispatcher: each reservation's server, the longest best-effort executions that a new one
+counts with, and the release of a reservation when the device is done with its last frame. Pure: ``now`` is an argument.
+
+As long as time is reserved on a device, it is sent one execution per slot, in the order of the dispatcher. So each frame is one
+piece, also where the device can preempt: the device's own queue knows no reserved frames.
+
+Invariants:
+1. A reservation that has ended covers no frame, and its time is free when the device is done with its last one.
+2. Servers know after each change of the ledger whether their other frames may run as best effort.
+3. Models that were timed on the device count with their longest execution, except those of streams with a guarantee, whose frames
+   count already; a longer best-effort execution is rejected by the dispatcher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable
+from typing import NamedTuple
+
+from aionn.hal import duration_text
+from aionn.scheduler.admission import SHARE_PPM, SlotCost, StreamTerms
+from aionn.scheduler.bandwidth import BandwidthServer, Frame, Label
+from aionn.scheduler.dispatcher import Dispatcher
+from aionn.scheduler.estimates import Estimates
+from aionn.scheduler.ledger import Ledger, ReservableSlot, Reservation
+
+__all__ = ["DeviceReservations", "FrameArrival", "Held", "Measured"]
+
+
+class Measured(NamedTuple):
+    """The device time of a frame, as measured.
+
+    Attributes:
+        duration_ns: The quantile of the estimates with their margin.
+        timings: The number of timings.
+    """
+
+    duration_ns: int
+    timings: int
+
+
+class Held:
+    """A reservation in force, or one that has ended.
+
+    Attributes:
+        reservation: What was admitted.
+        measured: The timings that it relies on.
+        model: The key of the model that its frames execute.
+        server: Decides about its frames.
+        in_progress: Number of frames that the device, or the dispatcher, has.
+        end: Why it ended: ``released``, ``withdrawn`` (the device has failed), ``silent`` (no frame came, and others asked for the
+            time); empty while it is in force.
+    """
+
+    __slots__ = ("end", "in_progress", "measured", "model", "reservation", "server")
+
+    def __init__(self, reservation: Reservation, measured: Measured, model: Hashable) -> None:
+        self.reservation = reservation
+        self.measured = measured
+        self.model = model
+        self.server: BandwidthServer = reservation.server()
+        self.in_progress = 0
+        self.end = ""
+
+
+class FrameArrival:
+    """The arrival of one frame at the dispatcher, and what its server decides then.
+
+    Attributes:
+        held: Its reservation.
+        frame: The decision; None before the arrival.
+    """
+
+    __slots__ = ("_owner", "frame", "held")
+
+    def __init__(self, owner: DeviceReservations, held: Held) -> None:
+        self._owner = owner
+        self.held = held
+        self.frame: Frame | None = None
+        held.in_progress += 1
+
+    def label(self, now_ns: int) -> Label | None:
+        """The promise that was broken first; None where all were kept. A frame that the device still has may have overrun."""
+        frame = self.frame
+        if frame is None:
+            return None
+        exhausted_ns = frame.exhausted_ns()
+        if exhausted_ns is not None and now_ns > exhausted_ns:
+            frame.note(Label.OVERRAN)
+        return frame.label
+
+    def arrive(self, now_ns: int, deadline_ns: int | None) -> Frame:
+        """See ``BandwidthServer.arrive``."""
+        held = self.held
+        self._owner.seen(held, now_ns)
+        self.frame = held.server.arrive(now_ns, deadline_ns)
+        return self.frame
+
+    def ended(self) -> None:
+        """Neither the dispatcher nor the device has the frame any more."""
+        self.held.in_progress -= 1
+        if self.held.end and not self.held.in_progress:
+            self._owner.free(self.held)
+
+
+class DeviceReservations:
+    """The reservations of one device.
+
+    Args:
+        name: The device's name; slots are named ``name/0``.
+        slot_count: The number of its slots.
+        dispatcher: Runs the frames.
+        estimates: The timings of models on it.
+    """
+
+    def __init__(self, name: str, slot_count: int, dispatcher: Dispatcher, estimates: Estimates) -> None:
+        self._slots = range(slot_count)
+        self._dispatcher = dispatcher
+        self._estimates = estimates
+        self._ledger = Ledger([ReservableSlot(f"{name}/{slot}", can_preempt=False) for slot in self._slots])
+        self._held: dict[int, Held] = {}
+        self._models: dict[Hashable, str] = {}
+        self._counted: set[str] = set()
+        self.is_up = True
+
+    # --- Models ---
+
+    def add_model(self, key: Hashable, name: str) -> None:
+        """Registers a model of the device by the key of its timings."""
+        self._models[key] = name
+
+    def forget_model(self, key: Hashable) -> None:
+        """A model never comes again. From any thread, also from a finaliser."""
+        self._models.pop(key, None)
+
+    def learnt(self, key: Hashable, count_min: int) -> Measured | None:
+        """The device time of a model; None where fewer than ``count_min`` timings are known."""
+        count = self._estimates.count(key)
+        return Measured(self._estimates.duration_ns(key, 1), count) if count >= count_min else None
+
+    # --- Admission and end ---
+
+    def admit(self, terms: StreamTerms, measured: Measured, model: Hashable, *, now_ns: int) -> Held:
+        """Reserves time for a stream on the first slot with room.
+
+        Raises:
+            NotAdmitted: No slot has; with the reason and what would fit.
+        """
+        self._prepare_admission(model, now_ns)
+        reservation = self._ledger.admit(terms, self._costs(measured), now_ns=now_ns)
+        return self._begin(reservation, measured, model)
+
+    def change(self, old: Held, terms: StreamTerms, measured: Measured, *, now_ns: int) -> Held:
+        """Reserves time for new terms, before the old reservation ends: the caller ends it. Where the new terms demand no more, the
+        old reservation has them from now on, and is returned.
+
+        Raises:
+            NotAdmitted: As for ``admit``; the old reservation is as before.
+        """
+        self._prepare_admission(old.model, now_ns, keep=old)
+        if old.end:
+            reservation = self._ledger.admit(terms, self._costs(measured), now_ns=now_ns)
+            return self._begin(reservation, measured, old.model)
+        number = old.reservation.number
+        reservation = self._ledger.change(number, terms, self._costs(measured), now_ns=now_ns)
+        if reservation.number != number:
+            return self._begin(reservation, measured, old.model)
+        old.reservation = reservation
+        old.server.change(
+            period_ns=terms.period_ns,
+            deadline_ns=terms.deadline_ns,
+            jitter_ns=terms.jitter_ns,
+            duration_ns=reservation.cost.duration_ns,
+            piece_ns=reservation.cost.piece_ns,
+        )
+        self._changed()
+        return old
+
+    def _costs(self, measured: Measured) -> dict[int, SlotCost]:
+        cost = SlotCost(duration_ns=measured.duration_ns, piece_ns=measured.duration_ns)
+        return dict.fromkeys(self._slots, cost)
+
+    def _begin(self, reservation: Reservation, measured: Measured, model: Hashable) -> Held:
+        held = self._held[reservation.number] = Held(reservation, measured, model)
+        self._changed()
+        return held
+
+    def _prepare_admission(self, model: Hashable, now_ns: int, keep: Held | None = None) -> None:
+        """Ends reservations without frames, and has the ledger know the best-effort models of the device."""
+        if keep is not None:
+            self.seen(keep, now_ns)
+        for reservation in self._ledger.end_silent(now_ns):
+            held = self._held.pop(reservation.number)
+            held.end = "silent"
+            held.server.is_withdrawn = True
+        pieces: dict[str, int] = {}
+        guaranteed = {held.model for held in self._held.values()} | {model}
+        for key in list(self._models):  # A finaliser may remove one at any time.
+            name = self._models.get(key)
+            if name is not None and key not in guaranteed and self._estimates.count(key):
+                pieces[name] = max(pieces.get(name, 0), self._estimates.duration_ns(key, 1))
+        self._forget_all_but(pieces)
+        for slot in self._slots:
+            for name, piece_ns in pieces.items():
+                self._ledger.allow_lower(slot, name, piece_ns)
+        self._counted = set(pieces)
+
+    def _forget_all_but(self, names: Collection[str]) -> None:
+        for name in self._counted.difference(names):
+            for slot in self._slots:
+                self._ledger.forget_lower(slot, name)
+
+    def end(self, held: Held) -> None:
+        """Ends a reservation: it covers no further frame. Its time is free when its last one has ended. Idempotent."""
+        if held.end:
+            return
+        held.end = "released"
+        held.server.is_withdrawn = True
+        if not held.in_progress:
+            self.free(held)
+
+    def free(self, held: Held) -> None:
+        """Frees the time of a reservation that has ended. Idempotent."""
+        number = held.reservation.number
+        if self._held.pop(number, None) is not None:
+            self._ledger.release(number)
+            self._changed()
+
+    def withdraw(self) -> None:
+        """The device has failed: all reservations end, and none is made until ``restore``."""
+        self.is_up = False
+        for slot in self._slots:
+            for reservation in self._ledger.withdraw(slot):
+                held = self._held.pop(reservation.number)
+                held.end = held.end or "withdrawn"
+                held.server.is_withdrawn = True
+        self._changed()
+
+    def restore(self) -> None:
+        """The device works again. Idempotent."""
+        self.is_up = True
+        for slot in self._slots:
+            self._ledger.restore(slot)
+
+    def seen(self, held: Held, now_ns: int) -> None:
+        """A frame of a reservation has come."""
+        self._ledger.seen(held.reservation.number, now_ns)
+
+    def _changed(self) -> None:
+        room_ns = None
+        for held in self._held.values():
+            held.server.may_run_lower = self._ledger.may_run_lower(held.reservation.number)
+            slot_ns = self._ledger.verdict(held.reservation.slot).room_ns
+            room_ns = slot_ns if room_ns is None else min(room_ns, slot_ns)
+        self._dispatcher.limit_best_effort(room_ns)
+
+    # --- What is held ---
+
+    @property
+    def count(self) -> int:
+        """Number of reservations, those included that have ended while the device still has frames of them."""
+        return len(self._held)
+
+    def counts(self) -> dict[str, int]:
+        """See ``Ledger.counts``."""
+        return self._ledger.counts()
+
+    def share(self, slot: int) -> float:
+        """The share of a slot that is reserved."""
+        return self._ledger.share_ppm(slot) / SHARE_PPM
+
+    def lines(self) -> list[str]:
+        """The reservations, each in a line of text."""
+        return [described(held) for held in self._held.values()]
+
+
+def described(held: Held) -> str:
+    """A reservation with the counts of its frames, in a line of text."""
+    reservation, server = held.reservation, held.server
+    terms = reservation.terms
+    labels = ", ".join(f"{count} {label.value}" for label, count in server.counts.items() if count)
+    return (
+        f'reserved on {reservation.slot_name}: stream "{terms.name}", {duration_text(reservation.cost.duration_ns)} every'
+        f" {duration_text(terms.period_ns)} within {duration_text(terms.deadline_ns)}; {server.frame_count} frames"
+        f"{', ' + labels if labels else ''}{'; ' + held.end if held.end else ''}"
+    )

@@ -1,0 +1,105 @@
+"""The terms of a stream with a guarantee, as an application states them: seconds as floats.
+
+Owns their check, the usual mistakes in the unit, and the values that are assumed where none is stated.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from aionn.errors import InvalidArgument
+from aionn.scheduler.admission import DAY_NS, StreamTerms
+
+__all__ = ["JITTER_SHARE", "changed_terms", "check_guarantee", "in_progress_max", "stated_terms"]
+
+JITTER_SHARE = 0.1
+"""The jitter that is assumed where none is stated, as a share of the shorter of period and deadline: an event loop delivers the
+frames of a camera some tenths of a millisecond early or late, and without jitter every second of them would count as early."""
+
+NAME_CHARACTERS_MAX = 80
+"""Longest name of a stream: it is a part of messages."""
+
+
+def check_guarantee(guarantee: Any) -> None:
+    """Raises ``InvalidArgument`` for anything but True, False and ``best``."""
+    if not isinstance(guarantee, bool) and not (isinstance(guarantee, str) and guarantee == "best"):
+        raise InvalidArgument(f'stream, guarantee: expected True, False or "best", got {guarantee!r}')
+
+
+def stated_terms(name: str, period: Any, deadline: Any, jitter: Any) -> StreamTerms:
+    """The terms of a new stream.
+
+    Args:
+        name: Named in messages.
+        period: Least seconds between the captures of two frames.
+        deadline: Seconds from a frame's capture to its result; None means the period.
+        jitter: Longest time in seconds from a frame's capture to its arrival; None means ``JITTER_SHARE``.
+
+    Raises:
+        InvalidArgument: One is missing, is not a number of seconds, is not positive (the jitter: negative) or is longer than a day,
+            or the jitter leaves nothing of the deadline.
+    """
+    if not isinstance(name, str) or not 0 < len(name) <= NAME_CHARACTERS_MAX:
+        raise InvalidArgument(
+            f"stream, name: expected a text of 1 to {NAME_CHARACTERS_MAX} characters, got {name!r}"
+        )
+    if period is None:
+        raise InvalidArgument(
+            "stream, period: a guarantee needs the least seconds between two frames, as period=1/30"
+        )
+    period_ns = _ns("period", period, 1)
+    if callable(deadline):
+        raise InvalidArgument(
+            "stream, deadline: expected the seconds from a frame's capture to its result, as deadline=0.03, and got a function: the"
+            " deadlines of a stream with a guarantee count from the captures"
+        )
+    deadline_ns = period_ns if deadline is None else _ns("deadline", deadline, 1)
+    if jitter is None:
+        jitter_ns = math.floor(JITTER_SHARE * min(period_ns, deadline_ns))
+    else:
+        jitter_ns = _ns("jitter", jitter, 0)
+    _check_jitter(jitter_ns, deadline_ns)
+    return StreamTerms(name=name, period_ns=period_ns, deadline_ns=deadline_ns, jitter_ns=jitter_ns)
+
+
+def changed_terms(old: StreamTerms, period: Any, deadline: Any, jitter: Any) -> StreamTerms:
+    """The terms of a stream that changes; None keeps a value.
+
+    Raises:
+        InvalidArgument: As for ``stated_terms``.
+    """
+    period_ns = old.period_ns if period is None else _ns("period", period, 1)
+    deadline_ns = old.deadline_ns if deadline is None else _ns("deadline", deadline, 1)
+    jitter_ns = old.jitter_ns if jitter is None else _ns("jitter", jitter, 0)
+    _check_jitter(jitter_ns, deadline_ns)
+    return StreamTerms(name=old.name, period_ns=period_ns, deadline_ns=deadline_ns, jitter_ns=jitter_ns)
+
+
+def in_progress_max(terms: StreamTerms) -> int:
+    """The most frames of a stream between their arrivals and their deadlines: the buffers that it needs, besides that of the
+    result that its consumer looks at."""
+    return -(-terms.deadline_ns // terms.period_ns)
+
+
+def _ns(field: str, value: Any, least_ns: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidArgument(f"stream, {field}: expected seconds as a float, got {value!r}")
+    advice = ""
+    if value * 1e9 > DAY_NS:
+        advice = f"; did you mean {value / 1e9:g} s? {value!r} looks like nanoseconds"
+    # Down, since a source rounds its times one by one; the thousandth is for 0.056, which is a little less than that as a float.
+    value_ns = math.floor(value * 1e9 + 1e-3)
+    if not least_ns <= value_ns <= DAY_NS:
+        least = "at least 0" if not least_ns else "more than 0"
+        raise InvalidArgument(
+            f"stream, {field}: expected {least} and at most a day of seconds, got {value!r}{advice}"
+        )
+    return value_ns
+
+
+def _check_jitter(jitter_ns: int, deadline_ns: int) -> None:
+    if jitter_ns >= deadline_ns:
+        raise InvalidArgument(
+            f"stream, jitter: expected less than the deadline of {deadline_ns / 1e9:g} s, got {jitter_ns / 1e9:g} s"
+        )

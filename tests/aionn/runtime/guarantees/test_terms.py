@@ -1,0 +1,83 @@
+"""The terms of a stream with a guarantee: seconds as floats, and the mistakes that are named."""
+
+import itertools
+import math
+
+import pytest
+
+from aionn.errors import InvalidArgument
+from aionn.runtime.guarantees.terms import changed_terms, check_guarantee, in_progress_max, stated_terms
+
+MS = 1_000_000
+
+
+def test_deadline_is_the_period_and_jitter_a_tenth_unless_stated():
+    terms = stated_terms("gate", 0.040, None, None)
+    assert (terms.period_ns, terms.deadline_ns, terms.jitter_ns) == (40 * MS, 40 * MS, 4 * MS)
+    assert stated_terms("gate", 0.040, 0.010, None).jitter_ns == MS
+    assert stated_terms("gate", 0.040, 0.010, 0).jitter_ns == 0
+
+
+def test_period_of_a_rate_is_not_longer_than_the_gaps_of_rounded_times():
+    for rate in (24, 25, 30, 50, 60, 90, 120):
+        terms = stated_terms("gate", 1 / rate, None, None)
+        times = [round(index * 1e9 / rate) for index in range(1000)]
+        assert terms.period_ns <= min(b - a for a, b in itertools.pairwise(times))
+
+
+def test_offer_in_seconds_is_not_shorter_than_in_nanoseconds():
+    for offer_ns in range(10 * MS, 1000 * MS, 1_010_000):
+        assert stated_terms("gate", offer_ns / 1e9, None, 0).period_ns == offer_ns
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ((None, None, None), "a guarantee needs the least seconds"),
+        ((0.0, None, None), "expected more than 0"),
+        ((-1.0, None, None), "expected more than 0"),
+        ((math.nan, None, None), "expected seconds as a float"),
+        ((math.inf, None, None), "expected seconds as a float"),
+        ((True, None, None), "expected seconds as a float"),
+        (("0.03", None, None), "expected seconds as a float"),
+        ((33_333_333, None, None), "did you mean 0.0333333 s"),
+        ((0.033, 30_000_000.0, None), "deadline: .*did you mean 0.03 s"),
+        ((100_000.0, None, None), "at most a day"),
+        ((0.033, lambda item: 1, None), "got a function"),
+        ((0.033, 0.03, 0.03), "less than the deadline"),
+        ((0.033, 0.03, -0.001), "jitter: expected at least 0"),
+        ((0.033, 0.03, 4_000_000), "jitter: .*nanoseconds"),
+    ],
+)
+def test_mistakes_are_named(values, said):
+    with pytest.raises(InvalidArgument, match=said):
+        stated_terms("gate", *values)
+
+
+def test_name_is_a_short_text():
+    for name in ("", "x" * 81, 7):
+        with pytest.raises(InvalidArgument, match="name"):
+            stated_terms(name, 0.033, None, None)
+
+
+def test_change_keeps_what_is_not_stated():
+    old = stated_terms("gate", 0.040, 0.030, 0.002)
+    assert changed_terms(old, None, None, None) == old
+    new = changed_terms(old, 0.020, None, None)
+    assert (new.period_ns, new.deadline_ns, new.jitter_ns) == (20 * MS, 30 * MS, 2 * MS)
+    with pytest.raises(InvalidArgument, match="less than the deadline"):
+        changed_terms(old, None, 0.001, None)
+
+
+@pytest.mark.parametrize("guarantee", [1, 0, "phased", "yes", None, 0.5])
+def test_guarantee_is_true_false_or_best(guarantee):
+    for fine in (True, False, "best"):
+        check_guarantee(fine)
+    with pytest.raises(InvalidArgument, match='expected True, False or "best"'):
+        check_guarantee(guarantee)
+
+
+def test_frames_in_progress_are_those_between_capture_and_deadline():
+    assert in_progress_max(stated_terms("a", 0.033, 0.033, 0)) == 1
+    assert in_progress_max(stated_terms("a", 0.033, 0.034, 0)) == 2
+    assert in_progress_max(stated_terms("a", 0.010, 0.100, 0)) == 10
