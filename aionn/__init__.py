@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from aionn.runtime.executions.burst import Burst
     from aionn.runtime.executions.execution import Execution, Result
     from aionn.runtime.executions.stream import Stream, StreamResult
+    from aionn.runtime.guarantees.guarantee import StreamReservation
+    from aionn.runtime.guarantees.stream import GuaranteedStream
     from aionn.runtime.memory.arguments import TensorSpec, value_writer
     from aionn.runtime.memory.images import ImageMemory
     from aionn.runtime.memory.own import DeviceMemory, SharedMemory
@@ -62,6 +64,7 @@ _HOME_BY_NAME = {
     "ExecutionCancelled": "aionn.errors",
     "ExecutionPreference": "aionn.hal",
     "GeneralFailure": "aionn.errors",
+    "GuaranteedStream": "aionn.runtime.guarantees.stream",
     "ImageMemory": "aionn.runtime.memory.images",
     "InvalidArgument": "aionn.errors",
     "InvalidModel": "aionn.errors",
@@ -78,6 +81,7 @@ _HOME_BY_NAME = {
     "RuntimeDevice": "aionn.runtime.devices",
     "SharedMemory": "aionn.runtime.memory.own",
     "Stream": "aionn.runtime.executions.stream",
+    "StreamReservation": "aionn.runtime.guarantees.guarantee",
     "StreamResult": "aionn.runtime.executions.stream",
     "TensorSpec": "aionn.runtime.memory.arguments",
     "after": "aionn.runtime.clock",
@@ -99,6 +103,7 @@ __all__ = [
     "ExecutionCancelled",
     "ExecutionPreference",
     "GeneralFailure",
+    "GuaranteedStream",
     "ImageMemory",
     "InvalidArgument",
     "InvalidModel",
@@ -115,6 +120,7 @@ __all__ = [
     "RuntimeDevice",
     "SharedMemory",
     "Stream",
+    "StreamReservation",
     "StreamResult",
     "TensorSpec",
     "after",

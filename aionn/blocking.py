@@ -26,13 +26,15 @@ import aionn.runtime.executions.burst as asynchronous_burst
 import aionn.runtime.executions.execution as asynchronous_execution
 import aionn.runtime.executions.reusable as asynchronous_reusable
 import aionn.runtime.executions.stream as asynchronous_stream
+import aionn.runtime.guarantees.stream as asynchronous_guarantee
 import aionn.runtime.memory.own as asynchronous_memory
 import aionn.runtime.runtime as asynchronous_runtime
-from aionn.errors import InvalidArgument
+from aionn.errors import InvalidArgument, NotAdmitted
 from aionn.hal import DeviceStatus, Model, Priority
 from aionn.runtime.devices import RuntimeDevice
 from aionn.runtime.executions.results import ExecutionState, Result
 from aionn.runtime.executions.slot_pool import BurstStatistics
+from aionn.runtime.guarantees.guarantee import StreamReservation
 from aionn.runtime.introspection import Support
 from aionn.runtime.memory.arguments import Array, TensorSpec
 from aionn.runtime.memory.images import ImageMemory
@@ -49,6 +51,7 @@ __all__ = [
     "Compilation",
     "DeviceMemory",
     "Execution",
+    "GuaranteedStream",
     "ReusableExecution",
     "Runtime",
     "Stream",
@@ -415,9 +418,15 @@ class Burst(_Closing):
         Args:
             source: Gives items, on a thread of its own, so that it may block.
             options: Those of ``aionn.Burst.stream``.
+
+        Returns:
+            A ``GuaranteedStream`` with ``guarantee``, otherwise a ``Stream``.
         """
         items = read_on_thread(source, self._loop)
-        return Stream(self._loop, self._loop.do(lambda: self._burst.stream(items, **options)))
+        stream = self._loop.do(lambda: self._burst.stream(items, **options))
+        if isinstance(stream, asynchronous_guarantee.GuaranteedStream):
+            return GuaranteedStream(self._loop, stream)
+        return Stream(self._loop, stream)
 
     def statistics(self) -> BurstStatistics:
         """Counts of its buffers, and of those that use them."""
@@ -458,6 +467,40 @@ class Stream(_Closing, Generic[_Item]):
     def statistics(self) -> asynchronous_stream.StreamStatistics:
         """Counts so far."""
         return self._loop.do(self._stream.statistics)
+
+
+class GuaranteedStream(Stream[_Item]):
+    """Results of a stream with a guarantee; see ``aionn.GuaranteedStream``. ``with`` asks for the reservation."""
+
+    def __init__(self, loop: LoopThread, stream: asynchronous_guarantee.GuaranteedStream[_Item]) -> None:
+        super().__init__(loop, stream)
+        self._guaranteed = stream
+
+    def __enter__(self) -> Self:
+        self.admit()
+        return self
+
+    @property
+    def reservation(self) -> StreamReservation | None:
+        """See ``aionn.GuaranteedStream.reservation``."""
+        return self._guaranteed.reservation
+
+    @property
+    def refusal(self) -> NotAdmitted | None:
+        """See ``aionn.GuaranteedStream.refusal``."""
+        return self._guaranteed.refusal
+
+    def admit(self) -> StreamReservation | None:
+        """Asks for the reservation; see ``aionn.GuaranteedStream.admit``."""
+        return self._loop.call(self._guaranteed.admit)
+
+    def change(self, **terms: Any) -> StreamReservation | None:
+        """Asks for other terms. Arguments and errors are those of ``aionn.GuaranteedStream.change``."""
+        return self._loop.call(lambda: self._guaranteed.change(**terms))
+
+    def explain(self) -> str:
+        """See ``aionn.GuaranteedStream.explain``."""
+        return self._loop.do(self._guaranteed.explain)
 
 
 def _results(

@@ -14,7 +14,7 @@ import functools
 import mmap
 from collections.abc import AsyncIterable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar, overload
 
 import anyio
 import anyio.lowlevel
@@ -45,6 +45,7 @@ from aionn.runtime.executions.stepping import (
     Step,
 )
 from aionn.runtime.executions.stream import Stream, StreamPump
+from aionn.runtime.executions.writing import ViewsWriter, item_writer
 from aionn.runtime.guarantees.guarantee import StreamGuarantee
 from aionn.runtime.guarantees.reservations import FrameArrival
 from aionn.runtime.guarantees.stream import GuaranteedStream, ReservedPump, capture_deadline
@@ -52,7 +53,6 @@ from aionn.runtime.guarantees.terms import check_guarantee, in_progress_max, sta
 from aionn.runtime.memory.arguments import (
     Array,
     RequestArea,
-    TensorSpec,
     Value,
     Writer,
     check_inputs,
@@ -73,9 +73,6 @@ CLOSE_S_MAX = 1.0
 """Limit of the wait of closing for a running execution; then the burst ends anyway."""
 
 _T = TypeVar("_T")
-
-ViewsWriter = Callable[[Any, Mapping[str, Array]], Mapping[str, Any] | None]
-"""Writes a value of an application into views of several inputs, by their names; or returns arrays for some of them."""
 
 
 class _StreamArguments(NamedTuple):
@@ -274,6 +271,35 @@ class Burst:
         finally:
             pool.leave(buffer)
 
+    @overload
+    def stream(
+        self,
+        source: AsyncIterable[_T],
+        *,
+        into: Writer | ViewsWriter | None = None,
+        deadline: Callable[[_T], int] | None = None,
+        on_late: Literal["drop", "deliver"] = "drop",
+        priority: str | Priority | None = None,
+        measure: bool = False,
+        guarantee: Literal[False] = False,
+    ) -> Stream[_T]: ...
+
+    @overload
+    def stream(
+        self,
+        source: AsyncIterable[_T],
+        *,
+        into: Writer | ViewsWriter | None = None,
+        deadline: float | None = None,
+        on_late: Literal["drop", "deliver"] = "drop",
+        priority: str | Priority | None = None,
+        measure: bool = False,
+        guarantee: Literal[True, "best"],
+        period: float,
+        jitter: float | None = None,
+        name: str = "stream",
+    ) -> GuaranteedStream[_T]: ...
+
     def stream(
         self,
         source: AsyncIterable[_T],
@@ -322,7 +348,9 @@ class Burst:
         _check_source(source)
         check_guarantee(guarantee)
         rank = self._priority if priority is None else priority_of(priority)
-        given = _StreamArguments(source, self._item_writer(into), on_late == "drop")
+        given = _StreamArguments(
+            source, item_writer(self._inputs, self._input_indexes, into), on_late == "drop"
+        )
         if guarantee:
             terms = stated_terms(name, period, deadline, jitter)
             return self._reserved_stream(given, terms, rank, measure=measure, is_best=guarantee == "best")
@@ -434,26 +462,6 @@ class Burst:
         )
         return run_job(job)
 
-    def _item_writer(self, into: Callable[[Any, Any], object] | None) -> Callable[[Any, RequestArea], object]:
-        if into is not None and not callable(into):
-            raise InvalidArgument(
-                f"stream, into: expected a function into(item, view), got a {type(into).__name__}; see aionn.image_writer"
-            )
-        if len(self._inputs) == 1:
-            key, write = self._input_indexes[0], into or _array_writer(self._inputs[0])
-
-            def write_one(item: Any, area: RequestArea) -> None:
-                write(item, area.view(key).view())
-
-            return write_one
-        keys = {spec.name: key for spec, key in zip(self._inputs, self._input_indexes, strict=True)}
-        if not self._inputs or len(keys) != len(self._inputs):
-            names = ", ".join(spec.name for spec in self._inputs)
-            raise InvalidArgument(
-                f"stream: expected a model whose inputs have different names, got {names or 'none'}"
-            )
-        return _ItemWriter(self._inputs, keys, into)
-
     async def aclose(self) -> None:
         """Ends its streams and frees it at the driver. Waits for a running execution, but not without a limit. Idempotent.
 
@@ -539,53 +547,3 @@ def _touched_area(values: Sequence[Value], kept: _Kept) -> RequestArea:
     array[:: mmap.PAGESIZE] = 0
     kept.keep(array)
     return area
-
-
-class _ItemWriter:
-    """Writes items of a stream into several inputs, by their names."""
-
-    def __init__(
-        self,
-        specs: Sequence[TensorSpec],
-        keys: Mapping[str, int],
-        into: Callable[[Any, Mapping[str, Array]], object] | None,
-    ) -> None:
-        self._specs = {spec.name: spec for spec in specs}
-        self._keys = keys
-        self._into = into
-
-    def __call__(self, item: Any, area: RequestArea) -> None:
-        views = {name: area.view(key).view() for name, key in self._keys.items()}
-        if self._into is None:
-            self._copy(item, views, is_whole=True)
-            return
-        given = self._into(item, views)
-        if given is not None:
-            self._copy(given, views, is_whole=False)
-
-    def _copy(self, values: Any, views: Mapping[str, Array], *, is_whole: bool) -> None:
-        names = ", ".join(self._keys)
-        if not isinstance(values, Mapping):
-            raise InvalidArgument(
-                f"stream: expected a mapping from the names of inputs ({names}) to arrays, got a {type(values).__name__}"
-            )
-        unknown = [name for name in values if name not in views]
-        missing = [name for name in views if name not in values] if is_whole else []
-        if unknown or missing:
-            wrong = f"{unknown[0]!r}, which the model lacks" if unknown else f"no {missing[0]!r}"
-            raise InvalidArgument(f"stream: expected arrays for {names}; got {wrong}")
-        for name, value in values.items():
-            (array,) = check_inputs([self._specs[name]], [value])
-            if array is None:
-                raise InvalidArgument(f"stream: expected an array for {name}, got None")
-            views[name][...] = array
-
-
-def _array_writer(spec: TensorSpec) -> Writer:
-    def write(value: Any, view: Array) -> None:
-        (array,) = check_inputs([spec], [value])
-        if array is None:
-            raise InvalidArgument(f"stream: expected an array for {spec.name}, got None")
-        view[...] = array
-
-    return write

@@ -29,8 +29,11 @@ def capture_deadline(guarantee: StreamGuarantee) -> Callable[[Any], int]:
     """From an item to its absolute deadline: counted from ``item.captured_at_ns`` where it has that, otherwise from now."""
 
     def deadline_ns(item: Any) -> int:
-        captured_ns = getattr(item, "captured_at_ns", None)
-        return (captured_ns if isinstance(captured_ns, int) else now_ns()) + guarantee.terms.deadline_ns
+        try:
+            captured_ns: int = item.captured_at_ns
+        except AttributeError:
+            captured_ns = now_ns()  # An array, or anything else that is not a frame of ``aionn.media``.
+        return captured_ns + guarantee.terms.deadline_ns
 
     return deadline_ns
 

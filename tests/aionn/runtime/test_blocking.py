@@ -16,7 +16,8 @@ import pytest
 import aionn
 import aionn.blocking
 from aionn.hal import OperationType
-from aionn.testing.models import chain
+from aionn.testing import SimulatedDevice
+from aionn.testing.models import chain, identity
 from fences import SyncFence
 
 CLOSING_S = 0.05
@@ -78,6 +79,32 @@ def test_consumer_may_leave_a_stream(runtime: aionn.blocking.Runtime, digits: Pa
             assert result.status == "on_time"
             break
         assert burst.execute([silence]).status.name == "NONE"
+
+
+def test_stream_with_a_guarantee_has_its_reservation_and_gives_it_back() -> None:
+    device = SimulatedDevice("npu", run_time_s=0.0001, results="zeros")
+    one = np.ones(4, np.float32)
+    with aionn.blocking.open(devices=[device]) as runtime:
+        net = runtime.compile(identity((4,)))
+        with net.burst() as burst:
+            terms = {"guarantee": True, "period": 10.0, "jitter": 9.0}
+            with burst.stream([one], **terms) as results:
+                assert isinstance(results, aionn.blocking.GuaranteedStream)
+                assert results.reservation is not None and results.reservation.slot == "npu/0"
+                assert results.refusal is None and "reserved on npu/0" in results.explain()
+                changed = results.change(period=20.0)
+                assert changed is not None and changed.period_ns == 20_000_000_000
+                assert [result.status for result in results] == ["on_time"]
+                assert results.statistics().on_time == 1
+            assert "released" in results.explain()
+            with pytest.raises(aionn.NotAdmitted), burst.stream([one], guarantee=True, period=1e-6):
+                pass
+            results = burst.stream([one], **terms)
+            assert results.admit() is not None
+            results.close()
+            with pytest.raises(aionn.InvalidArgument, match="ended"):
+                results.admit()
+        assert runtime.devices[0].reservations.count == 0
 
 
 def test_source_that_fails_ends_the_stream_with_its_error(

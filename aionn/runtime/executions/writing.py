@@ -1,0 +1,101 @@
+"""Writing the items of a stream into the inputs of a model.
+
+Owns the forms that an item may have: an array for the only input, a mapping from the names of inputs to arrays, or anything that a
+function of the application writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from aionn.errors import InvalidArgument
+from aionn.runtime.memory.arguments import Array, RequestArea, TensorSpec, Writer, check_inputs
+
+__all__ = ["ViewsWriter", "item_writer"]
+
+ViewsWriter = Callable[[Any, Mapping[str, Array]], Mapping[str, Any] | None]
+"""Writes a value of an application into views of several inputs, by their names; or returns arrays for some of them."""
+
+
+def item_writer(
+    inputs: Sequence[TensorSpec], indexes: Sequence[int], into: Callable[[Any, Any], object] | None
+) -> Callable[[Any, RequestArea], object]:
+    """Makes the function that writes an item into the memory of a request.
+
+    Args:
+        inputs: The inputs of the model.
+        indexes: Their keys in the memory.
+        into: As for ``Burst.stream``.
+
+    Raises:
+        InvalidArgument: ``into`` is not a function, or the inputs have names that are missing or equal.
+    """
+    if into is not None and not callable(into):
+        raise InvalidArgument(
+            f"stream, into: expected a function into(item, view), got a {type(into).__name__}; see aionn.image_writer"
+        )
+    if len(inputs) == 1:
+        key, write = indexes[0], into or _array_writer(inputs[0])
+
+        def write_one(item: Any, area: RequestArea) -> None:
+            write(item, area.view(key).view())
+
+        return write_one
+    keys = {spec.name: key for spec, key in zip(inputs, indexes, strict=True)}
+    if not inputs or len(keys) != len(inputs):
+        names = ", ".join(spec.name for spec in inputs)
+        raise InvalidArgument(
+            f"stream: expected a model whose inputs have different names, got {names or 'none'}"
+        )
+    return _ItemWriter(inputs, keys, into)
+
+
+class _ItemWriter:
+    """Writes items of a stream into several inputs, by their names."""
+
+    def __init__(
+        self,
+        specs: Sequence[TensorSpec],
+        keys: Mapping[str, int],
+        into: Callable[[Any, Mapping[str, Array]], object] | None,
+    ) -> None:
+        self._specs = {spec.name: spec for spec in specs}
+        self._keys = keys
+        self._into = into
+
+    def __call__(self, item: Any, area: RequestArea) -> None:
+        views = {name: area.view(key).view() for name, key in self._keys.items()}
+        if self._into is None:
+            self._copy(item, views, is_whole=True)
+            return
+        given = self._into(item, views)
+        if given is not None:
+            self._copy(given, views, is_whole=False)
+
+    def _copy(self, values: Any, views: Mapping[str, Array], *, is_whole: bool) -> None:
+        names = ", ".join(self._keys)
+        if not isinstance(values, Mapping):
+            raise InvalidArgument(
+                f"stream: expected a mapping from the names of inputs ({names}) to arrays, got a {type(values).__name__}"
+            )
+        unknown = [name for name in values if name not in views]
+        missing = [name for name in views if name not in values] if is_whole else []
+        if unknown or missing:
+            wrong = f"{unknown[0]!r}, which the model lacks" if unknown else f"no {missing[0]!r}"
+            raise InvalidArgument(f"stream: expected arrays for {names}; got {wrong}")
+        for name, value in values.items():
+            (array,) = check_inputs([self._specs[name]], [value])
+            if array is None:
+                raise InvalidArgument(f"stream: expected an array for {name}, got None")
+            views[name][...] = array
+
+
+def _array_writer(spec: TensorSpec) -> Writer:
+    def write(value: Any, view: Array) -> None:
+        (array,) = check_inputs([spec], [value])
+        if array is None:
+            raise InvalidArgument(f"stream: expected an array for {spec.name}, got None")
+        view[...] = array
+
+    return write
