@@ -30,7 +30,10 @@ GROUPS = (
             "ExecutionPreference",
         ),
     ),
-    Group("Executing", ("Execution", "Result", "Burst", "Stream", "StreamResult")),
+    Group(
+        "Executing",
+        ("Execution", "Result", "Burst", "Stream", "StreamResult", "GuaranteedStream", "StreamReservation"),
+    ),
     Group("Writing inputs", ("image_writer", "value_writer")),
     Group("Memory", ("SharedMemory", "ImageMemory", "DeviceMemory")),
     Group("Time and traces", ("after", "now_ns", "section")),

@@ -373,7 +373,8 @@ def _enter(job: ExecutionJob, step: Step) -> Job:
         urgent_ns=job.urgent_ns,
         server=job.server,
     )
-    job.dispatcher, job.work = dispatcher, work
+    job.dispatcher = dispatcher
+    job.work = work
     return work
 
 
