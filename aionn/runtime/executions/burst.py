@@ -388,6 +388,7 @@ class Burst:
             self._plan.steps[0].device.reservations,
             self._learnt_by[0],
             terms,
+            declared_ns=self._plan.steps[0].prepared.expected_duration_ns,
             is_best=is_best,
             run=functools.partial(self._run_reserved, priority=rank, measure=measure),
             warm_up=self._warm_up,

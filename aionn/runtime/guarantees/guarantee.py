@@ -46,7 +46,7 @@ class StreamReservation(msgspec.Struct, frozen=True):
         slot: The device slot, as ``npu/0``.
         duration_ns: The device time of a frame: what takes longer overruns. The 0.99 quantile of the timings, with a margin for how
             few they are.
-        timings: Their number.
+        timings: Their number; 0 where the duration that the driver declares counts, since the frame could not be measured.
         piece_ns: The longest part of it that cannot be interrupted.
         share: The share of the slot's time, from 0 to 1.
         period_ns: Least time between two captures.
@@ -71,8 +71,9 @@ class StreamReservation(msgspec.Struct, frozen=True):
     end: str = ""
 
     def __str__(self) -> str:
+        origin = f"0.99 quantile of {self.timings} timings" if self.timings else "declared by its driver,"
         text = (
-            f"{self.slot}: {duration_text(self.duration_ns)} (0.99 quantile of {self.timings} timings with margin) every"
+            f"{self.slot}: {duration_text(self.duration_ns)} ({origin} with margin) every"
             f" {duration_text(self.period_ns)}, piece {duration_text(self.piece_ns)}, share {self.share:.3f}, slack"
             f" {duration_text(self.slack_ns)} at t = {duration_text(self.at_ns)}"
         )
@@ -97,6 +98,7 @@ class StreamGuarantee:
     Args:
         reservations: Those of the device.
         model: The key by which the device's time for a frame is learnt.
+        declared_ns: The duration of a frame that the driver declares; None if it declares none.
         terms: What the stream promises and asks for.
         is_best: Whether the stream runs as best effort where it is not admitted.
         run: Executes a frame.
@@ -116,6 +118,7 @@ class StreamGuarantee:
         model: Hashable,
         terms: StreamTerms,
         *,
+        declared_ns: int | None,
         is_best: bool,
         run: RunFrame,
         warm_up: Callable[[], Awaitable[Result]],
@@ -123,6 +126,7 @@ class StreamGuarantee:
     ) -> None:
         self._reservations = reservations
         self._model = model
+        self._declared_ns = declared_ns
         self._is_best = is_best
         self._run = run
         self._warm_up = warm_up
@@ -220,12 +224,12 @@ class StreamGuarantee:
             return known
         try:
             measured = await measure(self._warm_up)
-        except ResourceExhausted as e:
-            if isinstance(e, NotAdmitted) or not e.transient:
+        except ResourceExhausted:
+            # It takes longer than reserved frames can wait, which is known of models that ran, or whose driver declares a duration.
+            expected = self._reservations.expected(self._model, self._declared_ns)
+            if expected is None:
                 raise
-            raise NotAdmitted(
-                f'stream "{self.terms.name}": its frames could not be measured beside the reservations that exist: {e}'
-            ) from e
+            return expected
         self._reservations.restore()
         return measured
 

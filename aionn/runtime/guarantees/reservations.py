@@ -139,6 +139,13 @@ class DeviceReservations:
         count = self._estimates.count(key)
         return Measured(self._estimates.duration_ns(key, 1), count) if count >= count_min else None
 
+    def expected(self, key: Hashable, declared_ns: int | None) -> Measured | None:
+        """The device time of a model by its timings, or by the duration that its driver declares; None without both."""
+        count = self._estimates.count(key)
+        if not count and declared_ns is None:
+            return None
+        return Measured(self._dispatcher.expected_ns(key, declared_ns), count)
+
     # --- Admission and end ---
 
     def admit(self, terms: StreamTerms, measured: Measured, model: Hashable, *, now_ns: int) -> Held:

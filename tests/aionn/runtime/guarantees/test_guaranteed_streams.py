@@ -3,75 +3,19 @@
 import asyncio
 import contextlib
 import gc
-import random
 
 import anyio
 import anyio.lowlevel
-import numpy as np
 import pytest
 
 import aionn
 from aionn.drivers.simulated.profiles import Draw, Fault
 from aionn.runtime.executions.stream import StreamStatistics
 from aionn.runtime.guarantees.measuring import COLD_EXECUTIONS, WARM_UP_EXECUTIONS
-from aionn.testing import SimulatedDevice, VirtualClock, models, run
+from aionn.testing import models
+from tests.aionn.runtime.guarantees.trial import Frame, Trial, X, camera, gate, npu, read
 
-X = np.array([1.5, -2.5, 3.0, 4.0], np.float32)
 WARM_UP = COLD_EXECUTIONS + WARM_UP_EXECUTIONS
-
-
-def npu(run_time_s=0.004, **options):
-    options.setdefault("results", "zeros")
-    return SimulatedDevice("npu", run_time_s=run_time_s, **options)
-
-
-class Frame:
-    def __init__(self, clock, late_s=0.0):
-        self.captured_at_ns = clock.now_ns - round(late_s * 1e9)
-
-
-async def camera(count, period_s, *, first_s=0.0):
-    """Arrays at equal gaps, from ``first_s`` on."""
-    start_s = anyio.current_time() + first_s
-    for index in range(count):
-        await anyio.sleep_until(start_s + index * period_s)
-        yield X
-
-
-class Trial:
-    """A runtime with one device, in virtual time."""
-
-    def __init__(self, device, *, operations=1):
-        self.device = device
-        self.operations = operations
-        self.clock = VirtualClock()
-
-    def play(self, main):
-        async def all_of_it():
-            async with aionn.open(devices=[self.device]) as self.runtime:
-                self.net = await self.runtime.compile(models.identity((4,), operations=self.operations))
-                await main(self)
-
-        run(all_of_it, clock=self.clock)
-
-    @property
-    def held(self):
-        """The device's reservations, as the room knows them."""
-        return self.runtime.devices[0].reservations
-
-    @property
-    def reserved(self):
-        return self.held.count, round(self.held.share(0), 3)
-
-
-async def read(stream):
-    """All results of a stream: status and label."""
-    return [(result.status, result.label) async for result in stream]
-
-
-def gate(burst, source, *, period=0.040, deadline=0.030, **options):
-    options.setdefault("guarantee", True)
-    return burst.stream(source, period=period, deadline=deadline, **options)
 
 
 def test_reservation_is_known_before_the_first_frame():
@@ -271,6 +215,26 @@ def test_best_effort_that_is_too_long_is_rejected_while_time_is_reserved():
             await long.execute([X])
 
     Trial(npu()).play(main)
+
+
+def test_stream_that_is_too_long_to_be_measured_is_admitted_by_what_its_driver_declares():
+    async def main(trial):
+        async with (
+            trial.net.burst() as burst,
+            trial.net.burst() as other,
+            gate(burst, camera(0, 1), deadline=0.006, jitter=0),
+            gate(other, camera(2, 0.04), deadline=0.006, jitter=0) as results,
+        ):
+            found = results.reservation
+            assert (found.slot, found.timings, found.duration_ns) == ("npu/1", 0, 5_200_000)
+            assert await read(results) == [("on_time", None)] * 2
+            with pytest.raises(aionn.NotAdmitted, match="npu/") as caught:
+                async with trial.net.burst() as third:
+                    await gate(third, camera(0, 1), deadline=0.005, jitter=0).admit()
+            assert caught.value.would_fit.deadline_ns is None
+        assert trial.reserved == (0, 0.0)
+
+    Trial(npu(slots=2)).play(main)
 
 
 def test_models_that_ran_count_as_blocking_and_go_on():
@@ -493,92 +457,3 @@ def test_arguments_that_make_no_guarantee_are_refused():
             assert burst.statistics().streams == 0
 
     Trial(npu()).play(main)
-
-
-# --- Random sets ------------------------------------------------------------------------------------------------------------------
-
-PERIODS_MS = (10, 16, 20, 33, 40, 50, 66, 100)
-SET_MS = 600
-
-
-async def admitted_and_lost(trial, source):
-    """Asks for eight random streams of three models, and plays the admitted ones beside floods. Returns the number of these streams
-    and of their frames, and the frames that were lost or labelled.
-    """
-    nets = [trial.net, *[await trial.runtime.compile(models.identity((4,), operations=n)) for n in (2, 3)]]
-    best_effort = await trial.runtime.compile(models.identity((4,), operations=4))
-    for net in (best_effort, best_effort):
-        await net.execute([X])
-    results, frames = [], []
-    async with contextlib.AsyncExitStack() as stack:
-        for _ in range(8):
-            period = source.choice(PERIODS_MS) / 1e3
-            deadline = period * source.uniform(0.4, 1.0)
-            jitter = deadline * source.choice((0.0, 0.2))
-            burst = await stack.enter_async_context(source.choice(nets).burst(slots=3))
-            count, first_s = int(SET_MS / 1e3 / period), source.uniform(0, period)
-            cameras = jittery(trial, count, period, first_s, jitter, source.random())
-            stream = burst.stream(
-                cameras,
-                guarantee=True,
-                period=period,
-                deadline=deadline,
-                jitter=jitter,
-                into=lambda i, v: None,
-            )
-            with contextlib.suppress(aionn.NotAdmitted):
-                await stack.enter_async_context(stream)
-                results.append(stream)
-
-        async def flood(priority):
-            while True:
-                with contextlib.suppress(aionn.Error):
-                    await best_effort.execute([X], priority=priority, deadline=trial.clock.after(0.05))
-                await anyio.sleep(0.003)
-
-        async def watch(stream):
-            frames.extend([(result.status, result.label) async for result in stream])
-
-        async with anyio.create_task_group() as floods:
-            for priority in ("low", "high", "high"):
-                floods.start_soon(flood, priority)
-            async with anyio.create_task_group() as streams:
-                for stream in results:
-                    streams.start_soon(watch, stream)
-            floods.cancel_scope.cancel()
-    return len(results), len(frames), [frame for frame in frames if frame != ("on_time", None)]
-
-
-async def jittery(trial, count, period, first_s, jitter, seed):
-    """Frames that come up to the jitter after their captures."""
-    source = random.Random(seed)
-    start_s = anyio.current_time() + first_s
-    for index in range(count):
-        captured_s = start_s + index * period
-        await anyio.sleep_until(captured_s + source.uniform(0, jitter))
-        frame = Frame(trial.clock)
-        frame.captured_at_ns = round(captured_s * 1e9)
-        yield frame
-
-
-@pytest.mark.parametrize("seed", [*range(4), pytest.param(None, marks=pytest.mark.long)])
-def test_no_frame_of_random_admitted_sets_is_lost(seed):
-    admitted = 0
-    for number in range(200) if seed is None else [seed]:
-        source = random.Random(number)
-        device = npu(
-            source.choice((0.0015, 0.004, 0.007)),
-            slots=source.choice((1, 1, 2)),
-            preemption=source.choice(("none", "between_operations")),
-        )
-
-        async def main(trial, source=source, number=number):
-            nonlocal admitted
-            streams, frames, lost = await admitted_and_lost(trial, source)
-            assert not lost, (number, lost[:5])
-            assert trial.reserved == (0, 0.0)
-            assert frames or not streams
-            admitted += streams
-
-        Trial(device).play(main)
-    assert admitted
