@@ -289,8 +289,9 @@ class Dispatcher:
             # One nanosecond after the last moment at which it could start; at least a turn of the loop.
             limit_ns = job.deadline_ns - job.shortest_ns + 1
             if job.rank == RESERVED:
-                # A frame that runs may use up its budget before.
-                limit_ns = min(limit_ns, self._queue.next_wake_ns())
+                # A frame that runs may use up its budget before; and this one is not late as long as its own budget could suffice,
+                # though it is known to take longer.
+                limit_ns = self._queue.next_wake_ns()
             with anyio.move_on_after(max(0.0, (limit_ns - self._now()) / 1e9)):
                 await event.wait()
             if job.state is JobState.WAITING:

@@ -9,6 +9,7 @@ import pytest
 from aionn.errors import InvalidArgument, MissedDeadline, ResourceExhausted
 from aionn.hal import Priority
 from aionn.observability.tracing import start_tracing, stop_tracing
+from aionn.scheduler.bandwidth import BandwidthServer
 from aionn.scheduler.dispatcher import PREEMPTED_MAX, PROBE_EVERY, Dispatcher
 from aionn.scheduler.estimates import SURE_COUNT
 from aionn.scheduler.job import NEVER_NS, Abort, JobState, Preempt, Start
@@ -535,3 +536,23 @@ def test_device_gets_no_job_beside_another_while_time_is_reserved():
     for job in (second, third, first):
         dispatcher.release(job)
     assert dispatcher.explain() == "slot 0: free"
+
+
+async def test_frame_that_takes_longer_than_reserved_waits_without_asking_again_and_again(monkeypatch):
+    """Its budget could end in time, what it is known to take could not: nothing is to be decided in between."""
+    ms = 1_000_000
+    dispatcher = Dispatcher(1, now=now_ns)
+    held = dispatcher.enter(priority=MEDIUM, deadline_ns=None)
+    budget = BandwidthServer(
+        1, slot=0, period_ns=10**9, deadline_ns=30 * ms, jitter_ns=0, duration_ns=ms, piece_ns=ms
+    )
+    frame = dispatcher.enter(
+        priority=MEDIUM, deadline_ns=now_ns() + 30 * ms, model="m", declared_ns=29 * ms, server=budget
+    )
+    decisions = []
+    decide = dispatcher._decide
+    monkeypatch.setattr(dispatcher, "_decide", lambda at_ns: (decisions.append(at_ns), decide(at_ns)))
+    with pytest.raises(MissedDeadline):
+        await dispatcher.wait(frame)
+    assert len(decisions) <= 3
+    dispatcher.release(held)
