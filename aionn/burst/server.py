@@ -5,9 +5,11 @@ Owns the loop: read a packet, learn unknown memories, execute, answer. Drivers n
 Invariants:
 1. Every request that was read is answered by exactly one result, at worst by a short failed one.
 2. A malformed request ends with GENERAL_FAILURE and the loop continues; a corrupt queue ends the burst, and its owner is notified.
-3. ``begin_stop`` ends the thread promptly unless the executor hangs or ``get_memories`` does not return; it need not be waited for.
+3. After ``drain`` no request that is read is executed: each gets DEVICE_UNAVAILABLE with the reason, also one that is read while
+   the thread ends.
+4. ``begin_stop`` ends the thread promptly unless the executor hangs or ``get_memories`` does not return; it need not be waited for.
    The thread closes both queues and then calls ``on_stopped``.
-4. A bound request is kept for the bytes of its packet, until one of its memories is released: a stream sends the
+5. A bound request is kept for the bytes of its packet, until one of its memories is released: a stream sends the
    same packets for the same frame slots again and again.
 """
 
@@ -29,7 +31,7 @@ from aionn.burst.packets import (
     split_limits,
 )
 from aionn.burst.session import SlotCache
-from aionn.errors import Error, ErrorStatus, InvalidArgument, status_of
+from aionn.errors import DeviceUnavailable, Error, ErrorStatus, InvalidArgument, status_of
 from aionn.hal import ExecutionResult, Memory, Request
 
 __all__ = ["Answer", "BurstServer", "Execute"]
@@ -109,6 +111,8 @@ class BurstServer:
         self._decodes_since_ns: int | None = None
         self._is_serving = False
         self._is_resting = False
+        self._deadline_ns: int | None = None
+        self._why_draining: str | None = None
         self._used_s = time.monotonic()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -141,6 +145,27 @@ class BurstServer:
             self._forget_requests()
             self._is_resting = True
             return True
+
+    def drain(self, why: str) -> None:
+        """Rejects every request that is read from now on, from any thread.
+
+        Args:
+            why: The reason, for the client.
+        """
+        with self._lock:
+            self._why_draining = why
+
+    def under_way(self) -> tuple[bool, int | None]:
+        """Whether a request is being served, and its deadline; None without one, or before it is known. From any thread."""
+        with self._lock:
+            return self._is_serving, self._deadline_ns
+
+    def has_unread(self) -> bool:
+        """Whether the client has not read a result yet. From any thread."""
+        try:
+            return self._results.available_to_read() > 0
+        except fmq.Error:
+            return False  # The queue is closed or corrupt.
 
     def begin_stop(self) -> None:
         """Has the thread end after the request that it is serving. Idempotent; does not block."""
@@ -175,15 +200,21 @@ class BurstServer:
         try:
             while not self._stopping:
                 payload = read(None)
-                if payload is None or self._stopping:
+                if payload is None or (self._stopping and self._why_draining is None):
                     break
                 with self._lock:
-                    self._is_serving = True
-                self._serve(payload)
-                if self._decodes_since_ns is not None and self._on_decoded is not None:
-                    self._on_decoded(time.thread_time_ns() - self._decodes_since_ns)
+                    why_draining = self._why_draining
+                    self._is_serving = why_draining is None
+                if why_draining is None:
+                    self._serve(payload)
+                    if self._decodes_since_ns is not None and self._on_decoded is not None:
+                        self._on_decoded(time.thread_time_ns() - self._decodes_since_ns)
+                else:
+                    why_rejected = DeviceUnavailable(why_draining)
+                    self._send(encode_result(failed_result(ErrorStatus.DEVICE_UNAVAILABLE, why_rejected)))
                 with self._lock:
                     self._is_serving = self._is_resting = False
+                    self._deadline_ns = None
                     self._used_s = time.monotonic()
         except fmq.InterruptedQueue:
             pass
@@ -216,6 +247,7 @@ class BurstServer:
         self._decodes_since_ns = None
         try:
             known, deadline_ns, loop_timeout_ns = self._known(payload)
+            self._deadline_ns = deadline_ns
             result = self._execute(known.bound, known.measure, deadline_ns, loop_timeout_ns, self._answer)
             if not self._has_answered:
                 self._answer(result)
