@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-__all__ = ["BUCKETS", "LEAST_NS", "Durations", "SignedDurations"]
+__all__ = ["BUCKETS", "EXPOSED_NS", "LEAST_NS", "Durations", "SignedDurations", "bucket_of"]
 
 LEAST_NS = 4
 """Shorter durations count as this one: the formula of the bucket needs three bits."""

@@ -6,6 +6,8 @@ results of a stream.
 Invariants:
 1. A buffer is used again only when both the device and the consumer are done with it, and so is the device's own burst.
 2. Nothing of a stream outlives its burst: closing the burst ends the stream's tasks.
+3. Every frame is executed once, by the plan that its buffer was made for. The bursts of a plan that was replaced end when no frame
+   uses them any more.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from aionn.errors import ErrorStatus, GeneralFailure, InvalidArgument
+from aionn.errors import GeneralFailure, InvalidArgument
 from aionn.hal import (
     BurstDefaults,
     ExecutionResult,
@@ -37,7 +39,7 @@ from aionn.runtime.clock import check_deadline
 from aionn.runtime.dropping import close_when_dropped
 from aionn.runtime.executions.job import ExecutionJob, JobOwner, run_job
 from aionn.runtime.executions.results import Result, priority_of
-from aionn.runtime.executions.slot_pool import BurstStatistics, FrameBuffer, SlotPool
+from aionn.runtime.executions.slot_pool import BurstStatistics, FrameBuffer, SlotPool, nothing
 from aionn.runtime.executions.stepping import (
     Conditions,
     DeviceBurst,
@@ -53,6 +55,7 @@ from aionn.runtime.memory.arguments import (
     Writer,
     check_inputs,
 )
+from aionn.runtime.metrics.figures import CompilationFigures
 from aionn.runtime.placement.plan import learnt_by
 from aionn.validation import check_execution_result, needed_inputs
 
@@ -122,6 +125,100 @@ class _StepInBurst(Step):
         return True
 
 
+class OpenedPlan:
+    """A plan as a burst executes it: the device's bursts, and buffers.
+
+    Args:
+        plan: The plan.
+        owner: What its executions have in common.
+        kept: The memories of the buffers that stay in memory.
+
+    Attributes:
+        plan: See above.
+        owner: See above.
+        opened: Of each step, its device's bursts, or those of the steps inside of one that is interpreted.
+        buffers: One for each slot of the burst.
+        left: Number of buffers that may still be used.
+        ended: Called once when it has ended, where it was replaced.
+    """
+
+    def __init__(self, plan: Plan, owner: JobOwner, kept: _Kept) -> None:
+        self.plan = plan
+        self.owner = owner
+        self.opened: list[list[DeviceBurst] | InterpretedBurst] = []
+        self.buffers: list[FrameBuffer] = []
+        self.left = 0
+        self.ended: Callable[[], None] | None = None
+        self._kept = kept
+
+    async def open(self, pool: SlotPool, polling: Mapping[str, int]) -> None:
+        """Opens the bursts and makes the buffers. Raises as the devices; ``aclose`` then closes the ones that are open."""
+        for step in self.plan.steps:
+            if step.interpreted is not None:
+                self.opened.append(await step.interpreted.open_burst(polling))
+                continue
+            bursts: list[DeviceBurst] = []
+            self.opened.append(bursts)
+            for _ in range(min(pool.slots, step.device.info.slots)):
+                burst = await step.prepared.configure_execution_burst(**polling)
+                check_abilities(burst, BurstDefaults, step.device.name)
+                bursts.append(DeviceBurst(burst))
+        values = self.plan.values([spec.dimensions for spec in self.plan.inputs], {})
+        keys = learnt_by(self.plan, self)
+        for identifier in range(pool.slots):
+            # On a thread, with every page touched: the kernel takes a while to find and clear memory.
+            with real_work("making a burst's memory"):
+                area = await anyio.to_thread.run_sync(_touched_area, values, self._kept)
+            indexes = self.plan.model.main.input_indexes
+            buffer = FrameBuffer(identifier, area, len(self.plan.steps), self.owner, indexes)
+            buffer.leave = functools.partial(_leave, pool, buffer)
+            buffer.steps = [
+                _StepInBurst(self.plan, index, buffer, opened, key)
+                for index, (opened, key) in enumerate(zip(self.opened, keys, strict=True))
+            ]
+            self.buffers.append(buffer)
+        self.left = len(self.buffers)
+
+    def when_unused(self, call: Callable[[], None]) -> None:
+        """Calls when none of the buffers is used any more: it was replaced."""
+
+        def retire(buffer: FrameBuffer) -> None:
+            _take_apart(buffer)
+            self.left -= 1
+            if not self.left:
+                call()
+
+        for buffer in self.buffers:
+            buffer.retire = functools.partial(retire, buffer)
+
+    async def landed(self) -> None:
+        """Waits until nothing runs through it."""
+        for opened in self.opened:
+            for burst in opened if isinstance(opened, list) else opened.bursts:
+                await burst.landed()
+
+    async def aclose(self) -> None:
+        """Ends the device's bursts. Idempotent."""
+        closings: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        for bursts in self.opened:
+            closings += [b.hal.aclose for b in bursts] if isinstance(bursts, list) else [bursts.aclose]
+        try:
+            await finish_all(closings)
+        finally:
+            self._kept.release()
+            for buffer in self.buffers:
+                _take_apart(buffer)
+            self.buffers.clear()
+            ended, self.ended = self.ended, None
+            if ended is not None:
+                ended()
+
+
+def _take_apart(buffer: FrameBuffer) -> None:
+    # Each refers to it.
+    buffer.steps, buffer.leave, buffer.retire = (), nothing, nothing
+
+
 class Burst:
     """Repeated executions of one compilation. Use it with ``async with``; made by ``Compilation.burst``."""
 
@@ -129,80 +226,108 @@ class Burst:
         self,
         background: Background,
         plan: Plan,
+        owner: JobOwner,
         priority: Priority,
         slots: int,
         *,
         polling: Mapping[str, int] | None = None,
-        report: Callable[[ErrorStatus, Result | None, int], None] | None = None,
+        figures: CompilationFigures | None = None,
         on_close: Callable[[Burst], None],
     ) -> None:
         if not 1 <= slots <= SLOTS_MAX:
             raise InvalidArgument(f"burst: expected from 1 to {SLOTS_MAX} slots, got {slots}")
-        for spec in (*plan.inputs, *plan.outputs, *plan.temporaries.values()):
-            if not dimensions_are_known(spec.type, spec.dimensions):
-                raise InvalidArgument(f"burst: expected known shapes, got {spec}")
+        check_known_shapes(plan)
         self._background = background
-        self._plan = plan
+        self._plan, self._owner = plan, owner
         self._inputs = plan.inputs
         self._needed = functools.cache(functools.partial(needed_inputs, plan.model))
-        self._input_indexes = plan.model.main.input_indexes
         self._priority = priority
         self._polling = polling or {}
+        self._figures = figures
         self._pool = SlotPool(background, slots)
-        self._owner = JobOwner(
-            background, plan.model.main.output_indexes, plan.device_names, plan.rescue_step(), report
-        )
-        # Of each step, its device's bursts, or those of the steps inside of one that is interpreted.
-        self._opened: list[list[DeviceBurst] | InterpretedBurst] = []
-        # By buffer.
-        self._steps_of: dict[int, list[Step]] = {}
-        self._leaving: dict[int, Callable[[ExecutionJob], None]] = {}
+        self._opening = anyio.Lock(fast_acquire=True)
+        # The plan that frames use now is the last one; those before it are used by frames that have not ended.
+        self._plans: list[OpenedPlan] = []
         self._was_entered = False
         self._streams: set[StreamPump] = set()
         self._on_close = on_close
-        self._learnt_by = learnt_by(plan, self)
         self._closed = False
-        self._kept = _Kept(background.locks)
-        self._finalizer = close_when_dropped(
-            self, background, functools.partial(_close_all, self._opened, self._kept)
-        )
+        self._finalizer = close_when_dropped(self, background, functools.partial(_close_all, self._plans))
+
+    @property
+    def _opened(self) -> list[list[DeviceBurst] | InterpretedBurst]:
+        return self._plans[-1].opened if self._plans else []
 
     async def __aenter__(self) -> Self:
         if self._was_entered or self._closed:
             raise InvalidArgument("burst: can be entered once")
         self._was_entered = True
         try:
-            await self._open_steps()
-            values = self._plan.values([spec.dimensions for spec in self._inputs], {})
-            buffers: list[FrameBuffer] = []
-            for identifier in range(self._pool.slots):
-                # On a thread, with every page touched: the kernel takes a while to find and clear memory.
-                with real_work("making a burst's memory"):
-                    area = await anyio.to_thread.run_sync(_touched_area, values, self._kept)
-                buffer = FrameBuffer(identifier, area, len(self._plan.steps))
-                buffers.append(buffer)
-                self._leaving[identifier] = functools.partial(_leave, self._pool, buffer)
-                self._steps_of[identifier] = [
-                    _StepInBurst(self._plan, index, buffer, opened, key)
-                    for index, (opened, key) in enumerate(zip(self._opened, self._learnt_by, strict=True))
-                ]
-            self._pool.open(buffers)
+            async with self._opening:
+                opened = OpenedPlan(self._plan, self._owner, _Kept(self._background.locks))
+                self._plans.append(opened)
+                await opened.open(self._pool, self._polling)
+                self._pool.open(opened.buffers)
         except BaseException:
             await self.aclose()
             raise
         return self
 
-    async def _open_steps(self) -> None:
-        for step in self._plan.steps:
-            if step.interpreted is not None:
-                self._opened.append(await step.interpreted.open_burst(self._polling))
-                continue
-            bursts: list[DeviceBurst] = []
-            self._opened.append(bursts)
-            for _ in range(min(self._pool.slots, step.device.info.slots)):
-                burst = await step.prepared.configure_execution_burst(**self._polling)
-                check_abilities(burst, BurstDefaults, step.device.name)
-                bursts.append(DeviceBurst(burst))
+    @property
+    def was_entered(self) -> bool:
+        """Whether it has bursts of its plan, or is opening them."""
+        return self._was_entered and not self._closed
+
+    async def open_beside(self, plan: Plan, owner: JobOwner) -> OpenedPlan | None:
+        """Opens bursts of another plan with the same inputs and outputs, for ``replace``. Raises as entering.
+
+        Returns:
+            The bursts, for ``replace`` or ``aclose``; None if this burst is not open.
+        """
+        check_known_shapes(plan)
+        if not self.was_entered:
+            return None
+        async with self._opening:
+            opened = OpenedPlan(plan, owner, _Kept(self._background.locks))
+            try:
+                await opened.open(self._pool, self._polling)
+            except BaseException:
+                await finish(opened.aclose())
+                raise
+            return opened
+
+    def replace(
+        self, plan: Plan, owner: JobOwner, opened: OpenedPlan | None, ended: Callable[[], None]
+    ) -> None:
+        """Has each frame that is put into a buffer from now on executed by another plan.
+
+        Args:
+            plan: The plan.
+            owner: What its executions have in common.
+            opened: The result of ``open_beside``; None for a burst that is not open.
+            ended: Called when no frame uses the present plan any more, and its bursts have ended.
+        """
+        self._plan, self._owner = plan, owner
+        self._needed = functools.cache(functools.partial(needed_inputs, plan.model))
+        if opened is None or self._closed:
+            ended()
+            if opened is not None:
+                self._background.close_soon(opened.aclose)
+            return
+        before = self._plans[-1]
+        before.ended = ended
+        before.when_unused(functools.partial(self._end_plan, before))
+        self._plans.append(opened)
+        self._pool.replace(opened.buffers)
+
+    def _end_plan(self, opened: OpenedPlan) -> None:
+        async def end() -> None:
+            await opened.aclose()
+            if opened in self._plans:
+                self._plans.remove(opened)
+
+        if not self._closed:
+            self._background.close_soon(end)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
@@ -219,9 +344,9 @@ class Burst:
         """Executes what is in a buffer, which the execution uses from now on."""
         buffer.users += 1
         job = ExecutionJob(
-            self._owner,
-            self._steps_of[buffer.identifier],
-            self._leaving[buffer.identifier],
+            buffer.owner,
+            buffer.steps,
+            buffer.leave,
             priority,
             area=buffer.area,
             deadline_ns=deadline_ns,
@@ -248,7 +373,7 @@ class Burst:
         pool = self._pool
         buffer = pool.take_free() or await pool.take(deadline)
         try:
-            buffer.area.write(self._input_indexes, values)
+            buffer.area.write(buffer.inputs, values)
             if self._background.starting_count:
                 await anyio.lowlevel.checkpoint()
             return await self._run(buffer, deadline, rank, measure, True)
@@ -304,30 +429,35 @@ class Burst:
             deadline=deadline,
             drops_late=on_late == "drop",
             device_slots=sum(len(opened) if isinstance(opened, list) else 1 for opened in self._opened),
-            on_end=self._streams.discard,
+            on_end=self._end_stream,
+            figures=None if self._figures is None else self._figures.stream(),
         )
         self._streams.add(pump)
         return Stream(pump)
 
-    def _item_writer(self, into: Callable[[Any, Any], object] | None) -> Callable[[Any, RequestArea], object]:
+    def _end_stream(self, pump: StreamPump) -> None:
+        self._streams.discard(pump)
+        if pump.figures is not None:
+            pump.figures.is_open = False
+
+    def _item_writer(self, into: Callable[[Any, Any], object] | None) -> Callable[[Any, FrameBuffer], object]:
         if into is not None and not callable(into):
             raise InvalidArgument(
                 f"stream, into: expected a function into(item, view), got a {type(into).__name__}; see aionn.image_writer"
             )
         if len(self._inputs) == 1:
-            key, write = self._input_indexes[0], into or _array_writer(self._inputs[0])
+            write = into or _array_writer(self._inputs[0])
 
-            def write_one(item: Any, area: RequestArea) -> None:
-                write(item, area.view(key).view())
+            def write_one(item: Any, buffer: FrameBuffer) -> None:
+                write(item, buffer.area.view(buffer.inputs[0]).view())
 
             return write_one
-        keys = {spec.name: key for spec, key in zip(self._inputs, self._input_indexes, strict=True)}
-        if not self._inputs or len(keys) != len(self._inputs):
+        if not self._inputs or len({spec.name for spec in self._inputs}) != len(self._inputs):
             names = ", ".join(spec.name for spec in self._inputs)
             raise InvalidArgument(
                 f"stream: expected a model whose inputs have different names, got {names or 'none'}"
             )
-        return _ItemWriter(self._inputs, keys, into)
+        return _ItemWriter(self._inputs, into)
 
     async def aclose(self) -> None:
         """Ends its streams and frees it at the driver. Waits for a running execution, but not without a limit. Idempotent.
@@ -346,18 +476,27 @@ class Burst:
             await finish(self._close())
         finally:
             self._pool.clear()
-            self._steps_of.clear()
-            self._leaving.clear()
 
     async def _close(self) -> None:
-        with anyio.move_on_after(CLOSE_S_MAX):
-            for opened in self._opened:
-                for burst in opened if isinstance(opened, list) else opened.bursts:
-                    await burst.landed()
-        await _close_all(self._opened, self._kept)
+        async with self._opening:  # Bursts that are being opened are closed as well.
+            with anyio.move_on_after(CLOSE_S_MAX):
+                for opened in self._plans:
+                    await opened.landed()
+            await _close_all(self._plans)
         self._finalizer.detach()  # Not before: a closing that failed is tried again when this object is dropped.
         # Completion callbacks run in the loop's next turn: wait for them before closing returns.
         await anyio.lowlevel.checkpoint()
+
+
+def check_known_shapes(plan: Plan) -> None:
+    """Checks that memory can be made for the executions of a plan before its first one.
+
+    Raises:
+        InvalidArgument: A shape is unknown.
+    """
+    for spec in (*plan.inputs, *plan.outputs, *plan.temporaries.values()):
+        if not dimensions_are_known(spec.type, spec.dimensions):
+            raise InvalidArgument(f"burst: expected known shapes, got {spec}")
 
 
 def _check_source(source: object) -> None:
@@ -375,14 +514,8 @@ def _leave(pool: SlotPool, buffer: FrameBuffer, job: ExecutionJob) -> None:
     pool.leave(buffer)
 
 
-async def _close_all(opened: Sequence[list[DeviceBurst] | InterpretedBurst], kept: _Kept) -> None:
-    closings: list[Callable[[], Coroutine[Any, Any, None]]] = []
-    for bursts in opened:
-        closings += [b.hal.aclose for b in bursts] if isinstance(bursts, list) else [bursts.aclose]
-    try:
-        await finish_all(closings)
-    finally:
-        kept.release()
+async def _close_all(plans: Sequence[OpenedPlan]) -> None:
+    await finish_all([opened.aclose for opened in plans])
 
 
 class _Kept:
@@ -422,15 +555,14 @@ class _ItemWriter:
     def __init__(
         self,
         specs: Sequence[TensorSpec],
-        keys: Mapping[str, int],
         into: Callable[[Any, Mapping[str, Array]], object] | None,
     ) -> None:
         self._specs = {spec.name: spec for spec in specs}
-        self._keys = keys
         self._into = into
 
-    def __call__(self, item: Any, area: RequestArea) -> None:
-        views = {name: area.view(key).view() for name, key in self._keys.items()}
+    def __call__(self, item: Any, buffer: FrameBuffer) -> None:
+        area = buffer.area
+        views = {name: area.view(key).view() for name, key in zip(self._specs, buffer.inputs, strict=True)}
         if self._into is None:
             self._copy(item, views, is_whole=True)
             return
@@ -439,7 +571,7 @@ class _ItemWriter:
             self._copy(given, views, is_whole=False)
 
     def _copy(self, values: Any, views: Mapping[str, Array], *, is_whole: bool) -> None:
-        names = ", ".join(self._keys)
+        names = ", ".join(self._specs)
         if not isinstance(values, Mapping):
             raise InvalidArgument(
                 f"stream: expected a mapping from the names of inputs ({names}) to arrays, got a {type(values).__name__}"
