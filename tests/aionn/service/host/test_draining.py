@@ -222,6 +222,48 @@ async def test_silent_clients_and_those_that_were_not_accepted_do_not_delay_the_
     await greeted.aclose()
 
 
+def _serve(path: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-P", "-m", "aionn", "serve", "reference", "--socket", str(path), "--quiet"]
+    return subprocess.Popen(command, stderr=subprocess.DEVNULL)
+
+
+@pytest.mark.slow
+async def test_stream_of_a_compilation_that_recovers_continues_at_the_next_server(tmp_path: Path) -> None:
+    """The next server is started while the one before it drains."""
+    path, frames = tmp_path / "s.sock", 400
+    servers = [_serve(path)]
+    try:
+        with anyio.fail_after(LIMIT_S):
+            while not path.exists():
+                await anyio.sleep(0.01)
+            async with aionn.open(drivers=[], sockets=[path]) as runtime:
+                net = await runtime.compile(doubled_model(), recover=True)
+
+                async def values() -> AsyncIterator[Any]:
+                    for number in range(frames):
+                        if number == 50:
+                            os.kill(servers[0].pid, signal.SIGTERM)
+                            while path.exists():
+                                await anyio.sleep(0.001)
+                            servers.append(_serve(path))
+                        yield np.full(1, number, np.float32)
+
+                statuses: list[str] = []
+                async with net.burst() as burst:
+                    async for result in burst.stream(values()):
+                        if result.status == "on_time":
+                            assert float(result.outputs[0][0]) == 2 * len(statuses)
+                        statuses.append(result.status)
+                assert await anyio.to_thread.run_sync(servers[0].wait) == 0
+                assert net.recoveries == 1
+        assert len(statuses) == frames and set(statuses) == {"on_time", "lost"}
+        assert statuses[:48] == ["on_time"] * 48 and statuses[-1] == "on_time" and statuses.count("lost") <= 4
+    finally:
+        for server in servers:
+            server.kill()
+            server.wait()
+
+
 @pytest.mark.slow
 async def test_process_drains_at_sigterm_in_the_middle_of_streams(tmp_path: Path) -> None:
     path = tmp_path / "s.sock"
