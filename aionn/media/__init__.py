@@ -1,7 +1,7 @@
 """Video and sound as async iterators, presented at their natural pace.
 
-Owns sources (files, cameras, microphones, network streams), the items that they return, and the front end of the digits model.
-Refuses to own models and executions; imports nothing of aionn but its errors.
+Owns sources (files, cameras, microphones, network streams), the items that they return, and the front end of
+the digits model. Refuses to own models and executions; imports nothing of aionn but its errors.
 
     async with aionn.media.video_file("clip.mp4", size=(96, 96)) as frames:
         async for frame in frames:
@@ -19,6 +19,7 @@ from aionn.media.joining import Joined, JoinStatistics, Pair, joined
 from aionn.media.live.capture import SourceUnavailable
 from aionn.media.live.reconnection import Health, Reconnection
 from aionn.media.live.source import LiveSource, LiveStatistics
+from aionn.media.live.tee import Branch, Tee, tee
 from aionn.media.microphones.opening import microphone, raw_audio
 from aionn.media.named import named_source, shown_name
 from aionn.media.network_streams.opening import network, network_audio
@@ -30,6 +31,7 @@ from aionn.media.video import Interpolation, video_file
 
 __all__ = [
     "AudioWindow",
+    "Branch",
     "CameraInfo",
     "Frame",
     "Health",
@@ -45,6 +47,7 @@ __all__ = [
     "Source",
     "SourceStatistics",
     "SourceUnavailable",
+    "Tee",
     "audio_file",
     "camera",
     "joined",
@@ -58,5 +61,6 @@ __all__ = [
     "shown_name",
     "synthetic_audio",
     "synthetic_video",
+    "tee",
     "video_file",
 ]
