@@ -39,7 +39,7 @@ from aionn.media.network_streams.messages import (
     decode_start,
     encode,
 )
-from aionn.media.pyav import load
+from aionn.media.pyav import RgbScaler, load
 
 __all__ = ["EDGE_MAX", "main"]
 
@@ -272,9 +272,7 @@ def _media_ns(item: Any) -> int | None:
 def _frames(
     start: Start, av: Any, container: Any, stream: Any, outlet: _Outlet, opened: Opened
 ) -> Iterator[tuple[Any, int | None]]:
-    reformatter_module = av.video.reformatter
-    reformatter = reformatter_module.VideoReformatter()
-    method = reformatter_module.Interpolation.FAST_BILINEAR
+    scale = RgbScaler(av)
     for picture in _decoded(container, stream, outlet, av):
         size = picture.width, picture.height
         _check_size(*size)
@@ -283,8 +281,7 @@ def _frames(
                 f"the size changed from {opened.width}x{opened.height} to {size[0]}x{size[1]}",
                 is_permanent=False,
             )
-        scaled = reformatter.reformat(picture, opened.width, opened.height, "rgb24", interpolation=method)
-        yield scaled.to_ndarray(), _media_ns(picture)
+        yield scale(picture, opened.width, opened.height), _media_ns(picture)
 
 
 def _sounds(
