@@ -1,6 +1,6 @@
 """Video and sound as async iterators, presented at their natural pace.
 
-Owns sources (files, cameras, microphones, network streams), the items that they return, and the front end of
+Owns sources (files, cameras, microphones, network streams, recordings), the items that they return, and the front end of
 the digits model. Refuses to own models and executions; imports nothing of aionn but its errors.
 
     async with aionn.media.video_file("clip.mp4", size=(96, 96)) as frames:
@@ -21,9 +21,11 @@ from aionn.media.live.reconnection import Health, Reconnection
 from aionn.media.live.source import LiveSource, LiveStatistics
 from aionn.media.live.tee import Branch, Tee, tee
 from aionn.media.microphones.opening import microphone, raw_audio
-from aionn.media.named import named_source, shown_name
+from aionn.media.named import has_sound, named_source, shown_name
 from aionn.media.network_streams.opening import network, network_audio
 from aionn.media.pacing import Keep
+from aionn.media.recording.recorder import Recorder, RecordingStatistics, record
+from aionn.media.recording.replay import replay, replay_audio
 from aionn.media.records import AudioWindow, Frame, SourceStatistics
 from aionn.media.source import Source
 from aionn.media.synthetic import synthetic_audio, synthetic_video
@@ -44,12 +46,15 @@ __all__ = [
     "LogMel",
     "Pair",
     "Reconnection",
+    "Recorder",
+    "RecordingStatistics",
     "Source",
     "SourceStatistics",
     "SourceUnavailable",
     "Tee",
     "audio_file",
     "camera",
+    "has_sound",
     "joined",
     "list_cameras",
     "log_mel",
@@ -58,6 +63,9 @@ __all__ = [
     "network",
     "network_audio",
     "raw_audio",
+    "record",
+    "replay",
+    "replay_audio",
     "shown_name",
     "synthetic_audio",
     "synthetic_video",
