@@ -1,6 +1,6 @@
 """Video and sound as async iterators, presented at their natural pace.
 
-Owns sources (files, cameras, microphones, network streams, recordings), the items that they return, and the front end of
+Owns sources (files, cameras, microphones, network streams, screens, recordings), the items that they return, and the front end of
 the digits model. Refuses to own models and executions; imports nothing of aionn but its errors.
 
     async with aionn.media.video_file("clip.mp4", size=(96, 96)) as frames:
@@ -27,6 +27,7 @@ from aionn.media.pacing import Keep
 from aionn.media.recording.recorder import Recorder, RecordingStatistics, record
 from aionn.media.recording.replay import replay, replay_audio
 from aionn.media.records import AudioWindow, Frame, SourceStatistics
+from aionn.media.screen import screen
 from aionn.media.source import Source
 from aionn.media.synthetic import synthetic_audio, synthetic_video
 from aionn.media.video import Interpolation, video_file
@@ -66,6 +67,7 @@ __all__ = [
     "record",
     "replay",
     "replay_audio",
+    "screen",
     "shown_name",
     "synthetic_audio",
     "synthetic_video",

@@ -14,6 +14,7 @@ from aionn.media.network_streams.opening import network
 from aionn.media.pacing import Keep
 from aionn.media.recording.replay import recorded_kind, replay, replay_audio
 from aionn.media.records import AudioWindow, Frame
+from aionn.media.screen import screen
 from aionn.media.source import Source
 from aionn.media.synthetic import synthetic_video
 from aionn.media.video import video_file
@@ -32,7 +33,7 @@ def named_source(
     Args:
         name: ``0`` or ``/dev/video0``, a camera; ``camera:NAME``, one by a part of its name; ``microphone:`` or
             ``microphone:DEVICE``;
-            ``pattern:``, a test picture that moves at 30 frames/s;
+            ``screen:`` or ``screen::0``, an X display; ``pattern:``, a test picture that moves at 30 frames/s;
             ``replay:FILE``, a recording; an address such as ``rtsp://...``; any other name is a video file.
         size: ``(width, height)`` of the frames; None leaves that of the source.
         keep: What a slow consumer gets.
@@ -51,13 +52,15 @@ def named_source(
         if recorded_kind(rest) == "windows":
             return replay_audio(rest, keep=keep)
         return replay(rest, size=size, keep=keep)
+    if separator and kind == "screen":
+        return screen(rest or None, size=size, keep=keep)
     if name == "pattern:":
         return synthetic_video(size=size or (640, 480), frames=PATTERN_FRAMES, keep=keep)
     if "://" in name:
         return network(name, size=size, keep=keep)
     if not name or (separator and kind in ("camera", "pattern", "replay")):
         raise InvalidArgument(
-            f"aionn.media.named_source: expected a camera's number or path, camera:NAME, microphone:, "
+            f"aionn.media.named_source: expected a camera's number or path, camera:NAME, microphone:, screen:, "
             f"pattern:, replay:FILE, an address or a video file, got {name!r}"
         )
     return video_file(name, size=size, keep=keep)

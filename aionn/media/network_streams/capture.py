@@ -69,6 +69,7 @@ class StreamProcess:
 
     Args:
         start: The first message.
+        name: The source, for messages; None takes the address.
 
     Attributes:
         name: The source, for messages.
@@ -76,8 +77,8 @@ class StreamProcess:
         views: Its slots.
     """
 
-    def __init__(self, start: Start) -> None:
-        self.name = f"stream {masked(start.url)}"
+    def __init__(self, start: Start, name: str | None = None) -> None:
+        self.name = name or f"stream {masked(start.url)}"
         self._limit_s = start.open_s_max
         self._end_s = time.monotonic() + start.open_s_max
         self._memory: mmap.mmap | None = None

@@ -216,6 +216,15 @@ def _stream(start: Start, link: socket.socket, slots: _Slots) -> None:
 
 def _open(start: Start, av: Any) -> Any:
     timeout = (start.open_s_max, start.read_s_max)
+    if start.format is not None:
+        try:
+            av.format.ContainerFormat(start.format, "r")
+        except ValueError as e:
+            raise _Refused(
+                f"expected FFmpeg to have the format {start.format!r}, got a PyAV that is built without it: "
+                "pip install --upgrade av",
+                is_permanent=True,
+            ) from e
     try:
         return av.open(start.url, format=start.format, options=dict(start.options), timeout=timeout)
     except av.error.FFmpegError as e:
