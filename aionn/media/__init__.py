@@ -20,6 +20,7 @@ from aionn.media.live.capture import SourceUnavailable
 from aionn.media.live.reconnection import Health, Reconnection
 from aionn.media.live.source import LiveSource, LiveStatistics
 from aionn.media.live.tee import Branch, Tee, tee
+from aionn.media.microphones.listing import MicrophoneInfo, list_microphones
 from aionn.media.microphones.opening import microphone, raw_audio
 from aionn.media.named import has_sound, named_source, shown_name
 from aionn.media.network_streams.opening import network, network_audio
@@ -45,6 +46,7 @@ __all__ = [
     "LiveSource",
     "LiveStatistics",
     "LogMel",
+    "MicrophoneInfo",
     "Pair",
     "Reconnection",
     "Recorder",
@@ -58,6 +60,7 @@ __all__ = [
     "has_sound",
     "joined",
     "list_cameras",
+    "list_microphones",
     "log_mel",
     "microphone",
     "named_source",

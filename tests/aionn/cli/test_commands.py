@@ -137,7 +137,9 @@ def test_stream_of_the_test_picture_ends_after_its_time(
 
 
 def test_cameras_of_this_machine_are_listed(answered: Callable[..., Any]) -> None:
-    assert isinstance(answered("devices", "--sources")["cameras"], list)
+    found = answered("devices", "--sources")
+    assert isinstance(found["cameras"], list)
+    assert found["microphones"] or found["microphones_unavailable"]
 
 
 @pytest.mark.parametrize(
