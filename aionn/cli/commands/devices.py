@@ -67,7 +67,7 @@ def _sources(json: bool) -> int:
         microphone_rows = [(m.name, m.sample_format, m.state.lower()) for m in microphones]
         print_table("microphones", ("name", "format", "state"), microphone_rows, least=("state", "format"))
     else:
-        print_line(f"no microphone: {problem or 'the sound server has none'}")
+        print_line(problem or "no microphone: the sound server has none")
     return 0
 
 
