@@ -26,12 +26,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aionn.drivers.kit.arguments import Array, OutputArea, address_of
+from aionn.drivers.kit.arguments import Array, address_of
 from aionn.drivers.kit.engines.bound import BoundArguments, Place
+from aionn.drivers.kit.engines.slot import BoundSlot
 from aionn.drivers.kit.engines.support import Unsupported
 from aionn.drivers.kit.threads.classes import engine_call
 from aionn.drivers.litert.lowering import Lowered
-from aionn.hal import OutputShape
 
 __all__ = ["InPlaceEngine", "Tensor", "is_known_version"]
 
@@ -183,7 +183,7 @@ class _Call(NamedTuple):
     buffers: list[ctypes.c_void_p]
 
 
-class InPlaceEngine:
+class InPlaceEngine(BoundSlot[_Call]):
     """A lowered file, compiled, that has run once.
 
     Args:
@@ -215,16 +215,13 @@ class InPlaceEngine:
         self._functions = self._library.functions
         self._run = engine_call(self._functions.LiteRtRunCompiledModel)
         self._tensors = tensors
-        self._input_count = len(inputs)
         may_bind = (*lowered.is_input_in_place, *lowered.is_output_in_place)
         places = [Place(t.dtype.name, t.shape, m) for t, m in zip(tensors, may_bind, strict=True)]
-        self._shapes = [OutputShape(shape) for shape in shapes]
+        self._input_count = len(inputs)
         self._handles: list[tuple[str, ctypes.c_void_p]] = []
         # It must not refer to this object, whose end ends what LiteRT made.
         drop = functools.partial(_release, self._functions)
-        self._bound: BoundArguments[_Call] = BoundArguments(
-            places[: len(inputs)], places[len(inputs) :], drop
-        )
+        super().__init__(places[: len(inputs)], places[len(inputs) :], shapes, drop)
         # LiteRT reads the file, and our own memory, for as long as its objects live.
         own = [self._bound.own(place) for place in range(len(tensors))]
         options = f"num_threads = {thread_count}\n".encode()
@@ -273,26 +270,17 @@ class InPlaceEngine:
             (_Handle * len(written))(*written),
         )
 
-    def run(self, inputs: Sequence[Array | None], areas: Sequence[OutputArea]) -> list[OutputShape]:
-        """Computes, and writes the outputs.
+    def compute(self, arguments: _Call) -> None:
+        """See the base class.
 
         Raises:
-            InvalidArgument: An input is left out.
             RuntimeError: LiteRT failed, for example at an index out of range.
         """
-        bound = self._bound.bind(inputs, areas, self._call)
-        status = self._run(*bound.arguments.arguments)
+        status = self._run(*arguments.arguments)
         if status:
             raise RuntimeError(f"LiteRT gives status {status}")
-        if not bound.copied_out:
-            return self._shapes
-        shapes = list(self._shapes)
-        for index in bound.copied_out:
-            result = self._bound.own(self._input_count + index)
-            shapes[index] = areas[index].store(result.reshape(shapes[index].dimensions))
-        return shapes
 
-    def _call(self, arrays: Sequence[Array | None]) -> _Call:
+    def bind_arrays(self, arrays: Sequence[Array | None]) -> _Call:
         """The call of LiteRT for these arrays."""
         buffers, made = [], []
         for tensor, array in zip(self._tensors, arrays, strict=True):

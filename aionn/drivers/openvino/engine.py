@@ -26,16 +26,15 @@ from typing import Any
 import numpy as np
 import openvino as ov
 
-from aionn.drivers.kit.arguments import Array, OutputArea, address_of, engine_memory
-from aionn.drivers.kit.engines.bound import BoundArguments
-from aionn.drivers.kit.engines.support import Unsupported
+from aionn.drivers.kit.arguments import Array, address_of, engine_memory
+from aionn.drivers.kit.engines.support import Unsupported, is_out_of_memory, short_text
+from aionn.drivers.kit.onnx.device import Compiled, OnnxSlot
 from aionn.drivers.kit.onnx.lowered import Lowered
 from aionn.drivers.kit.threads.classes import engine_call
 from aionn.drivers.openvino.terms import Description, terms_of
 from aionn.errors import DeviceUnavailable, Error, GeneralFailure, InvalidArgument, ResourceExhausted
-from aionn.hal import OutputShape
 
-__all__ = ["Slot", "compile_model", "describe", "exported", "imported", "in_each_slot", "rejected_operations"]
+__all__ = ["CompiledModel", "Slot", "compiled_model", "describe", "loaded_model", "rejected_operations"]
 
 _logger = logging.getLogger("aionn.driver")
 
@@ -87,25 +86,20 @@ def describe(device: str) -> Description:
             text("NPU_DRIVER_VERSION") or text("GPU_DRIVER_VERSION"),
         )
     except _FAILURES as e:
-        raise DeviceUnavailable(f"{device}: OpenVINO cannot describe it: {_first_line(e)}") from e
-
-
-def _first_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return text if len(text) <= 300 else text[:300] + "..."
+        raise DeviceUnavailable(f"{device}: OpenVINO cannot describe it: {short_text(e)}") from e
 
 
 def _failure(where: str, error: BaseException) -> Error:
     """The error for a failure of OpenVINO while it computes or loads."""
-    _logger.warning("%s: OpenVINO: %s", where, _first_line(error))
-    if isinstance(error, MemoryError) or any(sign in str(error) for sign in ("bad_alloc", "allocate")):
+    _logger.warning("%s: OpenVINO: %s", where, short_text(error))
+    if is_out_of_memory(error):
         return ResourceExhausted(f"{where}: OpenVINO has no memory left")
     return GeneralFailure(f"{where}: OpenVINO failed; the log has its message")
 
 
 def _rejected(error: BaseException) -> Unsupported:
     _logger.debug("OpenVINO rejects a model: %s", error)
-    return Unsupported(f"OpenVINO rejects it: {_first_line(error)}")
+    return Unsupported(f"OpenVINO rejects it: {short_text(error)}")
 
 
 def _read(lowered: Lowered) -> Any:
@@ -137,13 +131,7 @@ def rejected_operations(lowered: Lowered, device: str, properties: Mapping[str, 
     return frozenset(rejected)
 
 
-def compile_model(lowered: Lowered, device: str, properties: Mapping[str, str]) -> Any:
-    """A compiled model.
-
-    Raises:
-        Unsupported: OpenVINO rejects it.
-        ResourceExhausted: There is no memory left.
-    """
+def _compile(lowered: Lowered, device: str, properties: Mapping[str, str]) -> Any:
     try:
         return _core().compile_model(_read(lowered), device, dict(properties))
     except MemoryError as e:
@@ -151,15 +139,15 @@ def compile_model(lowered: Lowered, device: str, properties: Mapping[str, str]) 
     except _FAILURES as e:
         if device != "CPU":
             raise _rejected(e) from e
-        _logger.debug("OpenVINO fails to compile with its passes for 8 bits: %s", _first_line(e))
+        _logger.debug("OpenVINO fails to compile with its passes for 8 bits: %s", short_text(e))
     try:
         return _core().compile_model(_read(lowered), device, {**properties, **_WITHOUT_8_BITS})
     except _FAILURES as e:
         raise _rejected(e) from e
 
 
-def exported(compiled: Any) -> bytes:
-    """The compiled model as bytes.
+def _exported(compiled: Any) -> bytes:
+    """A compiled model as bytes.
 
     Raises:
         OSError: OpenVINO cannot write it.
@@ -167,53 +155,82 @@ def exported(compiled: Any) -> bytes:
     try:
         blob: bytes = compiled.export_model().getvalue()
     except _FAILURES as e:
-        raise OSError(f"OpenVINO writes no compiled model: {_first_line(e)}") from e
+        raise OSError(f"OpenVINO writes no compiled model: {short_text(e)}") from e
     return blob
 
 
-def imported(blob: bytes, device: str, properties: Mapping[str, str]) -> Any:
-    """The compiled model of ``exported``.
-
-    Raises:
-        Unsupported: OpenVINO rejects it.
-    """
+def _imported(blob: bytes, device: str, properties: Mapping[str, str]) -> Any:
     try:
         return _core().import_model(io.BytesIO(blob), device, dict(properties))
     except _FAILURES as e:
         raise _rejected(e) from e
 
 
-def in_each_slot(
-    compiled: Any, blob: bytes, description: Description, properties: Mapping[str, str]
-) -> list[Any]:
-    """A compiled model for each of the device's slots, the given one first. Raises as ``imported``."""
-    terms = terms_of(description)
-    others = terms.slots - 1
-    if not terms.has_model_per_slot:
-        return [compiled] * terms.slots
-    return [compiled, *(imported(blob, description.device, properties) for _ in range(others))]
-
-
-class Slot:
-    """The belongings of one execution at a time: a request, memory of its own, tensors over the client's.
+class CompiledModel(Compiled):
+    """OpenVINO's compiled models of a lowered one: one for each of the device's slots, or one that all slots share.
 
     Args:
-        compiled: The compiled model.
+        models: Them.
+    """
+
+    def __init__(self, models: Sequence[Any]) -> None:
+        self._models = models
+
+    def make_slots(self, lowered: Lowered, count: int) -> Sequence[Slot]:
+        """See the base class."""
+        return [Slot(self._models[i % len(self._models)], lowered) for i in range(count)]
+
+    def kept(self) -> tuple[str, bytes]:
+        """See the base class."""
+        return "", _exported(self._models[0])
+
+
+def compiled_model(
+    lowered: Lowered, description: Description, properties: Mapping[str, str]
+) -> CompiledModel:
+    """The compiled model of a lowered one.
+
+    Raises:
+        Unsupported: OpenVINO rejects it.
+        ResourceExhausted: There is no memory left.
+    """
+    first = _compile(lowered, description.device, properties)
+    if terms_of(description).model_count == 1:
+        return CompiledModel([first])
+    return _with_others(first, _exported(first), description, properties)
+
+
+def loaded_model(blob: bytes, description: Description, properties: Mapping[str, str]) -> CompiledModel:
+    """The compiled model whose bytes ``CompiledModel.kept`` returned.
+
+    Raises:
+        Unsupported: OpenVINO rejects it.
+    """
+    first = _imported(blob, description.device, properties)
+    return _with_others(first, blob, description, properties)
+
+
+def _with_others(
+    first: Any, blob: bytes, description: Description, properties: Mapping[str, str]
+) -> CompiledModel:
+    others = terms_of(description).model_count - 1
+    return CompiledModel([first, *(_imported(blob, description.device, properties) for _ in range(others))])
+
+
+class Slot(OnnxSlot):
+    """A request, and tensors over the client's memory and the slot's own.
+
+    Args:
+        compiled: OpenVINO's compiled model.
         lowered: The model.
     """
 
     def __init__(self, compiled: Any, lowered: Lowered) -> None:
+        super().__init__(lowered)
         self._request = compiled.create_infer_request()
         self._wait = engine_call(self._request.wait)
-        arguments = (*lowered.inputs, *lowered.outputs)
-        self._input_count = len(lowered.inputs)
-        self._shapes = [OutputShape(argument.shape or ()) for argument in lowered.outputs]
-        places = [argument.place for argument in arguments]
-        self._dtypes = [np.dtype(argument.dtype) for argument in arguments]
-        self._sizes = [argument.shape for argument in arguments]
-        self._bound: BoundArguments[list[Any]] = BoundArguments(
-            places[: self._input_count], places[self._input_count :]
-        )
+        self._dtypes = [np.dtype(argument.dtype) for argument in self.arguments]
+        self._sizes = [argument.shape for argument in self.arguments]
         self._set: list[Any] = []
         self._check: Array | None = None
         if lowered.check is not None:
@@ -231,17 +248,12 @@ class Slot:
         with contextlib.suppress(*_FAILURES):
             self._request.cancel()
 
-    def run(self, inputs: Sequence[Array | None], areas: Sequence[OutputArea]) -> list[OutputShape]:
-        """Computes, and writes the outputs.
-
-        Raises:
-            Error: An input is omitted, OpenVINO failed, or it was stopped.
-        """
-        bound = self._bound.bind(inputs, areas, self._tensors)
+    def compute(self, arguments: list[Any]) -> None:
+        """See the base class."""
         request = self._request
         try:
-            if bound.arguments is not self._set:
-                self._use(bound.arguments)
+            if arguments is not self._set:
+                self._use(arguments)
             request.start_async()
             # A stop that came before the start has stopped nothing.
             if self._is_stopped:
@@ -253,28 +265,24 @@ class Slot:
             raise _failure("execution", e) from e
         if self._check is not None and self._check[0]:
             raise InvalidArgument("execution: an index is out of range")
-        if not bound.copied_out:
-            return self._shapes
-        shapes = list(self._shapes)
-        for index in bound.copied_out:
-            result = self._bound.own_output(index)
-            if result is None:
-                result = request.get_output_tensor(index).data
-            shapes[index] = areas[index].store(result)
-        return shapes
+
+    def open_output(self, arguments: list[Any], index: int) -> Array:
+        """See the base class."""
+        result: Array = self._request.get_output_tensor(index).data
+        return result
 
     def _use(self, tensors: list[Any]) -> None:
         self._set = []
         for place, one in enumerate(tensors):
             if one is None:
                 continue
-            if place < self._input_count:
+            if place < self.input_count:
                 self._request.set_input_tensor(place, one)
             else:
-                self._request.set_output_tensor(place - self._input_count, one)
+                self._request.set_output_tensor(place - self.input_count, one)
         self._set = tensors
 
-    def _tensors(self, arrays: Sequence[Array | None]) -> list[Any]:
+    def bind_arrays(self, arrays: Sequence[Array | None]) -> list[Any]:
         """OpenVINO's tensors over arrays."""
         return [
             None

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -19,9 +20,11 @@ from aionn.conformance.expectations import driver_expectations
 from aionn.drivers import registry
 from aionn.drivers.kit import caching
 from aionn.drivers.kit.caching import CacheContents
+from aionn.drivers.kit.onnx import device as onnx_device
+from aionn.drivers.kit.onnx.device import OnnxDevice
 from aionn.drivers.onnxruntime import providers
 from aionn.errors import DeviceUnavailable, GeneralFailure
-from aionn.hal import CacheFiles, FusedActivation, Memory, Model, OperandType, OperationType
+from aionn.hal import CacheFiles, FusedActivation, Memory, Model, OperandType, OperationType, Priority
 from aionn.models.builder import GraphBuilder
 
 
@@ -269,3 +272,30 @@ async def test_damaged_file_is_refused_before_the_engine_reads_it(
         (tmp_path / "data").write_bytes(whole[:-1])
         with pytest.raises(GeneralFailure):
             await device.prepare_model_from_cache(files)
+
+
+async def test_compilation_for_another_processor_is_refused(
+    engine: Any, small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with engine.make() as device:
+        if not isinstance(device, OnnxDevice):
+            pytest.skip("its cache keeps a file for every processor")
+        prepared: Any = await device.prepare_model(small.sum_model())
+        kept = prepared.cached()
+        await prepared.aclose()
+        monkeypatch.setattr(onnx_device, "processor_digest", lambda: "another")
+        with pytest.raises(GeneralFailure, match="another processor"):
+            device.restore(kept, priority=Priority.MEDIUM, deadline_ns=None)
+
+
+async def test_compilation_of_a_relaxed_model_is_restored_as_one(engine: Any) -> None:
+    graph = GraphBuilder()
+    x = graph.input(OperandType.TENSOR_FLOAT32, (1, 4))
+    model = graph.build([graph.result(OperationType.RELU, [x], x, (1, 4))])
+    model = msgspec.structs.replace(model, relax_computation_float32_to_float16=True)
+    async with engine.make() as device:
+        prepared: Any = await device.prepare_model(model)
+        restored = device.restore(prepared.cached(), priority=Priority.MEDIUM, deadline_ns=None)
+        assert restored.model.relax_computation_float32_to_float16
+        await restored.aclose()
+        await prepared.aclose()

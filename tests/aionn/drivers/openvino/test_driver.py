@@ -18,7 +18,6 @@ import aionn
 from aionn.conformance.requests import request_for
 from aionn.drivers import registry
 from aionn.drivers.kit.arguments import OutputArea
-from aionn.drivers.openvino import driver
 from aionn.drivers.openvino.driver import OpenvinoDevice
 from aionn.drivers.reference import ReferenceDevice
 from aionn.errors import (
@@ -168,7 +167,9 @@ async def test_integers_are_exact(name: str) -> None:
 def slot_for(device: OpenvinoDevice, model: Model) -> engine.Slot:
     lowered = device.lower(model)
     properties = device._properties(False, aionn.hal.Priority.MEDIUM)
-    return engine.Slot(engine.compile_model(lowered, "CPU", properties), lowered)
+    slot = engine.compiled_model(lowered, device.description, properties).make_slots(lowered, 1)[0]
+    assert isinstance(slot, engine.Slot)
+    return slot
 
 
 async def test_slots_of_a_burst_are_used_in_place_and_known_again() -> None:
@@ -265,16 +266,6 @@ async def test_texts_of_openvino_are_logged_and_not_shown(
         slot._wait = wait
         await prepared.execute_synchronously(small.request([ones, ones], [(24, (2, 3))]))
         await prepared.aclose()
-
-
-async def test_blob_of_another_processor_is_refused(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with OpenvinoDevice() as device:
-        prepared = await device.prepare_model(small.sum_model())
-        kept = prepared.cached()
-        await prepared.aclose()
-        monkeypatch.setattr(driver, "processor_digest", lambda: "another")
-        with pytest.raises(GeneralFailure, match="another processor"):
-            device.restore(kept, priority=aionn.hal.Priority.MEDIUM, deadline_ns=None)
 
 
 @pytest.mark.slow
