@@ -138,10 +138,16 @@ class OpenvinoDevice(OnnxDevice):
         DeviceUnavailable: OpenVINO or the device cannot be used, or the number of threads makes no sense.
     """
 
-    # Its plugins hold numbers of 64 bits in 32, give zeros for an index out of range, and subtract the zero point of weights in 8
-    # bits, which overflows.
+    # Its plugins hold numbers of 64 bits in 32, give zeros for an index out of range, subtract the zero point of weights in 8 bits,
+    # which overflows, and round a zero point's product with the scale. The processor's kernels for convolutions read outside of an
+    # image that is smaller than the window, and compute some groups of 8-bit numbers wrongly.
     dialect = Dialect(
-        has_wide_numbers=False, reports_indexes=False, has_lrn_bias=False, has_zero_points=False
+        has_wide_numbers=False,
+        reports_indexes=False,
+        has_lrn_bias=False,
+        has_zero_points=False,
+        has_all_windows=False,
+        has_exact_reals=False,
     )
 
     def __init__(self, name: str = INFO.name, driver: str = INFO.name) -> None:

@@ -48,7 +48,7 @@ class Compiled(abc.ABC):
 
     @abc.abstractmethod
     def kept(self) -> tuple[str, bytes]:
-        """What the compilation cache keeps: the driver's name for the form of the file, and the file.
+        """Returns the content of the compilation cache: the driver's name for the form of the file, and the file.
 
         Raises:
             OSError: The engine cannot write it.
