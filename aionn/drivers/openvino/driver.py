@@ -245,7 +245,7 @@ class OpenvinoDevice(OnnxDevice):
         """See the base class."""
         from aionn.drivers.openvino import engine
 
-        return engine.loaded_model(file, self.description, self._properties(is_relaxed, priority))
+        return engine.loaded_model(file, form, self.description, self._properties(is_relaxed, priority))
 
 
 def factory_for(driver: str) -> Callable[[str], OpenvinoDevice]:

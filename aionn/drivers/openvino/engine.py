@@ -45,6 +45,13 @@ _WITHOUT_8_BITS = {"LP_TRANSFORMS_MODE": "NO"}
 """A property of the CPU plugin, which it does not list: quantised layers are computed with floats. Its passes for 8 bits write
 nodes for some layers that no kernel can run."""
 
+_NOT_EXPORTED = ("GRU", "LSTM", "RNN")
+"""Operators whose models OpenVINO 2026.4 exports wrongly: imported again, a layer over a sequence has other results from the second
+step on where the batch is larger than 1."""
+
+_BLOB, _ONNX = "blob", "onnx"
+"""The forms of a cached file: OpenVINO's exported model, or the lowered one."""
+
 _NODE_NAME = re.compile(r"#(\d+)\.")
 """Where the name of a node has the index of its operation."""
 
@@ -102,9 +109,9 @@ def _rejected(error: BaseException) -> Unsupported:
     return Unsupported(f"OpenVINO rejects it: {short_text(error)}")
 
 
-def _read(lowered: Lowered) -> Any:
+def _read(file: bytes) -> Any:
     try:
-        return _core().read_model(lowered.file, b"")
+        return _core().read_model(file, b"")
     except _FAILURES as e:
         raise _rejected(e) from e
 
@@ -116,7 +123,7 @@ def rejected_operations(lowered: Lowered, device: str, properties: Mapping[str, 
     Raises:
         Unsupported: OpenVINO cannot read the model, or a node does not name its operation.
     """
-    model = _read(lowered)
+    model = _read(lowered.file)
     try:
         found = _core().query_model(model, device, dict(properties))
     except _FAILURES as e:
@@ -131,9 +138,9 @@ def rejected_operations(lowered: Lowered, device: str, properties: Mapping[str, 
     return frozenset(rejected)
 
 
-def _compile(lowered: Lowered, device: str, properties: Mapping[str, str]) -> Any:
+def _compiled(file: bytes, device: str, properties: Mapping[str, str]) -> Any:
     try:
-        return _core().compile_model(_read(lowered), device, dict(properties))
+        return _core().compile_model(_read(file), device, dict(properties))
     except MemoryError as e:
         raise _failure("prepare_model", e) from e
     except _FAILURES as e:
@@ -141,7 +148,7 @@ def _compile(lowered: Lowered, device: str, properties: Mapping[str, str]) -> An
             raise _rejected(e) from e
         _logger.debug("OpenVINO fails to compile with its passes for 8 bits: %s", short_text(e))
     try:
-        return _core().compile_model(_read(lowered), device, {**properties, **_WITHOUT_8_BITS})
+        return _core().compile_model(_read(file), device, {**properties, **_WITHOUT_8_BITS})
     except _FAILURES as e:
         raise _rejected(e) from e
 
@@ -171,10 +178,12 @@ class CompiledModel(Compiled):
 
     Args:
         models: Them.
+        file: The lowered model where it has layers that OpenVINO does not export rightly; else empty.
     """
 
-    def __init__(self, models: Sequence[Any]) -> None:
+    def __init__(self, models: Sequence[Any], file: bytes) -> None:
         self._models = models
+        self._file = file
 
     def make_slots(self, lowered: Lowered, count: int) -> Sequence[Slot]:
         """See the base class."""
@@ -182,7 +191,9 @@ class CompiledModel(Compiled):
 
     def kept(self) -> tuple[str, bytes]:
         """See the base class."""
-        return "", _exported(self._models[0])
+        if self._file:
+            return _ONNX, self._file
+        return _BLOB, _exported(self._models[0])
 
 
 def compiled_model(
@@ -194,27 +205,38 @@ def compiled_model(
         Unsupported: OpenVINO rejects it.
         ResourceExhausted: There is no memory left.
     """
-    first = _compile(lowered, description.device, properties)
+    if any(op_type in _NOT_EXPORTED for _, op_type, *_ in lowered.kernels):
+        return _compiled_each(lowered.file, description, properties)
+    first = _compiled(lowered.file, description.device, properties)
     if terms_of(description).model_count == 1:
-        return CompiledModel([first])
+        return CompiledModel([first], b"")
     return _with_others(first, _exported(first), description, properties)
 
 
-def loaded_model(blob: bytes, description: Description, properties: Mapping[str, str]) -> CompiledModel:
-    """The compiled model whose bytes ``CompiledModel.kept`` returned.
+def loaded_model(
+    file: bytes, form: str, description: Description, properties: Mapping[str, str]
+) -> CompiledModel:
+    """The compiled model of what ``CompiledModel.kept`` returned.
 
     Raises:
         Unsupported: OpenVINO rejects it.
     """
-    first = _imported(blob, description.device, properties)
-    return _with_others(first, blob, description, properties)
+    if form == _ONNX:
+        return _compiled_each(file, description, properties)
+    return _with_others(_imported(file, description.device, properties), file, description, properties)
+
+
+def _compiled_each(file: bytes, description: Description, properties: Mapping[str, str]) -> CompiledModel:
+    count = terms_of(description).model_count
+    return CompiledModel([_compiled(file, description.device, properties) for _ in range(count)], file)
 
 
 def _with_others(
     first: Any, blob: bytes, description: Description, properties: Mapping[str, str]
 ) -> CompiledModel:
     others = terms_of(description).model_count - 1
-    return CompiledModel([first, *(_imported(blob, description.device, properties) for _ in range(others))])
+    imported = [_imported(blob, description.device, properties) for _ in range(others)]
+    return CompiledModel([first, *imported], b"")
 
 
 class Slot(OnnxSlot):
