@@ -14,7 +14,7 @@ Source: operand types of the NN HAL; the operators of ONNX.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -462,22 +462,28 @@ class Graph:
 
     def names(self, values: Sequence[Value], order: Order) -> list[str]:
         """The names of values in a common order."""
-        return [
-            self.name(v, order if v.rank == len(order) or v.constant is not None else None) for v in values
-        ]
+        return self._in_order(values, order, self.name)
 
     def reals(self, values: Sequence[Value], order: Order) -> list[str]:
         """The names of values' real numbers in a common order."""
-        return [
-            self.real(v, order if v.rank == len(order) or v.constant is not None else None) for v in values
-        ]
+        return self._in_order(values, order, self.real)
 
     def exact_reals(self, values: Sequence[Value], order: Order) -> list[str]:
         """The names of values' exact real numbers in a common order."""
-        return [
-            self.exact_real(v, order if v.rank == len(order) or v.constant is not None else None)
-            for v in values
-        ]
+        return self._in_order(values, order, self.exact_real)
+
+    def _in_order(
+        self, values: Sequence[Value], order: Order, name_of: Callable[[Value, Order | None], str]
+    ) -> list[str]:
+        found = []
+        for value in values:
+            if value.rank == len(order) or value.constant is not None:
+                found.append(name_of(value, order))
+                continue
+            # OpenVINO removes an operation with a constant that changes no number, and with it the broadcasting to a higher rank.
+            shape = (1,) * (len(order) - value.rank) + value.shape
+            found.append(self.reshaped(name_of(value, None), shape))
+        return found
 
     def set(self, value: Value, name: str, order: Order | None = None) -> None:
         """States what an output is: a value of its own type."""

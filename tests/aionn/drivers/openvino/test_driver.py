@@ -29,8 +29,9 @@ from aionn.errors import (
     MissedDeadline,
     ResourceExhausted,
 )
-from aionn.hal import Memory, Model, Operand, OperandType, OperationType
+from aionn.hal import FusedActivation, Memory, Model, Operand, OperandType, OperationType
 from aionn.models.builder import GraphBuilder
+from aionn.models.onnx.schema import read_model
 
 pytest.importorskip("openvino", reason="OpenVINO is not installed")
 
@@ -236,6 +237,17 @@ async def test_indexes_are_looked_at_after_a_restore_as_well(small: Any) -> None
         with pytest.raises(InvalidArgument, match="an index is out of range"):
             await restored.execute_synchronously(request)
         await restored.aclose()
+
+
+def test_value_that_is_broadcast_to_a_higher_rank_is_given_it_before() -> None:
+    # OpenVINO removes operations with a constant that change no number, and the broadcasting with them.
+    graph = GraphBuilder()
+    x = graph.input(FLOAT, (1, 1))
+    constant = graph.constant(np.zeros((1, 1, 1), np.float32), FLOAT)
+    none = graph.constant(int(FusedActivation.NONE))
+    model = graph.build([graph.result(OperationType.ADD, [x, constant, none], x, (1, 1, 1))])
+    nodes = read_model(OpenvinoDevice().lower(model).file).graph.nodes
+    assert [node.op_type for node in nodes] == ["Reshape", "Add", "Identity"]
 
 
 # Failures
