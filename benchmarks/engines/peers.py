@@ -110,7 +110,7 @@ class OpenVino:
         self._request.set_output_tensor(0, ov.Tensor(self._y, shared_memory=True))
 
     def __call__(self) -> None:
-        self._request.infer([], share_inputs=True)
+        self._request.infer()
 
     def y(self) -> Array:
         return self._y.copy()
