@@ -379,6 +379,14 @@ static PyObject *answers_activity(Answers *a, PyObject *unused)
     return Py_BuildValue("(KLL)", (unsigned long long)atomic_load_explicit(&a->answered, memory_order_relaxed), began, ended);
 }
 
+static PyObject *answers_is_busy(Answers *a, void *unused)
+{
+    pthread_mutex_lock(&a->lock);
+    int is_busy = a->busy != NULL;
+    pthread_mutex_unlock(&a->lock);
+    return PyBool_FromLong(is_busy);
+}
+
 static PyObject *answers_count(Answers *a, void *unused) { return PyLong_FromLong(a->count); }
 
 static int answers_init(Answers *a, PyObject *args, PyObject *kwargs)
@@ -416,6 +424,7 @@ static PyMethodDef answers_methods[] = {
 
 static PyGetSetDef answers_getset[] = {
     {"count", (getter)answers_count, NULL, "Number of messages whose answer is known.", NULL},
+    {"is_busy", (getter)answers_is_busy, NULL, "Whether a message was found whose call has not ended.", NULL},
     {NULL},
 };
 

@@ -40,6 +40,7 @@ class Answers(_Answers):
 
     Attributes:
         count: The number of messages in the table.
+        is_busy: Whether a message was found whose call has not ended. After `clear` no other one is found.
     """
 
     def __init__(self, reports: bool = False) -> None:

@@ -42,6 +42,10 @@ QUEUE_BYTES_MAX = 1 << 20
 _T = TypeVar("_T")
 
 
+def _nothing() -> None:
+    pass
+
+
 class _Burst:
     """A burst of the client.
 
@@ -162,9 +166,13 @@ class Bursts:
         bind, execute = self._executor(prepared)
         if self.figures is not None:
             execute = _counted(execute, self.figures, priority)
+        # Figures count each execution as it begins and ends, by Python.
+        has_native = prepared.execute_bound is not None and self.figures is None
+        native = prepared.native if has_native else None
         stopped = SyncFence("end of a burst")
 
         def on_stopped() -> None:
+            unwatch()
             scheduling = current()
             if scheduling is not None:
                 scheduling.give_back()
@@ -174,6 +182,7 @@ class Bursts:
             requests,
             results,
             bind=bind,
+            native=native,
             execute=execute,
             get_memories=get_memories,
             on_started=on_started,
@@ -182,9 +191,11 @@ class Bursts:
             on_stopped=on_stopped,
             name=f"aionn-burst-{handle}",
         )
+        unwatch = _nothing if native is None else self._progress.watch(server.native_activity)
         try:
             server.start()
         except RuntimeError as e:
+            unwatch()
             server.stop()
             raise ResourceExhausted(f"burst: no thread is left for it: {e}", transient=True) from e
         self._bursts[handle] = _Burst(body.prepared, server, stopped, queue_bytes)
