@@ -72,7 +72,8 @@ setup(
     ext_modules=[
         Extension(
             "fmq._native",
-            ["fmq/_native.c"],
+            ["fmq/_native.c", "fmq/_slots.c", "fmq/_answers.c"],
+            depends=["fmq/_native.h"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
             py_limited_api=True,
             extra_compile_args=compile_args,

@@ -111,6 +111,11 @@ class Runtime(_Closing):
         return self._runtime.unavailable
 
     @property
+    def metrics_url(self) -> str | None:
+        """The address of the metrics; None if they are not exposed."""
+        return self._runtime.metrics_url
+
+    @property
     def settings(self) -> Settings:
         """The settings of the runtime."""
         return self._runtime.settings
@@ -249,6 +254,10 @@ class Compilation(_Closing):
     def from_cache(self) -> bool:
         """Whether every step came from the cache."""
         return self._compilation.from_cache
+
+    def replace(self, model: Model | str | os.PathLike[str], *, deadline: int | None = None) -> None:
+        """Has another model executed from now on, without a gap. See ``aionn.Compilation.replace``."""
+        self._loop.call(lambda: self._compilation.replace(model, deadline=deadline))
 
     def page(self, **options: Any) -> str:
         """One self-contained HTML page that draws the model; see ``aionn.Compilation.page``."""

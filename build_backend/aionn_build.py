@@ -2,7 +2,7 @@
 
 Owns these decisions:
 
-1. `fmq/_native.c` is compiled by the compiler of the machine ($CC, or cc, gcc or clang on PATH), or by `zig cc` out of the
+1. The C files of `fmq` are compiled by the compiler of the machine ($CC, or cc, gcc or clang on PATH), or by `zig cc` out of the
    `ziglang` wheel where there is none, or where a wheel for a named platform is wanted (`-C platform=musllinux_1_2_aarch64`).
 2. A free-threaded Python is rejected.
 3. The same files give the same archive, byte for byte: a wheel is built in a folder of its own, so that no file of an earlier
@@ -49,7 +49,7 @@ __all__ = [
 
 _ZIG_REQUIREMENT = "ziglang>=0.13"
 _OLDEST_GLIBC = "2.28"
-"""The C library of manylinux_2_28: every call `_native.c` makes is in it."""
+"""The C library of manylinux_2_28: every call of `fmq`'s C files is in it."""
 
 PLATFORMS = {
     f"{tag}_{machine}": f"{machine}-linux-{library}"

@@ -12,6 +12,7 @@ if "t" in sys.abiflags:
     )
 
 from fmq import aio, passing
+from fmq.answers import Answers, Permit, Slots
 from fmq.descriptor import Flavour, Grantor, GrantorDescriptor, MQDescriptor
 from fmq.errors import (
     ClosedQueue,
@@ -28,6 +29,7 @@ from fmq.statistics import Statistics
 from fmq.transaction import Transaction
 
 __all__ = [
+    "Answers",
     "ClosedQueue",
     "CorruptQueue",
     "Error",
@@ -42,6 +44,8 @@ __all__ = [
     "MessageQueue",
     "Notification",
     "Overflow",
+    "Permit",
+    "Slots",
     "Statistics",
     "Transaction",
     "aio",

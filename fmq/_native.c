@@ -10,33 +10,23 @@
  *     GIL are counted in `inside`, and the last of them releases the buffers of a closed endpoint.
  *  4. The parking words carry no data: a wrong one costs a system call or PARK_SLICE_NS of delay.
  *
- * Sync points (drawn in README.md): DATA_READY, SPACE_FREE, CLAIM, PARK_READER, PARK_WRITER, EVENT_BITS.
+ * Sync points (drawn in README.md): DATA_READY, SPACE_FREE, CLAIM, PARK_READER, PARK_WRITER, EVENT_BITS, SLOTS.
  * Behaviour after AOSP libfmq (MessageQueueBase.h, EventFlag.cpp); README.md lists where this differs.
  */
-#define _GNU_SOURCE
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "_native.h"
 
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdatomic.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/syscall.h>
 #include <sys/timerfd.h>
 #include <sys/uio.h>
-#include <time.h>
 #include <unistd.h>
-
-/* The headers of Python 3.12 and 3.13 take None for immortal here, though a module of the stable ABI may be loaded by
- * 3.11, which then frees None once thousands of references are lost. */
-#undef Py_RETURN_NONE
-#define Py_RETURN_NONE return Py_NewRef(Py_None)
 
 #ifndef RWF_NOWAIT
 #define RWF_NOWAIT 0x00000008
@@ -53,7 +43,8 @@ enum { SPIN_PAUSES_MAX = 64 };
 enum { SYNCHRONIZED = 1, UNSYNCHRONIZED = 2 };
 enum { READ_COUNTER, WRITE_COUNTER, DATA, EVENT_WORD, READER_PARK, WRITER_PARK, PIECES };
 enum { PARKED_FUTEX = 1, PARKED_EVENTFD = 2 };
-enum { UNOPENED, OPEN, CORRUPT, CLOSED };
+/* SERVED: a thread answers messages from this endpoint without the interpreter's lock (ring_enter). */
+enum { UNOPENED, OPEN, CORRUPT, CLOSED, SERVED };
 enum { HEADER_BYTES = 8, MESSAGE_ALIGNMENT = 8 };
 #define HEADER_CHECK UINT32_C(0x464d5131)
 
@@ -66,26 +57,13 @@ static atomic_uint fork_generation;
 
 static void after_fork_in_child(void) { atomic_fetch_add(&fork_generation, 1); }
 
-/* Numbered points at which a test lets this process die; one predictable branch on a private word otherwise. */
-static int die_at;
-#define POINT(number)                                     \
-    do {                                                  \
-        if (__builtin_expect(die_at == (number), 0))      \
-            die();                                        \
-    } while (0)
+int fmq_die_at;
 
-static void die(void)
+void fmq_die(void)
 {
     kill(getpid(), SIGKILL);
     for (;;)
         pause();
-}
-
-static int64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
 static inline void relax(void)
@@ -138,9 +116,9 @@ static int64_t deadline_from(PyObject *timeout)
 /* ---------------------------------------------------------------------------------------------------------------- */
 /* The ring                                                                                                           */
 
-typedef struct {
+struct Ring {
     PyObject_HEAD
-    int state;
+    int state;                                  /* written with the lock, read without it as well: set_state */
     unsigned generation;
     int flavour;
     int readonly;
@@ -168,7 +146,14 @@ typedef struct {
     Py_buffer pieces[PIECES];
     int held[PIECES];
     PyObject *write_view, *read_view;           /* memoryviews of the whole ring, to slice regions from */
-} Ring;
+};
+
+static inline void set_state(Ring *r, int state) { __atomic_store_n(&r->state, state, __ATOMIC_RELEASE); }
+static inline int state_of(Ring *r) { return __atomic_load_n(&r->state, __ATOMIC_ACQUIRE); }
+
+/* Statistics: one thread counts, any thread reads. */
+#define COUNT(counter, more) __atomic_store_n(&(counter), (counter) + (more), __ATOMIC_RELAXED)
+#define COUNTED(counter) __atomic_load_n(&(counter), __ATOMIC_RELAXED)
 
 static void ring_release(Ring *r)
 {
@@ -183,6 +168,10 @@ static void ring_release(Ring *r)
 
 static int unusable(Ring *r)
 {
+    if (r->state == SERVED) {
+        PyErr_SetString(InvalidArgument, "queue: a thread answers messages from this endpoint; expected another one");
+        return -1;
+    }
     if (r->generation != atomic_load_explicit(&fork_generation, memory_order_relaxed) && r->state == OPEN)
         PyErr_SetString(ClosedQueue, "queue: opened before this process was forked; expected an endpoint attached in "
                                      "this process (MessageQueue.attach with the queue's descriptor and fds)");
@@ -203,7 +192,7 @@ static inline int usable(Ring *r)
 
 static int corrupt(Ring *r, const char *what, uint64_t expected, uint64_t got)
 {
-    r->state = CORRUPT;
+    set_state(r, CORRUPT);
     PyErr_Format(CorruptQueue, "queue of %llu x %llu bytes: %s: expected %llu, got %llu (the peer's fault, or memory "
                  "shared with too many)", (unsigned long long)r->count, (unsigned long long)r->quantum, what,
                  (unsigned long long)expected, (unsigned long long)got);
@@ -406,7 +395,7 @@ static void wake_parked(Ring *r, _Atomic uint32_t *word, int eventfd)
         futex_wake(word, FUTEX_BITSET_MATCH_ANY);
     if (parked & PARKED_EVENTFD)
         poke_eventfd(eventfd);
-    r->wakes++;
+    COUNT(r->wakes, 1);
 }
 
 /* After a release store of a counter: the full fence orders it before the load of the sleeper's word, as the fence in
@@ -440,7 +429,7 @@ static inline void publish_write(Ring *r, uint64_t bytes)
     r->write_open = 0; /* a begun write would now commit at another place than it was written to */
     r->write_index += bytes;
     atomic_store_explicit(r->write_counter, r->write_index, memory_order_release); /* DATA_READY release */
-    r->written += bytes;
+    COUNT(r->written, bytes);
     if (r->flavour == SYNCHRONIZED)
         wake_if_parked(r, r->reader_park, r->reader_event);
     else
@@ -456,12 +445,12 @@ static inline int publish_read(Ring *r, uint64_t bytes)
         if (still_whole(r) < 0)
             return -1;
         r->read_index += bytes;
-        r->taken += bytes;
+        COUNT(r->taken, bytes);
         return 0;
     }
     r->read_index += bytes;
     atomic_store_explicit(r->read_counter, r->read_index, memory_order_release); /* SPACE_FREE release */
-    r->taken += bytes;
+    COUNT(r->taken, bytes);
     wake_if_parked(r, r->writer_park, r->writer_event);
     return 0;
 }
@@ -470,9 +459,9 @@ static inline void copy_in(Ring *r, uint64_t index, const void *source, uint64_t
 {
     uint64_t at = position(r, index);
     uint64_t first = bytes < r->size - at ? bytes : r->size - at;
-    if (__builtin_expect(die_at == 3, 0)) {
+    if (__builtin_expect(fmq_die_at == 3, 0)) {
         memcpy(r->data + at, source, first / 2);
-        die();
+        fmq_die();
     }
     memcpy(r->data + at, source, first);
     if (__builtin_expect(first < bytes, 0))
@@ -483,9 +472,9 @@ static inline void copy_out(Ring *r, uint64_t index, void *target, uint64_t byte
 {
     uint64_t at = position(r, index);
     uint64_t first = bytes < r->size - at ? bytes : r->size - at;
-    if (__builtin_expect(die_at == 13, 0)) {
+    if (__builtin_expect(fmq_die_at == 13, 0)) {
         memcpy(target, r->data + at, first / 2);
-        die();
+        fmq_die();
     }
     memcpy(target, r->data + at, first);
     if (__builtin_expect(first < bytes, 0))
@@ -508,6 +497,18 @@ static int came_back(Ring *r)
     return 0;
 }
 
+/* Watches a counter until it changes, or until then. Without the GIL. */
+static void watch_counter(_Atomic uint64_t *counter, uint64_t seen, int64_t until)
+{
+    /* Not at once, and ever more rarely: each look takes the counter's line from the peer, who is about to write it. */
+    for (int pauses = 32; now_ns() < until; pauses = pauses < SPIN_PAUSES_MAX ? 2 * pauses : pauses) {
+        for (int i = 0; i < pauses; i++)
+            relax();
+        if (atomic_load_explicit(counter, memory_order_relaxed) != seen)
+            break;
+    }
+}
+
 /* Watches the peer's counter without the GIL for at most the spin window. 0 to look again, -1 with an exception. */
 static int spin(Ring *r, int reader, int64_t deadline)
 {
@@ -516,16 +517,10 @@ static int spin(Ring *r, int reader, int64_t deadline)
     int64_t until = now_ns() + r->spin_ns;
     if (until > deadline)
         until = deadline;
-    r->spins++;
+    COUNT(r->spins, 1);
     r->inside++;
     PyThreadState *thread = PyEval_SaveThread();
-    /* Not at once, and ever more rarely: each look takes the counter's line from the peer, who is about to write it. */
-    for (int pauses = 32; now_ns() < until; pauses = pauses < SPIN_PAUSES_MAX ? 2 * pauses : pauses) {
-        for (int i = 0; i < pauses; i++)
-            relax();
-        if (atomic_load_explicit(counter, memory_order_relaxed) != seen)
-            break;
-    }
+    watch_counter(counter, seen, until);
     PyEval_RestoreThread(thread);
     return came_back(r);
 }
@@ -541,7 +536,7 @@ static int park(Ring *r, int reader, uint64_t need, int64_t deadline)
     int result = 0;
     if (ready == 0) {
         int64_t until = now_ns() + PARK_SLICE_NS;
-        r->parks++;
+        COUNT(r->parks, 1);
         r->inside++;
         PyThreadState *thread = PyEval_SaveThread();
         POINT(22);
@@ -1143,6 +1138,135 @@ static PyObject *ring_release_message(Ring *r, PyObject *unused)
     Py_RETURN_NONE;
 }
 
+/* ---- for _answers.c: without the interpreter's lock, raising nothing (_native.h) ---- */
+
+int fmq_misuse(const char *message) { return misuse(message); }
+
+Ring *ring_enter(PyObject *object, int reader)
+{
+    if (!PyObject_TypeCheck(object, (PyTypeObject *)RingType)) {
+        misuse("serve: expected two queues");
+        return NULL;
+    }
+    Ring *r = (Ring *)object;
+    if (usable(r) < 0)
+        return NULL;
+    if (r->flavour != SYNCHRONIZED || r->reader_park == NULL || r->quantum != 1) {
+        misuse("serve: expected queues of messages: synchronized, with an event flag, of quantum 1");
+        return NULL;
+    }
+    if (reader ? !r->reading && start_reading(r) < 0 : !r->writing && start_writing(r) < 0)
+        return NULL;
+    r->inside++;
+    set_state(r, SERVED);
+    return r;
+}
+
+void ring_leave(Ring *r)
+{
+    if (r->state == SERVED)
+        set_state(r, OPEN);
+    r->inside--;
+    if (r->state == CLOSED && r->inside == 0)
+        ring_release(r);
+}
+
+int ring_is_left(Ring *r)
+{
+    return state_of(r) != SERVED || __atomic_load_n(&r->interrupted, __ATOMIC_SEQ_CST);
+}
+
+/* As readable, where a counter that no correct peer writes is -1 and stays for the next call of Python to find. */
+static int look_without_lock(Ring *r, uint64_t need)
+{
+    if (atomic_load_explicit(r->read_counter, memory_order_relaxed) != r->read_index)
+        return -1;
+    if (r->seen_write - r->read_index >= need)
+        return 1;
+    uint64_t write = atomic_load_explicit(r->write_counter, memory_order_acquire); /* DATA_READY acquire */
+    if (write == r->seen_write)
+        return 0;
+    if (used_bytes(r, write, r->read_index) == UINT64_MAX || write - r->read_index < r->seen_write - r->read_index)
+        return -1;
+    r->seen_write = write;
+    return write - r->read_index >= need;
+}
+
+int ring_await_message(Ring *r)
+{
+    int ready = look_without_lock(r, HEADER_BYTES);
+    if (ready != 0)
+        return ready;
+    int64_t began = now_ns(), now = began;
+    while (ready == 0) {
+        if (ring_is_left(r))
+            return -1;
+        if (r->spin_ns > 0 && r->usual_wait_ns < r->spin_ns && now - began < r->spin_ns) {
+            COUNT(r->spins, 1);
+            watch_counter(r->write_counter, r->seen_write, began + r->spin_ns);
+        } else {
+            /* PARK_READER, as in park */
+            uint32_t expected = atomic_fetch_or(r->reader_park, PARKED_FUTEX) | PARKED_FUTEX;
+            atomic_thread_fence(memory_order_seq_cst);
+            POINT(21);
+            int error = 0;
+            if (look_without_lock(r, HEADER_BYTES) == 0 && !ring_is_left(r)) {
+                COUNT(r->parks, 1);
+                POINT(22);
+                now = now_ns();
+                error = futex_wait(r->reader_park, expected, now + PARK_SLICE_NS, FUTEX_BITSET_MATCH_ANY);
+            }
+            atomic_fetch_and(r->reader_park, ~(uint32_t)PARKED_FUTEX);
+            if (error == EINTR)
+                return -1; /* Python's handlers of signals run with the lock */
+        }
+        ready = look_without_lock(r, HEADER_BYTES);
+        now = now_ns();
+    }
+    if (ready > 0) {
+        int64_t waited = now - began < 4 * r->spin_ns ? now - began : 4 * r->spin_ns;
+        r->usual_wait_ns += (waited - r->usual_wait_ns) / 8;
+    }
+    return ready;
+}
+
+int ring_copy_message(Ring *r, uint8_t *into, uint32_t bytes_max, uint32_t *length)
+{
+    uint32_t header[2];
+    copy_out(r, r->read_index, header, HEADER_BYTES);
+    if ((header[0] ^ HEADER_CHECK) != header[1] || header[0] > bytes_max
+        || look_without_lock(r, padded(header[0])) != 1)
+        return 0;
+    POINT(12);
+    copy_out(r, r->read_index + HEADER_BYTES, into, header[0]);
+    *length = header[0];
+    return 1;
+}
+
+void ring_take_message(Ring *r, uint32_t length) { (void)publish_read(r, padded(length)); /* never -1: synchronized */ }
+
+int ring_has_room(Ring *r, uint32_t length)
+{
+    uint64_t need = padded(length);
+    uint64_t own = atomic_load_explicit(r->write_counter, memory_order_relaxed);
+    uint64_t read = atomic_load_explicit(r->read_counter, memory_order_acquire); /* SPACE_FREE acquire */
+    if (own != r->write_index || (!r->mask && own + need < own) || used_bytes(r, own, read) == UINT64_MAX
+        || own - read > own - r->seen_read)
+        return 0;
+    r->seen_read = read;
+    return r->size - (own - read) >= need;
+}
+
+void ring_put_message(Ring *r, const uint8_t *message, uint32_t length)
+{
+    uint64_t whole = padded(length);
+    POINT(2);
+    put_header(r, length);
+    copy_in(r, r->write_index + HEADER_BYTES, message, length);
+    pad(r, length, whole);
+    publish_write(r, whole);
+}
+
 /* ---- looking and waiting ---- */
 
 PyDoc_STRVAR(available_to_read_doc, "available_to_read()\n--\n\nElements written and not read by this endpoint; 0 when "
@@ -1151,10 +1275,10 @@ static PyObject *ring_available_to_read(Ring *r, PyObject *unused)
 {
     if (r->state == CORRUPT)
         return PyLong_FromLong(0);
-    if (usable(r) < 0)
+    if (r->state != SERVED && usable(r) < 0)
         return NULL;
     uint64_t write = atomic_load_explicit(r->write_counter, memory_order_acquire);
-    uint64_t read = r->reading ? r->read_index
+    uint64_t read = r->reading && r->state != SERVED ? r->read_index
         : r->flavour == SYNCHRONIZED ? atomic_load_explicit(r->read_counter, memory_order_acquire) : 0;
     uint64_t used = write - read;
     if (used % r->quantum || write % r->quantum || (r->flavour == SYNCHRONIZED ? used > r->size : write < read))
@@ -1168,9 +1292,9 @@ static PyObject *ring_available_to_write(Ring *r, PyObject *unused)
 {
     if (r->state == CORRUPT)
         return PyLong_FromLong(0);
-    if (usable(r) < 0)
+    if (r->state != SERVED && usable(r) < 0)
         return NULL;
-    uint64_t write = r->writing ? r->write_index : atomic_load_explicit(r->write_counter, memory_order_acquire);
+    uint64_t write = r->writing && r->state != SERVED ? r->write_index : atomic_load_explicit(r->write_counter, memory_order_acquire);
     uint64_t read = r->flavour == SYNCHRONIZED ? atomic_load_explicit(r->read_counter, memory_order_acquire)
         : r->reading ? r->read_index : 0;
     uint64_t used = used_bytes(r, write, read);
@@ -1224,7 +1348,7 @@ static int arm(Ring *r, int reader, uint64_t need)
     POINT(21);
     int ready = look(r, reader, need);
     if (ready == 0) {
-        r->parks++;
+        COUNT(r->parks, 1);
         return 1;
     }
     if (r->state != CLOSED)
@@ -1248,9 +1372,9 @@ PyDoc_STRVAR(interrupt_doc, "interrupt()\n--\n\nMakes waiting calls of this endp
                             "InterruptedQueue.");
 static PyObject *ring_interrupt(Ring *r, PyObject *unused)
 {
-    if (r->state != OPEN && r->state != CORRUPT)
+    if (r->state != OPEN && r->state != CORRUPT && r->state != SERVED)
         Py_RETURN_NONE;
-    r->interrupted = 1;
+    __atomic_store_n(&r->interrupted, 1, __ATOMIC_SEQ_CST); /* before the words change: ring_await_message */
     /* Changing the word turns away a thread that has released the GIL but not yet gone to sleep. */
     if (r->reader_park != NULL) {
         wake_parked(r, r->reader_park, r->reader_event);
@@ -1263,9 +1387,9 @@ PyDoc_STRVAR(release_doc, "_release()\n--\n\nCloses the endpoint: parked threads
                           "back when the last of them has left.");
 static PyObject *ring_close(Ring *r, PyObject *unused)
 {
-    if (r->state == OPEN || r->state == CORRUPT) {
+    if (r->state == OPEN || r->state == CORRUPT || r->state == SERVED) {
         int ours = r->generation == atomic_load_explicit(&fork_generation, memory_order_relaxed);
-        r->state = CLOSED;
+        set_state(r, CLOSED);
         if (!ours)
             r->inside = 0; /* threads do not survive a fork */
         else if (r->reader_park != NULL && r->inside > 0) {
@@ -1282,15 +1406,17 @@ PyDoc_STRVAR(counters_doc, "_counters()\n--\n\n(written, taken, lost, overflows,
 static PyObject *ring_counters(Ring *r, PyObject *unused)
 {
     uint64_t quantum = r->quantum ? r->quantum : 1;
-    return Py_BuildValue("(KKKKKKK)", (unsigned long long)(r->written / quantum),
-                         (unsigned long long)(r->taken / quantum), (unsigned long long)r->lost,
-                         (unsigned long long)r->overflows, (unsigned long long)r->wakes,
-                         (unsigned long long)r->parks, (unsigned long long)r->spins);
+    const uint64_t counted[] = {COUNTED(r->written) / quantum, COUNTED(r->taken) / quantum, COUNTED(r->wakes),
+                                COUNTED(r->parks), COUNTED(r->spins)};
+    return Py_BuildValue("(KKKKKKK)", (unsigned long long)counted[0], (unsigned long long)counted[1],
+                         (unsigned long long)r->lost, (unsigned long long)r->overflows,
+                         (unsigned long long)counted[2], (unsigned long long)counted[3],
+                         (unsigned long long)counted[4]);
 }
 
 static PyObject *get_state(Ring *r, void *unused)
 {
-    static const char *const names[] = {"unopened", "open", "corrupt", "closed"};
+    static const char *const names[] = {"unopened", "open", "corrupt", "closed", "open"};
     if (r->state == OPEN && r->generation != atomic_load_explicit(&fork_generation, memory_order_relaxed))
         return PyUnicode_FromString("forked");
     return PyUnicode_FromString(names[r->state]);
@@ -1375,7 +1501,7 @@ static int ring_init(Ring *r, PyObject *args, PyObject *kwargs)
             atomic_store(r->claim, 0);
     }
     r->generation = atomic_load(&fork_generation);
-    r->state = OPEN;
+    set_state(r, OPEN);
     return 0;
 failed:
     ring_release(r);
@@ -1965,7 +2091,7 @@ static PyObject *set_die_at(PyObject *module, PyObject *object)
     int point = (int)PyLong_AsLong(object);
     if (point == -1 && PyErr_Occurred())
         return NULL;
-    die_at = point;
+    fmq_die_at = point;
     Py_RETURN_NONE;
 }
 
@@ -1996,6 +2122,8 @@ static int module_exec(PyObject *module)
     RingType = ring; /* kept for arm() */
     Py_DECREF(flag);
     Py_DECREF(watch);
+    if (slots_exec(module) < 0 || answers_exec(module) < 0)
+        return -1;
     if (PyModule_AddIntConstant(module, "HEADER_BYTES", HEADER_BYTES) < 0
         || PyModule_AddIntConstant(module, "MESSAGE_ALIGNMENT", MESSAGE_ALIGNMENT) < 0)
         return -1;

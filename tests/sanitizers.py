@@ -87,7 +87,8 @@ def lay_out(folder: Path, *, with_native: bool) -> None:
     # Without the tests of the build and of the benchmarks, which need the rest of the checkout.
     ignored = shutil.ignore_patterns("__pycache__", "test_build.py", "test_benchmark_rows.py", *native)
     shutil.copytree(ROOT / "fmq", folder / "fmq", ignore=ignored, dirs_exist_ok=True)
-    shutil.copytree(ROOT / "tests/fmq", folder / "tests/fmq", ignore=ignored)
+    for name in ("fmq", "support"):
+        shutil.copytree(ROOT / "tests" / name, folder / "tests" / name, ignore=ignored)
     shutil.copy(ROOT / "tests/conftest.py", folder / "tests")
     shutil.copy(ROOT / "pyproject.toml", folder)
 

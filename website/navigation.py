@@ -38,6 +38,7 @@ SECTIONS = (
             "docs/settings.md",
             "docs/watching.md",
             "docs/watch.md",
+            "docs/operating.md",
             "docs/faults.md",
             "docs/recovery.md",
             "docs/troubleshooting.md",

@@ -74,7 +74,10 @@ class Module(NamedTuple):
 
 MODULES = (
     Module("aionn.blocking", "The runtime for threads, without an event loop."),
-    Module("aionn.media", "Sources of frames and of sound: files, cameras, microphones, network streams."),
+    Module(
+        "aionn.media",
+        "Sources of frames and of sound: files, cameras, microphones, network streams, screens, recordings.",
+    ),
     Module("aionn.watch", "The figures of running streams, and the page that shows them."),
     Module("aionn.models.builder", "Models written in Python."),
     Module("aionn.models.tflite", "Importing .tflite files."),

@@ -7,7 +7,8 @@ Invariants:
 2. One request is in flight. The one after a cancelled one is sent when the result of that was read.
 3. A result has one reader: the task that awaits the launch, which then has it in the turn of the loop in which it comes; or a task
    of this end, once a launch was cancelled or its fence was asked for.
-4. When the driver's death is reported, the pending launches are done immediately, with DEAD_OBJECT.
+4. When the driver's death is reported, the pending launches are done immediately: with the result, where the driver had written it
+   before, otherwise with DEAD_OBJECT.
 5. A request with a device memory, which a packet cannot express, goes through the prepared model instead.
 """
 
@@ -423,8 +424,22 @@ class BurstController(BurstByLaunch, BurstDefaults):
         self._why_dead = why
         self._state = next_state(self._state, "peer died")
         if self._state == BurstState.DEAD:
+            self._take_last_result()
             self._results.interrupt()
         self._end_launches(f"burst: {why}")
+
+    def _take_last_result(self) -> None:
+        """Ends the launch whose result the driver has written, although the news of its death came first."""
+        if self._sent is None:
+            return
+        try:
+            payload = self._results.read_message()
+        except fmq.Error:
+            return
+        if payload is not None:
+            sent, self._sent = self._sent, None
+            sent.request = None
+            sent.finish(self._outcome_of(payload))
 
     def _end_launches(self, why: str) -> None:
         """Ends what is in flight or waits: the driver is done with it."""

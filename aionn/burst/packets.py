@@ -54,6 +54,7 @@ __all__ = [
     "encode_request",
     "encode_result",
     "failed_result",
+    "limits_at",
     "serialize_request",
     "serialize_result",
     "split_limits",
@@ -384,6 +385,11 @@ def split_limits(payload: bytes) -> tuple[bytes, int | None, int | None] | None:
     if start != _LIMITS_START or first != _UINT64 or second != _UINT64:
         return None
     return payload[:-LIMITS_BYTES], _limit(deadline_ns), _limit(loop_timeout_ns)
+
+
+def limits_at(payload: bytes) -> tuple[int, int]:
+    """Where the 8 bytes of the deadline and those of the loop time-out begin in a packet that ``split_limits`` can split."""
+    return len(payload) - 17, len(payload) - 8
 
 
 def encode_result(result: BurstResult) -> bytes:

@@ -1,14 +1,18 @@
 """The driver's end of a burst: one listening thread that serves any executor.
 
-Owns the loop: read a packet, learn unknown memories, execute, answer. Drivers never see a queue.
+Owns the loop: read a packet, learn unknown memories, execute, answer. Drivers never see a queue. Where the driver gives a call of
+its engine (``PreparedModel.native``), packets whose bytes were answered before are answered by ``fmq.Answers``, without Python;
+all others, and whatever is late, contended or failing, by the loop.
 
 Invariants:
 1. Every request that was read is answered by exactly one result, at worst by a short failed one.
 2. A malformed request ends with GENERAL_FAILURE and the loop continues; a corrupt queue ends the burst, and its owner is notified.
-3. ``begin_stop`` ends the thread promptly unless the executor hangs or ``get_memories`` does not return; it need not be waited for.
+3. After ``drain`` no request that is read is executed: each gets DEVICE_UNAVAILABLE with the reason, also one that is read while
+   the thread ends.
+4. ``begin_stop`` ends the thread promptly unless the executor hangs or ``get_memories`` does not return; it need not be waited for.
    The thread closes both queues and then calls ``on_stopped``.
-4. A bound request is kept for the bytes of its packet, until one of its memories is released: a stream sends the
-   same packets for the same frame slots again and again.
+5. A bound request is kept for the bytes of its packet, until one of its memories is released: a stream sends the
+   same packets for the same frame slots again and again. A native call is kept for them as long, or until ``drain``.
 """
 
 from __future__ import annotations
@@ -25,12 +29,14 @@ from aionn.burst.packets import (
     decode_request,
     encode_result,
     failed_result,
+    limits_at,
     result_of,
     split_limits,
 )
 from aionn.burst.session import SlotCache
-from aionn.errors import Error, ErrorStatus, InvalidArgument, status_of
-from aionn.hal import ExecutionResult, Memory, Request
+from aionn.errors import DeviceUnavailable, Error, ErrorStatus, InvalidArgument, status_of
+from aionn.hal import NO_TIMING, ExecutionResult, GiveNativeCall, Memory, NativeCall, Request
+from aionn.observability.tracing import is_tracing, record
 
 __all__ = ["Answer", "BurstServer", "Execute"]
 
@@ -65,6 +71,7 @@ class BurstServer:
         get_memories: Asks the client for the memories of slots and may block.
         bind: Checks a request and makes it ready for ``execute``, which is given what this gives, any number of times; None where
             ``execute`` takes requests as they are.
+        native: See ``PreparedModel``.
         on_started: Called on the burst's thread before it listens; None calls nothing. It must not raise.
         on_decoded: Called on the burst's thread after the answer to a packet that was not remembered, with the processor time in
             nanoseconds that the thread has used for it; may block. None calls nothing. It must not raise.
@@ -82,6 +89,7 @@ class BurstServer:
         execute: Execute,
         get_memories: Callable[[Sequence[int]], Sequence[Memory]],
         bind: Callable[[Request], Any] | None = None,
+        native: GiveNativeCall | None = None,
         on_started: Callable[[], object] | None = None,
         on_decoded: Callable[[int], object] | None = None,
         on_end: Callable[[str], None] | None = None,
@@ -93,6 +101,9 @@ class BurstServer:
         self._execute = execute
         self._get_memories = get_memories
         self._bind = bind
+        self._native = native
+        self._answers = None if native is None else fmq.Answers(reports=is_tracing())
+        self._learnt: tuple[bytes, int] | None = None
         self._on_started = on_started
         self._on_decoded = on_decoded
         self._on_end = on_end
@@ -109,6 +120,8 @@ class BurstServer:
         self._decodes_since_ns: int | None = None
         self._is_serving = False
         self._is_resting = False
+        self._deadline_ns: int | None = None
+        self._why_draining: str | None = None
         self._used_s = time.monotonic()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -125,6 +138,8 @@ class BurstServer:
     def _forget_requests(self) -> None:
         """Remembered requests hold the memories of their slots."""
         self._remembered.clear()
+        if self._answers is not None:
+            self._answers.clear()
         self._generation += 1
 
     def rest(self, idle_s: float) -> bool:
@@ -135,12 +150,51 @@ class BurstServer:
             Whether it did; False also while a request is being served, or if it rests already.
         """
         with self._lock:
-            if self._is_serving or self._is_resting or time.monotonic() - self._used_s < idle_s:
+            began_s, ended_s = self.native_activity()
+            used_s = max(began_s, ended_s, self._used_s)
+            if (
+                began_s > ended_s
+                or self._is_serving
+                or self._is_resting
+                or time.monotonic() - used_s < idle_s
+            ):
                 return False
             self._cache = SlotCache()
             self._forget_requests()
             self._is_resting = True
             return True
+
+    def drain(self, why: str) -> None:
+        """Rejects every request that is read from now on, from any thread.
+
+        Args:
+            why: The reason, for the client.
+        """
+        with self._lock:
+            self._why_draining = why
+            if self._answers is not None:
+                self._answers.clear()  # A call that was begun is under way; no other one begins.
+
+    def under_way(self) -> tuple[bool, int | None]:
+        """Whether a request is being served, and its deadline; None without one, or before it is known. From any thread."""
+        with self._lock:
+            is_native = self._answers is not None and self._answers.is_busy
+            return self._is_serving or is_native, self._deadline_ns
+
+    def has_unread(self) -> bool:
+        """Whether the client has not read a result yet. From any thread."""
+        try:
+            return self._results.available_to_read() > 0
+        except fmq.Error:
+            return False  # The queue is closed or corrupt.
+
+    def native_activity(self) -> tuple[float, float]:
+        """When the last native call began and when the last one ended, in seconds of CLOCK_MONOTONIC, 0 before the first; one runs
+        while the first is later. From any thread."""
+        if self._answers is None:
+            return 0.0, 0.0
+        _, began_ns, ended_ns = self._answers.activity()
+        return began_ns / 1e9, ended_ns / 1e9
 
     def begin_stop(self) -> None:
         """Has the thread end after the request that it is serving. Idempotent; does not block."""
@@ -171,19 +225,31 @@ class BurstServer:
 
     def _listen(self) -> None:
         read = self._requests.read_message_blocking
+        answers = self._answers
         why = ""
         try:
             while not self._stopping:
+                if answers is not None and answers.count:
+                    event = answers.serve(self._requests, self._results)
+                    if event is not None:
+                        self._end_native(*event)
+                        continue
                 payload = read(None)
-                if payload is None or self._stopping:
+                if payload is None or (self._stopping and self._why_draining is None):
                     break
                 with self._lock:
-                    self._is_serving = True
-                self._serve(payload)
-                if self._decodes_since_ns is not None and self._on_decoded is not None:
-                    self._on_decoded(time.thread_time_ns() - self._decodes_since_ns)
+                    why_draining = self._why_draining
+                    self._is_serving = why_draining is None
+                if why_draining is None:
+                    self._serve(payload)
+                    if self._decodes_since_ns is not None and self._on_decoded is not None:
+                        self._on_decoded(time.thread_time_ns() - self._decodes_since_ns)
+                else:
+                    why_rejected = DeviceUnavailable(why_draining)
+                    self._send(encode_result(failed_result(ErrorStatus.DEVICE_UNAVAILABLE, why_rejected)))
                 with self._lock:
                     self._is_serving = self._is_resting = False
+                    self._deadline_ns = None
                     self._used_s = time.monotonic()
         except fmq.InterruptedQueue:
             pass
@@ -193,6 +259,40 @@ class BurstServer:
             _logger.warning("%s ended: %s", self._name, why)
             if self._on_end is not None:
                 self._on_end(why)
+
+    def _end_native(self, call: NativeCall, slot: int, status: int, began_ns: int, ended_ns: int) -> None:
+        """A native call needs Python after its end: for its slot, its failure, or a trace."""
+        if slot >= 0:
+            call.release(slot)
+        if is_tracing():
+            record("LD_PE", call.name, began_ns, ended_ns)
+        if status:
+            error = call.failed(status)
+            _logger.debug("request failed: %s", error)
+            self._send(encode_result(failed_result(status_of(error), error)))
+
+    def _offer(self, known: _Known, result: ExecutionResult) -> None:
+        """Answers a packet natively from now on, if the driver can: it has just been learnt and executed."""
+        assert self._native is not None and self._answers is not None and self._learnt is not None
+        (payload, generation), self._learnt = self._learnt, None
+        if known.measure or not result.output_sufficient_size or result.timing != NO_TIMING:
+            return
+        call = self._native(known.bound)
+        if call is None or call.result != result:
+            return
+        times = limits_at(payload) if known.has_limits else ()
+        packet = encode_result(result_of(result))
+        with self._lock:
+            # A memory that was freed since the request was read must not be kept.
+            if generation != self._generation or self._why_draining is not None:
+                return
+            added = self._answers.add(
+                payload, packet, call.function, call.words, call.permit, call, times=times
+            )
+            if not added:
+                # There are too many: those that still come are learnt again.
+                self._remembered.clear()
+                self._answers.clear()
 
     def _send(self, packet: bytes) -> None:
         try:
@@ -216,10 +316,10 @@ class BurstServer:
         self._decodes_since_ns = None
         try:
             known, deadline_ns, loop_timeout_ns = self._known(payload)
+            self._deadline_ns = deadline_ns
             result = self._execute(known.bound, known.measure, deadline_ns, loop_timeout_ns, self._answer)
             if not self._has_answered:
                 self._answer(result)
-            return
         except fmq.Error:
             raise
         except MalformedPacket as e:
@@ -232,8 +332,21 @@ class BurstServer:
             # The client waits: whatever an executor does, SystemExit included, there is an answer.
             _logger.exception("%s: a request failed", self._name)
             failed = failed_result(ErrorStatus.GENERAL_FAILURE, e)
+        else:
+            if self._learnt is not None:
+                self._try_offer(known, result)
+            return
+        self._learnt = None
         if not self._has_answered:
             self._send(encode_result(failed))
+
+    def _try_offer(self, known: _Known, result: ExecutionResult) -> None:
+        try:
+            self._offer(known, result)
+        except fmq.InvalidArgument as e:
+            _logger.warning("%s: a native call was rejected: %s", self._name, e)
+        except Exception:  # The request has its answer, and the next one is executed as this one was.
+            _logger.exception("%s: a native call could not be made", self._name)
 
     def _known(self, payload: bytes) -> tuple[_Known, int | None, int | None]:
         with self._lock:
@@ -272,4 +385,6 @@ class BurstServer:
                 if len(self._remembered) >= REMEMBERED_REQUESTS_MAX:
                     self._remembered.clear()
                 self._remembered[key] = known
+                if self._native is not None:
+                    self._learnt = payload, generation
         return known, asked.deadline_ns, asked.loop_timeout_ns

@@ -63,6 +63,9 @@ Run a workload's requests through a scheduler on simulated devices, and report t
 Serve a device to every application that may write to a socket, until interrupted.
 
 Clients cannot see or disturb one another: each has objects and limits of its own, and its objects are freed when it disconnects.
+
+At SIGTERM the process drains, so that nothing new is accepted, accepted executions end, and the exit status is 0. A second SIGTERM
+ends it immediately.
 """,
     "aionn.cli.commands.bench:bench": """
 Measure latency, throughput, compilation, memory and accuracy of a model.

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
@@ -18,7 +19,7 @@ import msgspec
 import numpy as np
 
 from aionn.errors import InvalidArgument
-from aionn.media import AudioWindow, Frame, LiveSource, Source
+from aionn.media import AudioWindow, Frame, LiveSource, Recorder, Source, record
 from aionn.reports.terminal import live_lines, print_line, table_lines
 from aionn.runtime.executions.burst import Burst
 from aionn.runtime.memory.arguments import Array, TensorSpec, Writer
@@ -33,6 +34,9 @@ __all__ = [
     "dropped_count",
     "latency_of",
     "presented_count",
+    "print_recording",
+    "recording_report",
+    "recording_to",
     "served_page",
     "show_live",
     "stream_and_count",
@@ -108,6 +112,7 @@ async def stream_and_count(
     within_ns: int,
     on_late: Any,
     measure: bool,
+    recorder: Recorder | None = None,
     on_answer: Callable[[_I, Finding], None] | None = None,
 ) -> None:
     """Streams a source through a burst and counts every result.
@@ -121,12 +126,13 @@ async def stream_and_count(
         within_ns: An item is on time if its result is there so long after its capture.
         on_late: See ``Burst.stream``.
         measure: Whether the times by stage are wanted, which the page shows.
+        recorder: Records the items that are read from the source; None records nothing.
         on_answer: Called with each item that has a result, and its first finding.
     """
     async with source as items:
         stream.source = source
         results = burst.stream(
-            items,
+            items if recorder is None else recorder.through(items),
             into=stream.writer(into) if measure else into,
             deadline=lambda item: item.captured_at_ns + within_ns,
             on_late=on_late,
@@ -158,6 +164,48 @@ async def served_page(collector: Collector, at: str | None) -> AsyncIterator[Wat
     async with WatchPage(collector, host=host, port=port) as page:
         print_line(page.url, lead="watch:", wraps=False, stream=sys.stderr)
         yield page
+
+
+@contextlib.asynccontextmanager
+async def recording_to(path: Path | None) -> AsyncIterator[Recorder | None]:
+    """A recorder while the block runs; None means that nothing is recorded.
+
+    Raises:
+        InvalidArgument: The file exists, or cannot be created.
+    """
+    if path is None:
+        yield None
+        return
+    async with record(path) as recorder:
+        yield recorder
+
+
+def recording_report(path: Path | None, recorder: Recorder | None) -> dict[str, Any]:
+    """The part of a command's report about a recording; empty without one."""
+    if recorder is None:
+        return {}
+    counts = recorder.statistics()
+    return {
+        "recording": {
+            "file": str(path),
+            "items": counts.written,
+            "bytes": counts.bytes,
+            "left_out": counts.left_out + counts.queued,
+            "problem": counts.problem,
+        }
+    }
+
+
+def print_recording(report: dict[str, Any]) -> None:
+    """Prints that part; nothing where it is missing."""
+    found = report.get("recording")
+    if found is None:
+        return
+    problem = f"; it ended early: {found['problem']}" if found["problem"] else ""
+    print_line(
+        f"{found['items']} items, {found['bytes'] / 1e6:.1f} MB, {found['left_out']} left out{problem}",
+        lead=f"recorded to {found['file']}",
+    )
 
 
 def watch_address(is_wanted: bool, at: str | None) -> str | None:

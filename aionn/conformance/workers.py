@@ -274,7 +274,10 @@ class _Worker:
         ended = 0
         try:
             assert self._process is not None and self._process.stdin is not None
-            await self._process.stdin.send(msgspec.json.encode(unit) + b"\n")
+            with contextlib.suppress(
+                anyio.BrokenResourceError
+            ):  # It has ended, after a line with the reason perhaps.
+                await self._process.stdin.send(msgspec.json.encode(unit) + b"\n")
             while True:
                 match await self._line():
                     case _Started(name):

@@ -109,8 +109,8 @@ ORT_PROVIDERS_VARIABLE = "AIONN_ORT_PROVIDERS"
 as :OPTION=VALUE."""
 
 ON_REQUEST = ("openvino-cpu", "simulated")
-"""Drivers that are used when they are named, and never because they are there. A simulated device is named after its profile. A
-few random graphs of quantised layers have other results on OpenVINO."""
+"""Drivers that are used when they are named, and never because they are there. A simulated device is named after its profile. The
+whole conformance data have not been run on OpenVINO's devices."""
 
 EXTENSIONS_ONLY = ("onnx-reference",)
 """Drivers that support no operation of the HAL."""

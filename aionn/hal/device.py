@@ -33,7 +33,7 @@ import msgspec
 
 from aionn.errors import ErrorStatus, GeneralFailure
 from aionn.hal.capabilities import DeviceInfo, DeviceStatus
-from aionn.hal.launch import Launch, TaskLaunch
+from aionn.hal.launch import GiveNativeCall, Launch, TaskLaunch
 from aionn.hal.memory import Memory
 from aionn.hal.model import Model
 from aionn.hal.qos import ExecutionPreference, Priority
@@ -289,6 +289,7 @@ class PreparedModel(Protocol):
             callers learn it.
         execute_bound: Executes on a thread of the caller's, which saves a burst two changes of threads. None: a burst's thread
             asks the event loop to execute.
+        native: Gives calls of the engine that need no Python, for arguments that ``execute_bound`` has executed. None: it has none.
     """
 
     owner: Hashable
@@ -301,6 +302,9 @@ class PreparedModel(Protocol):
 
     @property
     def execute_bound(self) -> ExecuteBound | None: ...
+
+    @property
+    def native(self) -> GiveNativeCall | None: ...
 
     def bind(self, request: Request) -> Any:
         """Checks a request and returns the first argument of ``execute_bound``, for any number of executions unless device
@@ -443,6 +447,7 @@ class PreparedModelDefaults:
     takes_priority: bool = False
     expected_duration_ns: int | None = None
     execute_bound: ExecuteBound | None = None
+    native: GiveNativeCall | None = None
     execute_synchronously: Callable[..., Coroutine[Any, Any, ExecutionResult]]
 
     def launch(

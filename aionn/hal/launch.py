@@ -1,7 +1,8 @@
 """One way to execute: a launch, which ends when the device no longer uses the memory of its request.
 
-Owns the verb from which all forms of execution of the contract are made, and the classes that drivers and their clients report
-launches with. ``aionn.hal.device`` lists where a launch comes from: ``PreparedModel.launch`` and ``Burst.launch``.
+Owns the verb from which all forms of execution of the contract are made, the classes that drivers and their clients report
+launches with, and the native call, which is an execution without a launch. ``aionn.hal.device`` lists where a launch comes from:
+``PreparedModel.launch`` and ``Burst.launch``.
 
 Invariants:
 1. A launch is done once, however its execution ended: with a result, with an error, cancelled, or by the death of its process.
@@ -18,17 +19,20 @@ import asyncio
 import logging
 import traceback
 from collections.abc import Callable, Coroutine, Generator, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from aionn.errors import Error, GeneralFailure, error_for_status, general_failure_of
 from aionn.hal.qos import Priority
 from aionn.hal.request import ExecutionResult, Request
 from fences import SyncFence
+from fmq import Permit
 
 __all__ = [
     "BurstByLaunch",
+    "GiveNativeCall",
     "Launch",
     "LaunchBase",
+    "NativeCall",
     "PreparedModelByLaunch",
     "TaskLaunch",
     "ask_to_stop",
@@ -298,3 +302,33 @@ def ask_to_stop(launch: Launch) -> None:
         launch.cancel()
     except Exception:
         _logger.exception("execution: a launch of the driver cannot be cancelled")
+
+
+class NativeCall(NamedTuple):
+    """An execution of bound arguments as a call of a C function, without Python and without the interpreter's lock.
+
+    Attributes:
+        function: The address of ``int f(uintptr_t, ..6)``, which computes in any thread and returns 0 for success. It must not
+            call Python, and ends as ``execute_bound`` does: it is not interrupted.
+        words: Its arguments, for each slot of the device: at most 6.
+        permit: Names the device's slots, of which the call takes one for itself, and can be withdrawn.
+        result: The result of each successful execution.
+        release: Gives back the slot of this index: other jobs of the device have arrived during the call.
+        failed: The error of a call that returned this number, as ``execute_bound`` raises it.
+        name: Names the device and this way in traces.
+        kept: All that the words point to.
+    """
+
+    function: int
+    words: tuple[tuple[int, ...], ...]
+    permit: Permit
+    result: ExecutionResult
+    release: Callable[[int], None]
+    failed: Callable[[int], Error]
+    name: str
+    kept: object
+
+
+GiveNativeCall = Callable[[Any], NativeCall | None]
+"""Gives the native call of what ``PreparedModel.bind`` gave, after ``execute_bound`` has succeeded with it; None where it has none.
+The call does what ``execute_bound`` does without measuring, and gives the same bytes."""

@@ -12,12 +12,14 @@ from aionn.media.microphones.opening import microphone
 from aionn.media.network_streams.addresses import masked
 from aionn.media.network_streams.opening import network
 from aionn.media.pacing import Keep
+from aionn.media.recording.replay import recorded_kind, replay, replay_audio
 from aionn.media.records import AudioWindow, Frame
+from aionn.media.screen import screen
 from aionn.media.source import Source
 from aionn.media.synthetic import synthetic_video
 from aionn.media.video import video_file
 
-__all__ = ["named_source", "shown_name"]
+__all__ = ["has_sound", "named_source", "shown_name"]
 
 PATTERN_FRAMES = 2**53
 """The test pattern never ends: nine million years at 30 frames/s."""
@@ -25,19 +27,19 @@ PATTERN_FRAMES = 2**53
 
 def named_source(
     name: str, *, size: tuple[int, int] | None = None, keep: Keep = "latest"
-) -> Source[Frame] | LiveSource[Frame] | LiveSource[AudioWindow]:
+) -> Source[Frame] | Source[AudioWindow] | LiveSource[Frame] | LiveSource[AudioWindow]:
     """A source by its name.
 
     Args:
         name: ``0`` or ``/dev/video0``, a camera; ``camera:NAME``, one by a part of its name; ``microphone:`` or
             ``microphone:DEVICE``;
-            ``pattern:``, a test picture that moves at 30 frames/s; an address such as ``rtsp://...``; any other name is a
-            video file.
+            ``screen:`` or ``screen::0``, an X display; ``pattern:``, a test picture that moves at 30 frames/s;
+            ``replay:FILE``, a recording; an address such as ``rtsp://...``; any other name is a video file.
         size: ``(width, height)`` of the frames; None leaves that of the source.
         keep: What a slow consumer gets.
 
     Raises:
-        InvalidArgument: The name is empty, or an address that cannot be read.
+        InvalidArgument: The name is empty, or an address that cannot be read, or a recording that is not one.
     """
     kind, separator, rest = name.partition(":")
     if name.isdecimal() or name.startswith("/dev/video"):
@@ -46,17 +48,34 @@ def named_source(
         return camera(rest, size=size, keep=keep)
     if separator and kind == "microphone":
         return microphone(rest or None, keep=keep)
+    if separator and kind == "replay" and rest:
+        if recorded_kind(rest) == "windows":
+            return replay_audio(rest, keep=keep)
+        return replay(rest, size=size, keep=keep)
+    if separator and kind == "screen":
+        return screen(rest or None, size=size, keep=keep)
     if name == "pattern:":
         return synthetic_video(size=size or (640, 480), frames=PATTERN_FRAMES, keep=keep)
     if "://" in name:
         return network(name, size=size, keep=keep)
-    if not name or (separator and kind in ("camera", "pattern")):
+    if not name or (separator and kind in ("camera", "pattern", "replay")):
         raise InvalidArgument(
-            f"aionn.media.named_source: expected a camera's number or path, camera:NAME, microphone:, pattern:, "
-            f"an address or a video "
-            f"file, got {name!r}"
+            f"aionn.media.named_source: expected a camera's number or path, camera:NAME, microphone:, screen:, "
+            f"pattern:, replay:FILE, an address or a video file, got {name!r}"
         )
     return video_file(name, size=size, keep=keep)
+
+
+def has_sound(name: str) -> bool:
+    """Whether the source of a name returns windows of sound. For a recording this reads the beginning of the file.
+
+    Raises:
+        InvalidArgument: It names a recording that is not one.
+    """
+    kind, separator, rest = name.partition(":")
+    if separator and kind == "replay" and rest:
+        return recorded_kind(rest) == "windows"
+    return bool(separator) and kind == "microphone"
 
 
 def shown_name(name: str) -> str:

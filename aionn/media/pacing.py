@@ -102,6 +102,11 @@ class PresentationQueue(Generic[T]):
         self._delivered += 1
         return item
 
+    def drop_all(self) -> None:
+        """Drops what waits."""
+        self._dropped += len(self._items)
+        self._items.clear()
+
     def statistics(self) -> SourceStatistics:
         """The account so far."""
         return SourceStatistics(

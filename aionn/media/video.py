@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from aionn.errors import InvalidArgument
 from aionn.media.pacing import Keep, checked_queue_max
-from aionn.media.pyav import load, open_container, whole_packets
+from aionn.media.pyav import RgbScaler, load, open_container, whole_packets
 from aionn.media.records import Frame
 from aionn.media.source import Source
 
@@ -94,20 +94,15 @@ def video_file(
 def _frames(
     path: str, size: tuple[int, int] | None, interpolation: str, where: str
 ) -> Generator[tuple[int, Frame], None, None]:
-    reformatter_module = load(where).video.reformatter
-    method = reformatter_module.Interpolation[interpolation.upper()]
-    # One reformatter for the whole video: it keeps swscale's tables, which a frame of its own would build anew.
-    reformatter = reformatter_module.VideoReformatter()
+    scale = RgbScaler(load(where), interpolation)
     with open_container(path, "video", where) as (container, stream):
         index = 0
         clock = _MediaClock(stream)
         for packet in whole_packets(container, stream, path, where):
             for picture in packet.decode():
                 width, height = size or (picture.width, picture.height)
-                scaled = reformatter.reformat(picture, width, height, "rgb24", interpolation=method)
                 offset_ns = clock.offset_ns(picture.pts, index)
-                # to_ndarray copies, so the frame owns its pixels and the decoder may use its buffer again.
-                yield offset_ns, Frame(scaled.to_ndarray(), 0, index, offset_ns / 1e9)
+                yield offset_ns, Frame(scale(picture, width, height), 0, index, offset_ns / 1e9)
                 index += 1
 
 

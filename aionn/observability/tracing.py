@@ -33,6 +33,7 @@ __all__ = [
     "PHASES",
     "TRACE_VARIABLE",
     "is_tracing",
+    "record",
     "section",
     "start_tracing",
     "stop_tracing",
@@ -101,9 +102,12 @@ class _Recorder:
         self._name(entry[0], f"tasks, lane {entry[0]}")
         return entry[0], task
 
-    def leave(self, mark: str, detail: str, lane: int, task: int | None, start_ns: int) -> None:
-        """Writes a section that ends now."""
-        end_ns = time.monotonic_ns()
+    def leave(
+        self, mark: str, detail: str, lane: int, task: int | None, start_ns: int, end_ns: int | None = None
+    ) -> None:
+        """Writes a section that ended then; None means now."""
+        if end_ns is None:
+            end_ns = time.monotonic_ns()
         if task is not None:
             with self._lock:
                 entry = self._lanes[task]
@@ -182,6 +186,21 @@ def section(mark: str, detail: str = "") -> contextlib.AbstractContextManager[No
         detail: What is done.
     """
     return _NOTHING if _recorder is None else _Section(_recorder, mark, detail)
+
+
+def record(mark: str, detail: str, start_ns: int, end_ns: int) -> None:
+    """Writes a section that has ended, of the calling thread; nothing while tracing is off.
+
+    Args:
+        mark: As for ``section``.
+        detail: As for ``section``.
+        start_ns: When it began, by CLOCK_MONOTONIC.
+        end_ns: When it ended.
+    """
+    recorder = _recorder
+    if recorder is not None:
+        lane, task = recorder.enter()
+        recorder.leave(mark, detail, lane, task, start_ns, end_ns)
 
 
 def is_tracing() -> bool:

@@ -28,7 +28,17 @@ from aionn.errors import DeadObject, InvalidArgument, general_failure_of
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
 
-__all__ = ["Home", "begin", "canceller", "finish", "finish_all", "is_cancelled", "wait_from_thread"]
+__all__ = [
+    "Home",
+    "begin",
+    "caller",
+    "canceller",
+    "finish",
+    "finish_all",
+    "in_loop",
+    "is_cancelled",
+    "wait_from_thread",
+]
 
 _T = TypeVar("_T")
 
@@ -158,9 +168,23 @@ def is_cancelled() -> bool:
 
 def canceller() -> Callable[[], object]:
     """A function that cancels the running task, from any thread or from a signal handler."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    task = asyncio.current_task()
     assert task is not None, "called by a coroutine"
-    return lambda: loop.call_soon_threadsafe(task.cancel)
+    return caller(task.cancel)
+
+
+def in_loop() -> Callable[[Callable[[], object]], object]:
+    """A function that has what it is given called in the running loop, from any thread or from a signal handler.
+
+    It raises RuntimeError when that loop is closed.
+    """
+    return asyncio.get_running_loop().call_soon_threadsafe
+
+
+def caller(call: Callable[[], object]) -> Callable[[], object]:
+    """A function that has ``call`` called in the running loop, from any thread or from a signal handler."""
+    begin = in_loop()
+    return lambda: begin(call)
 
 
 class Home:

@@ -1,33 +1,41 @@
 """A model made ready on one device or several, and the ways to execute it.
 
-Owns request memory that is used again, the choice of the path (plain, fenced, burst), and the growth of outputs whose size only the
-device knows.
+Owns the choice of the path (plain, fenced, burst), and the change from one model to another while both are prepared.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import weakref
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
+import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from aionn.errors import ErrorStatus, InvalidArgument
-from aionn.hal import Priority, check_fences
+from aionn.errors import InvalidArgument
+from aionn.hal import Model, Priority, check_fences
 from aionn.platform.loops import finish, finish_all
-from aionn.platform.real_work import real_work
 from aionn.runtime.background import Background
 from aionn.runtime.clock import check_deadline, to_ns
-from aionn.runtime.dropping import close_when_dropped
 from aionn.runtime.executions.burst import Burst
 from aionn.runtime.executions.execution import Execution, start
-from aionn.runtime.executions.job import ExecutionJob, JobOwner, run_job
+from aionn.runtime.executions.job import ExecutionJob, run_job
+from aionn.runtime.executions.opened_plan import OpenedPlan
+from aionn.runtime.executions.plan_in_use import (
+    Asked,
+    MakeReady,
+    PlanInUse,
+    Ready,
+    check_same_signature,
+    close_plans,
+    free_unused,
+)
 from aionn.runtime.executions.results import Result, priority_of
 from aionn.runtime.memory.arguments import (
-    AREAS_KEPT_MAX,
     BOUND,
     Array,
     Binding,
@@ -36,46 +44,12 @@ from aionn.runtime.memory.arguments import (
     output_target,
 )
 from aionn.runtime.memory.own import OwnMemory, bind, image_view
-from aionn.runtime.placement.plan import LastValues, Plan, learnt_by
-from aionn.validation import needed_inputs
 from fences import SyncFence
 
 if TYPE_CHECKING:
     from aionn.runtime.executions.reusable import ReusableExecution
-    from aionn.runtime.recovery.prepared import Recoverer
 
 __all__ = ["Compilation"]
-
-NEW_BYTES_IN_LOOP_MAX = 1 << 18
-"""Largest request memory that is made on the event loop: the kernel gives some 2 bytes a nanosecond at first use."""
-
-COPIED_BYTES_IN_LOOP_MAX = 1 << 21
-"""Most bytes of inputs that are copied on the event loop: at some 10 bytes a nanosecond, a fifth of a millisecond."""
-
-
-class _Asked(NamedTuple):
-    """The checked arguments of an execution's caller.
-
-    Attributes:
-        inputs: Arrays by input; None for values that are left out or bound.
-        bound: Values in memories of the application's own, by key.
-        targets: Arrays that outputs are copied to, by key.
-        deadline_ns: Absolute; None means no deadline.
-        priority: Against others.
-        loop_timeout_ns: For every WHILE; None for the default.
-    """
-
-    inputs: Sequence[Array | None]
-    bound: Mapping[int, Binding]
-    targets: Mapping[int, Array]
-    deadline_ns: int | None
-    priority: Priority
-    loop_timeout_ns: int | None
-
-
-async def _on_thread(fill: Callable[[], RequestArea]) -> RequestArea:
-    with real_work("filling request memory"):
-        return await anyio.to_thread.run_sync(fill)
 
 
 def _check_wait_for(wait_for: Sequence[SyncFence]) -> None:
@@ -91,10 +65,6 @@ def _check_wait_for(wait_for: Sequence[SyncFence]) -> None:
                 "wait_for: expected a list of fences, got an Execution; write [execution.fence]"
             )
     check_fences(wait_for, where="wait_for")
-
-
-def _keep_memory(job: ExecutionJob) -> None:
-    """A reusable execution keeps its memory."""
 
 
 class Compilation:
@@ -116,43 +86,90 @@ class Compilation:
     def __init__(
         self,
         background: Background,
-        plan: Plan,
+        ready: Ready,
         priority: Priority,
         *,
-        from_cache: bool = False,
         polling: Mapping[str, int] | None = None,
-        report: Callable[[ErrorStatus, Result | None, int], None] | None = None,
-        recoverer: Recoverer | None = None,
+        make_ready: MakeReady,
         on_close: Callable[[Compilation], None],
     ) -> None:
-        self._recoverer = recoverer
         self._polling = polling or {}
-        self._report = report
         self._background = background
-        self._plan = plan
         self._priority = priority
+        self._make_ready = make_ready
         self._on_close = on_close
-        self._areas: list[RequestArea] = []
-        self._sizes: dict[int, int] = {}
-        self._values = LastValues(plan)
         self._bursts: weakref.WeakSet[Burst] = weakref.WeakSet()
+        self._replacing = anyio.Lock()
+        self._recovered_count = 0
         self._closed = False
-        self._finalizer = close_when_dropped(self, background, plan.aclose)
-        self._steps = [
-            plan.step(index, key=key, sizes=self._sizes) for index, key in enumerate(learnt_by(plan, self))
-        ]
-        self._owner = JobOwner(
-            background, plan.model.main.output_indexes, plan.device_names, plan.rescue_step(), report
-        )
+        # The plan of executions that begin now is the last one; those before it are in use by executions that have not ended.
+        self._plans: list[PlanInUse] = []
+        self._use(ready)
+
+    def _use(self, ready: Ready) -> None:
+        """Has executions use a plan from now on."""
+        plan = ready.plan
+        self._current = current = PlanInUse(self._background, ready)
+        self._plans.append(current)
+        self._recoverer = ready.recoverer
+        self._figures = ready.figures
+        self._plan = plan
+        self._areas = current.areas
         # Address and hash of a dropped compilation come again; this does not, as long as a memory refers to it.
         self.identity = object()
         self.model = plan.model
-        self._needed = functools.cache(functools.partial(needed_inputs, plan.model))
         self.inputs = plan.inputs
         self.outputs = plan.outputs
         self.devices = tuple(device.name for device in plan.devices)
         self.placement = plan.placement
-        self.from_cache = from_cache
+        self.from_cache = ready.from_cache
+
+    async def replace(self, model: Model | str | os.PathLike[str], *, deadline: int | None = None) -> None:
+        """Has another model executed from now on, with the options of the first one and without a gap.
+
+        The model is prepared while the present one serves, and so are the bursts that are open. Then all of them change between two
+        frames: an execution that has begun, and an item of a stream that is in a buffer, ends with the present model; the next one
+        gets the new model. So each has one result, and none waits. The memory of both models is needed for that time.
+
+        A reusable execution and a device memory belong to the model that they were made for: make them again.
+
+        Args:
+            model: A model, or the path of a .tflite or .onnx file, with the same inputs and outputs.
+            deadline: Absolute nanoseconds for the preparation; None means no deadline.
+
+        Raises:
+            InvalidArgument: The inputs or outputs differ, or as for ``Runtime.compile``.
+            Error: As for ``Runtime.compile``. The present model still serves, whatever is raised.
+
+        Cancelled, the present model still serves.
+        """
+        self._check_open()
+        check_deadline(deadline, where="replace")
+        async with self._replacing:
+            ready = await self._make_ready(model, deadline, None)
+            opened: dict[Burst, OpenedPlan | None] = {}
+            try:
+                check_same_signature(self.inputs, ready.plan.inputs, "input")
+                check_same_signature(self.outputs, ready.plan.outputs, "output")
+                owner = ready.owner(self._background)
+                # Until no burst was opened during the last wait: from then on nothing waits.
+                while missing := [
+                    b for b in self._bursts if b not in opened or (opened[b] is None and b.was_entered)
+                ]:
+                    for burst in missing:
+                        opened[burst] = await burst.open_beside(ready.plan, owner)
+                self._check_open()
+            except BaseException:
+                await finish(free_unused(ready.plan, opened.values()))
+                raise
+            before = self._current
+            if self._recoverer is not None:
+                self._recovered_count += self._recoverer.count
+            self._use(ready)
+            for burst, beside in opened.items():
+                before.users += 1
+                burst.replace(ready.plan, owner, beside, before.unused)
+            before.retire(self._plans)
 
     async def execute(
         self,
@@ -237,12 +254,13 @@ class Compilation:
         deadline: int | None,
         priority: str | Priority | None,
         loop_timeout: float | None,
-    ) -> _Asked:
+    ) -> Asked:
         self._check_open()
         check_deadline(deadline, where="execute")
         bound, plain, targets = self._bindings(inputs, outputs)
-        return _Asked(
-            check_inputs(self.inputs, plain, self._needed),
+        return Asked(
+            self._current,
+            check_inputs(self.inputs, plain, self._current.needed),
             bound,
             targets,
             deadline,
@@ -252,17 +270,19 @@ class Compilation:
 
     def _job(
         self,
-        asked: _Asked,
+        asked: Asked,
         measure: bool,
         wait_for: Sequence[SyncFence] = (),
         duration_ns: int | None = None,
     ) -> ExecutionJob:
+        current = asked.plan
+        current.users += 1
         return ExecutionJob(
-            self._owner,
-            self._steps,
-            self._give_back,
+            current.owner,
+            current.steps,
+            functools.partial(self._give_back, current),
             asked.priority,
-            fill=functools.partial(self._area, asked),
+            fill=functools.partial(current.area, asked),
             deadline_ns=asked.deadline_ns,
             duration_ns=duration_ns,
             wait_for=wait_for,
@@ -300,39 +320,9 @@ class Compilation:
                 targets[main.output_indexes[index]] = output_target(index, self.outputs[index], value)
         return bound, plain, targets
 
-    def _area(self, asked: _Asked) -> RequestArea | Awaitable[RequestArea]:
-        """Memory that holds the inputs; to be awaited where filling it takes longer than the loop may be held."""
-        arrays, bound, targets = asked.inputs, asked.bound, asked.targets
-        shapes = tuple([None if array is None else array.shape for array in arrays])
-        values = self._values.of(shapes, self._sizes, bound.keys())
-        for index, area in enumerate(self._areas):
-            if area.is_for(values):
-                del self._areas[index]
-                break
-        else:
-            self._areas.clear()  # The kept area is for other shapes or sizes.
-            area = None
-
-        def filled() -> RequestArea:
-            filling = RequestArea(values) if area is None else area
-            filling.bind(bound, targets)
-            filling.write(self.model.main.input_indexes, arrays)
-            return filling
-
-        if area is None:
-            is_quick = sum(value.size_bytes for value in values) <= NEW_BYTES_IN_LOOP_MAX
-        else:
-            is_quick = sum([a.nbytes for a in arrays if a is not None]) <= COPIED_BYTES_IN_LOOP_MAX
-        return filled() if is_quick else _on_thread(filled)
-
-    def _give_back(self, job: ExecutionJob) -> None:
-        area = job.area
-        # One that had to grow has its values scattered; the next execution starts with one memory of the right size.
-        keep = area is not None and len(area.memories) == 1 and not self._closed
-        if area is not None:
-            area.bind({})
-        if area is not None and keep and len(self._areas) < AREAS_KEPT_MAX:
-            self._areas.append(area)
+    def _give_back(self, plan: PlanInUse, job: ExecutionJob) -> None:
+        # A method, by which an execution under way keeps its compilation.
+        plan.give_back(job)
 
     def burst(self, *, slots: int = 2) -> Burst:
         """Repeated executions at low cost; use it with ``async with``.
@@ -347,10 +337,11 @@ class Compilation:
         burst = Burst(
             self._background,
             self._plan,
+            self._current.owner,
             self._priority,
             slots,
             polling=self._polling,
-            report=self._report,
+            figures=self._figures,
             on_close=self._forget_burst,
         )
         self._bursts.add(burst)
@@ -368,7 +359,7 @@ class Compilation:
     @property
     def recoveries(self) -> int:
         """Number of times that a step was prepared again after its driver had died; 0 without ``recover``."""
-        return 0 if self._recoverer is None else self._recoverer.count
+        return self._recovered_count + (0 if self._recoverer is None else self._recoverer.count)
 
     @property
     def steps(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -394,18 +385,25 @@ class Compilation:
         from aionn.runtime.executions.reusable import ReusableExecution
 
         self._check_open()
+        current = self._current
         return ReusableExecution(
             self._plan,
-            self._sizes,
+            current.sizes,
             measure,
             loop_timeout,
-            check_open=self._check_open,
-            make_job=self._computation,
+            check_open=functools.partial(self._check_current, current),
+            make_job=functools.partial(self._computation, current),
             background=self._background,
         )
 
+    def _check_current(self, plan: PlanInUse) -> None:
+        self._check_open()
+        if plan is not self._current:
+            raise InvalidArgument("reusable execution: its model was replaced; make another one")
+
     def _computation(
         self,
+        plan: PlanInUse,
         area: RequestArea,
         measure: bool,
         loop_timeout_ns: int | None,
@@ -413,10 +411,11 @@ class Compilation:
         priority: str | Priority | None,
     ) -> ExecutionJob:
         # A method, by which a reusable execution keeps its compilation.
+        plan.users += 1
         return ExecutionJob(
-            self._owner,
-            self._steps,
-            _keep_memory,
+            plan.owner,
+            plan.steps,
+            plan.unused,
             self._priority if priority is None else priority_of(priority),
             area=area,
             deadline_ns=deadline_ns,
@@ -441,9 +440,7 @@ class Compilation:
         try:
             await finish_all([burst.aclose for burst in self._bursts])
         finally:
-            self._areas.clear()
-            await self._plan.aclose()
-        self._finalizer.detach()  # Not before: a closing that failed is tried again when this object is dropped.
+            await close_plans(self._plans)
 
     async def __aenter__(self) -> Self:
         return self

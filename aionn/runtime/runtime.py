@@ -22,7 +22,6 @@ from typing import Any, Self
 import anyio
 import anyio.abc
 import anyio.to_thread
-import msgspec
 
 from aionn.errors import DeviceUnavailable, Error, InvalidArgument, shortages_told, status_of
 from aionn.hal import (
@@ -32,13 +31,12 @@ from aionn.hal import (
     Model,
     Priority,
 )
-from aionn.models.importing import check_import_options, is_onnx
+from aionn.models.importing import check_import_options
 from aionn.observability.log_tags import choose_tags
 from aionn.observability.tracing import section
 from aionn.platform.loops import finish, finish_all
-from aionn.platform.real_work import real_work
 from aionn.runtime.background import Background
-from aionn.runtime.clock import check_deadline, missed_at, now_ns
+from aionn.runtime.clock import check_deadline, now_ns
 from aionn.runtime.compilation import Compilation
 from aionn.runtime.devices import RuntimeDevice
 from aionn.runtime.discovery import (
@@ -48,25 +46,15 @@ from aionn.runtime.discovery import (
     devices_given,
     drivers_wanted,
 )
+from aionn.runtime.executions.plan_in_use import Ready
 from aionn.runtime.executions.results import priority_of
 from aionn.runtime.extensions import check_extensions
 from aionn.runtime.introspection import Support, ask_support
 from aionn.runtime.memory.allocation import allocate
 from aionn.runtime.memory.own import DeviceMemory, OwnMemory, SharedMemory, copy
-from aionn.runtime.placement.caching import open_cache
-from aionn.runtime.placement.fallback import can_fall_back, may_fall_back
-from aionn.runtime.placement.plan import Plan
-from aionn.runtime.placement.planning import (
-    LoadedModel,
-    PlanOptions,
-    identity_of,
-    keep_plan,
-    load_model,
-    make_plan,
-    restore_plan,
-)
+from aionn.runtime.metrics.exposed import RuntimeMetrics
+from aionn.runtime.placement.compiling import Compiler
 from aionn.runtime.realtime import ProcessThreads, RealtimeReport, RuntimeRealtime
-from aionn.runtime.recovery.prepared import Recoverer
 from aionn.runtime.settings import PartitionMode, Settings, preference_of, settings_from
 from aionn.runtime.telemetry import (
     Listener,
@@ -108,6 +96,7 @@ def open_runtime(
     collector: str | None = None,
     trace: str | os.PathLike[str] | None = None,
     telemetry: Sequence[Listener] = (),
+    metrics: str | None = None,
 ) -> Runtime:
     """Opens a runtime; use it with ``async with``.
 
@@ -142,6 +131,10 @@ def open_runtime(
             ``AIONN_COLLECTOR``, and without that ``frozen`` with real time, otherwise ``ordinary``.
         trace: A file that a trace of all processes is written to; None takes ``AIONN_TRACE``.
         telemetry: Called with a ``Report`` at the end of each compilation and of each execution.
+        metrics: ``HOST:PORT`` at which the figures of the runtime are exposed to a monitoring system, at ``/metrics`` in the text
+            format of Prometheus; either part may be left out (127.0.0.1 and 9464), and port 0 takes a free one, see
+            ``Runtime.metrics_url``. Any other address than a loopback one lets other machines read them. None counts and exposes
+            nothing.
 
     Raises:
         InvalidArgument: A name is empty or used twice, there is no such isolation, or a setting makes no sense.
@@ -175,6 +168,7 @@ def open_runtime(
         settings=settings,
         trace=trace,
         telemetry=telemetry,
+        metrics=metrics,
         is_asked_for=drivers is not None,
     )
 
@@ -197,8 +191,10 @@ class Runtime:
         settings: Settings | None = None,
         trace: str | os.PathLike[str] | None = None,
         telemetry: Sequence[Listener] = (),
+        metrics: str | None = None,
         is_asked_for: bool = False,
     ) -> None:
+        self._metrics = None if metrics is None else RuntimeMetrics(metrics)
         self._listeners = tuple(telemetry)
         self.settings = Settings() if settings is None else settings
         self._trace = trace
@@ -226,6 +222,11 @@ class Runtime:
     def is_open(self) -> bool:
         """Whether it was opened, and is not being closed."""
         return self._background.is_open
+
+    @property
+    def metrics_url(self) -> str | None:
+        """The address of the metrics; None if they are not exposed."""
+        return None if self._metrics is None else self._metrics.url
 
     @property
     def background(self) -> Background:
@@ -262,6 +263,8 @@ class Runtime:
             self._found.scheduling = self._realtime.scheduling
             with section("LR_PI", "find devices"):
                 await self._found.find(self._given, self._drivers, self.tasks)
+            if self._metrics is not None:
+                self._metrics.serve(self._background, lambda: self.devices)
         except BaseException:
             try:
                 await finish(self._close())
@@ -370,51 +373,34 @@ class Runtime:
         """
         self._check_open("compile")
         check_deadline(deadline, where="compile")
-        started_ns = now_ns()
         wanted_priority = priority_of(priority)
         wanted_preference = preference_of(preference)
         imports = check_import_options(dimensions, input_shapes, values)
         candidates = self._candidates(devices)
         check_extensions(model, self.settings.extensions, [device.info for device in self.devices])
-        loaded: LoadedModel | None = None
-        try:
-            with section("LR_PC", "compile"), missed_at(deadline, "compile"):
-                described = b""
-                if imports.names or (cache_dir is not None and await _is_onnx(model)):
-                    # The import may read other files, and depends on the options: its result identifies the compilation.
-                    loaded = await load_model(model, imports)
-                    model, described = loaded.model, identity_of(loaded, imports)
-                cache = await open_cache(cache_dir, cache_token, model, described)
-                recoverer = Recoverer(self._background) if recover else None
-                options = PlanOptions(wanted_preference, wanted_priority, deadline, cache, recoverer)
-                # With leave to fall back the whole model is needed; without, a plan from the cache will do.
-                if self.settings.partition == PartitionMode.WITHOUT_FALLBACK:
-                    allow_fallback = False
-                plan = None if allow_fallback else await restore_plan(model, candidates, options)
-                if plan is None:
-                    loaded = await load_model(model) if loaded is None else loaded
-                    plan = await self._plan(loaded, devices, candidates, options, allow_fallback)
-        except Error as e:
-            if self._listeners:
-                failed = await anyio.to_thread.run_sync(
-                    failure_report_of, loaded, candidates, devices is not None, status_of(e)
-                )
-                Reporter(self._listeners, failed).compiled(now_ns() - started_ns)
-            raise
-        from_cache = cache is not None and cache.used is True
-        reporter = None
-        if self._listeners:
-            base = await anyio.to_thread.run_sync(report_of, plan, from_cache, devices is not None)
-            reporter = Reporter(self._listeners, base)
-            reporter.compiled(now_ns() - started_ns)
+        fallback = self._fallback_device(devices) if allow_fallback else None
+        compiler = Compiler(
+            self._background,
+            candidates,
+            fallback,
+            imports,
+            preference=wanted_preference,
+            priority=wanted_priority,
+            cache_dir=cache_dir,
+            recover=recover,
+        )
+
+        async def make_ready(
+            model: Model | str | os.PathLike[str], deadline_ns: int | None, token: bytes | None
+        ) -> Ready:
+            return await self._ready(compiler, model, deadline_ns, token, candidates, devices is not None)
+
         compilation = Compilation(
             self._background,
-            plan,
+            await make_ready(model, deadline, cache_token),
             wanted_priority,
-            from_cache=from_cache,
             polling=self.settings.polling(wanted_preference),
-            report=None if reporter is None else reporter.executed,
-            recoverer=recoverer,
+            make_ready=make_ready,
             on_close=self._compilations.discard,
         )
         self._compilations.add(compilation)
@@ -422,36 +408,41 @@ class Runtime:
         await self._report_threads()
         return compilation
 
-    async def _plan(
+    async def _ready(
         self,
-        loaded: LoadedModel,
-        devices: str | Sequence[str] | None,
+        compiler: Compiler,
+        model: Model | str | os.PathLike[str],
+        deadline_ns: int | None,
+        cache_token: bytes | None,
         candidates: Sequence[RuntimeDevice],
-        options: PlanOptions,
-        allow_fallback: bool,
-    ) -> Plan:
-        fallback_device = self._fallback_device(loaded.model, devices) if allow_fallback else None
+        is_chosen: bool,
+    ) -> Ready:
+        """Makes a model ready, and reports that. Raises as ``compile``."""
+        started_ns = now_ns()
         try:
-            plan = await make_plan(loaded, candidates, options, fallback_device)
+            planned = await compiler.plan(model, deadline_ns=deadline_ns, cache_token=cache_token)
         except Error as e:
-            if fallback_device is None or not may_fall_back(e):
-                raise
-            # A model that failed to compile goes to the reference device as a whole, as in the HAL.
-            plan = await make_plan(loaded, [fallback_device], options._replace(cache=None))
-            reason = f"fallback: compiling failed ({e})"
-            return plan._replace(
-                placement=tuple(msgspec.structs.replace(p, reason=reason) for p in plan.placement)
-            )
-        await keep_plan(plan, candidates, options)
-        return plan
+            if self._listeners:
+                failed = await anyio.to_thread.run_sync(
+                    failure_report_of, compiler.loaded, candidates, is_chosen, status_of(e)
+                )
+                Reporter(self._listeners, failed).compiled(now_ns() - started_ns)
+            raise
+        reporter = None
+        if self._listeners:
+            base = await anyio.to_thread.run_sync(report_of, planned.plan, planned.from_cache, is_chosen)
+            reporter = Reporter(self._listeners, base)
+            reporter.compiled(now_ns() - started_ns)
+        figures = None if self._metrics is None else await self._metrics.compilation(model, planned.plan)
+        return Ready(*planned, None if reporter is None else reporter.executed, figures)
 
-    def _fallback_device(self, model: Model, devices: str | Sequence[str] | None) -> RuntimeDevice | None:
+    def _fallback_device(self, devices: str | Sequence[str] | None) -> RuntimeDevice | None:
+        if self.settings.partition == PartitionMode.WITHOUT_FALLBACK:
+            return None
         if devices is not None:
             raise InvalidArgument(
                 "compile: allow_fallback goes with devices=None: devices that are asked for are not replaced"
             )
-        if not can_fall_back(model):
-            return None
         return next((device for device in self.devices if device.driver == "reference"), None)
 
     def _candidates(self, devices: str | Sequence[str] | None) -> list[RuntimeDevice]:
@@ -577,18 +568,13 @@ class Runtime:
             functools.partial(_close_compilation, compilation) for compilation in self._compilations
         ]
         closings.append(self._background.close_dropped)
+        if self._metrics is not None:
+            closings.append(self._metrics.aclose)
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._realtime.close)
             stack.push_async_callback(self._background.aclose)
             stack.push_async_callback(finish_all, devices)
             stack.push_async_callback(finish_all, closings)
-
-
-async def _is_onnx(model: Model | str | os.PathLike[str]) -> bool:
-    if not isinstance(model, str | os.PathLike):
-        return False
-    with real_work("reading a model"):
-        return await anyio.to_thread.run_sync(is_onnx, model)
 
 
 async def _close_compilation(compilation: Compilation) -> None:

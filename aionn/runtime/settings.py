@@ -138,6 +138,9 @@ VARIABLES = (
     ),
     Variable(TRACE_VARIABLE, "", "file that a trace of all processes is written to", "trace"),
     Variable(LOG_VARIABLE, "", f"log tags, or all: {', '.join(TAGS)}", "log"),
+    Variable(
+        "AIONN_NATIVE", "0", "1: bursts of the driver litert-cpu call LiteRT without Python where they can"
+    ),
     Variable("AIONN_LITERT_THREADS", "1", "threads of each LiteRT interpreter"),
     Variable("AIONN_ORT_THREADS", "1", "threads of each execution on ONNX Runtime"),
     Variable("AIONN_OPENVINO_THREADS", "1", "threads of each execution on OpenVINO's CPU device"),

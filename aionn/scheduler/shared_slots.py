@@ -212,6 +212,13 @@ class SharedSlots:
         job._since_ns = self._now()
         return True
 
+    def adopt(self, job: ClientJob, slot: int, since_ns: int) -> None:
+        """Gives a job the slot in which it has run since a time, without this queue: no job held or awaited a slot then."""
+        assert self._holders[slot] is None, "a slot has one holder"
+        job.slot = slot
+        self._holders[slot] = job
+        job._since_ns = since_ns
+
     def enter(self, job: ClientJob) -> None:
         """Admits a job; it is started when it gets a slot, perhaps before this returns.
 

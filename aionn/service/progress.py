@@ -8,6 +8,7 @@ Invariants:
 1. While work is under way, the timer rings no earlier than the limit after the last beginning of work on an idle device or the last
    end of any, whichever came later, and at most a quarter of the limit after that.
 2. An idle device has no timer, after a quarter of the limit at the latest.
+3. Native calls, which begin and end without Python, count as well: they are looked at every quarter of the limit.
 
 Setting the timer starts a thread, some 30 microseconds, which a stream would pay for each frame. So it is set for a quarter more
 than the limit, and again only when it is older than a quarter; a thread of this module takes it away.
@@ -31,6 +32,11 @@ HANG_AFTER_S_MAX = 7 * 24 * 3600.0
 """The longest watch, a week: the interpreter's timer is limited to some centuries, and no real watch is that long."""
 
 _NOTHING = nullcontext()
+
+
+NativeActivity = Callable[[], tuple[float, float]]
+"""When the last native call of a burst began and when the last one ended, in seconds of CLOCK_MONOTONIC; one runs while the first
+is later. From any thread."""
 
 
 def check_hang_after_s(hang_after_s: float | None, *, where: str) -> None:
@@ -62,6 +68,8 @@ class Progress:
         self._changed = threading.Condition(threading.Lock())
         self._count = 0
         self._set_s: float | None = None
+        self._natives: list[NativeActivity] = []
+        self._busy_s = self._moved_s = 0.0
         self._closed = False
         self._thread: threading.Thread | None = None
         if hang_after_s is not None:
@@ -81,6 +89,28 @@ class Progress:
         # Without a watch this is in the way of every frame of a burst for nothing.
         return _NOTHING if self._hang_after_s is None else self._watched()
 
+    def watch(self, activity: NativeActivity) -> Callable[[], None]:
+        """Watches native calls as well.
+
+        Args:
+            activity: See ``NativeActivity``. It must be quick and must not raise.
+
+        Returns:
+            Ends that; idempotent, from any thread.
+        """
+        if self._hang_after_s is None:
+            return _no_watch
+
+        def end() -> None:
+            with self._changed:
+                if activity in self._natives:
+                    self._natives.remove(activity)
+
+        with self._changed:
+            self._natives.append(activity)
+            self._changed.notify()
+        return end
+
     @contextmanager
     def _watched(self) -> Iterator[None]:
         self._change(1)
@@ -93,6 +123,14 @@ class Progress:
         assert self._hang_after_s is not None
         with self._changed:
             before, self._count = self._count, self._count + by
+            if self._natives and (by < 0 or before == 0):
+                now_s = self._now_s()
+                if by > 0:
+                    self._busy_s = now_s
+                    if self._running():
+                        self._look(self._hang_after_s)  # The device was not idle: nothing has moved on.
+                        return
+                self._moved_s = now_s
             if self._closed or self._count == 0 or (before > 0 and by > 0):
                 return
             now_s, margin_s = self._now_s(), self._hang_after_s / 4
@@ -104,11 +142,35 @@ class Progress:
     def _forget_when_idle(self, pause_s: float) -> None:
         with self._changed:
             while not self._closed:
-                self._changed.wait_for(lambda: self._closed or self._set_s is not None)
+                self._changed.wait_for(lambda: self._closed or self._set_s is not None or self._natives)
                 self._changed.wait_for(lambda: self._closed, pause_s)
-                if self._set_s is not None and (self._closed or self._count == 0):
-                    faulthandler.cancel_dump_traceback_later()
-                    self._set_s = None
+                self._look(4 * pause_s)
+
+    def _running(self) -> list[float]:
+        """When the native calls began that run now."""
+        return [
+            began_s for began_s, ended_s in (activity() for activity in self._natives) if began_s > ended_s
+        ]
+
+    def _look(self, limit_s: float) -> None:
+        """Takes the timer away from an idle device, and sets it anew where native calls moved on. With the lock."""
+        running = self._running()
+        if self._closed or not (self._count or running):
+            if self._set_s is not None:
+                faulthandler.cancel_dump_traceback_later()
+                self._set_s = None
+            return
+        if not self._natives:
+            return
+        # A call that began beside other work has moved nothing on.
+        began_s = min(running, default=0.0)
+        if self._count and began_s > self._busy_s:
+            began_s = 0.0
+        moved_s = max(self._moved_s, began_s, *(activity()[1] for activity in self._natives))
+        if self._set_s is None or moved_s > self._set_s:
+            left_s = moved_s + 1.25 * limit_s - self._now_s()
+            faulthandler.dump_traceback_later(max(left_s, 1e-3), exit=True)
+            self._set_s = moved_s
 
     def close(self) -> None:
         """Ends the watch. Idempotent."""
@@ -125,3 +187,7 @@ class Progress:
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _no_watch() -> None:
+    pass

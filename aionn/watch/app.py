@@ -20,7 +20,7 @@ from typing import Any
 import anyio
 import msgspec
 
-from aionn.watch.access import Access, Refusal
+from aionn.observability.access import Access, Refusal
 from aionn.watch.collector import Collector, Snapshot
 from aionn.watch.feed import Feed, LocalUpstream, TabRequest, Upstream
 from aionn.watch.metrics import metrics_text

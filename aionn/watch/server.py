@@ -34,9 +34,9 @@ import numpy.typing as npt
 
 from aionn.errors import DeviceUnavailable, GeneralFailure, InvalidArgument
 from aionn.media.live.readable import until_readable
+from aionn.observability.access import is_loopback
 from aionn.platform.loops import finish
 from aionn.platform.python_process import python_command, python_environment
-from aionn.watch.access import is_loopback
 from aionn.watch.collector import Collector
 from aionn.watch.messages import MESSAGE_BYTES_MAX, QUESTION_FIGURES, Answer, Ready, Start
 from aionn.watch.streams import Shot, WatchedStream

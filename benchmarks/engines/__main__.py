@@ -10,6 +10,8 @@ How each figure is taken:
   `loop.run_in_executor`: a thread hop is the least that keeps an event loop free.
 - Import and compile: `runtime.compile` of a path and its end, with a driver process that has compiled the model before, against the
   creation of the engine's session from the same file.
+- Cache: `runtime.compile` of a model that was imported beforehand, in process: from the files of a compilation cache, against one
+  without.
 - Reader: `read_model` of the 14 MB file alone.
 - Stop: in process, the time from the cancellation of an execution, and from its deadline, to the end of the launch, for a chain of
   equal products of matrices, against the time of one product.
@@ -34,13 +36,16 @@ from aionn.conformance.requests import request_for
 from aionn.errors import Error
 from aionn.hal import CancelCapability, Model, OperandType, OperationType
 from aionn.models.builder import GraphBuilder
+from aionn.models.onnx import load_onnx
 from aionn.models.onnx.schema import read_model
+from aionn.models.tflite import load_tflite
 from benchmarks.engines.peers import ENGINES, Engine, Peer
 from benchmarks.rows import Report, alternating, at_most, compare, options, quiet_collector, single
 from fences import now_ns
 
 IN_PROCESS_MAX = 1.5
 COMPILE_MAX = 2.0
+CACHED_MAX = 0.5
 READ_MS_MAX = 50.0
 STOP_MAX = 2.0
 LARGE = "mobilenet_v2"
@@ -103,6 +108,7 @@ class Measurement:
                     continue
                 await self._latency(runtime, here, name, path)
                 await self._compile(runtime, name, path)
+                await self._cached(here, name, path, folder / f"{self._driver}-{name}")
             await self._stop(here)
 
     def _counts(self, name: str) -> tuple[int, int]:
@@ -183,6 +189,23 @@ class Measurement:
                 goal,
             )
         )
+
+    async def _cached(self, here: aionn.Runtime, name: str, path: Path, cache: Path) -> None:
+        model = load_tflite(path).model if path.suffix == ".tflite" else load_onnx(path).model
+
+        async def ms(is_kept: bool) -> float:
+            options = {"cache_dir": cache, "cache_token": bytes(32)} if is_kept else {}
+            started = time.perf_counter()
+            async with await here.compile(model, **options) as net:
+                took = 1e3 * (time.perf_counter() - started)
+            assert net.from_cache == is_kept
+            return took
+
+        async with await here.compile(model, cache_dir=cache, cache_token=bytes(32)):
+            pass
+        found = await _blocks({"kept": lambda: ms(True), "anew": lambda: ms(False)}, 4 if self._quick else 12)
+        label = f"{self._driver}, {name}: compile from the cache"
+        self._report.add(compare(label, "ms", found["kept"], "compile", found["anew"], at_most(CACHED_MAX)))
 
     async def _stop(self, here: aionn.Runtime) -> None:
         device = here.devices[0]

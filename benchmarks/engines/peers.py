@@ -89,6 +89,33 @@ class LiteRT:
         return found
 
 
+class OpenVino:
+    """OpenVINO by ``infer``, in float32 and with one stream on one thread."""
+
+    def __init__(self, path: Path) -> None:
+        import openvino as ov
+
+        properties = {
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_PRECISION_HINT": "f32",
+            "NUM_STREAMS": "1",
+            "INFERENCE_NUM_THREADS": "1",
+            "ENABLE_CPU_PINNING": "NO",
+        }
+        compiled = ov.Core().compile_model(str(path), "CPU", properties)
+        self._request = compiled.create_infer_request()
+        self.x = np.random.default_rng(3).random(tuple(compiled.input(0).shape), dtype=np.float32)
+        self._y = np.empty(tuple(compiled.output(0).shape), np.float32)
+        self._request.set_input_tensor(0, ov.Tensor(self.x, shared_memory=True))
+        self._request.set_output_tensor(0, ov.Tensor(self._y, shared_memory=True))
+
+    def __call__(self) -> None:
+        self._request.infer()
+
+    def y(self) -> Array:
+        return self._y.copy()
+
+
 class Engine(NamedTuple):
     """A device of aionn and its engine alone.
 
@@ -135,5 +162,6 @@ def shipped(folder: Path) -> dict[str, Path | None]:
 ENGINES: Mapping[str, Engine] = {
     "litert-cpu": Engine("ai_edge_litert.interpreter", LiteRT, shipped, 1e-5),
     "ort-cpu": Engine("onnxruntime", OnnxRuntime, written, 1e-4),
+    "openvino-cpu": Engine("openvino", OpenVino, written, 1e-4),
 }
 """By the name of aionn's driver."""

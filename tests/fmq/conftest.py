@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import fmq
+from tests.fmq.answering import Calls, Ends
 
 HERE = Path(__file__).parent
 ANSWER_TIMEOUT_S = 30.0
@@ -212,3 +213,23 @@ def counters() -> Iterator[Callable[..., Any]]:
     yield view
     for each in maps:
         each.close()
+
+
+@pytest.fixture
+def make_ends() -> Iterator[Callable[..., Ends]]:
+    """Makes clients and services whose messages C functions answer."""
+    made: list[Ends] = []
+
+    def make(**options: Any) -> Ends:
+        made.append(Ends(**options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def calls() -> Calls:
+    """A function that counts its calls."""
+    return Calls()

@@ -84,6 +84,21 @@ def flip(seed: int, message_headers: bool) -> int:
     return flips
 
 
+def rewrite(place: int, first: bytes, second: bytes) -> int:
+    """Writes two words in turns to a place of the first queue's ring at full rate until told to stop."""
+    queue = queues[0]
+    with mmap.mmap(queue.fds[0], os.fstat(queue.fds[0]).st_size) as memory:
+        start = queue.descriptor.grantors[fmq.Grantor.DATA].offset + place
+        end, count = start + len(first), 0
+        print("rewriting", flush=True)
+        while not select.select([sys.stdin], [], [], 0)[0]:
+            for _ in range(1000):
+                memory[start:end] = first
+                memory[start:end] = second
+            count += 1000
+    return count
+
+
 def fill(event: int) -> None:
     """Writes to an eventfd until it holds all that it can."""
     os.set_blocking(event, False)

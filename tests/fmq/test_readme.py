@@ -12,7 +12,7 @@ from fmq.descriptor import plan_layout
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "fmq/README.md").read_text()
-NATIVE = (ROOT / "fmq/_native.c").read_text()
+NATIVE = "".join((ROOT / "fmq" / name).read_text() for name in ("_native.c", "_slots.c"))
 
 
 def section(title: str) -> str:
@@ -50,7 +50,7 @@ def test_every_sync_point_is_in_the_table_and_in_the_code() -> None:
         assert release.strip() and acquire.strip() and orders.strip(), (
             f"{name}: an ordering without a partner"
         )
-    for name in ("DATA_READY", "SPACE_FREE", "CLAIM", "EVENT_BITS"):
+    for name in ("DATA_READY", "SPACE_FREE", "CLAIM", "EVENT_BITS", "SLOTS"):
         assert f"{name} release" in NATIVE and f"{name} acquire" in NATIVE
 
 

@@ -21,6 +21,9 @@ def test_sdist_has_what_the_tests_need(source: Path, repository: Path) -> None:
         "examples/data/shapes.mp4",
         "docs/architecture.md",
         "fmq/_native.c",
+        "fmq/_native.h",
+        "fmq/_slots.c",
+        "fmq/_answers.c",
         ".ci/run",
     ):
         assert (source / name).read_bytes() == (repository / name).read_bytes()

@@ -11,7 +11,13 @@ import aionn
 from aionn.cli import interrupts
 from aionn.cli.output import print_json
 from aionn.errors import Error
-from aionn.media import list_cameras
+from aionn.media import (
+    CameraInfo,
+    MicrophoneInfo,
+    SourceUnavailable,
+    list_cameras,
+    list_microphones,
+)
 from aionn.reports.terminal import print_line, print_table
 
 __all__ = ["devices"]
@@ -25,7 +31,7 @@ def devices(
     """List the devices with type, version, feature level and status, and the drivers that cannot be used, with the reason.
 
     Args:
-        sources: List the cameras of this machine instead, with the names that survive a reconnection.
+        sources: List the cameras and microphones of this machine instead, with the names that survive a reconnection.
         json: Print one JSON object instead of a table.
     """
     if sources:
@@ -46,15 +52,40 @@ def devices(
 
 
 def _sources(json: bool) -> int:
-    cameras = interrupts.run(list_cameras)
+    cameras, microphones, problem = interrupts.run(_find_sources)
     if json:
-        print_json({"cameras": [to_builtins(camera) for camera in cameras]})
+        print_json(
+            {
+                "cameras": [to_builtins(camera) for camera in cameras],
+                "microphones": [to_builtins(microphone) for microphone in microphones],
+                "microphones_unavailable": problem,
+            }
+        )
         return 0
+    _print_cameras(cameras)
+    if microphones:
+        microphone_rows = [(m.name, m.sample_format, m.state.lower()) for m in microphones]
+        print_table("microphones", ("name", "format", "state"), microphone_rows, least=("state", "format"))
+    else:
+        print_line(problem or "no microphone: the sound server has none")
+    return 0
+
+
+async def _find_sources() -> tuple[list[CameraInfo], list[MicrophoneInfo], str]:
+    """Cameras, microphones, and why there are no microphones."""
+    cameras = await list_cameras()
+    try:
+        return cameras, await list_microphones(), ""
+    except SourceUnavailable as e:
+        return cameras, [], str(e)
+
+
+def _print_cameras(cameras: list[CameraInfo]) -> None:
     if not cameras:
         print_line(
             "no camera: none is plugged in, or none is passed into this container; --source pattern: is a test picture"
         )
-        return 0
+        return
     rows = [
         (c.path, c.name, ", ".join(c.formats), c.bus, c.stable_path or "-") for c in cameras if not c.problem
     ]
@@ -64,7 +95,6 @@ def _sources(json: bool) -> int:
     for camera in cameras:
         if camera.problem:
             print_line(f"unavailable: {camera.problem}")
-    return 0
 
 
 async def _devices() -> dict[str, Any]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import anyio
 import anyio.abc
+import anyio.to_thread
 import msgspec
 from cyclopts import Parameter
 
@@ -22,13 +26,17 @@ from aionn.drivers import registry
 from aionn.errors import InvalidArgument
 from aionn.hal import Device
 from aionn.observability.log_tags import choose_tags
-from aionn.platform.loops import finish
+from aionn.observability.scraping import MetricsServer, Source
+from aionn.platform.loops import caller, finish, in_loop
 from aionn.realtime import Mode, PageLocks, RunLimit, SchedulingClass
 from aionn.realtime.scheduling import close_shared, open_shared
 from aionn.reports.terminal import print_line
 from aionn.runtime.settings import settings_from
 from aionn.runtime.traces import begin_trace
+from aionn.service.host.accepted import Drain
 from aionn.service.host.admission import ClientLimits
+from aionn.service.host.draining import DRAIN_S_MAX, EXIT_STATUS, DrainState
+from aionn.service.host.metrics import FAMILIES, HostFigures
 from aionn.service.host.process import DEFAULT_LIMITS, SHARED_QUOTAS, freeze_modules, listen, shorten_turns
 from aionn.service.progress import Progress
 from aionn.service.wire.quotas import Quotas
@@ -45,6 +53,10 @@ OBJECTS_MAX = 1 << 20
 
 SECONDS_MAX = 86400
 """Longest wait for a client or for the device, a day."""
+
+CLOSE_S_MAX = 0.05
+"""Limit of closing the device when nothing is under way any more: its threads end in a few milliseconds, and then the process exits
+regardless."""
 
 
 def serve(
@@ -65,6 +77,8 @@ def serve(
     clients_per_process: Annotated[int, numbers(1, OBJECTS_MAX)] = DEFAULT_LIMITS.clients_per_process,
     hello_within: Annotated[float, numbers(0, SECONDS_MAX, "s", is_open=True)] = DEFAULT_LIMITS.hello_s,
     hang_after: Annotated[float | None, numbers(0, SECONDS_MAX, "s", is_open=True)] = None,
+    drain_within: Annotated[float, numbers(0, SECONDS_MAX, "s")] = DRAIN_S_MAX,
+    metrics: str | None = None,
     realtime: RealtimeOption = None,
     quiet: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
@@ -72,6 +86,9 @@ def serve(
 
     Clients cannot see or disturb one another: each has objects and limits of its own, and its objects are freed when it
     disconnects.
+
+    At SIGTERM the process drains, so that nothing new is accepted, accepted executions end, and the exit status is 0. A second
+    SIGTERM ends it immediately.
 
     Args:
         device: Registered name of the driver, or MODULE:CLASS, in the working directory too.
@@ -90,6 +107,10 @@ def serve(
         clients_per_process: Concurrent connections of one process.
         hello_within: Seconds after which a connection that has not sent Hello is ended.
         hang_after: End the process, with status 1, when the device makes no progress for this number of seconds.
+        drain_within: Seconds that accepted executions without a deadline, or with a later one, have after SIGTERM; then they are
+            cut off, with status 1.
+        metrics: HOST:PORT at which the figures are exposed, at /metrics in the text format of Prometheus, and at /ready whether new
+            work is accepted; 127.0.0.1 and 9464 where they are left out. Another host lets other machines read them.
         realtime: Real-time scheduling of this process: required, used if the machine permits it, or off; by default AIONN_REALTIME,
             or off.
         quiet: Print nothing.
@@ -123,10 +144,12 @@ def serve(
     shorten_turns()
     with _realtime(settings.realtime):
         try:
-            interrupts.run(_serve, made, socket, permissions, quotas, limits, hang_after, quiet)
+            state = interrupts.run(
+                _serve, made, socket, permissions, quotas, limits, hang_after, drain_within, metrics, quiet
+            )
         except KeyboardInterrupt:
-            pass  # That is how it is ended.
-    return 0
+            return 0  # That is how it is ended.
+    return EXIT_STATUS[state]
 
 
 @contextmanager
@@ -156,21 +179,94 @@ async def _serve(
     quotas: Quotas,
     limits: ClientLimits,
     hang_after: float | None,
+    drain_within: float,
+    metrics: str | None,
     quiet: bool,
-) -> None:
+) -> DrainState:
+    figures = None if metrics is None else HostFigures()
+    drain = Drain(drain_within, figures)
     try:
-        async with anyio.create_task_group() as tasks:
+        async with (
+            _exposed(metrics, figures, device.info.name, drain) as url,
+            anyio.create_task_group() as tasks,
+        ):
             started = anyio.Event()
-            with anyio.open_signal_receiver(signal.SIGTERM) as signals:
-                tasks.start_soon(_listen, device, path, mode, quotas, limits, hang_after, started)
+            with _sigterm(drain):
+                tasks.start_soon(_listen, device, path, mode, quotas, limits, hang_after, started, drain)
                 await started.wait()
                 if not quiet:
                     print_line(f"serving {device.info.name} at {path}; Ctrl-C ends it")
-                async for _ in signals:
-                    tasks.cancel_scope.cancel()
-                    break
+                    if url:
+                        print_line(f"metrics at {url}")
+                await drain.requested()
+                if not quiet:
+                    print_line(f"ending {device.info.name}: accepted executions have {drain_within:g} s")
+                await drain.ended()
+                _end_soon(drain.state, device.info.name)
     finally:
         await finish(device.aclose())
+    return drain.state
+
+
+@asynccontextmanager
+async def _exposed(
+    place: str | None, figures: HostFigures | None, name: str, drain: Drain
+) -> AsyncIterator[str]:
+    """Exposes the figures; gives their address, or an empty text where they are not exposed."""
+    if place is None or figures is None:
+        yield ""
+        return
+
+    def is_up() -> bool:
+        return drain.state is DrainState.SERVING
+
+    source = Source(
+        FAMILIES,
+        lambda: figures.samples(name, is_up=is_up()),
+        in_loop(),
+        is_up,
+    )
+    server = MetricsServer(place, source)
+    try:
+        yield server.url
+    finally:
+        await finish(anyio.to_thread.run_sync(server.close))
+
+
+@contextmanager
+def _sigterm(drain: Drain) -> Iterator[None]:
+    """Drains at SIGTERM, and ends the process at the second one.
+
+    A handler of Python and not of the event loop: the second signal takes effect although a device blocks the loop.
+    """
+    wake = caller(drain.wake)
+
+    def handle(number: int, frame: object) -> None:
+        if drain.terminate() is DrainState.STOPPED:
+            os._exit(EXIT_STATUS[DrainState.STOPPED])
+        wake()
+
+    before = signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        # The rest of the process's life is bounded: a signal in it must not end the exit status that the drain has earned.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN if drain.state is DrainState.DRAINED else before)
+
+
+def _end_soon(state: DrainState, name: str) -> None:
+    """Ends the process although the device hangs in an execution that was not waited for any longer."""
+    if state is not DrainState.DRAINED:
+        # Nothing is closed: that would wait for what was cut off.
+        sys.stderr.write(f"aionn: {name}: {state.value}; they were cut off\n")
+        sys.stderr.flush()
+        os._exit(EXIT_STATUS[state])
+
+    def end() -> None:
+        threading.Event().wait(CLOSE_S_MAX)
+        os._exit(EXIT_STATUS[state])
+
+    threading.Thread(target=end, daemon=True, name="aionn-end").start()
 
 
 async def _listen(
@@ -181,8 +277,16 @@ async def _listen(
     limits: ClientLimits,
     hang_after: float | None,
     started: anyio.Event,
+    drain: Drain,
 ) -> None:
     with Progress(hang_after) as progress:
         await listen(
-            device, path, mode=mode, quotas=quotas, limits=limits, progress=progress, started=started
+            device,
+            path,
+            mode=mode,
+            quotas=quotas,
+            limits=limits,
+            progress=progress,
+            started=started,
+            drain=drain,
         )

@@ -21,6 +21,9 @@ from aionn.cli.streaming import (
     dropped_count,
     latency_of,
     presented_count,
+    print_recording,
+    recording_report,
+    recording_to,
     served_page,
     show_live,
     stream_and_count,
@@ -28,7 +31,15 @@ from aionn.cli.streaming import (
     watch_address,
 )
 from aionn.errors import InvalidArgument
-from aionn.media import LiveStatistics, audio_file, log_mel, named_source, shown_name, video_file
+from aionn.media import (
+    LiveStatistics,
+    audio_file,
+    has_sound,
+    log_mel,
+    named_source,
+    shown_name,
+    video_file,
+)
 from aionn.models.importing import ImportOptions
 from aionn.platform.files import TEXT_BYTES_MAX, read_regular
 from aionn.reports.terminal import print_line, print_table
@@ -74,6 +85,7 @@ def stream(
     realtime: RealtimeOption = None,
     watch: Annotated[bool, Parameter(negative=())] = False,
     watch_at: str | None = None,
+    record: Path | None = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Stream a video, a recording or a live source through a model and show how late the answers are and what was recognised.
@@ -82,7 +94,8 @@ def stream(
         model: A .tflite or .onnx file with one input: a picture, or one second of sound (samples or 49 x 40 log-mel energies).
         video: A video file.
         audio: A recording.
-        source: 0 or /dev/video0, a camera; camera:NAME; microphone:; rtsp://... or another address; pattern:, a test picture.
+        source: 0 or /dev/video0, a camera; camera:NAME; microphone:; rtsp://... or another address; replay:FILE, a recording;
+            pattern:, a test picture.
         seconds: Ends the stream after so long; by default it ends with its source.
         device: Which device; by default the first that supports the model.
         priority: low, medium or high.
@@ -98,6 +111,7 @@ def stream(
         realtime: Real-time scheduling: required, used if the machine permits it, or off; by default AIONN_REALTIME, or off.
         watch: Serve a page that shows the pictures with the answers, the latencies and the losses; prints its address.
         watch_at: HOST:PORT of the page, 127.0.0.1:8470 by default; another host lets other machines connect.
+        record: A new file for the items that go into the model, with their times; --source replay:FILE presents them again.
         json: Print one JSON object.
     """
     if (video is not None) + (audio is not None) + (source is not None) != 1:
@@ -121,6 +135,7 @@ def stream(
         names,
         (low, high),
         watch_address(watch, watch_at),
+        record,
         not json,
         realtime,
     )
@@ -153,10 +168,12 @@ def _picture_writer(spec: TensorSpec, levels: tuple[float, float]) -> Writer:
     return lambda frame, view: write(frame.data, view)
 
 
-def _source(spec: TensorSpec, video: Path | None, audio: Path | None, named: str | None, keep: Any) -> Any:
+def _source(
+    spec: TensorSpec, video: Path | None, audio: Path | None, named: str | None, keep: Any, is_sound: bool
+) -> Any:
     if audio is not None:
         return audio_file(audio, keep=keep)
-    if named is not None and named.startswith("microphone:"):
+    if named is not None and is_sound:
         return named_source(named, keep=keep)
     size = image_size(spec)
     return (
@@ -189,6 +206,7 @@ async def _stream(
     names: list[str],
     levels: tuple[float, float],
     at: str | None,
+    record: Path | None,
     live: bool,
     realtime: RealtimeOption,
 ) -> dict[str, Any]:
@@ -196,13 +214,13 @@ async def _stream(
         net = await runtime.compile(model, devices=device, priority=priority, **imports.keywords)
         if len(net.inputs) != 1:
             raise InvalidArgument(f"stream: expected a model with one input, got {len(net.inputs)}")
-        source = _source(net.inputs[0], video, audio, named, keep)
-        is_sound = audio is not None or (named or "").startswith("microphone:")
+        is_sound = audio is not None or has_sound(named or "")
+        source = _source(net.inputs[0], video, audio, named, keep, is_sound)
         collector = Collector(f"{model.name} on {', '.join(net.devices)}")
         collector.add_devices(d for d in runtime.devices if d.name in net.devices)
         watched = collector.add_stream("audio" if is_sound else "video", within_ns=within_ns, source=source)
         into = _sound_writer(net.inputs[0]) if is_sound else _picture_writer(net.inputs[0], levels)
-        async with served_page(collector, at), net.burst() as burst:
+        async with recording_to(record) as recorder, served_page(collector, at), net.burst() as burst:
             await warm_up(burst, net.inputs[0])
             granted = realtime_sentence(await runtime.realtime())
             finished = anyio.Event()
@@ -220,6 +238,7 @@ async def _stream(
                             within_ns=within_ns,
                             on_late=on_late,
                             measure=at is not None,
+                            recorder=recorder,
                         )
                 finally:
                     finished.set()
@@ -235,6 +254,7 @@ async def _stream(
             **_losses(source),
             "per_second": round(figures.per_second, 2),
             "latency_ms": latency_of(watched),
+            **recording_report(record, recorder),
             "realtime": granted,
             "recognised": _counted(watched),
         }
@@ -259,6 +279,7 @@ def _print(report: dict[str, Any]) -> None:
         f"latency p50 {latency.p50:.1f} ms, p99 {latency.p99:.1f} ms",
         lead=report["source"],
     )
+    print_recording(report)
     if report["realtime"]:
         print_line(report["realtime"], lead="real time")
     if report["recognised"]:

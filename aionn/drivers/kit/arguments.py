@@ -207,6 +207,11 @@ class Arguments:
             raise
         self.outputs = areas
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether all of them are views of shared memory, the same ones at each execution."""
+        return self._is_plain
+
     def inputs(self) -> list[Array | None]:
         """Views of shared memory and of device memories as they are now; rank 0 for scalars, None for an input that is left out.
 

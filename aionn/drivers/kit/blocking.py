@@ -75,6 +75,7 @@ from aionn.platform.threads import start_thread
 from aionn.realtime import Scheduling, current
 from fences import SyncFence
 from fences import now_ns as fences_now_ns
+from fmq import Permit
 
 __all__ = ["BlockingDevice", "BlockingPreparedModel"]
 
@@ -106,6 +107,7 @@ class BlockingPreparedModel(LaunchingPreparedModel):
         super().__init__(device, model, priority)
         weakref.finalize(self, device.gate.forget, self.identity).atexit = False
         self._abandoned = False
+        self._permit: Permit | None = None
         self._engine_threads = EngineThreads(f"{device.info.name} engine")
         count_model(self, priority)
         # An engine that was made before real time was in use is called directly: then a whole run has the class of the job.
@@ -250,6 +252,28 @@ class BlockingPreparedModel(LaunchingPreparedModel):
                 answer(result)
         return result
 
+    def permit(self) -> Permit:
+        """The permit of this prepared model's ``NativeCall``: its calls are jobs of the device, until it is closed.
+
+        Raises:
+            InvalidArgument: It is closed.
+            DeviceUnavailable: The device is.
+        """
+        if self._permit is None:
+            self._permit = self.device.gate.permit(self.identity, self.priority, owner=self.owner)
+        if (
+            self._closed or self._abandoned
+        ):  # Asked last: then closing it withdraws the permit that is here already.
+            self._permit.withdraw()
+        self.check_usable()
+        return self._permit
+
+    async def aclose(self) -> None:
+        """See the base class. Calls without the interpreter's lock are withdrawn; one that runs keeps what it needs."""
+        await super().aclose()
+        if self._permit is not None:
+            self._permit.withdraw()
+
     def begin(
         self,
         arguments: Arguments,
@@ -267,6 +291,8 @@ class BlockingPreparedModel(LaunchingPreparedModel):
     def abandon(self) -> None:
         """The results are not wanted any more: waiting executions never start, running ones end where the device can stop."""
         self._abandoned = True
+        if self._permit is not None:
+            self._permit.withdraw()
         self.device.interrupts.look()
 
 

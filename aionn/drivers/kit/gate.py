@@ -7,8 +7,10 @@ runs on itself; other jobs are run by the gate's own threads. All of them wait i
 Invariants:
 1. No more than ``slot_count`` jobs run concurrently.
 2. A slot that becomes free goes to the first in the order; no job overtakes by being on another path.
-3. The queue is bounded: more than ``scheduler.planner.WAITING_MAX`` jobs are rejected with RESOURCE_EXHAUSTED.
-4. A preempted job keeps its thread, which sleeps until the job is started again; others run on threads of their own.
+3. Calls without the interpreter's lock (``fmq.Answers``) take slots only while no other job holds one or waits. The first other
+   job closes their way: from then on each call that still runs is a job like any other, until it is released.
+4. The queue is bounded: more than ``scheduler.planner.WAITING_MAX`` jobs are rejected with RESOURCE_EXHAUSTED.
+5. A preempted job keeps its thread, which sleeps until the job is started again; others run on threads of their own.
 
 The queue of the runtime's dispatcher orders the jobs of one application; this one orders what several clients sent.
 """
@@ -33,6 +35,7 @@ from aionn.platform.threads import start_thread
 from aionn.realtime import SchedulingClass, current
 from aionn.scheduler.shared_slots import ClientJob, SharedSlots
 from fences import SyncFence
+from fmq import Permit, Slots
 
 __all__ = ["GateControl", "SlotGate", "run_on_gate"]
 
@@ -123,6 +126,9 @@ class SlotGate:
         self._running = _Running()
         self._executes = executes
         self._paused_count = 0
+        self._native: Slots | None = None
+        self._native_owners: dict[Hashable, tuple[Priority, Hashable]] = {}
+        self._native_jobs: dict[int, ThreadJob] = {}
         self._begins: queue.SimpleQueue[_SubmittedJob | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._closed = False
@@ -139,6 +145,7 @@ class SlotGate:
         """Drops what was learnt of a model that never comes again."""
         # Without the lock, which the thread that a finaliser interrupts may hold; dropping is one operation of a dict.
         self._slots.forget(model)
+        self._native_owners.pop(model, None)
 
     @property
     def learnt_count(self) -> int:
@@ -184,6 +191,7 @@ class SlotGate:
             shortage = self._start_threads()
             if shortage is not None and len(self._threads) <= self._paused_count:
                 raise shortage  # It would never begin.
+            self._close_native()
             self._slots.enter(job)
 
     def _check_open(self) -> None:
@@ -230,6 +238,43 @@ class SlotGate:
             self._slots.release(job)
             if self._closed:
                 self._end_threads()
+            elif self._native is not None:
+                self._open_native(self._native)
+
+    # --- Calls without the interpreter's lock ---------------------------------------------------------------------------------
+
+    def permit(self, model: int, priority: Priority, *, owner: Hashable = None) -> Permit:
+        """A permit for calls of a prepared model that take their slots by themselves. See ``slot`` for the arguments.
+
+        Raises:
+            DeviceUnavailable: The gate is closed.
+        """
+        with self._lock:
+            self._check_open()
+            if self._native is None:
+                self._native = Slots(self._slot_count)
+                self._open_native(self._native)
+            self._native_owners[model] = priority, owner
+            return Permit(self._native, model)
+
+    def release_native(self, slot: int) -> None:
+        """Releases the slot of a call that ended after its way was closed."""
+        self._release(self._native_jobs.pop(slot))
+
+    def _open_native(self, native: Slots) -> None:
+        """Lets calls take slots again if no other job holds one or waits. Called with the lock held."""
+        if self._slots.held_count == 0 and self._slots.waiting_count == 0:
+            native.open()
+
+    def _close_native(self) -> None:
+        """Lets no call take a slot any more; those that run are jobs of the queue from now on. Called with the lock held."""
+        if self._native is None:
+            return
+        for slot in self._native.close():
+            model, began_ns = self._native.holder(slot)
+            priority, owner = self._native_owners.get(model, (Priority.MEDIUM, None))
+            self._native_jobs[slot] = job = ThreadJob(priority, None, owner=owner, model=model or None)
+            self._slots.adopt(job, slot, began_ns or self._now())
 
     def control(
         self,
@@ -277,6 +322,7 @@ class SlotGate:
         with self._lock:
             if not self._closed:
                 self._closed = True
+                self._close_native()
                 self._end_threads()
 
     def close(self) -> None:
@@ -330,6 +376,11 @@ class GateControl(RunControl):
         """The priority of the job; None on a thread without a slot."""
         return None if self._job is None else self._job.priority
 
+    @property
+    def slot(self) -> int | None:
+        """The index of the job's slot; None on a thread without one."""
+        return None if self._job is None else self._job.slot
+
     def check(self) -> None:
         """See ``RunControl``; pauses first if a more urgent job needs the slot."""
         job = self._job
@@ -360,6 +411,8 @@ class _CallerJob(ThreadJob):
         started: threading.Lock | None = None
         with gate._lock:
             gate._check_open()
+            if gate._native is not None:
+                gate._close_native()
             if not gate._slots.acquire_nowait(self):
                 started = self.prepare_to_sleep()
                 gate._slots.enter(self)

@@ -13,10 +13,11 @@ Source: the NN HAL's driver contract; LiteRT's Python package.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from aionn.drivers.kit.arguments import Array, OutputArea
 from aionn.drivers.kit.engines.device import (
     EngineDevice,
     EnginePreparedModel,
@@ -25,19 +26,29 @@ from aionn.drivers.kit.engines.device import (
     Slot,
     measured_capabilities,
 )
-from aionn.drivers.kit.engines.installed import check_version, version_of
+from aionn.drivers.kit.engines.installed import check_version, is_native_on, version_of
+from aionn.drivers.kit.gate import GateControl
 from aionn.drivers.litert.expectations import EXPECTED_FAILURES, UNSUPPORTED
+from aionn.errors import Error, general_failure_of
 from aionn.hal import (
+    NO_TIMING,
     CacheFileCounts,
     CancelCapability,
     DeviceInfo,
     DeviceType,
+    ExecutionResult,
     FeatureLevel,
+    GiveNativeCall,
     Model,
+    NativeCall,
+    OutputShape,
     Priority,
 )
+from aionn.interpreter import RunControl
+from aionn.realtime import current
 
 if TYPE_CHECKING:
+    from aionn.drivers.litert.in_place import InPlaceEngine
     from aionn.drivers.litert.lowering import Lowered
 
 __all__ = ["EXPECTED_FAILURES", "INFO", "UNSUPPORTED", "LitertDevice", "info_for"]
@@ -79,12 +90,16 @@ def info_for(name: str) -> DeviceInfo:
 class LitertDevice(EngineDevice):
     """LiteRT on the CPU. Two concurrent executions, each on the number of threads in ``AIONN_LITERT_THREADS`` (1 without).
 
+    Attributes:
+        is_native: Whether bursts call LiteRT without Python (``AIONN_NATIVE``).
+
     Raises:
-        DeviceUnavailable: LiteRT is not installed or too old, or the number of threads makes no sense.
+        DeviceUnavailable: LiteRT is not installed or too old, or a variable makes no sense.
     """
 
     def __init__(self, name: str = INFO.name) -> None:
         super().__init__(info_for(name), THREADS_VARIABLE)
+        self.is_native = is_native_on()
 
     def lower(self, model: Model) -> Lowered:
         from aionn.drivers.litert import lowering
@@ -134,6 +149,7 @@ class LitertPreparedModel(EnginePreparedModel):
 
     def __init__(self, device: LitertDevice, model: Model, priority: Priority, lowered: Lowered) -> None:
         from aionn.drivers.litert.engine import make_engines
+        from aionn.drivers.litert.in_place import InPlaceEngine
 
         shapes = [
             tuple(operand.dimensions)
@@ -145,6 +161,50 @@ class LitertPreparedModel(EnginePreparedModel):
             return make_engines(lowered, device.thread_count, shapes, device.info.slots) if shapes else []
 
         super().__init__(device, model, priority, lowered, make)
+        # By the device's slots; empty where the engines cannot be called without Python.
+        engines = [engine for engine in self._idle if isinstance(engine, InPlaceEngine)]
+        self._by_slot: Sequence[InPlaceEngine] = engines if device.is_native else ()
+
+    def _run_file(
+        self, inputs: Sequence[Array | None], outputs: Sequence[OutputArea], control: RunControl
+    ) -> Sequence[OutputShape]:
+        if not self._by_slot:
+            return super()._run_file(inputs, outputs, control)
+        # Calls without Python use the engine of their slot, and so does every other execution.
+        assert isinstance(control, GateControl) and control.slot is not None, "it runs in a slot"
+        return self._by_slot[control.slot].run(inputs, outputs)
+
+    @property
+    def native(self) -> GiveNativeCall | None:  # type: ignore[override]
+        """See ``PreparedModel``: calls of LiteRT's own function."""
+        return self._native_call if self._by_slot else None
+
+    def _native_call(self, arguments: Any) -> NativeCall | None:
+        """None where LiteRT does not use every argument in place, and with real time, which gives each execution a class."""
+        engines = self._by_slot
+        if not engines or self._computed is not None or not arguments.is_plain or current() is not None:
+            return None
+        inputs, outputs = arguments.inputs(), arguments.outputs
+        calls = [call for engine in engines if (call := engine.kept_call(inputs, outputs)) is not None]
+        if len(calls) < len(engines):
+            return None
+        return NativeCall(
+            engines[0].run_address,
+            tuple(call.words for call in calls),
+            self.permit(),
+            ExecutionResult(True, tuple(engines[0].shapes), NO_TIMING),
+            self.device.gate.release_native,
+            self._failed,
+            f"{self.device.info.name}, native",
+            (arguments, calls),
+        )
+
+    def _failed(self, status: int) -> Error:
+        return general_failure_of(RuntimeError(f"LiteRT gives status {status}"), self.device.info.name)
+
+    def release(self) -> None:
+        self._by_slot = ()
+        super().release()
 
     def kept_details(self) -> tuple[msgspec.Struct, bytes]:
         """See the base class."""

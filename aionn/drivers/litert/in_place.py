@@ -28,12 +28,13 @@ import numpy as np
 
 from aionn.drivers.kit.arguments import Array, OutputArea, address_of
 from aionn.drivers.kit.engines.bound import BoundArguments, Place
+from aionn.drivers.kit.engines.slot import BoundSlot
 from aionn.drivers.kit.engines.support import Unsupported
 from aionn.drivers.kit.threads.classes import engine_call
 from aionn.drivers.litert.lowering import Lowered
 from aionn.hal import OutputShape
 
-__all__ = ["InPlaceEngine", "Tensor", "is_known_version"]
+__all__ = ["InPlaceEngine", "KeptCall", "Tensor", "is_known_version"]
 
 VERSIONS_KNOWN = ("2.3.",)
 """Versions that the signatures below were tried with."""
@@ -183,7 +184,34 @@ class _Call(NamedTuple):
     buffers: list[ctypes.c_void_p]
 
 
-class InPlaceEngine:
+class KeptCall:
+    """A call of ``LiteRtRunCompiledModel`` as words of a machine; LiteRT's objects for its arrays live as long as this does.
+
+    Args:
+        engine: The engine that is run.
+        call: The arguments.
+        arrays: The arrays of the client, which LiteRT uses in place.
+
+    Attributes:
+        words: The arguments.
+    """
+
+    def __init__(self, engine: InPlaceEngine, call: _Call, arrays: Sequence[Array]) -> None:
+        compiled, signature, input_count, inputs, output_count, outputs = call.arguments
+        self.words: tuple[int, ...] = (
+            compiled.value,
+            signature,
+            input_count,
+            ctypes.addressof(inputs),
+            output_count,
+            ctypes.addressof(outputs),
+        )
+        self._kept = engine, call, arrays
+        end = weakref.finalize(self, _release, engine.functions, call)
+        end.atexit = False  # A thread may still make the call then.
+
+
+class InPlaceEngine(BoundSlot[_Call]):
     """A lowered file, compiled, that has run once.
 
     Args:
@@ -192,6 +220,9 @@ class InPlaceEngine:
         inputs: Its inputs.
         outputs: Its outputs.
         shapes: The outputs' shapes as the HAL has them.
+
+    Attributes:
+        functions: LiteRT's library.
 
     Raises:
         Unsupported: LiteRT's C interface cannot run it; ``Engine`` perhaps can.
@@ -212,24 +243,21 @@ class InPlaceEngine:
             raise Unsupported("LiteRT's C interface: one tensor in two places")
         with _lock:
             self._library = _library()
-        self._functions = self._library.functions
-        self._run = engine_call(self._functions.LiteRtRunCompiledModel)
+        self.functions = self._library.functions
+        self._run = engine_call(self.functions.LiteRtRunCompiledModel)
         self._tensors = tensors
-        self._input_count = len(inputs)
         may_bind = (*lowered.is_input_in_place, *lowered.is_output_in_place)
         places = [Place(t.dtype.name, t.shape, m) for t, m in zip(tensors, may_bind, strict=True)]
-        self._shapes = [OutputShape(shape) for shape in shapes]
+        self._input_count = len(inputs)
         self._handles: list[tuple[str, ctypes.c_void_p]] = []
         # It must not refer to this object, whose end ends what LiteRT made.
-        drop = functools.partial(_release, self._functions)
-        self._bound: BoundArguments[_Call] = BoundArguments(
-            places[: len(inputs)], places[len(inputs) :], drop
-        )
+        drop = functools.partial(_release, self.functions)
+        super().__init__(places[: len(inputs)], places[len(inputs) :], shapes, drop)
         # LiteRT reads the file, and our own memory, for as long as its objects live.
         own = [self._bound.own(place) for place in range(len(tensors))]
         options = f"num_threads = {thread_count}\n".encode()
         memory = (lowered.file, options, own)
-        end = weakref.finalize(self, _destroy, self._functions, self._handles, self._bound, memory)
+        end = weakref.finalize(self, _destroy, self.functions, self._handles, self._bound, memory)
         end.atexit = False  # A thread may still run it then, and the process gives everything back.
         self._compiled = self._compile(lowered.file, options)
         own_buffers = [self._buffer(t, a) for t, a in zip(tensors, own, strict=True)]
@@ -239,7 +267,7 @@ class InPlaceEngine:
         self._own_buffers = {id(a): b for a, b in zip(own, own_buffers, strict=True)}
 
     def _compile(self, file: bytes, cpu_options: bytes) -> ctypes.c_void_p:
-        make, functions = self._library.make, self._functions
+        make, functions = self._library.make, self.functions
         model = make("LiteRtCreateModelFromBuffer", self._library.environment, file, len(file))
         self._handles.append(("LiteRtDestroyModel", model))
         options = make("LiteRtCreateOptions")
@@ -273,26 +301,37 @@ class InPlaceEngine:
             (_Handle * len(written))(*written),
         )
 
-    def run(self, inputs: Sequence[Array | None], areas: Sequence[OutputArea]) -> list[OutputShape]:
-        """Computes, and writes the outputs.
+    def compute(self, arguments: _Call) -> None:
+        """See the base class.
 
         Raises:
-            InvalidArgument: An input is left out.
             RuntimeError: LiteRT failed, for example at an index out of range.
         """
-        bound = self._bound.bind(inputs, areas, self._call)
-        status = self._run(*bound.arguments.arguments)
+        status = self._run(*arguments.arguments)
         if status:
             raise RuntimeError(f"LiteRT gives status {status}")
-        if not bound.copied_out:
-            return self._shapes
-        shapes = list(self._shapes)
-        for index in bound.copied_out:
-            result = self._bound.own(self._input_count + index)
-            shapes[index] = areas[index].store(result.reshape(shapes[index].dimensions))
-        return shapes
 
-    def _call(self, arrays: Sequence[Array | None]) -> _Call:
+    @property
+    def shapes(self) -> list[OutputShape]:
+        """The outputs' shapes of an execution that copies none of them."""
+        return self._shapes
+
+    @property
+    def run_address(self) -> int:
+        """The address of LiteRT's function for ``KeptCall.words``, which returns 0 for success."""
+        address = ctypes.cast(self.functions.LiteRtRunCompiledModel, ctypes.c_void_p).value
+        assert address is not None, "the library was loaded"
+        return address
+
+    def kept_call(self, inputs: Sequence[Array | None], areas: Sequence[OutputArea]) -> KeptCall | None:
+        """An execution as one call of LiteRT, for any number of times; None where an argument has to be copied.
+
+        Its arrays are LiteRT's own objects, not those of ``run``, which are dropped when many sets of arguments have come.
+        """
+        arrays = self._bound.in_place(inputs, areas)
+        return None if arrays is None else KeptCall(self, self.bind_arrays(arrays), arrays)
+
+    def bind_arrays(self, arrays: Sequence[Array | None]) -> _Call:
         """The call of LiteRT for these arrays."""
         buffers, made = [], []
         for tensor, array in zip(self._tensors, arrays, strict=True):

@@ -1,8 +1,7 @@
 """The driver ``ort-cpu``: models on ONNX Runtime's CPU kernels, in the driver's process; ``ort-*`` on its other providers.
 
-Owns the device, and prepared models with one session and a slot for each of the device's. ``lowering`` converts models, ``engine``
-runs them, ``providers`` defines the names; nothing of ONNX Runtime is imported before a model comes, so that clients can call
-``info_for`` at no cost.
+Owns the device. ``kit.onnx`` lowers models and has the prepared ones, ``engine`` compiles and runs them, ``providers`` defines the
+names; nothing of ONNX Runtime is imported before a model comes, so that clients can call ``info_for`` at no cost.
 
 Invariants:
 1. An operation is supported when it was lowered and ONNX Runtime has kernels for the result.
@@ -13,37 +12,28 @@ Source: the NN HAL's driver contract; ONNX Runtime's Python package.
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from aionn.drivers.kit.engines.device import (
-    Kept,
-    LoweredModel,
-    StoppablePreparedModel,
-    measured_capabilities,
-)
-from aionn.drivers.kit.engines.installed import processor_digest
+from aionn.drivers.kit.engines.device import measured_capabilities
 from aionn.drivers.kit.onnx.device import OnnxDevice
-from aionn.drivers.kit.onnx.lowered import OPSET, Argument, Lowered
+from aionn.drivers.kit.onnx.lowered import OPSET, Lowered
 from aionn.drivers.onnxruntime.expectations import EXPECTED_DIFFERENCES, EXPECTED_FAILURES, UNSUPPORTED
 from aionn.drivers.onnxruntime.providers import Provider, installed_version, provider_named
-from aionn.errors import GeneralFailure
 from aionn.hal import (
     CacheFileCounts,
     CancelCapability,
     DeviceInfo,
     DeviceType,
     FeatureLevel,
-    Model,
     Priority,
 )
 from aionn.models.onnx.extension import EXTENSION
 
 if TYPE_CHECKING:
-    from aionn.drivers.onnxruntime import engine
+    from aionn.drivers.onnxruntime.engine import Session
 
 __all__ = [
     "EXPECTED_DIFFERENCES",
@@ -118,104 +108,37 @@ class OrtDevice(OnnxDevice):
 
         engine.check(lowered, self.provider)
 
-    def make(
-        self, model: Model, lowered: LoweredModel, priority: Priority, deadline_ns: int | None
-    ) -> OrtPreparedModel:
+    def compile(
+        self, lowered: Lowered, *, is_relaxed: bool, priority: Priority, deadline_ns: int | None
+    ) -> Session:
         """See the base class."""
         from aionn.drivers.onnxruntime.engine import Loading, compile_session
 
-        onnx = cast(Lowered, lowered)
-        if not onnx.file:
-            return OrtPreparedModel(self, model, priority, onnx, None, Form.PLAIN)
         loading = Loading(self.provider, self.thread_count)
         with self.interrupts.watching(deadline_ns, None, loading.stop):
-            session, is_optimized = compile_session(onnx, loading)
-        form = Form.OPTIMIZABLE if is_optimized else Form.PLAIN
-        return OrtPreparedModel(self, model, priority, onnx, session, form)
+            return compile_session(lowered, loading)
 
-    def load(self, kept: Kept, file: bytes, priority: Priority, deadline_ns: int | None) -> OrtPreparedModel:
-        """The cache has the optimised model: nothing is lowered or optimised again."""
+    def load_compiled(
+        self,
+        file: bytes,
+        form: str,
+        *,
+        is_relaxed: bool,
+        priority: Priority,
+        deadline_ns: int | None,
+    ) -> Session:
+        """See the base class."""
         from aionn.drivers.onnxruntime.engine import Loading, restore_session
 
-        details = _DETAILS.decode(kept.details)
-        if details.processor != processor_digest():
-            raise GeneralFailure("compilation cache: the model was optimised for another processor")
-        lowered = Lowered(file, kept.is_read, kept.fixed(), details.inputs, details.outputs)
-        session = None
-        if file:
-            loading = Loading(self.provider, self.thread_count)
-            with self.interrupts.watching(deadline_ns, None, loading.stop):
-                session = restore_session(file, loading, is_optimized=details.form == Form.OPTIMIZED)
-        return OrtPreparedModel(self, kept.model, priority, lowered, session, details.form)
+        loading = Loading(self.provider, self.thread_count)
+        with self.interrupts.watching(deadline_ns, None, loading.stop):
+            return restore_session(file, form, loading)
 
 
-class Form(enum.StrEnum):
-    """The kind of a prepared model's file: an ONNX model that is to be optimised or not, or ONNX Runtime's optimised one."""
-
-    OPTIMIZABLE = "optimizable"
-    PLAIN = "plain"
-    OPTIMIZED = "optimized"
-
-
-def factory_for(driver: str) -> type[OrtDevice]:
+def factory_for(driver: str) -> Callable[[str], OrtDevice]:
     """The device of a driver's name; see ``aionn.drivers.registry``."""
 
-    class Named(OrtDevice):
-        def __init__(self, name: str = driver) -> None:
-            super().__init__(name, driver)
+    def make(name: str = driver) -> OrtDevice:
+        return OrtDevice(name, driver)
 
-    return Named
-
-
-class _Details(msgspec.Struct, frozen=True):
-    """The part of a cached compilation beside ONNX Runtime's model."""
-
-    form: Form
-    processor: str
-    inputs: tuple[Argument, ...]
-    outputs: tuple[Argument, ...]
-
-
-_DETAILS = msgspec.msgpack.Decoder(_Details)
-
-
-class OrtPreparedModel(StoppablePreparedModel):
-    """A lowered model in one session, with a slot for each of the device's.
-
-    Args:
-        device: The device.
-        model: The HAL model.
-        priority: See ``BlockingPreparedModel``.
-        lowered: The lowered model.
-        session: Its session; None where no output depends on an input.
-        form: What the file in ``lowered`` is.
-    """
-
-    device: OrtDevice
-
-    def __init__(
-        self,
-        device: OrtDevice,
-        model: Model,
-        priority: Priority,
-        lowered: Lowered,
-        session: Any,
-        form: Form,
-    ) -> None:
-        def make() -> Sequence[engine.Slot]:
-            from aionn.drivers.onnxruntime import engine
-
-            return [engine.Slot(session, lowered) for _ in range(device.info.slots)]
-
-        super().__init__(device, model, priority, lowered, list if session is None else make)
-        self._form = form
-
-    def kept_details(self) -> tuple[msgspec.Struct, bytes]:
-        """The optimised model."""
-        from aionn.drivers.onnxruntime.engine import optimized_bytes
-
-        lowered = cast(Lowered, self._lowered)
-        file, form = lowered.file, self._form
-        if form == Form.OPTIMIZABLE:
-            file, form = optimized_bytes(lowered, self.device.provider), Form.OPTIMIZED
-        return _Details(form, processor_digest(), lowered.inputs, lowered.outputs), file
+    return make

@@ -14,6 +14,7 @@ Source: ONNX Runtime's Python API.
 from __future__ import annotations
 
 import atexit
+import enum
 import functools
 import logging
 import tempfile
@@ -25,16 +26,15 @@ import numpy as np
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as states
 
-from aionn.drivers.kit.arguments import Array, OutputArea, address_of, engine_memory
-from aionn.drivers.kit.engines.bound import BoundArguments
-from aionn.drivers.kit.engines.support import Unsupported
+from aionn.drivers.kit.arguments import Array, address_of, engine_memory
+from aionn.drivers.kit.engines.support import Unsupported, is_out_of_memory, short_text
+from aionn.drivers.kit.onnx.device import Compiled, OnnxSlot
 from aionn.drivers.kit.onnx.lowered import Lowered
 from aionn.drivers.kit.threads.classes import engine_call
 from aionn.drivers.onnxruntime.providers import Provider
 from aionn.errors import DeviceUnavailable, Error, GeneralFailure, InvalidArgument, ResourceExhausted
-from aionn.hal import OutputShape
 
-__all__ = ["Loading", "Slot", "check", "compile_session", "optimized_bytes", "restore_session"]
+__all__ = ["Form", "Loading", "Session", "Slot", "check", "compile_session", "restore_session"]
 
 _FAILURES: tuple[type[BaseException], ...] = (
     *(kind for kind in vars(states).values() if isinstance(kind, type) and issubclass(kind, Exception)),
@@ -147,7 +147,7 @@ class Loading:
             )
             session.disable_fallback()
         except _FAILURES as e:
-            raise Unsupported(f"ONNX Runtime rejects it: {_first_line(e)}") from e
+            raise Unsupported(f"ONNX Runtime rejects it: {short_text(e)}") from e
         got = session.get_providers()
         if got[0] != name:
             raise DeviceUnavailable(
@@ -155,11 +155,6 @@ class Loading:
                 "missing; see its messages, and the provider's requirements"
             )
         return session
-
-
-def _first_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return text if len(text) <= 300 else text[:300] + "..."
 
 
 def check(lowered: Lowered, provider: Provider) -> None:
@@ -174,20 +169,61 @@ def check(lowered: Lowered, provider: Provider) -> None:
     loading.make(lowered.file)
 
 
-def compile_session(lowered: Lowered, loading: Loading) -> tuple[Any, bool]:
-    """The session that executions use, and whether the model was optimised. Raises as ``Loading.make``.
+class Form(enum.StrEnum):
+    """The kind of a model's file: an ONNX model that is to be optimised or not, or ONNX Runtime's optimised one."""
+
+    OPTIMIZABLE = "optimizable"
+    PLAIN = "plain"
+    OPTIMIZED = "optimized"
+
+
+class Session(Compiled):
+    """A session, which all slots share.
+
+    Args:
+        session: ONNX Runtime's.
+        file: The file that it was made of.
+        form: What that is.
+        provider: Where it runs.
+
+    Attributes:
+        form: See above.
+    """
+
+    def __init__(self, session: Any, file: bytes, form: Form, provider: Provider) -> None:
+        self.session = session
+        self.form = form
+        self._file = file
+        self._provider = provider
+
+    def make_slots(self, lowered: Lowered, count: int) -> Sequence[Slot]:
+        """See the base class."""
+        return [Slot(self.session, lowered) for _ in range(count)]
+
+    def kept(self) -> tuple[str, bytes]:
+        """The optimised model."""
+        if self.form == Form.OPTIMIZABLE:
+            return Form.OPTIMIZED.value, _optimized_bytes(self._file, self._provider)
+        return self.form.value, self._file
+
+
+def compile_session(lowered: Lowered, loading: Loading) -> Session:
+    """The session of a model. Raises as ``Loading.make``.
 
     A pass of the optimiser may write a graph that no kernel can run: ONNX Runtime moves a Transpose behind a Resize, for example,
     whose kernel has not every order of axes. So the session is run once, and made again without the optimiser where that fails.
     """
-    session = loading.make(lowered.file)
+    file, provider = lowered.file, loading.provider
+    session = loading.make(file)
     if _runs(session, lowered):
-        return session, True
-    plain = Loading(loading.provider, loading.options.intra_op_num_threads)
+        return Session(session, file, Form.OPTIMIZABLE, provider)
+    plain = Loading(provider, loading.options.intra_op_num_threads)
     plain.options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    other = plain.make(lowered.file)
+    other = plain.make(file)
     # Zeros may be illegal values as well, which both sessions report.
-    return (other, False) if _runs(other, lowered) else (session, True)
+    if _runs(other, lowered):
+        return Session(other, file, Form.PLAIN, provider)
+    return Session(session, file, Form.OPTIMIZABLE, provider)
 
 
 def _runs(session: Any, lowered: Lowered) -> bool:
@@ -200,8 +236,8 @@ def _runs(session: Any, lowered: Lowered) -> bool:
     return True
 
 
-def optimized_bytes(lowered: Lowered, provider: Provider) -> bytes:
-    """The model after ONNX Runtime's optimisations, in its own format.
+def _optimized_bytes(file: bytes, provider: Provider) -> bytes:
+    """A model after ONNX Runtime's optimisations, in its own format.
 
     Raises:
         Unsupported: ONNX Runtime cannot write it.
@@ -211,23 +247,25 @@ def optimized_bytes(lowered: Lowered, provider: Provider) -> bytes:
         loading = Loading(provider, 1)
         loading.options.optimized_model_filepath = str(path)
         loading.options.add_session_config_entry("session.save_model_format", "ORT")
-        loading.make(lowered.file)
+        loading.make(file)
         try:
             return path.read_bytes()
         except OSError as e:
             raise Unsupported(f"ONNX Runtime wrote no optimised model: {e}") from e
 
 
-def restore_session(file: bytes, loading: Loading, *, is_optimized: bool) -> Any:
-    """The session of what ``optimized_bytes`` gave, or of a model that is to stay as it is. Raises as ``Loading.make``."""
-    if is_optimized:
+def restore_session(file: bytes, form: str, loading: Loading) -> Session:
+    """The session of what ``Session.kept`` returned. Raises as ``Loading.make``."""
+    if form not in list(Form):
+        raise Unsupported(f"expected a form of {', '.join(Form)}, got {form!r}")
+    if form == Form.OPTIMIZED:
         loading.options.add_session_config_entry("session.load_model_format", "ORT")
     loading.options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return loading.make(file)
+    return Session(loading.make(file), file, Form(form), loading.provider)
 
 
-class Slot:
-    """The belongings of one execution at a time: memory of its own, bindings, run options.
+class Slot(OnnxSlot):
+    """Bindings to the client's memory and the slot's own, and run options.
 
     Args:
         session: Shared by all slots.
@@ -235,17 +273,11 @@ class Slot:
     """
 
     def __init__(self, session: Any, lowered: Lowered) -> None:
+        super().__init__(lowered)
         self._session = session
         self._run = engine_call(session.run_with_iobinding)
-        self._arguments = (*lowered.inputs, *lowered.outputs)
-        self._input_count = len(lowered.inputs)
-        self._shapes = [OutputShape(argument.shape or ()) for argument in lowered.outputs]
         # ONNX Runtime allocates these outputs in each run.
         self._open = [argument.name for argument in lowered.outputs if argument.shape is None]
-        places = [argument.place for argument in self._arguments]
-        self._bound: BoundArguments[Any] = BoundArguments(
-            places[: self._input_count], places[self._input_count :]
-        )
         self._options = ort.RunOptions()
         # Without this entry each run looks for it, raises and catches an exception, at the cost of ten small models.
         self._options.add_run_config_entry("gpu_graph_id", "-1")
@@ -259,48 +291,37 @@ class Slot:
         """Ends the run between two nodes. From any thread."""
         self._options.terminate = True
 
-    def run(self, inputs: Sequence[Array | None], areas: Sequence[OutputArea]) -> list[OutputShape]:
-        """Computes, and writes the outputs.
-
-        Raises:
-            Error: An input is omitted, ONNX Runtime failed, for example at an index out of range, or it was stopped.
-        """
-        bound = self._bound.bind(inputs, areas, self._binding)
+    def compute(self, arguments: Any) -> None:
+        """See the base class. ONNX Runtime reports an index that is out of range."""
         for name in self._open:
-            bound.arguments.bind_output(name, "cpu")
+            arguments.bind_output(name, "cpu")
         try:
-            self._run(bound.arguments, self._options)
+            self._run(arguments, self._options)
         except _FAILURES as e:
             raise _error_of(e) from e
-        if not bound.copied_out:
-            return self._shapes
-        shapes = list(self._shapes)
-        for index in bound.copied_out:
-            result = self._bound.own_output(index)
-            if result is None:
-                result = bound.arguments.get_outputs()[index].numpy()
-            shapes[index] = areas[index].store(result)
-        return shapes
+
+    def open_output(self, arguments: Any, index: int) -> Array:
+        """See the base class."""
+        result: Array = arguments.get_outputs()[index].numpy()
+        return result
 
     def try_out(self) -> None:
-        """Computes something of zeros. Raises as ``run``."""
+        """Computes something of zeros. Raises as ``compute``."""
         own = [
             None if argument.shape is None else engine_memory(argument.dtype, argument.shape)
-            for argument in self._arguments
+            for argument in self.arguments
         ]
-        try:
-            self._run(self._binding(own), self._options)
-        except _FAILURES as e:
-            raise _error_of(e) from e
+        # A binding has addresses alone: the arrays live until the end of this function.
+        self.compute(self.bind_arrays(own))
 
-    def _binding(self, arrays: Sequence[Array | None]) -> Any:
+    def bind_arrays(self, arrays: Sequence[Array | None]) -> Any:
         """The binding of these arrays."""
         binding = self._session.io_binding()
-        for place, (argument, array) in enumerate(zip(self._arguments, arrays, strict=True)):
+        for place, (argument, array) in enumerate(zip(self.arguments, arrays, strict=True)):
             if array is None or argument.shape is None:
                 binding.bind_output(argument.name, "cpu")
                 continue
-            bind = binding.bind_input if place < self._input_count else binding.bind_output
+            bind = binding.bind_input if place < self.input_count else binding.bind_output
             kind, shape = np.dtype(argument.dtype), list(argument.shape)
             bind(argument.name, "cpu", 0, kind, shape, address_of(array))
         return binding
@@ -308,11 +329,11 @@ class Slot:
 
 def _error_of(error: BaseException) -> Error:
     """The error for a failed run."""
-    text = f"ONNX Runtime: {_first_line(error)}"
+    text = f"ONNX Runtime: {short_text(error)}"
     if isinstance(error, states.InvalidArgument) or "out of data bounds" in text:
         return InvalidArgument(f"execution: {text}")
     if isinstance(error, states.EPFail):
         return DeviceUnavailable(f"execution: {text}")
-    if "allocate memory" in text or "bad_alloc" in text:
+    if is_out_of_memory(error):
         return ResourceExhausted(f"execution: {text}")
     return GeneralFailure(f"execution: {text}")

@@ -1,8 +1,8 @@
 """The drivers ``openvino-cpu``, ``openvino-gpu`` and ``openvino-npu``: models on OpenVINO's plugins, in the driver's process.
 
-Owns the devices, and prepared models with a request for each slot. ``kit.onnx`` lowers models, ``engine``
-runs them, ``terms`` decides from a device's description. Nothing of OpenVINO is imported before a model comes, so that clients
-can call ``info_for`` at no cost; a GPU or NPU is described in its own process, when it is made.
+Owns the devices. ``kit.onnx`` lowers models and has the prepared ones, ``engine`` compiles and runs them, ``terms`` decides from a
+device's description. Nothing of OpenVINO is imported before a model comes, so that clients can call ``info_for`` at no cost; a GPU
+or NPU is described in its own process, when it is made.
 
 Invariants:
 1. An operation is supported when it was lowered and OpenVINO has kernels for the result.
@@ -14,25 +14,20 @@ Source: the NN HAL's driver contract; OpenVINO's Python package.
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from aionn.drivers.kit.engines.device import (
-    Kept,
-    LoweredModel,
-    StoppablePreparedModel,
-    measured_capabilities,
-)
-from aionn.drivers.kit.engines.installed import check_version, processor_digest, version_of
+from aionn.drivers.kit.engines.device import measured_capabilities
+from aionn.drivers.kit.engines.installed import check_version, version_of
 from aionn.drivers.kit.engines.support import Unsupported, part_of, single_operation_model
 from aionn.drivers.kit.onnx.device import OnnxDevice
-from aionn.drivers.kit.onnx.lowered import OPSET, Argument, Dialect, Lowered
+from aionn.drivers.kit.onnx.lowered import OPSET, Dialect, Lowered
 from aionn.drivers.openvino.expectations import EXPECTED_DIFFERENCES, EXPECTED_FAILURES, UNSUPPORTED
 from aionn.drivers.openvino.hardware import CPU, openvino_name
 from aionn.drivers.openvino.terms import SLOTS_MAX, Description, properties_for, terms_of
-from aionn.errors import DeviceUnavailable, GeneralFailure
+from aionn.errors import DeviceUnavailable
 from aionn.hal import (
     CacheFileCounts,
     CancelCapability,
@@ -45,7 +40,7 @@ from aionn.hal import (
 from aionn.models.onnx.extension import EXTENSION
 
 if TYPE_CHECKING:
-    from aionn.drivers.openvino import engine
+    from aionn.drivers.openvino.engine import CompiledModel
 
 __all__ = [
     "EXPECTED_DIFFERENCES",
@@ -70,7 +65,7 @@ figure of their own take the larger one, and energy follows time. GPUs and NPUs 
 INFO = DeviceInfo(
     name=CPU,
     type=DeviceType.CPU,
-    version="1",
+    version="2",
     feature_level=FeatureLevel.LEVEL_7,
     capabilities=measured_capabilities(FLOAT_TIME, SIGNED_TIME),
     cache_files=CacheFileCounts(1, 1),
@@ -143,10 +138,16 @@ class OpenvinoDevice(OnnxDevice):
         DeviceUnavailable: OpenVINO or the device cannot be used, or the number of threads makes no sense.
     """
 
-    # Its plugins hold numbers of 64 bits in 32, give zeros for an index out of range, and subtract the zero point of weights in 8
-    # bits, which overflows.
+    # Its plugins hold numbers of 64 bits in 32, give zeros for an index out of range, subtract the zero point of weights in 8 bits,
+    # which overflows, and round a zero point's product with the scale. The processor's kernels for convolutions read outside of an
+    # image that is smaller than the window, and compute some groups of 8-bit numbers wrongly.
     dialect = Dialect(
-        has_wide_numbers=False, reports_indexes=False, has_lrn_bias=False, has_zero_points=False
+        has_wide_numbers=False,
+        reports_indexes=False,
+        has_lrn_bias=False,
+        has_zero_points=False,
+        has_all_windows=False,
+        has_exact_reals=False,
     )
 
     def __init__(self, name: str = INFO.name, driver: str = INFO.name) -> None:
@@ -224,102 +225,33 @@ class OpenvinoDevice(OnnxDevice):
                 f"OpenVINO has no kernels on {self.openvino_device} for operations {sorted(rejected)}"
             )
 
-    def make(
-        self, model: Model, lowered: LoweredModel, priority: Priority, deadline_ns: int | None
-    ) -> OpenvinoPreparedModel:
+    def compile(
+        self, lowered: Lowered, *, is_relaxed: bool, priority: Priority, deadline_ns: int | None
+    ) -> CompiledModel:
         """See the base class. A compilation cannot be stopped."""
         from aionn.drivers.openvino import engine
 
-        onnx = cast(Lowered, lowered)
-        is_relaxed = model.relax_computation_float32_to_float16
-        if not onnx.file:
-            return OpenvinoPreparedModel(self, model, priority, onnx, [])
-        properties = self._properties(is_relaxed, priority)
-        compiled = engine.compile_model(onnx, self.openvino_device, properties)
-        blob = engine.exported(compiled) if terms_of(self.description).is_cached else b""
-        models = engine.in_each_slot(compiled, blob, self.description, properties)
-        return OpenvinoPreparedModel(self, model, priority, onnx, models)
+        return engine.compiled_model(lowered, self.description, self._properties(is_relaxed, priority))
 
-    def load(
-        self, kept: Kept, file: bytes, priority: Priority, deadline_ns: int | None
-    ) -> OpenvinoPreparedModel:
-        """The cache has the compiled model: nothing is lowered or compiled again."""
+    def load_compiled(
+        self,
+        file: bytes,
+        form: str,
+        *,
+        is_relaxed: bool,
+        priority: Priority,
+        deadline_ns: int | None,
+    ) -> CompiledModel:
+        """See the base class."""
         from aionn.drivers.openvino import engine
 
-        details = _DETAILS.decode(kept.details)
-        if details.processor != processor_digest():
-            raise GeneralFailure("compilation cache: the model was compiled for another processor")
-        lowered = Lowered(file, kept.is_read, kept.fixed(), details.inputs, details.outputs, details.check)
-        if not file:
-            return OpenvinoPreparedModel(self, kept.model, priority, lowered, [])
-        properties = self._properties(details.is_relaxed, priority)
-        compiled = engine.imported(file, self.openvino_device, properties)
-        models = engine.in_each_slot(compiled, file, self.description, properties)
-        return OpenvinoPreparedModel(self, kept.model, priority, lowered, models)
+        return engine.loaded_model(file, form, self.description, self._properties(is_relaxed, priority))
 
 
-def factory_for(driver: str) -> type[OpenvinoDevice]:
+def factory_for(driver: str) -> Callable[[str], OpenvinoDevice]:
     """The device of a driver's name; see ``aionn.drivers.registry``."""
 
-    class Named(OpenvinoDevice):
-        def __init__(self, name: str = driver) -> None:
-            super().__init__(name, driver)
+    def make(name: str = driver) -> OpenvinoDevice:
+        return OpenvinoDevice(name, driver)
 
-    return Named
-
-
-class _Details(msgspec.Struct, frozen=True):
-    """The part of a cached compilation beside OpenVINO's compiled model."""
-
-    processor: str
-    is_relaxed: bool
-    inputs: tuple[Argument, ...]
-    outputs: tuple[Argument, ...]
-    check: Argument | None
-
-
-_DETAILS = msgspec.msgpack.Decoder(_Details)
-
-
-class OpenvinoPreparedModel(StoppablePreparedModel):
-    """A compiled model, with a request for each of the device's slots.
-
-    Args:
-        device: The device.
-        model: The HAL model.
-        priority: See ``BlockingPreparedModel``.
-        lowered: The lowered model.
-        models: OpenVINO's compiled model for each slot; none where no output depends on an input.
-    """
-
-    def __init__(
-        self,
-        device: OpenvinoDevice,
-        model: Model,
-        priority: Priority,
-        lowered: Lowered,
-        models: Sequence[Any],
-    ) -> None:
-        def make() -> Sequence[engine.Slot]:
-            from aionn.drivers.openvino import engine
-
-            return [engine.Slot(compiled, lowered) for compiled in models]
-
-        # The compiled model has what the file had.
-        kept = msgspec.structs.replace(lowered, file=b"")
-        super().__init__(device, model, priority, kept, make if models else list)
-        self._compiled = models[0] if models else None
-
-    def kept_details(self) -> tuple[msgspec.Struct, bytes]:
-        """The compiled model."""
-        from aionn.drivers.openvino.engine import exported
-
-        lowered = cast(Lowered, self._lowered)
-        is_relaxed = self.model.relax_computation_float32_to_float16
-        details = _Details(processor_digest(), is_relaxed, lowered.inputs, lowered.outputs, lowered.check)
-        return details, b"" if self._compiled is None else exported(self._compiled)
-
-    def release(self) -> None:
-        """See the base class."""
-        super().release()
-        self._compiled = None
+    return make

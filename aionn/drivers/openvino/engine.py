@@ -26,16 +26,15 @@ from typing import Any
 import numpy as np
 import openvino as ov
 
-from aionn.drivers.kit.arguments import Array, OutputArea, address_of, engine_memory
-from aionn.drivers.kit.engines.bound import BoundArguments
-from aionn.drivers.kit.engines.support import Unsupported
+from aionn.drivers.kit.arguments import Array, address_of, engine_memory
+from aionn.drivers.kit.engines.support import Unsupported, is_out_of_memory, short_text
+from aionn.drivers.kit.onnx.device import Compiled, OnnxSlot
 from aionn.drivers.kit.onnx.lowered import Lowered
 from aionn.drivers.kit.threads.classes import engine_call
 from aionn.drivers.openvino.terms import Description, terms_of
 from aionn.errors import DeviceUnavailable, Error, GeneralFailure, InvalidArgument, ResourceExhausted
-from aionn.hal import OutputShape
 
-__all__ = ["Slot", "compile_model", "describe", "exported", "imported", "in_each_slot", "rejected_operations"]
+__all__ = ["CompiledModel", "Slot", "compiled_model", "describe", "loaded_model", "rejected_operations"]
 
 _logger = logging.getLogger("aionn.driver")
 
@@ -45,6 +44,13 @@ _FAILURES = (RuntimeError, ValueError, TypeError, IndexError)
 _WITHOUT_8_BITS = {"LP_TRANSFORMS_MODE": "NO"}
 """A property of the CPU plugin, which it does not list: quantised layers are computed with floats. Its passes for 8 bits write
 nodes for some layers that no kernel can run."""
+
+_NOT_EXPORTED = ("GRU", "LSTM", "RNN")
+"""Operators whose models OpenVINO 2026.4 exports wrongly: imported again, a layer over a sequence has other results from the second
+step on where the batch is larger than 1."""
+
+_BLOB, _ONNX = "blob", "onnx"
+"""The forms of a cached file: OpenVINO's exported model, or the lowered one."""
 
 _NODE_NAME = re.compile(r"#(\d+)\.")
 """Where the name of a node has the index of its operation."""
@@ -87,30 +93,25 @@ def describe(device: str) -> Description:
             text("NPU_DRIVER_VERSION") or text("GPU_DRIVER_VERSION"),
         )
     except _FAILURES as e:
-        raise DeviceUnavailable(f"{device}: OpenVINO cannot describe it: {_first_line(e)}") from e
-
-
-def _first_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return text if len(text) <= 300 else text[:300] + "..."
+        raise DeviceUnavailable(f"{device}: OpenVINO cannot describe it: {short_text(e)}") from e
 
 
 def _failure(where: str, error: BaseException) -> Error:
     """The error for a failure of OpenVINO while it computes or loads."""
-    _logger.warning("%s: OpenVINO: %s", where, _first_line(error))
-    if isinstance(error, MemoryError) or any(sign in str(error) for sign in ("bad_alloc", "allocate")):
+    _logger.warning("%s: OpenVINO: %s", where, short_text(error))
+    if is_out_of_memory(error):
         return ResourceExhausted(f"{where}: OpenVINO has no memory left")
     return GeneralFailure(f"{where}: OpenVINO failed; the log has its message")
 
 
 def _rejected(error: BaseException) -> Unsupported:
     _logger.debug("OpenVINO rejects a model: %s", error)
-    return Unsupported(f"OpenVINO rejects it: {_first_line(error)}")
+    return Unsupported(f"OpenVINO rejects it: {short_text(error)}")
 
 
-def _read(lowered: Lowered) -> Any:
+def _read(file: bytes) -> Any:
     try:
-        return _core().read_model(lowered.file, b"")
+        return _core().read_model(file, b"")
     except _FAILURES as e:
         raise _rejected(e) from e
 
@@ -122,7 +123,7 @@ def rejected_operations(lowered: Lowered, device: str, properties: Mapping[str, 
     Raises:
         Unsupported: OpenVINO cannot read the model, or a node does not name its operation.
     """
-    model = _read(lowered)
+    model = _read(lowered.file)
     try:
         found = _core().query_model(model, device, dict(properties))
     except _FAILURES as e:
@@ -137,29 +138,23 @@ def rejected_operations(lowered: Lowered, device: str, properties: Mapping[str, 
     return frozenset(rejected)
 
 
-def compile_model(lowered: Lowered, device: str, properties: Mapping[str, str]) -> Any:
-    """A compiled model.
-
-    Raises:
-        Unsupported: OpenVINO rejects it.
-        ResourceExhausted: There is no memory left.
-    """
+def _compiled(file: bytes, device: str, properties: Mapping[str, str]) -> Any:
     try:
-        return _core().compile_model(_read(lowered), device, dict(properties))
+        return _core().compile_model(_read(file), device, dict(properties))
     except MemoryError as e:
         raise _failure("prepare_model", e) from e
     except _FAILURES as e:
         if device != "CPU":
             raise _rejected(e) from e
-        _logger.debug("OpenVINO fails to compile with its passes for 8 bits: %s", _first_line(e))
+        _logger.debug("OpenVINO fails to compile with its passes for 8 bits: %s", short_text(e))
     try:
-        return _core().compile_model(_read(lowered), device, {**properties, **_WITHOUT_8_BITS})
+        return _core().compile_model(_read(file), device, {**properties, **_WITHOUT_8_BITS})
     except _FAILURES as e:
         raise _rejected(e) from e
 
 
-def exported(compiled: Any) -> bytes:
-    """The compiled model as bytes.
+def _exported(compiled: Any) -> bytes:
+    """A compiled model as bytes.
 
     Raises:
         OSError: OpenVINO cannot write it.
@@ -167,53 +162,97 @@ def exported(compiled: Any) -> bytes:
     try:
         blob: bytes = compiled.export_model().getvalue()
     except _FAILURES as e:
-        raise OSError(f"OpenVINO writes no compiled model: {_first_line(e)}") from e
+        raise OSError(f"OpenVINO writes no compiled model: {short_text(e)}") from e
     return blob
 
 
-def imported(blob: bytes, device: str, properties: Mapping[str, str]) -> Any:
-    """The compiled model of ``exported``.
-
-    Raises:
-        Unsupported: OpenVINO rejects it.
-    """
+def _imported(blob: bytes, device: str, properties: Mapping[str, str]) -> Any:
     try:
         return _core().import_model(io.BytesIO(blob), device, dict(properties))
     except _FAILURES as e:
         raise _rejected(e) from e
 
 
-def in_each_slot(
-    compiled: Any, blob: bytes, description: Description, properties: Mapping[str, str]
-) -> list[Any]:
-    """A compiled model for each of the device's slots, the given one first. Raises as ``imported``."""
-    terms = terms_of(description)
-    others = terms.slots - 1
-    if not terms.has_model_per_slot:
-        return [compiled] * terms.slots
-    return [compiled, *(imported(blob, description.device, properties) for _ in range(others))]
-
-
-class Slot:
-    """The belongings of one execution at a time: a request, memory of its own, tensors over the client's.
+class CompiledModel(Compiled):
+    """OpenVINO's compiled models of a lowered one: one for each of the device's slots, or one that all slots share.
 
     Args:
-        compiled: The compiled model.
+        models: Them.
+        file: The lowered model where it has layers that OpenVINO does not export rightly; else empty.
+    """
+
+    def __init__(self, models: Sequence[Any], file: bytes) -> None:
+        self._models = models
+        self._file = file
+
+    def make_slots(self, lowered: Lowered, count: int) -> Sequence[Slot]:
+        """See the base class."""
+        return [Slot(self._models[i % len(self._models)], lowered) for i in range(count)]
+
+    def kept(self) -> tuple[str, bytes]:
+        """See the base class."""
+        if self._file:
+            return _ONNX, self._file
+        return _BLOB, _exported(self._models[0])
+
+
+def compiled_model(
+    lowered: Lowered, description: Description, properties: Mapping[str, str]
+) -> CompiledModel:
+    """The compiled model of a lowered one.
+
+    Raises:
+        Unsupported: OpenVINO rejects it.
+        ResourceExhausted: There is no memory left.
+    """
+    if any(op_type in _NOT_EXPORTED for _, op_type, *_ in lowered.kernels):
+        return _compiled_each(lowered.file, description, properties)
+    first = _compiled(lowered.file, description.device, properties)
+    if terms_of(description).model_count == 1:
+        return CompiledModel([first], b"")
+    return _with_others(first, _exported(first), description, properties)
+
+
+def loaded_model(
+    file: bytes, form: str, description: Description, properties: Mapping[str, str]
+) -> CompiledModel:
+    """The compiled model of what ``CompiledModel.kept`` returned.
+
+    Raises:
+        Unsupported: OpenVINO rejects it.
+    """
+    if form == _ONNX:
+        return _compiled_each(file, description, properties)
+    return _with_others(_imported(file, description.device, properties), file, description, properties)
+
+
+def _compiled_each(file: bytes, description: Description, properties: Mapping[str, str]) -> CompiledModel:
+    count = terms_of(description).model_count
+    return CompiledModel([_compiled(file, description.device, properties) for _ in range(count)], file)
+
+
+def _with_others(
+    first: Any, blob: bytes, description: Description, properties: Mapping[str, str]
+) -> CompiledModel:
+    others = terms_of(description).model_count - 1
+    imported = [_imported(blob, description.device, properties) for _ in range(others)]
+    return CompiledModel([first, *imported], b"")
+
+
+class Slot(OnnxSlot):
+    """A request, and tensors over the client's memory and the slot's own.
+
+    Args:
+        compiled: OpenVINO's compiled model.
         lowered: The model.
     """
 
     def __init__(self, compiled: Any, lowered: Lowered) -> None:
+        super().__init__(lowered)
         self._request = compiled.create_infer_request()
         self._wait = engine_call(self._request.wait)
-        arguments = (*lowered.inputs, *lowered.outputs)
-        self._input_count = len(lowered.inputs)
-        self._shapes = [OutputShape(argument.shape or ()) for argument in lowered.outputs]
-        places = [argument.place for argument in arguments]
-        self._dtypes = [np.dtype(argument.dtype) for argument in arguments]
-        self._sizes = [argument.shape for argument in arguments]
-        self._bound: BoundArguments[list[Any]] = BoundArguments(
-            places[: self._input_count], places[self._input_count :]
-        )
+        self._dtypes = [np.dtype(argument.dtype) for argument in self.arguments]
+        self._sizes = [argument.shape for argument in self.arguments]
         self._set: list[Any] = []
         self._check: Array | None = None
         if lowered.check is not None:
@@ -231,17 +270,12 @@ class Slot:
         with contextlib.suppress(*_FAILURES):
             self._request.cancel()
 
-    def run(self, inputs: Sequence[Array | None], areas: Sequence[OutputArea]) -> list[OutputShape]:
-        """Computes, and writes the outputs.
-
-        Raises:
-            Error: An input is omitted, OpenVINO failed, or it was stopped.
-        """
-        bound = self._bound.bind(inputs, areas, self._tensors)
+    def compute(self, arguments: list[Any]) -> None:
+        """See the base class."""
         request = self._request
         try:
-            if bound.arguments is not self._set:
-                self._use(bound.arguments)
+            if arguments is not self._set:
+                self._use(arguments)
             request.start_async()
             # A stop that came before the start has stopped nothing.
             if self._is_stopped:
@@ -253,28 +287,24 @@ class Slot:
             raise _failure("execution", e) from e
         if self._check is not None and self._check[0]:
             raise InvalidArgument("execution: an index is out of range")
-        if not bound.copied_out:
-            return self._shapes
-        shapes = list(self._shapes)
-        for index in bound.copied_out:
-            result = self._bound.own_output(index)
-            if result is None:
-                result = request.get_output_tensor(index).data
-            shapes[index] = areas[index].store(result)
-        return shapes
+
+    def open_output(self, arguments: list[Any], index: int) -> Array:
+        """See the base class."""
+        result: Array = self._request.get_output_tensor(index).data
+        return result
 
     def _use(self, tensors: list[Any]) -> None:
         self._set = []
         for place, one in enumerate(tensors):
             if one is None:
                 continue
-            if place < self._input_count:
+            if place < self.input_count:
                 self._request.set_input_tensor(place, one)
             else:
-                self._request.set_output_tensor(place - self._input_count, one)
+                self._request.set_output_tensor(place - self.input_count, one)
         self._set = tensors
 
-    def _tensors(self, arrays: Sequence[Array | None]) -> list[Any]:
+    def bind_arrays(self, arrays: Sequence[Array | None]) -> list[Any]:
         """OpenVINO's tensors over arrays."""
         return [
             None

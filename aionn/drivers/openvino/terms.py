@@ -58,7 +58,7 @@ class Terms(msgspec.Struct, frozen=True):
     Attributes:
         type: Its type.
         slots: Executions that run concurrently.
-        has_model_per_slot: Whether each slot has a compiled model of its own, or a stream of one that all share.
+        model_count: Compiled models of each prepared one: one for each slot, or one with a stream for each slot.
         cancel: Where an execution can be stopped.
         is_cached: Whether compiled models can be kept.
         precision: The type that floats are computed in.
@@ -68,7 +68,7 @@ class Terms(msgspec.Struct, frozen=True):
 
     type: DeviceType
     slots: int
-    has_model_per_slot: bool
+    model_count: int
     cancel: CancelCapability
     is_cached: bool
     precision: str
@@ -90,7 +90,7 @@ def terms_of(description: Description) -> Terms:
     return Terms(
         {"CPU": DeviceType.CPU, "GPU": DeviceType.GPU}.get(kind, DeviceType.ACCELERATOR),
         max(1, min(SLOTS_MAX, description.streams_max)) if kind != "CPU" else SLOTS_MAX,
-        kind == "CPU",
+        SLOTS_MAX if kind == "CPU" else 1,
         CancelCapability.BETWEEN_OPERATIONS if kind == "CPU" else CancelCapability.NONE,
         "EXPORT_IMPORT" in description.capabilities,
         "f32",
@@ -111,7 +111,7 @@ def properties_for(
         priority: Of the model, for devices that have priorities of their own.
     """
     terms = terms_of(description)
-    streams = 1 if terms.has_model_per_slot else terms.slots
+    streams = terms.slots // terms.model_count
     wanted = {
         "PERFORMANCE_HINT": "LATENCY",
         "EXECUTION_MODE_HINT": "ACCURACY",

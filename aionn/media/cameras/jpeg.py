@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from aionn.errors import DeviceUnavailable
 from aionn.media.live.capture import CorruptItem
-from aionn.media.pyav import load
+from aionn.media.pyav import RgbScaler, load
 
 __all__ = ["JpegConverter", "can_decode_jpeg", "jpeg_size"]
 
@@ -68,9 +68,7 @@ class JpegConverter:
         self._av = load(where)
         self._captured_size = captured_size
         self._size = size
-        reformatter = self._av.video.reformatter
-        self._reformatter = reformatter.VideoReformatter()
-        self._method = reformatter.Interpolation.FAST_BILINEAR
+        self._scale = RgbScaler(self._av)
         self._decoder = self._new_decoder()
 
     def _new_decoder(self) -> Any:
@@ -95,7 +93,5 @@ class JpegConverter:
             raise CorruptItem(str(error)) from error
         if not pictures or getattr(pictures[-1], "is_corrupt", False):
             raise CorruptItem("the decoder made no picture of it")
-        width, height = self._size
-        scaled = self._reformatter.reformat(pictures[-1], width, height, "rgb24", interpolation=self._method)
-        pixels: npt.NDArray[np.uint8] = np.array(scaled.to_ndarray())
+        pixels: npt.NDArray[np.uint8] = np.array(self._scale(pictures[-1], *self._size))
         return pixels

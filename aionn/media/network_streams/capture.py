@@ -53,6 +53,9 @@ DELAY_NS_MAX = 3_000_000_000
 """A stream that arrives so much later than before has a queue on its way that will not become empty by itself: it is opened
 again."""
 
+IMMEDIATE_BYTES_MAX = 256 << 10
+"""A copy of so many bytes takes some 25 us, less than waking a thread and being woken by it; 224 x 224 pixels have 150 kB."""
+
 COUNT_MAX = 1_000_000
 """Items that may be dropped between two that are sent: hours of a camera."""
 
@@ -69,6 +72,7 @@ class StreamProcess:
 
     Args:
         start: The first message.
+        name: The source, for messages; None takes the address.
 
     Attributes:
         name: The source, for messages.
@@ -76,8 +80,8 @@ class StreamProcess:
         views: Its slots.
     """
 
-    def __init__(self, start: Start) -> None:
-        self.name = f"stream {masked(start.url)}"
+    def __init__(self, start: Start, name: str | None = None) -> None:
+        self.name = name or f"stream {masked(start.url)}"
         self._limit_s = start.open_s_max
         self._end_s = time.monotonic() + start.open_s_max
         self._memory: mmap.mmap | None = None
@@ -234,8 +238,6 @@ def _started(theirs: socket.socket) -> subprocess.Popen[bytes]:
 class _Receiving(Generic[T]):
     """The part that pictures and sounds have in common."""
 
-    is_immediate = False
-
     def __init__(self, process: StreamProcess, slots: int) -> None:
         self._process = process
         self._slots = slots
@@ -301,6 +303,11 @@ class _Receiving(Generic[T]):
 
 class VideoCapture(_Receiving[Frame]):
     """Pictures of a stream."""
+
+    @property
+    def is_immediate(self) -> bool:
+        """Pictures of the size of a model's input are copied faster than a thread is woken."""
+        return self._process.opened.slot_bytes <= IMMEDIATE_BYTES_MAX
 
     @property
     def period_ns(self) -> int | None:

@@ -23,7 +23,7 @@ from aionn.media.records import AudioWindow, Frame
 from aionn.media.video import checked_size
 from aionn.media.windows import WindowPlan
 
-__all__ = ["network", "network_audio"]
+__all__ = ["DECODER_BYTES_MAX", "READ_S_MAX", "SLOTS", "StreamOpener", "network", "network_audio"]
 
 OPEN_S_DEFAULT = 10.0
 """Opening takes about a second; a camera that wakes up, or a slow line, takes several."""
@@ -46,9 +46,23 @@ DECODER_BYTES_MAX = 4 << 30
 T = TypeVar("T", Frame, AudioWindow)
 
 
-class _StreamOpener(Generic[T]):
-    def __init__(self, start: Start, make: Callable[[StreamProcess, int], Capture[T]]) -> None:
+class StreamOpener(Generic[T]):
+    """Opens a stream in a process of its own, again and again.
+
+    Args:
+        start: The first message to the process.
+        make: Makes the capture of a process that is open, with its number of slots.
+        name: The source, for messages; None takes the address.
+    """
+
+    def __init__(
+        self,
+        start: Start,
+        make: Callable[[StreamProcess, int], Capture[T]],
+        name: str | None = None,
+    ) -> None:
         self._start = start
+        self._name = name
         self._make: Callable[[StreamProcess, int], Capture[T]] = make
         # The process ends by its own limit first, with a better reason.
         self.limit_s = start.open_s_max + 5.0
@@ -57,7 +71,7 @@ class _StreamOpener(Generic[T]):
 
     def open(self) -> Capture[T]:
         """See `aionn.media.live.capture.Opener`."""
-        process = self._opening = StreamProcess(self._start)
+        process = self._opening = StreamProcess(self._start, self._name)
         try:
             if self._is_cancelled:
                 process.kill()
@@ -118,7 +132,7 @@ def network(
     start = _start(url, "video", transport, format, options, keep, open_s_max, where)
     slots = SLOTS if keep == "latest" else queue_frames_max + 3
     start = msgspec.structs.replace(start, size=size, slots=min(slots, 255))
-    opener: _StreamOpener[Frame] = _StreamOpener(start, VideoCapture)
+    opener: StreamOpener[Frame] = StreamOpener(start, VideoCapture)
     return LiveSource(opener, name=where, keep=keep, queue_max=queue_frames_max, reconnect=reconnect)
 
 
@@ -162,7 +176,7 @@ def network_audio(
     plan = WindowPlan.of(window_s, hop_s, sample_rate_hz, where)
     start = _start(url, "audio", transport, format, options, keep, open_s_max, where)
     start = msgspec.structs.replace(start, sample_rate_hz=sample_rate_hz, slots=16)
-    opener: _StreamOpener[AudioWindow] = _StreamOpener(
+    opener: StreamOpener[AudioWindow] = StreamOpener(
         start, lambda process, slots: SoundCapture(process, slots, plan)
     )
     return LiveSource(opener, name=where, keep=keep, queue_max=queue_windows_max, reconnect=reconnect)

@@ -39,7 +39,7 @@ from aionn.media.network_streams.messages import (
     decode_start,
     encode,
 )
-from aionn.media.pyav import load
+from aionn.media.pyav import RgbScaler, load
 
 __all__ = ["EDGE_MAX", "main"]
 
@@ -216,6 +216,15 @@ def _stream(start: Start, link: socket.socket, slots: _Slots) -> None:
 
 def _open(start: Start, av: Any) -> Any:
     timeout = (start.open_s_max, start.read_s_max)
+    if start.format is not None:
+        try:
+            av.format.ContainerFormat(start.format, "r")
+        except ValueError as e:
+            raise _Refused(
+                f"expected FFmpeg to have the format {start.format!r}, got a PyAV that is built without it: "
+                "pip install --upgrade av",
+                is_permanent=True,
+            ) from e
     try:
         return av.open(start.url, format=start.format, options=dict(start.options), timeout=timeout)
     except av.error.FFmpegError as e:
@@ -272,9 +281,7 @@ def _media_ns(item: Any) -> int | None:
 def _frames(
     start: Start, av: Any, container: Any, stream: Any, outlet: _Outlet, opened: Opened
 ) -> Iterator[tuple[Any, int | None]]:
-    reformatter_module = av.video.reformatter
-    reformatter = reformatter_module.VideoReformatter()
-    method = reformatter_module.Interpolation.FAST_BILINEAR
+    scale = RgbScaler(av)
     for picture in _decoded(container, stream, outlet, av):
         size = picture.width, picture.height
         _check_size(*size)
@@ -283,8 +290,7 @@ def _frames(
                 f"the size changed from {opened.width}x{opened.height} to {size[0]}x{size[1]}",
                 is_permanent=False,
             )
-        scaled = reformatter.reformat(picture, opened.width, opened.height, "rgb24", interpolation=method)
-        yield scaled.to_ndarray(), _media_ns(picture)
+        yield scale(picture, opened.width, opened.height), _media_ns(picture)
 
 
 def _sounds(

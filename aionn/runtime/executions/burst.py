@@ -6,13 +6,14 @@ results of a stream.
 Invariants:
 1. A buffer is used again only when both the device and the consumer are done with it, and so is the device's own burst.
 2. Nothing of a stream outlives its burst: closing the burst ends the stream's tasks.
+3. Every frame is executed once, by the plan that its buffer was made for. The bursts of a plan that was replaced end when no frame
+   uses them any more.
 """
 
 from __future__ import annotations
 
 import functools
-import mmap
-from collections.abc import AsyncIterable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar, overload
 
@@ -20,29 +21,22 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from aionn.errors import ErrorStatus, GeneralFailure, InvalidArgument
+from aionn.errors import InvalidArgument
 from aionn.hal import (
-    BurstDefaults,
-    ExecutionResult,
-    Launch,
     Priority,
-    check_abilities,
     dimensions_are_known,
 )
 from aionn.platform.loops import finish, finish_all
-from aionn.platform.real_work import real_work
-from aionn.realtime import PageLocks
 from aionn.runtime.background import Background
 from aionn.runtime.clock import check_deadline
 from aionn.runtime.dropping import close_when_dropped
 from aionn.runtime.executions.job import ExecutionJob, JobOwner, run_job
+from aionn.runtime.executions.opened_plan import KeptAreas, OpenedPlan
 from aionn.runtime.executions.results import Result, priority_of
 from aionn.runtime.executions.slot_pool import BurstStatistics, FrameBuffer, SlotPool
 from aionn.runtime.executions.stepping import (
-    Conditions,
     DeviceBurst,
     InterpretedBurst,
-    Step,
 )
 from aionn.runtime.executions.stream import Stream, StreamPump
 from aionn.runtime.executions.writing import ViewsWriter, item_writer
@@ -51,15 +45,12 @@ from aionn.runtime.guarantees.reservations import FrameArrival
 from aionn.runtime.guarantees.stream import GuaranteedStream, ReservedPump, capture_deadline
 from aionn.runtime.guarantees.terms import check_guarantee, in_progress_max, stated_terms
 from aionn.runtime.memory.arguments import (
-    Array,
-    RequestArea,
-    Value,
     Writer,
     check_inputs,
 )
-from aionn.runtime.placement.plan import learnt_by
+from aionn.runtime.metrics.figures import CompilationFigures
 from aionn.scheduler.admission import StreamTerms
-from aionn.validation import check_execution_result, needed_inputs
+from aionn.validation import needed_inputs
 
 if TYPE_CHECKING:
     from aionn.runtime.placement.plan import Plan
@@ -85,57 +76,8 @@ class _StreamArguments(NamedTuple):
     """
 
     source: AsyncIterable[Any]
-    write: Callable[[Any, RequestArea], object]
+    write: Callable[[Any, FrameBuffer], object]
     drops_late: bool
-
-
-class _StepInBurst(Step):
-    """A step over one buffer, launched through a burst of its device."""
-
-    __slots__ = ("_buffer", "_bursts", "_index", "_inside", "_own", "_request")
-
-    def __init__(
-        self,
-        plan: Plan,
-        index: int,
-        buffer: FrameBuffer,
-        opened: list[DeviceBurst] | InterpretedBurst,
-        key: Hashable,
-    ) -> None:
-        step = plan.steps[index]
-        super().__init__(step, key=key, fallback=plan.fallback_step(index), name=plan.step_name(index))
-        self._index = index
-        self._buffer = buffer
-        # Nothing changes from frame to frame but the values, so the request is made once.
-        self._request = buffer.area.request(step.inputs, step.outputs)
-        self._inside = None if isinstance(opened, list) else opened
-        self._bursts = opened if isinstance(opened, list) else opened.bursts
-        # This one knows the memory of the request.
-        self._own = self._bursts[buffer.identifier % len(self._bursts)] if self._bursts else None
-
-    def launch(self, area: RequestArea, job: Conditions) -> Launch:
-        burst = self._own
-        if burst is None or not burst.is_free:
-            burst = next((burst for burst in self._bursts if burst.is_free), None)
-            if burst is None:
-                return super().launch(area, job)
-        return burst.launch(self._request, self._buffer.identifiers, job)
-
-    async def interpret(self, area: RequestArea, job: Conditions) -> ExecutionResult:
-        assert self.interpreted is not None, "other steps are launched"
-        return await self.interpreted.interpret(self._request, job, self._inside)
-
-    def accept(self, area: RequestArea, result: ExecutionResult, job: Conditions) -> bool:
-        # Frames without timings give the same object again.
-        checked = self._buffer.checked
-        if result is not checked[self._index]:
-            step = self.prepared_step
-            check_execution_result(step.model.main, result, measure=job.measure)
-            if not result.output_sufficient_size:
-                raise GeneralFailure(f"burst: {step.device.name} reports an output larger than the model's")
-            area.note(step.outputs, result.output_shapes)
-            checked[self._index] = None if job.measure else result
-        return True
 
 
 class Burst:
@@ -145,80 +87,113 @@ class Burst:
         self,
         background: Background,
         plan: Plan,
+        owner: JobOwner,
         priority: Priority,
         slots: int,
         *,
         polling: Mapping[str, int] | None = None,
-        report: Callable[[ErrorStatus, Result | None, int], None] | None = None,
+        figures: CompilationFigures | None = None,
         on_close: Callable[[Burst], None],
     ) -> None:
         if not 1 <= slots <= SLOTS_MAX:
             raise InvalidArgument(f"burst: expected from 1 to {SLOTS_MAX} slots, got {slots}")
-        for spec in (*plan.inputs, *plan.outputs, *plan.temporaries.values()):
-            if not dimensions_are_known(spec.type, spec.dimensions):
-                raise InvalidArgument(f"burst: expected known shapes, got {spec}")
+        check_known_shapes(plan)
         self._background = background
-        self._plan = plan
+        self._plan, self._owner = plan, owner
         self._inputs = plan.inputs
         self._needed = functools.cache(functools.partial(needed_inputs, plan.model))
-        self._input_indexes = plan.model.main.input_indexes
         self._priority = priority
         self._polling = polling or {}
+        self._figures = figures
         self._pool = SlotPool(background, slots)
-        self._owner = JobOwner(
-            background, plan.model.main.output_indexes, plan.device_names, plan.rescue_step(), report
-        )
-        # Of each step, its device's bursts, or those of the steps inside of one that is interpreted.
-        self._opened: list[list[DeviceBurst] | InterpretedBurst] = []
-        # By buffer.
-        self._steps_of: dict[int, list[Step]] = {}
-        self._leaving: dict[int, Callable[[ExecutionJob], None]] = {}
+        self._opening = anyio.Lock(fast_acquire=True)
+        # The plan that frames use now is the last one; those before it are used by frames that have not ended.
+        self._plans: list[OpenedPlan] = []
         self._was_entered = False
         self._streams: set[StreamPump] = set()
         self._on_close = on_close
-        self._learnt_by = learnt_by(plan, self)
         self._closed = False
-        self._kept = _Kept(background.locks)
-        self._finalizer = close_when_dropped(
-            self, background, functools.partial(_close_all, self._opened, self._kept)
-        )
+        self._finalizer = close_when_dropped(self, background, functools.partial(_close_all, self._plans))
+
+    @property
+    def _opened(self) -> list[list[DeviceBurst] | InterpretedBurst]:
+        return self._plans[-1].opened if self._plans else []
 
     async def __aenter__(self) -> Self:
         if self._was_entered or self._closed:
             raise InvalidArgument("burst: can be entered once")
         self._was_entered = True
         try:
-            await self._open_steps()
-            values = self._plan.values([spec.dimensions for spec in self._inputs], {})
-            buffers: list[FrameBuffer] = []
-            for identifier in range(self._pool.slots):
-                # On a thread, with every page touched: the kernel takes a while to find and clear memory.
-                with real_work("making a burst's memory"):
-                    area = await anyio.to_thread.run_sync(_touched_area, values, self._kept)
-                buffer = FrameBuffer(identifier, area, len(self._plan.steps))
-                buffers.append(buffer)
-                self._leaving[identifier] = functools.partial(_leave, self._pool, buffer)
-                self._steps_of[identifier] = [
-                    _StepInBurst(self._plan, index, buffer, opened, key)
-                    for index, (opened, key) in enumerate(zip(self._opened, self._learnt_by, strict=True))
-                ]
-            self._pool.open(buffers)
+            async with self._opening:
+                opened = OpenedPlan(self._plan, self._owner, KeptAreas(self._background.locks))
+                self._plans.append(opened)
+                await opened.open(self._pool, self._polling)
+                self._pool.open(opened.buffers)
         except BaseException:
             await self.aclose()
             raise
         return self
 
-    async def _open_steps(self) -> None:
-        for step in self._plan.steps:
-            if step.interpreted is not None:
-                self._opened.append(await step.interpreted.open_burst(self._polling))
-                continue
-            bursts: list[DeviceBurst] = []
-            self._opened.append(bursts)
-            for _ in range(min(self._pool.slots, step.device.info.slots)):
-                burst = await step.prepared.configure_execution_burst(**self._polling)
-                check_abilities(burst, BurstDefaults, step.device.name)
-                bursts.append(DeviceBurst(burst))
+    @property
+    def was_entered(self) -> bool:
+        """Whether it has bursts of its plan, or is opening them."""
+        return self._was_entered and not self._closed
+
+    async def open_beside(self, plan: Plan, owner: JobOwner) -> OpenedPlan | None:
+        """Opens bursts of another plan with the same inputs and outputs, for ``replace``. Raises as entering.
+
+        Returns:
+            The bursts, for ``replace`` or ``aclose``; None if this burst is not open.
+        """
+        check_known_shapes(plan)
+        if not self.was_entered:
+            return None
+        if any(isinstance(pump, ReservedPump) for pump in self._streams):
+            raise InvalidArgument(
+                "replace: a stream with a guarantee runs in a burst of this compilation, whose device time is reserved for the"
+                " present model; end the stream first"
+            )
+        async with self._opening:
+            opened = OpenedPlan(plan, owner, KeptAreas(self._background.locks))
+            try:
+                await opened.open(self._pool, self._polling)
+            except BaseException:
+                await finish(opened.aclose())
+                raise
+            return opened
+
+    def replace(
+        self, plan: Plan, owner: JobOwner, opened: OpenedPlan | None, ended: Callable[[], None]
+    ) -> None:
+        """Has each frame that is put into a buffer from now on executed by another plan.
+
+        Args:
+            plan: The plan.
+            owner: What its executions have in common.
+            opened: The result of ``open_beside``; None for a burst that is not open.
+            ended: Called when no frame uses the present plan any more, and its bursts have ended.
+        """
+        self._plan, self._owner = plan, owner
+        self._needed = functools.cache(functools.partial(needed_inputs, plan.model))
+        if opened is None or self._closed:
+            ended()
+            if opened is not None:
+                self._background.close_soon(opened.aclose)
+            return
+        before = self._plans[-1]
+        before.ended = ended
+        before.when_unused(functools.partial(self._end_plan, before))
+        self._plans.append(opened)
+        self._pool.replace(opened.buffers)
+
+    def _end_plan(self, opened: OpenedPlan) -> None:
+        async def end() -> None:
+            await opened.aclose()
+            if opened in self._plans:
+                self._plans.remove(opened)
+
+        if not self._closed:
+            self._background.close_soon(end)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
@@ -235,9 +210,9 @@ class Burst:
         """Executes what is in a buffer, which the execution uses from now on."""
         buffer.users += 1
         job = ExecutionJob(
-            self._owner,
-            self._steps_of[buffer.identifier],
-            self._leaving[buffer.identifier],
+            buffer.owner,
+            buffer.steps,
+            buffer.leave,
             priority,
             area=buffer.area,
             deadline_ns=deadline_ns,
@@ -264,7 +239,7 @@ class Burst:
         pool = self._pool
         buffer = pool.take_free() or await pool.take(deadline)
         try:
-            buffer.area.write(self._input_indexes, values)
+            buffer.area.write(buffer.inputs, values)
             if self._background.starting_count:
                 await anyio.lowlevel.checkpoint()
             return await self._run(buffer, deadline, rank, measure, True)
@@ -348,9 +323,7 @@ class Burst:
         _check_source(source)
         check_guarantee(guarantee)
         rank = self._priority if priority is None else priority_of(priority)
-        given = _StreamArguments(
-            source, item_writer(self._inputs, self._input_indexes, into), on_late == "drop"
-        )
+        given = _StreamArguments(source, item_writer(self._inputs, into), on_late == "drop")
         if guarantee:
             terms = stated_terms(name, period, deadline, jitter)
             return self._reserved_stream(given, terms, rank, measure=measure, is_best=guarantee == "best")
@@ -370,10 +343,16 @@ class Burst:
             deadline=deadline,
             drops_late=given.drops_late,
             device_slots=sum(len(opened) if isinstance(opened, list) else 1 for opened in self._opened),
-            on_end=self._streams.discard,
+            on_end=self._end_stream,
+            figures=None if self._figures is None else self._figures.stream(),
         )
         self._streams.add(pump)
         return Stream(pump)
+
+    def _end_stream(self, pump: StreamPump) -> None:
+        self._streams.discard(pump)
+        if pump.figures is not None:
+            pump.figures.is_open = False
 
     def _reserved_stream(
         self, given: _StreamArguments, terms: StreamTerms, rank: Priority, *, measure: bool, is_best: bool
@@ -383,10 +362,12 @@ class Burst:
                 "stream: a guarantee needs a model that one device runs as a whole; this one runs in "
                 f"{len(self._plan.steps)} steps on {self._plan.device_names}, with control flow or between devices"
             )
+        if not self._plans:
+            raise InvalidArgument("burst: use it with async with")
         self._check_buffers(terms)
         guarantee = StreamGuarantee(
             self._plan.steps[0].device.reservations,
-            self._learnt_by[0],
+            self._plans[-1].keys[0],
             terms,
             declared_ns=self._plan.steps[0].prepared.expected_duration_ns,
             is_best=is_best,
@@ -403,7 +384,8 @@ class Burst:
             deadline=capture_deadline(guarantee),
             drops_late=given.drops_late,
             device_slots=self._pool.slots,
-            on_end=self._streams.discard,
+            on_end=self._end_stream,
+            figures=None if self._figures is None else self._figures.stream(),
             guarantee=guarantee,
         )
         self._streams.add(pump)
@@ -424,9 +406,9 @@ class Burst:
         buffer = pool.take_free() or await pool.take(None)
         try:
             buffer.users += 1
-            leave = self._leaving[buffer.identifier]
-            steps = self._steps_of[buffer.identifier]
-            job = ExecutionJob(self._owner, steps, leave, Priority.HIGH, area=buffer.area, copy=False)
+            job = ExecutionJob(
+                buffer.owner, buffer.steps, buffer.leave, Priority.HIGH, area=buffer.area, copy=False
+            )
             job.urgent_ns = job.asked_ns
             return await run_job(job)
         finally:
@@ -451,8 +433,8 @@ class Burst:
             arrival.ended()
 
         job = ExecutionJob(
-            self._owner,
-            self._steps_of[buffer.identifier],
+            buffer.owner,
+            buffer.steps,
             finish,
             priority,
             area=buffer.area,
@@ -480,18 +462,27 @@ class Burst:
             await finish(self._close())
         finally:
             self._pool.clear()
-            self._steps_of.clear()
-            self._leaving.clear()
 
     async def _close(self) -> None:
-        with anyio.move_on_after(CLOSE_S_MAX):
-            for opened in self._opened:
-                for burst in opened if isinstance(opened, list) else opened.bursts:
-                    await burst.landed()
-        await _close_all(self._opened, self._kept)
+        async with self._opening:  # Bursts that are being opened are closed as well.
+            with anyio.move_on_after(CLOSE_S_MAX):
+                for opened in self._plans:
+                    await opened.landed()
+            await _close_all(self._plans)
         self._finalizer.detach()  # Not before: a closing that failed is tried again when this object is dropped.
         # Completion callbacks run in the loop's next turn: wait for them before closing returns.
         await anyio.lowlevel.checkpoint()
+
+
+def check_known_shapes(plan: Plan) -> None:
+    """Checks that memory can be made for the executions of a plan before its first one.
+
+    Raises:
+        InvalidArgument: A shape is unknown.
+    """
+    for spec in (*plan.inputs, *plan.outputs, *plan.temporaries.values()):
+        if not dimensions_are_known(spec.type, spec.dimensions):
+            raise InvalidArgument(f"burst: expected known shapes, got {spec}")
 
 
 def _check_source(source: object) -> None:
@@ -505,46 +496,5 @@ def _check_source(source: object) -> None:
     raise InvalidArgument(f"stream: expected an async iterable, got a {type(source).__name__}{advice}")
 
 
-def _leave(pool: SlotPool, buffer: FrameBuffer, job: ExecutionJob) -> None:
-    pool.leave(buffer)
-
-
-async def _close_all(opened: Sequence[list[DeviceBurst] | InterpretedBurst], kept: _Kept) -> None:
-    closings: list[Callable[[], Coroutine[Any, Any, None]]] = []
-    for bursts in opened:
-        closings += [b.hal.aclose for b in bursts] if isinstance(bursts, list) else [bursts.aclose]
-    try:
-        await finish_all(closings)
-    finally:
-        kept.release()
-
-
-class _Kept:
-    """The memories of a burst that stay in memory, where real time is in use.
-
-    Args:
-        locks: Keeps them; None keeps nothing.
-    """
-
-    def __init__(self, locks: PageLocks | None) -> None:
-        self._locks = locks
-        self._arrays: list[Array] = []
-
-    def keep(self, array: Array) -> None:
-        """Keeps one more."""
-        if self._locks is not None:
-            self._locks.keep(array, "frame buffer of a burst")
-            self._arrays.append(array)
-
-    def release(self) -> None:
-        """Keeps none of them any longer. Idempotent."""
-        while self._arrays and self._locks is not None:
-            self._locks.release(self._arrays.pop())
-
-
-def _touched_area(values: Sequence[Value], kept: _Kept) -> RequestArea:
-    area = RequestArea(values)
-    array = area.memories[0].array
-    array[:: mmap.PAGESIZE] = 0
-    kept.keep(array)
-    return area
+async def _close_all(plans: Sequence[OpenedPlan]) -> None:
+    await finish_all([opened.aclose for opened in plans])

@@ -101,7 +101,7 @@ class Execution:
         self._begin()  # It may have been cancelled before its first step.
         job = self._job
         if not job.has_left:
-            job.note_end(ErrorStatus.GENERAL_FAILURE, None)
+            job.note_end(ErrorStatus.GENERAL_FAILURE, None, is_cancelled=True)
             job.leave()
         self._fail(ExecutionCancelled("execution: cancelled"))
         if self._result is None:

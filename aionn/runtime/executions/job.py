@@ -27,6 +27,7 @@ import msgspec
 
 from aionn.errors import (
     DeadObject,
+    DeviceUnavailable,
     Error,
     ErrorStatus,
     ExecutionCancelled,
@@ -44,6 +45,7 @@ from aionn.runtime.executions.launching import BackgroundLaunch
 from aionn.runtime.executions.results import ExecutionState, Result, sum_of
 from aionn.runtime.executions.stepping import GROWTH_TRIES_MAX, Step, output_too_small
 from aionn.runtime.memory.arguments import RequestArea
+from aionn.runtime.metrics.figures import ExecutionFigures
 from aionn.runtime.placement.fallback import driver_error, may_fall_back
 from aionn.runtime.recovery.prepared import RecoveringPreparedModel
 from aionn.scheduler.bandwidth import Arrivals
@@ -69,6 +71,7 @@ class JobOwner(NamedTuple):
         rescue: The whole model on the reference device, for where one of several steps has failed there as well; None where that
             is not allowed, and for one step, whose own fallback is the same.
         report: Called at the end of each with its status, its result and nanoseconds since the call; None without listeners.
+        figures: Counts them; None without metrics.
     """
 
     background: Background
@@ -76,6 +79,7 @@ class JobOwner(NamedTuple):
     device: str
     rescue: Step | None = None
     report: Callable[[ErrorStatus, Result | None, int], None] | None = None
+    figures: ExecutionFigures | None = None
 
 
 class ExecutionJob(msgspec.Struct, eq=False):
@@ -192,8 +196,14 @@ class ExecutionJob(msgspec.Struct, eq=False):
         self.state = ExecutionState.FINISHED
         self.finish(self)
 
-    def note_end(self, status: ErrorStatus, result: Result | None) -> None:
-        """Reports its end to listeners and to the log."""
+    def note_end(self, status: ErrorStatus, result: Result | None, *, is_cancelled: bool = False) -> None:
+        """Counts its end, and reports it to listeners and to the log."""
+        figures = self.owner.figures
+        if figures is not None:
+            if result is not None:
+                figures.ended(self, result, self.landed_ns - self.asked_ns)
+            else:
+                figures.failed(self, status, is_cancelled=is_cancelled)
         if self.owner.report is None and not _logger.isEnabledFor(logging.DEBUG):
             return
         ended_ns = self.landed_ns if result is not None else now_ns()
@@ -243,7 +253,7 @@ async def run_job(job: ExecutionJob) -> Result:
         finally:
             del error  # It refers to this frame, and this frame to the memory.
     except BaseException:
-        job.note_end(ExecutionCancelled("execution: cancelled").status, None)
+        job.note_end(ExecutionCancelled("execution: cancelled").status, None, is_cancelled=True)
         raise
     finally:
         job.leave()
@@ -475,8 +485,12 @@ def _outcome(end: ExecutionResult | BaseException) -> Outcome:
 async def _fall_back(job: ExecutionJob, step: Step, area: RequestArea, error: Error) -> Timing:
     """Runs a step on the reference device that failed on its own, where that is allowed; raises why it failed otherwise."""
     prepared = step.prepared_step.prepared
-    if isinstance(error, DeadObject) and isinstance(prepared, RecoveringPreparedModel):
-        error.transient = prepared.lost(error, job.asked_ns)
+    if isinstance(prepared, RecoveringPreparedModel):
+        if isinstance(error, DeadObject):
+            error.transient = prepared.lost(error, job.asked_ns)
+        elif isinstance(error, DeviceUnavailable) and prepared.lost(error, job.asked_ns):
+            # A server that is ending rejected it: for the caller the same as a driver that has died, and the next one succeeds.
+            error = DeadObject(str(error), transient=True)
     try:
         if step.fallback is None or not may_fall_back(error):
             raise error from error.__cause__

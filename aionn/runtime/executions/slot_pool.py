@@ -18,9 +18,11 @@ from aionn.errors import InvalidArgument, MissedDeadline
 from aionn.hal import ExecutionResult
 from aionn.runtime.background import Background, Waiter
 from aionn.runtime.clock import now_ns
+from aionn.runtime.executions.job import ExecutionJob, JobOwner
+from aionn.runtime.executions.stepping import Step
 from aionn.runtime.memory.arguments import RequestArea
 
-__all__ = ["FrameBuffer", "BurstStatistics", "SlotPool", "Waiting"]
+__all__ = ["FrameBuffer", "BurstStatistics", "SlotPool", "Waiting", "nothing"]
 
 
 class FrameBuffer:
@@ -31,17 +33,47 @@ class FrameBuffer:
         identifiers: The same, as requests name it.
         area: The memory.
         users: How many use it; 0 for one that is free.
+        steps: What is executed over the memory.
+        owner: What its executions have in common.
+        inputs: Keys of the inputs in the memory.
+        leave: Called at the end of each of its executions.
+        successor: The one that is used in its place once its last user leaves it; None for itself.
+        retire: Called then, once.
         checked: By step, the answer that was checked last: frames without timings give the same object again.
     """
 
-    __slots__ = ("area", "checked", "identifier", "identifiers", "users")
+    __slots__ = (
+        "area",
+        "checked",
+        "identifier",
+        "identifiers",
+        "inputs",
+        "leave",
+        "owner",
+        "retire",
+        "steps",
+        "successor",
+        "users",
+    )
 
-    def __init__(self, identifier: int, area: RequestArea, step_count: int) -> None:
+    def __init__(
+        self, identifier: int, area: RequestArea, step_count: int, owner: JobOwner, inputs: Sequence[int]
+    ) -> None:
         self.identifier = identifier
         self.identifiers = (identifier,)
         self.area = area
         self.users = 0
+        self.steps: Sequence[Step] = ()
+        self.owner = owner
+        self.inputs = inputs
+        self.leave: Callable[[ExecutionJob], None] = nothing
+        self.successor: FrameBuffer | None = None
+        self.retire: Callable[[], None] = nothing
         self.checked: list[ExecutionResult | None] = [None] * step_count
+
+
+def nothing(job: object = None) -> None:
+    """Nothing is to be done."""
 
 
 class Waiting(NamedTuple):
@@ -108,6 +140,17 @@ class SlotPool:
         self._buffers = buffers
         # The first is taken first: a burst that is used by one alone keeps to one memory, which the caches know.
         self._free = [*buffers[::-1]]
+
+    def replace(self, buffers: Sequence[FrameBuffer]) -> None:
+        """Has it give these buffers from now on. A present one that is in use stays until its last user leaves it.
+
+        Args:
+            buffers: One for each present one.
+        """
+        for old, new in zip(self._buffers, buffers, strict=True):
+            old.successor = new
+        self._buffers = buffers
+        self._free = [_last(buffer) for buffer in self._free]
 
     def close(self) -> None:
         """Gives no more buffers: executions that wait are rejected. A device that hangs never leaves the one that it has."""
@@ -204,6 +247,8 @@ class SlotPool:
             if self._demand:
                 self._reclaim()  # The device may have finished what a stream can spare.
             return
+        if buffer.successor is not None:
+            buffer = _last(buffer)
         if self._waiting:
             for index, waiting in enumerate(self._waiting):
                 if waiting.wants():
@@ -225,6 +270,14 @@ class SlotPool:
             buffer = self._free.pop()
             buffer.users = 1
             self.leave(buffer)
+
+
+def _last(buffer: FrameBuffer) -> FrameBuffer:
+    """The buffer that is used in place of a free one; those before it end."""
+    while buffer.successor is not None:
+        buffer.retire()
+        buffer = buffer.successor
+    return buffer
 
 
 def _always() -> bool:

@@ -34,7 +34,8 @@ from aionn.runtime.background import Background, Waiter
 from aionn.runtime.clock import check_deadline, now_ns
 from aionn.runtime.executions.results import Result
 from aionn.runtime.executions.slot_pool import FrameBuffer, SlotPool, Waiting
-from aionn.runtime.memory.arguments import Array, RequestArea
+from aionn.runtime.memory.arguments import Array
+from aionn.runtime.metrics.figures import StreamFigures
 
 __all__ = ["Stream", "StreamPump", "StreamResult", "StreamStatistics"]
 
@@ -153,11 +154,13 @@ class StreamPump:
         drops_late: Whether late items are dropped; otherwise they are executed, and marked late.
         device_slots: How many executions its devices can run at a time, all together.
         on_end: Called with this object when it was ended.
+        figures: Counts the items; None without metrics.
 
     Attributes:
         items: What is on its way, in the source's order.
         is_fed: Whether no item is added any more.
         is_over: Whether it was ended.
+        figures: See above.
     """
 
     def __init__(
@@ -167,12 +170,14 @@ class StreamPump:
         source: AsyncIterable[Any],
         execute: Execute,
         *,
-        write: Callable[[Any, RequestArea], object],
+        write: Callable[[Any, FrameBuffer], object],
         deadline: Callable[[Any], int] | None,
         drops_late: bool,
         device_slots: int,
         on_end: Callable[[StreamPump], None],
+        figures: StreamFigures | None = None,
     ) -> None:
+        self.figures = figures
         self._pool = pool
         self.background = background
         self.home = background.home
@@ -346,7 +351,7 @@ class StreamPump:
             return
         item.buffer = buffer
         try:
-            self._write(item.item, buffer.area)
+            self._write(item.item, buffer)
         except BaseException as e:
             self._pool.leave(buffer)
             self._end_with(e)
@@ -497,6 +502,12 @@ class Stream(AsyncIterator[StreamResult[_T]]):
         elif deadline_ns is not None and finished_ns > deadline_ns:
             status = "late"
         self._counts[status] += 1
+        figures = pump.figures
+        if figures is not None:
+            if result is not None:
+                figures.delivered(item.item, finished_ns, deadline_ns)
+            else:
+                figures.lost("lost" if item.is_lost else "deadline")
         if result is None:
             return StreamResult(item.item, (), status, finished_ns, deadline_ns, NO_TIMING)
         return StreamResult(item.item, result.outputs, status, finished_ns, deadline_ns, result.timing)

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aionn.errors import InvalidArgument
-from aionn.runtime.memory.arguments import Array, RequestArea, TensorSpec, Writer, check_inputs
+from aionn.runtime.executions.slot_pool import FrameBuffer
+from aionn.runtime.memory.arguments import Array, TensorSpec, Writer, check_inputs
 
 __all__ = ["ViewsWriter", "item_writer"]
 
@@ -19,13 +20,12 @@ ViewsWriter = Callable[[Any, Mapping[str, Array]], Mapping[str, Any] | None]
 
 
 def item_writer(
-    inputs: Sequence[TensorSpec], indexes: Sequence[int], into: Callable[[Any, Any], object] | None
-) -> Callable[[Any, RequestArea], object]:
-    """Makes the function that writes an item into the memory of a request.
+    inputs: Sequence[TensorSpec], into: Callable[[Any, Any], object] | None
+) -> Callable[[Any, FrameBuffer], object]:
+    """Makes the function that writes an item into a buffer.
 
     Args:
         inputs: The inputs of the model.
-        indexes: Their keys in the memory.
         into: As for ``Burst.stream``.
 
     Raises:
@@ -36,19 +36,18 @@ def item_writer(
             f"stream, into: expected a function into(item, view), got a {type(into).__name__}; see aionn.image_writer"
         )
     if len(inputs) == 1:
-        key, write = indexes[0], into or _array_writer(inputs[0])
+        write = into or _array_writer(inputs[0])
 
-        def write_one(item: Any, area: RequestArea) -> None:
-            write(item, area.view(key).view())
+        def write_one(item: Any, buffer: FrameBuffer) -> None:
+            write(item, buffer.area.view(buffer.inputs[0]).view())
 
         return write_one
-    keys = {spec.name: key for spec, key in zip(inputs, indexes, strict=True)}
-    if not inputs or len(keys) != len(inputs):
+    if not inputs or len({spec.name for spec in inputs}) != len(inputs):
         names = ", ".join(spec.name for spec in inputs)
         raise InvalidArgument(
             f"stream: expected a model whose inputs have different names, got {names or 'none'}"
         )
-    return _ItemWriter(inputs, keys, into)
+    return _ItemWriter(inputs, into)
 
 
 class _ItemWriter:
@@ -57,15 +56,14 @@ class _ItemWriter:
     def __init__(
         self,
         specs: Sequence[TensorSpec],
-        keys: Mapping[str, int],
         into: Callable[[Any, Mapping[str, Array]], object] | None,
     ) -> None:
         self._specs = {spec.name: spec for spec in specs}
-        self._keys = keys
         self._into = into
 
-    def __call__(self, item: Any, area: RequestArea) -> None:
-        views = {name: area.view(key).view() for name, key in self._keys.items()}
+    def __call__(self, item: Any, buffer: FrameBuffer) -> None:
+        area = buffer.area
+        views = {name: area.view(key).view() for name, key in zip(self._specs, buffer.inputs, strict=True)}
         if self._into is None:
             self._copy(item, views, is_whole=True)
             return
@@ -74,7 +72,7 @@ class _ItemWriter:
             self._copy(given, views, is_whole=False)
 
     def _copy(self, values: Any, views: Mapping[str, Array], *, is_whole: bool) -> None:
-        names = ", ".join(self._keys)
+        names = ", ".join(self._specs)
         if not isinstance(values, Mapping):
             raise InvalidArgument(
                 f"stream: expected a mapping from the names of inputs ({names}) to arrays, got a {type(values).__name__}"

@@ -138,8 +138,9 @@ class RecoveringPreparedModel(PreparedModelByLaunch, PreparedModelDefaults):
 
     # Deaths
 
-    def lost(self, error: DeadObject, launched_ns: int = 2**63 - 1) -> bool:
-        """An execution that was asked for at ``launched_ns`` has failed since its driver died. Begins the preparation.
+    def lost(self, error: DeadObject | DeviceUnavailable, launched_ns: int = 2**63 - 1) -> bool:
+        """An execution that was asked for at ``launched_ns`` has failed since its driver died, or its server is ending. Begins the
+        preparation.
 
         Returns:
             Whether a later execution may succeed.
@@ -275,7 +276,7 @@ class RecoveringPreparedModel(PreparedModelByLaunch, PreparedModelDefaults):
         if recovery.state is RecoveryState.READY:
             try:
                 launch = begin()
-            except DeadObject as e:
+            except (DeadObject, DeviceUnavailable) as e:
                 self.lost(e)
             else:
                 if not launch.is_done:
@@ -283,7 +284,7 @@ class RecoveringPreparedModel(PreparedModelByLaunch, PreparedModelDefaults):
                 # As a rule it was never sent, because the driver had died before: nothing of it has run.
                 try:
                     launch.outcome()
-                except DeadObject as e:
+                except (DeadObject, DeviceUnavailable) as e:
                     self.lost(e)
                 except Exception:
                     return launch

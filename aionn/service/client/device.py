@@ -116,6 +116,9 @@ class RemoteDevice:
         spare: Whether a spare process is kept once the device has served for a while: when its process dies, the next call need
             not wait until one has started.
         scheduling: What each process that is started for this device gets for its threads; None if real time is off.
+
+    Attributes:
+        starts: Number of processes that have served.
     """
 
     def __init__(
@@ -146,6 +149,7 @@ class RemoteDevice:
         self._started_s: float | None = None
         self._short_lives = 0
         self._closed = False
+        self.starts = 0
 
     @property
     def info(self) -> DeviceInfo:
@@ -168,6 +172,11 @@ class RemoteDevice:
         """The driver process, None when none runs."""
         connection = self._connection
         return connection.peer.pid if connection is not None and connection.channel.is_alive else None
+
+    @property
+    def has_died(self) -> bool:
+        """Whether its process is gone, and none has been needed since."""
+        return self._connection is not None and not self._connection.channel.is_alive
 
     async def connect(self) -> None:
         """Starts the driver process unless it runs.
@@ -271,6 +280,7 @@ class RemoteDevice:
         self._info = hello.info
         connection.identifiers.limit = min(hello.pools, POOLS_MAX)
         connection.is_serving.set()
+        self.starts += 1
         if self._scheduling is not None:
             await self._lend(connection, self._scheduling)
         return connection

@@ -18,13 +18,14 @@ from typing import Any, TypeVar
 import anyio
 import anyio.from_thread
 
-from aionn.burst.server import BurstServer
+from aionn.burst.server import Answer, BurstServer
 from aionn.burst.server import Execute as BurstExecute
 from aionn.burst.session import POLLING_US_MAX
 from aionn.errors import DeadObject, Error, InvalidArgument, ResourceExhausted
 from aionn.hal import ExecutionResult, Memory, PreparedModel, Priority, Request
 from aionn.platform.loops import finish, wait_from_thread
 from aionn.realtime import SchedulingClass, current
+from aionn.service.host.metrics import HostFigures
 from aionn.service.progress import Progress
 from aionn.service.wire.channel import Channel
 from aionn.service.wire.peers import Peer
@@ -39,6 +40,10 @@ QUEUE_BYTES_MAX = 1 << 20
 """Largest memory of a burst's queue, some sixteen times that of our clients: mapping it takes a fraction of a millisecond."""
 
 _T = TypeVar("_T")
+
+
+def _nothing() -> None:
+    pass
 
 
 class _Burst:
@@ -70,6 +75,9 @@ class Bursts:
         account: The client's.
         progress: Is notified of the work that the device does.
         peer: The client's process: their questions count as its use of the loop.
+
+    Attributes:
+        figures: Counts their executions; None counts none.
     """
 
     def __init__(
@@ -79,8 +87,23 @@ class Bursts:
         self._account = account
         self._progress = progress
         self._peer = peer
+        self.figures: HostFigures | None = None
         self._handles = itertools.count(1)
         self._bursts: dict[int, _Burst] = {}
+
+    def drain(self, why: str) -> None:
+        """Rejects the requests that are read from now on, with this reason. Idempotent."""
+        for burst in self._bursts.values():
+            burst.server.drain(why)
+
+    def under_way(self) -> list[int | None]:
+        """The deadlines of the requests that are being served; None for one without."""
+        found = [burst.server.under_way() for burst in self._bursts.values()]
+        return [deadline for is_serving, deadline in found if is_serving]
+
+    def has_unread(self) -> bool:
+        """Whether the client has not read a result yet."""
+        return any(burst.server.has_unread() for burst in self._bursts.values())
 
     def configure(
         self, body: ConfigureBurst, prepared: PreparedModel, priority: Priority, channel: Channel
@@ -141,9 +164,15 @@ class Bursts:
             self._portal.start_task_soon(self._tell_of_end, channel, handle, why)
 
         bind, execute = self._executor(prepared)
+        if self.figures is not None:
+            execute = _counted(execute, self.figures, priority)
+        # Figures count each execution as it begins and ends, by Python.
+        has_native = prepared.execute_bound is not None and self.figures is None
+        native = prepared.native if has_native else None
         stopped = SyncFence("end of a burst")
 
         def on_stopped() -> None:
+            unwatch()
             scheduling = current()
             if scheduling is not None:
                 scheduling.give_back()
@@ -153,6 +182,7 @@ class Bursts:
             requests,
             results,
             bind=bind,
+            native=native,
             execute=execute,
             get_memories=get_memories,
             on_started=on_started,
@@ -161,9 +191,11 @@ class Bursts:
             on_stopped=on_stopped,
             name=f"aionn-burst-{handle}",
         )
+        unwatch = _nothing if native is None else self._progress.watch(server.native_activity)
         try:
             server.start()
         except RuntimeError as e:
+            unwatch()
             server.stop()
             raise ResourceExhausted(f"burst: no thread is left for it: {e}", transient=True) from e
         self._bursts[handle] = _Burst(body.prepared, server, stopped, queue_bytes)
@@ -260,3 +292,15 @@ class Bursts:
         """Ends all bursts."""
         for handle in list(self._bursts):
             await self.end(handle)
+
+
+def _counted(execute: BurstExecute, figures: HostFigures, priority: Priority) -> BurstExecute:
+    """An execution that is counted."""
+
+    def counted(
+        bound: Any, measure: bool, deadline_ns: int | None, loop_timeout_ns: int | None, answer: Answer
+    ) -> ExecutionResult:
+        with figures.executing(priority, deadline_ns):
+            return execute(bound, measure, deadline_ns, loop_timeout_ns, answer)
+
+    return counted

@@ -2,7 +2,8 @@
 file system.
 
 Owns connections and the process's life. A process that was started for one client ends when the client's end of the socket is gone,
-within ``END_S_MAX`` even when a device hangs; one that serves a path ends when it is requested to.
+within ``END_S_MAX`` even when a device hangs; one that serves a path ends when it is requested to, in order (``draining``) or
+immediately.
 
 Invariants:
 1. Everything that a client made is freed when its connection ends; other clients do not notice.
@@ -26,6 +27,7 @@ import stat
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import anyio
 import anyio.abc
@@ -47,6 +49,7 @@ from aionn.observability.log_tags import choose_tags
 from aionn.observability.tracing import TRACE_VARIABLE, start_tracing
 from aionn.platform.loops import finish, is_cancelled
 from aionn.platform.threads import start_thread
+from aionn.service.host.accepted import ENDING, Drain
 from aionn.service.host.admission import FOREIGN_PID, Admission, ClientLimits, Credentials, Place
 from aionn.service.host.newcomers import FIRST_CALL, Newcomers, tell_why
 from aionn.service.host.session import Session
@@ -59,7 +62,7 @@ from aionn.service.wire.protocol import (
     ReplyBody,
 )
 from aionn.service.wire.quotas import Quotas
-from aionn.service.wire.received import close_in_turns, has_unread
+from aionn.service.wire.received import close_in_turns, close_unread, has_unread
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -134,6 +137,7 @@ async def serve(
     on_end: Callable[[], None] | None = None,
     peer: Peer | None = None,
     threads: HostThreads | None = None,
+    drain: Drain | None = None,
 ) -> bool:
     """Serves one client until it goes away, then frees what was its own.
 
@@ -151,6 +155,7 @@ async def serve(
         on_end: Called when the connection has ended, before the client's objects are freed.
         peer: The client's process, which may have other connections; None for one that has none.
         threads: The scheduling of this process, which the client may lend; None if it may not.
+        drain: Ends the process in order; None for one that ends with its client.
 
     Returns:
         Whether it went in the middle of something.
@@ -169,9 +174,10 @@ async def serve(
             peer=peer,
             threads=threads,
         )
+        handle = session.handle if drain is None else drain.enter(session, sock, tasks).handle
         channel = Channel(
             sock,
-            session.handle,
+            handle,
             peer_name=peer_name,
             sealed_only=sealed_only,
             account=session.account,
@@ -199,6 +205,8 @@ async def serve(
             try:
                 await finish(_close(session, peer))
             finally:
+                if drain is not None:
+                    drain.leave(session)
                 channel.release()
                 tasks.cancel_scope.cancel()
     return was_cut_off
@@ -237,8 +245,9 @@ async def listen(
     progress: Progress | None = None,
     idle_s: float = IDLE_S,
     started: anyio.Event | None = None,
+    drain: Drain | None = None,
 ) -> None:
-    """Serves every client of a socket until the task is cancelled.
+    """Serves every client of a socket until the task is cancelled, or until a drain is over.
 
     Args:
         device: What is served.
@@ -249,6 +258,7 @@ async def listen(
         progress: Is notified of the work that the device does; None means no watch.
         idle_s: See ``serve``.
         started: Is set when clients can connect.
+        drain: Ends the process in order: the socket is removed when it begins; None serves until the task is cancelled.
 
     Raises:
         DeviceUnavailable: The socket cannot be made, or another process serves there already.
@@ -278,6 +288,7 @@ async def listen(
                     on_hello=lambda: newcomers.admission.greeted(place),
                     on_end=lambda: newcomers.ends(place),
                     peer=peer,
+                    drain=drain,
                 )
                 try:
                     if await peer.charged(one):
@@ -294,23 +305,56 @@ async def listen(
                     newcomers.leave(place)
 
             newcomers = Newcomers(Admission(limits), tasks, serve_one, peers.next_connection)
-
-            async def take_one() -> None:
-                sock = await _accept(listener)
-                try:
-                    client = Credentials.of(sock)
-                except OSError:
-                    await close_in_turns(sock, peers.next_connection)  # It is gone.
-                else:
-                    await newcomers.receive(sock, client)
-
-            while True:
-                # Where connections come without end, those who are served have their turns between two of them.
-                await peers.next_connection()
-                await peers.charged_to_newcomers(take_one())
+            with anyio.CancelScope() as accepting:
+                if drain is not None:
+                    tasks.start_soon(_end_accepting, drain, accepting)
+                await _accept_all(listener, newcomers, peers)
+            assert drain is not None, "nothing else ends the acceptance"
+            _unlink(os.fspath(path), identity)
+            _reject_backlog(listener)
+            listener.close()
+            await drain.over()
+            tasks.cancel_scope.cancel()
     finally:
         listener.close()
         _unlink(os.fspath(path), identity)
+
+
+async def _accept_all(listener: socket.socket, newcomers: Newcomers, peers: Peers) -> None:
+    """Receives newcomers until the task is cancelled."""
+
+    async def take_one() -> None:
+        sock = await _accept(listener)
+        try:
+            client = Credentials.of(sock)
+        except OSError:
+            await close_in_turns(sock, peers.next_connection)  # It is gone.
+        else:
+            await newcomers.receive(sock, client)
+
+    while True:
+        # Where connections come without end, those who are served have their turns between two of them.
+        await peers.next_connection()
+        await peers.charged_to_newcomers(take_one())
+
+
+async def _end_accepting(drain: Drain, accepting: anyio.CancelScope) -> None:
+    await drain.requested()
+    accepting.cancel()
+
+
+def _reject_backlog(listener: socket.socket) -> None:
+    """Sends the clients that have connected and were not accepted the reason why they are not served."""
+    for _ in range(BACKLOG):
+        try:
+            sock, _ = listener.accept()
+        except OSError:
+            return
+        tell_why(sock, FIRST_CALL, ENDING)
+        # First: a message that came after its emptying would discard the reason at the client.
+        with suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+        close_unread(sock)
 
 
 class _CutOff:

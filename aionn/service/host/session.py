@@ -162,6 +162,7 @@ class Session:
     Attributes:
         greeted: Set when the client has sent Hello, or never will.
         closed: Set when nothing more is taken.
+        bursts: Its bursts.
     """
 
     def __init__(
@@ -189,7 +190,7 @@ class Session:
         self._handles = itertools.count(1)
         self._prepared: dict[int, _Prepared] = {}
         self._buffers: dict[int, _Buffer] = {}
-        self._bursts = Bursts(portal, self.account, progress, self._peer)
+        self.bursts = Bursts(portal, self.account, progress, self._peer)
         self._fenced: dict[int, FencedExecution] = {}
         # Only its client could finish them: while they are pending, each keeps a descriptor and an execution.
         self._awaited: weakref.WeakSet[SyncFence] = weakref.WeakSet()
@@ -227,15 +228,15 @@ class Session:
                 return await self._handle_buffer(body)
             case ConfigureBurst():
                 owned = _find(self._prepared, body.prepared, "prepared model")
-                return ConfigureBurstReply(self._bursts.configure(body, owned.model, owned.priority, channel))
+                return ConfigureBurstReply(self.bursts.configure(body, owned.model, owned.priority, channel))
             case ForgetMemory():
                 self._memories.forget(body.identifier)
                 return Done()
             case FreeMemorySlot():
-                self._bursts.free_slot(body.burst, body.slot)
+                self.bursts.free_slot(body.burst, body.slot)
                 return Done()
             case EndBurst():
-                await self._bursts.end(body.burst)
+                await self.bursts.end(body.burst)
                 return Done()
             case _:
                 return await self._handle_execution(body, channel)
@@ -311,7 +312,7 @@ class Session:
     async def _free_prepared(self, handle: int) -> Done:
         owned = self._prepared.pop(handle, None)
         if owned is not None:
-            await self._bursts.end_of(handle)
+            await self.bursts.end_of(handle)
             for execution in [number for number, e in self._reusable.items() if e.prepared == handle]:
                 self._forget_execution(execution)
             self.account.give_back("prepared_models")
@@ -526,7 +527,7 @@ class Session:
         Returns:
             How many memories of requests, and bursts, there were.
         """
-        return self._memories.rest(idle_s) + self._bursts.rest(idle_s)
+        return self._memories.rest(idle_s) + self.bursts.rest(idle_s)
 
     async def aclose(self) -> None:
         """Frees everything that the client made, and abandons what it left running."""
@@ -543,7 +544,7 @@ class Session:
                 stack.push_async_callback(self._free_prepared, handle)
             for handle in self._buffers:
                 stack.push_async_callback(self._free_buffer, handle)
-            stack.push_async_callback(self._bursts.aclose)
+            stack.push_async_callback(self.bursts.aclose)
 
     async def _in_turns(self, objects: Iterable[_T], free: Callable[[_T], object]) -> None:
         """Frees what a client may have many of, a few in each turn of the loop."""

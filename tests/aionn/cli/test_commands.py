@@ -105,7 +105,7 @@ def test_run_reads_and_writes_arrays(digits: Path, tmp_path: Path, answered: Cal
         assert int(written["output0"].argmax()) == report["outputs"][0]["largest"][0]["index"] == 0
 
 
-def test_stream_counts_every_item(
+def test_stream_counts_every_item_also_when_it_is_replayed(
     example_data: Path, tmp_path: Path, digits: Path, answered: Callable[..., Any]
 ) -> None:
     import wave
@@ -116,11 +116,15 @@ def test_stream_counts_every_item(
     ):
         short.setparams(whole.getparams())
         short.writeframes(whole.readframes(2 * whole.getframerate()))
-    report = answered(
-        "stream", digits, "--audio", tmp_path / "short.wav", "--keep", "all", "--deadline-ms", "5000"
-    )
+    usual = ("stream", digits, "--keep", "all", "--deadline-ms", "60000")
+    report = answered(*usual, "--audio", tmp_path / "short.wav", "--record", tmp_path / "a.rec")
     assert report["items"] == report["on_time"] + report["late"] + report["dropped"] == 11
     assert report["recognised"] and report["latency_ms"]["p50"] > 0
+    size = (tmp_path / "a.rec").stat().st_size
+    found = report["recording"]
+    assert (found["items"], found["bytes"], found["left_out"], found["problem"]) == (11, size, 0, "")
+    again = answered(*usual, "--source", f"replay:{tmp_path / 'a.rec'}")
+    assert (again["items"], again["recognised"]) == (11, report["recognised"])
 
 
 def test_stream_of_the_test_picture_ends_after_its_time(
@@ -133,7 +137,9 @@ def test_stream_of_the_test_picture_ends_after_its_time(
 
 
 def test_cameras_of_this_machine_are_listed(answered: Callable[..., Any]) -> None:
-    assert isinstance(answered("devices", "--sources")["cameras"], list)
+    found = answered("devices", "--sources")
+    assert isinstance(found["cameras"], list)
+    assert found["microphones"] or found["microphones_unavailable"]
 
 
 @pytest.mark.parametrize(
@@ -169,6 +175,16 @@ def test_cameras_of_this_machine_are_listed(answered: Callable[..., Any]) -> Non
             "expected a camera's number or path",
         ),
         (("stream", "{data}/shapes_int8.tflite", "--source", "/dev/video250"), "there is no such camera"),
+        (("stream", "{data}/shapes_int8.tflite", "--source", "replay:{tmp}/none"), "none: cannot be read"),
+        (
+            ("stream", "{data}/shapes_int8.tflite", "--source", "replay:{data}/shapes.mp4"),
+            "expected a recording, got another kind of file",
+        ),
+        (
+            ("stream", "{data}/shapes_int8.tflite", "--source", "pattern:", "--record", "{data}/shapes.mp4"),
+            "expected a new file, got one that exists",
+        ),
+        (("watch", "pattern:", "--record", "{tmp}/no/such/folder"), "cannot be created: No such file"),
         (("stream", "{data}/shapes_int8.tflite", "--source", "gopher://a:secret@b/"), "got 'gopher://b/'"),
         (("stream", "{data}/shapes_int8.tflite", "--source", "pattern:", "--seconds", "0"), "--seconds"),
         (("stream", "{data}/shapes_int8.tflite", "--video", "{tmp}/none.mp4"), "none.mp4"),

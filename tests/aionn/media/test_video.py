@@ -10,6 +10,7 @@ import pytest
 import aionn.media
 from aionn.errors import DeviceUnavailable, InvalidArgument
 from aionn.media import video_file
+from aionn.media.pyav import RgbScaler
 
 av = pytest.importorskip("av", reason="PyAV, the extra `media`, is not installed")
 
@@ -118,6 +119,30 @@ def test_decoding_happens_in_another_thread(really, data, monkeypatch):
     really(collected(video_file(data / "shapes.mp4", size=(8, 8), pace=False), limit=10))
     assert threads
     assert threading.main_thread() not in threads
+
+
+@pytest.mark.parametrize("is_old", [False, True], ids=["this PyAV", "one without the argument"])
+def test_pictures_are_scaled_on_the_thread_of_the_caller_alone(monkeypatch, is_old):
+    calls = []
+    reformatter = av.video.reformatter.VideoReformatter
+
+    class Watched:
+        def __init__(self):
+            self.inner = reformatter()
+
+        def reformat(self, *arguments, **options):
+            if is_old and "threads" in options:
+                raise TypeError("reformat() got an unexpected keyword argument 'threads'")
+            calls.append(options.get("threads"))
+            return self.inner.reformat(*arguments, **options)
+
+    monkeypatch.setattr(av.video.reformatter, "VideoReformatter", Watched)
+    scale = RgbScaler(av)
+    picture = av.VideoFrame.from_ndarray(np.full((48, 64, 3), 77, np.uint8), format="rgb24")
+    for _ in range(2):
+        pixels = scale(picture, 32, 24)
+        assert pixels.shape == (24, 32, 3) and abs(pixels.astype(int) - 77).max() <= 3
+    assert calls == [None if is_old else 1] * 2
 
 
 @pytest.mark.parametrize("limit", [1, 7])

@@ -5,13 +5,10 @@ The networks are those that people export, cut small, with random weights (``tor
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import pytest
 
@@ -20,8 +17,8 @@ from aionn.drivers.onnx_reference.driver import OnnxReferenceDevice
 from aionn.drivers.reference import ReferenceDevice
 from aionn.hal import Device, Model
 from aionn.models.onnx import load_onnx
-from aionn.models.onnx.constants import ConstantReader
 from aionn.models.onnx.schema import read_model
+from tests.support.torch_files import CASES, FOLDER, check, drawn, options_of
 
 pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
@@ -29,17 +26,9 @@ import onnxruntime as ort
 
 from aionn.drivers.onnxruntime.driver import OrtDevice
 
-FOLDER = Path(__file__).parent / "torch_files"
-CASES: dict[str, dict[str, Any]] = json.loads((FOLDER / "cases.json").read_text())
 Array = npt.NDArray[Any]
 
-FLOAT_MAX = 1e-4
-"""Largest difference of float results, relative to the largest result."""
-
 FILES_BYTES_MAX = 2_500_000
-
-STEPS_MAX = 1.01
-"""The same for quantised networks, in steps of the scale of their results."""
 
 SAMPLE = ("distilbert_program", "gru", "mobilenet_v3_int8", "swin", "yolo_with_nms")
 """Files for the routes that the ordinary run takes with a part of the files only."""
@@ -53,19 +42,6 @@ def is_sampled(name: str) -> Any:
     return name if name in SAMPLE else pytest.param(name, marks=pytest.mark.long)
 
 
-def drawn(name: str) -> list[Array]:
-    """Seeded inputs: pictures and sounds from 0 to 1, numbers of tokens below 60, masks of ones."""
-    rng = np.random.default_rng(zlib.crc32(name.encode()))
-    values: list[Array] = []
-    for shape, dtype in CASES[name]["inputs"]:
-        if dtype == "int64":
-            is_mask = bool(values)
-            values.append(np.ones(shape, np.int64) if is_mask else rng.integers(1, 60, shape))
-        else:
-            values.append(rng.random(shape).astype(dtype))
-    return values
-
-
 def peer_results(name: str, values: Sequence[Array]) -> list[Array]:
     """ONNX Runtime's results."""
     options = ort.SessionOptions()
@@ -77,46 +53,6 @@ def peer_results(name: str, values: Sequence[Array]) -> list[Array]:
     names = [one.name for one in session.get_inputs()]
     found: list[Array] = session.run(None, dict(zip(names, values, strict=True)))
     return found
-
-
-def step_of(name: str) -> float:
-    """The scale of a quantised network's results: that of the DequantizeLinear that writes them."""
-    graph = read_model((FOLDER / f"{name}.onnx").read_bytes()).graph
-    (last,) = [one for one in graph.nodes if graph.outputs[0].name in one.outputs]
-    assert last.op_type == "DequantizeLinear"
-    (scale,) = [one for one in graph.initializers if one.name == last.inputs[1]]
-    return float(ConstantReader(None).array(scale))
-
-
-def check(name: str, wanted: Sequence[Array], got: Sequence[Array]) -> None:
-    assert len(wanted) == len(got)
-    for index, (want, have) in enumerate(zip(wanted, got, strict=True)):
-        assert (have.shape, have.dtype) == (want.shape, want.dtype), f"output {index}"
-        if want.dtype.kind == "f":
-            most = FLOAT_MAX * float(np.abs(want).max(initial=0))
-            if name.endswith("_int8"):
-                most = STEPS_MAX * step_of(name)
-            np.testing.assert_allclose(have, want, rtol=0, atol=most, err_msg=f"output {index}")
-        else:
-            np.testing.assert_array_equal(have, want, err_msg=f"output {index}")
-
-
-def options_of(name: str, values: Sequence[Array]) -> dict[str, Any]:
-    """The extents that the file leaves open."""
-    if not CASES[name]["open"]:
-        return {}
-    found = {}
-    for info, value in zip(
-        read_model((FOLDER / f"{name}.onnx").read_bytes()).graph.inputs, values, strict=True
-    ):
-        found.update(
-            {
-                extent: size
-                for extent, size in zip(info.shape or (), value.shape, strict=True)
-                if isinstance(extent, str)
-            }
-        )
-    return {"dimensions": found}
 
 
 async def computed(name: str, devices: Sequence[Device]) -> tuple[list[Array], list[Array], tuple[str, ...]]:

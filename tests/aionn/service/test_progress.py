@@ -33,7 +33,7 @@ class Timer:
         self.now_s = 0.0
         self.rings_s: float | None = None
         self.set_count = 0
-        self.cancelled = threading.Event()
+        self.cancelled, self.is_set = threading.Event(), threading.Event()
         self.watches: list[Progress] = []
         monkeypatch.setattr(progress_module.faulthandler, "dump_traceback_later", self.set)
         monkeypatch.setattr(progress_module.faulthandler, "cancel_dump_traceback_later", self.cancel)
@@ -46,6 +46,7 @@ class Timer:
         assert exit
         self.rings_s = self.now_s + timeout_s
         self.set_count += 1
+        self.is_set.set()
 
     def cancel(self) -> None:
         self.rings_s = None
@@ -124,6 +125,85 @@ def test_closed_watch_has_no_timer_and_sets_none(timer: Timer) -> None:
 def test_without_a_limit_nothing_is_watched(timer: Timer) -> None:
     with Progress(None).work():
         assert timer.set_count == 0
+
+
+class Native:
+    """The record of a burst's native calls."""
+
+    def __init__(self, timer: Timer) -> None:
+        self._timer = timer
+        self.began_s = self.ended_s = 0.0
+
+    def begin(self) -> None:
+        self.began_s = self._timer.now_s
+
+    def end(self) -> None:
+        self.ended_s = self._timer.now_s + 1e-6
+
+    @property
+    def is_running(self) -> bool:
+        return self.began_s > self.ended_s
+
+    def __call__(self) -> tuple[float, float]:
+        return self.began_s, self.ended_s
+
+
+def test_native_calls_are_watched_like_other_work(timer: Timer) -> None:
+    """Looked at a quarter of the limit apart, as the thread of the watch does, among work of Python."""
+    progress = timer.watch(LIMIT_S)
+    natives = [Native(timer) for _ in range(2)]
+    ends = [progress.watch(native) for native in natives]
+    source = random.Random(12)
+    under_way: list[AbstractContextManager[None]] = []
+    moved_s = looked_s = timer.now_s = 1.0
+    for _ in range(5_000):
+        step_s = source.choice((1 / 64, 0.5, 3.0, 9.0))
+        while looked_s + LIMIT_S / 4 <= timer.now_s + step_s:
+            looked_s += LIMIT_S / 4
+            now_s, timer.now_s = timer.now_s, looked_s
+            with progress._changed:
+                progress._look(LIMIT_S)
+            timer.now_s = now_s
+            is_idle = not under_way and not any(native.is_running for native in natives)
+            assert (timer.rings_s is None) == is_idle
+            if timer.rings_s is not None:
+                assert LIMIT_S <= timer.rings_s - moved_s <= 1.25 * LIMIT_S + 0.001
+        timer.now_s += step_s
+        is_idle = not under_way and not any(native.is_running for native in natives)
+        native = source.choice(natives)
+        draw = source.random()
+        if draw < 0.3 and under_way:
+            under_way.pop().__exit__(None, None, None)
+            moved_s = timer.now_s
+        elif draw < 0.6 and native.is_running:
+            native.end()
+            moved_s = timer.now_s
+        elif draw < 0.8 and not native.is_running:
+            native.begin()
+            moved_s = timer.now_s if is_idle else moved_s
+        elif len(under_way) < 3:
+            under_way.append(progress.work())
+            under_way[-1].__enter__()
+            moved_s = timer.now_s if is_idle else moved_s
+    for each in under_way:
+        each.__exit__(None, None, None)
+    for end in ends:
+        end()
+        end()
+    assert progress._natives == []
+
+
+def test_a_native_call_that_hangs_alone_sets_the_timer(timer: Timer) -> None:
+    progress = timer.watch(0.04)
+    native = Native(timer)
+    timer.now_s = 5.0
+    native.begin()
+    end = progress.watch(native)
+    assert timer.is_set.wait(10)
+    assert timer.rings_s == pytest.approx(5.0 + 1.25 * 0.04)
+    native.end()
+    assert timer.cancelled.wait(10)
+    end()
 
 
 class Counting(Progress):

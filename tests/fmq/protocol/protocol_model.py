@@ -1,7 +1,8 @@
 """The queue's protocol, step for step as `fmq/_native.c` has it, as programs for the explorer in interleavings.py.
 
-What is modelled: the ring with its parking words, the event flag, and the claim of the unsynchronized flavour. The
-mutations are the same programs with one fence, re-check or order taken away; each must lead to a violation.
+What is modelled: the ring with its parking words, the event flag, the claim of the unsynchronized flavour, and the slots that
+native calls take by themselves (`fmq/_answers.c` with `aionn/drivers/kit/gate.py`). The mutations are the same programs with one
+fence, re-check or order taken away; each must lead to a violation.
 """
 
 from __future__ import annotations
@@ -338,18 +339,137 @@ CLAIM_MUTATIONS = {
     "counter read without acquire": (Claim(acquire=False), RELAXED),
 }
 
+# ---- the slots of native calls ---------------------------------------------------------------------------------------
+
+
+CLOSED = 2
+"""The bit of the word that the gate sets; bit 0 is the one slot of this device."""
+
+
+@dataclass(frozen=True)
+class NativeSlots:
+    """Which steps of taking, giving, closing and opening are there."""
+
+    calls: int = 2
+    holders: int = 1
+    sees_closed: bool = True
+    takes_atomically: bool = True
+    gives_after_the_call: bool = True
+    reports: bool = True
+    adopts: bool = True
+    waits_for_reports: bool = True
+
+
+def native_slots(m: NativeSlots, order: str = TSO) -> Model:
+    """Threads that make native calls in one slot, and a gate that closes it, runs a job of its own there, and opens it again.
+
+    `Inside` counts who uses the engine of the slot, `Output` is what they write without any order of their own, `Reported` is the
+    gate's record of calls that ended after it had closed the word.
+    """
+    use = [
+        exchange("others", "Inside", lambda own: own["old"] + 1),
+        check(lambda own: own["others"] == 0, "two use the engine of a slot"),
+        load("engine", "Output"),
+        store("Output", lambda own: own["engine"] + 1),
+        exchange("_", "Inside", lambda own: own["old"] - 1),
+    ]
+
+    def taken(own: Locals) -> int:
+        return own["old"] | 1 if own["old"] == 0 or (not m.sees_closed and not own["old"] & 1) else own["old"]
+
+    def is_refused(own: Locals) -> bool:
+        return bool(own["before"] & 1) or (m.sees_closed and bool(own["before"] & CLOSED))
+
+    take = (
+        [exchange("before", "Slots", taken)]
+        if m.takes_atomically
+        else [
+            load("before", "Slots", acquire=True),
+            branch(is_refused, "python"),
+            exchange("_", "Slots", lambda own: own["old"] | 1),
+        ]
+    )
+    give = [exchange("before", "Slots", lambda own: own["old"] & ~1)]
+    report = [exchange("_", "Reported", lambda own: own["old"] + 1), wake("Reported")] if m.reports else []
+    holder = [
+        let("n", lambda _: 0),
+        let("done", lambda _: 0),
+        mark("next"),
+        branch(lambda own: own["n"] == m.calls, "end"),
+        let("n", lambda own: own["n"] + 1),
+        *take,
+        branch(is_refused, "python"),
+        *([*use, *give] if m.gives_after_the_call else [*give, *use]),
+        let("done", lambda own: own["done"] + 1),
+        branch(lambda own: not own["before"] & CLOSED, "next"),
+        *report,
+        mark("python"),
+        goto("next"),
+        mark("end"),
+    ]
+    waiting = [
+        mark("ended?"),
+        load("reported", "Reported", acquire=True),
+        branch(lambda own: own["reported"] >= own["adopted"], "mine"),
+        futex_wait("Reported", lambda own: own["reported"]),
+        goto("ended?"),
+    ]
+    gate = [
+        let("n", lambda _: 0),
+        let("adopted", lambda _: 0),
+        let("done", lambda _: 0),
+        mark("next"),
+        branch(lambda own: own["n"] == m.calls, "end"),
+        let("n", lambda own: own["n"] + 1),
+        exchange("before", "Slots", lambda own: own["old"] | CLOSED),
+        *([let("adopted", lambda own: own["adopted"] + (own["before"] & 1))] if m.adopts else []),
+        *(waiting if m.waits_for_reports else []),
+        mark("mine"),
+        *use,
+        let("done", lambda own: own["done"] + 1),
+        exchange("_", "Slots", lambda own: own["old"] & ~CLOSED),
+        goto("next"),
+        mark("end"),
+    ]
+
+    def at_rest(words: dict[str, int], states: list[str], own: list[Locals]) -> str | None:
+        if words["Slots"] or words["Inside"]:
+            return f"a slot stays taken, or closed: {words}"
+        if words["Reported"] != own[-1]["adopted"]:
+            return "not every holder was reported once"
+        if words["Output"] != sum(each["done"] for each in own):
+            return "what a call wrote was not seen by the next one"
+        return None
+
+    words = {"Slots": 0, "Inside": 0, "Output": 0, "Reported": 0}
+    return Model([holder] * m.holders + [gate], words, order, at_rest=at_rest)
+
+
+SLOTS_MUTATIONS = {
+    "a closed word is not seen": NativeSlots(sees_closed=False),
+    "looked at and taken in two steps": NativeSlots(takes_atomically=False),
+    "given before the call": NativeSlots(gives_after_the_call=False),
+    "the end of a call is not reported": NativeSlots(reports=False),
+    "the gate does not adopt holders": NativeSlots(adopts=False),
+    "the gate does not wait for holders": NativeSlots(waits_for_reports=False),
+}
+
+
 __all__ = [
     "CLAIM_MUTATIONS",
     "FLAG_MUTATIONS",
     "RELAXED",
     "RING_MUTATIONS",
+    "SLOTS_MUTATIONS",
     "TSO",
     "Claim",
     "Flag",
     "Model",
+    "NativeSlots",
     "Ring",
     "Violation",
     "claim",
     "event_flag",
+    "native_slots",
     "ring",
 ]

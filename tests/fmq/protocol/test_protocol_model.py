@@ -45,6 +45,15 @@ def test_an_overwritten_element_is_never_accepted(
     assert protocol.claim(claim, order, may_die).explore() > 500
 
 
+@pytest.mark.parametrize("order", ["TSO", "RELAXED"])
+@pytest.mark.parametrize(("calls", "holders"), [(2, 1), (1, 2), pytest.param(2, 2, marks=pytest.mark.long)])
+def test_a_slot_of_native_calls_has_one_holder_and_the_gate_is_notified_of_each_that_it_found(
+    protocol: ModuleType, order: str, calls: int, holders: int
+) -> None:
+    slots = protocol.NativeSlots(calls=calls, holders=holders)
+    assert protocol.native_slots(slots, order).explore() > 100
+
+
 MUTATIONS = {
     "ring": [
         "no fence after publishing",
@@ -66,6 +75,14 @@ MUTATIONS = {
         "bits are not consumed",
         "sleep whatever the word says",
     ],
+    "slots": [
+        "a closed word is not seen",
+        "looked at and taken in two steps",
+        "given before the call",
+        "the end of a call is not reported",
+        "the gate does not adopt holders",
+        "the gate does not wait for holders",
+    ],
     "claim": [
         "no claim, the write counter is checked",
         "claim after the data",
@@ -80,6 +97,8 @@ MUTATIONS = {
 def mutants(protocol: ModuleType, part: str) -> dict[str, Any]:
     if part == "flag":
         return {name: protocol.event_flag(m) for name, m in protocol.FLAG_MUTATIONS.items()}
+    if part == "slots":
+        return {name: protocol.native_slots(m) for name, m in protocol.SLOTS_MUTATIONS.items()}
     if part == "ring":
         return {name: protocol.ring(m, order) for name, (m, order) in protocol.RING_MUTATIONS.items()}
     return {name: protocol.claim(m, order) for name, (m, order) in protocol.CLAIM_MUTATIONS.items()}

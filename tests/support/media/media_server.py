@@ -39,8 +39,10 @@ def jpeg(level: int = 128, width: int = 64, height: int = 48) -> bytes:
 
 
 @functools.cache
-def mpegts(frames: int = 60, width: int = 64, height: int = 48, sound: bool = False) -> bytes:
-    """A transport stream at 30 frames/s, with a tone of 440 Hz if wanted."""
+def mpegts(
+    frames: int = 60, width: int = 64, height: int = 48, sound: bool = False, start_s: int = 0
+) -> bytes:
+    """A transport stream at 30 frames/s, with a tone of 440 Hz if wanted, whose clock begins at ``start_s``."""
     file = io.BytesIO()
     with av.open(file, "w", format="mpegts") as container:
         video = container.add_stream("mpeg4", rate=30)
@@ -50,7 +52,7 @@ def mpegts(frames: int = 60, width: int = 64, height: int = 48, sound: bool = Fa
             picture = av.VideoFrame.from_ndarray(
                 np.full((height, width, 3), 4 * index % 256, np.uint8), format="rgb24"
             )
-            picture.pts = index
+            picture.pts = index + 30 * start_s
             container.mux(video.encode(picture))
         container.mux(video.encode(None))
         if audio is not None:

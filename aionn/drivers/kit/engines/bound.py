@@ -130,6 +130,24 @@ class BoundArguments(Generic[T]):
             np.copyto(own, value, casting="no")
         return bound
 
+    def in_place(self, inputs: Sequence[Array | None], areas: Sequence[OutputArea]) -> list[Array] | None:
+        """The arrays of an execution, inputs first, if the engine can use each of them in place; None otherwise."""
+        found = []
+        arrays = [*inputs, *[area.buffer for area in areas]]
+        for index, (place, array) in enumerate(zip(self._places, arrays, strict=True)):
+            if array is None or not self._is_in_place(index, place, array):
+                return None
+            found.append(array)
+        return found
+
+    def _is_in_place(self, index: int, place: Place, array: Array) -> bool:
+        dtype, shape, is_in_place = place
+        return (
+            shape is not None
+            and is_in_place
+            and fits_in_place(array, dtype, shape, is_input=index < self._input_count)
+        )
+
     def _look_at(self, key: tuple[int, ...], arrays: Sequence[Array | None], make: Make[T]) -> Bound[T]:
         count = self._input_count
         copied: list[int] = []
@@ -139,16 +157,11 @@ class BoundArguments(Generic[T]):
             if array is None:
                 raise InvalidArgument(f"execution, input {index}: missing")
             given.append(array)
-            dtype, shape, is_in_place = place
-            if (
-                shape is not None
-                and is_in_place
-                and fits_in_place(array, dtype, shape, is_input=index < count)
-            ):
+            if self._is_in_place(index, place, array):
                 used.append(array)
                 continue
             copied.append(index)
-            used.append(None if shape is None else self.own(index))
+            used.append(None if place.shape is None else self.own(index))
         bound = Bound(
             [weakref.ref(array) for array in given],
             make(used),

@@ -230,7 +230,8 @@ class Kept(msgspec.Struct, frozen=True):
     """The part of a cached compilation beside the engine's file.
 
     Attributes:
-        model: Its requests are checked against this: the main subgraph's inputs and outputs. It has no constants.
+        model: Its requests are checked against this: the main subgraph's inputs and outputs, and whether it is relaxed. It has no
+            constants.
         is_read: See ``LoweredModel``.
         values: See ``LoweredModel.fixed``.
         details: The driver's addition.
@@ -342,7 +343,9 @@ class EnginePreparedModel(BlockingPreparedModel):
         )
         details, file = self.kept_details()
         values = tuple(None if v is None else _FixedOnDisk(v.shape, v.tobytes()) for v in self._lowered.fixed)
-        kept = Kept(Model(arguments), self._lowered.is_read, values, msgspec.Raw(_ENCODER.encode(details)))
+        is_relaxed = self.model.relax_computation_float32_to_float16
+        model = Model(arguments, relax_computation_float32_to_float16=is_relaxed)
+        kept = Kept(model, self._lowered.is_read, values, msgspec.Raw(_ENCODER.encode(details)))
         return CacheContents([_ENCODER.encode(kept)], [file])
 
     def release(self) -> None:

@@ -1,4 +1,6 @@
-"""The installed distribution of an engine, and the number of its threads: what a driver checks before it imports the engine."""
+"""The installed distribution of an engine, the number of its threads and whether bursts call it without Python: what a driver
+checks before it imports the engine.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,15 @@ import os
 
 from aionn.errors import DeviceUnavailable
 
-__all__ = ["THREADS_MAX", "check_version", "processor_digest", "thread_count", "version_of"]
+__all__ = [
+    "NATIVE_VARIABLE",
+    "THREADS_MAX",
+    "check_version",
+    "is_native_on",
+    "processor_digest",
+    "thread_count",
+    "version_of",
+]
 
 THREADS_MAX = 256
 
@@ -51,6 +61,22 @@ def thread_count(variable: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= THREADS_MAX:
         raise DeviceUnavailable(f"{variable}: expected from 1 to {THREADS_MAX}, got {text!r}")
     return int(text)
+
+
+NATIVE_VARIABLE = "AIONN_NATIVE"
+"""Environment variable: 1 lets the bursts of a driver process call its engine without Python."""
+
+
+def is_native_on() -> bool:
+    """Whether ``PreparedModel.native`` may give calls, by ``AIONN_NATIVE``.
+
+    Raises:
+        DeviceUnavailable: It is neither 0 nor 1.
+    """
+    text = os.environ.get(NATIVE_VARIABLE, "0")
+    if text not in ("0", "1"):
+        raise DeviceUnavailable(f"{NATIVE_VARIABLE}: expected 0 or 1, got {text!r}")
+    return text == "1"
 
 
 def processor_digest() -> str:

@@ -1,4 +1,6 @@
-"""The error for models that an engine cannot run, and models of some operations of another one, for questions to the engine."""
+"""The error for models that an engine cannot run, models of some operations of another one, for questions to the engine, and the
+texts of engines' exceptions.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,13 @@ from collections.abc import Sequence
 from aionn.hal import Model
 from aionn.hal.slicing import cut_model, read_from_outside
 
-__all__ = ["Unsupported", "part_of", "single_operation_model"]
+__all__ = ["Unsupported", "is_out_of_memory", "part_of", "short_text", "single_operation_model"]
+
+_TEXT_MAX = 300
+"""Characters of an engine's message that an error quotes: its first sentences, before a trace of its own."""
+
+_MEMORY_SIGNS = ("bad_alloc", "allocate")
+"""Parts of engines' messages where the memory was exhausted."""
 
 
 class Unsupported(Exception):
@@ -24,3 +32,14 @@ def part_of(model: Model, indexes: Sequence[int]) -> Model:
     operations = model.main.operations
     outputs = tuple(output for index in indexes for output in operations[index].outputs)
     return cut_model(model, tuple(indexes), read_from_outside(model.main, tuple(indexes)), outputs)
+
+
+def short_text(error: BaseException) -> str:
+    """The message of an engine's exception, in one line."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= _TEXT_MAX else text[:_TEXT_MAX] + "..."
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an engine's exception reports that there is no memory left."""
+    return isinstance(error, MemoryError) or any(sign in str(error) for sign in _MEMORY_SIGNS)

@@ -1,22 +1,63 @@
-"""The base class of devices whose engine reads ONNX models.
+"""The base class of devices whose engine reads ONNX models, their prepared models, and what their caches keep.
 
-Owns the lowering, and which kinds of nodes the engine was asked for: those that it accepted once are not asked for again.
+Owns the lowering; the kinds of nodes that the engine accepted, for which it is not asked again; and the part of a cached
+compilation beside the engine's file, which is bound to the processor. A driver compiles, and its slots run.
 """
 
 from __future__ import annotations
 
 import abc
-from typing import ClassVar, cast
+from collections.abc import Sequence
+from typing import Any, ClassVar, cast
 
-from aionn.drivers.kit.engines.device import EngineDevice, LoweredModel
-from aionn.drivers.kit.onnx.lowered import FULL, Dialect, Lowered
-from aionn.hal import DeviceInfo, Model
+import msgspec
 
-__all__ = ["OnnxDevice"]
+from aionn.drivers.kit.engines.device import EngineDevice, Kept, LoweredModel, StoppablePreparedModel
+from aionn.drivers.kit.engines.installed import processor_digest
+from aionn.drivers.kit.engines.slot import BoundSlot
+from aionn.drivers.kit.onnx.lowered import FULL, Argument, Dialect, Lowered
+from aionn.errors import GeneralFailure
+from aionn.hal import DeviceInfo, Model, Priority
+
+__all__ = ["Compiled", "OnnxDevice", "OnnxPreparedModel", "OnnxSlot"]
+
+
+class OnnxSlot(BoundSlot[Any]):
+    """A slot of an engine that reads ONNX models. Implement ``bind_arrays`` and ``compute``; see the base class for the rest.
+
+    Args:
+        lowered: The model.
+    """
+
+    def __init__(self, lowered: Lowered) -> None:
+        self.arguments: tuple[Argument, ...] = (*lowered.inputs, *lowered.outputs)
+        self.input_count = len(lowered.inputs)
+        super().__init__(
+            [argument.place for argument in lowered.inputs],
+            [argument.place for argument in lowered.outputs],
+            [argument.shape or () for argument in lowered.outputs],
+        )
+
+
+class Compiled(abc.ABC):
+    """A model that an engine has compiled, as long as a prepared model uses it."""
+
+    @abc.abstractmethod
+    def make_slots(self, lowered: Lowered, count: int) -> Sequence[OnnxSlot]:
+        """Makes a slot for each of the device's."""
+
+    @abc.abstractmethod
+    def kept(self) -> tuple[str, bytes]:
+        """Returns the content of the compilation cache: the driver's name for the form of the file, and the file.
+
+        Raises:
+            OSError: The engine cannot write it.
+            Unsupported: The same.
+        """
 
 
 class OnnxDevice(EngineDevice):
-    """A device around an engine that reads ONNX models. Implement ``check_new``, ``make`` and ``load``.
+    """A device around an engine that reads ONNX models. Implement ``check_new``, ``compile`` and ``load_compiled``.
 
     Args:
         info: What never changes for a build of the driver.
@@ -63,3 +104,122 @@ class OnnxDevice(EngineDevice):
         Raises:
             Unsupported: It cannot.
         """
+
+    @abc.abstractmethod
+    def compile(
+        self, lowered: Lowered, *, is_relaxed: bool, priority: Priority, deadline_ns: int | None
+    ) -> Compiled:
+        """Compiles a lowered model.
+
+        Args:
+            lowered: The model.
+            is_relaxed: Whether floats may have the range and precision of float16.
+            priority: Relative to other models of the device.
+            deadline_ns: When its caller stops waiting; None means never.
+
+        Raises:
+            Unsupported: The engine rejects it.
+        """
+
+    @abc.abstractmethod
+    def load_compiled(
+        self,
+        file: bytes,
+        form: str,
+        *,
+        is_relaxed: bool,
+        priority: Priority,
+        deadline_ns: int | None,
+    ) -> Compiled:
+        """Compiles what ``Compiled.kept`` gave.
+
+        Args:
+            file: The engine's file.
+            form: The driver's name for its form.
+            is_relaxed: See ``compile``, as are the other arguments.
+            priority: See ``compile``.
+            deadline_ns: See ``compile``.
+
+        Raises:
+            Unsupported: The engine rejects it.
+        """
+
+    def make(
+        self, model: Model, lowered: LoweredModel, priority: Priority, deadline_ns: int | None
+    ) -> OnnxPreparedModel:
+        """See the base class."""
+        onnx = cast(Lowered, lowered)
+        is_relaxed = model.relax_computation_float32_to_float16
+        compiled = None
+        if onnx.file:
+            compiled = self.compile(onnx, is_relaxed=is_relaxed, priority=priority, deadline_ns=deadline_ns)
+        return OnnxPreparedModel(self, model, priority, onnx, compiled)
+
+    def load(self, kept: Kept, file: bytes, priority: Priority, deadline_ns: int | None) -> OnnxPreparedModel:
+        """The cache has the compiled model: nothing is lowered or compiled again."""
+        details = _DETAILS.decode(kept.details)
+        if details.processor != processor_digest():
+            raise GeneralFailure("compilation cache: the model was compiled for another processor")
+        lowered = Lowered(file, kept.is_read, kept.fixed(), details.inputs, details.outputs, details.check)
+        is_relaxed = kept.model.relax_computation_float32_to_float16
+        compiled = None
+        if file:
+            compiled = self.load_compiled(
+                file, details.form, is_relaxed=is_relaxed, priority=priority, deadline_ns=deadline_ns
+            )
+        return OnnxPreparedModel(self, kept.model, priority, lowered, compiled)
+
+
+class _Details(msgspec.Struct, frozen=True):
+    """The part of a cached compilation beside the engine's file."""
+
+    form: str
+    processor: str
+    inputs: tuple[Argument, ...]
+    outputs: tuple[Argument, ...]
+    check: Argument | None
+
+
+_DETAILS = msgspec.msgpack.Decoder(_Details)
+
+
+class OnnxPreparedModel(StoppablePreparedModel):
+    """A compiled model, with a slot for each of the device's.
+
+    Args:
+        device: The device.
+        model: The HAL model.
+        priority: See ``BlockingPreparedModel``.
+        lowered: The lowered model.
+        compiled: The engine's; None where no output depends on an input.
+
+    Attributes:
+        compiled: See above; None as well after ``release``.
+    """
+
+    def __init__(
+        self,
+        device: OnnxDevice,
+        model: Model,
+        priority: Priority,
+        lowered: Lowered,
+        compiled: Compiled | None,
+    ) -> None:
+        def make() -> Sequence[OnnxSlot]:
+            return [] if compiled is None else compiled.make_slots(lowered, device.info.slots)
+
+        # The engine's model has what the file has.
+        super().__init__(device, model, priority, msgspec.structs.replace(lowered, file=b""), make)
+        self.compiled = compiled
+
+    def kept_details(self) -> tuple[msgspec.Struct, bytes]:
+        """See the base class."""
+        lowered = cast(Lowered, self._lowered)
+        form, file = ("", b"") if self.compiled is None else self.compiled.kept()
+        details = _Details(form, processor_digest(), lowered.inputs, lowered.outputs, lowered.check)
+        return details, file
+
+    def release(self) -> None:
+        """See the base class."""
+        super().release()
+        self.compiled = None

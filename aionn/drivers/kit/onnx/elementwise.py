@@ -124,7 +124,7 @@ def comparison(op_type: str, *, is_negated: bool = False) -> Rule:
     def rule(g: Graph, op: Operation) -> None:
         pair = [g.input(op, 0), g.input(op, 1)]
         order = g.common_order(*pair)
-        names = g.reals(pair, order) if pair[0].is_quantized else g.names(pair, order)
+        names = g.exact_reals(pair, order) if pair[0].is_quantized else g.names(pair, order)
         if pair[0].dtype == "bool" and op_type != "Equal":
             names = [g.cast(name, "int32") for name in names]
         result = g.emit(op_type, names)

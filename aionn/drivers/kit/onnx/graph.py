@@ -14,7 +14,7 @@ Source: operand types of the NN HAL; the operators of ONNX.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,6 +57,8 @@ _QUANTIZED = ("uint8", "int8")
 _EXTENSION_DTYPES = {int(kind): DTYPES[kind].name for kind in ElementType if kind <= ElementType.FLOAT64}
 WIDE = ("float64", "int64", "uint64", "uint32")
 """Element types that an engine without wide numbers cannot hold."""
+
+_SIGNED_BYTES = np.arange(256, dtype=np.uint8).view(np.int8).astype(np.int32)
 
 _TYPE_NAMES = {int(kind): name for name, kind in DATA_TYPES.items()}
 
@@ -390,6 +392,34 @@ class Graph:
         reals = numbers.astype(np.float32) * np.float32(value.scale)
         return self.name(Value("float32", value.shape, constant=reals), order)
 
+    def real_constant(self, value: Value, order: Order) -> str:
+        """The name of the real numbers of weights. Those of a constant are a constant of floats, with which no engine makes a layer
+        one of 8-bit numbers.
+        """
+        if value.constant is None or not value.is_quantized:
+            return self.real(value, order)
+        numbers = value.constant.astype(np.int32) - np.int32(value.zero_point)
+        scales: Array = np.asarray(value.scale, np.float32)
+        if value.channels is not None:
+            shape = [1] * value.rank
+            shape[value.channels.channel_dim] = -1
+            scales = np.asarray(value.channels.scales, np.float32).reshape(shape)
+        reals = numbers.astype(np.float32) * scales
+        return self.name(Value("float32", value.shape, constant=reals), order)
+
+    def exact_real(self, value: Value, order: Order | None = None) -> str:
+        """The name of the real numbers of a quantised value, to the last bit: float32 products of the scale and the number without
+        its zero point.
+        """
+        if self.dialect.has_exact_reals:
+            return self.real(value, order)
+        numbers = np.arange(256, dtype=np.int32) if value.dtype == "uint8" else _SIGNED_BYTES
+        table = (numbers - value.zero_point).astype(np.float32) * np.float32(value.scale)
+        if value.constant is not None:
+            stored = value.constant.view(np.uint8)
+            return self.name(Value("float32", value.shape, constant=table[stored]), order)
+        return self.looked_up(self.name(value, order), value.dtype, table)
+
     def dequantized(self, stored: str, scale: float, zero_point: int, dtype: str) -> str:
         """The real numbers of stored ones."""
         return self.emit(
@@ -432,15 +462,28 @@ class Graph:
 
     def names(self, values: Sequence[Value], order: Order) -> list[str]:
         """The names of values in a common order."""
-        return [
-            self.name(v, order if v.rank == len(order) or v.constant is not None else None) for v in values
-        ]
+        return self._in_order(values, order, self.name)
 
     def reals(self, values: Sequence[Value], order: Order) -> list[str]:
         """The names of values' real numbers in a common order."""
-        return [
-            self.real(v, order if v.rank == len(order) or v.constant is not None else None) for v in values
-        ]
+        return self._in_order(values, order, self.real)
+
+    def exact_reals(self, values: Sequence[Value], order: Order) -> list[str]:
+        """The names of values' exact real numbers in a common order."""
+        return self._in_order(values, order, self.exact_real)
+
+    def _in_order(
+        self, values: Sequence[Value], order: Order, name_of: Callable[[Value, Order | None], str]
+    ) -> list[str]:
+        found = []
+        for value in values:
+            if value.rank == len(order) or value.constant is not None:
+                found.append(name_of(value, order))
+                continue
+            # OpenVINO removes an operation with a constant that changes no number, and with it the broadcasting to a higher rank.
+            shape = (1,) * (len(order) - value.rank) + value.shape
+            found.append(self.reshaped(name_of(value, None), shape))
+        return found
 
     def set(self, value: Value, name: str, order: Order | None = None) -> None:
         """States what an output is: a value of its own type."""

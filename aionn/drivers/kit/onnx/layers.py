@@ -72,17 +72,42 @@ def bias_of(g: Graph, op: Operation, data: Value, filter_: Value) -> str:
 def _conv(g: Graph, op: Operation, filter_order: tuple[int, ...], groups: int, size: tuple[int, int]) -> None:
     w = window(g, op)
     data, filter_, output = image(g, g.input(op, 0), w.is_nchw), g.input(op, 1), g.output(op)
-    weights = g.real(filter_, filter_order)
+    pads = pads_of(w, data.shape, size)
+    extents = [(size[i] - 1) * w.dilations[i] + 1 for i in (1, 0)]
+    fits = all(extent <= whole for extent, whole in zip(extents, data.shape[1:3], strict=True))
+    depth_out = output.shape[1] if w.is_nchw else output.shape[3]
+    is_simple = fits and (groups == 1 or groups == data.shape[3] == depth_out)
+    if g.dialect.has_all_windows or is_simple or not output.is_quantized:
+        name, weights = g.real(data, NCHW), g.real(filter_, filter_order)
+    else:
+        name, weights = g.exact_real(data, NCHW), g.real_constant(filter_, filter_order)
+    if not g.dialect.has_all_windows and not fits:
+        name, pads = _padded(g, name, [data.shape[i] for i in NCHW], pads), (0, 0, 0, 0)
     result = g.emit(
         "Conv",
-        [g.real(data, NCHW), weights, bias_of(g, op, data, filter_)],
+        [name, weights, bias_of(g, op, data, filter_)],
         kernel_shape=[size[1], size[0]],
         strides=[w.strides[1], w.strides[0]],
-        pads=list(pads_of(w, data.shape, size)),
+        pads=list(pads),
         dilations=[w.dilations[1], w.dilations[0]],
         group=groups,
     )
     set_image(g, output, g.activated(result, w.activation), w.is_nchw)
+
+
+def _padded(g: Graph, name: str, shape: Sequence[int], pads: Pads) -> str:
+    """Real numbers NCHW with zeros around them. Engines make a Pad a part of the convolution behind it, but not a Concat."""
+    extents = list(shape)
+    for axis, before, after in ((2, pads[0], pads[2]), (3, pads[1], pads[3])):
+        parts = [
+            g.constant(np.zeros([*extents[:axis], count, *extents[axis + 1 :]], np.float32))
+            for count in (before, after)
+        ]
+        extents[axis] += before + after
+        if before or after:
+            written = [*parts[:1] * (before > 0), name, *parts[1:] * (after > 0)]
+            name = g.emit("Concat", written, axis=axis)
+    return name
 
 
 def _size(filter_: Value) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import textwrap
+from collections import deque
 from pathlib import Path
 
 import msgspec
@@ -150,6 +151,21 @@ async def test_what_ends_a_worker_before_its_first_test_is_told(tmp_path: Path) 
         await run_suite("moody", data, isolation="in_process", jobs=2)
     assert group.value.subgroup(Error) is not None
     assert "cannot be loaded" in str(group.value.exceptions[0])
+
+
+@pytest.mark.slow
+async def test_reason_of_a_worker_that_ended_before_its_first_unit_was_sent_is_told(tmp_path: Path) -> None:
+    (unit, *_), _ = find_units(write(tmp_path / "data", a=1))
+    job = workers._Job("broken", "in_process", Settings())
+    worker = workers._Worker(job, deque(), lambda name: (), lambda outcome: None)
+    await worker._start()
+    assert worker._process is not None
+    await worker._process.wait()
+    try:
+        with pytest.raises(Error, match="cannot be loaded"):
+            await worker._run_unit(unit)
+    finally:
+        await worker._end()
 
 
 @pytest.mark.parametrize("is_unable", [False, True])

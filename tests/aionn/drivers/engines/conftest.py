@@ -17,26 +17,31 @@ class Engine(NamedTuple):
 
     Attributes:
         device: The device's name, which is the driver's.
+        label: The engine's name.
+        device_class: The name of the device's class.
         module: The engine's Python module.
         distribution: The engine's distribution.
         folder: The driver's package.
         threads_variable: Its environment variable.
         rules: Where its lowering has the table of operations.
+        is_stoppable: Whether another thread can stop it.
     """
 
     device: str
+    label: str
+    device_class: str
     module: str
     distribution: str
     folder: str
     threads_variable: str
     rules: str
+    is_stoppable: bool
 
     @property
     def make(self) -> Callable[[], EngineDevice]:
         """Makes the device."""
         module = importlib.import_module(f"{self.folder}.driver")
-        names = {"litert-cpu": "LitertDevice", "ort-cpu": "OrtDevice", "openvino-cpu": "OpenvinoDevice"}
-        made: Callable[[], EngineDevice] = getattr(module, names[self.device])
+        made: Callable[[], EngineDevice] = getattr(module, self.device_class)
         return made
 
     @property
@@ -51,16 +56,16 @@ class Engine(NamedTuple):
 
 
 LITERT = Engine(
-    "litert-cpu", "ai_edge_litert.interpreter", "ai-edge-litert", "aionn.drivers.litert", "AIONN_LITERT_THREADS",
-    "aionn.drivers.litert.lowering",
+    "litert-cpu", "LiteRT", "LitertDevice", "ai_edge_litert.interpreter", "ai-edge-litert", "aionn.drivers.litert",
+    "AIONN_LITERT_THREADS", "aionn.drivers.litert.lowering", is_stoppable=False,
 )  # fmt: skip
 ORT = Engine(
-    "ort-cpu", "onnxruntime", "onnxruntime", "aionn.drivers.onnxruntime", "AIONN_ORT_THREADS",
-    "aionn.drivers.kit.onnx.lowering",
+    "ort-cpu", "ONNX Runtime", "OrtDevice", "onnxruntime", "onnxruntime", "aionn.drivers.onnxruntime",
+    "AIONN_ORT_THREADS", "aionn.drivers.kit.onnx.lowering", is_stoppable=True,
 )  # fmt: skip
 OPENVINO = Engine(
-    "openvino-cpu", "openvino", "openvino", "aionn.drivers.openvino", "AIONN_OPENVINO_THREADS",
-    "aionn.drivers.kit.onnx.lowering",
+    "openvino-cpu", "OpenVINO", "OpenvinoDevice", "openvino", "openvino", "aionn.drivers.openvino",
+    "AIONN_OPENVINO_THREADS", "aionn.drivers.kit.onnx.lowering", is_stoppable=True,
 )  # fmt: skip
 
 
@@ -90,6 +95,5 @@ def described(request: pytest.FixtureRequest) -> Engine:
 def engine(described: Engine) -> Engine:
     """A driver whose engine is installed."""
     if described.device in MISSING:
-        names = {"litert-cpu": "LiteRT", "ort-cpu": "ONNX Runtime", "openvino-cpu": "OpenVINO"}
-        pytest.skip(f"{names[described.device]} is not installed")
+        pytest.skip(f"{described.label} is not installed")
     return described

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -18,11 +19,18 @@ import aionn
 from aionn.conformance.expectations import driver_expectations
 from aionn.drivers import registry
 from aionn.drivers.kit import caching
+from aionn.drivers.kit.arguments import OutputArea
 from aionn.drivers.kit.caching import CacheContents
+from aionn.drivers.kit.onnx import device as onnx_device
+from aionn.drivers.kit.onnx.device import OnnxDevice
 from aionn.drivers.onnxruntime import providers
 from aionn.errors import DeviceUnavailable, GeneralFailure
-from aionn.hal import CacheFiles, FusedActivation, Memory, Model, OperandType, OperationType
+from aionn.hal import CacheFiles, FusedActivation, Memory, Model, OperandType, OperationType, Priority
+from aionn.interpreter import Interpreter, RunControl
 from aionn.models.builder import GraphBuilder
+
+HYPERBOLIC_TANGENT = 4
+"""The HAL's number of the activation of recurrent layers."""
 
 
 def chain_of(*steps: tuple[OperationType, Sequence[Any]], shape: Sequence[int] = (1, 4)) -> Model:
@@ -269,3 +277,61 @@ async def test_damaged_file_is_refused_before_the_engine_reads_it(
         (tmp_path / "data").write_bytes(whole[:-1])
         with pytest.raises(GeneralFailure):
             await device.prepare_model_from_cache(files)
+
+
+async def test_compilation_for_another_processor_is_refused(
+    engine: Any, small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with engine.make() as device:
+        if not isinstance(device, OnnxDevice):
+            pytest.skip("its cache keeps a file for every processor")
+        prepared: Any = await device.prepare_model(small.sum_model())
+        kept = prepared.cached()
+        await prepared.aclose()
+        monkeypatch.setattr(onnx_device, "processor_digest", lambda: "another")
+        with pytest.raises(GeneralFailure, match="another processor"):
+            device.restore(kept, priority=Priority.MEDIUM, deadline_ns=None)
+
+
+async def test_compilation_of_a_relaxed_model_is_restored_as_one(engine: Any) -> None:
+    graph = GraphBuilder()
+    x = graph.input(OperandType.TENSOR_FLOAT32, (1, 4))
+    model = graph.build([graph.result(OperationType.RELU, [x], x, (1, 4))])
+    model = msgspec.structs.replace(model, relax_computation_float32_to_float16=True)
+    async with engine.make() as device:
+        prepared: Any = await device.prepare_model(model)
+        restored = device.restore(prepared.cached(), priority=Priority.MEDIUM, deadline_ns=None)
+        assert restored.model.relax_computation_float32_to_float16
+        await restored.aclose()
+        await prepared.aclose()
+
+
+async def test_recurrent_layers_are_equal_in_every_slot_and_after_a_restore(engine: Any) -> None:
+    batch, time_steps, units = 2, 5, 4
+    drawn = np.random.default_rng(2)
+    graph = GraphBuilder()
+    x = graph.input(OperandType.TENSOR_FLOAT32, (time_steps, batch, units))
+    weights, recurrent = (drawn.standard_normal((units, units)).astype(np.float32) for _ in range(2))
+    constants = [weights, recurrent, np.zeros(units, np.float32), np.zeros((batch, units), np.float32)]
+    arguments = [
+        *(graph.constant(array, OperandType.TENSOR_FLOAT32) for array in constants),
+        *(graph.constant(number) for number in (HYPERBOLIC_TANGENT, 1)),
+    ]
+    y = graph.result(
+        OperationType.UNIDIRECTIONAL_SEQUENCE_RNN, [x, *arguments], x, (time_steps, batch, units)
+    )
+    model = graph.build([y])
+    value = drawn.standard_normal((time_steps, batch, units)).astype(np.float32)
+    wanted = Interpreter(model).run([value], RunControl())[0]
+    async with engine.make() as device:
+        if not all(await device.supported_operations(model)):
+            pytest.skip("it has no recurrent layers")
+        prepared: Any = await device.prepare_model(model)
+        restored = device.restore(prepared.cached(), priority=Priority.MEDIUM, deadline_ns=None)
+        for one in (prepared, restored):
+            for slot in one._idle:
+                area = np.zeros(value.nbytes, np.uint8)
+                slot.begin()
+                slot.run([value], [OutputArea(model.main.outputs[0], value.shape, area)])
+                np.testing.assert_allclose(area.view(np.float32).reshape(wanted.shape), wanted, atol=1e-5)
+            await one.aclose()

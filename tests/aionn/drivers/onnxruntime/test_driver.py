@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from aionn.drivers.kit.caching import CacheContents
-from aionn.drivers.onnxruntime.driver import Form, OrtDevice
+from aionn.drivers.onnxruntime.driver import OrtDevice
 from aionn.drivers.reference import ReferenceDevice
-from aionn.errors import Error, GeneralFailure, InvalidArgument, MissedDeadline
+from aionn.errors import Error, InvalidArgument, MissedDeadline
 from aionn.hal import CacheFiles, FusedActivation, Memory, Model, OperandType, OperationType, Priority
 from aionn.models.builder import GraphBuilder
 from fences import now_ns
@@ -184,7 +184,8 @@ async def test_model_that_the_optimiser_spoils_runs_without_it(small: Any) -> No
     for make in (OrtDevice, ReferenceDevice):
         async with make() as device:
             prepared = await device.prepare_model(model)
-            assert getattr(prepared, "_form", Form.PLAIN) == Form.PLAIN
+            if make is OrtDevice:
+                assert prepared.compiled.form == engine.Form.PLAIN
             for again in (
                 prepared,
                 device.restore(prepared.cached(), priority=Priority.MEDIUM, deadline_ns=None),
@@ -215,18 +216,6 @@ async def test_damaged_cache_fails_and_nothing_else(small: Any) -> None:
             with pytest.raises(Error):
                 _restore(device, contents)
         _restore(device, whole).release()
-
-
-async def test_cache_of_another_processor_fails(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from aionn.drivers.onnxruntime import driver
-
-    async with OrtDevice() as device:
-        prepared = await device.prepare_model(small.sum_model())
-        whole = prepared.cached()  # type: ignore[attr-defined]
-        await prepared.aclose()
-        monkeypatch.setattr(driver, "processor_digest", lambda: "another")
-        with pytest.raises(GeneralFailure, match="another processor"):
-            _restore(device, whole)
 
 
 def test_use_is_not_reported_to_the_makers_of_the_engine(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ import onnxruntime as ort
 
 from aionn.drivers.kit.engines.bound import BOUND_MAX
 from aionn.drivers.kit.onnx.lowering import lower
-from aionn.drivers.onnxruntime.engine import Loading, Slot, compile_session
+from aionn.drivers.onnxruntime.engine import Form, Loading, Slot, compile_session
 from aionn.drivers.onnxruntime.providers import provider_named
 
 Array = npt.NDArray[Any]
@@ -38,9 +38,9 @@ INPUT_BYTES = 4 * 16 * 64
 
 def slot_for(model: Model) -> Slot:
     lowered = lower(model)
-    session, is_optimized = compile_session(lowered, Loading(provider_named("ort-cpu"), 1))
-    assert is_optimized
-    return Slot(session, lowered)
+    compiled = compile_session(lowered, Loading(provider_named("ort-cpu"), 1))
+    assert compiled.form == Form.OPTIMIZABLE
+    return Slot(compiled.session, lowered)
 
 
 def sines() -> Model:

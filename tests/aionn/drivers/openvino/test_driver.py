@@ -18,7 +18,6 @@ import aionn
 from aionn.conformance.requests import request_for
 from aionn.drivers import registry
 from aionn.drivers.kit.arguments import OutputArea
-from aionn.drivers.openvino import driver
 from aionn.drivers.openvino.driver import OpenvinoDevice
 from aionn.drivers.reference import ReferenceDevice
 from aionn.errors import (
@@ -30,8 +29,9 @@ from aionn.errors import (
     MissedDeadline,
     ResourceExhausted,
 )
-from aionn.hal import Memory, Model, Operand, OperandType, OperationType
+from aionn.hal import FusedActivation, Memory, Model, Operand, OperandType, OperationType
 from aionn.models.builder import GraphBuilder
+from aionn.models.onnx.schema import read_model
 
 pytest.importorskip("openvino", reason="OpenVINO is not installed")
 
@@ -168,7 +168,9 @@ async def test_integers_are_exact(name: str) -> None:
 def slot_for(device: OpenvinoDevice, model: Model) -> engine.Slot:
     lowered = device.lower(model)
     properties = device._properties(False, aionn.hal.Priority.MEDIUM)
-    return engine.Slot(engine.compile_model(lowered, "CPU", properties), lowered)
+    slot = engine.compiled_model(lowered, device.description, properties).make_slots(lowered, 1)[0]
+    assert isinstance(slot, engine.Slot)
+    return slot
 
 
 async def test_slots_of_a_burst_are_used_in_place_and_known_again() -> None:
@@ -237,6 +239,17 @@ async def test_indexes_are_looked_at_after_a_restore_as_well(small: Any) -> None
         await restored.aclose()
 
 
+def test_value_that_is_broadcast_to_a_higher_rank_is_given_it_before() -> None:
+    # OpenVINO removes operations with a constant that change no number, and the broadcasting with them.
+    graph = GraphBuilder()
+    x = graph.input(FLOAT, (1, 1))
+    constant = graph.constant(np.zeros((1, 1, 1), np.float32), FLOAT)
+    none = graph.constant(int(FusedActivation.NONE))
+    model = graph.build([graph.result(OperationType.ADD, [x, constant, none], x, (1, 1, 1))])
+    nodes = read_model(OpenvinoDevice().lower(model).file).graph.nodes
+    assert [node.op_type for node in nodes] == ["Reshape", "Add", "Identity"]
+
+
 # Failures
 
 
@@ -265,16 +278,6 @@ async def test_texts_of_openvino_are_logged_and_not_shown(
         slot._wait = wait
         await prepared.execute_synchronously(small.request([ones, ones], [(24, (2, 3))]))
         await prepared.aclose()
-
-
-async def test_blob_of_another_processor_is_refused(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with OpenvinoDevice() as device:
-        prepared = await device.prepare_model(small.sum_model())
-        kept = prepared.cached()
-        await prepared.aclose()
-        monkeypatch.setattr(driver, "processor_digest", lambda: "another")
-        with pytest.raises(GeneralFailure, match="another processor"):
-            device.restore(kept, priority=aionn.hal.Priority.MEDIUM, deadline_ns=None)
 
 
 @pytest.mark.slow

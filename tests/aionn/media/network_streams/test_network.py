@@ -469,6 +469,16 @@ def test_sound_of_a_stream_comes_in_windows(really):
         assert 0.3 < np.abs(window.samples).max() <= 1.0
 
 
+def test_format_that_this_pyav_lacks_is_an_error_with_the_remedy(really):
+    async def body():
+        with pytest.raises(SourceUnavailable, match=r"the format 'pigeons'.*pip install") as raised:
+            async with network("http://127.0.0.1:1/cam", format="pigeons"):
+                pass
+        assert raised.value.is_permanent
+
+    really(body)
+
+
 def test_stream_without_the_wanted_kind_is_an_error(really):
     async def body():
         async with media_server(camera_server) as port:

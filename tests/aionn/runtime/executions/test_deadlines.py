@@ -21,9 +21,9 @@ import fmq.aio
 from aionn.conformance.vts.models import endless_model
 from aionn.drivers.reference import ReferenceDevice
 from aionn.hal import uniform_capabilities
-from aionn.runtime import compilation as compilation_module
 from aionn.runtime.background import Background
 from aionn.runtime.devices import RuntimeDevice
+from aionn.runtime.executions import plan_in_use
 from aionn.runtime.placement import fallback as fallback_module
 from aionn.service.client.device import RemoteDevice
 from aionn.service.wire.protocol import Ping
@@ -172,9 +172,9 @@ async def test_wait_until_memory_is_filled(bench: Bench, call: Call, monkeypatch
     async def for_ever(fill: object) -> Any:
         await anyio.sleep_forever()
 
-    monkeypatch.setattr(compilation_module, "NEW_BYTES_IN_LOOP_MAX", -1)
-    monkeypatch.setattr(compilation_module, "COPIED_BYTES_IN_LOOP_MAX", -1)
-    monkeypatch.setattr(compilation_module, "_on_thread", for_ever)
+    monkeypatch.setattr(plan_in_use, "NEW_BYTES_IN_LOOP_MAX", -1)
+    monkeypatch.setattr(plan_in_use, "COPIED_BYTES_IN_LOOP_MAX", -1)
+    monkeypatch.setattr(plan_in_use, "_on_thread", for_ever)
     await told_at_the_deadline(call, bench)
 
 

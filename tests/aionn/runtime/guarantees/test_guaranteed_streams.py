@@ -443,6 +443,28 @@ def test_client_that_sends_nothing_keeps_nobody_out():
 # --- What is refused --------------------------------------------------------------------------------------------------------------
 
 
+def test_model_of_a_reserved_stream_is_not_replaced_while_it_runs():
+    async def main(trial):
+        model = models.identity((4,), operations=2)
+        async with trial.net.burst() as burst:
+            async with gate(burst, camera(5, 0.04)) as results:
+                with pytest.raises(aionn.InvalidArgument, match="a stream with a guarantee"):
+                    await trial.net.replace(model)
+                assert await read(results) == [("on_time", None)] * 5
+            await trial.net.replace(model)
+            assert await read(burst.stream(camera(2, 0.04))) == [("on_time", None)] * 2
+
+    Trial(npu()).play(main)
+
+
+def test_stream_of_a_burst_that_is_not_open_is_refused():
+    async def main(trial):
+        with pytest.raises(aionn.InvalidArgument, match="async with"):
+            gate(trial.net.burst(), camera(1, 0.04))
+
+    Trial(npu()).play(main)
+
+
 def test_arguments_that_make_no_guarantee_are_refused():
     async def main(trial):
         async with trial.net.burst() as burst:

@@ -32,6 +32,23 @@ DRIVERS = """
     import ctypes, os, time
     import msgspec
     from aionn.drivers.reference import ReferenceDevice, ReferencePreparedModel
+    from aionn.hal import ExecutionResult, NativeCall, OutputShape
+
+    class Sleeping(ReferenceDevice):
+        def prepare(self, model, **more):
+            return SleepingModel(self, model, more["priority"])
+
+    class SleepingModel(ReferencePreparedModel):
+        @property
+        def native(self):
+            return self.sleep
+
+        def sleep(self, arguments):
+            function = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p).value
+            words = ((int(os.environ["SLEEP_US"]),),) * self.device.info.slots
+            result = ExecutionResult(True, tuple(OutputShape(area.dimensions) for area in arguments.outputs))
+            release = self.device.gate.release_native
+            return NativeCall(function, words, self.permit(), result, release, None, "sleeping", arguments)
 
     class Looping(ReferenceDevice):
         def prepare(self, model, **more):
@@ -202,6 +219,52 @@ async def test_device_that_hangs_ends_its_process(
     # Another process serves the next call.
     await device.prepare_model(small.sum_model())
     assert device.pid not in (None, pid)
+    await device.aclose()
+
+
+@pytest.mark.slow
+async def test_native_call_that_hangs_ends_its_process_and_calls_that_end_do_not(
+    background: Any, small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLEEP_US", "90000")
+    device = RemoteDevice("wrong_drivers:Sleeping", "sleeping", background.tasks, hang_after_s=0.3)
+    prepared = await device.prepare_model(small.sum_model())
+    burst = await prepared.configure_execution_burst()
+    request = small.Sum().request
+    for _ in range(8):  # The first by Python; the others take more than the limit together.
+        await burst.execute_synchronously(request, [0])
+    await burst.aclose()
+    await device.aclose()
+    monkeypatch.setenv("SLEEP_US", "900000000")
+    device = RemoteDevice("wrong_drivers:Sleeping", "sleeping", background.tasks, hang_after_s=0.3)
+    prepared = await device.prepare_model(small.sum_model())
+    burst = await prepared.configure_execution_burst()
+    await burst.execute_synchronously(request, [0])
+    began_s = time.monotonic()
+    with anyio.fail_after(NOTICED_S_MAX), pytest.raises(DeadObject):
+        await burst.execute_synchronously(request, [0])
+    assert time.monotonic() - began_s >= 0.3
+    await burst.aclose()
+    await device.aclose()
+
+
+async def test_process_that_is_killed_during_a_native_call_ends_its_executions(
+    background: Any, small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLEEP_US", "900000000")
+    device = RemoteDevice("wrong_drivers:Sleeping", "sleeping", background.tasks)
+    prepared = await device.prepare_model(small.sum_model())
+    burst = await prepared.configure_execution_burst()
+    request = small.Sum().request
+    await burst.execute_synchronously(request, [0])
+    launch = burst.launch(request, [0])
+    assert device.pid is not None
+    os.kill(device.pid, signal.SIGKILL)
+    with anyio.fail_after(NOTICED_S_MAX), pytest.raises(DeadObject):
+        await launch
+    await burst.aclose()
+    prepared = await device.prepare_model(small.sum_model())
+    await prepared.execute_synchronously(request)
     await device.aclose()
 
 

@@ -116,9 +116,9 @@ async def test_burst_of_the_host_gives_back_what_it_took(
     prepared = await client.prepare_model(small.sum_model())
     burst = await prepared.configure_execution_burst()
     (session,) = sessions
-    (handle,) = session._bursts._bursts
+    (handle,) = session.bursts._bursts
     before_bytes = session.account.taken("memory_bytes")
-    await cancelled_natively(session._bursts.end(handle), count)
+    await cancelled_natively(session.bursts.end(handle), count)
     assert session.account.taken("bursts") == 0
     assert session.account.taken("memory_bytes") < before_bytes
     await burst.aclose()

@@ -1,4 +1,4 @@
-"""The requests that the page's server answers: with the token, from this page, for a name of this machine; pure.
+"""The requests that a server of this machine answers: with the token, from its own page, for a name of this machine; pure.
 
 Owns the three checks. A camera's picture is personal data, and any page that a browser has open can send requests to this machine:
 

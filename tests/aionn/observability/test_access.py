@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aionn.watch.access import Access, is_loopback
+from aionn.observability.access import Access, is_loopback
 
 TOKEN = "0123456789abcdef"
 QUERY = f"token={TOKEN}".encode()

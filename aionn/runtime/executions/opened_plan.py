@@ -1,0 +1,227 @@
+"""A plan as a burst executes it: bursts of its devices, and a buffer for each slot with the steps over its memory.
+
+Owns the memory of the buffers. ``burst`` owns when a plan is opened, replaced and closed.
+"""
+
+from __future__ import annotations
+
+import functools
+import mmap
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+
+from aionn.errors import GeneralFailure
+from aionn.hal import (
+    BurstDefaults,
+    ExecutionResult,
+    Launch,
+    check_abilities,
+)
+from aionn.platform.loops import finish_all
+from aionn.platform.real_work import real_work
+from aionn.realtime import PageLocks
+from aionn.runtime.executions.job import ExecutionJob, JobOwner
+from aionn.runtime.executions.slot_pool import FrameBuffer, SlotPool, nothing
+from aionn.runtime.executions.stepping import (
+    Conditions,
+    DeviceBurst,
+    InterpretedBurst,
+    Step,
+)
+from aionn.runtime.memory.arguments import (
+    Array,
+    RequestArea,
+    Value,
+)
+from aionn.runtime.placement.plan import learnt_by
+from aionn.validation import check_execution_result
+
+if TYPE_CHECKING:
+    from aionn.runtime.placement.plan import Plan
+
+
+__all__ = ["KeptAreas", "OpenedPlan"]
+
+
+class _StepInBurst(Step):
+    """A step over one buffer, launched through a burst of its device."""
+
+    __slots__ = ("_buffer", "_bursts", "_index", "_inside", "_own", "_request")
+
+    def __init__(
+        self,
+        plan: Plan,
+        index: int,
+        buffer: FrameBuffer,
+        opened: list[DeviceBurst] | InterpretedBurst,
+        key: Hashable,
+    ) -> None:
+        step = plan.steps[index]
+        super().__init__(step, key=key, fallback=plan.fallback_step(index), name=plan.step_name(index))
+        self._index = index
+        self._buffer = buffer
+        # Nothing changes from frame to frame but the values, so the request is made once.
+        self._request = buffer.area.request(step.inputs, step.outputs)
+        self._inside = None if isinstance(opened, list) else opened
+        self._bursts = opened if isinstance(opened, list) else opened.bursts
+        # This one knows the memory of the request.
+        self._own = self._bursts[buffer.identifier % len(self._bursts)] if self._bursts else None
+
+    def launch(self, area: RequestArea, job: Conditions) -> Launch:
+        burst = self._own
+        if burst is None or not burst.is_free:
+            burst = next((burst for burst in self._bursts if burst.is_free), None)
+            if burst is None:
+                return super().launch(area, job)
+        return burst.launch(self._request, self._buffer.identifiers, job)
+
+    async def interpret(self, area: RequestArea, job: Conditions) -> ExecutionResult:
+        assert self.interpreted is not None, "other steps are launched"
+        return await self.interpreted.interpret(self._request, job, self._inside)
+
+    def accept(self, area: RequestArea, result: ExecutionResult, job: Conditions) -> bool:
+        # Frames without timings give the same object again.
+        checked = self._buffer.checked
+        if result is not checked[self._index]:
+            step = self.prepared_step
+            check_execution_result(step.model.main, result, measure=job.measure)
+            if not result.output_sufficient_size:
+                raise GeneralFailure(f"burst: {step.device.name} reports an output larger than the model's")
+            area.note(step.outputs, result.output_shapes)
+            checked[self._index] = None if job.measure else result
+        return True
+
+
+class OpenedPlan:
+    """A plan as a burst executes it: the device's bursts, and buffers.
+
+    Args:
+        plan: The plan.
+        owner: What its executions have in common.
+        kept: The memories of the buffers that stay in memory.
+
+    Attributes:
+        plan: See above.
+        owner: See above.
+        opened: Of each step, its device's bursts, or those of the steps inside of one that is interpreted.
+        buffers: One for each slot of the burst.
+        keys: Of each step, the key of its learnt durations.
+        left: Number of buffers that may still be used.
+        ended: Called once when it has ended, where it was replaced.
+    """
+
+    def __init__(self, plan: Plan, owner: JobOwner, kept: KeptAreas) -> None:
+        self.plan = plan
+        self.owner = owner
+        self.opened: list[list[DeviceBurst] | InterpretedBurst] = []
+        self.buffers: list[FrameBuffer] = []
+        self.keys: list[Hashable] = []
+        self.left = 0
+        self.ended: Callable[[], None] | None = None
+        self._kept = kept
+
+    async def open(self, pool: SlotPool, polling: Mapping[str, int]) -> None:
+        """Opens the bursts and makes the buffers. Raises as the devices; ``aclose`` then closes the ones that are open."""
+        for step in self.plan.steps:
+            if step.interpreted is not None:
+                self.opened.append(await step.interpreted.open_burst(polling))
+                continue
+            bursts: list[DeviceBurst] = []
+            self.opened.append(bursts)
+            for _ in range(min(pool.slots, step.device.info.slots)):
+                burst = await step.prepared.configure_execution_burst(**polling)
+                check_abilities(burst, BurstDefaults, step.device.name)
+                bursts.append(DeviceBurst(burst))
+        values = self.plan.values([spec.dimensions for spec in self.plan.inputs], {})
+        keys = self.keys = learnt_by(self.plan, self)
+        for identifier in range(pool.slots):
+            # On a thread, with every page touched: the kernel takes a while to find and clear memory.
+            with real_work("making a burst's memory"):
+                area = await anyio.to_thread.run_sync(_touched_area, values, self._kept)
+            indexes = self.plan.model.main.input_indexes
+            buffer = FrameBuffer(identifier, area, len(self.plan.steps), self.owner, indexes)
+            buffer.leave = functools.partial(_leave, pool, buffer)
+            buffer.steps = [
+                _StepInBurst(self.plan, index, buffer, opened, key)
+                for index, (opened, key) in enumerate(zip(self.opened, keys, strict=True))
+            ]
+            self.buffers.append(buffer)
+        self.left = len(self.buffers)
+
+    def when_unused(self, call: Callable[[], None]) -> None:
+        """Calls when none of the buffers is used any more: it was replaced."""
+
+        def retire(buffer: FrameBuffer) -> None:
+            _take_apart(buffer)
+            self.left -= 1
+            if not self.left:
+                call()
+
+        for buffer in self.buffers:
+            buffer.retire = functools.partial(retire, buffer)
+
+    async def landed(self) -> None:
+        """Waits until nothing runs through it."""
+        for opened in self.opened:
+            for burst in opened if isinstance(opened, list) else opened.bursts:
+                await burst.landed()
+
+    async def aclose(self) -> None:
+        """Ends the device's bursts. Idempotent."""
+        closings: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        for bursts in self.opened:
+            closings += [b.hal.aclose for b in bursts] if isinstance(bursts, list) else [bursts.aclose]
+        try:
+            await finish_all(closings)
+        finally:
+            self._kept.release()
+            for buffer in self.buffers:
+                _take_apart(buffer)
+            self.buffers.clear()
+            ended, self.ended = self.ended, None
+            if ended is not None:
+                ended()
+
+
+def _take_apart(buffer: FrameBuffer) -> None:
+    # Each refers to it.
+    buffer.steps, buffer.leave, buffer.retire = (), nothing, nothing
+
+
+def _leave(pool: SlotPool, buffer: FrameBuffer, job: ExecutionJob) -> None:
+    pool.leave(buffer)
+
+
+class KeptAreas:
+    """The memories of a burst that stay in memory, where real time is in use.
+
+    Args:
+        locks: Keeps them; None keeps nothing.
+    """
+
+    def __init__(self, locks: PageLocks | None) -> None:
+        self._locks = locks
+        self._arrays: list[Array] = []
+
+    def keep(self, array: Array) -> None:
+        """Keeps one more."""
+        if self._locks is not None:
+            self._locks.keep(array, "frame buffer of a burst")
+            self._arrays.append(array)
+
+    def release(self) -> None:
+        """Keeps none of them any longer. Idempotent."""
+        while self._arrays and self._locks is not None:
+            self._locks.release(self._arrays.pop())
+
+
+def _touched_area(values: Sequence[Value], kept: KeptAreas) -> RequestArea:
+    area = RequestArea(values)
+    array = area.memories[0].array
+    array[:: mmap.PAGESIZE] = 0
+    kept.keep(array)
+    return area

@@ -1,0 +1,133 @@
+"""The metrics of a runtime: their names, and the samples of now.
+
+Owns the names. Reads the counts of ``figures``, and of each device its dispatcher's statistics and its process: nothing is
+counted twice.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+
+import anyio.to_thread
+
+from aionn.hal import Model, Priority
+from aionn.observability.exposition import Family, Sample
+from aionn.observability.scraping import MetricsServer, Source, metrics_place
+from aionn.runtime.background import Background
+from aionn.runtime.devices import RuntimeDevice
+from aionn.runtime.metrics.figures import CompilationFigures, RuntimeFigures
+from aionn.runtime.placement.plan import Plan
+from aionn.runtime.telemetry import structure_digest
+from aionn.service.client.device import RemoteDevice
+
+__all__ = ["FAMILIES", "RuntimeMetrics", "samples"]
+
+DIGEST_LETTERS = 12
+"""Letters of a model's digest in a label: enough to distinguish the models of one application."""
+
+MODEL_LETTERS_MAX = 64
+"""Letters of a file's name in a label."""
+
+FAMILIES = {
+    "aionn_executions_total": Family("counter", "Executions by outcome."),
+    "aionn_execution_seconds": Family("histogram", "From the call to the result."),
+    "aionn_queue_seconds": Family("histogram", "From the call until a slot of the device was acquired."),
+    "aionn_device_seconds": Family("histogram", "On the device, of executions that measure it."),
+    "aionn_transfer_seconds": Family(
+        "histogram", "Neither in the queue nor on the device, where that is measured."
+    ),
+    "aionn_frame_age_seconds": Family("histogram", "From the capture of an item of a stream to its result."),
+    "aionn_slack_seconds": Family(
+        "histogram", "From the result of an item to its deadline, below zero for late ones."
+    ),
+    "aionn_frames_dropped_total": Family("counter", "Items of a stream without a result, by reason."),
+    "aionn_queue_length": Family(
+        "gauge", "Executions of this application that wait for a slot of the device."
+    ),
+    "aionn_device_up": Family("gauge", "0 after the driver process has ended, until the next one serves."),
+    "aionn_driver_restarts_total": Family("counter", "Driver processes after the first one."),
+}
+
+
+def samples(figures: RuntimeFigures, devices: Iterable[RuntimeDevice]) -> Iterator[Sample]:
+    """The samples of now, with copies of all counts. Classes without an execution are left out."""
+    for (device, model), executions in figures.executions.items():
+        for priority, found in executions.by_priority.items():
+            outcomes = found.outcomes()
+            if not any(outcomes.values()):
+                continue
+            labels = {"device": device, "model": model, "class": Priority(priority).name.lower()}
+            for outcome, count in outcomes.items():
+                yield Sample("aionn_executions_total", {**labels, "outcome": outcome}, count)
+            yield Sample("aionn_execution_seconds", labels, found.whole.copy())
+            yield Sample("aionn_queue_seconds", labels, found.queue())
+            if found.device.total_ns:
+                yield Sample("aionn_device_seconds", labels, found.device.copy())
+                yield Sample("aionn_transfer_seconds", labels, found.transfer.copy())
+    for label, stream in figures.streams.items():
+        own = {"stream": label}
+        if stream.age.total_ns:
+            yield Sample("aionn_frame_age_seconds", own, stream.age.copy())
+        if stream.slack.positive.total_ns or stream.slack.negative.total_ns:
+            yield Sample("aionn_slack_seconds", own, stream.slack.copy())
+        for reason, count in stream.dropped.items():
+            yield Sample("aionn_frames_dropped_total", {**own, "reason": reason}, count)
+    for each in devices:
+        own = {"device": each.name}
+        yield Sample("aionn_queue_length", own, each.dispatcher.statistics().waiting)
+        hal = each.hal
+        yield Sample("aionn_device_up", own, float(not (isinstance(hal, RemoteDevice) and hal.has_died)))
+        if isinstance(hal, RemoteDevice):
+            yield Sample("aionn_driver_restarts_total", own, max(0, hal.starts - 1))
+
+
+class RuntimeMetrics:
+    """The figures of one runtime, counted from the start and served while it is open.
+
+    Args:
+        place: See ``MetricsServer``.
+
+    Raises:
+        InvalidArgument: The place is wrong.
+    """
+
+    def __init__(self, place: str) -> None:
+        metrics_place(place)
+        self._place = place
+        self._figures = RuntimeFigures()
+        self._server: MetricsServer | None = None
+
+    @property
+    def url(self) -> str | None:
+        """Where they are served; None while they are not."""
+        return None if self._server is None else self._server.url
+
+    def serve(self, background: Background, devices: Callable[[], Iterable[RuntimeDevice]]) -> None:
+        """Begins to serve. Raises as ``MetricsServer``.
+
+        Args:
+            background: In its loop the samples are taken.
+            devices: Returns the devices.
+        """
+        source = Source(
+            FAMILIES,
+            lambda: samples(self._figures, devices()),
+            background.run_in_loop,
+            lambda: background.is_open,
+        )
+        self._server = MetricsServer(self._place, source)
+
+    async def compilation(self, model: Model | str | os.PathLike[str], plan: Plan) -> CompilationFigures:
+        """The counts of a compilation, by the name of its file, or by the digest of a model that came from none."""
+        if isinstance(model, Model):
+            name = (await anyio.to_thread.run_sync(structure_digest, model))[:DIGEST_LETTERS]
+        else:
+            name = os.path.splitext(os.path.basename(os.fspath(model)))[0][:MODEL_LETTERS_MAX]
+        return self._figures.compilation(plan.device_names, name)
+
+    async def aclose(self) -> None:
+        """Ends the server. Idempotent. On a thread: that of the server may wait for the loop."""
+        server, self._server = self._server, None
+        if server is not None:
+            await anyio.to_thread.run_sync(server.close)

@@ -1,0 +1,250 @@
+"""SIGTERM to ``aionn serve`` in the middle of streams: are accepted frames lost, and how long does the end take?
+
+``python -m benchmarks.drain [--count 200] [--streams 3] [--driver reference] [--model FILE]`` starts a server each time, sends it
+SIGTERM at a random moment of the streams, and counts. A frame is accepted when the server has read it, which the queue of its
+burst shows; an accepted frame is lost unless its result is right, or it is rejected with the reason. Each round has one of these
+conditions in turn: plain; applications that connect at the same time; compilations under way; a client that says nothing; one that
+is stopped (SIGSTOP) with frames under way; two SIGTERMs within a millisecond.
+
+Columns: rounds; frames with a result, rejected, unread (sent when the server had ended) and lost; exit statuses; time from SIGTERM
+to the exit (median, longest), and the same beyond the deadline of the frames that were under way. Every frame has 200 ms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import aionn
+
+FORMS = ("plain", "connecting", "compiling", "silent", "stopped", "twice")
+DEADLINE_S = 0.2
+START_S_MAX = 20.0
+
+
+class Counts:
+    """What became of the frames of a round."""
+
+    def __init__(self) -> None:
+        self.ended = self.rejected = self.unread = self.lost = 0
+        self.problems: Counter[str] = Counter()
+
+
+class Work(NamedTuple):
+    """A model, inputs for it, and the right outputs."""
+
+    driver: str
+    model: str
+    inputs: list[Any]
+    outputs: list[Any]
+
+
+async def made_work(driver: str, model: str) -> Work:
+    numbers = np.random.default_rng(1)
+    async with aionn.open(drivers=[driver]) as runtime:
+        net = await runtime.compile(model)
+        (spec,) = net.inputs
+        inputs = [np.asarray(10 * numbers.random(spec.dimensions), spec.dtype) for _ in range(4)]
+        outputs = [(await net.execute([each])).outputs[0] for each in inputs]
+    return Work(driver, model, inputs, outputs)
+
+
+async def one_stream(path: Path, work: Work, counts: Counts, ready: asyncio.Event, pace_s: float) -> None:
+    async with aionn.open(drivers=[], sockets=[path]) as runtime:
+        net = await runtime.compile(work.model)
+        async with net.burst() as burst:
+            hal = burst._opened[0][0].hal  # Whether a frame was read is to be seen here alone.
+            ready.set()
+            number = 0
+            while True:
+                number = (number + 1) % len(work.inputs)
+                was_dead = hal.state.name == "DEAD"
+                try:
+                    result = await burst.execute([work.inputs[number]], deadline=aionn.after(DEADLINE_S))
+                except aionn.DeviceUnavailable:
+                    counts.rejected += 1
+                    return
+                except aionn.MissedDeadline:
+                    counts.problems["missed its deadline"] += 1
+                    continue
+                except aionn.DeadObject as e:
+                    if was_dead or hal._requests.available_to_read():
+                        counts.unread += 1
+                    else:
+                        counts.lost += 1
+                        counts.problems[str(e)[:100]] += 1
+                    return
+                if not (result.outputs[0] == work.outputs[number]).all():
+                    counts.lost += 1
+                    counts.problems["wrong result"] += 1
+                counts.ended += 1
+                if pace_s:
+                    await asyncio.sleep(pace_s)
+
+
+STOPPED = """
+import sys, anyio, numpy as np, aionn
+async def main():
+    async with aionn.open(drivers=[], sockets=[sys.argv[1]]) as runtime:
+        net = await runtime.compile(sys.argv[2])
+        value = np.zeros(net.inputs[0].dimensions, net.inputs[0].dtype)
+        async with net.burst() as burst:
+            print("ready", flush=True)
+            while True:
+                await burst.execute([value], deadline=aionn.after(0.2))
+anyio.run(main)
+"""
+
+
+def stopped_client(path: Path, work: Work) -> subprocess.Popen[bytes]:
+    made = subprocess.Popen(
+        [sys.executable, "-c", STOPPED, str(path), work.model],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert made.stdout is not None
+    made.stdout.readline()
+    return made
+
+
+async def one_round(form: str, work: Work, streams: int, numbers: random.Random) -> tuple[Counts, int, float]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "d.sock"
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "aionn",
+            "serve",
+            work.driver,
+            "--socket",
+            str(path),
+            "--quiet",
+        ]
+        server = subprocess.Popen(command, stderr=subprocess.PIPE)
+        counts, extra, socks = Counts(), None, []
+        try:
+            limit_s = time.monotonic() + START_S_MAX
+            while not path.exists():
+                assert time.monotonic() < limit_s, "the server does not start"
+                await asyncio.sleep(0.01)
+            readies = [asyncio.Event() for _ in range(streams)]
+            tasks = [
+                asyncio.create_task(one_stream(path, work, counts, ready, numbers.choice([0.0, 0.001])))
+                for ready in readies
+            ]
+            if form == "stopped":
+                extra = await asyncio.to_thread(stopped_client, path, work)
+            for ready in readies:
+                await ready.wait()
+            if form == "silent":
+                socks.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                socks[-1].connect(str(path))
+            await asyncio.sleep(numbers.uniform(0.005, 0.05))
+            others = []
+            if form == "compiling":
+                others.append(asyncio.create_task(compiling(path, work)))
+                await asyncio.sleep(numbers.uniform(0, 0.02))
+            if form == "connecting":
+                others.append(asyncio.create_task(connecting(path)))
+            if extra is not None:
+                extra.send_signal(signal.SIGSTOP)
+            began_s = time.monotonic()
+            server.send_signal(signal.SIGTERM)
+            if form == "twice":
+                server.send_signal(signal.SIGTERM)
+            status = await asyncio.to_thread(server.wait)
+            took_s = time.monotonic() - began_s
+            await asyncio.wait_for(asyncio.gather(*tasks, *others), START_S_MAX)
+            assert server.stderr is not None
+            told = server.stderr.read().decode()
+            if told:
+                counts.problems[told[-200:]] += 1
+            return counts, status, took_s
+        finally:
+            for sock in socks:
+                sock.close()
+            if extra is not None:
+                extra.kill()
+                extra.wait()
+                assert extra.stdout is not None
+                extra.stdout.close()
+            server.kill()
+            server.wait()
+            if server.stderr is not None:
+                server.stderr.close()
+
+
+async def compiling(path: Path, work: Work) -> None:
+    with contextlib.suppress(aionn.DeviceUnavailable, aionn.DeadObject):
+        async with aionn.open(drivers=[], sockets=[path]) as runtime:
+            while True:
+                net = await runtime.compile(work.model)
+                await net.aclose()
+
+
+async def connecting(path: Path) -> None:
+    while True:
+        try:
+            async with aionn.open(drivers=[], sockets=[path]) as runtime:
+                if not runtime.devices:
+                    return
+        except (aionn.DeviceUnavailable, aionn.DeadObject):
+            return
+
+
+async def main(count: int, streams: int, seed: int, driver: str, model: str) -> None:
+    numbers = random.Random(seed)
+    work = await made_work(driver, model)
+    print(
+        f"{'form':12} rounds  ended rejected unread lost  statuses           exit ms p50    max  past the deadline ms"
+    )
+    by_form: dict[str, list[tuple[Counts, int, float]]] = {form: [] for form in FORMS}
+    for number in range(count):
+        form = FORMS[number % len(FORMS)]
+        by_form[form].append(await one_round(form, work, streams, numbers))
+    for form, rounds in by_form.items():
+        if not rounds:
+            continue
+        tookes = [1e3 * took for _, _, took in rounds]
+        ended, rejected, unread, lost = (
+            sum(getattr(c, name) for c, _, _ in rounds) for name in ("ended", "rejected", "unread", "lost")
+        )
+        statuses = dict(Counter(status for _, status, _ in rounds))
+        past = max(tookes) - 1e3 * DEADLINE_S
+        print(
+            f"{form:12} {len(rounds):6} {ended:6} {rejected:8} {unread:6} {lost:4}  {statuses!s:18} "
+            f"{statistics.median(tookes):10.1f} "
+            f"{max(tookes):6.1f} {past:8.1f}"
+        )
+        for problem, times in sum((c.problems for c, _, _ in rounds), Counter()).items():
+            print(f"    {times} x {problem}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--streams", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--driver", default="reference")
+    parser.add_argument("--model", default="examples/data/digits_float.tflite")
+    given = parser.parse_args()
+    print(f"load {os.getloadavg()[0]:.1f}")
+    asyncio.run(main(given.count, given.streams, given.seed, given.driver, given.model))

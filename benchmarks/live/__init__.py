@@ -1,0 +1,1 @@
+"""The benchmark of live sources: `python -m benchmarks.live`."""

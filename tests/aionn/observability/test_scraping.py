@@ -1,0 +1,189 @@
+"""The text of the metrics, and the server that a monitoring system reads them from."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from aionn.errors import InvalidArgument
+from aionn.observability import scraping
+from aionn.observability.durations import Durations
+from aionn.observability.exposition import Family, Sample, exposition
+from aionn.observability.scraping import MetricsServer, Source, metrics_place
+
+LIMIT_S = 10
+FAMILIES = {
+    "a_total": Family("counter", "Count."),
+    "b_seconds": Family("histogram", "Time."),
+}
+LINE = re.compile(r'[a-z_]+(\{([a-z]+="(\\.|[^"\\])*",?)*\})? (-?[0-9.e+-]+|\+Inf)')
+
+
+def some_samples() -> list[Sample]:
+    durations = Durations()
+    durations.add(1_000_000)
+    return [
+        Sample("b_seconds", {"device": "npu"}, durations),
+        Sample("a_total", {"device": 'a"b\\c\nd'}, 3),
+        Sample("b_seconds", {}, Durations()),
+    ]
+
+
+def test_text_keeps_the_samples_of_a_metric_together_and_escapes_labels() -> None:
+    lines = exposition(FAMILIES, some_samples()).splitlines()
+    assert [line for line in lines if line.startswith("# TYPE")] == [
+        "# TYPE b_seconds histogram",
+        "# TYPE a_total counter",
+    ]
+    assert 'a_total{device="a\\"b\\\\c\\nd"} 3' in lines
+    assert all(LINE.fullmatch(line) for line in lines if not line.startswith("#"))
+
+
+def test_histogram_grows_to_its_count() -> None:
+    lines = exposition(FAMILIES, some_samples()[:1]).splitlines()
+    counts = [int(line.split()[-1]) for line in lines if "_bucket" in line]
+    assert counts == sorted(counts) and counts[0] == 0 and counts[-1] == 1
+    assert lines[-2:] == ['b_seconds_sum{device="npu"} 0.001', 'b_seconds_count{device="npu"} 1']
+    assert 'b_seconds_bucket{device="npu",le="+Inf"} 1' in lines
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("", ("127.0.0.1", 9464)),
+        ("9000", ("127.0.0.1", 9000)),
+        (":0", ("127.0.0.1", 0)),
+        ("localhost:1", ("127.0.0.1", 1)),
+        ("0.0.0.0", ("0.0.0.0", 9464)),
+        ("[::1]:80", ("::1", 80)),
+        ("[::1]", ("::1", 9464)),
+    ],
+)
+def test_places(text: str, place: tuple[str, int]) -> None:
+    assert metrics_place(text) == place
+
+
+@pytest.mark.parametrize("text", ["example.com:80", "127.0.0.1:65536", "127.0.0.1:x", "1.2.3", ":-1", "a b"])
+def test_wrong_place_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="expected HOST:PORT"):
+        metrics_place(text)
+
+
+class Served:
+    def __init__(self) -> None:
+        self.is_ready = True
+        self.in_loop: Callable[[Callable[[], object]], object] = lambda call: call()
+        self.server = MetricsServer(
+            "127.0.0.1:0",
+            Source(FAMILIES, some_samples, lambda call: self.in_loop(call), lambda: self.is_ready),
+        )
+        self.port = int(self.server.url.rpartition(":")[2].partition("/")[0])
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), LIMIT_S)
+
+    def ask(self, request: str) -> tuple[int, str]:
+        with self.connect() as sock:
+            sock.sendall(request.replace("\n", "\r\n").encode())
+            answer = b""
+            while part := sock.recv(1 << 16):
+                answer += part
+        head, _, body = answer.decode().partition("\r\n\r\n")
+        return int(head.split()[1]) if head else 0, body
+
+    def get(self, path: str, host: str = "localhost", more: str = "") -> tuple[int, str]:
+        return self.ask(f"GET {path} HTTP/1.1\nHost: {host}\n{more}\n")
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    made = Served()
+    yield made
+    made.server.close()
+
+
+def test_metrics_and_readiness_are_served(served: Served) -> None:
+    status, text = served.get("/metrics")
+    assert (status, text) == (200, exposition(FAMILIES, some_samples()))
+    assert served.get("/ready") == (200, "ready\n")
+    served.is_ready = False
+    assert served.get("/ready")[0] == 503
+    assert served.ask("HEAD /metrics HTTP/1.1\nHost: localhost\n\n") == (200, "")
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("127.0.0.1:1", 200),
+        (os.uname().nodename, 200),
+        ("evil.example", 421),
+        ("10.0.0.1", 421),
+    ],
+)
+def test_host_must_be_one_of_this_machine(served: Served, host: str, status: int) -> None:
+    assert served.get("/metrics", host)[0] == status
+
+
+def test_pages_of_other_sites_are_refused(served: Served) -> None:
+    assert served.get("/metrics", more="Origin: http://evil.example\n")[0] == 400
+
+
+@pytest.mark.parametrize(
+    ("request_text", "status"),
+    [
+        ("POST /metrics HTTP/1.1\nHost: localhost\n\n", 405),
+        ("GET /other HTTP/1.1\nHost: localhost\n\n", 404),
+        ("GET /metrics HTTP/1.1\n\n", 421),
+        ("GET /metrics\n\n", 400),
+        ("\0\n\n", 400),
+        ("GET /metrics HTTP/1.1\nno colon\n\n", 400),
+        ("G" * 20_000, 0),
+    ],
+)
+def test_wrong_requests_are_answered_or_closed(served: Served, request_text: str, status: int) -> None:
+    try:
+        assert served.ask(request_text)[0] == status
+    except ConnectionError:
+        assert status == 0, "closed with data unread"
+    assert served.get("/ready")[0] == 200
+
+
+def test_client_that_sends_nothing_delays_the_next_one_for_a_bounded_time(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scraping, "REQUEST_S_MAX", 0.05)
+    with served.connect() as silent:
+        assert served.get("/ready") == (200, "ready\n")
+        assert silent.recv(1) == b""
+
+
+def test_loop_that_is_blocked_or_closed_is_reported(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scraping, "COLLECT_S_MAX", 0.02)
+    served.in_loop = lambda call: None
+    assert served.get("/metrics")[0] == 503
+
+    def closed(call: Any) -> None:
+        raise RuntimeError("Event loop is closed")
+
+    served.in_loop = closed
+    assert served.get("/metrics")[0] == 503
+
+
+def test_closing_ends_the_thread_while_a_client_is_connected() -> None:
+    served = Served()
+    with served.connect():
+        served.server.close()
+        served.server.close()
+    assert not any(thread.name == "aionn-metrics" for thread in threading.enumerate())
+
+
+def test_used_port_is_refused(served: Served) -> None:
+    with pytest.raises(InvalidArgument, match="in use"):
+        MetricsServer(f"127.0.0.1:{served.port}", Source({}, list, print, bool))

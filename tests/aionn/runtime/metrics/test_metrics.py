@@ -1,0 +1,181 @@
+"""The metrics of a runtime: each execution and each item is counted once, under labels whose number is bounded."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+from collections.abc import AsyncIterator
+from typing import Any, NamedTuple
+
+import anyio
+import anyio.to_thread
+import numpy as np
+import pytest
+
+import aionn
+from aionn.errors import ErrorStatus
+from aionn.hal import NO_TIMING, Priority, Timing
+from aionn.observability.durations import Durations
+from aionn.runtime.executions.results import Result
+from aionn.runtime.metrics.exposed import FAMILIES, samples
+from aionn.runtime.metrics.figures import (
+    IMMEDIATE_NS,
+    MODELS_MAX,
+    OTHER,
+    OUTCOMES,
+    STREAMS_MAX,
+    ExecutionFigures,
+    RuntimeFigures,
+)
+from aionn.testing.models import identity
+
+ONE = np.ones(1, np.float32)
+
+
+class Job:
+    def __init__(self, priority: Priority = Priority.MEDIUM, deadline_ns: int | None = None) -> None:
+        self.priority, self.deadline_ns = priority, deadline_ns
+        self.landed_ns, self.queued_ns = 1000, 100
+
+
+def outcomes_of(figures: ExecutionFigures, priority: Priority = Priority.MEDIUM) -> dict[str, int]:
+    counts = figures.by_priority[priority].outcomes()
+    assert list(counts) == list(OUTCOMES)
+    return {name: count for name, count in counts.items() if count}
+
+
+@pytest.mark.parametrize(
+    ("status", "queued_ns", "outcome"),
+    [
+        (ErrorStatus.MISSED_DEADLINE_PERSISTENT, 0, "refused"),
+        (ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, 0, "refused"),
+        (ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT, 0, "refused"),
+        (ErrorStatus.MISSED_DEADLINE_TRANSIENT, 0, "aborted"),
+        (ErrorStatus.MISSED_DEADLINE_TRANSIENT, 5, "overran"),
+        (ErrorStatus.GENERAL_FAILURE, 5, "failed"),
+        (ErrorStatus.DEAD_OBJECT, 5, "failed"),
+    ],
+)
+def test_failure_has_one_outcome(status: ErrorStatus, queued_ns: int, outcome: str) -> None:
+    figures, job = ExecutionFigures(), Job()
+    job.queued_ns = queued_ns
+    figures.failed(job, status, is_cancelled=False)
+    assert outcomes_of(figures) == {outcome: 1}
+    figures.failed(job, status, is_cancelled=True)
+    assert outcomes_of(figures) == {outcome: 1, "cancelled": 1}
+
+
+def test_result_is_on_time_until_its_deadline_and_its_durations_are_those_of_durations() -> None:
+    figures = ExecutionFigures()
+    for deadline_ns in (None, 1000, 999):
+        figures.ended(Job(Priority.HIGH, deadline_ns), Result((), NO_TIMING), 777)
+    assert outcomes_of(figures, Priority.HIGH) == {"on_time": 2, "late": 1}
+    found, expected = figures.by_priority[Priority.HIGH], Durations()
+    for _ in range(3):
+        expected.add(777)
+    assert (found.whole.counts, found.whole.total_ns) == (expected.counts, expected.total_ns)
+    assert found.queue().count == found.immediate == 3 and found.device.count == 0
+    figures.ended(Job(Priority.HIGH), Result((), Timing(600, 650)), 777)
+    assert (found.device.total_ns, found.transfer.total_ns) == (600, 77)
+    waiting = Job(Priority.HIGH)
+    waiting.queued_ns = IMMEDIATE_NS
+    figures.ended(waiting, Result((), NO_TIMING), 777)
+    assert (found.queue().count, found.waits.count, found.immediate) == (5, 1, 4)
+    figures.ended(Job(), Result((), NO_TIMING), -1)  # A clock that went back must not end an execution.
+
+
+def test_number_of_labels_is_bounded() -> None:
+    figures = RuntimeFigures()
+    for number in range(MODELS_MAX + 10):
+        figures.compilation("npu", f"m{number}")
+    assert len(figures.executions) == MODELS_MAX + 1 and (OTHER, OTHER) in figures.executions
+    assert figures.compilation("npu", "m1").executions is figures.compilation("npu", "m1").executions
+    streams = [figures.stream("m") for _ in range(STREAMS_MAX + 10)]
+    assert len(figures.streams) == STREAMS_MAX + 1
+    streams[3].is_open = False
+    assert figures.stream("m") is streams[3], "the label of a stream that has ended"
+
+
+class Frame(NamedTuple):
+    data: Any
+    captured_at_ns: int
+
+
+def values_of(text: str, name: str) -> dict[str, float]:
+    found = re.findall(rf"^{name}(?:\{{(.*)\}})? (\S+)$", text, re.MULTILINE)
+    return {labels: float(value) for labels, value in found}
+
+
+@pytest.fixture
+async def runtime() -> AsyncIterator[aionn.Runtime]:
+    async with aionn.open(drivers=["reference"], isolation="in_process", metrics=":0") as opened:
+        yield opened
+
+
+async def read(runtime: aionn.Runtime, path: str = "/metrics") -> str:
+    assert runtime.metrics_url is not None
+    url = runtime.metrics_url.replace("/metrics", path)
+    with anyio.fail_after(30):
+        return await anyio.to_thread.run_sync(lambda: urllib.request.urlopen(url, timeout=20).read().decode())
+
+
+async def test_executions_and_items_are_counted_once(runtime: aionn.Runtime) -> None:
+    net = await runtime.compile(identity())
+    for _ in range(3):
+        await net.execute([ONE])
+    with pytest.raises(aionn.MissedDeadline):
+        await net.execute([ONE], deadline=aionn.now_ns() - 1)
+    execution = net.execute_fenced([ONE], priority="high", measure=True)
+    await execution
+
+    async def frames() -> AsyncIterator[Frame]:
+        for _ in range(5):
+            yield Frame(ONE, aionn.now_ns() - 2_000_000)
+
+    def write(frame: Frame, view: Any) -> None:
+        view[...] = frame.data
+
+    async with net.burst() as burst:
+        await burst.execute([ONE])
+        stream = burst.stream(frames(), into=write, deadline=lambda frame: aionn.after(60))
+        assert len([result async for result in stream]) == 5
+        gone = burst.stream(frames(), into=write, deadline=lambda frame: aionn.now_ns() - 1)
+        assert [result.status async for result in gone] == ["dropped"] * 5
+    text = await read(runtime)
+    executions = values_of(text, "aionn_executions_total")
+    counted = {
+        tuple(re.findall(r'"(.*?)"', labels)[2:]): count for labels, count in executions.items() if count
+    }
+    assert counted[("medium", "on_time")] == 9 and counted[("high", "on_time")] == 1
+    assert counted[("medium", "refused")] + counted.get(("medium", "aborted"), 0) >= 1
+    (durations,) = [v for k, v in values_of(text, "aionn_execution_seconds_count").items() if "medium" in k]
+    assert durations == 9
+    assert values_of(text, "aionn_device_seconds_count"), "one execution was measured"
+    ages = values_of(text, "aionn_frame_age_seconds_count")
+    assert sum(ages.values()) == sum(values_of(text, "aionn_slack_seconds_count").values()) == 5
+    assert sum(values_of(text, "aionn_frame_age_seconds_sum").values()) >= 5 * 0.002
+    dropped = values_of(text, "aionn_frames_dropped_total")
+    assert sum(count for labels, count in dropped.items() if "deadline" in labels) == 5
+    assert values_of(text, "aionn_device_up") == {'device="reference"': 1}
+    assert values_of(text, "aionn_queue_length") == {'device="reference"': 0}
+    assert await read(runtime, "/ready") == "ready\n"
+
+
+async def test_every_sample_has_a_family_and_closing_ends_the_server() -> None:
+    async with aionn.open(drivers=["reference"], isolation="in_process", metrics=":0") as runtime:
+        url = runtime.metrics_url
+        assert url is not None
+        figures = RuntimeFigures()
+        figures.compilation("a", "b").executions.ended(Job(), Result((), Timing(1, 1)), 10)
+        stream = figures.stream("b")
+        stream.delivered(Frame(ONE, 0), 10, 20)
+        names = {sample.name for sample in samples(figures, runtime.devices)}
+    assert names <= set(FAMILIES) and len(names) >= 9
+    assert runtime.metrics_url is None
+    with pytest.raises(OSError):
+        await anyio.to_thread.run_sync(lambda: urllib.request.urlopen(url, timeout=5))
+
+
+async def test_wrong_place_is_refused_when_the_runtime_is_made() -> None:
+    with pytest.raises(aionn.InvalidArgument, match="metrics: expected HOST:PORT"):
+        aionn.open(metrics="example.com:80")

@@ -1,0 +1,298 @@
+"""The end of a served device in order: accepted executions end, later ones are rejected with the reason, and the process exits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+import numpy as np
+import pytest
+
+import aionn
+from aionn.drivers.reference import ReferenceDevice
+from aionn.errors import DeadObject, DeviceUnavailable
+from aionn.hal import DeviceStatus, Priority
+from aionn.runtime.background import Background
+from aionn.service.client.device import RemoteDevice
+from aionn.service.host.accepted import Drain
+from aionn.service.host.draining import (
+    EXIT_STATUS,
+    GRACE_NS,
+    UNREAD_NS_MAX,
+    DrainEvent,
+    DrainState,
+    DrainTable,
+)
+from aionn.service.host.process import listen
+from tests.support.mortal_driver import doubled_model
+
+pytestmark = pytest.mark.forked("any")
+
+LIMIT_S = 30
+S = 1_000_000_000
+LATER = 1000 * S
+
+
+def draining(limit_ns: int = 8 * S) -> DrainTable:
+    table = DrainTable(limit_ns)
+    assert table.terminate(0) is DrainState.DRAINING
+    return table
+
+
+def test_every_last_state_has_an_exit_status_and_a_second_signal_stops_each() -> None:
+    for state in set(DrainState) - {DrainState.SERVING, DrainState.DRAINING}:
+        assert EXIT_STATUS[state] == {"DRAINED": 0, "CUT_OFF": 1, "STOPPED": 143}[state.name]
+        table = DrainTable(S)
+        table.state = state
+        assert table.terminate(0) is DrainState.STOPPED
+    assert {event.name for event in DrainEvent} == {"SIGTERM", "IDLE", "LIMIT"}
+
+
+def test_drain_without_work_is_over_immediately() -> None:
+    assert draining().look(0, [], has_unread=False) is DrainState.DRAINED
+
+
+def test_execution_without_a_deadline_is_cut_off_at_the_limit() -> None:
+    table = draining()
+    assert table.look(8 * S + GRACE_NS - 1, [None], has_unread=False) is DrainState.DRAINING
+    assert table.look(8 * S + GRACE_NS, [None], has_unread=False) is DrainState.CUT_OFF
+
+
+def test_latest_deadline_ends_the_wait_and_nothing_was_cut_off() -> None:
+    table = draining()
+    assert table.look(2 * S, [S, 3 * S], has_unread=False) is DrainState.DRAINING
+    assert table.look(3 * S + GRACE_NS - 1, [3 * S], has_unread=False) is DrainState.DRAINING
+    assert table.look(3 * S + GRACE_NS, [3 * S], has_unread=False) is DrainState.DRAINED
+
+
+def test_deadline_beyond_the_limit_does_not_extend_the_wait() -> None:
+    table = draining(limit_ns=S)
+    assert table.look(S + GRACE_NS, [LATER], has_unread=False) is DrainState.CUT_OFF
+
+
+def test_answers_are_kept_until_they_are_read_but_not_without_a_limit() -> None:
+    table = draining()
+    table.look(0, [None], has_unread=False)
+    assert table.look(5, [], has_unread=True) is DrainState.DRAINING
+    assert table.look(5 + UNREAD_NS_MAX - 1, [], has_unread=True) is DrainState.DRAINING
+    assert table.look(5 + UNREAD_NS_MAX, [], has_unread=True) is DrainState.DRAINED
+    near = draining()
+    near.look(0, [10], has_unread=False)
+    assert near.look(10, [], has_unread=True) is DrainState.DRAINING
+    assert near.look(10 + GRACE_NS, [], has_unread=True) is DrainState.DRAINED, "its deadline has passed"
+
+
+class Draining(NamedTuple):
+    device: ReferenceDevice
+    drain: Drain
+    path: Path
+    background: Background
+    over: anyio.Event
+
+    def begin(self) -> None:
+        assert self.drain.terminate() is DrainState.DRAINING
+        self.drain.wake()
+
+    async def client(self) -> RemoteDevice:
+        client = RemoteDevice("reference", "reference", self.background.tasks, path=self.path)
+        await client.connect()
+        return client
+
+
+@pytest.fixture
+async def drained(tmp_path: Path, background: Background) -> AsyncIterator[Draining]:
+    """A device that is served and can be drained."""
+    device, drain, path, over = ReferenceDevice(), Drain(LIMIT_S), tmp_path / "d.sock", anyio.Event()
+    started = anyio.Event()
+
+    async def run() -> None:
+        await listen(device, path, started=started, drain=drain)
+        over.set()
+
+    background.tasks.start_soon(run)
+    await started.wait()
+    made = Draining(device, drain, path, background, over)
+    yield made
+    if not over.is_set():
+        drain.terminate()
+        drain.wake()
+        with anyio.fail_after(LIMIT_S):
+            await over.wait()
+    await device.aclose()
+
+
+async def test_accepted_executions_end_and_later_ones_are_rejected(drained: Draining, small: Any) -> None:
+    client = await drained.client()
+    prepared = await client.prepare_model(small.sum_model())
+    burst = await prepared.configure_execution_burst()
+    await burst.execute_synchronously(small.Sum().request, [0])
+    slot = drained.device.gate.slot(Priority.HIGH, None)
+    await anyio.to_thread.run_sync(slot.__enter__)  # Both executions wait for the device.
+    called, fast, idle = small.Sum(), small.Sum(), await drained.client()
+    late = await prepared.configure_execution_burst()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(prepared.execute_synchronously, called.request)
+        tasks.start_soon(burst.execute_synchronously, fast.request, [1])
+        with anyio.fail_after(LIMIT_S):
+            while drained.device.gate.waiting_count < 2:
+                await anyio.lowlevel.checkpoint()
+            drained.begin()
+            while drained.path.exists():
+                await anyio.lowlevel.checkpoint()
+            assert await client.status() is DeviceStatus.OFFLINE
+            with pytest.raises(DeviceUnavailable, match="SIGTERM"):
+                await prepared.execute_synchronously(small.Sum().request)
+            with pytest.raises(DeviceUnavailable, match="SIGTERM"):
+                await late.execute_synchronously(small.Sum().request, [0])
+            with pytest.raises(DeviceUnavailable, match="SIGTERM"):
+                await idle.prepare_model(small.sum_model())
+            with pytest.raises(DeviceUnavailable):
+                await drained.client()
+            assert drained.drain.state is DrainState.DRAINING, "two executions are under way"
+            slot.__exit__(None, None, None)
+    assert called.is_right and fast.is_right
+    with anyio.fail_after(LIMIT_S):
+        await drained.over.wait()
+    assert drained.drain.state is DrainState.DRAINED
+    with pytest.raises(DeadObject):
+        await burst.execute_synchronously(small.Sum().request, [0])
+    await burst.aclose()
+    await late.aclose()
+    await client.aclose()
+    await idle.aclose()
+
+
+async def test_preparation_ends_with_the_reason(drained: Draining, small: Any) -> None:
+    may_end, has_begun = threading.Event(), threading.Event()
+    prepare = drained.device.prepare
+
+    def slow(*arguments: Any, **more: Any) -> Any:
+        has_begun.set()
+        may_end.wait(LIMIT_S)
+        return prepare(*arguments, **more)
+
+    drained.device.prepare = slow  # type: ignore[method-assign]
+    client = await drained.client()
+    raised: list[Exception] = []
+
+    async def compile() -> None:
+        with pytest.raises(DeviceUnavailable, match="SIGTERM") as error:
+            await client.prepare_model(small.sum_model())
+        raised.append(error.value)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(compile)
+        with anyio.fail_after(LIMIT_S):
+            await anyio.to_thread.run_sync(has_begun.wait)
+            drained.begin()
+            while not raised:
+                await anyio.lowlevel.checkpoint()
+            may_end.set()  # The engine compiled on.
+            await drained.over.wait()
+    assert drained.drain.state is DrainState.DRAINED
+    await client.aclose()
+
+
+async def test_silent_clients_and_those_that_were_not_accepted_do_not_delay_the_end(
+    drained: Draining,
+) -> None:
+    silent = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    silent.connect(str(drained.path))
+    greeted = await drained.client()
+    waiting = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    waiting.connect(str(drained.path))  # In the same turn of the loop: it is in the backlog.
+    drained.begin()
+    with anyio.fail_after(0.9):
+        await drained.over.wait()
+    for sock in (silent, waiting):
+        sock.settimeout(LIMIT_S)
+        answer = sock.recv(1 << 12)
+        assert sock is silent or b"SIGTERM" in answer
+        sock.close()
+    await greeted.aclose()
+
+
+def _serve(path: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-P", "-m", "aionn", "serve", "reference", "--socket", str(path), "--quiet"]
+    return subprocess.Popen(command, stderr=subprocess.DEVNULL)
+
+
+@pytest.mark.slow
+async def test_stream_of_a_compilation_that_recovers_continues_at_the_next_server(tmp_path: Path) -> None:
+    """The next server is started while the one before it drains."""
+    path, frames = tmp_path / "s.sock", 400
+    servers = [_serve(path)]
+    try:
+        with anyio.fail_after(LIMIT_S):
+            while not path.exists():
+                await anyio.sleep(0.01)
+            async with aionn.open(drivers=[], sockets=[path]) as runtime:
+                net = await runtime.compile(doubled_model(), recover=True)
+
+                async def values() -> AsyncIterator[Any]:
+                    for number in range(frames):
+                        if number == 50:
+                            os.kill(servers[0].pid, signal.SIGTERM)
+                            while path.exists():
+                                await anyio.sleep(0.001)
+                            servers.append(_serve(path))
+                        yield np.full(1, number, np.float32)
+
+                statuses: list[str] = []
+                async with net.burst() as burst:
+                    async for result in burst.stream(values()):
+                        if result.status == "on_time":
+                            assert float(result.outputs[0][0]) == 2 * len(statuses)
+                        statuses.append(result.status)
+                assert await anyio.to_thread.run_sync(servers[0].wait) == 0
+                assert net.recoveries == 1
+        assert len(statuses) == frames and set(statuses) == {"on_time", "lost"}
+        assert statuses[:48] == ["on_time"] * 48 and statuses[-1] == "on_time" and statuses.count("lost") <= 4
+    finally:
+        for server in servers:
+            server.kill()
+            server.wait()
+
+
+@pytest.mark.slow
+async def test_process_drains_at_sigterm_in_the_middle_of_streams(tmp_path: Path) -> None:
+    path = tmp_path / "s.sock"
+    command = [sys.executable, "-P", "-m", "aionn", "serve", "reference", "--socket", str(path), "--quiet"]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE)
+    assert server.stderr is not None
+    try:
+        with anyio.fail_after(LIMIT_S):
+            while not path.exists():
+                await anyio.sleep(0.01)
+            async with aionn.open(drivers=[], sockets=[path]) as runtime:
+                net = await runtime.compile(doubled_model())
+                results: list[float] = []
+
+                async def values() -> AsyncIterator[Any]:
+                    for number in range(100_000):
+                        if number == 50:
+                            os.kill(server.pid, signal.SIGTERM)
+                        yield np.full(1, number, np.float32)
+
+                async with net.burst() as burst:
+                    # The reason, or the end of the process where it is over before the next frame is sent.
+                    with pytest.raises((DeviceUnavailable, DeadObject)):
+                        async for result in burst.stream(values()):
+                            results.append(float(result.outputs[0][0]))
+                assert await anyio.to_thread.run_sync(server.wait) == 0
+        assert len(results) >= 48 and results == [2 * number for number in range(len(results))]
+        assert server.stderr.read() == b""
+    finally:
+        server.kill()
+        server.wait()
+        server.stderr.close()

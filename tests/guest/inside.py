@@ -1,0 +1,177 @@
+"""Tests that run in the emulated machine: two cameras of vivid, unplugged, with dropped buffers and injected errors.
+
+Times are of an emulated processor: ages are compared with the period of the camera, and the limits of the sources are longer.
+"""
+
+import asyncio
+import itertools
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import anyio
+import numpy as np
+import pytest
+
+import aionn
+from aionn.media import Reconnection, SourceUnavailable, camera, list_cameras, tee
+from tests.guest.assembling import environment
+
+CAMERAS = ("/dev/video0", "/dev/video1")
+SIZE = 320, 180
+SOON = Reconnection(first_s=0.05, most_s=0.5)
+SMALL = {"capture_size": SIZE, "size": (96, 96), "input_index": 0, "rate": 10.0, "reconnect": SOON}
+LIMIT_S = 120
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    monkeypatch.setattr("aionn.media.live.source.SILENCE_S_MIN", 10.0)
+    monkeypatch.setattr("aionn.media.live.source.FIRST_ITEM_S_MAX", 30.0)
+    monkeypatch.setattr("aionn.media.cameras.opening.OPEN_S_MAX", 60.0)
+
+
+def control(path, setting):
+    """Sets a control of vivid."""
+    folder = Path(os.environ["AIONN_GUEST"])
+    program = folder / "root/usr/bin/v4l2-ctl"
+    subprocess.run([program, "-d", path, "-c", setting], check=True, env=environment(folder))
+
+
+async def controlled(path, setting):
+    await anyio.to_thread.run_sync(control, path, setting)
+
+
+def run(body):
+    async def limited():
+        async with asyncio.timeout(LIMIT_S):
+            return await body()
+
+    return asyncio.run(limited())
+
+
+def test_cameras_are_listed():
+    found = run(list_cameras)
+    assert [one.path for one in found if not one.problem][:2] == list(CAMERAS)
+    assert all("YUYV" in one.formats for one in found[:2])
+
+
+def test_frames_have_the_stamps_and_numbers_of_the_kernel():
+    async def body():
+        async with camera(CAMERAS[0], **SMALL) as source:
+            frames = [await anext(source) for _ in range(10)]
+            return frames, time.monotonic_ns(), source.statistics()
+
+    frames, now_ns, account = run(body)
+    stamps = [frame.captured_at_ns for frame in frames]
+    assert stamps == sorted(stamps) and stamps[-1] <= now_ns
+    assert {frame.clock for frame in frames} == {"driver"}
+    assert [frame.data.shape for frame in frames] == [(96, 96, 3)] * 10
+    assert account.presented == account.delivered + account.dropped + account.queued
+    assert max(np.abs(a.data.astype(int) - b.data).mean() for a, b in itertools.pairwise(frames)) > 0
+
+
+def test_two_cameras_go_through_bursts_at_a_time():
+    async def body():
+        model = Path(__file__).resolve().parents[2] / "examples/data/shapes_int8.tflite"
+        async with aionn.open(drivers=["litert-cpu"]) as runtime, await runtime.compile(model) as net:
+            write = aionn.image_writer(net.inputs[0])
+            counts = {}
+
+            async def stream(path):
+                async with camera(path, **SMALL) as frames, net.burst() as burst:
+                    results = burst.stream(
+                        frames,
+                        into=lambda frame, view: write(frame.data, view),
+                        deadline=lambda frame: frame.captured_at_ns + 2_000_000_000,
+                    )
+                    counts[path] = 0
+                    async with results:
+                        async for result in results:
+                            counts[path] += result.status == "on_time"
+                            if counts[path] == 10:
+                                return
+
+            async with anyio.create_task_group() as tasks:
+                for path in CAMERAS:
+                    tasks.start_soon(stream, path)
+            return counts
+
+    assert run(body) == dict.fromkeys(CAMERAS, 10)
+
+
+def test_camera_that_is_unplugged_comes_back_to_every_consumer():
+    async def body():
+        async with camera(CAMERAS[0], **SMALL) as source, tee(source) as shared:
+            branches = [shared.branch(), shared.branch()]
+            for branch in branches:
+                await anext(branch)
+            await controlled(CAMERAS[0], "disconnect=1")
+            while source.statistics().reconnections == 0:
+                await anyio.sleep(0.05)
+            for branch in branches:
+                while not (await anext(branch)).follows_gap:
+                    pass
+            return source.health()
+
+    health = run(body)
+    assert health.state == "live" and health.reconnections == 1
+    assert health.reason
+
+
+def test_lost_buffers_are_counted_by_the_numbers_of_the_kernel():
+    async def body():
+        async with camera(CAMERAS[1], **{**SMALL, "rate": 25.0}) as source:
+            await anext(source)
+            await controlled(CAMERAS[1], "percentage_of_dropped_buffers=50")
+            try:
+                while source.statistics().lost < 5:
+                    await anext(source)
+            finally:
+                await controlled(CAMERAS[1], "percentage_of_dropped_buffers=0")
+            return source.statistics()
+
+    assert run(body).reconnections == 0
+
+
+def test_fatal_error_of_the_stream_is_a_loss_and_the_camera_is_opened_again():
+    async def body():
+        async with camera(CAMERAS[1], **SMALL) as source:
+            await anext(source)
+            await controlled(CAMERAS[1], "inject_fatal_streaming_error=1")
+            while not (await anext(source)).follows_gap:
+                pass
+            return source.statistics()
+
+    assert run(body).reconnections >= 1
+
+
+def test_frame_after_a_stall_of_a_second_is_fresh():
+    async def body():
+        ages = []
+        async with camera(CAMERAS[0], **SMALL) as source:
+            for _ in range(3):
+                for _ in range(3):
+                    await anext(source)
+                time.sleep(1.0)
+                frame = await anext(source)
+                ages.append((time.monotonic_ns() - frame.captured_at_ns) / 1e9)
+        return ages
+
+    # Two periods of 100 ms, and the emulated processor's own time: the best of three.
+    assert min(run(body)) <= 0.3
+
+
+def test_camera_in_use_and_absent_camera_are_errors_that_name_the_fault():
+    async def body():
+        async with camera(CAMERAS[0], **SMALL) as source:
+            await anext(source)
+            with pytest.raises(SourceUnavailable, match="use"):
+                async with camera(CAMERAS[0], **{**SMALL, "reconnect": None}):
+                    pass
+        with pytest.raises(SourceUnavailable, match="no such camera"):
+            async with camera("/dev/video77", reconnect=None):
+                pass
+
+    run(body)

@@ -1,0 +1,70 @@
+"""Real cameras of the kernel's driver vivid, in an emulated machine that runs the tests of `inside.py` with this interpreter."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.guest.assembling import environment, kernel_of, missing, modules_of, write_first_files
+
+pytestmark = pytest.mark.long
+
+ROOT = Path(__file__).resolve().parents[2]
+
+BOOT_S_MAX = 900
+"""Emulation is ten to fifty times as slow as the machine, and others may use it."""
+
+SCRIPT = """
+export HOME=/run PATH=/usr/bin:/bin:/usr/sbin:/sbin LD_LIBRARY_PATH= AIONN_GUEST={folder} PYTHONDONTWRITEBYTECODE=1
+for module in {modules}; do
+  case $module in *vivid.ko) options="n_devs=2 node_types=0x1,0x1";; *) options="";; esac
+  {busybox} insmod $module $options || echo "insmod $module failed"
+done
+ls /dev/video*
+cd {root}
+{python} -m pytest -p no:cacheprovider -p no:xdist --long -q --durations=10 tests/guest/inside.py
+echo "the tests in the guest ended with status $?"
+"""
+
+
+def test_cameras_of_the_kernel(tmp_path):
+    named = os.environ.get("AIONN_GUEST")
+    folder = Path(named) if named else None
+    reason = missing(folder)
+    if reason is not None or folder is None:
+        pytest.skip(str(reason))
+    (busybox,) = (
+        path for path in (folder / "root/bin/busybox", folder / "root/usr/bin/busybox") if path.exists()
+    )
+    modules = " ".join(map(str, modules_of(folder, ["vivid"])))
+    script = tmp_path / "guest.sh"
+    script.write_text(
+        SCRIPT.format(folder=folder, modules=modules, busybox=busybox, root=ROOT, python=sys.executable)
+    )
+    command = [
+        folder / "root/usr/bin/qemu-system-x86_64", "-L", folder / "root/usr/share/qemu", "-L",
+        folder / "root/usr/share/seabios", "-accel", "tcg", "-cpu", "max", "-m", "2048", "-nodefaults",
+        "-no-reboot", "-display", "none", "-serial", "stdio", "-nic", "none",
+        "-kernel", folder / "root/boot" / f"vmlinuz-{kernel_of(folder)}",
+        "-initrd", write_first_files(folder, str(script)),
+        "-append", "console=ttyS0 quiet panic=-1 mitigations=off",
+        "-fsdev", "local,id=h,path=/,security_model=none,readonly=on,multidevs=remap",
+        "-device", "virtio-9p-pci,fsdev=h,mount_tag=host",
+    ]  # fmt: skip
+    done = subprocess.run(
+        command,
+        env=environment(folder),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=BOOT_S_MAX,
+        check=False,
+    )
+    print(done.stdout[-6000:])
+    assert re.search(r"tests in the guest ended with status 0\b", done.stdout)
+    assert re.search(r"\d+ passed", done.stdout) and "failed" not in done.stdout
