@@ -70,15 +70,25 @@ def exposition_parts(families: Mapping[str, Family], samples: Iterable[Sample]) 
 
 def _lines(sample: Sample) -> Iterator[str]:
     name, labels, value = sample
-    pairs = ",".join([f'{key}="{text.translate(_ESCAPES)}"' for key, text in labels.items()])
+    pairs = ",".join([f'{key}="{_escaped(text)}"' for key, text in labels.items()])
     own = f"{{{pairs}}}" if pairs else ""
     if not isinstance(value, Durations | SignedDurations):
-        yield f"{name}{own} {value:.9g}\n"
+        yield f"{name}{own} {_number(value)}\n"
         return
     begin = f"{name}_bucket{{{pairs}{',' if pairs else ''}le="
     for bound_ns, count in value.cumulative():
         yield f'{begin}"{bound_ns / 1e9:.9g}"}} {count}\n'
     count = value.count
     yield f'{begin}"+Inf"}} {count}\n'
-    yield f"{name}_sum{own} {value.total_ns / 1e9:.9g}\n"
+    yield f"{name}_sum{own} {_number(value.total_ns / 1e9)}\n"
     yield f"{name}_count{own} {count}\n"
+
+
+def _number(value: float) -> str:
+    """All digits of a number: a rate is the difference of two values, and a counter grows for months."""
+    return str(value) if isinstance(value, float) and not value.is_integer() else str(int(value))
+
+
+def _escaped(text: str) -> str:
+    """A label's value. A file's name may have bytes that are not text, which the format cannot have: each becomes ``?``."""
+    return text.encode("utf-8", "replace").decode().translate(_ESCAPES)

@@ -45,6 +45,22 @@ def test_text_keeps_the_samples_of_a_metric_together_and_escapes_labels() -> Non
     assert all(LINE.fullmatch(line) for line in lines if not line.startswith("#"))
 
 
+@pytest.mark.parametrize("name", ["we\udcffird", "\ud800", "a\rb", "caf\u00e9"])
+def test_text_of_any_label_can_be_sent(name: str) -> None:
+    text = exposition(FAMILIES, [Sample("a_total", {"device": name}, 1)])
+    assert text.encode().endswith(b'"} 1\n')
+
+
+@pytest.mark.parametrize("count", [0, 999_999_999, 1_234_567_891, 2**53 + 1])
+def test_counts_keep_all_digits(count: int) -> None:
+    durations = Durations()
+    durations.counts[0], durations.total_ns = count, 10**16 + 1_000_000
+    samples = [Sample("a_total", {}, count), Sample("b_seconds", {}, durations)]
+    lines = exposition(FAMILIES, samples).splitlines()
+    assert f"a_total {count}" in lines and f"b_seconds_count {count}" in lines
+    assert "b_seconds_sum 10000000.001" in lines
+
+
 def test_histogram_grows_to_its_count() -> None:
     lines = exposition(FAMILIES, some_samples()[:1]).splitlines()
     counts = [int(line.split()[-1]) for line in lines if "_bucket" in line]
