@@ -85,6 +85,8 @@ def metrics_place(text: str) -> tuple[str, int]:
     Raises:
         InvalidArgument: It has another form.
     """
+    if not isinstance(text, str):
+        raise InvalidArgument(f"metrics: expected the text HOST:PORT, got {text!r}")
     host, colon, port = text.strip().rpartition(":")
     if text.strip().endswith("]") or not (colon or port.isdecimal()):
         host, port = text.strip(), ""

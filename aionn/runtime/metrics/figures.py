@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from aionn.errors import ErrorStatus
-from aionn.hal import Priority
+from aionn.hal import TIME_MAX_NS, Priority
 from aionn.observability.durations import EXPOSED_NS, LEAST_NS, Durations, SignedDurations, bucket_of
 
 if TYPE_CHECKING:
@@ -158,28 +158,27 @@ class StreamFigures:
         is_open: Whether a stream counts here.
     """
 
-    __slots__ = ("_has_capture", "age", "dropped", "is_open", "slack")
+    __slots__ = ("age", "dropped", "is_open", "slack")
 
     def __init__(self) -> None:
         self.age = Durations()
         self.slack = SignedDurations()
         self.dropped: dict[Drop, int] = {"deadline": 0, "lost": 0}
         self.is_open = False
-        self._has_capture: bool | None = None
 
     def begin(self) -> None:
         """A stream begins."""
-        self.is_open, self._has_capture = True, None
+        self.is_open = True
 
     def delivered(self, item: Any, finished_ns: int, deadline_ns: int | None) -> None:
         """Counts an item with a result."""
-        if self._has_capture is None:
-            try:
-                self._has_capture = isinstance(item.captured_at_ns, int)
-            except AttributeError:
-                self._has_capture = False
-        if self._has_capture:
-            self.age.add(finished_ns - item.captured_at_ns)
+        # Of each item: those of one stream may differ, and an application's own item may raise anything.
+        try:
+            captured_ns = getattr(item, "captured_at_ns", None)
+        except Exception:
+            captured_ns = None
+        if isinstance(captured_ns, int) and 0 <= captured_ns <= TIME_MAX_NS:
+            self.age.add(finished_ns - captured_ns)
         if deadline_ns is not None:
             self.slack.add(deadline_ns - finished_ns)
 

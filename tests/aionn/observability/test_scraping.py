@@ -91,6 +91,12 @@ def test_wrong_place_is_refused(text: str) -> None:
         metrics_place(text)
 
 
+@pytest.mark.parametrize("place", [9464, True, b"9464", ("127.0.0.1", 0)])
+def test_place_of_another_type_is_refused(place: Any) -> None:
+    with pytest.raises(InvalidArgument, match="expected the text HOST:PORT"):
+        metrics_place(place)
+
+
 class Served:
     def __init__(self) -> None:
         self.is_ready = True

@@ -98,7 +98,27 @@ def test_number_of_labels_is_bounded() -> None:
 
 class Frame(NamedTuple):
     data: Any
-    captured_at_ns: int
+    captured_at_ns: Any
+
+
+class Hostile:
+    @property
+    def captured_at_ns(self) -> int:
+        raise KeyError("captured_at_ns")
+
+
+@pytest.mark.parametrize(
+    "item", [Frame(ONE, None), Frame(ONE, -(2**70)), Frame(ONE, "now"), Hostile(), ONE, None]
+)
+def test_item_without_a_time_of_capture_has_no_age_wherever_it_is_in_its_stream(item: Any) -> None:
+    figures = RuntimeFigures().stream("m")
+    for each in (Frame(ONE, 1), item, Frame(ONE, 2)):
+        figures.delivered(each, 10, None)
+    assert (figures.age.count, figures.age.total_ns) == (2, 17)
+    first = RuntimeFigures().stream("m")
+    for each in (item, Frame(ONE, 1)):
+        first.delivered(each, 10, None)
+    assert first.age.count == 1
 
 
 def values_of(text: str, name: str) -> dict[str, float]:
