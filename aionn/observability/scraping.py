@@ -7,7 +7,8 @@ Paths: ``/metrics``, and ``/ready``, which answers 200 or 503 for an orchestrato
 Invariants:
 1. Neither reading a request nor writing the text is on the event loop's thread. The loop copies the figures when a request asks
    for them, which takes some microseconds for each histogram.
-2. A connection is closed after ``REQUEST_S_MAX``, whatever its client does; one is served at a time, and ``BACKLOG`` wait.
+2. A connection is closed after ``REQUEST_S_MAX``, whatever its client does. One is answered at a time. One whose request is not
+   whole yet delays no other: ``WAITING_MAX`` of them wait, and the oldest is closed for a further one.
 3. Writing the text lets other threads have the interpreter's lock every ``exposition.PART_LINES`` lines.
 """
 
@@ -33,8 +34,13 @@ __all__ = ["PORT", "MetricsServer", "Source", "metrics_place"]
 PORT = 9464
 """The usual port of an exporter in a program, as OpenTelemetry's has it."""
 
-BACKLOG = 16
-"""Connections that wait to be accepted: a monitoring system has one or two."""
+BACKLOG = 128
+"""Connections that wait to be accepted while a request is answered: a monitoring system has one or two. Where there are more, the
+kernel has a client try again after a second."""
+
+WAITING_MAX = 16
+"""Connections whose request has not been read: a browser opens one or two in advance; a client that opens many displaces others
+that are as slow."""
 
 REQUEST_S_MAX = 2.0
 """Limit of the time from a connection to its end: a request is one packet, and the answer some tens of kilobytes."""
@@ -61,6 +67,18 @@ _REASONS = {
     421: "Misdirected Request",
 }
 _REASONS |= {503: "Service Unavailable"}
+
+
+class _Reading(NamedTuple):
+    """A request that is not whole yet.
+
+    Attributes:
+        ends_s: When its connection is closed.
+        request: What has come of it.
+    """
+
+    ends_s: float
+    request: bytearray
 
 
 class Source(NamedTuple):
@@ -137,7 +155,9 @@ class MetricsServer:
             raise InvalidArgument(f"metrics: {host} port {port} cannot be used: {e.strerror}") from e
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{port}/metrics"
-        self._connection: socket.socket | None = None
+        self._listener.setblocking(False)
+        self._waiting: dict[socket.socket, _Reading] = {}
+        self._answering: socket.socket | None = None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True, name="aionn-metrics")
         try:
@@ -151,7 +171,7 @@ class MetricsServer:
         if self._closed.is_set():
             return
         self._closed.set()
-        for sock in (self._listener, self._connection):
+        for sock in (self._listener, self._answering):
             if sock is not None:
                 try:
                     sock.shutdown(socket.SHUT_RDWR)  # Wakes the thread that waits for it.
@@ -161,35 +181,76 @@ class MetricsServer:
         self._listener.close()
 
     def _serve(self) -> None:
-        while not self._closed.is_set():
+        try:
+            while not self._closed.is_set():
+                for sock in self._readable():
+                    if sock is self._listener:
+                        self._accept()
+                    else:
+                        self._read(sock)
+        finally:
+            for sock in list(self._waiting):
+                self._drop(sock)
+
+    def _readable(self) -> list[socket.socket]:
+        """Waits for connections and for what they send; closes those whose time is over."""
+        now_s = time.monotonic()
+        for sock in [sock for sock, reading in self._waiting.items() if reading.ends_s <= now_s]:
+            self._drop(sock)
+        # The oldest is the first.
+        left_s = next((reading.ends_s - now_s for reading in self._waiting.values()), None)
+        poller = select.poll()
+        by_fd = {sock.fileno(): sock for sock in (*self._waiting, self._listener)}
+        for fd in by_fd:
+            poller.register(fd, select.POLLIN)
+        # Those that have sent something come before the listener, whose new connections may displace them.
+        found = dict(poller.poll(None if left_s is None else 1000 * left_s + 1))
+        return [sock for fd, sock in by_fd.items() if fd in found]
+
+    def _accept(self) -> None:
+        for _ in range(WAITING_MAX):  # Then those that wait have their turn.
             try:
-                connection, _ = self._listener.accept()
+                sock, _ = self._listener.accept()
+            except BlockingIOError:
+                return
             except OSError:
                 self._closed.wait(RETRY_S)  # No descriptor is left; later one is.
-                continue
-            self._connection = connection
+                return
+            if len(self._waiting) >= WAITING_MAX:
+                self._drop(next(iter(self._waiting)))
+            self._waiting[sock] = _Reading(time.monotonic() + REQUEST_S_MAX, bytearray())
+            self._read(sock)
+
+    def _read(self, sock: socket.socket) -> None:
+        """Reads what is there of a request, and answers one that is whole."""
+        reading = self._waiting[sock]
+        try:
+            part = sock.recv(REQUEST_BYTES_MAX, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError:
+            part = b""
+        reading.request.extend(part)
+        if b"\r\n\r\n" in reading.request:
+            del self._waiting[sock]
+            self._answering = sock
             try:
-                with connection:
-                    self._answer(connection)
+                with sock:
+                    self._answer(sock, bytes(reading.request), reading.ends_s)
             except OSError:
                 pass  # Its client is gone, or does not read.
             except Exception:
                 _logger.exception("metrics: a request failed")
             finally:
-                self._connection = None
+                self._answering = None
+        elif not part or len(reading.request) > REQUEST_BYTES_MAX:
+            self._drop(sock)
 
-    def _answer(self, connection: socket.socket) -> None:
-        ends_s = time.monotonic() + REQUEST_S_MAX
-        request = b""
-        while b"\r\n\r\n" not in request:
-            left_s = ends_s - time.monotonic()
-            if left_s <= 0 or len(request) > REQUEST_BYTES_MAX:
-                return
-            connection.settimeout(left_s)
-            part = connection.recv(REQUEST_BYTES_MAX)
-            if not part:
-                return
-            request += part
+    def _drop(self, sock: socket.socket) -> None:
+        del self._waiting[sock]
+        sock.close()
+
+    def _answer(self, connection: socket.socket, request: bytes, ends_s: float) -> None:
         status, text, kind = self._answered(request.partition(b"\r\n\r\n")[0])
         body = text.encode()
         is_head = request.startswith(b"HEAD ")

@@ -177,13 +177,27 @@ def test_wrong_requests_are_answered_or_closed(served: Served, request_text: str
     assert served.get("/ready")[0] == 200
 
 
-def test_client_that_sends_nothing_delays_the_next_one_for_a_bounded_time(
+def test_client_that_sends_nothing_is_closed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scraping, "REQUEST_S_MAX", 0.05)
+    with served.connect() as silent, served.connect() as slow:
+        slow.sendall(b"GET /ready HTTP/1.1\r\n")
+        assert served.get("/ready") == (200, "ready\n")
+        assert (silent.recv(1), slow.recv(1)) == (b"", b"")
+
+
+def test_clients_that_send_no_whole_request_delay_no_other(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scraping, "REQUEST_S_MAX", 0.05)
-    with served.connect() as silent:
-        assert served.get("/ready") == (200, "ready\n")
-        assert silent.recv(1) == b""
+    monkeypatch.setattr(scraping, "REQUEST_S_MAX", 3600.0)
+    silent = [served.connect() for _ in range(3 * scraping.WAITING_MAX)]
+    for sock in silent[::2]:
+        sock.sendall(b"GET /ready HTTP/1.1\r\n")
+    assert served.get("/ready") == (200, "ready\n")
+    assert silent[0].recv(1) == b"", "the oldest has been closed for a further one"
+    silent[-1].sendall(b"GET /ready HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert silent[-1].recv(12) == b"HTTP/1.1 200"
+    for sock in silent:
+        sock.close()
 
 
 def test_loop_that_is_blocked_or_closed_is_reported(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
