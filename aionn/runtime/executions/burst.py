@@ -21,19 +21,19 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from aionn.errors import InvalidArgument
+from aionn.errors import ExecutionCancelled, InvalidArgument, status_of
 from aionn.hal import (
     Priority,
     dimensions_are_known,
 )
 from aionn.platform.loops import finish, finish_all
 from aionn.runtime.background import Background
-from aionn.runtime.clock import check_deadline
+from aionn.runtime.clock import check_deadline, now_ns
 from aionn.runtime.dropping import close_when_dropped
 from aionn.runtime.executions.job import ExecutionJob, JobOwner, run_job
 from aionn.runtime.executions.opened_plan import KeptAreas, OpenedPlan
 from aionn.runtime.executions.results import Result, priority_of
-from aionn.runtime.executions.slot_pool import BurstStatistics, FrameBuffer, SlotPool
+from aionn.runtime.executions.slot_pool import BurstStatistics, FrameBuffer, SlotPool, nothing
 from aionn.runtime.executions.stepping import (
     DeviceBurst,
     InterpretedBurst,
@@ -204,10 +204,28 @@ class Burst:
         """Counts of its buffers, and of those that use them."""
         return self._pool.statistics()
 
+    async def _waited_for(self, deadline_ns: int | None, priority: Priority) -> FrameBuffer:
+        """Waits for a buffer. Raises as ``SlotPool.take``; an execution that gets none ends here, and is counted."""
+        job = ExecutionJob(self._owner, (), nothing, priority, deadline_ns=deadline_ns)
+        try:
+            return await self._pool.take(deadline_ns)
+        except Exception as e:
+            job.note_end(status_of(e), None)
+            raise
+        except BaseException:
+            job.note_end(ExecutionCancelled("burst: cancelled").status, None, is_cancelled=True)
+            raise
+
     def _run(
-        self, buffer: FrameBuffer, deadline_ns: int | None, priority: Priority, measure: bool, copy: bool
+        self,
+        buffer: FrameBuffer,
+        deadline_ns: int | None,
+        priority: Priority,
+        measure: bool,
+        copy: bool,
+        asked_ns: int = 0,
     ) -> Coroutine[Any, Any, Result]:
-        """Executes what is in a buffer, which the execution uses from now on."""
+        """Executes what is in a buffer, which the execution uses from now on; ``asked_ns`` is 0 where it did not wait for that."""
         buffer.users += 1
         job = ExecutionJob(
             buffer.owner,
@@ -219,6 +237,8 @@ class Burst:
             measure=measure,
             copy=copy,
         )
+        if asked_ns:
+            job.asked_ns = asked_ns
         return run_job(job)
 
     async def execute(
@@ -237,12 +257,16 @@ class Burst:
         values = check_inputs(self._inputs, inputs, self._needed)
         rank = self._priority if priority is None else priority_of(priority)
         pool = self._pool
-        buffer = pool.take_free() or await pool.take(deadline)
+        asked_ns = 0
+        buffer = pool.take_free()
+        if buffer is None:
+            asked_ns = now_ns()
+            buffer = await self._waited_for(deadline, rank)
         try:
             buffer.area.write(buffer.inputs, values)
             if self._background.starting_count:
                 await anyio.lowlevel.checkpoint()
-            return await self._run(buffer, deadline, rank, measure, True)
+            return await self._run(buffer, deadline, rank, measure, True, asked_ns)
         finally:
             pool.leave(buffer)
 

@@ -181,6 +181,35 @@ async def test_executions_and_items_are_counted_once(runtime: aionn.Runtime) -> 
     assert await read(runtime, "/ready") == "ready\n"
 
 
+async def test_wait_for_a_slot_of_a_burst_is_a_part_of_the_execution(runtime: aionn.Runtime) -> None:
+    async def source() -> AsyncIterator[np.ndarray[Any, Any]]:
+        yield ONE
+
+    net, results = await runtime.compile(identity()), list[Any]()
+    async with net.burst(slots=1) as burst, anyio.create_task_group() as waiting:
+
+        async def wait() -> None:
+            results.append(await burst.execute([ONE]))
+
+        async with burst.stream(source()) as stream:
+            await anext(stream)  # It keeps the only slot.
+            with pytest.raises(aionn.MissedDeadline):
+                await burst.execute([ONE], deadline=aionn.after(0.02))
+            with pytest.raises(aionn.MissedDeadline):
+                await burst.execute([ONE], deadline=aionn.now_ns() - 1)
+            async with anyio.create_task_group() as cancelled:
+                cancelled.start_soon(wait)
+                await anyio.wait_all_tasks_blocked()
+                cancelled.cancel_scope.cancel()
+            waiting.start_soon(wait)
+            await anyio.sleep(0.02)
+    (result,) = results
+    assert result.total_ns >= result.queued_ns >= 10_000_000
+    counted = values_of(await read(runtime), "aionn_executions_total")
+    outcomes = {re.findall(r'"(.*?)"', labels)[-1]: count for labels, count in counted.items() if count}
+    assert outcomes == {"on_time": 2, "aborted": 1, "refused": 1, "cancelled": 1}
+
+
 async def test_every_sample_has_a_family_and_closing_ends_the_server() -> None:
     async with aionn.open(drivers=["reference"], isolation="in_process", metrics=":0") as runtime:
         url = runtime.metrics_url
