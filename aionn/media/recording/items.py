@@ -80,23 +80,33 @@ def kind_of(item: object) -> Kind:
     if isinstance(item, Frame):
         data = item.data
         if (
-            data.dtype == np.uint8
+            isinstance(data, np.ndarray)
+            and data.dtype == np.uint8
             and data.ndim == 3
             and data.shape[2] == 3
             and 0 < data.nbytes <= VALUES_BYTES_MAX
         ):
             return "frames"
-        form = f"{data.dtype} {list(data.shape)}"
+        form = _form(data)
         expected = f"uint8 [height, width, 3] of at most {VALUES_BYTES_MAX} bytes"
     elif isinstance(item, AudioWindow):
         samples = item.samples
-        if samples.dtype == np.float32 and samples.ndim == 1 and 0 < samples.nbytes <= VALUES_BYTES_MAX:
+        if (
+            isinstance(samples, np.ndarray)
+            and samples.dtype == np.float32
+            and samples.ndim == 1
+            and 0 < samples.nbytes <= VALUES_BYTES_MAX
+        ):
             return "windows"
-        form = f"{samples.dtype} {list(samples.shape)}"
+        form = _form(samples)
         expected = f"float32 [samples] of at most {VALUES_BYTES_MAX} bytes"
     else:
         form, expected = type(item).__name__, "a Frame or an AudioWindow"
     raise InvalidArgument(f"aionn.media.record: expected {expected}, got {form}")
+
+
+def _form(values: Any) -> str:
+    return f"{values.dtype} {list(values.shape)}" if isinstance(values, np.ndarray) else type(values).__name__
 
 
 def encoded_head(kind: Kind) -> bytes:
@@ -105,23 +115,34 @@ def encoded_head(kind: Kind) -> bytes:
 
 
 def encoded_item(item: Item) -> list[Any]:
-    """The parts of an item, in the order in which they are written: head, description, values."""
+    """The parts of an item, in the order in which they are written: head, description, values.
+
+    Raises:
+        InvalidArgument: Its description is one that a reader rejects, which would end every replay here.
+    """
     if isinstance(item, Frame):
         array, position_s = np.ascontiguousarray(item.data), item.time_s
     else:
         array, position_s = np.ascontiguousarray(item.samples, "<f4"), item.start_s
-    description = _encoder.encode(
-        Description(
-            item.captured_at_ns,
-            item.index,
-            position_s,
-            item.clock,
-            item.uncertainty_ns,
-            item.lost_before,
-            item.follows_gap,
-            array.shape,
-        )
+    found = Description(
+        item.captured_at_ns,
+        item.index,
+        position_s,
+        item.clock,
+        item.uncertainty_ns,
+        item.lost_before,
+        item.follows_gap,
+        array.shape,
     )
+    try:
+        description = _encoder.encode(found)
+        is_finite = math.isfinite(_decoder.decode(description).position_s)
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as e:
+        raise InvalidArgument(f"aionn.media.record: expected an item that can be replayed, got {e}") from e
+    if not is_finite:
+        raise InvalidArgument(
+            f"aionn.media.record: expected an item that can be replayed, got position {position_s} s"
+        )
     values = array.data.cast("B")
     head = ITEM_HEAD.pack(len(description), len(values), zlib.crc32(values, zlib.crc32(description)), 0)[:12]
     return [head + struct.pack("<I", zlib.crc32(head)), description, values]

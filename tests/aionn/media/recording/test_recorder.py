@@ -11,6 +11,7 @@ import sys
 import threading
 
 import anyio
+import msgspec
 import numpy as np
 import pytest
 
@@ -315,6 +316,8 @@ def test_impossible_use_is_rejected(really, tmp_path):
                 (Frame(np.zeros((2, 2, 3), np.float32), 0, 0, 0.0), "got float32"),
                 (Frame(np.zeros((0, 2, 3), np.uint8), 0, 0, 0.0), r"got uint8 \[0, 2, 3\]"),
                 (AudioWindow(np.zeros(3), 0, 0, 0.0), "got float64"),
+                (AudioWindow([0.5], 0, 0, 0.0), "got list"),
+                (Frame([[[0, 0, 0]]], 0, 0, 0.0), "got list"),
             ):
                 with pytest.raises(InvalidArgument, match=words):
                     recorder.add(item)
@@ -338,6 +341,37 @@ def test_items_of_another_kind_end_the_recording(really, tmp_path, caplog):
     assert (account.written, account.left_out) == (1, 1)
     assert "expected frames, as before, got windows" in account.problem
     assert len(items_of(tmp_path / "a.rec")[0]) == 1
+
+
+@pytest.mark.parametrize(
+    "marks",
+    [
+        {"captured_at_ns": -1},
+        {"captured_at_ns": 2**63},
+        {"captured_at_ns": 2**64},
+        {"captured_at_ns": None},
+        {"captured_at_ns": np.int64(1)},
+        {"index": -1},
+        {"time_s": float("nan")},
+        {"clock": "c" * 33},
+        {"clock": "\udcff"},
+        {"lost_before": -1},
+        {"follows_gap": 1},
+    ],
+    ids=str,
+)
+def test_item_that_no_reader_accepts_ends_the_recording_before_it(really, tmp_path, caplog, marks):
+    async def body():
+        async with record(tmp_path / "a.rec") as recorder:
+            recorder.add(frame(0))
+            recorder.add(msgspec.structs.replace(frame(1), **marks))
+        return recorder.statistics()
+
+    account = really(body)
+    assert (account.written, account.left_out) == (1, 1)
+    assert "expected an item that can be replayed" in account.problem
+    found, is_cut = items_of(tmp_path / "a.rec")
+    assert [item.index for item in found] == [0] and not is_cut
 
 
 def test_recording_can_be_replayed_while_it_is_written(really, tmp_path):
