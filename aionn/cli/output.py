@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -21,8 +22,21 @@ NAME_MAX = 100
 
 
 def print_json(value: Any) -> None:
-    """One JSON object on one line."""
-    write_out(sys.stdout, msgspec.json.encode(value).decode() + "\n")
+    """One JSON object on one line. Bytes of a file's name that are not text are written as JSON's escape of a surrogate."""
+    try:
+        encoded = msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        encoded = msgspec.json.encode(_escaped(msgspec.to_builtins(value)))
+    write_out(sys.stdout, encoded.decode() + "\n")
+
+
+def _escaped(value: Any) -> Any:
+    """The same value, with texts as JSON of ASCII alone."""
+    if isinstance(value, str):
+        return msgspec.Raw(json.dumps(value).encode())
+    if isinstance(value, dict):
+        return {key: _escaped(each) for key, each in value.items()}
+    return [_escaped(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def check_writable(*paths: Path | None) -> None:
@@ -51,7 +65,9 @@ def check_writable(*paths: Path | None) -> None:
 def write_report(path: Path, text: str) -> None:
     """Writes a report into a file, in place of what is there. Raises as ``replaced``."""
     with replaced(path) as file:
-        file.write(text.encode("utf-8"))
+        file.write(
+            text.encode("utf-8", "backslashreplace")
+        )  # A file's name may have bytes that are not text.
 
 
 @contextlib.contextmanager

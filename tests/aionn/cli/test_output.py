@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 from pathlib import Path
 
@@ -9,11 +10,22 @@ import pytest
 
 from aionn.cli.commands.env import env
 from aionn.cli.commands.trace import _HEADS, _figure
-from aionn.cli.output import check_writable, write_report
+from aionn.cli.output import check_writable, print_json, write_report
 from aionn.errors import InvalidArgument
 from aionn.reports.terminal import fitting_widths
 from aionn.runtime.settings import VARIABLES
 from aionn.runtime.traces import COLUMNS
+
+
+def test_names_of_files_that_are_not_text_can_be_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = {"file": "we\udcffird", "more": [{"name": "\u00e9\udc80"}, 1.5, float("nan"), None, True]}
+    print_json(report)
+    expected = {**report, "more": [{"name": "\u00e9\udc80"}, 1.5, None, None, True]}
+    assert json.loads(capsys.readouterr().out) == expected
+    write_report(tmp_path / "page.html", "we\udcffird")
+    assert (tmp_path / "page.html").read_text() == "we\\udcffird"
 
 
 def test_check_leaves_files_as_they_were(tmp_path: Path) -> None:
