@@ -134,7 +134,8 @@ class RecordingFile:
     def close(self) -> None:
         """Closes the file, and removes one without items. It raises nothing."""
         with contextlib.suppress(OSError):
-            if self.written == 0:
+            # By then another recording may be there, and the present folder another one.
+            if self.written == 0 and os.path.samestat(os.fstat(self._fd), os.lstat(self._path)):
                 os.unlink(self._path)
         with contextlib.suppress(
             OSError
@@ -237,9 +238,10 @@ class Recorder:
         )
 
     def _create(self) -> RecordingFile:
+        path = self._path and os.path.abspath(self._path)
         try:
             # Pictures and sounds of people: for the owner alone. Never over a file that is there.
-            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except FileExistsError as e:
             raise InvalidArgument(
                 f"{self._name}: expected a new file, got one that exists; name another one"
@@ -247,7 +249,7 @@ class Recorder:
         except (OSError, ValueError) as e:
             reason = e.strerror if isinstance(e, OSError) else str(e)
             raise InvalidArgument(f"{self._name}: cannot be created: {reason}") from e
-        return RecordingFile(fd, self._path)
+        return RecordingFile(fd, path)
 
     def _has_room(self, size: int) -> bool:
         has_room = self._queued < QUEUE_ITEMS_MAX and self._queued_bytes + size <= QUEUE_BYTES_MAX

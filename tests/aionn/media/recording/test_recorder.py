@@ -266,6 +266,27 @@ def test_recording_without_items_leaves_no_file(really, tmp_path):
 
 
 @pytest.mark.slow
+def test_recording_without_items_removes_no_file_but_its_own(really, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "a.rec").write_bytes(b"precious")
+
+    async def body():
+        async with record("a.rec"):
+            os.rename("a.rec", "moved.rec")
+            async with record("a.rec") as second:
+                second.add(frame(0))
+        async with record("b.rec"):
+            os.chdir("other")
+        async with record(tmp_path / "c.rec"):
+            os.unlink(tmp_path / "c.rec")
+
+    really(body)
+    assert len(items_of(tmp_path / "a.rec")[0]) == 1
+    assert (tmp_path / "other" / "a.rec").read_bytes() == b"precious"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.rec", "moved.rec", "other"]
+
+
 def test_recording_of_a_process_that_is_killed_is_replayed_up_to_its_last_whole_item(repository, tmp_path):
     program = """
 import asyncio, sys
