@@ -94,7 +94,7 @@ class Collector:
     """
 
     def __init__(self, title: str = "aionn") -> None:
-        self.title = title
+        self.title = _text(title)
         self.streams: list[WatchedStream] = []
         self._devices: list[RuntimeDevice] = []
 
@@ -115,7 +115,7 @@ class Collector:
             raise InvalidArgument(
                 f"Collector: expected at most {STREAMS_MAX} streams; make another collector"
             )
-        stream = WatchedStream(name[:NAME_LETTERS_MAX], within_ns=within_ns, source=source)
+        stream = WatchedStream(_text(name)[:NAME_LETTERS_MAX], within_ns=within_ns, source=source)
         self.streams.append(stream)
         return stream
 
@@ -146,6 +146,11 @@ class Collector:
 
     def _repr_html_(self) -> str:
         return self.snapshot()._repr_html_()
+
+
+def _text(name: str) -> str:
+    """A name as text that can be sent. The name of a file may have bytes that are not text."""
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def _device_figures(device: RuntimeDevice) -> DeviceFigures:

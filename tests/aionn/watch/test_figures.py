@@ -218,3 +218,10 @@ def test_numbers_that_json_lacks_do_not_reach_the_page() -> None:
     )
     plain = (Finding("a", 0.0), Finding("b" * 80, 1.0, (0.5,) * 4), Finding("c", 0.0))
     assert seen[0].streams[0].findings == shots[0].findings == plain
+
+
+def test_figures_of_a_file_whose_name_is_not_text_can_be_sent() -> None:
+    collector = Collector("aionn watch replay:we\udcffird")
+    collector.add_stream("we\udcffird" * 100)
+    sent = msgspec.json.decode(msgspec.json.encode(collector.snapshot()))
+    assert sent["title"] == "aionn watch replay:we\\udcffird"
