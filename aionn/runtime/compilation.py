@@ -168,7 +168,7 @@ class Compilation:
             self._use(ready)
             for burst, beside in opened.items():
                 before.users += 1
-                burst.replace(ready.plan, owner, beside, before.unused)
+                burst.replace(ready.plan, owner, beside, ready.figures, before.unused)
             before.retire(self._plans)
 
     async def execute(

@@ -163,7 +163,12 @@ class Burst:
             return opened
 
     def replace(
-        self, plan: Plan, owner: JobOwner, opened: OpenedPlan | None, ended: Callable[[], None]
+        self,
+        plan: Plan,
+        owner: JobOwner,
+        opened: OpenedPlan | None,
+        figures: CompilationFigures | None,
+        ended: Callable[[], None],
     ) -> None:
         """Has each frame that is put into a buffer from now on executed by another plan.
 
@@ -171,9 +176,10 @@ class Burst:
             plan: The plan.
             owner: What its executions have in common.
             opened: The result of ``open_beside``; None for a burst that is not open.
+            figures: Count the streams that begin from now on; None without metrics.
             ended: Called when no frame uses the present plan any more, and its bursts have ended.
         """
-        self._plan, self._owner = plan, owner
+        self._plan, self._owner, self._figures = plan, owner, figures
         self._needed = functools.cache(functools.partial(needed_inputs, plan.model))
         if opened is None or self._closed:
             ended()

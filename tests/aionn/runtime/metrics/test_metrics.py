@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
 import urllib.request
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import anyio
@@ -208,6 +210,29 @@ async def test_wait_for_a_slot_of_a_burst_is_a_part_of_the_execution(runtime: ai
     counted = values_of(await read(runtime), "aionn_executions_total")
     outcomes = {re.findall(r'"(.*?)"', labels)[-1]: count for labels, count in counted.items() if count}
     assert outcomes == {"on_time": 2, "aborted": 1, "refused": 1, "cancelled": 1}
+
+
+async def test_executions_and_streams_after_a_replacement_have_the_label_of_the_new_model(
+    runtime: aionn.Runtime, repository: Path, tmp_path: Path
+) -> None:
+    window = np.zeros((1, 49, 40, 1), np.float32)
+    for name in ("old", "new"):
+        shutil.copy(repository / "examples" / "data" / "digits_float.tflite", tmp_path / f"{name}.tflite")
+
+    async def source() -> AsyncIterator[np.ndarray[Any, Any]]:
+        yield window
+
+    net = await runtime.compile(tmp_path / "old.tflite")
+    async with net.burst() as burst:
+        for number in range(2):
+            async for _ in burst.stream(source(), deadline=lambda _: aionn.after(60)):
+                pass
+            if number == 0:
+                await net.replace(tmp_path / "new.tflite")
+    text = await read(runtime)
+    assert values_of(text, "aionn_slack_seconds_count") == {'stream="old-0"': 1, 'stream="new-0"': 1}
+    executions = values_of(text, "aionn_execution_seconds_count")
+    assert sorted(re.findall(r'model="(.*?)"', " ".join(executions))) == ["new", "old"]
 
 
 async def test_every_sample_has_a_family_and_closing_ends_the_server() -> None:
