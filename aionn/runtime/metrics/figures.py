@@ -174,7 +174,7 @@ class StreamFigures:
         """Counts an item with a result."""
         # Of each item: those of one stream may differ, and an application's own item may raise anything.
         try:
-            captured_ns = getattr(item, "captured_at_ns", None)
+            captured_ns = item.captured_at_ns
         except Exception:
             captured_ns = None
         if isinstance(captured_ns, int) and 0 <= captured_ns <= TIME_MAX_NS:
