@@ -9,7 +9,6 @@ Invariants:
 1. Everything that a client made is freed when its connection ends; other clients do not notice.
 2. Users who may write to the socket's path may use the device, and no other users.
 3. ``admission`` limits the number of clients; a rejected one gets the reason.
-4. A socket's file that a crashed process left behind is replaced; one that is served is not.
 
 Started by ``aionn.service.client.supervisor``, through ``entry``, with ``--fd N --driver NAME --name DEVICE``.
 """
@@ -23,7 +22,6 @@ import logging
 import os
 import signal
 import socket
-import stat
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -51,6 +49,7 @@ from aionn.platform.loops import finish, is_cancelled
 from aionn.platform.threads import start_thread
 from aionn.service.host.accepted import ENDING, Drain
 from aionn.service.host.admission import FOREIGN_PID, Admission, ClientLimits, Credentials, Place
+from aionn.service.host.listening import BACKLOG, listen_at, remove_socket
 from aionn.service.host.newcomers import FIRST_CALL, Newcomers, tell_why
 from aionn.service.host.session import Session
 from aionn.service.host.threads import HostThreads
@@ -85,8 +84,6 @@ SWITCH_S = 0.0002
 """Time for which a thread may keep the interpreter's lock while other threads wait for it: a twenty-fifth of Python's own. An
 execution passes the lock on up to six times, between the event loop and a thread of the device, and waits so long each time while
 the model of another client is prepared. The Python code of a burst's frame is shorter as a rule, and is not interrupted."""
-
-BACKLOG = 64
 
 ABANDONED_S = 1.0
 """After this time what a client left running has ended, as a rule."""
@@ -263,8 +260,7 @@ async def listen(
     Raises:
         DeviceUnavailable: The socket cannot be made, or another process serves there already.
     """
-    listener = _bind(os.fspath(path), mode)
-    identity = os.lstat(path).st_ino
+    listener, identity = await listen_at(os.fspath(path), mode)
     try:
         async with anyio.create_task_group() as tasks:
             if started is not None:
@@ -310,14 +306,14 @@ async def listen(
                     tasks.start_soon(_end_accepting, drain, accepting)
                 await _accept_all(listener, newcomers, peers)
             assert drain is not None, "nothing else ends the acceptance"
-            _unlink(os.fspath(path), identity)
+            remove_socket(os.fspath(path), identity)
             _reject_backlog(listener)
             listener.close()
             await drain.over()
             tasks.cancel_scope.cancel()
     finally:
         listener.close()
-        _unlink(os.fspath(path), identity)
+        remove_socket(os.fspath(path), identity)
 
 
 async def _accept_all(listener: socket.socket, newcomers: Newcomers, peers: Peers) -> None:
@@ -395,53 +391,6 @@ async def _accept(listener: socket.socket) -> socket.socket:
             if e.errno not in _PASSING:
                 raise
             await anyio.sleep(RETRY_S)
-
-
-def _bind(path: str, mode: int) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
-    try:
-        _remove_stale(path)
-        # Narrow from the start: a client might connect between bind and chmod. No thread of aionn creates files at this time.
-        before = os.umask(0o177)
-        try:
-            listener.bind(path)
-        finally:
-            os.umask(before)
-        os.chmod(path, mode)
-        listener.listen(BACKLOG)
-    except (OSError, UnicodeError) as e:
-        listener.close()
-        raise DeviceUnavailable(f"socket {path}: cannot be served: {e}") from e
-    except BaseException:
-        listener.close()
-        raise
-    return listener
-
-
-def _remove_stale(path: str) -> None:
-    try:
-        kind = os.lstat(path).st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(kind):
-        raise DeviceUnavailable(f"socket {path}: there is a file that is not a socket")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as probe:
-        try:
-            probe.connect(path)
-        except ConnectionRefusedError:
-            os.unlink(path)  # The process that made it is gone.
-            return
-        except BlockingIOError:
-            pass  # Its backlog is full, so a process listens.
-    raise DeviceUnavailable(f"socket {path}: a process serves there already")
-
-
-def _unlink(path: str, identity: int) -> None:
-    try:
-        if os.lstat(path).st_ino == identity:
-            os.unlink(path)
-    except OSError:
-        pass  # It was removed or replaced, and does not belong to this process any more.
 
 
 async def _main(

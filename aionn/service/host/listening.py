@@ -1,0 +1,132 @@
+"""The socket of a served device in the file system: how it appears, and how it is removed.
+
+Owns the path. Invariants:
+1. The path appears when clients can connect, at once and with its permissions: who finds it may connect.
+2. A socket's file that a crashed process left behind is replaced; one that is served is not, and nothing else is ever removed.
+3. Of processes that start at the same time for one path, one serves; the others are rejected with the reason.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import stat
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import anyio
+
+from aionn.errors import DeviceUnavailable
+
+__all__ = ["BACKLOG", "listen_at", "remove_socket"]
+
+BACKLOG = 64
+"""Connections that wait to be accepted."""
+
+_LOCK_S_MAX = 2.0
+"""Seconds that a process waits for others that make sockets in the same directory; each takes less than a millisecond."""
+
+_RETRY_S = 0.01
+"""Seconds between two attempts to lock the directory."""
+
+
+async def listen_at(path: str, mode: int) -> tuple[socket.socket, int]:
+    """Makes a socket that listens at a path.
+
+    Args:
+        path: Where it appears; its directory exists.
+        mode: Its permissions.
+
+    Returns:
+        The socket, non-blocking, and the inode number of its file, for ``remove_socket``.
+
+    Raises:
+        DeviceUnavailable: It cannot be made, another process serves there, or the file there is not a socket.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+    try:
+        async with _locked(path):
+            return listener, _make(listener, path, mode)
+    except (OSError, UnicodeError, ValueError) as e:
+        listener.close()
+        raise DeviceUnavailable(f"socket {path}: cannot be served: {e}") from e
+    except BaseException:
+        listener.close()
+        raise
+
+
+def remove_socket(path: str, identity: int) -> None:
+    """Removes a socket's file where it is still the one with this inode number."""
+    try:
+        if os.lstat(path).st_ino == identity:
+            os.unlink(path)
+    except OSError:
+        pass  # It was removed or replaced, and does not belong to this process any more.
+
+
+def _make(listener: socket.socket, path: str, mode: int) -> int:
+    _remove_stale(path)
+    # bind() makes the file before listen() can be called, and a client that connects in between is rejected. So the socket is
+    # made beside the path and linked to it when it listens; link() replaces nothing.
+    beside = path + "~"
+    _remove_stale(beside)  # Of a process that was killed in the lines below.
+    # Narrow from the start: a client might connect between bind and chmod. No thread of aionn creates files at this time.
+    before = os.umask(0o177)
+    try:
+        listener.bind(beside)
+    finally:
+        os.umask(before)
+    try:
+        os.chmod(beside, mode)
+        listener.listen(BACKLOG)
+        os.link(beside, path)
+    finally:
+        os.unlink(beside)
+    return os.lstat(path).st_ino
+
+
+def _remove_stale(path: str) -> None:
+    try:
+        kind = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(kind):
+        raise DeviceUnavailable(f"socket {path}: there is a file that is not a socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)  # The process that made it is gone.
+            return
+        except BlockingIOError:
+            pass  # Its backlog is full, so a process listens.
+    raise DeviceUnavailable(f"socket {path}: a process serves there already")
+
+
+@asynccontextmanager
+async def _locked(path: str) -> AsyncIterator[None]:
+    """Holds the lock of the path's directory: without it, one of two processes that find a stale file could remove the socket
+    that the other has made since. The kernel ends the lock with the process.
+    """
+    directory = os.path.dirname(path) or os.curdir
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:
+        # A directory that may be searched and written, but not listed, cannot be locked. The rest holds there as well.
+        yield
+        return
+    try:
+        with anyio.move_on_after(_LOCK_S_MAX) as waiting:
+            while True:
+                with suppress(BlockingIOError):
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                await anyio.sleep(_RETRY_S)
+        if waiting.cancelled_caught:
+            raise DeviceUnavailable(
+                f"socket {path}: cannot be served: another process kept its directory locked for {_LOCK_S_MAX:g} s"
+            )
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,122 @@
+"""The socket of a served device appears when clients can connect, and of several processes one serves."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import stat
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import anyio
+import pytest
+
+from aionn.errors import DeviceUnavailable
+from aionn.service.host import listening
+from aionn.service.host.listening import listen_at, remove_socket
+
+pytestmark = pytest.mark.forked("any")
+
+LIMIT_S = 30
+
+
+def _stale(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.bind(str(path))
+
+
+def _connects(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        try:
+            sock.connect(str(path))
+        except ConnectionRefusedError:
+            return False
+        return True
+
+
+async def test_path_appears_when_clients_can_connect(tmp_path: Path) -> None:
+    """Looked at after every line that makes the socket."""
+    path, seen = tmp_path / "s.sock", []
+
+    def look(frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code.co_filename == listening.__file__ and path.exists():
+            seen.append((_connects(path), stat.S_IMODE(path.stat().st_mode)))
+        return look
+
+    sys.settrace(look)
+    try:
+        listener, _ = await listen_at(str(path), 0o640)
+    finally:
+        sys.settrace(None)
+    listener.close()
+    assert set(seen) == {(True, 0o640)}
+
+
+async def test_of_several_that_start_at_once_over_a_stale_socket_one_serves(tmp_path: Path) -> None:
+    def start(path: Path, ends: list[Any]) -> None:
+        try:
+            ends.append(anyio.run(listen_at, str(path), 0o600))
+        except DeviceUnavailable as e:
+            ends.append(str(e))
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for number in range(10):
+            path = tmp_path / f"{number}.sock"
+            _stale(path)
+            ends: list[Any] = []
+            threads = [threading.Thread(target=start, args=(path, ends), daemon=True) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(LIMIT_S)
+            [(listener, identity)] = [end for end in ends if not isinstance(end, str)]
+            assert _connects(path)
+            listener.close()
+            remove_socket(str(path), identity)
+            assert ends.count(f"socket {path}: a process serves there already") == 3, ends
+    finally:
+        sys.setswitchinterval(before)
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_what_a_process_left_that_was_killed_while_it_made_the_socket_is_replaced(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "s.sock"
+    _stale(tmp_path / "s.sock~")
+    listener, identity = await listen_at(str(path), 0o640)
+    with listener:
+        assert _connects(path) and stat.S_IMODE(path.stat().st_mode) == 0o640
+        assert list(tmp_path.iterdir()) == [path]
+    remove_socket(str(path), identity + 1)
+    assert path.exists(), "it is the socket of another process"
+
+
+async def test_directory_that_stays_locked_ends_the_attempt_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "_LOCK_S_MAX", 0.02)
+    directory = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        with pytest.raises(DeviceUnavailable, match=r"s\.sock: .* kept its directory locked"):
+            await listen_at(str(tmp_path / "s.sock"), 0o600)
+    finally:
+        os.close(directory)
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_failure_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "link", full)
+    with pytest.raises(DeviceUnavailable, match="No space left"):
+        await listen_at(str(tmp_path / "s.sock"), 0o600)
+    assert list(tmp_path.iterdir()) == []
