@@ -5,7 +5,7 @@
 the job that a device's dispatcher schedules: an execution has one of those for each of its steps.
 
 Owns the rule that a device's slot and the memory of an execution stay taken until the device is done, whether or not a caller
-still waits: ``_landed`` is the only place that releases them.
+still waits: ``_landed`` releases them, and ``_launch`` where nothing was launched.
 
 Invariants:
 1. A slot is released exactly once: when its launch is done, or immediately where the launch was rejected.

@@ -23,7 +23,7 @@ ago is added up, so that a process that leaves and returns gains nothing.
 Invariants:
 1. While a process has more than one connection, one message of them all, or one part of a large one, is taken in each turn of the
    loop, and its connections take turns in the order in which they came.
-2. A pause ends ``PAUSE_NS_MAX`` after what was used last, or before.
+2. A pause ends ``PAUSE_NS_MAX`` after what was used last, or before; that of a flood, ``FLOOD_PAUSE_NS_MAX`` after it.
 3. A flood never delays the turn of any other process.
 
 A rejected simpler way: equal shares. A client whose calls take half of the loop by themselves waits for most of another's messages
@@ -48,9 +48,10 @@ __all__ = ["Pace", "Peer", "Peers", "Shares"]
 PAUSE = 9
 """Time for which the loop is left to the other processes, as a multiple of its use by processes with a backlog."""
 
-FLOOD_PAUSE = 99
+FLOOD_PAUSE = 499
 """As ``PAUSE``, of the processes whose backlog does not end. With a fifth of the loop for them, the 99th percentile of the latency
-of a client that waits was up to five times as long as alone; with a hundredth it is less than twice as long, as a rule."""
+of a client that waits was up to five times as long as alone; with a hundredth up to two and a half times: a piece of a flood met
+more than one call of a hundred, since such a call takes half a millisecond."""
 
 FLOOD_NS = 5_000_000
 """Use of the loop during backlogs up to which a process is not counted as a flood: some fifteen executions sent together."""
@@ -73,6 +74,9 @@ PAUSE_NS_MIN = 1_000_000
 
 PAUSE_NS_MAX = 50_000_000
 """The longest pause. A message that is worked on for long must not silence its process for seconds."""
+
+FLOOD_PAUSE_NS_MAX = 200_000_000
+"""As ``PAUSE_NS_MAX``, of the floods."""
 
 COMPANY_NS = 100_000_000
 """Time after its last message for which a process counts as served: a camera's client has three frames in that time."""
@@ -154,7 +158,7 @@ class Shares:
         """A process with a backlog has used the loop, until now."""
         if self.has_company(process, now_ns - used_ns):
             free_ns = max(self._free_ns[is_flood], now_ns) + pause_after(used_ns, is_flood)
-            self._free_ns[is_flood] = min(free_ns, now_ns + PAUSE_NS_MAX)
+            self._free_ns[is_flood] = min(free_ns, now_ns + _pause_ns_max(is_flood))
 
     def pause_ns(self, now_ns: int, *, is_flood: bool = False) -> int:
         """The present pause of processes with a backlog, or of those that are a flood; 0 where one of them may continue."""
@@ -164,7 +168,11 @@ class Shares:
 
 def pause_after(used_ns: int, is_flood: bool) -> int:
     """The time that is left to others after a use of the loop."""
-    return used_ns * (FLOOD_PAUSE if is_flood else PAUSE)
+    return min(used_ns * (FLOOD_PAUSE if is_flood else PAUSE), _pause_ns_max(is_flood))
+
+
+def _pause_ns_max(is_flood: bool) -> int:
+    return FLOOD_PAUSE_NS_MAX if is_flood else PAUSE_NS_MAX
 
 
 class _Turns:
@@ -262,7 +270,7 @@ class Peer:
         turns = self._turns
         if turns is None or not self._has_backlog(now_ns) or not turns.shares.has_company(self, now_ns):
             return 0
-        return min(pause_after(used_ns, self._added_to(turns, now_ns).is_flood), PAUSE_NS_MAX)
+        return pause_after(used_ns, self._added_to(turns, now_ns).is_flood)
 
     def pause_after_packet_ns(self, used_ns: int, now_ns: int) -> int:
         """As ``pause_after_ns``, for a packet of a burst that had to be decoded: that is a backlog. The packets of a client that

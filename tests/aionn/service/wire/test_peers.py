@@ -23,6 +23,7 @@ from aionn.service.wire.peers import (
     BACKLOG_NS,
     COMPANY_NS,
     FLOOD_NS,
+    FLOOD_PAUSE_NS_MAX,
     PAUSE,
     PAUSE_NS_MAX,
     PAUSE_NS_MIN,
@@ -244,7 +245,7 @@ async def test_processes_that_all_have_a_backlog_do_not_pause(clock: Any) -> Non
             while one.received_count + two.received_count < 2 * count:
                 await anyio.lowlevel.checkpoint()
     # The loop has waited for the first message of each, so that each had none for some time.
-    assert clock.slept_ns <= COMPANY_NS + PAUSE_NS_MAX < 2 * (count - 1) * PAUSE * MS
+    assert clock.slept_ns <= COMPANY_NS + FLOOD_PAUSE_NS_MAX < 2 * (count - 1) * PAUSE * MS
 
 
 async def test_processes_that_send_several_calls_for_each_frame_do_not_pause_each_other(clock: Any) -> None:
