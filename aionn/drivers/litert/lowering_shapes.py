@@ -250,6 +250,7 @@ def resize(name: str, options: str) -> Rule:
                 size = [math.floor(shape[1] * np.float32(height)), math.floor(shape[2] * np.float32(width))]
             if name == "RESIZE_NEAREST_NEIGHBOR" and data.is_quantized and not any(flags.values()):
                 batches, high, wide, depth = g.known(data)
+                g.folded.charge(8 * sum(size))
                 rows, columns = _nearest(high, size[0]), _nearest(wide, size[1])
                 if not (rows[1] and columns[1]):
                     middle = g.like(data, (batches, size[0], wide, depth))

@@ -7,7 +7,8 @@ where the client wants them.
 Invariants:
 1. A shape that is known is the shape that the execution gives; a rule that fails leaves it unknown.
 2. An operation is computed whole or not at all. An operation that its kernel rejects is left to the execution, which reports it.
-3. No result is larger than ``COMPUTED_BYTES_MAX``.
+3. No result is larger than ``COMPUTED_BYTES_MAX``, and all results together, with what a lowering makes by itself, are not larger
+   than ``MADE_BYTES_MAX`` and some times the model's own constants.
 
 Source: the contracts in ``aionn.ops``.
 """
@@ -20,6 +21,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from aionn.drivers.kit.arguments import Array
+from aionn.drivers.kit.engines.support import Unsupported
 from aionn.errors import Error
 from aionn.hal import (
     Model,
@@ -37,12 +39,20 @@ from aionn.hal import (
 from aionn.hal.pieces import between_pieces
 from aionn.ops import CONTRACTS, Call, Tensor
 
-__all__ = ["COMPUTED_BYTES_MAX", "Known"]
+__all__ = ["COMPUTED_BYTES_MAX", "MADE_BYTES_MAX", "Known"]
 
 Shape = tuple[int, ...]
 
 COMPUTED_BYTES_MAX = 1 << 28
 """Largest result that is computed beforehand: the weights of the largest layers in use, and far less than what a file may have."""
+
+MADE_BYTES_MAX = 1 << 29
+"""Most bytes that are computed beforehand or made by a lowering (indexes along an axis, zeros around an image) for one model,
+besides ``MADE_PER_CONSTANT`` for each byte of its constants. Shapes alone decide these sizes, so a model of some kilobytes could
+take any amount when a device is asked what it supports; those of real models are far smaller."""
+
+MADE_PER_CONSTANT = 8
+"""Weights of 8 bits become floats and then take another order of axes."""
 
 _NEVER = (OperationType.IF, OperationType.WHILE, OperationType.RANDOM_MULTINOMIAL)
 """Other subgraphs are not looked into, and a sample is drawn in each execution."""
@@ -79,6 +89,8 @@ class Known:
         self._infers_shapes = infers_shapes
         self.values: dict[int, Array] = {}
         self.operations: set[int] = set()
+        constant_bytes = len(model.operand_values) + sum(pool.size_bytes for pool in model.pools)
+        self._room_bytes = MADE_BYTES_MAX + MADE_PER_CONSTANT * constant_bytes
         self.shapes: list[Shape | None] = [
             operand.dimensions if _is_known(operand) else None for operand in self._subgraph.operands
         ]
@@ -95,6 +107,21 @@ class Known:
         if not operand.is_constant or is_extension_operand_type(operand.type):
             return None
         return constant_array(self._model, operand)
+
+    def charge(self, size_bytes: int) -> None:
+        """Takes the bytes of a constant that a lowering makes by itself from the model's room, before they take memory.
+
+        Raises:
+            Unsupported: There is not enough left.
+        """
+        if not self._takes(size_bytes):
+            raise Unsupported(f"shapes that need constants of more than {MADE_BYTES_MAX} bytes")
+
+    def _takes(self, size_bytes: int) -> bool:
+        if size_bytes > self._room_bytes:
+            return False
+        self._room_bytes -= size_bytes
+        return True
 
     def _look_at(self, index: int, operation: Operation) -> None:
         contract = CONTRACTS.get(operation.type)  # type: ignore[call-overload]
@@ -135,11 +162,13 @@ class Known:
             self.shapes[place] = shape if fits else None
 
     def _compute(self, index: int, operation: Operation, call: Call, shapes: Sequence[Shape]) -> None:
+        sizes = []
         for place, operand, shape in zip(operation.outputs, call.outputs, shapes, strict=True):
             if self.shapes[place] is None or 0 in shape:
                 return
-            if math.prod(shape) * operand_dtype(operand.type).itemsize > COMPUTED_BYTES_MAX:
-                return
+            sizes.append(math.prod(shape) * operand_dtype(operand.type).itemsize)
+        if max(sizes, default=0) > COMPUTED_BYTES_MAX or not self._takes(sum(sizes)):
+            return
         try:
             with np.errstate(all="ignore"):
                 results: list[Array] = list(CONTRACTS[OperationType(operation.type)].execute(call))

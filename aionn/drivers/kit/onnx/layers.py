@@ -99,6 +99,7 @@ def _padded(g: Graph, name: str, shape: Sequence[int], pads: Pads) -> str:
     """Real numbers NCHW with zeros around them. Engines make a Pad a part of the convolution behind it, but not a Concat."""
     extents = list(shape)
     for axis, before, after in ((2, pads[0], pads[2]), (3, pads[1], pads[3])):
+        g.known.charge(4 * (before + after) * math.prod(extents[:axis]) * math.prod(extents[axis + 1 :]))
         parts = [
             g.constant(np.zeros([*extents[:axis], count, *extents[axis + 1 :]], np.float32))
             for count in (before, after)
@@ -289,6 +290,7 @@ def instance_normalization(g: Graph, op: Operation) -> None:
     is_nchw = bool(g.scalar(op, 4))
     data, output = image(g, g.input(op, 0), is_nchw), g.output(op)
     depth = data.shape[3]
+    g.known.charge(8 * depth)
     factors = [g.constant(np.full(depth, number, np.float32)) for number in (gamma, beta)]
     result = g.emit("InstanceNormalization", [g.name(data, NCHW), *factors], epsilon=epsilon)
     set_image(g, output, result, is_nchw)

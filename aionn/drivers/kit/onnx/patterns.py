@@ -85,8 +85,12 @@ class Patterns:
         source, epsilon = found
         value = g.value(source)
         scale, bias = factors.get(OperationType.MUL), factors.get(OperationType.ADD)
-        ones = np.ones(value.shape[-1], np.float32)
-        inputs = [g.name(value), g.constant(ones) if scale is None else g.name(g.value(scale))]
+        if scale is None:
+            g.known.charge(4 * value.shape[-1])
+            factor = g.constant(np.ones(value.shape[-1], np.float32))
+        else:
+            factor = g.name(g.value(scale))
+        inputs = [g.name(value), factor]
         if bias is not None:
             inputs.append(g.name(g.value(bias)))
         g.set(g.value(end), g.emit("LayerNormalization", inputs, axis=-1, epsilon=epsilon))

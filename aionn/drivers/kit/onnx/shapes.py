@@ -21,6 +21,10 @@ from aionn.ops import Tensor
 __all__ = ["RULES"]
 
 
+INDEX_BYTES = 40
+"""What an index takes while a list of them is made: its number, and Python's object."""
+
+
 def to_shape(g: Graph, op: Operation) -> None:
     """RESHAPE, SQUEEZE, EXPAND_DIMS: the shape of the output is known."""
     data, output = g.input(op, 0), g.output(op)
@@ -193,6 +197,7 @@ def mirror_pad(g: Graph, op: Operation) -> None:
     for axis, extent in enumerate(data.shape):
         before, after = amounts[2 * axis : 2 * axis + 2]
         if before or after:
+            g.known.charge(INDEX_BYTES * (before + extent + after))
             indexes = np.arange(-before, extent + after)
             indexes = np.where(indexes < 0, -indexes - edge, indexes)
             indexes = np.where(indexes >= extent, 2 * (extent - 1) + edge - indexes, indexes)
@@ -273,6 +278,7 @@ def resize_nearest(g: Graph, op: Operation) -> None:
     down = 2 if is_nchw else 1
     name = g.name(data)
     for axis in (down, down + 1):
+        g.known.charge(INDEX_BYTES * max(data.shape[axis], output.shape[axis]))
         indexes = _nearest(data.shape[axis], output.shape[axis], align=align, half=half)
         if not np.array_equal(indexes, np.arange(data.shape[axis])):
             name = g.emit("Gather", [name, g.int64s(indexes.tolist())], axis=axis)
