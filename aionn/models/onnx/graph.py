@@ -1,6 +1,6 @@
 """The graph of an ONNX file, resolved: every node with its version, functions inlined, nodes in an order in which they can run.
 
-Owns names, operator sets and functions, but not the meaning of operators.
+Owns names, operator sets, functions, and the extents and values that a caller gives for inputs, but not the meaning of operators.
 
 Invariants:
 1. Every name is written once, by an input, a constant or a node, and read only after that.
@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Container, Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
-from aionn.errors import InvalidModel
+from aionn.errors import InvalidArgument, InvalidModel
 from aionn.hal import FusedActivation
 from aionn.models.onnx.schema import (
     Attribute,
@@ -32,7 +33,7 @@ from aionn.models.onnx.schema import (
     ValueInfo,
 )
 
-__all__ = ["Graph", "Node", "in_order", "inner_nodes", "names_within", "resolve"]
+__all__ = ["Bindings", "Graph", "Node", "in_order", "inner_nodes", "names_within", "resolve"]
 
 NODES_MAX = 200_000
 """Nodes of a graph with its functions inlined. The largest exported language models have some ten thousand."""
@@ -42,6 +43,9 @@ CALLS_MAX = 64
 
 OPSETS = range(1, 29)
 """Versions of the main operator set that the conversions were written for."""
+
+EXTENT_MAX = (1 << 31) - 1
+"""The HAL's arguments hold extents as INT32 numbers."""
 
 
 class Node(msgspec.Struct, eq=False):
@@ -112,6 +116,93 @@ def resolve(model: ModelProto) -> Graph:
     nodes = _Inliner(functions).run(graph.nodes, opsets)
     known = [constants, {info.name for info in inputs}]
     return Graph(inputs, graph.outputs, in_order(nodes, known, graph.outputs), constants, opsets)
+
+
+class Bindings(msgspec.Struct):
+    """The extents and values that the caller gives for the inputs."""
+
+    dimensions: Mapping[str, int]
+    input_shapes: Mapping[str, Sequence[int]]
+    values: Mapping[str, Any]
+
+    def check_names(self, graph: Graph) -> None:
+        """Checks that the file has every given name."""
+        names = {info.name for info in graph.inputs}
+        open_ = {extent for info in graph.inputs for extent in info.shape or () if isinstance(extent, str)}
+        for what, given, known in (
+            ("dimensions", self.dimensions, open_),
+            ("input_shapes", self.input_shapes, names),
+            ("values", self.values, names),
+        ):
+            unknown = sorted(set(given) - known)
+            if unknown:
+                raise InvalidArgument(f"{what}: expected names among {sorted(known)}, got {unknown}")
+
+    def check_complete(self, graph: Graph) -> None:
+        """Checks that every open extent of an input is given."""
+        names: list[str] = []
+        inputs: list[str] = []
+        for info in graph.inputs:
+            if info.name in self.values or info.name in self.input_shapes or info.kind != "tensor":
+                continue
+            extents: Sequence[int | str | None] = (None,) if info.shape is None else info.shape
+            names += [each for each in extents if isinstance(each, str) and each not in self.dimensions]
+            inputs += [info.name] if None in extents else []
+        if not names and not inputs:
+            return
+        named, unnamed = list(dict.fromkeys(names)), list(dict.fromkeys(inputs))
+        ways = []
+        if named:
+            ways.append("dimensions={" + ", ".join(f"{name!r}: ..." for name in named) + "}")
+            ways.append(" ".join(f"--dimension {name}=..." for name in named))
+        if unnamed:
+            ways.append("input_shapes={" + ", ".join(f"{name!r}: ..." for name in unnamed) + "}")
+            ways.append(" ".join(f"--input-shape {name}=..." for name in unnamed))
+        what = [
+            *(f"extent {name!r}" for name in named),
+            *(f"the shape of input {name!r}" for name in unnamed),
+        ]
+        raise InvalidArgument(
+            f"inputs: expected all extents, got a file that leaves open {', '.join(what)}; "
+            f"give them as {' or '.join(ways)}"
+        )
+
+    def shape(self, info: ValueInfo) -> tuple[int, ...]:
+        """The shape of an input with all extents known."""
+        given = self.input_shapes.get(info.name)
+        if info.shape is None:
+            if given is None:
+                raise InvalidArgument(f"input {info.name!r}: its shape is open; give it in input_shapes")
+            return _extents(info.name, given)
+        if given is not None and len(given) != len(info.shape):
+            raise InvalidArgument(
+                f"shape of input {info.name!r}: expected {len(info.shape)} extents, got {len(given)}"
+            )
+        extents = []
+        for axis, extent in enumerate(info.shape):
+            stated = given[axis] if given is not None else None
+            if isinstance(extent, str):
+                extent = self.dimensions.get(extent, stated if stated is not None else extent)
+            if extent is None:
+                extent = stated
+            if extent is None or isinstance(extent, str):
+                how = f"dimensions={{{extent!r}: ...}}" if extent else f"input_shapes={{{info.name!r}: ...}}"
+                raise InvalidArgument(f"input {info.name!r}: extent {axis} is open; give it as {how}")
+            if stated not in (None, extent):
+                raise InvalidArgument(
+                    f"shape of input {info.name!r}: expected {extent} on axis {axis}, got {stated}"
+                )
+            extents.append(extent)
+        return _extents(info.name, extents)
+
+
+def _extents(name: str, extents: Sequence[int]) -> tuple[int, ...]:
+    shape = tuple(int(extent) for extent in extents)
+    if any(not 0 <= extent <= EXTENT_MAX for extent in shape):
+        raise InvalidArgument(
+            f"shape of input {name!r}: expected extents up to {EXTENT_MAX}, got {list(shape)}"
+        )
+    return shape
 
 
 def inner_nodes(

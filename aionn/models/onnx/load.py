@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -30,6 +30,8 @@ from aionn.models.onnx.conversions.control_flow import (
     UNROLLED_NODES_MAX,
     Body,
     Held,
+    Nested,
+    State,
     TensorList,
 )
 from aionn.models.onnx.conversions.sequences import SEQUENCES
@@ -37,7 +39,7 @@ from aionn.models.onnx.extending import AnyTensor, extended, needs_extension
 from aionn.models.onnx.extension.contracts import CONTRACTS
 from aionn.models.onnx.extension.narrow import CARRIERS, NAMES
 from aionn.models.onnx.folding import fold
-from aionn.models.onnx.graph import Graph, Node, inner_nodes, resolve
+from aionn.models.onnx.graph import Bindings, Graph, Node, inner_nodes, names_within, resolve
 from aionn.models.onnx.operator import Operator
 from aionn.models.onnx.operators import CONVERSIONS
 from aionn.models.onnx.rewriting import fuse_activations, uses_of
@@ -58,9 +60,6 @@ __all__ = ["OnnxArgument", "OnnxModel", "UnsupportedOperator", "UnsupportedOpera
 
 FILE_BYTES_MAX = (1 << 31) - 1
 """The largest protobuf message: its lengths are 31 bits; larger models keep their constants in other files."""
-
-EXTENT_MAX = (1 << 31) - 1
-"""The HAL's arguments hold extents as INT32 numbers."""
 
 DEPTH_MAX = 32
 """Largest depth of nested branches, the same as the limit for nested graphs of a file."""
@@ -139,7 +138,7 @@ def load_onnx(
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     values: Mapping[str, Any] | None = None,
     external_data: str | os.PathLike[str] | None = None,
-    extensions: str = "needed",
+    extensions: Literal["needed", "none"] = "needed",
 ) -> OnnxModel:
     """Imports a file.
 
@@ -164,7 +163,7 @@ def load_onnx(
     else:
         where, data = f"model {os.fsdecode(source)}", read_regular(source, "model", FILE_BYTES_MAX)
         folder = folder or os.path.dirname(os.path.abspath(os.fsdecode(source)))
-    bound = _Bindings(dimensions or {}, input_shapes or {}, values or {})
+    bound = Bindings(dimensions or {}, input_shapes or {}, values or {})
     if extensions not in ("needed", "none"):
         raise InvalidArgument(f"extensions: expected 'needed' or 'none', got {extensions!r:.80}")
     try:
@@ -176,93 +175,6 @@ def load_onnx(
         raise InvalidModel(f"{where}: {e}") from e
     except InvalidArgument as e:
         raise InvalidArgument(f"{where}: {e}") from e
-
-
-class _Bindings(msgspec.Struct):
-    """The extents and values that the caller gives for the inputs."""
-
-    dimensions: Mapping[str, int]
-    input_shapes: Mapping[str, Sequence[int]]
-    values: Mapping[str, Any]
-
-    def check_names(self, graph: Graph) -> None:
-        """Checks that the file has every given name."""
-        names = {info.name for info in graph.inputs}
-        open_ = {extent for info in graph.inputs for extent in info.shape or () if isinstance(extent, str)}
-        for what, given, known in (
-            ("dimensions", self.dimensions, open_),
-            ("input_shapes", self.input_shapes, names),
-            ("values", self.values, names),
-        ):
-            unknown = sorted(set(given) - known)
-            if unknown:
-                raise InvalidArgument(f"{what}: expected names among {sorted(known)}, got {unknown}")
-
-    def check_complete(self, graph: Graph) -> None:
-        """Checks that every open extent of an input is given."""
-        names: list[str] = []
-        inputs: list[str] = []
-        for info in graph.inputs:
-            if info.name in self.values or info.name in self.input_shapes or info.kind != "tensor":
-                continue
-            extents: Sequence[int | str | None] = (None,) if info.shape is None else info.shape
-            names += [each for each in extents if isinstance(each, str) and each not in self.dimensions]
-            inputs += [info.name] if None in extents else []
-        if not names and not inputs:
-            return
-        named, unnamed = list(dict.fromkeys(names)), list(dict.fromkeys(inputs))
-        ways = []
-        if named:
-            ways.append("dimensions={" + ", ".join(f"{name!r}: ..." for name in named) + "}")
-            ways.append(" ".join(f"--dimension {name}=..." for name in named))
-        if unnamed:
-            ways.append("input_shapes={" + ", ".join(f"{name!r}: ..." for name in unnamed) + "}")
-            ways.append(" ".join(f"--input-shape {name}=..." for name in unnamed))
-        what = [
-            *(f"extent {name!r}" for name in named),
-            *(f"the shape of input {name!r}" for name in unnamed),
-        ]
-        raise InvalidArgument(
-            f"inputs: expected all extents, got a file that leaves open {', '.join(what)}; "
-            f"give them as {' or '.join(ways)}"
-        )
-
-    def shape(self, info: ValueInfo) -> tuple[int, ...]:
-        """The shape of an input with all extents known."""
-        given = self.input_shapes.get(info.name)
-        if info.shape is None:
-            if given is None:
-                raise InvalidArgument(f"input {info.name!r}: its shape is open; give it in input_shapes")
-            return _extents(info.name, given)
-        if given is not None and len(given) != len(info.shape):
-            raise InvalidArgument(
-                f"shape of input {info.name!r}: expected {len(info.shape)} extents, got {len(given)}"
-            )
-        extents = []
-        for axis, extent in enumerate(info.shape):
-            stated = given[axis] if given is not None else None
-            if isinstance(extent, str):
-                extent = self.dimensions.get(extent, stated if stated is not None else extent)
-            if extent is None:
-                extent = stated
-            if extent is None or isinstance(extent, str):
-                how = f"dimensions={{{extent!r}: ...}}" if extent else f"input_shapes={{{info.name!r}: ...}}"
-                raise InvalidArgument(f"input {info.name!r}: extent {axis} is open; give it as {how}")
-            if stated not in (None, extent):
-                raise InvalidArgument(
-                    f"shape of input {info.name!r}: expected {extent} on axis {axis}, got {stated}"
-                )
-            extents.append(extent)
-        return _extents(info.name, extents)
-
-
-def _extents(name: str, extents: Sequence[int]) -> tuple[int, ...]:
-    shape = tuple(int(extent) for extent in extents)
-    if any(not 0 <= extent <= EXTENT_MAX for extent in shape):
-        raise InvalidArgument(
-            f"shape of input {name!r}: expected extents up to {EXTENT_MAX}, got {list(shape)}"
-        )
-    return shape
 
 
 def _dtype(info: ValueInfo) -> str:
@@ -298,7 +210,7 @@ def _is_convertible(node: Node, *, extends: bool) -> bool:
 class _Import:
     """One import: values by name, and the operators that cannot be expressed."""
 
-    def __init__(self, graph: Graph, reader: ConstantReader, bound: _Bindings, *, extends: bool) -> None:
+    def __init__(self, graph: Graph, reader: ConstantReader, bound: Bindings, *, extends: bool) -> None:
         self._graph = graph
         self._extends = extends
         self._reader = reader
@@ -551,6 +463,61 @@ class _Import:
 
         return convert
 
+    def nested(
+        self,
+        graphs: Sequence[GraphProto | None],
+        state: Sequence[State],
+        places: Sequence[int],
+        node: Node,
+        depth: int,
+    ) -> Nested:
+        """Graphs within a node as nested graphs. A value of this graph becomes an input of each, a constant one of its own."""
+        outer, values = self._g, self._values
+        names = [name for name in dict.fromkeys(names_within(node)) if name in values]
+        found = Nested(outer, [], [], [], [])
+        missing: _Missing | None = None
+        for graph in graphs:
+            writer = outer.nested()
+            passed = [outer.passed(tensor, writer, limits) for tensor, limits in state]
+            entries: dict[str, Held | None] = {}
+            for name in names:
+                tensor = values[name]
+                if tensor is None:
+                    entries[name] = None
+                elif not isinstance(tensor, Tensor):
+                    raise Inexpressible("a sequence, or a value of unknown extents, for nested graphs")
+                elif tensor.array is not None:
+                    entries[name] = Tensor(
+                        tensor.dtype,
+                        tensor.shape,
+                        array=tensor.array,
+                        order=tensor.order,
+                        limits=tensor.limits,
+                    )
+                else:
+                    passed.append(outer.passed(tensor, writer, tensor.limits))
+                    entries[name] = passed[-1][1]
+            read = [entry for _, entry in passed[: len(state)]]
+            self._g, self._values = writer, entries
+            results: list[Held] = []
+            try:
+                if graph is not None:
+                    results = self.body(graph, node, depth)([read[place] for place in places])
+            except _Missing as e:
+                missing = e  # After the other graphs, so that one error lists the operators of all.
+            finally:
+                self._g, self._values = outer, values
+            found = Nested(
+                outer,
+                [value for value, _ in passed],
+                [*found.inner, writer],
+                [*found.state, read],
+                [*found.results, results],
+            )
+        if missing is not None:
+            raise missing
+        return found
+
     def count(self, node: Node, more: int) -> None:
         """Counts nodes that iterations convert, and rejects the file if they exceed the limit."""
         self._unrolled += more
@@ -588,6 +555,11 @@ class _Around(NamedTuple):
 
     def body(self, graph: GraphProto) -> Body:
         return self.importer.body(graph, self.node, self.depth)
+
+    def nested(
+        self, graphs: Sequence[GraphProto | None], state: Sequence[State] = (), places: Sequence[int] = ()
+    ) -> Nested:
+        return self.importer.nested(graphs, state, places, self.node, self.depth)
 
     def apply(self, op_type: str, inputs: Sequence[AnyTensor], **attributes: int) -> AnyTensor:
         return self.importer.apply(self.node, self.depth, op_type, inputs, **attributes)

@@ -349,9 +349,10 @@ Rules for all operators:
 - INT32, INT64 and BOOL values are moved by GATHER, since few HAL operations accept them; BOOL values are moved as bytes.
 - An operator whose inputs are constants becomes a constant. Relu and Clip (0 to 6, -1 to 1) are fused with the operation before;
   BatchNormalization is computed into the constants of a Conv before it.
-- If is written if its condition is a constant, Loop and Scan if constants decide the number of iterations: their nodes are written
-  for each iteration, up to {unrolled} nodes in a file. Sequences within a graph become their values, if positions are constants.
-  The functions of a file are inlined.
+- If is replaced by a branch where its condition is a constant, Loop and Scan by the nodes of all iterations where constants decide
+  their number, up to {unrolled} nodes in a file. Otherwise If becomes an IF, if the results of both branches have the same shapes,
+  and Loop a WHILE, if its values keep their shapes and its results of all iterations are not used.
+- Sequences within a graph become their values, if positions are constants. The functions of a file are inlined.
 - Results of HAL operations differ from ONNX's in two cases: QuantizeLinear with one scale rounds halves away from 0; CumSum needs
   finite values.
 - An input without elements becomes a constant.
@@ -369,5 +370,5 @@ the operator: for other types, ranks and attributes, or values of unknown extent
 {others}.
 
 The other operators of ONNX are rejected: those on texts and optional values, sequences as inputs and outputs, those with random
-results, image decoding, and Loop, Scan and If whose course no constant decides.
+results, image decoding, and those of control flow that are excluded above.
 """

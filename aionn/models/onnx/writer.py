@@ -18,7 +18,7 @@ Source: "Operand" and "Model" of the NN HAL; the contracts in ``aionn.ops``.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -76,6 +76,13 @@ class _Step(NamedTuple):
     name: str
 
 
+class _Room(msgspec.Struct, eq=False):
+    """The size that a model and the graphs nested in it may still grow by."""
+
+    constant_bytes: int
+    operations: int
+
+
 class GraphWriter:
     """Builds a model.
 
@@ -90,7 +97,7 @@ class GraphWriter:
         self._steps: list[_Step] = []
         self._unshaped: dict[Value, Value] = {}  # The input of a RESHAPE by its result.
         self._inputs: set[Value] = set()
-        self._budget_bytes = CONSTANT_BYTES_MAX
+        self._room = _Room(CONSTANT_BYTES_MAX, OPERATIONS_MAX)
 
     def charge(self, size_bytes: int) -> None:
         """Takes the bytes of a constant from the budget. Call it before the constant takes memory.
@@ -98,11 +105,11 @@ class GraphWriter:
         Raises:
             InvalidModel: The constants that follow from the file exceed the budget.
         """
-        if size_bytes > self._budget_bytes:
+        if size_bytes > self._room.constant_bytes:
             raise InvalidModel(
                 f"onnx, {self.source}: expected at most {CONSTANT_BYTES_MAX} bytes of constants that the import computes, got more"
             )
-        self._budget_bytes -= size_bytes
+        self._room.constant_bytes -= size_bytes
 
     def counted(self, count: int) -> Array:
         """The whole numbers from 0 to ``count`` - 1, charged."""
@@ -263,8 +270,9 @@ class GraphWriter:
         return list(outputs)
 
     def _check_room(self) -> None:
-        if len(self._steps) >= OPERATIONS_MAX:
+        if not self._room.operations:
             raise InvalidModel(f"onnx, {self.source}: expected at most {OPERATIONS_MAX} operations, got more")
+        self._room.operations -= 1
 
     # Operations of the extension
 
@@ -491,28 +499,75 @@ class GraphWriter:
         if value.operand.zero_point or value.operand.scale not in (0.0, 1.0):
             raise Inexpressible("quantised values as plain numbers")
 
+    # Nested graphs
+
+    def nested(self) -> GraphWriter:
+        """The writer of a graph within this one, which takes from the same budgets."""
+        inner = GraphWriter()
+        inner._room, inner.source = self._room, self.source
+        return inner
+
+    def passed(
+        self, tensor: Tensor, inner: GraphWriter, limits: tuple[int, int] | None = None
+    ) -> tuple[Value, Tensor]:
+        """A tensor as an input of a nested graph: the value to pass, and the tensor that the nested graph reads."""
+        value = self.form(tensor, tensor.order)
+        operand = value.operand
+        entry = inner._builder.input(
+            operand.type, operand.dimensions, scale=operand.scale, zero_point=operand.zero_point
+        )
+        inner._inputs.add(entry)
+        return value, inner.tensor(entry, tensor.dtype, tensor.shape, order=tensor.order, limits=limits)
+
+    def emit_nested(
+        self, kind: OperationType, inputs: Sequence[Value | GraphBuilder], likes: Sequence[Operand]
+    ) -> list[Value]:
+        """Writes an IF or WHILE.
+
+        Args:
+            kind: Which one.
+            inputs: Its inputs; nested graphs are finished.
+            likes: Type, shape and quantisation of each output.
+        """
+        self._check_room()
+        given = tuple(self._builder.graph(one) if isinstance(one, GraphBuilder) else one for one in inputs)
+        outputs = tuple(
+            self._builder.variable(o.type, o.dimensions, scale=o.scale, zero_point=o.zero_point)
+            for o in likes
+        )
+        self._steps.append(_Step(kind, given, outputs, self.source, kind.name))
+        return list(outputs)
+
     # The whole
 
-    def finish(self, outputs: Sequence[Tensor | OpenTensor]) -> tuple[Model, tuple[str, ...]]:
-        """Build the model, with its outputs in ONNX's order of axes, and a name for each operation that states its origin."""
-        self.source = "output"
+    def end(self, given: Iterable[Value]) -> tuple[GraphBuilder, list[Value]]:
+        """The finished graph with these outputs, and its outputs: copies of inputs, of constants, and of repeated values."""
         values: list[Value] = []
-        for tensor in outputs:
-            value = tensor.value if isinstance(tensor, OpenTensor) else self.form(tensor)
+        for value in given:
             if value in self._inputs or value in self._arrays or value in values:
                 value = self._copied(value)
             values.append(value)
-        needed = set(values)
+        for step in self._live(values):
+            self._builder.operation(step.kind, step.inputs, step.outputs)
+        return self._builder.finish(values), values
+
+    def _live(self, outputs: Sequence[Value]) -> list[_Step]:
+        """The operations that the outputs need."""
+        needed = set(outputs)
         live: list[_Step] = []
         for step in reversed(self._steps):
             if needed.intersection(step.outputs):
                 live.append(step)
                 needed.update(step.inputs)
         live.reverse()
-        for step in live:
-            self._builder.operation(step.kind, step.inputs, step.outputs)
-        names = tuple(f"{step.name} of {step.source}" for step in live)
-        return self._builder.build(values), names
+        return live
+
+    def finish(self, outputs: Sequence[Tensor | OpenTensor]) -> tuple[Model, tuple[str, ...]]:
+        """Build the model, with its outputs in ONNX's order of axes, and a name for each operation that states its origin."""
+        self.source = "output"
+        values = [tensor.value if isinstance(tensor, OpenTensor) else self.form(tensor) for tensor in outputs]
+        builder, values = self.end(values)
+        return builder.build(), tuple(f"{step.name} of {step.source}" for step in self._live(values))
 
     def _copied(self, value: Value) -> Value:
         """A copy made by CAST to the same type, since an operation must write each output."""

@@ -1,11 +1,14 @@
-"""If, Loop and Scan whose course is known at import: the nodes of their graphs are converted once for each iteration.
+"""If, Loop and Scan: the nodes of their graphs are converted in their place where the course is known at import, once for each
+iteration. Otherwise an If becomes an IF, and a Loop a WHILE, with nested graphs.
 
-Owns the choice of a branch, the number of iterations, the values that one iteration hands to the next, and the results that all
-iterations write together. ``Around`` converts the nodes.
+Owns the choice of a branch, the number of iterations, the values that one iteration hands to the next, the results that all
+iterations write together, and the agreement of branches and iterations. ``Around`` converts the nodes.
 
 Invariants:
-1. An iteration count or a condition that no constant decides is ``Inexpressible``.
+1. Results of all iterations of a Loop that no constant decides are ``Inexpressible``, since their extents would be unknown; so are
+   branches and iterations whose results differ in shape.
 2. The iterations of a file together convert at most ``UNROLLED_NODES_MAX`` nodes.
+3. The nested graphs of an operation read the same values from outside, as its inputs.
 
 Source: the ONNX operators' specifications.
 """
@@ -13,15 +16,18 @@ Source: the ONNX operators' specifications.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 
+from aionn.hal import OperationType
+from aionn.models.builder import Value
 from aionn.models.onnx.extending import AnyTensor
 from aionn.models.onnx.operator import Operator
 from aionn.models.onnx.schema import AttributeType, GraphProto
-from aionn.models.onnx.tensors import Array, Inexpressible, Tensor
+from aionn.models.onnx.tensors import INT32, Array, Inexpressible, Tensor
+from aionn.models.onnx.writer import GraphWriter
 
 __all__ = [
     "CONTROL_FLOW",
@@ -30,6 +36,8 @@ __all__ = [
     "Body",
     "Held",
     "Inputs",
+    "Nested",
+    "State",
     "TensorList",
     "constant_of",
     "stacked",
@@ -64,8 +72,50 @@ class Body(Protocol):
         ...
 
 
+class State(NamedTuple):
+    """A value that the operation with nested graphs hands to them.
+
+    Attributes:
+        tensor: The initial value.
+        limits: Least and largest number that it may have; None means any.
+    """
+
+    tensor: Tensor
+    limits: tuple[int, int] | None = None
+
+
+class Nested(NamedTuple):
+    """Graphs within a node, converted as nested graphs.
+
+    Attributes:
+        outer: The writer of the graph around them.
+        passed: Values of that graph, in the order of their inputs: the state, then other values that they read.
+        inner: The writer of each.
+        state: The state as each reads it.
+        results: The outputs of each.
+    """
+
+    outer: GraphWriter
+    passed: Sequence[Value]
+    inner: Sequence[GraphWriter]
+    state: Sequence[Sequence[Tensor]]
+    results: Sequence[Sequence[Held]]
+
+
 class Around(Protocol):
     """The conversion of the graph around a node."""
+
+    def nested(
+        self, graphs: Sequence[GraphProto | None], state: Sequence[State] = (), places: Sequence[int] = ()
+    ) -> Nested:
+        """Graphs within the node as nested graphs with the same inputs.
+
+        Args:
+            graphs: The graphs; None for one that only reads the state.
+            state: The first inputs of the nested graphs.
+            places: For each input of the graphs its place in the state.
+        """
+        ...
 
     def body(self, graph: GraphProto) -> Body:
         """A graph within the node."""
@@ -120,19 +170,90 @@ def _given(op: Operator, values: Inputs) -> list[Held]:
 
 
 def branch(around: Around, op: Operator, inputs: Inputs) -> list[Held]:
-    """The outputs of the branch of an If that a constant condition chooses."""
-    condition = constant_of(op, inputs[0] if inputs else None, "a condition")
-    graphs = [_graph(op, name, 0, len(op.node.outputs)) for name in ("else_branch", "then_branch")]
-    return around.body(graphs[bool(condition)])([])
+    """The results of an If: of the branch that a constant condition chooses, or of an IF."""
+    condition = inputs[0] if inputs else None
+    count = len(op.node.outputs)
+    graphs = [_graph(op, name, 0, count) for name in ("else_branch", "then_branch")]
+    if not isinstance(condition, Tensor) or condition.array is not None:
+        is_then = constant_of(op, condition, "a condition")
+        return around.body(graphs[bool(is_then)])([])
+    _check_single(op, condition, "b", "a condition")
+    nested = around.nested(graphs[::-1])
+    then, other = ([_sized(value) for value in results[:count]] for results in nested.results)
+    for a, b in zip(then, other, strict=True):
+        if a.dtype != b.dtype:
+            op.refuse("branches", "results of one type", f"{a.dtype} and {b.dtype}")
+        if a.shape != b.shape:
+            raise Inexpressible("branches whose results differ in shape")
+    return [*_chosen(condition, nested, then, other)]
+
+
+def _sized(value: Held) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise Inexpressible("a sequence, or a value of unknown extents, between nested graphs")
+    return value
+
+
+def _check_same_quantisation(values: Sequence[Value], others: Sequence[Value]) -> None:
+    for a, b in zip(values, others, strict=True):
+        one, other = a.operand, b.operand
+        if (one.type, one.scale, one.zero_point) != (other.type, other.scale, other.zero_point):
+            raise Inexpressible("results of nested graphs that differ in quantisation")
+
+
+def _chosen(
+    condition: Tensor, nested: Nested, then: Sequence[Tensor], other: Sequence[Tensor]
+) -> list[Tensor]:
+    """The results of an IF."""
+    outer, pairs = nested.outer, list(zip(then, other, strict=True))
+    # An order of axes that an operation made needs no TRANSPOSE, and constants have every order.
+    orders = [(a if a.array is None else b).order for a, b in pairs]
+    graphs, sides = [], []
+    for inner, results in zip(nested.inner, (then, other), strict=True):
+        graph, values = inner.end(map(inner.form, results, orders))
+        graphs.append(graph)
+        sides.append(values)
+    _check_same_quantisation(*sides)
+    truth = outer.reshaped(outer.form(condition), (1,))
+    likes = [value.operand for value in sides[0]]
+    written = outer.emit_nested(OperationType.IF, [truth, *graphs, *nested.passed], likes)
+    return [
+        outer.tensor(
+            value,
+            a.dtype,
+            a.shape,
+            order=order,
+            limits=(min(a.limits[0], b.limits[0]), max(a.limits[1], b.limits[1])),
+        )
+        for value, order, (a, b) in zip(written, orders, pairs, strict=True)
+    ]
 
 
 def loop(around: Around, op: Operator, inputs: Inputs) -> list[Held]:
     """The results of a Loop: the last values that iterations hand on, then the values of all iterations."""
-    count, condition = (inputs[i] if i < len(inputs) else None for i in (0, 1))
-    limit = None if count is None else int(constant_of(op, count, "a trip count"))
-    goes_on = condition is None or bool(constant_of(op, condition, "a condition"))
     carried = _given(op, inputs[2:])
     graph = _graph(op, "body", 2 + len(carried), 1 + len(carried))
+    count, condition = (inputs[i] if i < len(inputs) else None for i in (0, 1))
+    try:
+        return _unrolled(around, op, graph, count, condition, carried)
+    except Inexpressible as e:
+        reason = e
+    try:
+        return [*_repeated(around, op, graph, count, condition, carried)]
+    except Inexpressible as e:
+        raise Inexpressible(f"{reason}, with {e}") from e
+
+
+def _unrolled(
+    around: Around,
+    op: Operator,
+    graph: GraphProto,
+    count: Held | None,
+    condition: Held | None,
+    carried: list[Held],
+) -> list[Held]:
+    limit = None if count is None else int(constant_of(op, count, "a trip count"))
+    goes_on = condition is None or bool(constant_of(op, condition, "a condition"))
     body = around.body(graph)
     collected: list[list[Held]] = [[] for _ in graph.outputs[1 + len(carried) :]]
     done = 0
@@ -145,6 +266,74 @@ def loop(around: Around, op: Operator, inputs: Inputs) -> list[Held]:
         carried = results[1 : 1 + len(carried)]
         done += 1
     return [*carried, *(stacked(around, values, 0) for values in collected)]
+
+
+def _repeated(
+    around: Around,
+    op: Operator,
+    graph: GraphProto,
+    count: Held | None,
+    condition: Held | None,
+    carried: Sequence[Held],
+) -> list[Tensor]:
+    """The results of a WHILE. Its state: the values that iterations hand on, the number of the iteration, whether it goes on, and
+    the number of iterations if there is a limit.
+    """
+    values = [_sized(value) for value in carried]
+    size = len(values)
+    if any(op.node.outputs[size:]):
+        raise Inexpressible("results of all iterations")
+    goes_on = Tensor("bool", (), array=np.array(True)) if condition is None else _sized(condition)
+    _check_single(op, goes_on, "b", "a condition")
+    state = [
+        *map(State, values),
+        State(Tensor("int64", (), array=np.array(0)), (0, INT32[1])),
+        State(goes_on),
+    ]
+    if count is not None:
+        state.append(State(_limit(op, _sized(count))))
+    nested = around.nested([None, graph], state, (size, size + 1, *range(size)))
+    decides, repeats = nested.inner
+    number, goes, *limits = (decides.form(tensor) for tensor in nested.state[0][size:])
+    for limit in limits:
+        is_left = decides.emit(OperationType.LESS, [number, limit], decides.truth)
+        goes = decides.emit(OperationType.LOGICAL_AND, [is_left, goes])
+    results = [_sized(value) for value in nested.results[1][: 1 + size]]
+    _check_single(op, results[0], "b", "a condition of an iteration")
+    for before, after in zip(values, results[1:], strict=True):
+        if before.dtype != after.dtype:
+            op.refuse("attribute 'body'", f"a result of type {before.dtype}", after.dtype)
+        if before.shape != after.shape:
+            raise Inexpressible("iterations whose results differ in shape")
+    following = repeats.emit(OperationType.ADD, [repeats.form(nested.state[1][size]), repeats.int32s([1]), 0])
+    last = [repeats.form(after, before.order) for before, after in zip(values, results[1:], strict=True)]
+    again = repeats.reshaped(repeats.form(results[0]), (1,))
+    condition_graph, _ = decides.end([goes])
+    body_graph, outputs = repeats.end([*last, following, again])
+    _check_same_quantisation(outputs, nested.passed[: len(outputs)])
+    written = nested.outer.emit_nested(
+        OperationType.WHILE,
+        [condition_graph, body_graph, *nested.passed],
+        [value.operand for value in outputs[:size]],
+    )
+    return [
+        nested.outer.tensor(value, tensor.dtype, tensor.shape, order=tensor.order)
+        for value, tensor in zip(written, values, strict=True)
+    ]
+
+
+def _check_single(op: Operator, value: Tensor, kinds: str, what: str) -> None:
+    if value.size != 1 or np.dtype(value.dtype).kind not in kinds:
+        expected = "one truth value" if kinds == "b" else "one whole number"
+        op.refuse(what, expected, f"{value.size} of type {value.dtype}")
+
+
+def _limit(op: Operator, count: Tensor) -> Tensor:
+    """The number of iterations as 32 bits hold it: a loop that should go on until its condition ends it has the largest number."""
+    _check_single(op, count, "iu", "a trip count")
+    return (
+        count if count.array is None else Tensor("int64", (), array=np.clip(count.array.reshape(()), *INT32))
+    )
 
 
 def _tensors(values: Sequence[Held]) -> list[AnyTensor]:

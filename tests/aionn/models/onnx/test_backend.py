@@ -53,7 +53,6 @@ CANNOT = {
     "test_loop1[36]_seq*": "sequences",
     "test_if_seq": "sequences",
     "test_if_opt": "optional values",
-    "test_if": "a condition that only the execution knows",
     "test_loop11": "a trip count that only the execution knows",
     "test_range_*_expanded": "a trip count that only the execution knows",
     "test_bernoulli*": "random results",

@@ -1,4 +1,6 @@
-"""If, Loop and Scan: their graphs become part of the model where constants decide their course, else the reason is reported."""
+"""If, Loop and Scan: their graphs become part of the model where constants decide their course, else nested graphs of an IF or
+WHILE; where that is not possible the reason is reported.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+import aionn
 from aionn.errors import InvalidModel
 from aionn.models.onnx import load_onnx
 from aionn.models.onnx.conversions.control_flow import UNROLLED_NODES_MAX
 from aionn.models.onnx.encoding import node, tensor
 from aionn.models.onnx.schema import DataType, GraphProto, NodeProto, ValueInfo
-from tests.aionn.models.onnx.building import evaluate, file, info, operations
+from tests.aionn.models.onnx.building import evaluate, file, info, operations, run
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 NUMBER = ValueInfo("i", DataType.INT64, ())
 GOES_ON = ValueInfo("on", DataType.BOOL, ())
+
+
+YES_OR_NO = [np.array(True), np.array(False)]
 
 
 def graph(
@@ -29,6 +35,10 @@ def graph(
         tuple(tensor(name, np.asarray(value)) for name, value in constants.items()),
         name="body",
     )
+
+
+def choice(then: GraphProto, other: GraphProto, *outputs: str, condition: str = "b") -> NodeProto:
+    return node("If", [condition], list(outputs or ("y",)), then_branch=then, else_branch=other)
 
 
 def counted(count: int, **constants: Any) -> tuple[list[NodeProto], dict[str, Any]]:
@@ -145,26 +155,262 @@ def doubling(condition: list[NodeProto], name: str) -> GraphProto:
     return graph([node("Add", ["v", "v"], ["next"]), *condition], [NUMBER, GOES_ON, "v"], [name, "next"])
 
 
-def test_course_that_no_constant_decides_is_rejected_with_the_reason() -> None:
-    same = doubling([node("Identity", ["on"], ["goes"])], "goes")
-    refused([node("Loop", ["n", "", "x"], ["y"], body=same)], "1 x Loop: a trip count that is not a constant")
-    refused([node("Loop", ["", "b", "x"], ["y"], body=same)], "1 x Loop: a condition that is not a constant")
-    computed = doubling(
+def test_results_of_all_iterations_need_a_course_that_constants_decide() -> None:
+    def keeping(condition: list[NodeProto], name: str) -> GraphProto:
+        nodes = [node("Add", ["v", "v"], ["next"]), *condition, node("Neg", ["next"], ["seen"])]
+        return graph(nodes, [NUMBER, GOES_ON, "v"], [name, "next", "seen"])
+
+    same = keeping([node("Identity", ["on"], ["goes"])], "goes")
+    ending = ", with results of all iterations"
+    refused(
+        [node("Loop", ["n", "", "x"], ["", "y"], body=same)],
+        "1 x Loop: a trip count that is not a constant" + ending,
+    )
+    refused(
+        [node("Loop", ["", "b", "x"], ["", "y"], body=same)],
+        "1 x Loop: a condition that is not a constant" + ending,
+    )
+    computed = keeping(
         [node("ReduceMax", ["next"], ["top"], keepdims=0), node("Less", ["top", "v0"], ["goes"])], "goes"
     )
     refused(
-        [node("Loop", ["", "", "x"], ["y"], body=computed)],
-        "a condition of an iteration that is not a constant",
+        [node("Loop", ["", "", "x"], ["", "y"], body=computed)],
+        "a condition of an iteration that is not a constant" + ending,
         v0=np.float32(9),
     )
-    twice, same_again = (
-        graph([node("Add", ["x", "x"], ["t"])], [], ["t"]),
-        graph([node("Neg", ["x"], ["e"])], [], ["e"]),
+
+
+@pytest.mark.parametrize("count", [-3, 0, 1, 4])
+def test_computed_trip_count_becomes_an_operation_with_two_graphs(count: int) -> None:
+    body = graph(
+        [
+            node("Cast", ["i"], ["real"], to=int(DataType.FLOAT)),
+            node("Mul", ["v", "two"], ["doubled"]),
+            node("Add", ["doubled", "e"], ["moved"]),
+            node("Add", ["moved", "real"], ["next"]),
+            node("Identity", ["on"], ["goes"]),
+        ],
+        [NUMBER, GOES_ON, "v"],
+        ["goes", "next"],
+        two=np.float32(2),
     )
+    nodes = [
+        node("Exp", ["x"], ["e"]),
+        node("Loop", ["n", "", "x"], ["w"], body=body),
+        node("Neg", ["w"], ["y"]),
+    ]
+    data = file(nodes, [info("x", X), ValueInfo("n", DataType.INT64, ())], ["y"])
+    model = load_onnx(data)
+    assert operations(model) == ["EXP", "WHILE", "NEG"] and len(model.model.referenced) == 2
+    (y,) = run(model, {"x": X, "n": np.array(count)})
+    expected = X
+    for i in range(count):
+        expected = expected * 2 + np.exp(X) + np.float32(i)
+    np.testing.assert_allclose(y, -expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("starts", YES_OR_NO)
+@pytest.mark.parametrize("limit", [None, 2, np.iinfo(np.int64).max])
+def test_computed_condition_of_an_iteration_ends_the_loop(limit: int | None, starts: Any) -> None:
+    until = doubling([node("ReduceMax", ["next"], ["top"]), node("Less", ["top", "most"], ["goes"])], "goes")
+    nodes = [node("Loop", ["" if limit is None else "m", "b", "x"], ["y"], body=until)]
+    constants = {"most": np.float32([[30]])} | ({} if limit is None else {"m": np.array(limit)})
+    data = file(nodes, [info("x", X), info("b", starts)], ["y"], constants)
+    (y,) = run(load_onnx(data), {"x": X, "b": starts})
+    np.testing.assert_array_equal(y, X * (1 if not starts else 4 if limit == 2 else 8))
+
+
+@pytest.mark.parametrize("decision", YES_OR_NO)
+def test_values_of_a_loop_may_be_constants_at_first_and_choices_later(decision: Any) -> None:
+    chosen = choice(
+        graph([node("Add", ["v", "x"], ["t"])], [], ["t"]),
+        graph([node("Sub", ["v", "x"], ["e"])], [], ["e"]),
+        "next",
+    )
+    body = graph([chosen, node("Identity", ["on"], ["goes"])], [NUMBER, GOES_ON, "v"], ["goes", "next"])
+    nodes = [node("Loop", ["n", "", "zeros"], ["y"], body=body)]
+    inputs = [info("x", X), info("b", decision), ValueInfo("n", DataType.INT64, ())]
+    model = load_onnx(file(nodes, inputs, ["y"], {"zeros": np.zeros_like(X)}))
+    (y,) = run(model, {"x": X, "b": decision, "n": np.array(3)})
+    np.testing.assert_array_equal(y, 3 * X if decision else -3 * X)
+
+
+def test_iterations_that_do_not_agree_are_rejected_with_the_reason() -> None:
+    goes = node("Identity", ["on"], ["goes"])
+    for one, words in (
+        (node("Concat", ["v", "v"], ["next"], axis=0), "iterations whose results differ in shape"),
+        (node("Greater", ["v", "v"], ["next"]), "expected a result of type float32, got bool"),
+        (node("NonZero", ["v"], ["next"]), "a sequence, or a value of unknown extents"),
+        (node("Strange", ["v"], ["next"], domain="my.ops"), "1 x my.ops.Strange"),
+    ):
+        body = graph([one, goes], [NUMBER, GOES_ON, "v"], ["goes", "next"])
+        refused([node("Loop", ["n", "", "x"], ["y"], body=body)], words)
     refused(
-        [node("If", ["b"], ["y"], then_branch=twice, else_branch=same_again)],
-        "1 x If: a condition that is not a constant",
+        [node("Loop", ["x", "", "x"], ["y"], body=doubling([goes], "goes"))],
+        "expected one whole number, got 6",
     )
+
+
+async def test_runtime_divides_graphs_within_an_operation_between_devices() -> None:
+    """An Atan of a branch, and an addition of 64 bits in a loop, are operations of the extension."""
+    branches = [graph([node(kind, ["x"], [kind])], [], [kind]) for kind in ("Atan", "Neg")]
+    body = graph(
+        [node("Add", ["c", "step"], ["next"]), node("Identity", ["on"], ["goes"])],
+        [NUMBER, GOES_ON, ValueInfo("c", DataType.INT64, (1,))],
+        ["goes", "next"],
+    )
+    nodes = [choice(*branches), node("Loop", ["n", "", "c0"], ["c9"], body=body)]
+    inputs = [
+        info("x", X),
+        info("b", np.array(True)),
+        *(info(n, np.zeros(1, np.int64)) for n in ("n", "c0", "step")),
+    ]
+    model = load_onnx(file(nodes, inputs, ["y", "c9"]))
+    async with (
+        aionn.open(drivers=["reference", "onnx-reference"], isolation="in_process") as runtime,
+        await runtime.compile(model.model) as net,
+    ):
+        assert {"interpreter", "onnx-reference"} <= {placement.device for placement in net.placement}
+        one = np.array([True])
+        for decision in (one, ~one):
+            given = [X, decision, *(np.array([n], np.int32) for n in (4, 10, -3))]
+            y, c = (await net.execute(given)).outputs
+            np.testing.assert_allclose(y, np.arctan(X) if decision else -X, rtol=1e-6)
+            assert c.tolist() == [-2]
+
+
+@pytest.mark.parametrize("decision", YES_OR_NO)
+def test_computed_condition_becomes_an_operation_with_two_graphs(decision: Any) -> None:
+    then = graph([node("Add", ["x", "n"], ["t"]), node("Mul", ["t", "half"], ["u"])], [], ["t", "u"])
+    other = graph(
+        [node("Neg", ["x"], ["e"]), node("Sub", ["e", "own"], ["f"])], [], ["e", "f"], own=np.float32(7)
+    )
+    nodes = [node("Exp", ["x"], ["n"]), choice(then, other, "a", "c"), node("Add", ["a", "c"], ["y"])]
+    data = file(nodes, [info("x", X), info("b", decision)], ["y", "c"], {"half": np.float32(0.5)})
+    model = load_onnx(data)
+    assert operations(model) == ["EXP", "IF", "ADD"] and len(model.model.referenced) == 2
+    y, c = run(model, {"x": X, "b": decision})
+    expected = ((X + np.exp(X)) * 0.5 if decision else -X - 7).astype(np.float32)
+    np.testing.assert_allclose(c, expected, rtol=1e-6)
+    np.testing.assert_allclose(y, (X + np.exp(X) if decision else -X) + expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("decision", YES_OR_NO)
+def test_branches_may_return_values_from_outside_constants_and_one_value_twice(decision: Any) -> None:
+    then = graph([], [], ["x", "x", "i"])
+    other = graph(
+        [node("Identity", ["five"], ["five2"])], [], ["five2", "x", "five3"], five3=np.array([3, 4], np.int32)
+    )
+    data = file(
+        [choice(then, other, "p", "q", "r")],
+        [info("x", X), info("b", decision), info("i", np.zeros(2, np.int32))],
+        ["p", "q", "r"],
+        {"five": np.full((2, 3), 5, np.float32)},
+    )
+    p, q, r = run(load_onnx(data), {"x": X, "b": decision, "i": np.array([1, 2])})
+    np.testing.assert_array_equal(p, X if decision else np.full_like(X, 5))
+    np.testing.assert_array_equal(q, X)
+    np.testing.assert_array_equal(r, [1, 2] if decision else [3, 4])
+
+
+@pytest.mark.parametrize("decision", YES_OR_NO)
+def test_condition_may_be_computed_from_values_and_have_an_axis(decision: Any) -> None:
+    nodes = [
+        node("ReduceMax", ["x"], ["top"], keepdims=0),
+        node("Unsqueeze", ["top", "zero"], ["top1"]),
+        node("Greater", ["top1", "limit"], ["big"]),
+        choice(
+            graph([node("Neg", ["top1"], ["t"])], [], ["t"]),
+            graph([node("Add", ["top1", "top1"], ["e"])], [], ["e"]),
+            condition="big",
+        ),
+    ]
+    constants = {"limit": np.float32([4 if decision else 6]), "zero": np.array([0])}
+    (y,) = evaluate(nodes, {"x": X}, ["y"], constants)
+    np.testing.assert_array_equal(y, [-5 if decision else 10])
+
+
+def test_images_are_not_turned_at_the_edges_of_branches() -> None:
+    """Both branches take and return images with their channels last; one turn is at the input, and one at the output."""
+    weights = np.random.default_rng(1).normal(size=(4, 4, 3, 3)).astype(np.float32)
+    image = np.random.default_rng(2).normal(size=(1, 4, 6, 6)).astype(np.float32)
+
+    def convolution(x: str, w: str, y: str) -> NodeProto:
+        return node("Conv", [x, w], [y], pads=[1, 1, 1, 1], kernel_shape=[3, 3])
+
+    branches = [graph([convolution("h", w, f"o{w}")], [], [f"o{w}"]) for w in ("w1", "w2")]
+    nodes = [convolution("x", "w0", "h"), choice(*branches, "c"), convolution("c", "w0", "y")]
+    constants = {"w0": weights, "w1": weights * 2, "w2": weights * 3}
+    data = file(nodes, [info("x", image), info("b", np.array(True))], ["y"], constants)
+    model = load_onnx(data)
+    assert operations(model) == ["TRANSPOSE", "CONV_2D", "IF", "CONV_2D", "TRANSPOSE"]
+    (double,), (triple,) = (run(model, {"x": image, "b": np.array(b)}) for b in (True, False))
+    np.testing.assert_allclose(triple, double * 1.5, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("outer", "inner"), [(a, b) for a in YES_OR_NO for b in YES_OR_NO])
+def test_branches_within_branches_and_within_loops_read_values_from_outside_of_all(
+    outer: Any, inner: Any
+) -> None:
+    deep = choice(
+        graph([node("Add", ["v", "x"], ["t"])], [], ["t"]), graph([node("Sub", ["v", "n"], ["e"])], [], ["e"]),
+        "d", condition="c",
+    )  # fmt: skip
+    wide = choice(graph([deep], [], ["d"]), graph([node("Mul", ["v", "two"], ["m"])], [], ["m"]), "w")
+    body = graph([wide, node("Identity", ["on"], ["goes"])], [NUMBER, GOES_ON, "v"], ["goes", "w"])
+    nodes = [node("Neg", ["x"], ["n"]), node("Loop", ["count", "", "x"], ["y"], body=body)]
+    constants = {"count": np.array(2), "two": np.float32(2)}
+    (y,) = evaluate(nodes, {"x": X, "b": outer, "c": inner}, ["y"], constants)
+    np.testing.assert_array_equal(y, 3 * X if outer else 4 * X)
+
+
+def test_value_from_outside_is_not_changed_by_the_branches_that_read_it() -> None:
+    """A constant has forms of its own in each graph."""
+    matrix = np.arange(12, dtype=np.float32).reshape(3, 4)
+    uses = [node("MatMul", ["x", "m"], [f"u{i}"]) for i in range(3)]
+    nodes = [choice(graph([uses[0]], [], ["u0"]), graph([uses[1]], [], ["u1"]), "c"), uses[2]]
+    (c, u) = evaluate(nodes, {"x": X, "b": np.array(True)}, ["c", "u2"], {"m": matrix})
+    np.testing.assert_allclose(c, X @ matrix)
+    np.testing.assert_allclose(u, X @ matrix)
+
+
+def test_branches_that_do_not_agree_are_rejected_with_the_reason() -> None:
+    same = graph([node("Neg", ["x"], ["t"])], [], ["t"])
+    cases = [
+        (
+            graph([node("Concat", ["x", "x"], ["e"], axis=0)], [], ["e"]),
+            "1 x If: branches whose results differ in shape",
+        ),
+        (
+            graph([node("Greater", ["x", "x"], ["e"])], [], ["e"]),
+            "expected results of one type, got float32 and bool",
+        ),
+        (
+            graph([node("SequenceConstruct", ["x"], ["e"])], [], ["e"]),
+            "1 x If: a sequence, or a value of unknown extents",
+        ),
+        (
+            graph([node("NonZero", ["x"], ["e"])], [], ["e"]),
+            "1 x If: a sequence, or a value of unknown extents",
+        ),
+        (graph([], [], ["q"]), "differ in quantisation"),
+    ]
+    for other, words in cases:
+        quantised = [node("QuantizeLinear", ["x", "scale"], [name]) for name in ("q", "q3")]
+        then = (
+            same
+            if "quantisation" not in words
+            else graph([node("QuantizeLinear", ["x", "finer"], ["t"])], [], ["t"])
+        )
+        refused([quantised[0], choice(then, other)], words, scale=np.float32(0.5), finer=np.float32(0.25))
+    refused([choice(same, same, condition="n")], "expected one truth value, got 1 of type int64")
+    one = graph([node("Neg", ["x"], ["t"])], ["x0"], ["t"])
+    refused([choice(same, one)], "attribute 'else_branch'")
+
+
+def test_operators_of_both_branches_that_cannot_be_expressed_are_listed_at_once() -> None:
+    sides = [graph([node(f"Strange{i}", ["x"], [f"t{i}"], domain="my.ops")], [], [f"t{i}"]) for i in (1, 2)]
+    refused([choice(*sides)], "got 2 that it cannot", "1 x my.ops.Strange1", "1 x my.ops.Strange2")
 
 
 def test_loop_that_does_not_end_is_rejected() -> None:
