@@ -48,9 +48,11 @@ SECTIONS = (
         "How to",
         (
             "docs/how-to/fastapi.md",
+            "docs/how-to/jupyter.md",
             "docs/how-to/service.md",
             "docs/how-to/docker.md",
             "docs/how-to/first-driver.md",
+            "docs/how-to/custom-operators.md",
             "docs/how-to/virtual-time.md",
             "docs/how-to/conformance-data.md",
         ),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import asyncio
+import inspect
 import json
 import re
 import subprocess
@@ -9,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
 
@@ -108,6 +112,64 @@ def test_first_driver_passes_the_suites(driver_folder: Path, options: tuple[str,
     limit_s = RUN_S_MAX if "20" in options else 10 * RUN_S_MAX
     done = subprocess.run(command, cwd=driver_folder, capture_output=True, text=True, timeout=limit_s)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+# --- Operators of a user's own --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("part", "shown"),
+    [("make_function", r"\[\[0\.73105"), ("extract_model", r"\[\[-2\. +-?0\. -1\. -3\.\]\]")],
+)
+def test_model_with_an_operator_of_its_own_runs(part: str, shown: str, tmp_path: Path) -> None:
+    pytest.importorskip("onnx", reason="the onnx package is not installed: pip install --group onnx")
+    (tmp_path / "program.py").write_text(block_with("docs/how-to/custom-operators.md", part))
+    done = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=RUN_S_MAX
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.match(shown, done.stdout)
+
+
+# --- A notebook ---------------------------------------------------------------------------------------------------------------
+
+
+async def execute_cell(text: str, space: dict[str, Any]) -> Any:
+    """The value of a cell's last expression. A notebook executes a cell in a task of its own, with ``await`` at its top level."""
+    tree = ast.parse(text)
+    last = tree.body[-1]
+    if isinstance(last, ast.Expr):
+        tree.body[-1] = ast.copy_location(ast.Assign([ast.Name("_", ast.Store())], last.value), last)
+    code = compile(ast.fix_missing_locations(tree), "cell", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+    async def run() -> None:
+        result = eval(code, space)
+        if inspect.isawaitable(result):
+            await result
+
+    space["_"] = None
+    await asyncio.create_task(run())
+    return space["_"]
+
+
+async def test_cells_of_the_notebook_s_page_run_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("av", reason="PyAV is not installed")
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setitem(aionn.open.__kwdefaults__, "isolation", "in_process")
+    monkeypatch.setitem(aionn.open.__kwdefaults__, "drivers", ["reference"])
+    cells = [block.text for block in blocks("python") if block.page == "docs/how-to/jupyter.md"]
+    space: dict[str, Any] = {}
+    with anyio.fail_after(RUN_S_MAX):
+        for cell in cells:
+            shown = await execute_cell(cell, space)
+            if cell.startswith("collector "):
+                while not space["collector"].snapshot().streams:
+                    await anyio.sleep(0.001)  # The stream goes on beside the cells.
+                assert "video" in shown._repr_html_() or "video" in space["collector"]._repr_html_()
+            elif shown is not None and not isinstance(shown, np.ndarray | tuple):
+                assert "<table" in shown._repr_html_()
+    assert space["watching"].done() and "closed" in space["runtime"]._repr_html_()
 
 
 # --- The tutorial's application -----------------------------------------------------------------------------------------------
