@@ -32,7 +32,7 @@ import aionn.runtime.runtime as asynchronous_runtime
 from aionn.errors import InvalidArgument, NotAdmitted
 from aionn.hal import DeviceStatus, Model, Priority
 from aionn.runtime.devices import RuntimeDevice
-from aionn.runtime.executions.results import ExecutionState, Result
+from aionn.runtime.executions.results import ExecutionState, PriorityName, Result
 from aionn.runtime.executions.slot_pool import BurstStatistics
 from aionn.runtime.guarantees.guarantee import StreamReservation
 from aionn.runtime.introspection import Support
@@ -313,7 +313,7 @@ class Execution:
         """Absolute limit; None means no limit."""
         return self._execution.deadline_ns
 
-    def change_priority(self, priority: Priority) -> bool:
+    def change_priority(self, priority: PriorityName | Priority) -> bool:
         """See ``aionn.Execution.change_priority``."""
         return self._loop.do(self._execution.change_priority, priority)
 

@@ -34,7 +34,7 @@ from aionn.runtime.executions.plan_in_use import (
     close_plans,
     free_unused,
 )
-from aionn.runtime.executions.results import Result, priority_of
+from aionn.runtime.executions.results import PriorityName, Result, priority_of
 from aionn.runtime.memory.arguments import (
     BOUND,
     Array,
@@ -177,7 +177,7 @@ class Compilation:
         *,
         outputs: Sequence[Any] | None = None,
         deadline: int | None = None,
-        priority: str | Priority | None = None,
+        priority: PriorityName | Priority | None = None,
         measure: bool = False,
         loop_timeout: float | None = None,
     ) -> Result:
@@ -217,7 +217,7 @@ class Compilation:
         wait_for: Sequence[SyncFence] = (),
         deadline: int | None = None,
         duration: float | None = None,
-        priority: str | Priority | None = None,
+        priority: PriorityName | Priority | None = None,
         measure: bool = False,
         loop_timeout: float | None = None,
     ) -> Execution:
@@ -252,7 +252,7 @@ class Compilation:
         inputs: Sequence[Any],
         outputs: Sequence[Any] | None,
         deadline: int | None,
-        priority: str | Priority | None,
+        priority: PriorityName | Priority | None,
         loop_timeout: float | None,
     ) -> Asked:
         self._check_open()
@@ -408,7 +408,7 @@ class Compilation:
         measure: bool,
         loop_timeout_ns: int | None,
         deadline_ns: int | None,
-        priority: str | Priority | None,
+        priority: PriorityName | Priority | None,
     ) -> ExecutionJob:
         # A method, by which a reusable execution keeps its compilation.
         plan.users += 1

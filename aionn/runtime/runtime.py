@@ -47,7 +47,7 @@ from aionn.runtime.discovery import (
     drivers_wanted,
 )
 from aionn.runtime.executions.plan_in_use import Ready
-from aionn.runtime.executions.results import priority_of
+from aionn.runtime.executions.results import PriorityName, priority_of
 from aionn.runtime.extensions import check_extensions
 from aionn.runtime.introspection import Support, ask_support
 from aionn.runtime.memory.allocation import allocate
@@ -55,7 +55,17 @@ from aionn.runtime.memory.own import DeviceMemory, OwnMemory, SharedMemory, copy
 from aionn.runtime.metrics.exposed import RuntimeMetrics
 from aionn.runtime.placement.compiling import Compiler
 from aionn.runtime.realtime import ProcessThreads, RealtimeReport, RuntimeRealtime
-from aionn.runtime.settings import PartitionMode, Settings, preference_of, settings_from
+from aionn.runtime.settings import (
+    CollectorChoice,
+    ExecutionPathChoice,
+    PartitionChoice,
+    PartitionMode,
+    PreferenceName,
+    RealtimeChoice,
+    Settings,
+    preference_of,
+    settings_from,
+)
 from aionn.runtime.telemetry import (
     Listener,
     Reporter,
@@ -83,8 +93,8 @@ def open_runtime(
     devices: Sequence[Device] = (),
     enabled_devices: str | None = None,
     cpu_only: bool | None = None,
-    partition: str | None = None,
-    execution_path: str | None = None,
+    partition: PartitionChoice | None = None,
+    execution_path: ExecutionPathChoice | None = None,
     sockets: Sequence[str | os.PathLike[str]] | None = None,
     burst_controller_polling_us: int | None = None,
     burst_server_polling_us: int | None = None,
@@ -92,8 +102,8 @@ def open_runtime(
     extensions: str | None = None,
     spare_processes: bool | None = None,
     hang_after_s: float | None = None,
-    realtime: str | None = None,
-    collector: str | None = None,
+    realtime: RealtimeChoice | None = None,
+    collector: CollectorChoice | None = None,
     trace: str | os.PathLike[str] | None = None,
     telemetry: Sequence[Listener] = (),
     metrics: str | None = None,
@@ -333,8 +343,8 @@ class Runtime:
         model: Model | str | os.PathLike[str],
         *,
         devices: str | Sequence[str] | None = None,
-        preference: str | ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER,
-        priority: str | Priority = Priority.MEDIUM,
+        preference: PreferenceName | ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER,
+        priority: PriorityName | Priority = Priority.MEDIUM,
         deadline: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         cache_token: bytes | None = None,

@@ -15,7 +15,7 @@ import enum
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -30,8 +30,13 @@ from aionn.service.progress import check_hang_after_s
 
 __all__ = [
     "VARIABLES",
+    "CollectorChoice",
     "ExecutionPath",
+    "ExecutionPathChoice",
+    "PartitionChoice",
     "PartitionMode",
+    "PreferenceName",
+    "RealtimeChoice",
     "Settings",
     "preference_of",
     "Variable",
@@ -52,6 +57,22 @@ class ExecutionPath(enum.StrEnum):
 
     SYNC = "sync"
     ASYNC = "async"
+
+
+PartitionChoice = Literal["none", "with_fallback", "without_fallback"] | PartitionMode
+"""A division of models by its name or itself; this type and those below are for type checkers and editors."""
+
+ExecutionPathChoice = Literal["sync", "async"] | ExecutionPath
+"""A path of executions by its name or itself."""
+
+RealtimeChoice = Literal["required", "if_permitted", "off"] | Mode
+"""A setting of real time by its name or itself."""
+
+CollectorChoice = Literal["ordinary", "frozen", "disabled"] | CollectorMode
+"""A setting of the garbage collector by its name or itself."""
+
+PreferenceName = Literal["low_power", "fast_single_answer", "sustained_speed"]
+"""A preference by its name."""
 
 
 class Variable(msgspec.Struct, frozen=True):
@@ -209,8 +230,8 @@ def settings_from(
     *,
     enabled_devices: str | None = None,
     cpu_only: bool | None = None,
-    partition: str | None = None,
-    execution_path: str | None = None,
+    partition: PartitionChoice | None = None,
+    execution_path: ExecutionPathChoice | None = None,
     sockets: Sequence[str | os.PathLike[str]] | None = None,
     burst_controller_polling_us: int | None = None,
     burst_server_polling_us: int | None = None,
@@ -218,8 +239,8 @@ def settings_from(
     extensions: str | None = None,
     spare_processes: bool | None = None,
     hang_after_s: float | None = None,
-    realtime: str | None = None,
-    collector: str | None = None,
+    realtime: RealtimeChoice | None = None,
+    collector: CollectorChoice | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Settings:
     """Settings from options and variables.

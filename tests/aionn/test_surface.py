@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import enum
 import subprocess
 import sys
+import typing
+from typing import Any
 
 import pytest
 
 import aionn
 from aionn.errors import ErrorStatus, error_for_status, status_of
+from aionn.realtime import CollectorMode, Mode
+from aionn.runtime import settings
+from aionn.runtime.executions.results import PriorityName
 
 
 def test_every_public_name_resolves() -> None:
@@ -45,3 +51,20 @@ def test_error_classes_are_what_their_callers_catch() -> None:
     assert issubclass(aionn.InvalidArgument, ValueError)
     assert issubclass(aionn.InvalidModel, aionn.InvalidArgument)
     assert status_of(RuntimeError("a driver's bug")) == ErrorStatus.GENERAL_FAILURE
+
+
+@pytest.mark.parametrize(
+    ("choice", "kind"),
+    [
+        (PriorityName, aionn.Priority),
+        (settings.PreferenceName, aionn.ExecutionPreference),
+        (settings.PartitionChoice, settings.PartitionMode),
+        (settings.ExecutionPathChoice, settings.ExecutionPath),
+        (settings.RealtimeChoice, Mode),
+        (settings.CollectorChoice, CollectorMode),
+    ],
+)
+def test_names_that_type_checkers_accept_are_those_of_the_choice(choice: Any, kind: type[enum.Enum]) -> None:
+    parts = typing.get_args(choice)
+    names = [one for part in parts for one in typing.get_args(part)] or list(parts)
+    assert names == [one.value if issubclass(kind, enum.StrEnum) else one.name.lower() for one in kind]

@@ -62,6 +62,20 @@ async def wrong() -> None:
         net: str = await runtime.compile("model.tflite")
 """
 
+CHOICES = """
+async def choices(burst: aionn.Burst) -> None:
+    async with aionn.open(partition="sometimes", execution_path="fast", realtime="maybe", collector="off") as runtime:
+        net = await runtime.compile("model.tflite", priority="urgent", preference="quick")
+        await net.execute([], priority="urgent")
+        burst.stream(video_file("video.mp4", keep="some"), on_late="ignore")
+"""
+
+CHOICE_LINES = {
+    len(APPLICATION.splitlines()) + number
+    for number, line in enumerate(CHOICES.splitlines(), 1)
+    if '="' in line
+}
+
 
 @pytest.fixture(params=["wheel", "editable"])
 def environment(request: pytest.FixtureRequest, tmp_path: Path) -> Environment:
@@ -81,6 +95,7 @@ def folder(tmp_path: Path) -> Path:
     made.mkdir()
     (made / "application.py").write_text(APPLICATION)
     (made / "wrong.py").write_text(APPLICATION + WRONG)
+    (made / "choices.py").write_text(APPLICATION + CHOICES)
     (made / "tutorial.py").write_text(TUTORIAL.read_text())
     return made
 
@@ -104,6 +119,7 @@ def test_mypy_finds_no_error_under_strict_but_a_planted_one(environment: Environ
     assert check("tutorial.py") == []
     (planted,) = check("wrong.py")
     assert "Compilation" in planted
+    assert {int(line.split(":")[1]) for line in check("choices.py")} == CHOICE_LINES
 
 
 @pytest.mark.long
@@ -114,7 +130,7 @@ def test_pyright_finds_no_error_under_strict_but_a_planted_one(
         pytest.skip("basedpyright is not installed: pip install basedpyright")
     (folder / "pyrightconfig.json").write_text(json.dumps({"typeCheckingMode": "strict"}))
 
-    def check(name: str) -> list[str]:
+    def check(name: str) -> list[tuple[int, str]]:
         done = subprocess.run(
             [sys.executable, "-m", "basedpyright", "--pythonpath", environment.python, "--outputjson", name],
             cwd=folder,
@@ -123,8 +139,10 @@ def test_pyright_finds_no_error_under_strict_but_a_planted_one(
             timeout=CHECK_S_MAX,
         )
         found = json.loads(done.stdout)["generalDiagnostics"]
-        return [one["message"] for one in found if one["severity"] == "error"]
+        errors = [one for one in found if one["severity"] == "error"]
+        return [(one["range"]["start"]["line"] + 1, one["message"]) for one in errors]
 
     assert check("application.py") == []
     assert check("tutorial.py") == []
-    assert [message for message in check("wrong.py") if "Compilation" in message] != []
+    assert [message for _, message in check("wrong.py") if "Compilation" in message] != []
+    assert {line for line, _ in check("choices.py")} == CHOICE_LINES

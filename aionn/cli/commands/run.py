@@ -20,6 +20,7 @@ from aionn.hal import check_deadline_ns
 from aionn.models.importing import ImportOptions
 from aionn.reports.terminal import print_line
 from aionn.runtime.clock import to_ns
+from aionn.runtime.executions.results import priority_of
 from aionn.runtime.memory.arguments import Array, TensorSpec
 
 __all__ = ["run"]
@@ -106,7 +107,7 @@ async def _run(
 ) -> tuple[dict[str, Any], tuple[Array, ...]]:
     async with aionn.open() as runtime:
         started = time.perf_counter()
-        net = await runtime.compile(model, devices=device, priority=priority, **imports.keywords)
+        net = await runtime.compile(model, devices=device, priority=priority_of(priority), **imports.keywords)
         compile_ms = (time.perf_counter() - started) * 1e3
         generator = np.random.default_rng(seed)
         inputs = values if values is not None else [_random(spec, generator) for spec in net.inputs]

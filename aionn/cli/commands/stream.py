@@ -44,6 +44,7 @@ from aionn.models.importing import ImportOptions
 from aionn.platform.files import TEXT_BYTES_MAX, read_regular
 from aionn.reports.terminal import print_line, print_table
 from aionn.runtime.clock import to_ns
+from aionn.runtime.executions.results import priority_of
 from aionn.runtime.memory.arguments import TensorSpec, Writer, value_writer
 from aionn.runtime.memory.pictures import image_size, image_writer
 from aionn.watch import Collector, WatchedStream
@@ -211,7 +212,7 @@ async def _stream(
     realtime: RealtimeOption,
 ) -> dict[str, Any]:
     async with aionn.open(realtime=realtime) as runtime:
-        net = await runtime.compile(model, devices=device, priority=priority, **imports.keywords)
+        net = await runtime.compile(model, devices=device, priority=priority_of(priority), **imports.keywords)
         if len(net.inputs) != 1:
             raise InvalidArgument(f"stream: expected a model with one input, got {len(net.inputs)}")
         is_sound = audio is not None or has_sound(named or "")

@@ -32,7 +32,7 @@ from aionn.runtime.clock import check_deadline, now_ns
 from aionn.runtime.dropping import close_when_dropped
 from aionn.runtime.executions.job import ExecutionJob, JobOwner, run_job
 from aionn.runtime.executions.opened_plan import KeptAreas, OpenedPlan
-from aionn.runtime.executions.results import Result, priority_of
+from aionn.runtime.executions.results import PriorityName, Result, priority_of
 from aionn.runtime.executions.slot_pool import BurstStatistics, FrameBuffer, SlotPool, nothing
 from aionn.runtime.executions.stepping import (
     DeviceBurst,
@@ -252,7 +252,7 @@ class Burst:
         inputs: Sequence[Any],
         *,
         deadline: int | None = None,
-        priority: str | Priority | None = None,
+        priority: PriorityName | Priority | None = None,
         measure: bool = False,
     ) -> Result:
         """Executes once. Waits for a free slot first; arguments, result and errors are those of ``Compilation.execute``.
@@ -284,7 +284,7 @@ class Burst:
         into: Writer | ViewsWriter | None = None,
         deadline: Callable[[_T], int] | None = None,
         on_late: Literal["drop", "deliver"] = "drop",
-        priority: str | Priority | None = None,
+        priority: PriorityName | Priority | None = None,
         measure: bool = False,
         guarantee: Literal[False] = False,
     ) -> Stream[_T]: ...
@@ -297,7 +297,7 @@ class Burst:
         into: Writer | ViewsWriter | None = None,
         deadline: float | None = None,
         on_late: Literal["drop", "deliver"] = "drop",
-        priority: str | Priority | None = None,
+        priority: PriorityName | Priority | None = None,
         measure: bool = False,
         guarantee: Literal[True, "best"],
         period: float,
@@ -312,7 +312,7 @@ class Burst:
         into: Writer | ViewsWriter | None = None,
         deadline: Callable[[_T], int] | float | None = None,
         on_late: Literal["drop", "deliver"] = "drop",
-        priority: str | Priority | None = None,
+        priority: PriorityName | Priority | None = None,
         measure: bool = False,
         guarantee: bool | Literal["best"] = False,
         period: float | None = None,

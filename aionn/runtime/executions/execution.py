@@ -20,7 +20,7 @@ from aionn.hal import Priority
 from aionn.runtime.clock import now_ns
 from aionn.runtime.executions.failures import clear_frames, own_error
 from aionn.runtime.executions.job import ExecutionJob, run_job
-from aionn.runtime.executions.results import ExecutionState, Result, priority_of
+from aionn.runtime.executions.results import ExecutionState, PriorityName, Result, priority_of
 from aionn.runtime.placement.fallback import driver_error
 from aionn.scheduler.job import NEVER_NS
 from fences import FenceError, FenceState, FenceStatus, SyncFence, leaves
@@ -156,7 +156,7 @@ class Execution:
 
     # Priority
 
-    def change_priority(self, priority: str | Priority) -> bool:
+    def change_priority(self, priority: PriorityName | Priority) -> bool:
         """Changes the class of an execution that does not run yet; False if it runs or has ended.
 
         Raises:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -11,7 +12,10 @@ from aionn.errors import ErrorStatus, InvalidArgument
 from aionn.hal import NO_TIMING, Priority, Timing
 from aionn.runtime.memory.arguments import Array
 
-__all__ = ["ExecutionState", "Result", "priority_of", "sum_of"]
+__all__ = ["ExecutionState", "PriorityName", "Result", "priority_of", "sum_of"]
+
+PriorityName = Literal["low", "medium", "high"]
+"""A priority by its name, for type checkers and editors."""
 
 
 class Result(msgspec.Struct, frozen=True):

@@ -20,13 +20,13 @@ from aionn.hal import Priority, dimensions_are_known
 from aionn.runtime.background import Background
 from aionn.runtime.clock import check_deadline, to_ns
 from aionn.runtime.executions.job import ExecutionJob, run_job
-from aionn.runtime.executions.results import ExecutionState, Result
+from aionn.runtime.executions.results import ExecutionState, PriorityName, Result
 from aionn.runtime.memory.arguments import Array, RequestArea
 from aionn.runtime.placement.plan import Plan
 
 __all__ = ["ReusableExecution"]
 
-MakeJob = Callable[[RequestArea, bool, int | None, int | None, str | Priority | None], ExecutionJob]
+MakeJob = Callable[[RequestArea, bool, int | None, int | None, PriorityName | Priority | None], ExecutionJob]
 """Makes an execution of all steps over an area, of which the result gives views: from the area, whether to measure, the loop
 time-out, the deadline and the priority."""
 
@@ -70,7 +70,9 @@ class ReusableExecution:
         self.outputs: tuple[Array, ...] = ()
         self._job: ExecutionJob | None = None
 
-    async def execute(self, *, deadline: int | None = None, priority: str | Priority | None = None) -> Result:
+    async def execute(
+        self, *, deadline: int | None = None, priority: PriorityName | Priority | None = None
+    ) -> Result:
         """Computes once. The result's arrays are views that the next computation overwrites.
 
         Raises:
