@@ -25,7 +25,7 @@ from aionn.models.onnx.encoding import node
 from aionn.models.onnx.schema import DataType, ModelProto, ValueInfo, read_model
 from aionn.validation import validate_model
 from tests.aionn.models.onnx.building import file, info
-from tests.aionn.models.onnx.test_control_flow import X, counted
+from tests.aionn.models.onnx.test_control_flow import GOES_ON, NUMBER, X, choice, counted, graph
 from tests.support.mutator import mutate, mutate_bytes
 
 MEMORY_BYTES = 1 << 30
@@ -63,12 +63,26 @@ def small_files() -> list[bytes]:
         node("NonZero", ["g"], ["z"]),
         node("ReduceSum", ["g"], ["y"], keepdims=0),
     ]
+    branches = [graph([node(kind, ["x"], [kind])], [], [kind]) for kind in ("Neg", "Exp")]
+    body = graph(
+        [
+            choice(*branches, "c"),
+            node("Add", ["v", "c"], ["next"]),
+            node("ReduceMax", ["next"], ["top"]),
+            node("Less", ["top", "most"], ["goes"]),
+        ],
+        [NUMBER, GOES_ON, "v"],
+        ["goes", "next"],
+    )
+    repeated = [node("Loop", ["n", "b", "x"], ["y"], body=body)]
+    inputs = [info("x", X), info("b", np.array(True)), info("n", np.array(3))]
     whole = {name: np.array(value) for name, value in (("zero", 0), ("n", 2), ("one", 1))}
     whole |= {"wide": np.array([3, 2]), "times": np.array([2, 1])}
     return [
         file(nodes, [ValueInfo("img", DataType.FLOAT, (1, 2, 6, 6))], ["y"], constants),
         file(looped, [info("x", X)], ["last", "all"], numbers),
         file(arithmetic, [info("x", X)], ["y", "z"], whole),
+        file(repeated, inputs, ["y"], {"most": np.float32([[9]])}),
     ]
 
 
