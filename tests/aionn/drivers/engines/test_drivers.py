@@ -279,6 +279,36 @@ async def test_damaged_file_is_refused_before_the_engine_reads_it(
             await device.prepare_model_from_cache(files)
 
 
+async def test_cache_of_another_version_of_the_engine_is_refused_before_the_engine_reads_it(
+    engine: Any, files: CacheFiles, small: Any, monkeypatch: pytest.MonkeyPatch, no_version_kept: None
+) -> None:
+    ones = np.ones((2, 3), np.float32)
+    installed = importlib.metadata.version
+
+    def later(name: str) -> str:
+        return "9999.1" if name == engine.distribution else installed(name)
+
+    with monkeypatch.context() as context:
+        context.setattr(importlib.metadata, "version", later)
+        providers.installed_version.cache_clear()
+        async with engine.make() as device:
+            assert "9999.1" in device.info.version
+            await (await device.prepare_model(small.sum_model(), cache=files)).aclose()
+    providers.installed_version.cache_clear()
+    async with engine.make() as device:
+        with monkeypatch.context() as context:
+            context.setattr(type(device), "load", None)
+            with pytest.raises(GeneralFailure, match="compilation cache"):
+                await device.prepare_model_from_cache(files)
+        # The model is compiled anew, as after every other failure of a cache.
+        prepared = await device.prepare_model(small.sum_model(), cache=files)
+        request = small.request([ones, ones], [(24, (2, 3))])
+        await prepared.execute_synchronously(request)
+        assert set(small.output(request).tolist()) == {2.0}
+        await prepared.aclose()
+        await (await device.prepare_model_from_cache(files)).aclose()
+
+
 async def test_compilation_for_another_processor_is_refused(
     engine: Any, small: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,8 @@ import anyio.to_thread
 import numpy as np
 import pytest
 
+import aionn
+from aionn.benchmarking.stress.samples import descriptor_count, mapping_count
 from aionn.conformance.requests import request_for
 from aionn.errors import Error, ExecutionCancelled, GeneralFailure, MissedDeadline
 from aionn.hal import CancelCapability, Model, OperandType, OperationType
@@ -19,6 +21,10 @@ from aionn.models.builder import GraphBuilder
 from fences import now_ns
 
 WAIT_S = 20.0
+
+KEPT_MAX = 8
+"""Descriptors, and mappings of shared memory, that a driver process may have more after cancellations: it keeps some memories of
+its client, which come again. Far fewer than one for each cancellation."""
 
 
 @pytest.fixture
@@ -150,3 +156,59 @@ async def test_cancellations_at_random_moments_leave_every_slot_usable(stoppable
 @pytest.mark.long
 async def test_a_thousand_cancellations_at_random_moments_leave_every_slot_usable(stoppable: Any) -> None:
     await _cancel_at_random_moments(stoppable, 1000)
+
+
+async def _cancel_calls_at_random_moments(stoppable: Any, count: int) -> None:
+    model, drawn = products(8, 64), random.Random(6)
+    value = np.eye(64, dtype=np.float32)
+    moments = {False: 0, True: 0}
+    async with (
+        aionn.open(drivers=[stoppable.device]) as runtime,
+        await runtime.compile(model) as net,
+        net.burst() as burst,
+    ):
+        device = runtime.device(stoppable.device)
+
+        async def all_slots() -> None:
+            async def one() -> None:
+                result = await net.execute([value])
+                np.testing.assert_array_equal(result.outputs[0], value)
+
+            with anyio.fail_after(WAIT_S):
+                async with anyio.create_task_group() as group:
+                    for _ in range(device.info.slots + 1):
+                        group.start_soon(one)
+                np.testing.assert_array_equal((await burst.execute([value])).outputs[0], value)
+
+        def held(pid: int) -> tuple[int, int]:
+            return descriptor_count(pid), mapping_count(pid)
+
+        await all_slots()
+        pid = device.pid
+        assert pid is not None
+        before = held(pid)
+        for index in range(count):
+            way = burst.execute if index % 2 else net.execute
+            with anyio.move_on_after(drawn.random() * 0.003) as scope:
+                await way([value])
+            moments[scope.cancelled_caught] += 1
+        await all_slots()
+        assert device.pid == pid, "the process was started anew"
+        with anyio.fail_after(WAIT_S):
+            while any(now > then + KEPT_MAX for now, then in zip(held(pid), before, strict=True)):
+                await anyio.sleep(0.01)
+    assert sum(moments.values()) == count
+
+
+@pytest.mark.slow
+async def test_calls_that_are_cancelled_at_random_moments_leave_nothing_in_the_driver_s_process(
+    stoppable: Any,
+) -> None:
+    await _cancel_calls_at_random_moments(stoppable, 30)
+
+
+@pytest.mark.long
+async def test_a_thousand_calls_that_are_cancelled_leave_nothing_in_the_driver_s_process(
+    stoppable: Any,
+) -> None:
+    await _cancel_calls_at_random_moments(stoppable, 1000)
