@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from aionn.runtime.devices import RuntimeDevice
     from aionn.runtime.executions.burst import Burst
     from aionn.runtime.executions.execution import Execution, Result
+    from aionn.runtime.executions.lent import LentSlot
     from aionn.runtime.executions.stream import Stream, StreamResult
     from aionn.runtime.guarantees.guarantee import StreamReservation
     from aionn.runtime.guarantees.stream import GuaranteedStream
@@ -68,6 +69,7 @@ _HOME_BY_NAME = {
     "ImageMemory": "aionn.runtime.memory.images",
     "InvalidArgument": "aionn.errors",
     "InvalidModel": "aionn.errors",
+    "LentSlot": "aionn.runtime.executions.lent",
     "MissedDeadline": "aionn.errors",
     "Model": "aionn.hal",
     "NotAdmitted": "aionn.errors",
@@ -107,6 +109,7 @@ __all__ = [
     "ImageMemory",
     "InvalidArgument",
     "InvalidModel",
+    "LentSlot",
     "MissedDeadline",
     "Model",
     "NotAdmitted",

@@ -24,6 +24,7 @@ from typing import Any, Generic, Self, TypeVar
 import aionn.runtime.compilation as asynchronous_compilation
 import aionn.runtime.executions.burst as asynchronous_burst
 import aionn.runtime.executions.execution as asynchronous_execution
+import aionn.runtime.executions.lent as asynchronous_lent
 import aionn.runtime.executions.reusable as asynchronous_reusable
 import aionn.runtime.executions.stream as asynchronous_stream
 import aionn.runtime.guarantees.stream as asynchronous_guarantee
@@ -52,6 +53,7 @@ __all__ = [
     "DeviceMemory",
     "Execution",
     "GuaranteedStream",
+    "LentSlot",
     "ReusableExecution",
     "Runtime",
     "Stream",
@@ -437,6 +439,10 @@ class Burst(_Closing):
             return GuaranteedStream(self._loop, stream)
         return Stream(self._loop, stream)
 
+    def lend(self) -> LentSlot:
+        """Lends a slot that the caller fills in place; see ``aionn.Burst.lend``."""
+        return LentSlot(self._loop, self._loop.do(self._burst.lend))
+
     def statistics(self) -> BurstStatistics:
         """Counts of its buffers, and of those that use them."""
         return self._loop.do(self._burst.statistics)
@@ -448,6 +454,32 @@ class Burst(_Closing):
     def close(self) -> None:
         """Ends its streams and frees it at the driver. Idempotent."""
         self._loop.end(self._burst.aclose)
+
+
+class LentSlot(_Closing):
+    """A slot of a burst that its user fills in place; see ``aionn.LentSlot``."""
+
+    def __init__(self, loop: LoopThread, slot: asynchronous_lent.LentSlot) -> None:
+        self._loop = loop
+        self._slot = slot
+        self.inputs = slot.inputs
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a device may still read it."""
+        return self._loop.do(lambda: self._slot.is_busy)
+
+    def execute(self, **options: Any) -> Result:
+        """Executes what was written into ``inputs``. Options and errors are those of ``aionn.LentSlot.execute``."""
+
+        async def execute_there() -> Result:
+            return await self._slot.execute(**options)
+
+        return self._loop.call(execute_there)
+
+    def close(self) -> None:
+        """Gives it back to the burst. Idempotent."""
+        self._loop.do(self._slot.close)
 
 
 class Stream(_Closing, Generic[_Item]):

@@ -32,7 +32,16 @@ GROUPS = (
     ),
     Group(
         "Executing",
-        ("Execution", "Result", "Burst", "Stream", "StreamResult", "GuaranteedStream", "StreamReservation"),
+        (
+            "Execution",
+            "Result",
+            "Burst",
+            "LentSlot",
+            "Stream",
+            "StreamResult",
+            "GuaranteedStream",
+            "StreamReservation",
+        ),
     ),
     Group("Writing inputs", ("image_writer", "value_writer")),
     Group("Memory", ("SharedMemory", "ImageMemory", "DeviceMemory")),

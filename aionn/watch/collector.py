@@ -5,8 +5,8 @@ Owns which ones there are, and what a snapshot of them has. Every reader takes t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -33,6 +33,8 @@ DEVICES_MAX = 32
 NAME_LETTERS_MAX = 120
 """Letters of a name or of a reason that a snapshot repeats."""
 
+_W = TypeVar("_W", bound=WatchedStream)
+
 
 class DeviceFigures(msgspec.Struct, frozen=True):
     """The figures of a device's queue in this application.
@@ -47,6 +49,7 @@ class DeviceFigures(msgspec.Struct, frozen=True):
         aborted: Executions that were rejected while they waited, by reason.
         overran: Executions that ran past their deadline.
         preempted: Executions that were stopped for more urgent ones.
+        clients: Applications that it serves; None for a device of this application alone.
     """
 
     name: str
@@ -58,6 +61,7 @@ class DeviceFigures(msgspec.Struct, frozen=True):
     aborted: dict[str, int]
     overran: int
     preempted: int
+    clients: int | None = None
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -97,6 +101,7 @@ class Collector:
         self.title = _text(title)
         self.streams: list[WatchedStream] = []
         self._devices: list[RuntimeDevice] = []
+        self._readers: list[Callable[[], DeviceFigures]] = []
 
     def add_stream(
         self, name: str, *, within_ns: int | None = None, source: Any | None = None
@@ -111,11 +116,14 @@ class Collector:
         Raises:
             InvalidArgument: There are `STREAMS_MAX` already.
         """
+        return self.add(WatchedStream(_text(name)[:NAME_LETTERS_MAX], within_ns=within_ns, source=source))
+
+    def add(self, stream: _W) -> _W:
+        """Adds a stream that was made before; returns it. Raises as ``add_stream``."""
         if len(self.streams) >= STREAMS_MAX:
             raise InvalidArgument(
                 f"Collector: expected at most {STREAMS_MAX} streams; make another collector"
             )
-        stream = WatchedStream(_text(name)[:NAME_LETTERS_MAX], within_ns=within_ns, source=source)
         self.streams.append(stream)
         return stream
 
@@ -130,9 +138,21 @@ class Collector:
             InvalidArgument: There would be more than `DEVICES_MAX`.
         """
         added = [device for device in devices if device not in self._devices]
-        if len(self._devices) + len(added) > DEVICES_MAX:
-            raise InvalidArgument(f"Collector: expected at most {DEVICES_MAX} devices")
+        self._check_devices(len(added))
         self._devices += added
+
+    def add_device_figures(self, read: Callable[[], DeviceFigures]) -> None:
+        """Adds a device whose figures are read by a function at each snapshot, such as one that is served to other applications.
+
+        Raises:
+            InvalidArgument: There are `DEVICES_MAX` already.
+        """
+        self._check_devices(1)
+        self._readers.append(read)
+
+    def _check_devices(self, added: int) -> None:
+        if len(self._devices) + len(self._readers) + added > DEVICES_MAX:
+            raise InvalidArgument(f"Collector: expected at most {DEVICES_MAX} devices")
 
     def snapshot(self, at_ns: int | None = None) -> Snapshot:
         """The figures of now, or of a moment given in nanoseconds of CLOCK_MONOTONIC. Takes about 0.1 ms for each stream."""
@@ -141,7 +161,7 @@ class Collector:
             moment_ns,
             self.title,
             tuple(stream.snapshot(moment_ns) for stream in self.streams),
-            tuple(_device_figures(device) for device in self._devices),
+            (*map(_device_figures, self._devices), *(read() for read in self._readers)),
         )
 
     def _repr_html_(self) -> str:

@@ -168,11 +168,13 @@
     fill("sources", ["source", "state", "for s", "delivered", "opened again", "delay ms", "last loss"],
       live.map(s => [s.name, s.source.state, s.source.since_s.toFixed(0), s.source.delivered, s.source.reconnections,
         ms(s.source.delay_ms), s.source.reason || "-"]));
-    fill("devices", ["device", "process", "slots", "waiting", "started", "rejected", "preempted", "overran", "why rejected"],
+    const isServed = devices.some(d => d.clients !== null);
+    fill("devices", ["device", ...(isServed ? ["clients"] : []), "process", "slots", "waiting", "started", "rejected", "preempted",
+      "overran", "why rejected"],
       devices.map(d => {
         const aborted = Object.entries(d.aborted);
         const rejected = d.rejected + aborted.reduce((sum, [, count]) => sum + count, 0);
-        return [d.name, d.pid === null ? "-" : d.pid, d.slots, d.waiting, d.started, rejected, d.preempted, d.overran,
+        return [d.name, ...(isServed ? [d.clients === null ? "-" : d.clients] : []), d.pid === null ? "-" : d.pid, d.slots, d.waiting, d.started, rejected, d.preempted, d.overran,
           aborted.map(([why, count]) => `${why}: ${count}`).join("; ") || "-"];
       }));
     for (const id of ["losses", "stages", "sources", "devices"]) $(`${id}-part`).hidden = $(id).hidden;

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -79,6 +79,8 @@ def serve(
     hang_after: Annotated[float | None, numbers(0, SECONDS_MAX, "s", is_open=True)] = None,
     drain_within: Annotated[float, numbers(0, SECONDS_MAX, "s")] = DRAIN_S_MAX,
     metrics: str | None = None,
+    watch: Annotated[bool, Parameter(negative=())] = False,
+    watch_at: str | None = None,
     realtime: RealtimeOption = None,
     quiet: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
@@ -111,16 +113,13 @@ def serve(
             cut off, with status 1.
         metrics: HOST:PORT at which the figures are exposed, at /metrics in the text format of Prometheus, and at /ready whether new
             work is accepted; 127.0.0.1 and 9464 where they are left out. Another host lets other machines read them.
+        watch: Serve a page that shows the clients and their executions by priority; prints its address.
+        watch_at: HOST:PORT of the page, 127.0.0.1:8470 by default; another host lets other machines connect.
         realtime: Real-time scheduling of this process: required, used if the machine permits it, or off; by default AIONN_REALTIME,
             or off.
         quiet: Print nothing.
     """
-    try:
-        permissions = int(mode, 8)
-    except ValueError:
-        permissions = -1
-    if not 0 <= permissions <= 0o777:
-        raise InvalidArgument(f"--mode: expected an octal number up to 777, got {mode}")
+    permissions = _permissions(mode)
     quotas = msgspec.structs.replace(
         SHARED_QUOTAS,
         memory_bytes=memory_mib * MIB,
@@ -135,6 +134,7 @@ def serve(
     resource.setrlimit(
         resource.RLIMIT_NOFILE, (most, most)
     )  # The usual 1024 are what a few clients may have.
+    at = _page_address(watch, watch_at, quiet)
     settings = settings_from(realtime=realtime)  # Refuses a variable whose value makes no sense.
     choose_tags()
     begin_trace(None, process=f"server of {name or device}")
@@ -145,11 +145,43 @@ def serve(
     with _realtime(settings.realtime):
         try:
             state = interrupts.run(
-                _serve, made, socket, permissions, quotas, limits, hang_after, drain_within, metrics, quiet
+                _serve,
+                made,
+                socket,
+                permissions,
+                quotas,
+                limits,
+                hang_after,
+                drain_within,
+                metrics,
+                at,
+                quiet,
             )
         except KeyboardInterrupt:
             return 0  # That is how it is ended.
     return EXIT_STATUS[state]
+
+
+def _permissions(mode: str) -> int:
+    try:
+        permissions = int(mode, 8)
+    except ValueError:
+        permissions = -1
+    if not 0 <= permissions <= 0o777:
+        raise InvalidArgument(f"--mode: expected an octal number up to 777, got {mode}")
+    return permissions
+
+
+def _page_address(is_wanted: bool, at: str | None, quiet: bool) -> str | None:
+    if not is_wanted and at is None:
+        return None
+    if quiet:
+        raise InvalidArgument(
+            "serve: expected either --watch or --quiet, got both; the page's address would not be printed"
+        )
+    from aionn.cli.streaming import watch_address  # A server without a page imports nothing of it.
+
+    return watch_address(is_wanted, at)
 
 
 @contextmanager
@@ -181,13 +213,15 @@ async def _serve(
     hang_after: float | None,
     drain_within: float,
     metrics: str | None,
+    at: str | None,
     quiet: bool,
 ) -> DrainState:
-    figures = None if metrics is None else HostFigures()
+    figures, page = _counted(device, metrics, at)
     drain = Drain(drain_within, figures)
     try:
         async with (
             _exposed(metrics, figures, device.info.name, drain) as url,
+            page,
             anyio.create_task_group() as tasks,
         ):
             started = anyio.Event()
@@ -206,6 +240,20 @@ async def _serve(
     finally:
         await finish(device.aclose())
     return drain.state
+
+
+def _counted(
+    device: Device, metrics: str | None, at: str | None
+) -> tuple[HostFigures | None, AbstractAsyncContextManager[object]]:
+    """The counts of the process, None if they are not read; and its page, which may be none."""
+    if at is None:
+        return None if metrics is None else HostFigures(), nullcontext()
+    from aionn.cli.served import ServedFigures
+    from aionn.cli.streaming import served_page
+    from aionn.watch import Collector
+
+    collector = Collector(f"aionn serve {device.info.name}")
+    return ServedFigures(device, collector), served_page(collector, at)
 
 
 @asynccontextmanager

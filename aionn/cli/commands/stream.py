@@ -70,6 +70,7 @@ def stream(
     *,
     video: Path | None = None,
     audio: Path | None = None,
+    camera: str | None = None,
     source: str | None = None,
     seconds: Annotated[float | None, numbers(0, SECONDS_MAX, "seconds", is_open=True)] = None,
     device: str | None = None,
@@ -95,6 +96,7 @@ def stream(
         model: A .tflite or .onnx file with one input: a picture, or one second of sound (samples or 49 x 40 log-mel energies).
         video: A video file.
         audio: A recording.
+        camera: 0 or /dev/video0, or a part of the camera's name such as C920; aionn devices --sources lists them.
         source: 0 or /dev/video0, a camera; camera:NAME; microphone:; rtsp://... or another address; replay:FILE, a recording;
             pattern:, a test picture.
         seconds: Ends the stream after so long; by default it ends with its source.
@@ -115,8 +117,12 @@ def stream(
         record: A new file for the items that go into the model, with their times; --source replay:FILE presents them again.
         json: Print one JSON object.
     """
-    if (video is not None) + (audio is not None) + (source is not None) != 1:
-        raise InvalidArgument("stream: expected either --video FILE or --audio FILE or --source NAME")
+    if sum(given is not None for given in (video, audio, camera, source)) != 1:
+        raise InvalidArgument(
+            "stream: expected either --video FILE or --audio FILE or --camera NAME or --source NAME"
+        )
+    if camera is not None:
+        source = f"camera:{camera}"
     within_ns = to_ns(deadline_ms / 1e3, what="--deadline-ms")
     names = _labels(labels)
     imports = import_options(dimension, input_shape, value)

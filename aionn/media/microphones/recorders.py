@@ -62,7 +62,9 @@ def open_parec(device: str | None, plan: WindowPlan) -> SamplesCapture:
         "--channels=1",
         f"--latency-msec={1000 // BLOCKS_PER_S}",
     ]
-    command += [] if device is None else [f"--device={device}"]
+    if device is not None:
+        # Without the property PipeWire records from its default source where there is no such device, or it was unplugged.
+        command += [f"--device={device}", "--property=node.dont-reconnect=true"]
     try:
         process = subprocess.Popen(
             command,

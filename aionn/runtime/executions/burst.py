@@ -21,7 +21,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from aionn.errors import ExecutionCancelled, InvalidArgument, status_of
+from aionn.errors import ExecutionCancelled, InvalidArgument, ResourceExhausted, status_of
 from aionn.hal import (
     Priority,
     dimensions_are_known,
@@ -31,6 +31,7 @@ from aionn.runtime.background import Background
 from aionn.runtime.clock import check_deadline, now_ns
 from aionn.runtime.dropping import close_when_dropped
 from aionn.runtime.executions.job import ExecutionJob, JobOwner, run_job
+from aionn.runtime.executions.lent import LentSlot
 from aionn.runtime.executions.opened_plan import KeptAreas, OpenedPlan
 from aionn.runtime.executions.results import PriorityName, Result, priority_of
 from aionn.runtime.executions.slot_pool import BurstStatistics, FrameBuffer, SlotPool, nothing
@@ -275,6 +276,29 @@ class Burst:
             return await self._run(buffer, deadline, rank, measure, True, asked_ns)
         finally:
             pool.leave(buffer)
+
+    def lend(self) -> LentSlot:
+        """Lends a slot whose inputs the caller fills in place, such as by a camera's driver; the others serve as before.
+
+        A lent slot keeps the model that it was lent for when the compilation gets another one (``Compilation.replace``).
+
+        Raises:
+            InvalidArgument: The burst is not open.
+            ResourceExhausted: Every slot is in use; transient.
+        """
+        buffer = self._pool.take_free()
+        if buffer is None:
+            raise ResourceExhausted(
+                f"burst: expected a free slot to lend, all {self._pool.slots} are in use", transient=True
+            )
+        return LentSlot(self._pool, buffer, self._run_lent)
+
+    def _run_lent(
+        self, buffer: FrameBuffer, deadline_ns: int | None, priority: Priority | None, measure: bool
+    ) -> Coroutine[Any, Any, Result]:
+        if self._closed:
+            raise InvalidArgument("burst: closed")
+        return self._run(buffer, deadline_ns, self._priority if priority is None else priority, measure, True)
 
     @overload
     def stream(

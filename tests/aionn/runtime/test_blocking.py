@@ -180,7 +180,9 @@ def test_runtime_that_cannot_open_leaves_nothing() -> None:
         aionn.blocking.open(drivers=["none"]).__enter__()
 
 
-@pytest.mark.parametrize("name", ["Runtime", "Compilation", "Execution", "Burst", "Stream", "DeviceMemory"])
+@pytest.mark.parametrize(
+    "name", ["Runtime", "Compilation", "Execution", "Burst", "LentSlot", "Stream", "DeviceMemory"]
+)
 def test_whole_interface_has_its_counterpart(name: str) -> None:
     # What the parts of the runtime say to each other is not for applications.
     inner = {

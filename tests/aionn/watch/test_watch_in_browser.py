@@ -12,6 +12,7 @@ import pytest
 from aionn.media import Frame, Health, LiveStatistics
 from aionn.runtime.clock import now_ns
 from aionn.watch import Collector, Finding, WatchPage
+from aionn.watch.collector import DeviceFigures
 from tests.support.browser import Window, find_browser, open_browser
 
 pytest.importorskip("uvicorn", reason="uvicorn and websockets are not installed")
@@ -19,6 +20,7 @@ pytest.importorskip("av", reason="PyAV is not installed")
 
 WINDOWS = [Window(width, is_dark=is_dark) for width in (360, 1400) for is_dark in (False, True)]
 PAPER = {False: [255, 255, 255], True: [20, 23, 27]}
+SERVED = DeviceFigures("litert-cpu", 1234, 1, 2, 100, 3, {"expired": 4}, 5, 6, clients=7)
 START_S_MAX = 60
 
 needs_browser = pytest.mark.skipif(find_browser() is None, reason="no Chromium on PATH")
@@ -55,6 +57,7 @@ def watched() -> Iterator[str]:
         collector = Collector("shapes_int8.tflite on <i>litert-cpu</i>")
         video = collector.add_stream("video", within_ns=33_000_000, source=_Camera())
         audio = collector.add_stream("audio", within_ns=100_000_000)
+        collector.add_device_figures(lambda: SERVED)
         async with WatchPage(collector, port=0) as page:
             address[0] = page.url
             started.set()
@@ -106,6 +109,10 @@ def test_page_moves_and_can_be_read(watched: str) -> None:
                 and "the server is silent" in seen.text
             )
             assert "shapes_int8.tflite on <i>litert-cpu</i>" in seen.text
+            assert "expired: 4" in seen.text
+        assert page.evaluate("document.querySelector('#devices thead').textContent").startswith(
+            "deviceclients"
+        )
         check_names(page)
         # The keyboard reaches the controls, and a page that is paused asks for nothing.
         page.evaluate("document.getElementById('pause').focus()")

@@ -70,6 +70,7 @@ def test_windows_of_the_recorder_come_in_order_with_their_times(really, parec, t
     assert {window.clock for window in windows} == {"arrival"}
     arguments = (tmp_path / "arguments").read_text().split()
     assert "--rate=16000" in arguments and "--channels=1" in arguments and "--device=mic" in arguments
+    assert "--property=node.dont-reconnect=true" in arguments
 
 
 def test_recorder_that_ends_is_an_error_with_its_own_words(really, parec):
