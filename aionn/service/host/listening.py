@@ -56,8 +56,14 @@ async def listen_at(path: str, mode: int) -> tuple[socket.socket, int]:
         raise
 
 
-def remove_socket(path: str, identity: int) -> None:
-    """Removes a socket's file where it is still the one with this inode number."""
+def remove_socket(listener: socket.socket, path: str, identity: int) -> None:
+    """Removes the file of a socket of ``listen_at``, which is still open, where it is still the one with this inode number.
+
+    Ignored for a socket that is closed: while it is open, the kernel keeps the inode, and gives its number to no other file. ext4
+    gives it to the next one, which would be the socket of the next server.
+    """
+    if listener.fileno() < 0:
+        return
     try:
         if os.lstat(path).st_ino == identity:
             os.unlink(path)

@@ -77,8 +77,8 @@ async def test_of_several_that_start_at_once_over_a_stale_socket_one_serves(tmp_
                 thread.join(LIMIT_S)
             [(listener, identity)] = [end for end in ends if not isinstance(end, str)]
             assert _connects(path)
+            remove_socket(listener, str(path), identity)
             listener.close()
-            remove_socket(str(path), identity)
             assert ends.count(f"socket {path}: a process serves there already") == 3, ends
     finally:
         sys.setswitchinterval(before)
@@ -94,8 +94,25 @@ async def test_what_a_process_left_that_was_killed_while_it_made_the_socket_is_r
     with listener:
         assert _connects(path) and stat.S_IMODE(path.stat().st_mode) == 0o640
         assert list(tmp_path.iterdir()) == [path]
-    remove_socket(str(path), identity + 1)
+        remove_socket(listener, str(path), identity + 1)
     assert path.exists(), "it is the socket of another process"
+
+
+async def test_socket_of_the_next_server_is_not_removed_although_its_file_has_the_same_number(
+    tmp_path: Path,
+) -> None:
+    """ext4 gives the number of a file to the next one as soon as the file is gone and its socket closed."""
+    path = tmp_path / "s.sock"
+    listener, identity = await listen_at(str(path), 0o600)
+    remove_socket(listener, str(path), identity)
+    assert not path.exists()
+    listener.close()
+    following, number = await listen_at(str(path), 0o600)
+    with following:
+        remove_socket(listener, str(path), number)
+        assert _connects(path)
+        remove_socket(following, str(path), number)
+        assert not path.exists()
 
 
 async def test_directory_that_stays_locked_ends_the_attempt_with_the_reason(
