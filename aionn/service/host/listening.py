@@ -24,6 +24,9 @@ __all__ = ["BACKLOG", "listen_at", "remove_socket"]
 BACKLOG = 64
 """Connections that wait to be accepted."""
 
+_PATH_BYTES_MAX = 107
+"""The longest path of a socket: ``sun_path`` with its terminating zero. Source: unix(7)."""
+
 _LOCK_S_MAX = 2.0
 """Seconds that a process waits for others that make sockets in the same directory; each takes less than a millisecond."""
 
@@ -75,7 +78,7 @@ def _make(listener: socket.socket, path: str, mode: int) -> int:
     _remove_stale(path)
     # bind() makes the file before listen() can be called, and a client that connects in between is rejected. So the socket is
     # made beside the path and linked to it when it listens; link() replaces nothing.
-    beside = path + "~"
+    beside = _beside(path)
     _remove_stale(beside)  # Of a process that was killed in the lines below.
     # Narrow from the start: a client might connect between bind and chmod. No thread of aionn creates files at this time.
     before = os.umask(0o177)
@@ -90,6 +93,13 @@ def _make(listener: socket.socket, path: str, mode: int) -> int:
     finally:
         os.unlink(beside)
     return os.lstat(path).st_ino
+
+
+def _beside(path: str) -> str:
+    """A name in the same directory: no longer than a socket's may be where the path itself is as long as that."""
+    if len(os.fsencode(path)) != _PATH_BYTES_MAX:
+        return path + "~"
+    return path[:-1] + ("-" if path.endswith("~") else "~")
 
 
 def _remove_stale(path: str) -> None:

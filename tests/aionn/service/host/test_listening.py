@@ -115,6 +115,20 @@ async def test_socket_of_the_next_server_is_not_removed_although_its_file_has_th
         assert not path.exists()
 
 
+@pytest.mark.parametrize("ending", ["s", "~", "\u00e9"])
+async def test_path_may_be_as_long_as_the_kernel_allows(tmp_path: Path, ending: str) -> None:
+    room = 107 - len(os.fsencode(tmp_path / ending))
+    assert room > 0, "the directory of the tests has too long a name"
+    path = tmp_path / ("x" * room + ending)
+    listener, identity = await listen_at(str(path), 0o600)
+    with listener:
+        assert _connects(path) and list(tmp_path.iterdir()) == [path]
+        remove_socket(listener, str(path), identity)
+    with pytest.raises(DeviceUnavailable, match="too long"):
+        await listen_at(f"{path}x", 0o600)
+    assert list(tmp_path.iterdir()) == []
+
+
 async def test_directory_that_stays_locked_ends_the_attempt_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
