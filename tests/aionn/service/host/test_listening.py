@@ -129,18 +129,49 @@ async def test_path_may_be_as_long_as_the_kernel_allows(tmp_path: Path, ending: 
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_directory_that_stays_locked_ends_the_attempt_with_the_reason(
+async def test_path_that_stays_locked_ends_the_attempt_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listening, "_LOCK_S_MAX", 0.02)
+    with (tmp_path / "s.sock~.lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(DeviceUnavailable, match=r"s\.sock: .* kept .*s\.sock~\.lock locked"):
+            await listen_at(str(tmp_path / "s.sock"), 0o600)
+    assert [path.name for path in tmp_path.iterdir()] == ["s.sock~.lock"], "it belongs to the other process"
+    listener, _ = await listen_at(str(tmp_path / "s.sock"), 0o600)
+    listener.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["s.sock"], "that process is gone"
+
+
+async def test_users_who_may_only_list_the_directory_cannot_prevent_a_start(tmp_path: Path) -> None:
     directory = os.open(tmp_path, os.O_RDONLY)
     try:
         fcntl.flock(directory, fcntl.LOCK_EX)
-        with pytest.raises(DeviceUnavailable, match=r"s\.sock: .* kept its directory locked"):
-            await listen_at(str(tmp_path / "s.sock"), 0o600)
+        listener, _ = await listen_at(str(tmp_path / "s.sock"), 0o600)
+        with listener:
+            assert _connects(tmp_path / "s.sock")
     finally:
         os.close(directory)
-    assert list(tmp_path.iterdir()) == []
+
+
+async def test_socket_that_is_removed_while_it_is_looked_at_delays_no_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that served there removes it as it ends."""
+    path, lstat = tmp_path / "s.sock", os.lstat
+
+    def looked_at(of: Any) -> os.stat_result:
+        seen = lstat(of)
+        if str(of) == str(path):
+            path.unlink()
+            monkeypatch.setattr(os, "lstat", lstat)
+        return seen
+
+    _stale(path)
+    monkeypatch.setattr(os, "lstat", looked_at)
+    listener, _ = await listen_at(str(path), 0o600)
+    with listener:
+        assert _connects(path)
 
 
 async def test_failure_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
