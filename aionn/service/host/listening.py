@@ -24,11 +24,14 @@ __all__ = ["BACKLOG", "listen_at", "remove_socket"]
 BACKLOG = 64
 """Connections that wait to be accepted."""
 
+_PATH_BYTES_MAX = 107
+"""The longest path of a socket: ``sun_path`` with its terminating zero. Source: unix(7)."""
+
 _LOCK_S_MAX = 2.0
-"""Seconds that a process waits for others that make sockets in the same directory; each takes less than a millisecond."""
+"""Seconds that a process waits for others that make a socket at the same path; each takes less than a millisecond."""
 
 _RETRY_S = 0.01
-"""Seconds between two attempts to lock the directory."""
+"""Seconds between two attempts to lock the path."""
 
 
 async def listen_at(path: str, mode: int) -> tuple[socket.socket, int]:
@@ -56,8 +59,14 @@ async def listen_at(path: str, mode: int) -> tuple[socket.socket, int]:
         raise
 
 
-def remove_socket(path: str, identity: int) -> None:
-    """Removes a socket's file where it is still the one with this inode number."""
+def remove_socket(listener: socket.socket, path: str, identity: int) -> None:
+    """Removes the file of a socket of ``listen_at``, which is still open, where it is still the one with this inode number.
+
+    Ignored for a socket that is closed: while it is open, the kernel keeps the inode, and gives its number to no other file. ext4
+    gives it to the next one, which would be the socket of the next server.
+    """
+    if listener.fileno() < 0:
+        return
     try:
         if os.lstat(path).st_ino == identity:
             os.unlink(path)
@@ -69,7 +78,7 @@ def _make(listener: socket.socket, path: str, mode: int) -> int:
     _remove_stale(path)
     # bind() makes the file before listen() can be called, and a client that connects in between is rejected. So the socket is
     # made beside the path and linked to it when it listens; link() replaces nothing.
-    beside = path + "~"
+    beside = _beside(path)
     _remove_stale(beside)  # Of a process that was killed in the lines below.
     # Narrow from the start: a client might connect between bind and chmod. No thread of aionn creates files at this time.
     before = os.umask(0o177)
@@ -86,6 +95,13 @@ def _make(listener: socket.socket, path: str, mode: int) -> int:
     return os.lstat(path).st_ino
 
 
+def _beside(path: str) -> str:
+    """A name in the same directory: no longer than a socket's may be where the path itself is as long as that."""
+    if len(os.fsencode(path)) != _PATH_BYTES_MAX:
+        return path + "~"
+    return path[:-1] + ("-" if path.endswith("~") else "~")
+
+
 def _remove_stale(path: str) -> None:
     try:
         kind = os.lstat(path).st_mode
@@ -97,8 +113,11 @@ def _remove_stale(path: str) -> None:
         try:
             probe.connect(path)
         except ConnectionRefusedError:
-            os.unlink(path)  # The process that made it is gone.
+            with suppress(FileNotFoundError):
+                os.unlink(path)  # The process that made it is gone.
             return
+        except FileNotFoundError:
+            return  # A process that served there has just ended.
         except BlockingIOError:
             pass  # Its backlog is full, so a process listens.
     raise DeviceUnavailable(f"socket {path}: a process serves there already")
@@ -106,27 +125,39 @@ def _remove_stale(path: str) -> None:
 
 @asynccontextmanager
 async def _locked(path: str) -> AsyncIterator[None]:
-    """Holds the lock of the path's directory: without it, one of two processes that find a stale file could remove the socket
-    that the other has made since. The kernel ends the lock with the process.
+    """Holds the lock of a path's socket: without it, one of two processes that find a stale file could remove the socket that the
+    other has made since. The kernel ends the lock with the process; its file is removed by the next one.
+
+    The directory itself is not locked: every user who may list it could keep it locked.
     """
-    directory = os.path.dirname(path) or os.curdir
+    file = _beside(path) + ".lock"
+    descriptor: int | None = None
+    with anyio.move_on_after(_LOCK_S_MAX):
+        while (descriptor := _lock(file)) is None:
+            await anyio.sleep(_RETRY_S)
+    if descriptor is None:
+        raise DeviceUnavailable(
+            f"socket {path}: cannot be served: another process kept {file} locked for {_LOCK_S_MAX:g} s"
+        )
     try:
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except PermissionError:
-        # A directory that may be searched and written, but not listed, cannot be locked. The rest holds there as well.
-        yield
-        return
-    try:
-        with anyio.move_on_after(_LOCK_S_MAX) as waiting:
-            while True:
-                with suppress(BlockingIOError):
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                await anyio.sleep(_RETRY_S)
-        if waiting.cancelled_caught:
-            raise DeviceUnavailable(
-                f"socket {path}: cannot be served: another process kept its directory locked for {_LOCK_S_MAX:g} s"
-            )
         yield
     finally:
+        with suppress(OSError):
+            os.unlink(file)
+        os.close(descriptor)  # Last: a process that locks the file then sees that it has no name any more.
+
+
+def _lock(file: str) -> int | None:
+    """A descriptor with the lock of a file, which is made; None while another process has it."""
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.lstat(file).st_ino == os.fstat(descriptor).st_ino:
+            return descriptor
+    except (BlockingIOError, FileNotFoundError):
+        pass  # The process that had the lock has removed the file, or is about to.
+    except BaseException:
         os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None

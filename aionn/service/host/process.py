@@ -306,14 +306,14 @@ async def listen(
                     tasks.start_soon(_end_accepting, drain, accepting)
                 await _accept_all(listener, newcomers, peers)
             assert drain is not None, "nothing else ends the acceptance"
-            remove_socket(os.fspath(path), identity)
+            remove_socket(listener, os.fspath(path), identity)
             _reject_backlog(listener)
             listener.close()
             await drain.over()
             tasks.cancel_scope.cancel()
     finally:
+        remove_socket(listener, os.fspath(path), identity)
         listener.close()
-        remove_socket(os.fspath(path), identity)
 
 
 async def _accept_all(listener: socket.socket, newcomers: Newcomers, peers: Peers) -> None:

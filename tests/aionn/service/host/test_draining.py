@@ -33,6 +33,7 @@ from aionn.service.host.draining import (
     DrainState,
     DrainTable,
 )
+from aionn.service.host.listening import listen_at
 from aionn.service.host.process import listen
 from tests.support.mortal_driver import doubled_model
 
@@ -98,6 +99,7 @@ class Draining(NamedTuple):
     path: Path
     background: Background
     over: anyio.Event
+    number: int
 
     def begin(self) -> None:
         assert self.drain.terminate() is DrainState.DRAINING
@@ -121,7 +123,7 @@ async def drained(tmp_path: Path, background: Background) -> AsyncIterator[Drain
 
     background.tasks.start_soon(run)
     await started.wait()
-    made = Draining(device, drain, path, background, over)
+    made = Draining(device, drain, path, background, over, path.lstat().st_ino)
     yield made
     if not over.is_set():
         drain.terminate()
@@ -170,6 +172,39 @@ async def test_accepted_executions_end_and_later_ones_are_rejected(drained: Drai
     await late.aclose()
     await client.aclose()
     await idle.aclose()
+
+
+async def test_socket_of_the_next_server_is_kept_when_the_drain_ends(
+    drained: Draining, small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next server is started while the one before it drains."""
+    lstat = os.lstat
+
+    def reused(path: Any) -> os.stat_result:
+        return os.stat_result((lstat(path).st_mode, drained.number, *lstat(path)[2:]))
+
+    monkeypatch.setattr(os, "lstat", reused)  # As on ext4: the next file gets the number of the last one.
+    client = await drained.client()
+    prepared = await client.prepare_model(small.sum_model())
+    slot = drained.device.gate.slot(Priority.HIGH, None)
+    await anyio.to_thread.run_sync(slot.__enter__)
+    called = small.Sum()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(prepared.execute_synchronously, called.request)
+        with anyio.fail_after(LIMIT_S):
+            while not drained.device.gate.waiting_count:
+                await anyio.lowlevel.checkpoint()
+            drained.begin()
+            # Until the socket is closed, which is when its number is free, and not only until its file is removed.
+            while await client.status() is not DeviceStatus.OFFLINE:
+                await anyio.lowlevel.checkpoint()
+            following, identity = await listen_at(str(drained.path), 0o600)
+            slot.__exit__(None, None, None)
+            await drained.over.wait()
+    assert called.is_right
+    with following:
+        assert drained.path.exists() and identity == drained.number
+    await client.aclose()
 
 
 async def test_preparation_ends_with_the_reason(drained: Draining, small: Any) -> None:

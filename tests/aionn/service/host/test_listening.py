@@ -77,8 +77,8 @@ async def test_of_several_that_start_at_once_over_a_stale_socket_one_serves(tmp_
                 thread.join(LIMIT_S)
             [(listener, identity)] = [end for end in ends if not isinstance(end, str)]
             assert _connects(path)
+            remove_socket(listener, str(path), identity)
             listener.close()
-            remove_socket(str(path), identity)
             assert ends.count(f"socket {path}: a process serves there already") == 3, ends
     finally:
         sys.setswitchinterval(before)
@@ -94,22 +94,84 @@ async def test_what_a_process_left_that_was_killed_while_it_made_the_socket_is_r
     with listener:
         assert _connects(path) and stat.S_IMODE(path.stat().st_mode) == 0o640
         assert list(tmp_path.iterdir()) == [path]
-    remove_socket(str(path), identity + 1)
+        remove_socket(listener, str(path), identity + 1)
     assert path.exists(), "it is the socket of another process"
 
 
-async def test_directory_that_stays_locked_ends_the_attempt_with_the_reason(
+async def test_socket_of_the_next_server_is_not_removed_although_its_file_has_the_same_number(
+    tmp_path: Path,
+) -> None:
+    """ext4 gives the number of a file to the next one as soon as the file is gone and its socket closed."""
+    path = tmp_path / "s.sock"
+    listener, identity = await listen_at(str(path), 0o600)
+    remove_socket(listener, str(path), identity)
+    assert not path.exists()
+    listener.close()
+    following, number = await listen_at(str(path), 0o600)
+    with following:
+        remove_socket(listener, str(path), number)
+        assert _connects(path)
+        remove_socket(following, str(path), number)
+        assert not path.exists()
+
+
+@pytest.mark.parametrize("ending", ["s", "~", "\u00e9"])
+async def test_path_may_be_as_long_as_the_kernel_allows(tmp_path: Path, ending: str) -> None:
+    room = 107 - len(os.fsencode(tmp_path / ending))
+    assert room > 0, "the directory of the tests has too long a name"
+    path = tmp_path / ("x" * room + ending)
+    listener, identity = await listen_at(str(path), 0o600)
+    with listener:
+        assert _connects(path) and list(tmp_path.iterdir()) == [path]
+        remove_socket(listener, str(path), identity)
+    with pytest.raises(DeviceUnavailable, match="too long"):
+        await listen_at(f"{path}x", 0o600)
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_path_that_stays_locked_ends_the_attempt_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listening, "_LOCK_S_MAX", 0.02)
+    with (tmp_path / "s.sock~.lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(DeviceUnavailable, match=r"s\.sock: .* kept .*s\.sock~\.lock locked"):
+            await listen_at(str(tmp_path / "s.sock"), 0o600)
+    assert [path.name for path in tmp_path.iterdir()] == ["s.sock~.lock"], "it belongs to the other process"
+    listener, _ = await listen_at(str(tmp_path / "s.sock"), 0o600)
+    listener.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["s.sock"], "that process is gone"
+
+
+async def test_users_who_may_only_list_the_directory_cannot_prevent_a_start(tmp_path: Path) -> None:
     directory = os.open(tmp_path, os.O_RDONLY)
     try:
         fcntl.flock(directory, fcntl.LOCK_EX)
-        with pytest.raises(DeviceUnavailable, match=r"s\.sock: .* kept its directory locked"):
-            await listen_at(str(tmp_path / "s.sock"), 0o600)
+        listener, _ = await listen_at(str(tmp_path / "s.sock"), 0o600)
+        with listener:
+            assert _connects(tmp_path / "s.sock")
     finally:
         os.close(directory)
-    assert list(tmp_path.iterdir()) == []
+
+
+async def test_socket_that_is_removed_while_it_is_looked_at_delays_no_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that served there removes it as it ends."""
+    path, lstat = tmp_path / "s.sock", os.lstat
+
+    def looked_at(of: Any) -> os.stat_result:
+        seen = lstat(of)
+        if str(of) == str(path):
+            path.unlink()
+            monkeypatch.setattr(os, "lstat", lstat)
+        return seen
+
+    _stale(path)
+    monkeypatch.setattr(os, "lstat", looked_at)
+    listener, _ = await listen_at(str(path), 0o600)
+    with listener:
+        assert _connects(path)
 
 
 async def test_failure_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
