@@ -255,11 +255,14 @@ class DeviceReservations:
         self._ledger.seen(held.reservation.number, now_ns)
 
     def _changed(self) -> None:
-        room_ns = None
+        # One test of each slot, whatever the number of its streams.
+        slots = {held.reservation.slot for held in self._held.values()}
+        rooms_ns = {slot: self._ledger.verdict(slot).room_ns for slot in slots}
         for held in self._held.values():
-            held.server.may_run_lower = self._ledger.may_run_lower(held.reservation.number)
-            slot_ns = self._ledger.verdict(held.reservation.slot).room_ns
-            room_ns = slot_ns if room_ns is None else min(room_ns, slot_ns)
+            reservation = held.reservation
+            # As ``Ledger.may_run_lower``.
+            held.server.may_run_lower = reservation.cost.piece_ns <= rooms_ns[reservation.slot]
+        room_ns = min(rooms_ns.values(), default=None)
         self._dispatcher.limit_best_effort(room_ns)
 
     # --- What is held ---
