@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from aionn.runtime.memory.images import ImageMemory
     from aionn.runtime.memory.own import DeviceMemory, SharedMemory
     from aionn.runtime.memory.pictures import image_writer
+    from aionn.runtime.metrics.spans import trace_context
     from aionn.runtime.placement.plan import Placement
     from aionn.runtime.realtime import RealtimeReport
     from aionn.runtime.runtime import Runtime
@@ -90,6 +91,7 @@ _HOME_BY_NAME = {
     "image_writer": "aionn.runtime.memory.pictures",
     "now_ns": "aionn.runtime.clock",
     "section": "aionn.observability.tracing",
+    "trace_context": "aionn.runtime.metrics.spans",
     "value_writer": "aionn.runtime.memory.arguments",
 }
 
@@ -131,6 +133,7 @@ __all__ = [
     "now_ns",
     "open",
     "section",
+    "trace_context",
     "value_writer",
 ]
 

@@ -81,6 +81,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "onnxruntime": ("aionn/drivers/onnxruntime/",),
     **dict.fromkeys(("av", "sounddevice"), ("aionn/media/",)),
     "jeepney": ("aionn/realtime/realtimekit.py",),
+    "opentelemetry": ("aionn/runtime/metrics/spans.py",),
     "uvicorn": ("aionn/watch/process.py",),
     "mlperf_loadgen": ("aionn/benchmarking/loadgen.py",),
     "asyncio": (

@@ -45,7 +45,7 @@ GROUPS = (
     ),
     Group("Writing inputs", ("image_writer", "value_writer")),
     Group("Memory", ("SharedMemory", "ImageMemory", "DeviceMemory")),
-    Group("Time and traces", ("after", "now_ns", "section")),
+    Group("Time and traces", ("after", "now_ns", "section", "trace_context")),
     Group(
         "Errors",
         (

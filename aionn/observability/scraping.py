@@ -1,20 +1,20 @@
-"""The server that a monitoring system reads metrics from: one thread, one short request at a time.
+"""The server that a monitoring system reads metrics from: one thread, which waits for no single client.
 
-Owns the thread, the requests and their limits. ``access`` decides which requests are answered; the figures come from the caller.
+Owns the thread, the connections and their limits. ``access`` decides which requests are answered; the figures come from the caller.
 
 Paths: ``/metrics``, and ``/ready``, which answers 200 or 503 for an orchestrator.
 
 Invariants:
 1. Neither reading a request nor writing the text is on the event loop's thread. The loop copies the figures when a request asks
-   for them, which takes some microseconds for each histogram.
-2. A connection is closed after ``REQUEST_S_MAX``, whatever its client does. One is answered at a time. One whose request is not
-   whole yet delays no other: ``WAITING_MAX`` of them wait, and the oldest is closed for a further one.
+   for them, which takes some microseconds for each histogram; requests that come before it is made share it.
+2. A connection is closed after ``REQUEST_S_MAX``, whatever its client does. Neither a request that is not whole yet, nor an answer
+   that is not read, nor an event loop that is blocked delays another connection: there are ``CONNECTIONS_MAX``, and the oldest is
+   closed for a further one.
 3. Writing the text lets other threads have the interpreter's lock every ``exposition.PART_LINES`` lines.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
 import ipaddress
 import logging
 import os
@@ -35,12 +35,11 @@ PORT = 9464
 """The usual port of an exporter in a program, as OpenTelemetry's has it."""
 
 BACKLOG = 128
-"""Connections that wait to be accepted while a request is answered: a monitoring system has one or two. Where there are more, the
+"""Connections that wait to be accepted while the text is written: a monitoring system has one or two. Where there are more, the
 kernel has a client try again after a second."""
 
-WAITING_MAX = 16
-"""Connections whose request has not been read: a browser opens one or two in advance; a client that opens many displaces others
-that are as slow."""
+CONNECTIONS_MAX = 16
+"""Connections: a browser opens one or two in advance; a client that opens many displaces others that are as slow."""
 
 REQUEST_S_MAX = 2.0
 """Limit of the time from a connection to its end: a request is one packet, and the answer some tens of kilobytes."""
@@ -49,13 +48,15 @@ REQUEST_BYTES_MAX = 8 << 10
 """The largest request; Prometheus sends 300 bytes."""
 
 COLLECT_S_MAX = 1.0
-"""Limit of the wait for the event loop, which copies the figures. One that is blocked for longer is reported by status 503."""
+"""Limit of the wait for the event loop, which copies the figures. A loop that is blocked for longer is reported by status 503."""
 
 RETRY_S = 0.1
 """Pause before accepting again when no descriptor was left."""
 
 JOIN_S_MAX = 3.0
-"""Limit of the wait for the thread: longer than a request may take."""
+"""Limit of the wait for the thread, which may be writing the text of many figures."""
+
+PLAIN = "text/plain; charset=utf-8"
 
 _logger = logging.getLogger("aionn.manager")
 
@@ -69,16 +70,76 @@ _REASONS = {
 _REASONS |= {503: "Service Unavailable"}
 
 
-class _Reading(NamedTuple):
-    """A request that is not whole yet.
+class _Connection:
+    """A connection, from its request to its answer.
 
     Attributes:
-        ends_s: When its connection is closed.
-        request: What has come of it.
+        ends_s: When it is closed.
+        request: What has come of its request.
+        waits: Whether its answer is made of the figures, which are not here yet.
+        answer: The rest of the answer that was not sent; None before.
     """
 
-    ends_s: float
-    request: bytearray
+    __slots__ = ("answer", "ends_s", "request", "waits")
+
+    def __init__(self, ends_s: float) -> None:
+        self.ends_s = ends_s
+        self.request = bytearray()
+        self.waits = False
+        self.answer: memoryview | None = None
+
+    @property
+    def events(self) -> int:
+        """The events that its next step needs."""
+        if self.answer is not None:
+            return select.POLLOUT
+        return 0 if self.waits else select.POLLIN  # With 0 the end of its client is reported.
+
+
+class _Collection:
+    """One copy of the figures by the event loop, for all requests that wait for it.
+
+    Attributes:
+        ends_s: When it is not waited for any longer.
+        samples: The copy; None before, and where it failed.
+        is_over: Whether the loop has answered.
+    """
+
+    __slots__ = ("ends_s", "is_over", "samples")
+
+    def __init__(self, ends_s: float) -> None:
+        self.ends_s = ends_s
+        self.samples: list[Sample] | None = None
+        self.is_over = False
+
+
+class _Bell:
+    """Wakes the thread that polls ``descriptor``, from any thread, also after its end."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def ring(self) -> None:
+        """Wakes it."""
+        with self._lock:  # The descriptor's number may be another file's when it is closed.
+            if not self._is_closed:
+                os.eventfd_write(self.descriptor, 1)
+
+    def clear(self) -> None:
+        """Has it sleep again."""
+        try:
+            os.eventfd_read(self.descriptor)
+        except BlockingIOError:
+            pass
+
+    def close(self) -> None:
+        """Ends it. Idempotent."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                os.close(self.descriptor)
 
 
 class Source(NamedTuple):
@@ -150,19 +211,21 @@ class MetricsServer:
             self._listener.bind((host, port))
             self._listener.listen(BACKLOG)
             port = self._listener.getsockname()[1]
+            self._bell = _Bell()
         except OSError as e:
             self._listener.close()
             raise InvalidArgument(f"metrics: {host} port {port} cannot be used: {e.strerror}") from e
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{port}/metrics"
         self._listener.setblocking(False)
-        self._waiting: dict[socket.socket, _Reading] = {}
-        self._answering: socket.socket | None = None
+        self._connections: dict[socket.socket, _Connection] = {}
+        self._collection: _Collection | None = None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True, name="aionn-metrics")
         try:
             self._thread.start()
         except RuntimeError as e:
+            self._bell.close()
             self._listener.close()
             raise ResourceExhausted(f"metrics: no thread is left to serve them: {e}") from e
 
@@ -171,44 +234,64 @@ class MetricsServer:
         if self._closed.is_set():
             return
         self._closed.set()
-        for sock in (self._listener, self._answering):
-            if sock is not None:
-                try:
-                    sock.shutdown(socket.SHUT_RDWR)  # Wakes the thread that waits for it.
-                except OSError:
-                    pass  # It has ended by itself.
+        self._bell.ring()
         self._thread.join(JOIN_S_MAX)
-        self._listener.close()
 
     def _serve(self) -> None:
         try:
             while not self._closed.is_set():
-                for sock in self._readable():
-                    if sock is self._listener:
-                        self._accept()
-                    else:
-                        self._read(sock)
+                for sock in self._ready():
+                    self._step(sock)
+                self._end_collection()
         finally:
-            for sock in list(self._waiting):
+            for sock in list(self._connections):
                 self._drop(sock)
+            self._listener.close()
+            self._bell.close()
 
-    def _readable(self) -> list[socket.socket]:
-        """Waits for connections and for what they send; closes those whose time is over."""
+    def _ready(self) -> list[socket.socket]:
+        """Waits for connections and for their clients; closes those whose time is over."""
         now_s = time.monotonic()
-        for sock in [sock for sock, reading in self._waiting.items() if reading.ends_s <= now_s]:
+        for sock in [sock for sock, connection in self._connections.items() if connection.ends_s <= now_s]:
             self._drop(sock)
         # The oldest is the first.
-        left_s = next((reading.ends_s - now_s for reading in self._waiting.values()), None)
+        ends_s = [connection.ends_s for connection in self._connections.values()][:1]
+        if self._collection is not None:
+            ends_s.append(self._collection.ends_s)
         poller = select.poll()
-        by_fd = {sock.fileno(): sock for sock in (*self._waiting, self._listener)}
-        for fd in by_fd:
-            poller.register(fd, select.POLLIN)
+        poller.register(self._bell.descriptor, select.POLLIN)
+        poller.register(self._listener, select.POLLIN)
+        for sock, connection in self._connections.items():
+            poller.register(sock, connection.events)
+        found = dict(poller.poll(1000 * (min(ends_s) - now_s) + 1 if ends_s else None))
+        if self._bell.descriptor in found:
+            self._bell.clear()
         # Those that have sent something come before the listener, whose new connections may displace them.
-        found = dict(poller.poll(None if left_s is None else 1000 * left_s + 1))
-        return [sock for fd, sock in by_fd.items() if fd in found]
+        return [sock for sock in (*self._connections, self._listener) if sock.fileno() in found]
+
+    def _step(self, sock: socket.socket) -> None:
+        """Does what a connection, or the listener, is ready for."""
+        if sock is self._listener:
+            self._accept()
+            return
+        connection = self._connections.get(sock)
+        if connection is None:
+            return  # Closed for a further one, or with the answer of this turn.
+        try:
+            if connection.answer is not None:
+                self._write(sock, connection)
+            elif connection.waits:
+                self._drop(sock)  # Its client is gone.
+            else:
+                self._read(sock, connection)
+        except OSError:
+            self._drop(sock)  # Its client is gone.
+        except Exception:
+            _logger.exception("metrics: a request failed")
+            self._drop(sock)
 
     def _accept(self) -> None:
-        for _ in range(WAITING_MAX):  # Then those that wait have their turn.
+        for _ in range(CONNECTIONS_MAX):  # Then those that exist have their turn.
             try:
                 sock, _ = self._listener.accept()
             except BlockingIOError:
@@ -216,90 +299,124 @@ class MetricsServer:
             except OSError:
                 self._closed.wait(RETRY_S)  # No descriptor is left; later one is.
                 return
-            if len(self._waiting) >= WAITING_MAX:
-                self._drop(next(iter(self._waiting)))
-            self._waiting[sock] = _Reading(time.monotonic() + REQUEST_S_MAX, bytearray())
-            self._read(sock)
+            sock.setblocking(False)
+            if len(self._connections) >= CONNECTIONS_MAX:
+                self._drop(next(iter(self._connections)))
+            self._connections[sock] = _Connection(time.monotonic() + REQUEST_S_MAX)
+            self._step(sock)
 
-    def _read(self, sock: socket.socket) -> None:
+    def _read(self, sock: socket.socket, connection: _Connection) -> None:
         """Reads what is there of a request, and answers one that is whole."""
-        reading = self._waiting[sock]
         try:
-            part = sock.recv(REQUEST_BYTES_MAX, socket.MSG_DONTWAIT)
+            part = sock.recv(REQUEST_BYTES_MAX)
         except BlockingIOError:
             return
-        except OSError:
-            part = b""
-        reading.request.extend(part)
-        if b"\r\n\r\n" in reading.request:
-            del self._waiting[sock]
-            self._answering = sock
-            try:
-                with sock:
-                    self._answer(sock, bytes(reading.request), reading.ends_s)
-            except OSError:
-                pass  # Its client is gone, or does not read.
-            except Exception:
-                _logger.exception("metrics: a request failed")
-            finally:
-                self._answering = None
-        elif not part or len(reading.request) > REQUEST_BYTES_MAX:
+        connection.request.extend(part)
+        head, end, _ = bytes(connection.request).partition(b"\r\n\r\n")
+        if end:
+            answer = self._answered(head)
+            if answer is not None:
+                self._begin_answer(sock, connection, *answer)
+                return
+            connection.waits = True
+            self._begin_collection()
+        elif not part or len(connection.request) > REQUEST_BYTES_MAX:
             self._drop(sock)
 
-    def _drop(self, sock: socket.socket) -> None:
-        del self._waiting[sock]
-        sock.close()
-
-    def _answer(self, connection: socket.socket, request: bytes, ends_s: float) -> None:
-        status, text, kind = self._answered(request.partition(b"\r\n\r\n")[0])
-        body = text.encode()
-        is_head = request.startswith(b"HEAD ")
+    def _begin_answer(
+        self, sock: socket.socket, connection: _Connection, status: int, body: bytes, kind: str
+    ) -> None:
         head = (
             f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
         )
         head += "Connection: close\r\nX-Content-Type-Options: nosniff\r\nCache-Control: no-store\r\n\r\n"
-        connection.settimeout(max(0.001, ends_s - time.monotonic()))
-        connection.sendall(head.encode() + (b"" if is_head else body))
+        is_head = connection.request.startswith(b"HEAD ")
+        connection.answer = memoryview(head.encode() + (b"" if is_head else body))
+        self._write(sock, connection)
 
-    def _answered(self, head: bytes) -> tuple[int, str, str]:
-        """Status, text and type of the answer."""
-        plain = "text/plain; charset=utf-8"
+    def _write(self, sock: socket.socket, connection: _Connection) -> None:
+        """Sends what the client has room for of the answer."""
+        assert connection.answer is not None, "it is being sent"
+        try:
+            connection.answer = connection.answer[sock.send(connection.answer) :]
+        except BlockingIOError:
+            return
+        if not connection.answer:
+            self._drop(sock)
+
+    def _drop(self, sock: socket.socket) -> None:
+        del self._connections[sock]
+        sock.close()
+
+    def _answered(self, head: bytes) -> tuple[int, bytes, str] | None:
+        """Status, body and type of the answer; None where it is made of the figures."""
+        found = self._answered_immediately(head)
+        return None if found is None else (found[0], found[1].encode(), PLAIN)
+
+    def _answered_immediately(self, head: bytes) -> tuple[int, str] | None:
         first, *lines = head.split(b"\r\n")
         words = first.split(b" ")
         if len(words) != 3 or not words[2].startswith(b"HTTP/1.") or not all(b":" in line for line in lines):
-            return 400, "expected a request of HTTP/1.1\n", plain
+            return 400, "expected a request of HTTP/1.1\n"
         headers = [(name.lower(), value) for name, _, value in (line.partition(b":") for line in lines)]
         refusal = self._access.refusal(headers, b"")
         if refusal is not None:
-            return 421 if refusal.status == 421 else 400, f"{refusal.text}\n", plain
+            return 421 if refusal.status == 421 else 400, f"{refusal.text}\n"
         if words[0] not in (b"GET", b"HEAD"):
-            return 405, "expected GET\n", plain
+            return 405, "expected GET\n"
         path = words[1].partition(b"?")[0]
         if path == b"/ready":
-            return (200, "ready\n", plain) if self._source.is_ready() else (503, "not ready\n", plain)
+            return (200, "ready\n") if self._source.is_ready() else (503, "not ready\n")
         if path != b"/metrics":
-            return 404, "expected /metrics or /ready\n", plain
-        samples = self._collected()
-        if samples is None:
-            return 503, f"the event loop did not answer within {COLLECT_S_MAX:g} s\n", plain
-        parts = []
-        for part in exposition_parts(self._source.families, samples):
-            parts.append(part)
-            select.select((), (), (), 0)  # Releases the interpreter's lock, for which a frame may wait.
-        return 200, "".join(parts), CONTENT_TYPE
+            return 404, "expected /metrics or /ready\n"
+        return None
 
-    def _collected(self) -> list[Sample] | None:
-        """The samples; None if the event loop does not answer."""
-        collected: concurrent.futures.Future[list[Sample]] = concurrent.futures.Future()
+    # --- The figures ---
+
+    def _begin_collection(self) -> None:
+        """Has the event loop copy the figures, unless a copy is in progress."""
+        if self._collection is not None:
+            return
+        collection = self._collection = _Collection(time.monotonic() + COLLECT_S_MAX)
 
         def collect() -> None:
             try:
-                collected.set_result(list(self._source.collect()))
-            except Exception as e:
-                collected.set_exception(e)
+                collection.samples = list(self._source.collect())
+            except Exception:
+                _logger.exception("metrics: the figures could not be read")
+            collection.is_over = True
+            self._bell.ring()
 
         try:
             self._source.in_loop(collect)
-            return collected.result(COLLECT_S_MAX)
-        except (RuntimeError, TimeoutError):  # The loop is closed, or blocked.
-            return None
+        except RuntimeError:
+            collection.is_over = True  # The loop is closed.
+
+    def _end_collection(self) -> None:
+        """Answers the requests that wait for the figures, once these are here or are not waited for any longer."""
+        collection = self._collection
+        if collection is None or not (collection.is_over or time.monotonic() >= collection.ends_s):
+            return
+        self._collection = None
+        answer = 503, f"the event loop did not answer within {COLLECT_S_MAX:g} s\n".encode(), PLAIN
+        if collection.is_over:
+            answer = 503, b"the figures could not be read\n", PLAIN
+        if collection.samples is not None:
+            try:
+                answer = 200, self._text(collection.samples), CONTENT_TYPE
+            except Exception:
+                _logger.exception("metrics: the text of the figures could not be written")
+        for sock, connection in list(self._connections.items()):
+            if connection.waits:
+                connection.waits = False
+                try:
+                    self._begin_answer(sock, connection, *answer)
+                except OSError:
+                    self._drop(sock)  # Its client is gone.
+
+    def _text(self, samples: list[Sample]) -> bytes:
+        parts = []
+        for part in exposition_parts(self._source.families, samples):
+            parts.append(part.encode())
+            select.select((), (), (), 0)  # Releases the interpreter's lock, for which a frame may wait.
+        return b"".join(parts)

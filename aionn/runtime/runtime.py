@@ -52,7 +52,8 @@ from aionn.runtime.extensions import check_extensions
 from aionn.runtime.introspection import Support, ask_support
 from aionn.runtime.memory.allocation import allocate
 from aionn.runtime.memory.own import DeviceMemory, OwnMemory, SharedMemory, copy
-from aionn.runtime.metrics.exposed import RuntimeMetrics
+from aionn.runtime.metrics.exposed import RuntimeMetrics, model_label
+from aionn.runtime.metrics.spans import all_of, open_spans
 from aionn.runtime.placement.compiling import Compiler
 from aionn.runtime.realtime import ProcessThreads, RealtimeReport, RuntimeRealtime
 from aionn.runtime.settings import (
@@ -107,6 +108,7 @@ def open_runtime(
     trace: str | os.PathLike[str] | None = None,
     telemetry: Sequence[Listener] = (),
     metrics: str | None = None,
+    spans: Any = None,
 ) -> Runtime:
     """Opens a runtime; use it with ``async with``.
 
@@ -145,9 +147,12 @@ def open_runtime(
             format of Prometheus; either part may be left out (127.0.0.1 and 9464), and port 0 takes a free one, see
             ``Runtime.metrics_url``. Any other address than a loopback one lets other machines read them. None counts and exposes
             nothing.
+        spans: True makes a span of OpenTelemetry for each execution, by the ``TracerProvider`` of the process; a ``TracerProvider``
+            by that one. Needs the extra ``otel``. None makes none.
 
     Raises:
         InvalidArgument: A name is empty or used twice, there is no such isolation, or a setting makes no sense.
+        DeviceUnavailable: The extra for ``spans`` is missing.
     """
     if isolation not in ("process", "in_process"):
         raise InvalidArgument(f"isolation: expected process or in_process, got {isolation!r}")
@@ -179,6 +184,7 @@ def open_runtime(
         trace=trace,
         telemetry=telemetry,
         metrics=metrics,
+        spans=spans,
         is_asked_for=drivers is not None,
     )
 
@@ -202,8 +208,10 @@ class Runtime:
         trace: str | os.PathLike[str] | None = None,
         telemetry: Sequence[Listener] = (),
         metrics: str | None = None,
+        spans: Any = None,
         is_asked_for: bool = False,
     ) -> None:
+        self._spans = open_spans(spans)
         self._metrics = None if metrics is None else RuntimeMetrics(metrics)
         self._listeners = tuple(telemetry)
         self.settings = Settings() if settings is None else settings
@@ -444,7 +452,10 @@ class Runtime:
             reporter = Reporter(self._listeners, base)
             reporter.compiled(now_ns() - started_ns)
         figures = None if self._metrics is None else await self._metrics.compilation(model, planned.plan)
-        return Ready(*planned, None if reporter is None else reporter.executed, figures)
+        spans = None
+        if self._spans is not None:
+            spans = self._spans.report(planned.plan.device_names, await model_label(model))
+        return Ready(*planned, all_of(None if reporter is None else reporter.executed, spans), figures)
 
     def _fallback_device(self, devices: str | Sequence[str] | None) -> RuntimeDevice | None:
         if self.settings.partition == PartitionMode.WITHOUT_FALLBACK:

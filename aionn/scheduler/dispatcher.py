@@ -504,6 +504,11 @@ class Dispatcher:
         """Counts of the ready queue and of what ran."""
         return self._queue.statistics()
 
+    @property
+    def busy_count(self) -> int:
+        """Number of slots that a job holds."""
+        return sum(slot.job is not None for slot in self._slots)
+
     def counts(self) -> dict[str, int]:
         """The outcome of a job that ran.
 

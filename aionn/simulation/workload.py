@@ -29,7 +29,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from aionn.drivers.kit.described import convert_described
+from aionn.drivers.kit.described import convert_described, described_text
 from aionn.drivers.simulated.profiles import (
     DEVICE_SETS,
     PROFILES,
@@ -45,7 +45,7 @@ from aionn.drivers.simulated.profiles import (
 from aionn.errors import InvalidArgument
 from aionn.hal import OperationType, Priority
 from aionn.models.importing import load_file
-from aionn.platform.files import TEXT_BYTES_MAX, open_regular, read_regular
+from aionn.platform.files import open_regular
 
 __all__ = [
     "ARRIVALS_MAX",
@@ -473,11 +473,7 @@ def read_workload(path: str | os.PathLike[str]) -> Workload:
     Raises:
         InvalidArgument: The file cannot be read or has a mistake; the message names its line and field.
     """
-    try:
-        text = read_regular(path, "workload", TEXT_BYTES_MAX).decode()
-    except UnicodeDecodeError as e:
-        raise InvalidArgument(f"{os.fspath(path)}: cannot be read: {e}") from e
-    return workload_from_text(text, where=os.fspath(path))
+    return workload_from_text(described_text(path, "workload"), where=os.fspath(path))
 
 
 def workload_from_text(text: str, *, where: str = "workload") -> Workload:

@@ -171,6 +171,27 @@ def test_command_reports_mistakes_in_a_sentence(tmp_path, capsys):
     assert code == 2 and "fps" in printed.err
 
 
+@pytest.mark.parametrize("command", ["plan", "simulate"])
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("m.tflite", b"\x1c\0\0\0TFL3\xff\xfe", "got a model; a workload names the file of a model"),
+        ("m.ONNX", b"text", "got a model"),
+        ("m.bin", b"\xff\xfe\0", "got a file that is not text"),
+    ],
+)
+def test_file_that_is_no_workload_is_refused_in_a_sentence(command, name, content, said, tmp_path, capsys):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(SystemExit) as caught:
+        main([command, str(path)])
+    printed = capsys.readouterr().err
+    assert caught.value.code == 2 and f"{name}: expected a workload as TOML text, {said}" in " ".join(
+        printed.split()
+    )
+    assert "codec" not in printed and "Traceback" not in printed
+
+
 def test_page_of_an_empty_plan_is_a_page():
     _, plan = plan_of(1, deadline="0.003")
     page = Page()

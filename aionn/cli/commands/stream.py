@@ -159,7 +159,7 @@ def _labels(path: Path | None) -> list[str]:
     try:
         return read_regular(path, "--labels", TEXT_BYTES_MAX).decode().splitlines()
     except UnicodeDecodeError as e:
-        raise InvalidArgument(f"--labels {path}: {e}") from e
+        raise InvalidArgument(f"--labels {path}: expected UTF-8 text: {e.reason}") from e
 
 
 def _sound_writer(spec: TensorSpec) -> Writer:

@@ -19,7 +19,10 @@ import msgspec
 from aionn.errors import InvalidArgument
 from aionn.platform.files import TEXT_BYTES_MAX, read_regular
 
-__all__ = ["convert_described", "read_described"]
+__all__ = ["convert_described", "described_text", "read_described"]
+
+MODEL_SUFFIXES = (".tflite", ".onnx")
+"""The names of models' files, which are given by mistake."""
 
 _T = TypeVar("_T")
 
@@ -30,11 +33,32 @@ def read_described(path: str | os.PathLike[str], kind: type[_T]) -> _T:
     Raises:
         InvalidArgument: The file cannot be read or has a mistake; the message names its line and field.
     """
+    return convert_described(described_text(path, "description"), kind, where=os.fspath(path))
+
+
+def described_text(path: str | os.PathLike[str], what: str) -> str:
+    """The text of a TOML file.
+
+    Args:
+        path: The file.
+        what: Names its content in errors, without an article.
+
+    Raises:
+        InvalidArgument: It cannot be read, or is a model or another file that is not text.
+    """
+    content = read_regular(path, what, TEXT_BYTES_MAX)
+    name = os.fsdecode(path)
+    if name.lower().endswith(MODEL_SUFFIXES):
+        raise InvalidArgument(
+            f"{name}: expected a {what} as TOML text, got a model; a workload names the file of a model: [[model]] with"
+            f' name = "..." and file = {os.path.basename(name)!r}'
+        )
     try:
-        text = read_regular(path, "description", TEXT_BYTES_MAX).decode()
-    except UnicodeDecodeError as e:
-        raise InvalidArgument(f"{os.fspath(path)}: cannot be read: {e}") from e
-    return convert_described(text, kind, where=os.fspath(path))
+        return content.decode()
+    except UnicodeDecodeError:
+        raise InvalidArgument(
+            f"{name}: expected a {what} as TOML text, got a file that is not text"
+        ) from None
 
 
 def convert_described(text: str, kind: type[_T], *, where: str) -> _T:

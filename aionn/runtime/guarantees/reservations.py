@@ -15,15 +15,17 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
+from aionn.errors import NotAdmitted
 from aionn.hal import duration_text
 from aionn.scheduler.admission import SHARE_PPM, SlotCost, StreamTerms
 from aionn.scheduler.bandwidth import BandwidthServer, Frame, Label
 from aionn.scheduler.dispatcher import Dispatcher
 from aionn.scheduler.estimates import Estimates
-from aionn.scheduler.ledger import Ledger, ReservableSlot, Reservation
+from aionn.scheduler.ledger import RESERVATIONS_MAX, Ledger, ReservableSlot, Reservation
 
 __all__ = ["DeviceReservations", "FrameArrival", "Held", "Measured"]
 
@@ -62,6 +64,24 @@ class Held:
         self.server: BandwidthServer = reservation.server()
         self.in_progress = 0
         self.end = ""
+
+
+class _Counts(dict[Label, int]):
+    """The counts of a stream, each of which is one of the device as well.
+
+    Args:
+        device: Those of the device.
+    """
+
+    __slots__ = ("_device",)
+
+    def __init__(self, device: dict[Label, int]) -> None:
+        super().__init__(dict.fromkeys(Label, 0))
+        self._device = device
+
+    def __setitem__(self, label: Label, count: int) -> None:
+        self._device[label] += count - self[label]
+        super().__setitem__(label, count)
 
 
 class FrameArrival:
@@ -112,6 +132,11 @@ class DeviceReservations:
         slot_count: The number of its slots.
         dispatcher: Runs the frames.
         estimates: The timings of models on it.
+
+    Attributes:
+        is_up: Whether the device works, as far as its reservations know.
+        refusals: Number of refusals by reason: ``no_time``, ``device_down``, ``too_many`` (of one ledger).
+        labels: Number of frames with each label, of all reservations so far.
     """
 
     def __init__(self, name: str, slot_count: int, dispatcher: Dispatcher, estimates: Estimates) -> None:
@@ -123,6 +148,8 @@ class DeviceReservations:
         self._models: dict[Hashable, str] = {}
         self._counted: set[str] = set()
         self.is_up = True
+        self.refusals = dict.fromkeys(("no_time", "device_down", "too_many"), 0)
+        self.labels = dict.fromkeys(Label, 0)
 
     # --- Models ---
 
@@ -155,7 +182,8 @@ class DeviceReservations:
             NotAdmitted: No slot has; with the reason and what would fit.
         """
         self._prepare_admission(model, now_ns)
-        reservation = self._ledger.admit(terms, self._costs(measured), now_ns=now_ns)
+        with self._refusals_counted():
+            reservation = self._ledger.admit(terms, self._costs(measured), now_ns=now_ns)
         return self._begin(reservation, measured, model)
 
     def change(self, old: Held, terms: StreamTerms, measured: Measured, *, now_ns: int) -> Held:
@@ -167,10 +195,12 @@ class DeviceReservations:
         """
         self._prepare_admission(old.model, now_ns, keep=old)
         if old.end:
-            reservation = self._ledger.admit(terms, self._costs(measured), now_ns=now_ns)
+            with self._refusals_counted():
+                reservation = self._ledger.admit(terms, self._costs(measured), now_ns=now_ns)
             return self._begin(reservation, measured, old.model)
         number = old.reservation.number
-        reservation = self._ledger.change(number, terms, self._costs(measured), now_ns=now_ns)
+        with self._refusals_counted():
+            reservation = self._ledger.change(number, terms, self._costs(measured), now_ns=now_ns)
         if reservation.number != number:
             return self._begin(reservation, measured, old.model)
         old.reservation = reservation
@@ -188,8 +218,22 @@ class DeviceReservations:
         cost = SlotCost(duration_ns=measured.duration_ns, piece_ns=measured.duration_ns)
         return dict.fromkeys(self._slots, cost)
 
+    @contextmanager
+    def _refusals_counted(self) -> Iterator[None]:
+        try:
+            yield
+        except NotAdmitted:
+            reason = "no_time"
+            if not self.is_up:
+                reason = "device_down"
+            elif self.count >= RESERVATIONS_MAX:
+                reason = "too_many"
+            self.refusals[reason] += 1
+            raise
+
     def _begin(self, reservation: Reservation, measured: Measured, model: Hashable) -> Held:
         held = self._held[reservation.number] = Held(reservation, measured, model)
+        held.server.counts = _Counts(self.labels)
         self._changed()
         return held
 
@@ -255,11 +299,14 @@ class DeviceReservations:
         self._ledger.seen(held.reservation.number, now_ns)
 
     def _changed(self) -> None:
-        room_ns = None
+        # One test of each slot, whatever the number of its streams.
+        slots = {held.reservation.slot for held in self._held.values()}
+        rooms_ns = {slot: self._ledger.verdict(slot).room_ns for slot in slots}
         for held in self._held.values():
-            held.server.may_run_lower = self._ledger.may_run_lower(held.reservation.number)
-            slot_ns = self._ledger.verdict(held.reservation.slot).room_ns
-            room_ns = slot_ns if room_ns is None else min(room_ns, slot_ns)
+            reservation = held.reservation
+            # As ``Ledger.may_run_lower``.
+            held.server.may_run_lower = reservation.cost.piece_ns <= rooms_ns[reservation.slot]
+        room_ns = min(rooms_ns.values(), default=None)
         self._dispatcher.limit_best_effort(room_ns)
 
     # --- What is held ---
@@ -272,6 +319,10 @@ class DeviceReservations:
     def counts(self) -> dict[str, int]:
         """See ``Ledger.counts``."""
         return self._ledger.counts()
+
+    def shares(self) -> list[float]:
+        """The share of each slot that is reserved."""
+        return [self.share(slot) for slot in self._slots]
 
     def share(self, slot: int) -> float:
         """The share of a slot that is reserved."""

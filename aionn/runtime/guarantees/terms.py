@@ -9,6 +9,7 @@ import math
 from typing import Any
 
 from aionn.errors import InvalidArgument
+from aionn.hal import TIME_MAX_NS
 from aionn.scheduler.admission import DAY_NS, StreamTerms
 
 __all__ = ["JITTER_SHARE", "changed_terms", "check_guarantee", "in_progress_max", "stated_terms"]
@@ -83,6 +84,10 @@ def in_progress_max(terms: StreamTerms) -> int:
 
 
 def _ns(field: str, value: Any, least_ns: int) -> int:
+    if isinstance(value, int) and abs(value) > TIME_MAX_NS:
+        raise InvalidArgument(
+            f"stream, {field}: expected at most a day of seconds, got a number of 20 digits or more"
+        )
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise InvalidArgument(f"stream, {field}: expected seconds as a float, got {value!r}")
     advice = ""

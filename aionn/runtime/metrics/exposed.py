@@ -15,13 +15,15 @@ from aionn.hal import Model, Priority
 from aionn.observability.exposition import Family, Sample
 from aionn.observability.scraping import MetricsServer, Source, metrics_place
 from aionn.runtime.background import Background
+from aionn.runtime.clock import now_ns
 from aionn.runtime.devices import RuntimeDevice
+from aionn.runtime.guarantees.reservations import DeviceReservations
 from aionn.runtime.metrics.figures import CompilationFigures, RuntimeFigures
 from aionn.runtime.placement.plan import Plan
 from aionn.runtime.telemetry import structure_digest
 from aionn.service.client.device import RemoteDevice
 
-__all__ = ["FAMILIES", "RuntimeMetrics", "samples"]
+__all__ = ["FAMILIES", "RuntimeMetrics", "model_label", "samples"]
 
 DIGEST_LETTERS = 12
 """Letters of a model's digest in a label: enough to distinguish the models of one application."""
@@ -44,6 +46,13 @@ FAMILIES = {
     "aionn_frames_dropped_total": Family("counter", "Items of a stream without a result, by reason."),
     "aionn_queue_length": Family(
         "gauge", "Executions of this application that wait for a slot of the device."
+    ),
+    "aionn_slots_busy": Family("gauge", "Slots of the device that run executions of this application."),
+    "aionn_reserved_share": Family("gauge", "The share of a device slot that streams have reserved."),
+    "aionn_reservations_total": Family("counter", "Reservations by result."),
+    "aionn_reservations_refused_total": Family("counter", "Reservations that were refused, by reason."),
+    "aionn_reserved_frames_total": Family(
+        "counter", "Frames of streams with a guarantee that broke a promise, by the first promise."
     ),
     "aionn_device_up": Family("gauge", "0 after the driver process has ended, until the next one serves."),
     "aionn_driver_restarts_total": Family("counter", "Driver processes after the first one."),
@@ -76,10 +85,34 @@ def samples(figures: RuntimeFigures, devices: Iterable[RuntimeDevice]) -> Iterat
     for each in devices:
         own = {"device": each.name}
         yield Sample("aionn_queue_length", own, each.dispatcher.statistics().waiting)
+        yield Sample("aionn_slots_busy", own, each.dispatcher.busy_count)
+        yield from _reservations(each.reservations, own)
         hal = each.hal
         yield Sample("aionn_device_up", own, float(not (isinstance(hal, RemoteDevice) and hal.has_died)))
         if isinstance(hal, RemoteDevice):
             yield Sample("aionn_driver_restarts_total", own, max(0, hal.starts - 1))
+
+
+def _reservations(reservations: DeviceReservations, own: dict[str, str]) -> Iterator[Sample]:
+    """The samples of one device; none while no stream has asked for a guarantee, and from then on all of them."""
+    results = reservations.counts()
+    if not any(results.values()):
+        return
+    for result, count in results.items():
+        yield Sample("aionn_reservations_total", {**own, "result": result}, count)
+    for reason, count in reservations.refusals.items():
+        yield Sample("aionn_reservations_refused_total", {**own, "reason": reason}, count)
+    for label, count in reservations.labels.items():
+        yield Sample("aionn_reserved_frames_total", {**own, "label": label.value}, count)
+    for slot, share in enumerate(reservations.shares()):
+        yield Sample("aionn_reserved_share", {**own, "slot": str(slot)}, share)
+
+
+async def model_label(model: Model | str | os.PathLike[str]) -> str:
+    """The name of a model's file, or the first letters of the digest of a model that came from none."""
+    if isinstance(model, Model):
+        return (await anyio.to_thread.run_sync(structure_digest, model))[:DIGEST_LETTERS]
+    return os.path.splitext(os.path.basename(os.fspath(model)))[0][:MODEL_LETTERS_MAX]
 
 
 class RuntimeMetrics:
@@ -95,7 +128,7 @@ class RuntimeMetrics:
     def __init__(self, place: str) -> None:
         metrics_place(place)
         self._place = place
-        self._figures = RuntimeFigures()
+        self._figures = RuntimeFigures(now_ns)
         self._server: MetricsServer | None = None
 
     @property
@@ -110,21 +143,22 @@ class RuntimeMetrics:
             background: In its loop the samples are taken.
             devices: Returns the devices.
         """
+
+        def collect() -> Iterator[Sample]:
+            self._figures.free_labels(now_ns())
+            return samples(self._figures, devices())
+
         source = Source(
             FAMILIES,
-            lambda: samples(self._figures, devices()),
+            collect,
             background.run_in_loop,
             lambda: background.is_open,
         )
         self._server = MetricsServer(self._place, source)
 
     async def compilation(self, model: Model | str | os.PathLike[str], plan: Plan) -> CompilationFigures:
-        """The counts of a compilation, by the name of its file, or by the digest of a model that came from none."""
-        if isinstance(model, Model):
-            name = (await anyio.to_thread.run_sync(structure_digest, model))[:DIGEST_LETTERS]
-        else:
-            name = os.path.splitext(os.path.basename(os.fspath(model)))[0][:MODEL_LETTERS_MAX]
-        return self._figures.compilation(plan.device_names, name)
+        """The counts of a compilation."""
+        return self._figures.compilation(plan.device_names, await model_label(model))
 
     async def aclose(self) -> None:
         """Ends the server. Idempotent. On a thread: that of the server may wait for the loop."""

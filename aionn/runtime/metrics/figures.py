@@ -1,15 +1,22 @@
 """The counts of a runtime with ``metrics``: of executions and of the items of streams; pure.
 
 Owns the outcomes, and the arrays, which are made when a model is compiled or a stream begins. A frame adds to them and makes none.
+Owns also the life of labels. A monitoring system computes rates from differences, so a counter never falls while its label exists.
+A label that disappears ends its series, and one that comes back begins at zero: the same as after a restart of the process, and it
+is computed as such. Counts between the last reading and the end would be lost; so a label stays for ``KEPT_NS`` after its last
+count. Its counts are not added to those of ``OTHER``: a rate over all labels would have them twice.
 
 Invariants:
 1. The number of arrays does not depend on the number of frames: at most ``MODELS_MAX`` models and ``STREAMS_MAX`` streams have
    their own, all further ones share one of the label ``OTHER``.
 2. An execution is counted once, when it ends; an item of a stream once, when its consumer gets it.
+3. A label is freed when its compilations or its stream are gone and nothing was counted for ``KEPT_NS``; ``OTHER`` never is.
 """
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from aionn.errors import ErrorStatus
@@ -20,6 +27,7 @@ if TYPE_CHECKING:
     from aionn.runtime.executions.results import Result
 
 __all__ = [
+    "KEPT_NS",
     "MODELS_MAX",
     "OTHER",
     "OUTCOMES",
@@ -37,7 +45,12 @@ MODELS_MAX = 64
 STREAMS_MAX = 64
 """Streams with series of their own that are open together; a stream that begins later takes the label of one that has ended."""
 
+KEPT_NS = 600_000_000_000
+"""Time for which a label stays after its last count: ten intervals of a monitoring system that reads every minute, and twice the
+five minutes for which Prometheus looks back."""
+
 OTHER = "other"
+_ALL_OTHERS = (OTHER, OTHER)
 
 IMMEDIATE_NS = EXPOSED_NS[0]
 """A shorter wait for a slot counts as none: it is the time of the dispatcher itself, and below the first bound that is exposed."""
@@ -113,6 +126,11 @@ class ExecutionFigures:
     def __init__(self) -> None:
         self.by_priority = {int(priority): ClassFigures() for priority in Priority}
 
+    @property
+    def count(self) -> int:
+        """A number that grows with each count."""
+        return sum(found.whole.count + sum(found.others) for found in self.by_priority.values())
+
     def ended(self, job: CountedJob, result: Result, took_ns: int) -> None:
         """Counts one with a result."""
         figures = self.by_priority[job.priority]
@@ -166,6 +184,11 @@ class StreamFigures:
         self.dropped: dict[Drop, int] = {"deadline": 0, "lost": 0}
         self.is_open = False
 
+    @property
+    def count(self) -> int:
+        """A number that grows with each count."""
+        return self.age.count + self.slack.count + sum(self.dropped.values())
+
     def begin(self) -> None:
         """A stream begins."""
         self.is_open = True
@@ -208,21 +231,32 @@ class CompilationFigures:
 class RuntimeFigures:
     """The counts of a runtime.
 
+    Args:
+        now: The clock.
+
     Attributes:
         executions: By the labels of devices and model.
         streams: By label.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], int]) -> None:
+        self._now = now
         self.executions: dict[tuple[str, str], ExecutionFigures] = {}
         self.streams: dict[str, StreamFigures] = {}
+        self._users: dict[tuple[str, str], weakref.WeakSet[CompilationFigures]] = {}
+        # The labels without a user: their count, and since when that is the same.
+        self._idle: dict[Hashable, tuple[int, int]] = {}
 
     def compilation(self, devices: str, model: str) -> CompilationFigures:
-        """The counts of a compilation; those of the same labels are shared."""
+        """The counts of a compilation, whose label is in use as long as the result exists; those of the same labels are shared."""
         key = (devices, model)
-        if key not in self.executions and len(self.executions) >= MODELS_MAX:
-            key = (OTHER, OTHER)
-        return CompilationFigures(self, key[1], self.executions.setdefault(key, ExecutionFigures()))
+        if key not in self.executions:
+            self.free_labels(self._now())
+        if key not in self.executions and len(self.executions.keys() - {_ALL_OTHERS}) >= MODELS_MAX:
+            key = _ALL_OTHERS
+        made = CompilationFigures(self, key[1], self.executions.setdefault(key, ExecutionFigures()))
+        self._users.setdefault(key, weakref.WeakSet()).add(made)
+        return made
 
     def stream(self, model: str) -> StreamFigures:
         """The counts of a stream of a model that begins: those of one that has ended, if there is one."""
@@ -230,7 +264,8 @@ class RuntimeFigures:
             label = f"{model}-{number}"
             found = self.streams.get(label)
             if found is None:
-                if len(self.streams) >= STREAMS_MAX:
+                self.free_labels(self._now())
+                if len(self.streams.keys() - {OTHER}) >= STREAMS_MAX:
                     break
                 found = self.streams[label] = StreamFigures()
             if not found.is_open:
@@ -239,3 +274,27 @@ class RuntimeFigures:
         shared = self.streams.setdefault(OTHER, StreamFigures())
         shared.begin()
         return shared
+
+    def free_labels(self, now_ns: int) -> None:
+        """Frees the labels whose users are gone and whose counts are as they were ``KEPT_NS`` ago."""
+        for key, executions in list(self.executions.items()):
+            is_used = key == _ALL_OTHERS or bool(self._users[key])
+            if self._is_over(key, is_used, executions, now_ns):
+                del self.executions[key], self._users[key]
+        for label, stream in list(self.streams.items()):
+            if self._is_over(label, label == OTHER or stream.is_open, stream, now_ns):
+                del self.streams[label]
+
+    def _is_over(
+        self, label: Hashable, is_used: bool, figures: ExecutionFigures | StreamFigures, now_ns: int
+    ) -> bool:
+        seen = self._idle.pop(label, None)
+        if is_used:
+            return False
+        count = figures.count
+        if seen is None or seen[0] != count:
+            seen = (count, now_ns)
+        if now_ns - seen[1] >= KEPT_NS:
+            return True
+        self._idle[label] = seen
+        return False

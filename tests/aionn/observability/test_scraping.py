@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -100,12 +101,23 @@ def test_place_of_another_type_is_refused(place: Any) -> None:
 class Served:
     def __init__(self) -> None:
         self.is_ready = True
+        self.samples: Any = some_samples()
         self.in_loop: Callable[[Callable[[], object]], object] = lambda call: call()
         self.server = MetricsServer(
             "127.0.0.1:0",
-            Source(FAMILIES, some_samples, lambda call: self.in_loop(call), lambda: self.is_ready),
+            Source(FAMILIES, self.collect, lambda call: self.in_loop(call), lambda: self.is_ready),
         )
         self.port = int(self.server.url.rpartition(":")[2].partition("/")[0])
+
+    def collect(self) -> list[Sample]:
+        found: list[Sample] = self.samples() if callable(self.samples) else self.samples
+        return found
+
+    def wait_until(self, holds: Callable[[list[Any]], bool]) -> None:
+        limit_s = time.monotonic() + LIMIT_S
+        while not holds(list(self.server._connections.values())):
+            assert time.monotonic() < limit_s
+            time.sleep(0.001)
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), LIMIT_S)
@@ -189,7 +201,7 @@ def test_clients_that_send_no_whole_request_delay_no_other(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scraping, "REQUEST_S_MAX", 3600.0)
-    silent = [served.connect() for _ in range(3 * scraping.WAITING_MAX)]
+    silent = [served.connect() for _ in range(3 * scraping.CONNECTIONS_MAX)]
     for sock in silent[::2]:
         sock.sendall(b"GET /ready HTTP/1.1\r\n")
     assert served.get("/ready") == (200, "ready\n")
@@ -210,6 +222,92 @@ def test_loop_that_is_blocked_or_closed_is_reported(served: Served, monkeypatch:
 
     served.in_loop = closed
     assert served.get("/metrics")[0] == 503
+
+
+LARGE = [Sample("a_total", {"device": "x" * 1000, "model": str(number)}, 1) for number in range(20_000)]
+"""20 MB of text: more than the kernel takes of an answer that is not read."""
+
+
+def test_answer_that_is_not_read_delays_no_other(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scraping, "REQUEST_S_MAX", 3600.0)
+    served.samples = LARGE
+    with served.connect() as unread:
+        unread.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert unread.recv(12) == b"HTTP/1.1 200"
+        served.samples = some_samples()
+        for _ in range(3):
+            assert served.get("/metrics") == (200, exposition(FAMILIES, some_samples()))
+        assert served.get("/ready")[0] == 200
+        rest = b""
+        while b'model="19999"' not in rest and (part := unread.recv(1 << 20)):
+            rest = rest[-2000:] + part
+        assert rest.endswith(b'model="19999"} 1\n'), "the answer is whole when it is read after all"
+
+
+def test_answer_that_is_not_read_is_given_up_after_its_time(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scraping, "REQUEST_S_MAX", 0.1)
+    served.samples = LARGE
+    with served.connect() as unread:
+        unread.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert unread.recv(12) == b"HTTP/1.1 200"
+        served.wait_until(lambda connections: not connections)
+        served.samples = some_samples()
+        monkeypatch.setattr(scraping, "REQUEST_S_MAX", 3600.0)
+        assert served.get("/metrics")[0] == 200
+
+
+def test_blocked_loop_delays_neither_readiness_nor_the_requests_that_wait_for_it(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scraping, "COLLECT_S_MAX", 3600.0)
+    monkeypatch.setattr(scraping, "REQUEST_S_MAX", 3600.0)
+    asked: list[Callable[[], object]] = []
+    arrived = threading.Event()
+
+    def in_loop(call: Callable[[], object]) -> None:
+        asked.append(call)
+        arrived.set()
+
+    served.in_loop = in_loop
+    waiting = [served.connect() for _ in range(5)]
+    for sock in waiting:
+        sock.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert arrived.wait(LIMIT_S)
+    assert served.get("/ready") == (200, "ready\n")
+    served.wait_until(lambda connections: sum(each.waits for each in connections) == len(waiting))
+    asked[0]()
+    for sock in waiting:
+        assert sock.recv(12) == b"HTTP/1.1 200"
+        sock.close()
+    assert len(asked) == 1, "one copy of the figures is for all that wait"
+
+
+def test_figures_that_cannot_be_read_or_written_are_reported(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing() -> list[Sample]:
+        raise ValueError("figures")
+
+    for served.samples in (failing, [Sample("unknown_total", {}, 1)]):
+        assert served.get("/metrics") == (503, "the figures could not be read\n")
+    assert served.get("/ready")[0] == 200
+    assert len(caplog.records) == 2
+
+
+def test_late_copy_of_a_loop_that_was_blocked_harms_nothing(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scraping, "COLLECT_S_MAX", 0.02)
+    asked: list[Callable[[], object]] = []
+    served.in_loop = asked.append
+    assert served.get("/metrics")[0] == 503
+    served.in_loop = lambda call: call()
+    asked[0]()
+    assert served.get("/metrics")[0] == 200
+    served.server.close()
+    asked[0]()
 
 
 def test_closing_ends_the_thread_while_a_client_is_connected() -> None:

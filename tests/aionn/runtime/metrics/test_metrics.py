@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import shutil
 import urllib.request
@@ -22,6 +23,7 @@ from aionn.runtime.executions.results import Result
 from aionn.runtime.metrics.exposed import FAMILIES, samples
 from aionn.runtime.metrics.figures import (
     IMMEDIATE_NS,
+    KEPT_NS,
     MODELS_MAX,
     OTHER,
     OUTCOMES,
@@ -29,6 +31,7 @@ from aionn.runtime.metrics.figures import (
     ExecutionFigures,
     RuntimeFigures,
 )
+from aionn.service.host.metrics import FAMILIES as HOST_FAMILIES
 from aionn.testing.models import identity
 
 ONE = np.ones(1, np.float32)
@@ -87,7 +90,7 @@ def test_result_is_on_time_until_its_deadline_and_its_durations_are_those_of_dur
 
 
 def test_number_of_labels_is_bounded() -> None:
-    figures = RuntimeFigures()
+    figures = RuntimeFigures(lambda: 0)
     for number in range(MODELS_MAX + 10):
         figures.compilation("npu", f"m{number}")
     assert len(figures.executions) == MODELS_MAX + 1 and (OTHER, OTHER) in figures.executions
@@ -96,6 +99,92 @@ def test_number_of_labels_is_bounded() -> None:
     assert len(figures.streams) == STREAMS_MAX + 1
     streams[3].is_open = False
     assert figures.stream("m") is streams[3], "the label of a stream that has ended"
+
+
+class Clock:
+    now_ns = 0
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
+def test_label_of_a_compilation_that_is_gone_is_freed_when_nothing_was_counted_for_long() -> None:
+    clock = Clock()
+    figures = RuntimeFigures(clock)
+    used, gone = figures.compilation("npu", "used"), figures.compilation("npu", "gone")
+    twin = figures.compilation("npu", "gone")
+    executions = gone.executions
+    del gone
+    for _ in range(3):
+        clock.now_ns += KEPT_NS
+        figures.free_labels(clock())
+    assert len(figures.executions) == 2, "a second compilation has the label, too"
+    del twin
+    figures.free_labels(clock())
+    clock.now_ns += KEPT_NS - 1
+    executions.ended(Job(), Result((), NO_TIMING), 10)  # One that was under way.
+    figures.free_labels(clock())
+    clock.now_ns += KEPT_NS - 1
+    figures.free_labels(clock())
+    assert len(figures.executions) == 2
+    clock.now_ns += 1
+    figures.free_labels(clock())
+    assert list(figures.executions) == [("npu", "used")]
+    again = figures.compilation("npu", "gone")
+    assert again.executions.count == 0, "a counter that comes back begins at zero"
+    assert used.executions is figures.executions[("npu", "used")]
+
+
+def test_label_of_a_stream_that_has_ended_is_freed_and_one_that_is_open_never() -> None:
+    clock = Clock()
+    figures = RuntimeFigures(clock)
+    first, second = figures.stream("m"), figures.stream("m")
+    first.lost("deadline")
+    first.is_open = False
+    for _ in range(2):
+        figures.free_labels(clock())
+        clock.now_ns += KEPT_NS
+    figures.free_labels(clock())
+    assert figures.streams == {"m-1": second}
+    assert figures.stream("m") is figures.streams["m-0"] is not first
+
+
+def test_labels_that_were_freed_are_there_for_others_and_the_last_one_is_kept() -> None:
+    clock = Clock()
+    figures = RuntimeFigures(clock)
+    for number in range(MODELS_MAX + 1):
+        figures.compilation("npu", f"m{number}").executions.ended(Job(), Result((), NO_TIMING), 10)
+    streams = [figures.stream(f"s{number}") for number in range(STREAMS_MAX + 1)]
+    for stream in streams:
+        stream.is_open = False
+    for _ in range(2):
+        figures.free_labels(clock())
+        clock.now_ns += KEPT_NS
+    late = [figures.compilation("npu", f"n{number}") for number in range(MODELS_MAX)]
+    assert {each.model for each in late} == {f"n{number}" for number in range(MODELS_MAX)}
+    assert figures.executions[(OTHER, OTHER)].count == 1
+    assert figures.stream("t") is figures.streams["t-0"]
+
+
+def test_counts_never_fall_while_their_label_exists() -> None:
+    numbers, clock = random.Random(5), Clock()
+    figures, seen, held = RuntimeFigures(clock), dict[Any, int](), list[Any]()
+    for _ in range(3000):
+        clock.now_ns += numbers.randrange(KEPT_NS)
+        action = numbers.randrange(4)
+        if action == 0:
+            held.append(figures.compilation("npu", f"m{numbers.randrange(100)}"))
+        elif action == 1 and held:
+            numbers.choice(held).executions.ended(Job(), Result((), NO_TIMING), 10)
+        elif action == 2 and held:
+            held.pop(numbers.randrange(len(held)))
+        else:
+            figures.free_labels(clock())
+        counts = {key: executions.count for key, executions in figures.executions.items()}
+        assert all(counts[key] >= seen[key] for key in counts.keys() & seen.keys())
+        assert {(f.executions) for f in held} <= set(figures.executions.values())
+        seen = counts
+    assert len(seen) <= MODELS_MAX + 1
 
 
 class Frame(NamedTuple):
@@ -113,11 +202,11 @@ class Hostile:
     "item", [Frame(ONE, None), Frame(ONE, -(2**70)), Frame(ONE, "now"), Hostile(), ONE, None]
 )
 def test_item_without_a_time_of_capture_has_no_age_wherever_it_is_in_its_stream(item: Any) -> None:
-    figures = RuntimeFigures().stream("m")
+    figures = RuntimeFigures(lambda: 0).stream("m")
     for each in (Frame(ONE, 1), item, Frame(ONE, 2)):
         figures.delivered(each, 10, None)
     assert (figures.age.count, figures.age.total_ns) == (2, 17)
-    first = RuntimeFigures().stream("m")
+    first = RuntimeFigures(lambda: 0).stream("m")
     for each in (item, Frame(ONE, 1)):
         first.delivered(each, 10, None)
     assert first.age.count == 1
@@ -239,7 +328,7 @@ async def test_every_sample_has_a_family_and_closing_ends_the_server() -> None:
     async with aionn.open(drivers=["reference"], isolation="in_process", metrics=":0") as runtime:
         url = runtime.metrics_url
         assert url is not None
-        figures = RuntimeFigures()
+        figures = RuntimeFigures(lambda: 0)
         figures.compilation("a", "b").executions.ended(Job(), Result((), Timing(1, 1)), 10)
         stream = figures.stream("b")
         stream.delivered(Frame(ONE, 0), 10, 20)
@@ -248,6 +337,11 @@ async def test_every_sample_has_a_family_and_closing_ends_the_server() -> None:
     assert runtime.metrics_url is None
     with pytest.raises(OSError):
         await anyio.to_thread.run_sync(lambda: urllib.request.urlopen(url, timeout=5))
+
+
+def test_documentation_names_every_metric(repository: Path) -> None:
+    text = (repository / "docs" / "operating.md").read_text()
+    assert set(re.findall(r"`(aionn_[a-z_]+)`", text)) == FAMILIES.keys() | HOST_FAMILIES.keys()
 
 
 async def test_wrong_place_is_refused_when_the_runtime_is_made() -> None:

@@ -331,3 +331,49 @@ async def test_process_drains_at_sigterm_in_the_middle_of_streams(tmp_path: Path
         server.kill()
         server.wait()
         server.stderr.close()
+
+
+ENDLESS = """
+import pathlib, threading
+from aionn.drivers.skeleton import SkeletonDevice, SkeletonModel
+
+class EndlessModel(SkeletonModel):
+    def run(self, inputs, outputs, control):
+        pathlib.Path("begun").touch()
+        threading.Event().wait()
+
+class EndlessDevice(SkeletonDevice):
+    def prepare(self, model, *, preference, priority, deadline_ns):
+        return EndlessModel(self, model, priority)
+"""
+
+
+@pytest.mark.slow
+async def test_second_sigterm_ends_the_process_with_status_143_in_the_middle_of_an_execution(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    path = tmp_path / "s.sock"
+    command = [sys.executable, "-P", "-m", "aionn", "serve", "endless:EndlessDevice", "--quiet"]
+    server = subprocess.Popen(
+        [*command, "--socket", str(path), "--drain-within", "86400"], cwd=tmp_path, stderr=subprocess.DEVNULL
+    )
+    try:
+        with anyio.fail_after(LIMIT_S):
+            while not path.exists():
+                await anyio.sleep(0.01)
+            async with aionn.open(drivers=[], sockets=[path]) as runtime:
+                execution = (await runtime.compile(doubled_model())).execute_fenced([np.ones(1, np.float32)])
+                while not (tmp_path / "begun").exists():
+                    await anyio.sleep(0.01)
+                server.send_signal(signal.SIGTERM)
+                while path.exists():
+                    await anyio.sleep(0.001)
+                assert server.poll() is None, "it waits for the execution"
+                server.send_signal(signal.SIGTERM)
+                assert await anyio.to_thread.run_sync(server.wait) == EXIT_STATUS[DrainState.STOPPED] == 143
+                with pytest.raises(DeadObject):
+                    await execution
+    finally:
+        server.kill()
+        server.wait()

@@ -1,0 +1,1 @@
+"""The benchmark of capacity: `python -m benchmarks.capacity`."""
