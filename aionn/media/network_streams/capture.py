@@ -130,14 +130,21 @@ class StreamProcess:
             SourceUnavailable: The process has ended, or sends nonsense.
         """
         try:
-            data = self._link.recv(MESSAGE_BYTES_MAX)
+            data = self._received()
         except BlockingIOError:
             return None
-        except OSError:  # It was reset: the process ended with messages unread.
+        except OSError:
             data = b""
         if not data:
             raise SourceUnavailable(f"{self.name}: {self._last_words()}")
         return decode(data, self.name)
+
+    def _received(self) -> bytes:
+        try:
+            return self._link.recv(MESSAGE_BYTES_MAX)
+        except ConnectionResetError:
+            # The process ended with messages unread. That is reported once, before its own last messages, which are still here.
+            return self._link.recv(MESSAGE_BYTES_MAX)
 
     def release(self, slot: int) -> None:
         """Has a slot filled again. It raises nothing."""

@@ -197,6 +197,18 @@ def test_silent_process_and_closed_socket_are_told_apart(link):
         video.dequeue(NOW)
 
 
+def test_last_words_of_a_process_arrive_although_it_left_messages_unread(link):
+    process, theirs = link(encode(GOOD))
+    pictures = VideoCapture(process, 4)
+    process.release(0)  # It is never read: the kernel then reports the end as a reset, before the messages.
+    theirs.send(encode(Filled(1, 64 * 48 * 3, 0, NOW, 0, 0)))
+    theirs.send(encode(Ended("the server ended the stream", False)))
+    theirs.close()
+    assert pictures.dequeue(NOW).slot == 1
+    with pytest.raises(SourceUnavailable, match="the server ended the stream"):
+        pictures.dequeue(NOW)
+
+
 def test_sounds_that_are_not_whole_or_not_numbers_do_no_harm(link):
     process, theirs = link(encode(Opened(AUDIO_SLOT_SAMPLES * 4, 0, 0, 0.0)), start("audio"))
     sound = SoundCapture(process, 4, WindowPlan.of(0.01, 0.01, 16_000, "test"))
