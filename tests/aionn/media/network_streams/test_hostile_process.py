@@ -137,6 +137,8 @@ def test_nonsense_is_rejected(link, data):
         Filled(0, -5, 0, NOW, 0, 0),
         Filled(0, 64 * 48 * 3, 0, NOW, -1, 0),
         Filled(0, 64 * 48 * 3, 0, NOW, 0, -1),
+        Filled(0, 64 * 48 * 3, 0, NOW, 0, 0, 2**63 - 1),
+        Filled(0, 64 * 48 * 3, 0, NOW, 0, 0, -(2**63)),
         Filled(0, 64 * 48 * 3, 0, NOW, 2**62, 0),
         GOOD,
     ],
