@@ -12,8 +12,16 @@ need PyAV: ``pip install 'aionn[media]'``.
 """
 
 from aionn.media.audio import audio_file
+from aionn.media.cameras.controls import CameraControl
+from aionn.media.cameras.in_place import CaptureMemory
 from aionn.media.cameras.listing import CameraInfo
-from aionn.media.cameras.opening import camera, list_cameras
+from aionn.media.cameras.opening import (
+    CameraWatch,
+    camera,
+    camera_controls,
+    list_cameras,
+    set_camera_controls,
+)
 from aionn.media.features import LogMel, log_mel
 from aionn.media.joining import Joined, JoinStatistics, Pair, joined
 from aionn.media.live.capture import SourceUnavailable
@@ -36,7 +44,10 @@ from aionn.media.video import Interpolation, video_file
 __all__ = [
     "AudioWindow",
     "Branch",
+    "CameraControl",
     "CameraInfo",
+    "CameraWatch",
+    "CaptureMemory",
     "Frame",
     "Health",
     "Interpolation",
@@ -57,6 +68,7 @@ __all__ = [
     "Tee",
     "audio_file",
     "camera",
+    "camera_controls",
     "has_sound",
     "joined",
     "list_cameras",
@@ -71,6 +83,7 @@ __all__ = [
     "replay",
     "replay_audio",
     "screen",
+    "set_camera_controls",
     "shown_name",
     "synthetic_audio",
     "synthetic_video",

@@ -27,7 +27,7 @@ class Frame(msgspec.Struct, frozen=True, eq=False):
         index: Number in the source, from 0.
         time_s: Position in the medium; the first frame is at 0.
         clock: Origin of ``captured_at_ns``: ``presented`` by a source with a pace; ``driver``, the stamp of the device;
-            ``arrival`` of the data, smoothed where they have time stamps of their own.
+            ``arrival`` of the data, smoothed where they have time stamps of their own; ``sender``, the clock of the sender.
         uncertainty_ns: The frame may have been captured so much earlier or later, as far as that clock shows.
         lost_before: Frames that the device or the sender lost since the last one, by its own count.
         follows_gap: Whether the source was lost, and opened again, since the last frame.

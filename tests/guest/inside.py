@@ -1,4 +1,5 @@
-"""Tests that run in the emulated machine: two cameras of vivid, unplugged, with dropped buffers and injected errors.
+"""Tests that run in the emulated machine: two cameras of vivid, unplugged, with dropped buffers and injected errors; pictures that
+the kernel writes into a burst's slots; controls.
 
 Times are of an emulated processor: ages are compared with the period of the camera, and the limits of the sources are longer.
 """
@@ -15,7 +16,21 @@ import numpy as np
 import pytest
 
 import aionn
-from aionn.media import Reconnection, SourceUnavailable, camera, list_cameras, tee
+from aionn.hal import OperandType, OperationType
+from aionn.media import (
+    CaptureMemory,
+    Reconnection,
+    SourceUnavailable,
+    camera,
+    camera_controls,
+    list_cameras,
+    set_camera_controls,
+    tee,
+)
+from aionn.media.cameras.pixels import PixelConverter
+from aionn.media.cameras.system import System
+from aionn.models.builder import GraphBuilder
+from aionn.runtime.memory.arguments import RequestArea
 from tests.guest.assembling import environment
 
 CAMERAS = ("/dev/video0", "/dev/video1")
@@ -173,5 +188,116 @@ def test_camera_in_use_and_absent_camera_are_errors_that_name_the_fault():
         with pytest.raises(SourceUnavailable, match="no such camera"):
             async with camera("/dev/video77", reconnect=None):
                 pass
+
+    run(body)
+
+
+def picture_model():
+    """A model that takes a picture of the camera as it is, and averages parts of it."""
+    width, height = SIZE
+    graph = GraphBuilder()
+    x = graph.input(OperandType.TENSOR_QUANT8_ASYMM, (1, height, width, 3), scale=1 / 255)
+    parts = graph.result(
+        OperationType.AVERAGE_POOL_2D,
+        [x, 2, width // 4, height // 4, width // 4, height // 4, 0],
+        x,
+        (1, 4, 4, 3),
+    )
+    return graph.build([parts])
+
+
+def test_kernel_writes_into_the_slots_of_a_burst_and_nothing_copies_a_pixel(monkeypatch):
+    copies, queued = [], {}
+    monkeypatch.setattr(PixelConverter, "convert", lambda *_: copies.append("conversion"))
+    monkeypatch.setattr(RequestArea, "write", lambda *_: copies.append("write"))
+    monkeypatch.setattr(System, "map", lambda *_: copies.append("mapped buffer"))
+    entry_of = CaptureMemory.entry
+
+    def entry(self, number):
+        made = entry_of(self, number)
+        queued[number] = made.m.userptr
+        return made
+
+    monkeypatch.setattr(CaptureMemory, "entry", entry)
+
+    async def body():
+        async with (
+            aionn.open(drivers=["reference"]) as runtime,
+            await runtime.compile(picture_model()) as net,
+            net.burst(slots=4) as burst,
+        ):
+            slots = [burst.lend() for _ in range(4)]
+            memory = CaptureMemory([slot.inputs[0] for slot in slots])
+            options = {"into": memory, "input_index": 0, "rate": 10.0, "reconnect": SOON}
+            async with camera(CAMERAS[0], **options) as frames:
+                for count in range(20):
+                    frame = await anext(frames)
+                    slot = slots[memory.number(frame)]
+                    assert np.shares_memory(frame.data, slot.inputs[0])
+                    result = await slot.execute()
+                    whole = frame.data.reshape(4, SIZE[1] // 4, 4, SIZE[0] // 4, 3).mean(axis=(1, 3))
+                    assert np.abs(result.outputs[0][0].astype(float) - whole).max() <= 1
+                    assert count or frame.data.any(), "the picture of vivid is not black"
+                    memory.release(frame)
+                # The addresses that the kernel got are in the memory that the driver process maps.
+                shared = []
+                for line in Path("/proc/self/maps").read_text().splitlines():
+                    if "memfd:aionn-request" in line:
+                        first, last = (int(part, 16) for part in line.split()[0].split("-"))
+                        shared.append(range(first, last))
+                assert sorted(queued) == [0, 1, 2, 3]
+                for number, address in queued.items():
+                    assert address == slots[number].inputs[0].ctypes.data
+                    assert any(
+                        address in place and address + memory.size_bytes - 1 in place for place in shared
+                    )
+                return frames.statistics()
+
+    account = run(body)
+    assert copies == []
+    assert account.delivered == 20 and account.corrupt == 0
+
+
+def test_camera_that_is_unplugged_comes_back_into_the_same_memory():
+    async def body():
+        memory = CaptureMemory([np.zeros((SIZE[1], SIZE[0], 3), np.uint8) for _ in range(4)])
+        options = {"into": memory, "input_index": 0, "rate": 10.0, "reconnect": SOON}
+        async with camera(CAMERAS[0], **options) as frames:
+            memory.release(await anext(frames))
+            await controlled(CAMERAS[0], "disconnect=1")
+            while True:
+                frame = await anext(frames)
+                memory.release(frame)
+                if frame.follows_gap:
+                    return frames.statistics()
+
+    assert run(body).reconnections >= 1
+
+
+def test_controls_of_the_kernel_are_listed_and_set_by_name():
+    async def body():
+        before = {one.name: one for one in await camera_controls(CAMERAS[0])}
+        assert {"brightness", "contrast", "hue"} <= set(before)
+        limit = before["brightness"].maximum
+        after = {one.name: one for one in await set_camera_controls(CAMERAS[0], {"brightness": limit})}
+        assert after["brightness"].value == limit
+        with pytest.raises(aionn.InvalidArgument, match="expected"):
+            await set_camera_controls(CAMERAS[0], {"brightness": limit + 1})
+        with pytest.raises(aionn.InvalidArgument, match="brightness"):
+            await set_camera_controls(CAMERAS[0], {"no_such_control": 1})
+        # Set at each opening, here by the text of a menu's entry.
+        menu = next(
+            one
+            for one in before.values()
+            if one.kind == "menu" and len(one.choices) > 1 and not one.is_read_only
+        )
+        wanted = list(menu.choices.values())[1]
+        async with camera(CAMERAS[0], **SMALL, controls={"brightness": 10, menu.name: wanted}) as frames:
+            await anext(frames)
+            now = {one.name: one for one in await camera_controls(CAMERAS[0])}
+            assert (now["brightness"].value, menu.choices[now[menu.name].value]) == (10, wanted)
+        await set_camera_controls(
+            CAMERAS[0], {menu.name: menu.default, "brightness": before["brightness"].default}
+        )
 
     run(body)

@@ -10,11 +10,13 @@ from msgspec import to_builtins
 import aionn
 from aionn.cli import interrupts
 from aionn.cli.output import print_json
-from aionn.errors import Error
+from aionn.errors import Error, InvalidArgument
 from aionn.media import (
+    CameraControl,
     CameraInfo,
     MicrophoneInfo,
     SourceUnavailable,
+    camera_controls,
     list_cameras,
     list_microphones,
 )
@@ -26,16 +28,22 @@ __all__ = ["devices"]
 def devices(
     *,
     sources: Annotated[bool, Parameter(negative=())] = False,
+    controls: str | None = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """List the devices with type, version, feature level and status, and the drivers that cannot be used, with the reason.
 
     Args:
         sources: List the cameras and microphones of this machine instead, with the names that survive a reconnection.
+        controls: List the controls of a camera instead, such as its exposure: 0, /dev/video0 or a part of its name.
         json: Print one JSON object instead of a table.
     """
+    if sources and controls is not None:
+        raise InvalidArgument("devices: expected either --sources or --controls CAMERA, got both")
     if sources:
         return _sources(json)
+    if controls is not None:
+        return _controls(controls, json)
     report = interrupts.run(_devices)
     if json:
         print_json(report)
@@ -69,6 +77,40 @@ def _sources(json: bool) -> int:
     else:
         print_line(problem or "no microphone: the sound server has none")
     return 0
+
+
+def _controls(camera: str, json: bool) -> int:
+    found = interrupts.run(camera_controls, camera)
+    if json:
+        print_json({"controls": [to_builtins(control, str_keys=True) for control in found]})
+        return 0
+    print_table(
+        f"controls of camera {camera}",
+        ("name", "value", "values", "default"),
+        [(c.name, _shown_value(c, c.value), _range(c), _shown_value(c, c.default)) for c in found],
+        least=("default",),
+    )
+    return 0
+
+
+def _shown_value(control: CameraControl, value: int | None) -> str:
+    if value is None or control.kind == "button":
+        return "-"
+    return control.choices.get(value, str(value))
+
+
+def _range(control: CameraControl) -> str:
+    notes = "".join(
+        f", {note}"
+        for note, holds in (("read-only", control.is_read_only), ("inactive", control.is_inactive))
+        if holds
+    )
+    if control.kind == "button":
+        return f"button{notes}"
+    if control.choices:
+        return ", ".join(control.choices.values()) + notes
+    steps = f" in steps of {control.step}" if control.step > 1 else ""
+    return f"{control.minimum} to {control.maximum}{steps}{notes}"
 
 
 async def _find_sources() -> tuple[list[CameraInfo], list[MicrophoneInfo], str]:

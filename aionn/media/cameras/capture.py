@@ -17,12 +17,15 @@ import contextlib
 import ctypes
 import errno
 import mmap
-from typing import Protocol
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from aionn.media.cameras import videodev
+from aionn.media.cameras.controls import ControlValue, set_controls
 from aionn.media.cameras.device import VideoDevice, capability_of, offers_of
 from aionn.media.cameras.jpeg import JpegConverter, can_decode_jpeg
 from aionn.media.cameras.negotiation import EDGE_MAX, Choice, Offer, Wish, choose
@@ -33,13 +36,15 @@ from aionn.media.live.capture import Grab, SourceUnavailable
 from aionn.media.live.clock import MediaClock, driver_time
 from aionn.media.records import Frame
 
-__all__ = ["CameraCapture", "open_camera"]
+__all__ = ["NO_CONTROLS", "CameraCapture", "Setting", "open_camera", "set_up"]
 
 BUFFERS_MIN = 4
 """One that the driver fills, one that waits, one that is converted, and one in reserve; each further one is a frame of delay."""
 
 BUFFER_BYTES_MAX = 1 << 30
 """A larger buffer is a mistake of the driver: 16,384 x 16,384 pixels of YUYV are half of it."""
+
+NO_CONTROLS: Final[Mapping[str, ControlValue]] = MappingProxyType({})
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -54,7 +59,7 @@ class CameraCapture:
     Args:
         device: The open device.
         buffers: Its mapped buffers.
-        convert: Makes frames of them.
+        converter: Makes frames of them; None where a subclass does.
         period_ns: Time between two frames; None if the driver names none.
         description: Of the format, for messages and lists.
     """
@@ -66,7 +71,7 @@ class CameraCapture:
         self,
         device: VideoDevice,
         buffers: list[mmap.mmap],
-        converter: _Converter,
+        converter: _Converter | None,
         period_ns: int | None,
         description: str,
     ) -> None:
@@ -97,23 +102,33 @@ class CameraCapture:
 
     def dequeue(self, now_ns: int) -> Grab | None:
         """See `aionn.media.live.capture.Capture`."""
-        entry = videodev.Buffer(type=videodev.VIDEO_CAPTURE, memory=videodev.MEMORY_MMAP)
+        entry = self._dequeued(videodev.MEMORY_MMAP)
+        if entry is None:
+            return None
+        if entry.index >= len(self._buffers):
+            raise SourceUnavailable(
+                f"{self.name}: expected one of {len(self._buffers)} buffers, got number {entry.index}; the driver is at fault"
+            )
+        entry.bytesused = min(entry.bytesused, len(self._buffers[entry.index]))
+        return self._grab(entry, now_ns)
+
+    def _dequeued(self, memory: int) -> videodev.Buffer | None:
+        """The next filled buffer; None if none waits."""
+        entry = videodev.Buffer(type=videodev.VIDEO_CAPTURE, memory=memory)
         try:
             self._device.system.ioctl(self._device.fd, videodev.DQBUF, entry)
         except OSError as e:
             if e.errno == errno.EAGAIN:
                 return None
             raise lost(e, self._device.path) from e
-        if entry.index >= len(self._buffers):
-            raise SourceUnavailable(
-                f"{self.name}: expected one of {len(self._buffers)} buffers, got number {entry.index}; the driver is at fault"
-            )
+        return entry
+
+    def _grab(self, entry: videodev.Buffer, now_ns: int) -> Grab:
         stamp_ns = entry.timestamp.tv_sec * 1_000_000_000 + entry.timestamp.tv_usec * 1_000
         clock = entry.flags & videodev.BUF_FLAG_TIMESTAMP_MASK
         captured = driver_time(stamp_ns, clock == videodev.BUF_FLAG_TIMESTAMP_MONOTONIC, now_ns)
-        used = min(entry.bytesused, len(self._buffers[entry.index]))
-        is_corrupt = bool(entry.flags & videodev.BUF_FLAG_ERROR) or used == 0
-        return Grab(entry.index, captured, entry.sequence, is_corrupt, used)
+        is_corrupt = bool(entry.flags & videodev.BUF_FLAG_ERROR) or entry.bytesused == 0
+        return Grab(entry.index, captured, entry.sequence, is_corrupt, entry.bytesused)
 
     def requeue(self, grab: Grab) -> None:
         """See `aionn.media.live.capture.Capture`."""
@@ -122,8 +137,11 @@ class CameraCapture:
 
     def convert(self, grab: Grab) -> Frame:
         """See `aionn.media.live.capture.Capture`."""
+        assert self._converter is not None
         with memoryview(self._buffers[grab.slot]) as view:
-            data = self._converter.convert(view, grab.content)
+            return self._frame(grab, self._converter.convert(view, grab.content))
+
+    def _frame(self, grab: Grab, data: Pixels) -> Frame:
         captured = grab.captured
         return Frame(
             data,
@@ -155,6 +173,26 @@ def _buffer(index: int) -> videodev.Buffer:
     return videodev.Buffer(index=index, type=videodev.VIDEO_CAPTURE, memory=videodev.MEMORY_MMAP)
 
 
+class Setting(NamedTuple):
+    """What a camera was set to.
+
+    Attributes:
+        choice: What it was asked for.
+        pix: What the driver made of the format.
+        period_ns: Time between two frames; None if the driver names none.
+    """
+
+    choice: Choice
+    pix: videodev.PixFormat
+    period_ns: int | None
+
+    @property
+    def description(self) -> str:
+        """For messages."""
+        rate = "?" if self.period_ns is None else f"{1e9 / self.period_ns:.3g}"
+        return f"{self.choice.format} {self.pix.width}x{self.pix.height} at {rate} per s"
+
+
 def open_camera(
     system: System,
     path: str,
@@ -163,6 +201,7 @@ def open_camera(
     *,
     buffers: int,
     input_index: int | None,
+    controls: Mapping[str, ControlValue] = NO_CONTROLS,
 ) -> CameraCapture:
     """Opens a camera and starts its stream. It may block for as long as the driver does.
 
@@ -173,34 +212,44 @@ def open_camera(
         size: ``(width, height)`` of the frames; None leaves the camera's.
         buffers: Number of buffers to ask for, at least `BUFFERS_MIN`.
         input_index: Input to select, of a card that has several; None leaves it.
+        controls: Values of controls, by name.
 
     Raises:
         SourceUnavailable: It cannot be opened, offers nothing that can be converted, or answers with nonsense.
+        InvalidArgument: It has no such control, or the value is out of its range.
     """
     device = VideoDevice(system, path)
     mapped: list[mmap.mmap] = []
     try:
-        capability_of(device)
-        if input_index is not None:
-            device.ask(videodev.S_INPUT, ctypes.c_int(input_index), f"selecting input {input_index}")
-        offers = offers_of(device)
-        choice = choose(offers, wish, can_decode_jpeg=can_decode_jpeg())
-        if choice is None:
-            raise _nothing_usable(path, offers, wish)
-        pix = _set_format(device, choice)
+        setting = set_up(device, wish, input_index, controls)
+        choice, pix, period_ns = setting
         converter = _converter(path, choice, pix, size)
-        period_ns = _set_rate(device, choice.rate or wish.rate)
         _map_buffers(device, buffers, _bytes_needed(choice, pix), mapped)
         for index in range(len(mapped)):
             device.ask(videodev.QBUF, _buffer(index), "queueing a buffer")
         device.ask(videodev.STREAMON, ctypes.c_int(videodev.VIDEO_CAPTURE), "starting to stream")
-        rate = "?" if period_ns is None else f"{1e9 / period_ns:.3g}"
-        description = f"{choice.format} {pix.width}x{pix.height} at {rate} per s"
-        return CameraCapture(device, mapped, converter, period_ns, description)
+        return CameraCapture(device, mapped, converter, period_ns, setting.description)
     except BaseException:
         _release(mapped)
         system.close(device.fd)
         raise
+
+
+def set_up(
+    device: VideoDevice, wish: Wish, input_index: int | None, controls: Mapping[str, ControlValue]
+) -> Setting:
+    """Sets input, controls, format and rate. Raises as `open_camera`."""
+    capability_of(device)
+    if input_index is not None:
+        device.ask(videodev.S_INPUT, ctypes.c_int(input_index), f"selecting input {input_index}")
+    if controls:
+        set_controls(device, controls)
+    offers = offers_of(device)
+    choice = choose(offers, wish, can_decode_jpeg=can_decode_jpeg())
+    if choice is None:
+        raise _nothing_usable(device.path, offers, wish)
+    pix = _set_format(device, choice)
+    return Setting(choice, pix, _set_rate(device, choice.rate or wish.rate))
 
 
 def _nothing_usable(path: str, offers: list[Offer], wish: Wish) -> SourceUnavailable:

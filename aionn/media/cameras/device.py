@@ -18,7 +18,7 @@ from aionn.media.cameras.problems import problem
 from aionn.media.cameras.system import System
 from aionn.media.live.capture import SourceUnavailable
 
-__all__ = ["NotACamera", "VideoDevice", "capability_of", "offers_of"]
+__all__ = ["NotACamera", "VideoDevice", "capability_of", "offers_of", "shown_text"]
 
 FORMATS_MAX = 64
 """Formats that are asked for; drivers have up to some thirty."""
@@ -67,6 +67,11 @@ class VideoDevice:
             with contextlib.suppress(OSError):
                 users = self.system.users_of(self.path)
         return problem(error, self.path, what, users)
+
+
+def shown_text(name: bytes) -> str:
+    """A name that a device has chosen, as it may be shown: nothing in it moves a terminal's cursor."""
+    return "".join(c if c.isprintable() else "?" for c in name.decode(errors="replace"))
 
 
 def capability_of(device: VideoDevice) -> videodev.Capability:

@@ -10,7 +10,7 @@ import contextlib
 import msgspec
 
 from aionn.errors import Error
-from aionn.media.cameras.device import NotACamera, VideoDevice, capability_of, offers_of
+from aionn.media.cameras.device import NotACamera, VideoDevice, capability_of, offers_of, shown_text
 from aionn.media.cameras.system import System
 from aionn.media.live.capture import SourceUnavailable
 
@@ -68,13 +68,10 @@ def _info(system: System, path: str, stable_path: str | None) -> CameraInfo:
         formats = tuple(dict.fromkeys(offer.format for offer in offers_of(device)))
     finally:
         system.close(device.fd)
-    card, driver, bus = (_text(part) for part in (capability.card, capability.driver, capability.bus_info))
+    card, driver, bus = (
+        shown_text(part) for part in (capability.card, capability.driver, capability.bus_info)
+    )
     return CameraInfo(path, stable_path, card, driver, bus, formats)
-
-
-def _text(name: bytes) -> str:
-    # A device chooses its own name: nothing that moves a terminal's cursor may reach it.
-    return "".join(c if c.isprintable() else "?" for c in name.decode(errors="replace"))
 
 
 def identity_of(system: System, path: str) -> Identity | None:
@@ -85,7 +82,7 @@ def identity_of(system: System, path: str) -> Identity | None:
             capability = capability_of(device)
         finally:
             system.close(device.fd)
-        return Identity(_text(capability.card), _text(capability.bus_info))
+        return Identity(shown_text(capability.card), shown_text(capability.bus_info))
     return None
 
 

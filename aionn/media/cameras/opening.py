@@ -5,19 +5,32 @@ Owns their arguments. Refuses to own anything else.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Self, TypeVar
+
+import anyio
+
 from aionn.errors import InvalidArgument
 from aionn.media.cameras.capture import BUFFERS_MIN, CameraCapture, open_camera
+from aionn.media.cameras.controls import CameraControl, ControlValue, controls_of, set_controls
+from aionn.media.cameras.device import VideoDevice
+from aionn.media.cameras.hotplug import DeviceWatch
+from aionn.media.cameras.in_place import CaptureMemory, in_place_format, open_in_place
 from aionn.media.cameras.listing import CameraInfo, Identity, find_cameras, identity_of, resolve
 from aionn.media.cameras.negotiation import PixelFormat, Wish, checked_wish
 from aionn.media.cameras.system import System
+from aionn.media.live.capture import SourceUnavailable
+from aionn.media.live.readable import until_readable
 from aionn.media.live.reconnection import Reconnection
-from aionn.media.live.source import LiveSource
+from aionn.media.live.source import ARRIVAL_S, LiveSource
 from aionn.media.live.worker import Worker
 from aionn.media.pacing import Keep
 from aionn.media.records import Frame
 from aionn.media.video import checked_size
 
-__all__ = ["camera", "list_cameras"]
+__all__ = ["CameraWatch", "camera", "camera_controls", "list_cameras", "set_camera_controls"]
 
 OPEN_S_MAX = 10.0
 """Opening a camera and starting its stream takes up to some seconds, where its USB port has to wake up."""
@@ -26,7 +39,13 @@ QUEUE_MAX = 28
 """Frames that may wait: the kernel has at most 32 buffers for a stream, and four are in use."""
 
 RECONNECTION = Reconnection(most_s=2.0)
-"""A camera that is plugged in again is found within 2 s; looking for one costs a system call."""
+"""A camera that is plugged in again is reported by the kernel; one that returns at the same node, as some do after an error, is
+found within 2 s."""
+
+WATCH_S = 3600.0
+"""Longest wait for a change, after which it is waited for again."""
+
+_T = TypeVar("_T")
 
 
 class _CameraOpener:
@@ -42,6 +61,8 @@ class _CameraOpener:
         size: tuple[int, int] | None,
         buffers: int,
         input_index: int | None,
+        controls: Mapping[str, ControlValue],
+        memory: CaptureMemory | None,
     ) -> None:
         self._system = system
         self._name = name
@@ -49,16 +70,51 @@ class _CameraOpener:
         self._size = size
         self._buffers = buffers
         self._input_index = input_index
+        self._controls = controls
+        self._memory = memory
         self._identity: Identity | None = None
+        self._was_open = False
 
     def open(self) -> CameraCapture:
         """See `aionn.media.live.capture.Opener`."""
         path = resolve(self._system, self._name, self._identity)
         if self._identity is None:
             self._identity = identity_of(self._system, path)
+        try:
+            capture = self._open(path)
+        except SourceUnavailable as e:
+            if self._was_open and isinstance(e.__cause__, PermissionError):
+                # udev gives a device that is plugged in to its group a moment after it has appeared.
+                raise SourceUnavailable(str(e)) from e.__cause__
+            raise
+        self._was_open = True
+        return capture
+
+    def _open(self, path: str) -> CameraCapture:
+        if self._memory is not None:
+            return open_in_place(
+                self._system,
+                path,
+                self._wish,
+                self._memory,
+                input_index=self._input_index,
+                controls=self._controls,
+            )
         return open_camera(
-            self._system, path, self._wish, self._size, buffers=self._buffers, input_index=self._input_index
+            self._system,
+            path,
+            self._wish,
+            self._size,
+            buffers=self._buffers,
+            input_index=self._input_index,
+            controls=self._controls,
         )
+
+    def arrivals(self) -> DeviceWatch | None:
+        """Watches for devices that come; None where the kernel does not offer that, and only time shows."""
+        with contextlib.suppress(OSError):
+            return self._system.watch_devices()
+        return None
 
     def cancel(self) -> None:
         """See `aionn.media.live.capture.Opener`. A system call cannot be interrupted."""
@@ -75,6 +131,8 @@ def camera(
     queue_frames_max: int = 4,
     reconnect: Reconnection | None = RECONNECTION,
     input_index: int | None = None,
+    controls: Mapping[str, ControlValue] | None = None,
+    into: CaptureMemory | None = None,
     system: System | None = None,
 ) -> LiveSource[Frame]:
     """The frames of a camera: ``async with camera() as frames: async for frame in frames``.
@@ -95,12 +153,17 @@ def camera(
         queue_frames_max: How many frames wait for the consumer under ``"all"`` and ``"oldest"``, at most 28.
         reconnect: When a camera that was unplugged is opened again; None ends the source with the error.
         input_index: Input to select, of a card that has several; None leaves it.
+        controls: Values of controls by name, such as ``{"auto_exposure": "Manual Mode", "exposure_time_absolute": 100}``; set in
+            this order whenever the camera is opened, also after it was plugged in again. `camera_controls` lists them.
+        into: Memory that the driver fills in place, such as the slots of a burst (``Burst.lend``): no pixel is copied. Format and
+            size are those of the memory; ``size`` and ``capture_size`` must be left out. The application gives each frame back
+            with ``into.release(frame)``. None converts each frame into an array of its own.
         system: The system calls; for tests.
 
     Returns:
         A source of `Frame`, uint8 ``[height, width, 3]`` RGB. Entering it raises `SourceUnavailable` when the camera is
-        absent, busy,
-        not permitted, or has no format that can be converted; iterating raises it when it is lost and not opened again.
+        absent, busy, not permitted, or has no format that can be converted; iterating raises it when it is lost and not opened
+        again.
 
     Raises:
         InvalidArgument: An argument is out of range.
@@ -108,14 +171,27 @@ def camera(
     where = "aionn.media.camera"
     if size is not None:
         size = checked_size(size, where)
+    if into is not None:
+        if size is not None or capture_size is not None:
+            raise InvalidArgument(f"{where}: expected either into or a size, got both; the memory has a size")
+        pixel_format, capture_size = in_place_format(into, pixel_format, where), into.size
     wish = checked_wish(capture_size or size, rate, pixel_format, where)
     if not 1 <= queue_frames_max <= QUEUE_MAX:
         raise InvalidArgument(f"{where}: queue_frames_max: expected 1 to {QUEUE_MAX}, got {queue_frames_max}")
     if (isinstance(name, int) and name < 0) or name == "":
         raise InvalidArgument(f"{where}: name: expected a number from 0, a path or a name, got {name!r}")
     buffers = BUFFERS_MIN if keep == "latest" else max(BUFFERS_MIN, queue_frames_max + 2)
-    opener = _CameraOpener(system or System(), name, wish, size, buffers, input_index)
-    return LiveSource(opener, name=where, keep=keep, queue_max=queue_frames_max, reconnect=reconnect)
+    opener = _CameraOpener(system or System(), name, wish, size, buffers, input_index, controls or {}, into)
+    return LiveSource(
+        opener,
+        name=where,
+        keep=keep,
+        queue_max=queue_frames_max,
+        reconnect=reconnect,
+        unused=None if into is None else into.release,
+        is_held=None if into is None else into.is_held,
+        arrivals=opener.arrivals,
+    )
 
 
 async def list_cameras(*, system: System | None = None) -> list[CameraInfo]:
@@ -125,13 +201,128 @@ async def list_cameras(*, system: System | None = None) -> list[CameraInfo]:
         SourceUnavailable: A driver does not answer within `OPEN_S_MAX`.
     """
     chosen = system or System()
+    return await _asked(lambda: find_cameras(chosen), "aionn.media.list_cameras")
+
+
+async def camera_controls(name: str | int = 0, *, system: System | None = None) -> list[CameraControl]:
+    """The controls of a camera, with their ranges and present values; it may be streaming.
+
+    Args:
+        name: As for `camera`.
+        system: The system calls; for tests.
+
+    Raises:
+        SourceUnavailable: It cannot be opened, or does not answer within `OPEN_S_MAX`.
+    """
+    chosen = system or System()
+    return await _asked(lambda: _with_device(chosen, name, controls_of), "aionn.media.camera_controls")
+
+
+async def set_camera_controls(
+    name: str | int, values: Mapping[str, ControlValue], *, system: System | None = None
+) -> list[CameraControl]:
+    """Sets controls of a camera, in the given order, and returns all of them afterwards; it may be streaming.
+
+    A camera forgets them when it is unplugged: ``camera(controls=...)`` sets them at each opening. Cancelled, they may or may not
+    be set.
+
+    Args:
+        name: As for `camera`.
+        values: By name: a number, a truth value, or the text of a menu's entry.
+        system: The system calls; for tests.
+
+    Raises:
+        InvalidArgument: There is no such control, it cannot be set, or the value is out of its range. Those before it are set.
+        SourceUnavailable: The camera cannot be opened, the driver rejects a value, or does not answer within `OPEN_S_MAX`.
+    """
+    chosen = system or System()
+
+    def run(device: VideoDevice) -> list[CameraControl]:
+        set_controls(device, values)
+        return controls_of(device)
+
+    return await _asked(lambda: _with_device(chosen, name, run), "aionn.media.set_camera_controls")
+
+
+def _with_device(system: System, name: str | int, run: Callable[[VideoDevice], _T]) -> _T:
+    device = VideoDevice(system, resolve(system, name, None))
+    try:
+        return run(device)
+    finally:
+        system.close(device.fd)
+
+
+async def _asked(run: Callable[[], _T], what: str) -> _T:
+    """The result of a call that may block, in a thread, within `OPEN_S_MAX`."""
     worker = Worker("aionn-cameras")
     try:
-        return await worker.run(
-            lambda: find_cameras(chosen), limit_s=OPEN_S_MAX, what="aionn.media.list_cameras"
-        )
+        return await worker.run(run, limit_s=OPEN_S_MAX, what=what)
     finally:
         await worker.aclose(_nothing, OPEN_S_MAX)
+
+
+class CameraWatch:
+    """The cameras of this machine, now and whenever one is plugged in or unplugged: ``async with CameraWatch() as changes: async
+    for cameras in changes``. The kernel reports the changes (inotify); nothing is asked again and again.
+
+    Args:
+        system: The system calls; for tests.
+    """
+
+    def __init__(self, *, system: System | None = None) -> None:
+        self._system = system or System()
+        self._watch: DeviceWatch | None = None
+        self._cameras: list[CameraInfo] | None = None
+        self._is_due = True
+
+    async def __aenter__(self) -> Self:
+        """Begins to watch.
+
+        Raises:
+            SourceUnavailable: The kernel does not report changes.
+        """
+        try:
+            self._watch = self._system.watch_devices()
+        except OSError as e:
+            raise SourceUnavailable(
+                f"aionn.media.CameraWatch: expected the kernel to report changes of /dev, got {e}"
+            ) from e
+        return self
+
+    async def __aexit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[CameraInfo]:
+        """The cameras: first those of now, then each list that differs from the last one. Cancelling loses nothing.
+
+        Raises:
+            InvalidArgument: It is not open.
+            SourceUnavailable: A driver does not answer within `OPEN_S_MAX`.
+        """
+        if self._watch is None:
+            raise InvalidArgument("aionn.media.CameraWatch: expected to be iterated inside its `async with`")
+        while True:
+            while not self._is_due:
+                await until_readable(self._watch.fileno(), WATCH_S)
+                self._is_due = self._watch.news()
+            if self._cameras is not None:
+                await anyio.sleep(ARRIVAL_S)
+            cameras = await list_cameras(system=self._system)
+            # Not before: a call that is cancelled leaves the change to the next one. Later changes are read then.
+            self._is_due = False
+            if cameras != self._cameras:
+                self._cameras = cameras
+                return cameras
 
 
 def _nothing() -> None:

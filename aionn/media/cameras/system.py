@@ -11,6 +11,8 @@ import mmap
 import os
 from pathlib import Path
 
+from aionn.media.cameras.hotplug import DeviceWatch
+
 __all__ = ["System"]
 
 PROCESSES_MAX = 10_000
@@ -47,6 +49,14 @@ class System:
     def map(self, fd: int, length: int, offset: int) -> mmap.mmap:
         """Maps a buffer of the driver."""
         return mmap.mmap(fd, length, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE, offset=offset)
+
+    def watch_devices(self) -> DeviceWatch:
+        """Watches for devices that come and go.
+
+        Raises:
+            OSError: The kernel does not offer that.
+        """
+        return DeviceWatch()
 
     def video_nodes(self) -> list[str]:
         """Paths of the video devices, by their numbers."""

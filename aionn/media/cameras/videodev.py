@@ -21,6 +21,7 @@ __all__ = [
     "CAP_TIMEPERFRAME",
     "CAP_VIDEO_CAPTURE",
     "Capability",
+    "Control",
     "FIELD_NONE",
     "FMT_FLAG_EMULATED",
     "Format",
@@ -28,6 +29,9 @@ __all__ = [
     "FrameInterval",
     "FrameSize",
     "MEMORY_MMAP",
+    "MEMORY_USERPTR",
+    "QueryControl",
+    "QueryMenu",
     "RequestBuffers",
     "StreamParameters",
     "TYPE_DISCRETE",
@@ -38,6 +42,7 @@ __all__ = [
 
 VIDEO_CAPTURE = 1
 MEMORY_MMAP = 1
+MEMORY_USERPTR = 2
 FIELD_NONE = 1
 TYPE_DISCRETE = 1
 
@@ -50,6 +55,10 @@ FMT_FLAG_EMULATED = 0x2
 BUF_FLAG_ERROR = 0x00000040
 BUF_FLAG_TIMESTAMP_MASK = 0x0000E000
 BUF_FLAG_TIMESTAMP_MONOTONIC = 0x00002000
+
+CTRL_INTEGER, CTRL_BOOLEAN, CTRL_MENU, CTRL_BUTTON, CTRL_BITMASK, CTRL_INTEGER_MENU = 1, 2, 3, 4, 8, 9
+CTRL_FLAG_DISABLED, CTRL_FLAG_READ_ONLY, CTRL_FLAG_INACTIVE, CTRL_FLAG_WRITE_ONLY = 0x1, 0x4, 0x10, 0x40
+CTRL_FLAG_NEXT = 0x80000000
 
 U32 = ctypes.c_uint32
 
@@ -240,6 +249,40 @@ class FrameInterval(ctypes.Structure):
     ]
 
 
+class QueryControl(ctypes.Structure):
+    """``struct v4l2_queryctrl``."""
+
+    _fields_ = [
+        ("id", U32),
+        ("type", U32),
+        ("name", ctypes.c_char * 32),
+        ("minimum", ctypes.c_int32),
+        ("maximum", ctypes.c_int32),
+        ("step", ctypes.c_int32),
+        ("default_value", ctypes.c_int32),
+        ("flags", U32),
+        ("reserved", U32 * 2),
+    ]
+
+
+class _MenuUnion(ctypes.Union):
+    _pack_ = 1
+    _fields_ = [("name", ctypes.c_char * 32), ("value", ctypes.c_int64)]
+
+
+class QueryMenu(ctypes.Structure):
+    """``struct v4l2_querymenu``."""
+
+    _pack_ = 1
+    _fields_ = [("id", U32), ("index", U32), ("entry", _MenuUnion), ("reserved", U32)]
+
+
+class Control(ctypes.Structure):
+    """``struct v4l2_control``."""
+
+    _fields_ = [("id", U32), ("value", ctypes.c_int32)]
+
+
 def _number(direction: int, number: int, kind: type[ctypes._CData]) -> int:
     """A request number, as ``_IOC`` of the kernel makes it on x86, arm and RISC-V."""
     return direction << 30 | ctypes.sizeof(kind) << 16 | ord("V") << 8 | number
@@ -258,6 +301,10 @@ STREAMON = _number(WRITE, 18, ctypes.c_int)
 STREAMOFF = _number(WRITE, 19, ctypes.c_int)
 G_PARM = _number(BOTH, 21, StreamParameters)
 S_PARM = _number(BOTH, 22, StreamParameters)
+G_CTRL = _number(BOTH, 27, Control)
+S_CTRL = _number(BOTH, 28, Control)
+QUERYCTRL = _number(BOTH, 36, QueryControl)
+QUERYMENU = _number(BOTH, 37, QueryMenu)
 S_INPUT = _number(BOTH, 39, ctypes.c_int)
 ENUM_FRAMESIZES = _number(BOTH, 74, FrameSize)
 ENUM_FRAMEINTERVALS = _number(BOTH, 75, FrameInterval)

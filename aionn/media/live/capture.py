@@ -12,7 +12,7 @@ import msgspec
 from aionn.errors import DeviceUnavailable
 from aionn.media.live.clock import CaptureTime, MediaClock
 
-__all__ = ["Capture", "CorruptItem", "Grab", "Opener", "SourceUnavailable"]
+__all__ = ["Arrivals", "Capture", "CorruptItem", "Grab", "Opener", "SourceUnavailable"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -128,3 +128,16 @@ class Opener(Protocol[T_co]):
     def cancel(self) -> None:
         """Makes an opening that is under way fail soon, where that is possible; no other one follows. Called in the loop's
         thread."""
+
+
+class Arrivals(Protocol):
+    """Watches for devices that come, so that an attempt to open one need not wait for its time."""
+
+    def fileno(self) -> int:
+        """Readable when something has changed."""
+
+    def news(self) -> bool:
+        """Reads what has changed; returns whether an attempt may succeed now. It never waits."""
+
+    def close(self) -> None:
+        """Ends the watch."""

@@ -18,16 +18,17 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["CaptureClock", "CaptureTime", "MediaClock", "driver_time"]
+__all__ = ["CaptureClock", "CaptureTime", "MediaClock", "driver_time", "sender_time"]
 
-CaptureClock = Literal["presented", "driver", "arrival"]
-"""Origin of a time of capture: the pace of a file; the driver's stamp of the frame; the arrival of the data, smoothed."""
+CaptureClock = Literal["presented", "driver", "arrival", "sender"]
+"""Origin of a time of capture: the pace of a file; the driver's stamp of the frame; the arrival of the data, smoothed; the clock
+of the sender of a network stream."""
 
 STAMP_AGE_NS_MAX = 10_000_000_000
-"""A driver's stamp that is older belongs to another clock: no driver holds a frame for 10 s."""
+"""A stamp of a driver or of a sender that is older belongs to another clock: neither holds a frame for 10 s."""
 
 STAMP_AHEAD_NS_MAX = 1_000_000_000
-"""A driver's stamp may be ahead of the clock by so much, as those of virtual machines are; it is then set back to the arrival."""
+"""A stamp may be ahead of the clock by so much, as those of virtual machines are; it is then set back to the arrival."""
 
 BUCKET_NS = 1_000_000_000
 """The smallest delay of each second is kept: longer than the pause between two frames of all but still pictures."""
@@ -68,6 +69,24 @@ def driver_time(stamp_ns: int, is_monotonic: bool, now_ns: int) -> CaptureTime:
     if not is_monotonic or not now_ns - STAMP_AGE_NS_MAX <= stamp_ns <= now_ns + STAMP_AHEAD_NS_MAX:
         return CaptureTime(now_ns, "arrival", 0)
     return CaptureTime(min(stamp_ns, now_ns), "driver", max(0, stamp_ns - now_ns))
+
+
+def sender_time(stamp_ns: int, arrived: CaptureTime, arrival_ns: int) -> CaptureTime:
+    """Time of capture of an item by the clock of its sender, which the sender's reports relate to the item.
+
+    The difference of the two clocks cannot be observed here. If the sender's clock is right, the time is exact; else it is wrong
+    by as much as that clock. The uncertainty is the distance to the arrival: the item was certainly not captured later than
+    that.
+
+    Args:
+        stamp_ns: The sender's time of the item, converted to CLOCK_MONOTONIC by this machine's clocks.
+        arrived: The time by the arrival, which is returned where the sender's clock cannot be right: more than 10 s before the
+            arrival, or more than 1 s after it.
+        arrival_ns: When the item arrived.
+    """
+    if not arrival_ns - STAMP_AGE_NS_MAX <= stamp_ns <= arrival_ns + STAMP_AHEAD_NS_MAX:
+        return arrived
+    return CaptureTime(min(stamp_ns, arrival_ns), "sender", abs(arrival_ns - stamp_ns))
 
 
 class MediaClock:

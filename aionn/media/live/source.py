@@ -31,7 +31,7 @@ import anyio
 import msgspec
 
 from aionn.errors import Error, InvalidArgument, named
-from aionn.media.live.capture import Capture, CorruptItem, Grab, Opener, SourceUnavailable
+from aionn.media.live.capture import Arrivals, Capture, CorruptItem, Grab, Opener, SourceUnavailable
 from aionn.media.live.queueing import GrabQueue, is_stale
 from aionn.media.live.readable import until_readable
 from aionn.media.live.reconnection import Connection, ConnectionState, Health, Reconnection
@@ -61,6 +61,13 @@ CLOSE_S_MAX = 3.0
 
 SPURIOUS_S = 0.005
 """Pause after a descriptor was readable and had nothing: a driver that reports an error in this way must not keep a core busy."""
+
+HELD_S = 0.005
+"""Pause while the consumer holds every buffer of a device that fills memory of the application: a fraction of any camera's
+period."""
+
+ARRIVAL_S = 0.05
+"""Pause after a device has come: udev gives it to its group some milliseconds later, and it has several nodes."""
 
 CONVERT_S_MAX = 5.0
 """A conversion takes milliseconds; one that takes so long will not end, and the source is opened again."""
@@ -110,6 +117,9 @@ class LiveSource(Generic[T]):
         keep: Keep = "latest",
         queue_max: int = 4,
         reconnect: Reconnection | None,
+        unused: Callable[[T], object] | None = None,
+        is_held: Callable[[], bool] | None = None,
+        arrivals: Callable[[], Arrivals | None] | None = None,
         now: Callable[[], int] = time.monotonic_ns,
         rng: Callable[[], float] = random.random,
     ) -> None:
@@ -119,10 +129,15 @@ class LiveSource(Generic[T]):
             opener: Opens the capture.
             name: Shown in messages and in the `repr`.
             keep: What a slow consumer gets: ``"latest"`` the newest item; ``"oldest"`` what was queued first; ``"all"``
-                everything: the
-                source is held back while ``queue_max`` wait, and a device that cannot be held back loses items, which are counted.
+                everything: the source is held back while ``queue_max`` wait, and a device that cannot be held back loses items,
+                which are counted.
             queue_max: See ``keep``.
             reconnect: When it is opened again after a loss; None ends it with the error.
+            unused: Called with each item that was converted and is dropped; None where that needs nothing.
+            is_held: Whether the consumer holds all memory of the device, which then is silent and not lost; None
+                where that cannot be.
+            arrivals: Begins to watch for devices that come, while the source waits for the next attempt; None where nothing reports
+                them.
             now: The time in ns of CLOCK_MONOTONIC.
             rng: Numbers of [0, 1), for the delays.
 
@@ -134,6 +149,9 @@ class LiveSource(Generic[T]):
         self._opener: Opener[T] = opener
         self._queue = GrabQueue(checked_keep(keep, name), checked_queue_max(queue_max, "queue_max", name))
         self._policy = reconnect
+        self._unused = unused
+        self._is_held = is_held
+        self._arrivals = arrivals
         self._now = now
         self._rng = rng
         self._connection = Connection(reconnect, now(), rng)
@@ -151,6 +169,7 @@ class LiveSource(Generic[T]):
         self._gaps: deque[int] = deque(maxlen=GAPS_MAX)
         self._damaged_row = self._undecodable_row = 0
         self._broken: BaseException | None = None
+        self._task: asyncio.Task[None] | None = None
         self._convert_ns = 0
         self._presented = self._delivered = self._dropped = self._lost = self._corrupt = self._late = 0
 
@@ -194,10 +213,14 @@ class LiveSource(Generic[T]):
         if self._state != "open":
             return
         self._state = "closed"
-        self._task.cancel()
+        # Its cancellation refers to the frames in which it was raised, and those to this object, whose memory may be a user's.
+        task, self._task = self._task, None
+        assert task is not None
+        task.cancel()
         try:
-            await outlast(self._task, CLOSE_S_MAX)
+            await outlast(task, CLOSE_S_MAX)
         finally:
+            del task
             self._connection.ended(self._now())
             await self._close_all()
 
@@ -233,8 +256,7 @@ class LiveSource(Generic[T]):
             )
         if self._queue.keeps_latest and self._ready and len(self._queue):
             # Converted for a consumer that was cancelled; a newer one is here.
-            self._ready.clear()
-            self._dropped += 1
+            self._drop_ready()
         while not self._ready:
             self._convert_next()
             if self._ready:
@@ -282,6 +304,14 @@ class LiveSource(Generic[T]):
         self._changed.set()
         self._changed = anyio.Event()
 
+    def _drop_ready(self) -> None:
+        """Drops the items that were converted and not delivered."""
+        self._dropped += len(self._ready)
+        while self._ready:
+            item = self._ready.popleft()
+            if self._unused is not None:
+                self._unused(item)
+
     # Opening and closing
 
     async def _try_to_open(self) -> None:
@@ -307,8 +337,7 @@ class LiveSource(Generic[T]):
         while len(self._queue):
             self._queue.take()
             self._dropped += 1
-        self._dropped += len(self._ready)
-        self._ready.clear()
+        self._drop_ready()
         capture, self._capture = self._capture, None
         self._converting = None
         self._opener.cancel()
@@ -319,8 +348,7 @@ class LiveSource(Generic[T]):
     async def _leave(self, capture: Capture[T]) -> None:
         """Converts what is kept of a lost capture, since its buffers end with it, and closes it."""
         if self._queue.keeps_latest and len(self._queue):
-            self._dropped += len(self._ready)
-            self._ready.clear()
+            self._drop_ready()
         # Under ``"all"`` nothing is dropped; what is ready stays bounded, since nothing is read while a capacity of it waits.
         most = self._queue.capacity * (2 if self._queue.keeps_all else 1)
         with anyio.move_on_after(CLOSE_S_MAX):
@@ -344,7 +372,7 @@ class LiveSource(Generic[T]):
                 if self._connection.state is ConnectionState.LIVE:
                     await self._read_until_lost()
                 elif self._connection.state is ConnectionState.WAITING:
-                    await self._sleep_until(self._connection.wake_ns)
+                    await self._until_attempt(self._connection.wake_ns)
                     self._connection.due(self._now())
                 else:
                     await self._try_to_open()
@@ -379,6 +407,10 @@ class LiveSource(Generic[T]):
             self._check_items(capture)
             if self._queue.must_wait or (self._queue.keeps_all and len(self._ready) >= self._queue.capacity):
                 await self._changed.wait()
+                last_ns = self._now()
+                continue
+            if self._is_held is not None and self._is_held():
+                await anyio.sleep(HELD_S)
                 last_ns = self._now()
                 continue
             left_ns = last_ns + limit_ns - self._now()
@@ -510,9 +542,20 @@ class LiveSource(Generic[T]):
             self._ready.append(call.future.result())
         self._announce_change()
 
-    async def _sleep_until(self, due_ns: int) -> None:
-        while (left_ns := due_ns - self._now()) > 0:
-            await anyio.sleep(max(left_ns, 1_000) / 1e9)
+    async def _until_attempt(self, due_ns: int) -> None:
+        """Waits until the next attempt is due, or a device has come."""
+        watch = None if self._arrivals is None else self._arrivals()
+        try:
+            while (left_ns := due_ns - self._now()) > 0:
+                left_s = max(left_ns, 1_000) / 1e9
+                if watch is None:
+                    await anyio.sleep(left_s)
+                elif await until_readable(watch.fileno(), left_s) and watch.news():
+                    await anyio.sleep(min(left_s, ARRIVAL_S))
+                    return
+        finally:
+            if watch is not None:
+                watch.close()
 
 
 def _close(capture: Capture[Any]) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import mmap
 import os
 import select
@@ -21,12 +22,12 @@ import socket
 import subprocess
 import time
 from collections import deque
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
 from aionn.media.live.capture import Grab, SourceUnavailable
-from aionn.media.live.clock import CaptureTime, MediaClock
+from aionn.media.live.clock import CaptureTime, MediaClock, sender_time
 from aionn.media.network_streams.addresses import masked
 from aionn.media.network_streams.messages import (
     AUDIO_SLOT_SAMPLES,
@@ -43,7 +44,7 @@ from aionn.media.records import AudioWindow, Frame
 from aionn.media.windows import WindowCutter, WindowPlan
 from aionn.platform.python_process import python_command, python_environment
 
-__all__ = ["SoundCapture", "StreamProcess", "VideoCapture"]
+__all__ = ["SoundCapture", "StreamClock", "StreamProcess", "VideoCapture"]
 
 MEMORY_BYTES_MAX = 512 << 20
 """The slots together: four pictures of 7680 x 4320 pixels (8K) are 400 MB. A server chooses the size where the caller names
@@ -58,6 +59,14 @@ IMMEDIATE_BYTES_MAX = 256 << 10
 
 COUNT_MAX = 1_000_000
 """Items that may be dropped between two that are sent: hours of a camera."""
+
+SENDER_NS_MAX = 2**62
+"""A clock of a sender that is beyond the year 2116 is a mistake of the process."""
+
+StreamClock = Literal["arrival", "sender"]
+"""The clock of times of capture, see `network`."""
+
+_logger = logging.getLogger("aionn.manager")
 
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
@@ -130,14 +139,21 @@ class StreamProcess:
             SourceUnavailable: The process has ended, or sends nonsense.
         """
         try:
-            data = self._link.recv(MESSAGE_BYTES_MAX)
+            data = self._received()
         except BlockingIOError:
             return None
-        except OSError:  # It was reset: the process ended with messages unread.
+        except OSError:
             data = b""
         if not data:
             raise SourceUnavailable(f"{self.name}: {self._last_words()}")
         return decode(data, self.name)
+
+    def _received(self) -> bytes:
+        try:
+            return self._link.recv(MESSAGE_BYTES_MAX)
+        except ConnectionResetError:
+            # The process ended with messages unread. That is reported once, before its own last messages, which are still here.
+            return self._link.recv(MESSAGE_BYTES_MAX)
 
     def release(self, slot: int) -> None:
         """Has a slot filled again. It raises nothing."""
@@ -238,9 +254,11 @@ def _started(theirs: socket.socket) -> subprocess.Popen[bytes]:
 class _Receiving(Generic[T]):
     """The part that pictures and sounds have in common."""
 
-    def __init__(self, process: StreamProcess, slots: int) -> None:
+    def __init__(self, process: StreamProcess, slots: int, clock: StreamClock = "arrival") -> None:
         self._process = process
         self._slots = slots
+        self._uses_sender = clock == "sender"
+        self._has_warned = False
         self._clock = MediaClock()
         self._held: set[int] = set()
 
@@ -283,6 +301,7 @@ class _Receiving(Generic[T]):
         is_free = 0 <= message.slot < self._slots and message.slot not in self._held
         counts = message.dropped, message.damaged
         is_free = is_free and all(0 <= count <= COUNT_MAX for count in counts)
+        is_free = is_free and (message.sender_ns is None or abs(message.sender_ns) <= SENDER_NS_MAX)
         return is_free and 0 < message.used <= self._process.opened.slot_bytes
 
     def _captured(self, message: Filled, now_ns: int) -> tuple[CaptureTime, bool]:
@@ -298,7 +317,23 @@ class _Receiving(Generic[T]):
                 f"others; the network "
                 "or this machine is too slow for the stream"
             )
+        if self._uses_sender and message.sender_ns is not None:
+            captured = self._by_sender(message.sender_ns, captured, arrival_ns)
         return captured, self._clock.anchorings > before
+
+    def _by_sender(self, sender_ns: int, arrived: CaptureTime, arrival_ns: int) -> CaptureTime:
+        # Read for each item: CLOCK_REALTIME of this machine may be set at any time.
+        stamp_ns = sender_ns - time.time_ns() + time.monotonic_ns()
+        captured = sender_time(stamp_ns, arrived, arrival_ns)
+        if captured.clock != "sender" and not self._has_warned:
+            self._has_warned = True
+            _logger.warning(
+                "%s: expected the sender's clock to agree with this machine's, got one that is %.1f s ahead; the times are those of"
+                " the arrival",
+                self.name,
+                (stamp_ns - arrival_ns) / 1e9,
+            )
+        return captured
 
 
 class VideoCapture(_Receiving[Frame]):
@@ -363,13 +398,16 @@ class SoundCapture(_Receiving[AudioWindow]):
         process: The process.
         slots: Number of its slots.
         plan: The windows.
+        clock: See `network`.
     """
 
     is_immediate = True
     period_ns: int | None = None
 
-    def __init__(self, process: StreamProcess, slots: int, plan: WindowPlan) -> None:
-        super().__init__(process, slots)
+    def __init__(
+        self, process: StreamProcess, slots: int, plan: WindowPlan, clock: StreamClock = "arrival"
+    ) -> None:
+        super().__init__(process, slots, clock)
         self._plan = plan
         self._cutter = WindowCutter(plan)
         self._received = 0

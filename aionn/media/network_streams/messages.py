@@ -96,6 +96,7 @@ class Filled(msgspec.Struct, frozen=True, tag="filled"):
         arrival_ns: When it was decoded, CLOCK_MONOTONIC.
         dropped: Items that were dropped since the last message, since no buffer was free.
         damaged: Items that could not be decoded since the last message.
+        sender_ns: The sender's clock (CLOCK_REALTIME) for ``media_ns``, by its reports; None if it sent none.
     """
 
     slot: int
@@ -104,6 +105,7 @@ class Filled(msgspec.Struct, frozen=True, tag="filled"):
     arrival_ns: int
     dropped: int
     damaged: int
+    sender_ns: int | None = None
 
 
 class Ended(msgspec.Struct, frozen=True, tag="ended"):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar, cast, get_args
 
 import msgspec
 
@@ -16,7 +16,7 @@ from aionn.media.live.capture import Capture
 from aionn.media.live.reconnection import Reconnection
 from aionn.media.live.source import LiveSource
 from aionn.media.network_streams.addresses import checked_address, options_of
-from aionn.media.network_streams.capture import SoundCapture, StreamProcess, VideoCapture
+from aionn.media.network_streams.capture import SoundCapture, StreamClock, StreamProcess, VideoCapture
 from aionn.media.network_streams.messages import Start
 from aionn.media.pacing import Keep
 from aionn.media.records import AudioWindow, Frame
@@ -93,6 +93,7 @@ def network(
     *,
     size: tuple[int, int] | None = None,
     transport: Literal["tcp", "udp"] = "tcp",
+    clock: StreamClock = "arrival",
     format: str | None = None,
     options: Mapping[str, str] | None = None,
     keep: Keep = "latest",
@@ -103,13 +104,19 @@ def network(
     """The frames of a network camera: ``async with network("rtsp://...") as frames: async for frame in frames``.
 
     A process of its own connects and decodes, so that a silent or hostile server can neither block nor end the application.
-    ``captured_at_ns`` is the arrival, smoothed by the stream's own time stamps (`Frame.clock` is ``"arrival"``).
+    ``captured_at_ns`` is the arrival, smoothed by the stream's own time stamps (`Frame.clock` is ``"arrival"``), or the sender's
+    time.
 
     Args:
         url: ``rtsp://``, ``rtsps://``, ``http://``, ``https://``, ``rtmp://``, ``rtmps://``, ``tcp://`` or ``udp://``.
             Credentials in it are not shown in messages.
         size: ``(width, height)`` to scale to, without regard to the proportions; None leaves the size of the stream.
         transport: How RTSP sends its data; ``"udp"`` loses packets where ``"tcp"`` delays them.
+        clock: ``"arrival"``, or ``"sender"``: the time at which the sender captured the frame, by the reports that senders of RTP
+            send every few seconds (RTSP). `Frame.clock` is then ``"sender"``, and `Frame.uncertainty_ns` the distance to the
+            arrival. It holds the delay of the sender's encoder and of the network, which the arrival does not show, if the clocks
+            of both machines are set by NTP. Before the first report, without reports, and where the sender's clock is more than
+            10 s behind or 1 s ahead, frames have the arrival.
         format: FFmpeg's name of the container; None has it found out.
         options: Further options of FFmpeg, which replace those that are set here.
         keep: What a slow consumer gets: the ``"latest"`` frame, the ``"oldest"`` ones, or ``"all"``, which holds the server
@@ -132,7 +139,10 @@ def network(
     start = _start(url, "video", transport, format, options, keep, open_s_max, where)
     slots = SLOTS if keep == "latest" else queue_frames_max + 3
     start = msgspec.structs.replace(start, size=size, slots=min(slots, 255))
-    opener: StreamOpener[Frame] = StreamOpener(start, VideoCapture)
+    chosen = _checked_clock(clock, where)
+    opener: StreamOpener[Frame] = StreamOpener(
+        start, lambda process, slots: VideoCapture(process, slots, chosen)
+    )
     return LiveSource(opener, name=where, keep=keep, queue_max=queue_frames_max, reconnect=reconnect)
 
 
@@ -143,6 +153,7 @@ def network_audio(
     hop_s: float = 0.1,
     sample_rate_hz: int = 16_000,
     transport: Literal["tcp", "udp"] = "tcp",
+    clock: StreamClock = "arrival",
     format: str | None = None,
     options: Mapping[str, str] | None = None,
     keep: Keep = "latest",
@@ -158,6 +169,7 @@ def network_audio(
         hop_s: Distance between the starts of neighbours, rounded to whole samples.
         sample_rate_hz: What the windows have; the sound is resampled, and its channels are mixed into one.
         transport: See `network`.
+        clock: See `network`.
         format: See `network`.
         options: See `network`.
         keep: What a slow consumer gets: the ``"latest"`` window, the ``"oldest"`` ones, or ``"all"``.
@@ -176,10 +188,18 @@ def network_audio(
     plan = WindowPlan.of(window_s, hop_s, sample_rate_hz, where)
     start = _start(url, "audio", transport, format, options, keep, open_s_max, where)
     start = msgspec.structs.replace(start, sample_rate_hz=sample_rate_hz, slots=16)
+    chosen = _checked_clock(clock, where)
     opener: StreamOpener[AudioWindow] = StreamOpener(
-        start, lambda process, slots: SoundCapture(process, slots, plan)
+        start, lambda process, slots: SoundCapture(process, slots, plan, chosen)
     )
     return LiveSource(opener, name=where, keep=keep, queue_max=queue_windows_max, reconnect=reconnect)
+
+
+def _checked_clock(clock: str, where: str) -> StreamClock:
+    for known in get_args(StreamClock):
+        if clock == known:
+            return cast("StreamClock", known)
+    raise InvalidArgument(f"{where}: clock: expected arrival or sender, got {clock!r}")
 
 
 def _start(

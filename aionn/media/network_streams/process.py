@@ -119,7 +119,7 @@ class _Outlet:
         self._damaged = 0
         self._damaged_row = 0
 
-    def put(self, item: Any, media_ns: int | None) -> None:
+    def put(self, item: Any, media_ns: int | None, sender_ns: int | None) -> None:
         """Sends one item, a numpy array, or drops it where no slot is free."""
         self._damaged_row = 0
         slot = self._slots.take(waits=self._waits)
@@ -128,7 +128,8 @@ class _Outlet:
             return
         used = item.nbytes
         self._views[slot][:used].view(item.dtype).reshape(item.shape)[...] = item
-        filled = Filled(slot, used, media_ns, time.monotonic_ns(), self._dropped, self._damaged)
+        arrival_ns = time.monotonic_ns()
+        filled = Filled(slot, used, media_ns, arrival_ns, self._dropped, self._damaged, sender_ns)
         self._dropped = self._damaged = 0
         self._link.send(encode(filled))
 
@@ -211,7 +212,7 @@ def _stream(start: Start, link: socket.socket, slots: _Slots) -> None:
     items = _frames if start.kind == "video" else _sounds
     has_clock = _has_clock(container)
     for item, media_ns in items(start, av, container, stream, outlet, opened):
-        outlet.put(item, media_ns if has_clock else None)
+        outlet.put(item, media_ns if has_clock else None, _sender_ns(container, media_ns))
 
 
 def _open(start: Start, av: Any) -> Any:
@@ -270,6 +271,13 @@ def _decoded(container: Any, stream: Any, outlet: _Outlet, av: Any) -> Iterator[
 def _has_clock(container: Any) -> bool:
     """Whether the sender made the time stamps: for some containers FFmpeg computes them from a rate that it assumes."""
     return not int(container.format.flags) & NO_TIME_STAMPS
+
+
+def _sender_ns(container: Any, media_ns: int | None) -> int | None:
+    """The sender's clock for a time stamp: FFmpeg knows it once a report of an RTP sender has come. Older PyAV does not return
+    it."""
+    start_us = getattr(container, "start_time_realtime", None)
+    return None if start_us is None or media_ns is None else int(start_us) * 1_000 + media_ns
 
 
 def _media_ns(item: Any) -> int | None:

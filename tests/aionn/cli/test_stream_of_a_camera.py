@@ -10,7 +10,8 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from tests.support.media.fake_camera import FakeSystem
+from aionn.media.cameras import videodev
+from tests.support.media.fake_camera import FakeControl, FakeSystem
 
 PERIOD_S = 0.02
 
@@ -68,3 +69,24 @@ def test_camera_that_is_not_there_is_an_error_in_one_sentence(
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith("aionn: ") and message in line
+
+
+def test_controls_of_a_camera_are_listed(
+    monkeypatch: pytest.MonkeyPatch, aionn_here: Callable[..., CompletedProcess[str]]
+) -> None:
+    system = FakeSystem()
+    system.camera.controls = {
+        1: FakeControl("Gain", minimum=10, maximum=100, step=10, value=20),
+        2: FakeControl(
+            "Power Line", videodev.CTRL_MENU, maximum=1, default=0, value=1, menu={0: "Off", 1: "50 Hz"}
+        ),
+        3: FakeControl("Reset", videodev.CTRL_BUTTON, flags=videodev.CTRL_FLAG_INACTIVE),
+    }
+    monkeypatch.setattr("aionn.media.cameras.opening.System", lambda: system)
+    shown = aionn_here("devices", "--controls", "0").stdout
+    assert "10 to 100 in steps of 10" in shown and "Off, 50 Hz" in shown and "button, inactive" in shown
+    found = json.loads(aionn_here("devices", "--controls", "Fake", "--json").stdout)["controls"]
+    assert [one["name"] for one in found] == ["gain", "power_line", "reset"]
+    assert found[1]["choices"] == {"0": "Off", "1": "50 Hz"}
+    wrong = aionn_here("devices", "--controls", "0", "--sources")
+    assert (wrong.returncode, wrong.stdout) == (2, "") and "either --sources or --controls" in wrong.stderr

@@ -19,9 +19,10 @@ from typing import Any
 import msgspec
 
 from aionn.media.cameras import videodev
+from aionn.media.cameras.hotplug import DeviceWatch
 from aionn.media.cameras.system import System
 
-__all__ = ["FakeCamera", "FakeSystem", "Listed"]
+__all__ = ["FakeCamera", "FakeControl", "FakeSystem", "FakeWatch", "Listed"]
 
 
 class Listed(msgspec.Struct, frozen=True):
@@ -31,6 +32,21 @@ class Listed(msgspec.Struct, frozen=True):
     width: int
     height: int
     rates: tuple[int, ...] = (30,)
+
+
+class FakeControl(msgspec.Struct):
+    """A control, with its answers."""
+
+    title: str
+    kind: int = videodev.CTRL_INTEGER
+    minimum: int = 0
+    maximum: int = 255
+    step: int = 1
+    default: int = 128
+    value: int = 128
+    flags: int = 0
+    menu: dict[int, str | int] = {}
+    failing: int = 0
 
 
 class FakeCamera:
@@ -43,6 +59,9 @@ class FakeCamera:
         size_image: Length of a buffer instead of the right one.
         stride: Bytes of a row instead of the right number.
         buffers_given: The most buffers that it has.
+        controls: By their numbers.
+        takes_memory: Whether it fills memory of the application (user pointers).
+        addresses: Of the buffers of the application, by number.
         blocks_open: Opening waits for it, if set.
     """
 
@@ -60,10 +79,14 @@ class FakeCamera:
         self.blocks_open: threading.Event | None = None
         self.blocks_close: threading.Event | None = None
         self.is_plugged = True
+        self.controls: dict[int, FakeControl] = {}
         self.format = ("", 0, 0)
         self.period = (1, 30)
         self.is_streaming = False
         self.sequence = 0
+        self.takes_memory = True
+        self.memory, self.count, self.size = videodev.MEMORY_MMAP, 0, 0
+        self.addresses: dict[int, int] = {}
         self.maps: list[mmap.mmap] = []
         self.queued: deque[int] = deque()
         self.done: deque[videodev.Buffer] = deque()
@@ -88,12 +111,15 @@ class FakeCamera:
             if not self.is_streaming:
                 return False
             sequence, self.sequence = self.sequence, (self.sequence + 1) & 0xFFFF_FFFF
-            if not self.queued or self.maps[self.queued[0]].closed:
+            is_own = self.memory == videodev.MEMORY_MMAP
+            if not self.queued or (is_own and self.maps[self.queued[0]].closed):
                 return False
             slot = self.queued.popleft()
-            memory = self.maps[slot]
-            content = bytes([sequence % 256]) * len(memory) if data is None else data
-            memory[: len(content)] = content
+            content = bytes([sequence % 256]) * self.size if data is None else data
+            if is_own:
+                self.maps[slot][: len(content)] = content
+            else:
+                ctypes.memmove(self.addresses[slot], content, len(content))
             stamp_ns = time.monotonic_ns() - age_ns
             entry = videodev.Buffer(
                 index=slot if index is None else index,
@@ -185,7 +211,10 @@ class FakeCamera:
         self.period = asked.numerator, asked.denominator
 
     def give_buffers(self, wanted: videodev.RequestBuffers) -> None:
+        if wanted.memory == videodev.MEMORY_USERPTR and not self.takes_memory:
+            raise OSError(errno.EINVAL, "Invalid argument")
         wanted.count = min(wanted.count, self.buffers_given)
+        self.memory, self.count, self.addresses = wanted.memory, wanted.count, {}
         self.maps, self.queued, self.done = [], deque(), deque()
 
     def describe_buffer(self, entry: videodev.Buffer) -> None:
@@ -193,7 +222,11 @@ class FakeCamera:
 
     def queue(self, entry: videodev.Buffer) -> None:
         with self.lock:
-            assert entry.index not in self.queued and 0 <= entry.index < len(self.maps)
+            assert entry.memory == self.memory
+            assert entry.index not in self.queued and 0 <= entry.index < self.count
+            if self.memory == videodev.MEMORY_USERPTR:
+                assert entry.length >= self.size
+                self.addresses[entry.index] = entry.m.userptr
             self.queued.append(entry.index)
 
     def dequeue(self, entry: videodev.Buffer) -> None:
@@ -203,6 +236,36 @@ class FakeCamera:
                 raise OSError(errno.EAGAIN, "again")
             os.eventfd_read(self.fd)
             ctypes.memmove(ctypes.byref(entry), ctypes.byref(self.done.popleft()), ctypes.sizeof(entry))
+
+    def name_control(self, query: videodev.QueryControl) -> None:
+        after = query.id & ~videodev.CTRL_FLAG_NEXT
+        number = min((n for n in self.controls if n > after), default=None)
+        if number is None:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        control = self.controls[number]
+        query.id, query.type, query.flags = number, control.kind, control.flags
+        query.name = control.title.encode()
+        query.minimum, query.maximum, query.step = control.minimum, control.maximum, control.step
+        query.default_value = control.default
+
+    def name_choice(self, entry: videodev.QueryMenu) -> None:
+        control = self.controls[entry.id]
+        if entry.index not in control.menu:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        text = control.menu[entry.index]
+        if isinstance(text, int):
+            entry.entry.value = text
+        else:
+            entry.entry.name = text.encode()
+
+    def get_control(self, entry: videodev.Control) -> None:
+        entry.value = self.controls[entry.id].value
+
+    def set_control(self, entry: videodev.Control) -> None:
+        control = self.controls[entry.id]
+        if control.failing:
+            raise OSError(control.failing, os.strerror(control.failing))
+        control.value = entry.value
 
     def start(self, kind: ctypes.c_int) -> None:
         self.is_streaming = True
@@ -230,6 +293,10 @@ ANSWERS: dict[int, Callable[[FakeCamera, Any], None]] = {
     videodev.G_PARM: FakeCamera.get_rate,
     videodev.S_PARM: FakeCamera.set_rate,
     videodev.S_INPUT: FakeCamera.select,
+    videodev.QUERYCTRL: FakeCamera.name_control,
+    videodev.QUERYMENU: FakeCamera.name_choice,
+    videodev.G_CTRL: FakeCamera.get_control,
+    videodev.S_CTRL: FakeCamera.set_control,
     videodev.REQBUFS: FakeCamera.give_buffers,
     videodev.QUERYBUF: FakeCamera.describe_buffer,
     videodev.QBUF: FakeCamera.queue,
@@ -237,6 +304,23 @@ ANSWERS: dict[int, Callable[[FakeCamera, Any], None]] = {
     videodev.STREAMON: FakeCamera.start,
     videodev.STREAMOFF: FakeCamera.stop,
 }
+
+
+class FakeWatch(DeviceWatch):
+    """Reports that a device has come or gone when the test says so."""
+
+    def __init__(self) -> None:
+        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def announce(self) -> None:
+        """Something has changed."""
+        os.eventfd_write(self._fd, 1)
+
+    def news(self) -> bool:
+        try:
+            return os.eventfd_read(self._fd) > 0
+        except BlockingIOError:
+            return False
 
 
 class FakeSystem(System):
@@ -247,6 +331,8 @@ class FakeSystem(System):
         self.by_fd: dict[int, FakeCamera] = {}
         self.users: list[str] = []
         self.forbidden: set[str] = set()
+        self.watch: FakeWatch | None = None
+        self.has_watch = True
 
     @property
     def camera(self) -> FakeCamera:
@@ -281,6 +367,17 @@ class FakeSystem(System):
 
     def ioctl(self, fd: int, request: int, argument: ctypes.Structure | ctypes.c_int) -> None:
         self.by_fd[fd].answer(request, argument)
+
+    def watch_devices(self) -> FakeWatch:
+        if not self.has_watch:
+            raise OSError(errno.EMFILE, "Too many open files")
+        self.watch = FakeWatch()
+        return self.watch
+
+    def announce(self) -> None:
+        """The kernel reports a change of ``/dev``."""
+        if self.watch is not None and self.watch.fileno() >= 0:
+            self.watch.announce()
 
     def map(self, fd: int, length: int, offset: int) -> mmap.mmap:
         memory = mmap.mmap(-1, length)

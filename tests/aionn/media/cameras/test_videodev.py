@@ -19,10 +19,13 @@ STRUCTURES = {
     "v4l2_streamparm": videodev.StreamParameters,
     "v4l2_frmsizeenum": videodev.FrameSize,
     "v4l2_frmivalenum": videodev.FrameInterval,
+    "v4l2_queryctrl": videodev.QueryControl,
+    "v4l2_querymenu": videodev.QueryMenu,
+    "v4l2_control": videodev.Control,
 }
 REQUESTS = [
     "QUERYCAP", "ENUM_FMT", "S_FMT", "REQBUFS", "QUERYBUF", "QBUF", "DQBUF", "STREAMON", "STREAMOFF", "G_PARM", "S_PARM", "S_INPUT",
-    "ENUM_FRAMESIZES", "ENUM_FRAMEINTERVALS",
+    "ENUM_FRAMESIZES", "ENUM_FRAMEINTERVALS", "G_CTRL", "S_CTRL", "QUERYCTRL", "QUERYMENU",
 ]  # fmt: skip
 FIELDS = {
     "v4l2_buffer": ["bytesused", "flags", "timestamp", "sequence", "memory", "m", "length", "request_fd"],
@@ -32,6 +35,8 @@ FIELDS = {
     "v4l2_fmtdesc": ["flags", "pixelformat"],
     "v4l2_frmsizeenum": ["type"],
     "v4l2_frmivalenum": ["type"],
+    "v4l2_queryctrl": ["name", "minimum", "default_value", "flags"],
+    "v4l2_querymenu": ["index", "reserved"],
 }
 
 

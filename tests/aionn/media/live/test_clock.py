@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from aionn.media.live.clock import BUCKETS_MAX, MediaClock, driver_time
+from aionn.media.live.clock import BUCKETS_MAX, CaptureTime, MediaClock, driver_time, sender_time
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -28,6 +28,24 @@ def test_stamp_of_another_clock_is_replaced_by_the_arrival(stamp_ns):
 
 def test_stamp_of_an_undeclared_clock_is_not_taken():
     assert driver_time(NOW - MS, False, NOW).clock == "arrival"
+
+
+ARRIVED = CaptureTime(NOW - 5 * MS, "arrival", 5 * MS)
+
+
+def test_clock_of_the_sender_shows_the_delay_that_the_arrival_hides():
+    captured = sender_time(NOW - 400 * MS, ARRIVED, NOW)
+    assert (captured.at_ns, captured.clock, captured.uncertainty_ns) == (NOW - 400 * MS, "sender", 400 * MS)
+
+
+def test_clock_of_the_sender_that_is_ahead_is_set_back_to_the_arrival():
+    captured = sender_time(NOW + 300 * MS, ARRIVED, NOW)
+    assert (captured.at_ns, captured.clock, captured.uncertainty_ns) == (NOW, "sender", 300 * MS)
+
+
+@pytest.mark.parametrize("stamp_ns", [0, NOW - 11 * S, NOW + 2 * S, -5, 2**62, -(2**62)])
+def test_clock_of_a_sender_that_cannot_be_right_is_not_believed(stamp_ns):
+    assert sender_time(stamp_ns, ARRIVED, NOW) is ARRIVED
 
 
 def observed(

@@ -137,6 +137,8 @@ def test_nonsense_is_rejected(link, data):
         Filled(0, -5, 0, NOW, 0, 0),
         Filled(0, 64 * 48 * 3, 0, NOW, -1, 0),
         Filled(0, 64 * 48 * 3, 0, NOW, 0, -1),
+        Filled(0, 64 * 48 * 3, 0, NOW, 0, 0, 2**63 - 1),
+        Filled(0, 64 * 48 * 3, 0, NOW, 0, 0, -(2**63)),
         Filled(0, 64 * 48 * 3, 0, NOW, 2**62, 0),
         GOOD,
     ],
@@ -195,6 +197,18 @@ def test_silent_process_and_closed_socket_are_told_apart(link):
     theirs.close()
     with pytest.raises(SourceUnavailable, match="the process that decodes ended"):
         video.dequeue(NOW)
+
+
+def test_last_words_of_a_process_arrive_although_it_left_messages_unread(link):
+    process, theirs = link(encode(GOOD))
+    pictures = VideoCapture(process, 4)
+    process.release(0)  # It is never read: the kernel then reports the end as a reset, before the messages.
+    theirs.send(encode(Filled(1, 64 * 48 * 3, 0, NOW, 0, 0)))
+    theirs.send(encode(Ended("the server ended the stream", False)))
+    theirs.close()
+    assert pictures.dequeue(NOW).slot == 1
+    with pytest.raises(SourceUnavailable, match="the server ended the stream"):
+        pictures.dequeue(NOW)
 
 
 def test_sounds_that_are_not_whole_or_not_numbers_do_no_harm(link):
