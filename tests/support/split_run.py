@@ -26,6 +26,7 @@ from aionn.conformance import cts
 from aionn.conformance.cts import CtsTest
 from aionn.errors import Error, InvalidArgument
 from aionn.hal import Device, Memory
+from aionn.runtime.settings import PreferenceName
 from tests.support.split import split_devices
 
 __all__ = ["Tally", "main", "run_one", "run_split"]
@@ -65,7 +66,7 @@ async def run_one(
     test: CtsTest,
     tally: Tally,
     *,
-    preference: str = "fast_single_answer",
+    preference: PreferenceName = "fast_single_answer",
     allow_fallback: bool = True,
 ) -> None:
     """Runs one test on all of a runtime's devices.
@@ -110,7 +111,7 @@ async def run_split(
     seed: int,
     *,
     devices: Sequence[Device] | None = None,
-    preference: str | None = None,
+    preference: PreferenceName | None = None,
     progress: Callable[[str], None] = lambda told: None,
 ) -> Tally:
     """Runs tests on the reference device split by a seed, with the reference device behind it.

@@ -87,10 +87,10 @@ class Patterns:
         scale, bias = factors.get(OperationType.MUL), factors.get(OperationType.ADD)
         if scale is None:
             g.known.charge(4 * value.shape[-1])
-            factor = g.constant(np.ones(value.shape[-1], np.float32))
+            factors_name = g.constant(np.ones(value.shape[-1], np.float32))
         else:
-            factor = g.name(g.value(scale))
-        inputs = [g.name(value), factor]
+            factors_name = g.name(g.value(scale))
+        inputs = [g.name(value), factors_name]
         if bias is not None:
             inputs.append(g.name(g.value(bias)))
         g.set(g.value(end), g.emit("LayerNormalization", inputs, axis=-1, epsilon=epsilon))

@@ -276,8 +276,8 @@ def _repeated(
     condition: Held | None,
     carried: Sequence[Held],
 ) -> list[Tensor]:
-    """The results of a WHILE. Its state: the values that iterations hand on, the number of the iteration, whether it goes on, and
-    the number of iterations if there is a limit.
+    """The results of a WHILE. Its state: the values that iterations hand on, the number of the iteration, whether there is another
+    one, and the number of iterations if there is a limit.
     """
     values = [_sized(value) for value in carried]
     size = len(values)
@@ -329,7 +329,7 @@ def _check_single(op: Operator, value: Tensor, kinds: str, what: str) -> None:
 
 
 def _limit(op: Operator, count: Tensor) -> Tensor:
-    """The number of iterations as 32 bits hold it: a loop that should go on until its condition ends it has the largest number."""
+    """The number of iterations as 32 bits hold it: a loop that only its condition ends has the largest number."""
     _check_single(op, count, "iu", "a trip count")
     return (
         count if count.array is None else Tensor("int64", (), array=np.clip(count.array.reshape(()), *INT32))
