@@ -30,6 +30,7 @@ from aionn.models.onnx.extension import (
     op_type_of,
 )
 from aionn.models.onnx.extension.contracts import check_application
+from aionn.models.onnx.extension.geometry import windows
 from aionn.models.onnx.schema import DataType
 
 __all__ = ["narrowed", "write_extension"]
@@ -68,6 +69,9 @@ _INDEXED = {
 }  # fmt: skip
 """Operators with indexes among their inputs, and which input it is."""
 
+_CONVOLUTIONS = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3}
+"""Convolutions, and which input has the weights."""
+
 
 def write_extension(g: Graph, op: Operation, number: int) -> None:
     """Writes one operation.
@@ -95,6 +99,8 @@ def write_extension(g: Graph, op: Operation, number: int) -> None:
         raise Unsupported("Mod: engines have floats in the manner of C alone")
     if not g.dialect.has_wide_numbers:
         _check_narrow(g, op, op_type, record)
+    if not g.dialect.has_all_windows and op_type in _CONVOLUTIONS:
+        _check_windows(op_type, record)
     names = [_input(g, index, kind) for index, kind in zip(given, record.inputs, strict=True)]
     application = upgraded(
         Application(op_type, record.attributes, names), record.version, len(op.outputs), g.constant
@@ -124,6 +130,27 @@ def _check_narrow(g: Graph, op: Operation, op_type: str, record: Record) -> None
     place = _INDEXED.get(op_type)
     if place is not None and not g.model.main.operands[op.inputs[place]].is_constant:
         raise Unsupported(f"{op_type}: indexes that the engine does not look at")
+
+
+def _check_windows(op_type: str, record: Record) -> None:
+    """Checks that an engine without ``Dialect.has_all_windows`` computes a convolution.
+
+    Raises:
+        Unsupported: It does not, or an extent is not known.
+    """
+    kinds = [record.inputs[place] for place in (0, _CONVOLUTIONS[op_type])]
+    shapes = [() if kind is None or kind.shape is None else kind.shape[2:] for kind in kinds]
+    if not all(shapes) or any(-1 in shape for shape in shapes):
+        raise Unsupported(f"{op_type}: windows over an image whose extents are not known")
+    if op_type != "Conv" and record.attributes.get("group", 1) != 1:
+        raise Unsupported(f"{op_type}: groups of 8-bit numbers")
+    image, kernel = shapes
+    found = windows(record.attributes, image, kernel)
+    for axis, extent in enumerate(image):
+        if (kernel[axis] - 1) * found.dilations[axis] + 1 > extent:
+            raise Unsupported(f"{op_type}: a window that does not fit into the image")
+        if found.extents[axis] == 1 and found.strides[axis] > 1:
+            raise Unsupported(f"{op_type}: a stride along an axis with one window")
 
 
 def _record_bytes(g: Graph, op: Operation) -> memoryview:

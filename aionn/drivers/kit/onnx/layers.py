@@ -81,13 +81,16 @@ def _conv(g: Graph, op: Operation, filter_order: tuple[int, ...], groups: int, s
         name, weights = g.real(data, NCHW), g.real(filter_, filter_order)
     else:
         name, weights = g.exact_real(data, NCHW), g.real_constant(filter_, filter_order)
-    if not g.dialect.has_all_windows and not fits:
-        name, pads = _padded(g, name, [data.shape[i] for i in NCHW], pads), (0, 0, 0, 0)
+    shape, strides = [data.shape[i] for i in NCHW], [w.strides[1], w.strides[0]]
+    if not g.dialect.has_all_windows:
+        if not fits:
+            name, shape, pads = _padded(g, name, shape, pads)
+        name, pads, strides = _without_rest(g, name, shape, pads, extents, strides)
     result = g.emit(
         "Conv",
         [name, weights, bias_of(g, op, data, filter_)],
         kernel_shape=[size[1], size[0]],
-        strides=[w.strides[1], w.strides[0]],
+        strides=strides,
         pads=list(pads),
         dilations=[w.dilations[1], w.dilations[0]],
         group=groups,
@@ -95,8 +98,10 @@ def _conv(g: Graph, op: Operation, filter_order: tuple[int, ...], groups: int, s
     set_image(g, output, g.activated(result, w.activation), w.is_nchw)
 
 
-def _padded(g: Graph, name: str, shape: Sequence[int], pads: Pads) -> str:
-    """Real numbers NCHW with zeros around them. Engines make a Pad a part of the convolution behind it, but not a Concat."""
+def _padded(g: Graph, name: str, shape: Sequence[int], pads: Pads) -> tuple[str, list[int], Pads]:
+    """Real numbers NCHW with zeros around them, their shape, and the padding that is left. Engines make a Pad a part of the
+    convolution behind it, but not a Concat.
+    """
     extents = list(shape)
     for axis, before, after in ((2, pads[0], pads[2]), (3, pads[1], pads[3])):
         g.known.charge(4 * (before + after) * math.prod(extents[:axis]) * math.prod(extents[axis + 1 :]))
@@ -108,7 +113,27 @@ def _padded(g: Graph, name: str, shape: Sequence[int], pads: Pads) -> str:
         if before or after:
             written = [*parts[:1] * (before > 0), name, *parts[1:] * (after > 0)]
             name = g.emit("Concat", written, axis=axis)
-    return name
+    return name, extents, (0, 0, 0, 0)
+
+
+def _without_rest(
+    g: Graph, name: str, shape: Sequence[int], pads: Pads, extents: Sequence[int], strides: Sequence[int]
+) -> tuple[str, Pads, list[int]]:
+    """An image NCHW, padding and strides of windows of these extents: along an axis that has one window nothing is left behind it,
+    and its stride is 1.
+    """
+    before, after, found = list(pads[:2]), list(pads[2:]), list(strides)
+    for i, axis in enumerate((2, 3)):
+        rest = shape[axis] + before[i] + after[i] - extents[i]
+        if found[i] == 1 or rest >= found[i]:
+            continue
+        found[i] = 1
+        unread = max(rest - after[i], 0)
+        after[i] -= rest - unread
+        if unread:
+            bounds = [g.int64s([number]) for number in (0, shape[axis] - unread, axis)]
+            name = g.emit("Slice", [name, *bounds])
+    return name, (before[0], before[1], after[0], after[1]), found
 
 
 def _size(filter_: Value) -> tuple[int, int]:

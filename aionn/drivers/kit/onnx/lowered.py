@@ -28,7 +28,8 @@ class Dialect(msgspec.Struct, frozen=True):
         has_lrn_bias: Whether LRN may have a bias other than 1.
         has_zero_points: Whether the zero point of constants may be any number, and not 0 alone.
         has_all_windows: Whether convolutions may have any window, and those of 8-bit numbers any groups: otherwise the window fits
-            into the image, and those of 8-bit numbers have one group, or one for each channel with one output.
+            into the image, the stride is 1 along an axis with one window, and those of 8-bit numbers have one group, or one for
+            each channel with one output.
         has_exact_reals: Whether the real numbers of quantised ones are exact products of float32.
     """
 
